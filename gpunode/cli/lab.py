@@ -74,14 +74,20 @@ def lab() -> None:
     metavar="DIR|VERSION",
     help="The nodes are a cluster: a folder with the programs of Kubernetes and etcd, or a version to fetch (1.36).",
 )
+@click.option(
+    "--vendor",
+    default="",
+    envvar="GPUNODE_VENDOR",
+    metavar="DIR",
+    help="A folder with NVIDIA's own nvidia-ctk, nvidia-container-runtime …: they run in place of stubs.",
+)
 @format_option("text", "json")
-def up(
-    count: int, name: str, gpus: tuple[str, ...], nouveau: bool, kubernetes: str, output_format: str, **shape: Any
-) -> None:
+def up(count: int, name: str, kubernetes: str, vendor: str, output_format: str, **shape: Any) -> None:
     """See to it that N nodes are up; those that are already stay as they are."""
     from gpunode.lab import up as lab_up
 
-    made = lab_up(count, name=name, gpus=gpus, nouveau=nouveau, kubernetes=kubernetes, log=_log, **_shape(**shape))
+    hardware = {key: shape.pop(key) for key in ("gpus", "nouveau")}
+    made = lab_up(count, name=name, **hardware, kubernetes=kubernetes, vendor=vendor, log=_log, **_shape(**shape))
     if output_format == "json":
         print_json(_lab_data(made))
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, show_errors, target_options, worst_exit
+from gpunode.cli.completion import complete_runs
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import Styled, echo, print_json
 
@@ -60,7 +61,12 @@ def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **ho
     "5 refused, 130 declined.",
 )
 @target_options
-@click.option("--to", metavar="RUN", help="The run to return to, or a time (default: the one before the last).")
+@click.option(
+    "--to",
+    metavar="RUN",
+    shell_complete=complete_runs,
+    help="The run to return to (the beginning of its name will do), or a time (default: the one before the last).",
+)
 @click.option("--list", "show_runs", is_flag=True, help="Show the runs in the journals, and change nothing.")
 @_CHECK
 @_DIFF
@@ -197,8 +203,8 @@ def _show_runs(targets: Targets, output_format: str) -> int:
         if output_format == "text":
             echo(f"{host.host}: {len(runs)} run{'' if len(runs) == 1 else 's'}")
             for run in runs:
-                counts = ", ".join(f"{number} {op}" for op, number in run.counts.items())
-                echo(f"  {run.name}  {run.at}  {' '.join(run.parts) or '-'}  ({counts})")
+                what = run.what or " ".join(run.parts) or "nothing"
+                echo(f"  {run.name}  {run.at}  {what}{'' if run.finished else f' · {run.state}'}")
     if output_format == "json":
         print_json({"hosts": data})
     else:

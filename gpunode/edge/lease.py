@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,34 @@ def may_hold(event: Event) -> bool:
 
 
 def give_back(
-    hosts: Sequence[Detected], targets: Targets, folder: Path, inventory: Sequence[str], *, run: str, generation: int
+    hosts: Sequence[Detected],
+    targets: Targets,
+    folder: Path,
+    inventory: Sequence[str],
+    *,
+    run: str,
+    generation: int,
+    ended: Mapping[str, str] | None = None,
 ) -> None:
     """End the run's leases on `hosts`: one connection each, all at once; Ansible where paramiko cannot serve one.
 
-    `folder` is the run's, `inventory` what Ansible had.  What fails is passed over.
+    `folder` is the run's, `inventory` what Ansible had, `ended` what became of the run on a host (done | failed): one
+    that is not in it was cut off.  What fails is passed over.
     """
-    request = signature(run=run, controller=controller_name(), generation=str(generation))
+    for how in ("done", "failed", ""):
+        alike = [host for host in hosts if (ended or {}).get(host.host, "") == how]
+        if alike:
+            request = signature(run=run, controller=controller_name(), generation=str(generation), ended=how)
+            _give_back(alike, targets, folder, inventory, request)
+
+
+def _give_back(
+    hosts: Sequence[Detected],
+    targets: Targets,
+    folder: Path,
+    inventory: Sequence[str],
+    request: Mapping[str, bytes],
+) -> None:
     text = program(script("release.sh"), request)
     known = [host.target for host in hosts if host.target]
     direct = [target for target in known if target.connection in ("ssh", "local")]

@@ -10,10 +10,11 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import MappingProxyType
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.lab import families, machine
@@ -21,6 +22,8 @@ from gpunode.lab.machine import Log, podman
 
 ENGINES = ("containerd", "docker")
 PREFIX = "localhost/gpunode-lab"
+OVERLAY = "/usr/local/lib/gpunode-lab/overlay"
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 KEYRINGS = {v: f"/usr/share/keyrings/{v}-archive-keyring.gpg" for v in ("debian", "ubuntu")}
 COMMON = (
     "busybox-static",
@@ -181,10 +184,10 @@ def ensure_tree(variant: Variant, *, log: Log) -> str:
         return base
 
 
-def ensure_image(variant: Variant, debs: Sequence[Path], *, log: Log) -> str:
+def ensure_image(variant: Variant, debs: Sequence[Path], *, overlays: Mapping[str, bytes] = NOTHING, log: Log) -> str:
     """The name, with tag, of the node image of that variant; built when podman does not have it.
 
-    X `latest` leads to it, too.
+    `overlays` are more files, by path: libraries that take the place of real ones.  X `latest` leads to it, too.
     """
     with machine.lock("images", log=log), as_file(files("gpunode.lab")) as source:
         archive = machine.archive()
@@ -192,12 +195,13 @@ def ensure_image(variant: Variant, debs: Sequence[Path], *, log: Log) -> str:
         inputs = [*_tree(source / "node"), *_tree(source / "standins/node"), *debs]
         inputs += [source / "families/finish.sh"] if RELEASES[variant.distro].family else []
         inputs += _tree(source / "ubuntu") if RELEASES[variant.distro].looks_like else []
-        tag = f"{PREFIX}/{variant.name}:{_digest(base, variant.purge, _contents(inputs))}"
+        tag = f"{PREFIX}/{variant.name}:{_digest(base, variant.purge, _contents(inputs), *_hashes(overlays))}"
         if podman("image", "exists", tag, check=False).returncode:
             _ensure_base(base, variant, archive, log)
             log(f"making the node image {variant.name}")
             native = native_tree(variant, archive, log) if RELEASES[variant.distro].arch != "amd64" else ""
-            _finish(base, tag, variant, archive=archive, source=source, debs=debs, native=native)
+            parts = _Parts(source=source, debs=debs, native=native, overlays=overlays)
+            _finish(base, tag, variant, archive, parts)
             _drop_older(tag)
         return tag
 
@@ -332,26 +336,33 @@ def _require_suite(suite: str, archive: machine.Archive) -> None:
 # ---------------------------------------------------------------- from tree to node
 
 
-def _finish(
-    base: str,
-    tag: str,
-    variant: Variant,
-    *,
-    archive: machine.Archive,
-    source: Path,
-    debs: Sequence[Path],
-    native: str = "",
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """What is put into a tree: the lab's own files, packages, and what else stands for programs that are not there."""
+
+    source: Path
+    debs: Sequence[Path]
+    native: str  # the image of the same tree for this machine's own architecture
+    overlays: Mapping[str, bytes]
+
+
+def _finish(base: str, tag: str, variant: Variant, archive: machine.Archive, parts: _Parts) -> None:
+    source = parts.source
     with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
         build = Path(folder)
         shutil.copytree(source / "node", build / "node")
         _copy_standins(source / "standins/node", build / "standins", only_uname=variant.real_driver)
+        for path, data in parts.overlays.items():
+            (build / "standins" / path).parent.mkdir(parents=True, exist_ok=True)
+            (build / "standins" / path).write_bytes(data)
+        if parts.overlays:
+            machine.write(build / "standins/etc/dpkg/dpkg.cfg.d/gpunode-lab", f"post-invoke={OVERLAY}\n", mode=0o644)
         (build / "debs").mkdir()
         family = RELEASES[variant.distro].family
         scripts = ["/build/node/finish.sh", *(["/build/family/finish.sh"] if family else [])]
         if family:
-            families.build_folder(build, variant.distro, family, debs, source)
-        for deb in () if family else debs:
+            families.build_folder(build, variant.distro, family, parts.debs, source)
+        for deb in () if family else parts.debs:
             shutil.copy(deb, build / "debs")
         (build / "purge").write_text("".join(f"{name}\n" for name in variant.purge))
         vendor = RELEASES[variant.distro].vendor
@@ -362,9 +373,9 @@ def _finish(
             shutil.copy(source / f"ubuntu/{looks_like}.os-release", build / "os-release")
             shutil.copy(source / "ubuntu/50unattended-upgrades", build)
         mounts = ["-v", f"{build}:/build:ro"]
-        if native:
+        if parts.native:
             (build / "native").write_text("".join(f"{path}\n" for path in NATIVE))
-            mounts += ["--mount", f"type=image,source={native},destination=/native"]
+            mounts += ["--mount", f"type=image,source={parts.native},destination=/native"]
         container = f"gpunode-lab-image-{variant.name}"
         podman("rm", "--force", "--ignore", container)
         try:
@@ -408,6 +419,10 @@ def _tree(folder: Path) -> list[Path]:
 
 def _contents(paths: Iterable[Path]) -> list[tuple[str, int, str]]:
     return [("/".join(p.parts[-4:]), p.stat().st_mode, hashlib.sha256(p.read_bytes()).hexdigest()) for p in paths]
+
+
+def _hashes(some: Mapping[str, bytes]) -> list[str]:
+    return [f"{path} {hashlib.sha256(data).hexdigest()}" for path, data in sorted(some.items())]
 
 
 def _words(distro: str) -> str:

@@ -84,7 +84,8 @@ class Shape(TypedDict, total=False):
     """What a node is like; what is not given is a Debian 12 with Python, containerd, Docker and one H100.
 
     `gpus` are words such as `h100` or `10de:2204`, one per GPU; `engines` some of `containerd` and `docker`;
-    `kubernetes` a folder with its programs or a version: the nodes are a cluster then.
+    `kubernetes` a folder with its programs or a version: the nodes are a cluster then.  `vendor` is a folder with
+    programs of NVIDIA's container toolkit, which run in place of the stubs.
     """
 
     distro: str
@@ -94,6 +95,7 @@ class Shape(TypedDict, total=False):
     python: bool
     real_driver: bool
     kubernetes: str
+    vendor: str
 
 
 def up(
@@ -136,8 +138,10 @@ def _all_or_nothing(lab: str, log: Log) -> Iterator[None]:
 def _request(name: str, **shape: Unpack[Shape]) -> Node:
     """The node as asked for: without address, image and number."""
     gpus = tuple(gpu for gpu in shape.get("gpus", ("h100",)) if gpu != "none")
-    node = Node(name=name, lab=name, address="", engines=tuple(shape.get("engines", images.ENGINES)), gpus=gpus)
-    return replace(node, **{key: value for key, value in shape.items() if key not in ("gpus", "engines")})  # type: ignore[arg-type]
+    engines = tuple(shape.get("engines", images.ENGINES))
+    vendor = str(Path(shape["vendor"]).resolve()) if shape.get("vendor") else ""
+    node = Node(name=name, lab=name, address="", engines=engines, gpus=gpus, vendor=vendor)
+    return replace(node, **{key: value for key, value in shape.items() if key not in ("gpus", "engines", "vendor")})  # type: ignore[arg-type]
 
 
 def _check(asked: Node, count: int) -> None:
@@ -146,6 +150,10 @@ def _check(asked: Node, count: int) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", asked.name):
         raise InputError(
             f"lab name {asked.name!r}", expected="a small letter, then up to 39 small letters, digits and hyphens"
+        )
+    if asked.vendor and not (Path(asked.vendor) / "nvidia-ctk").is_file():
+        raise InputError(
+            f"{asked.vendor} has no nvidia-ctk", expected="a folder with programs of NVIDIA's container toolkit"
         )
     _ = asked.variant  # raises InputError for a distro or engine it does not know
     with tempfile.TemporaryDirectory() as folder:  # raises InputError for a GPU it does not know
@@ -236,7 +244,7 @@ def _reserve(asked: Node, count: int) -> list[Node]:
 
 
 def _check_same(node: Node, asked: Node) -> None:
-    shape = ("distro", "engines", "python", "real_driver", "gpus", "nouveau", "kubernetes")
+    shape = ("distro", "engines", "python", "real_driver", "gpus", "nouveau", "kubernetes", "vendor")
     other = [f"{key} {getattr(node, key)!r}" for key in shape if getattr(node, key) != getattr(asked, key)]
     if other:
         raise InputError(

@@ -41,6 +41,7 @@ class Node:
     gpus: tuple[str, ...] = ()
     nouveau: bool = False
     kubernetes: str = ""  # the folder of its programs, when it belongs to a cluster
+    vendor: str = ""  # the folder with NVIDIA's own programs of the container toolkit, when it has them
     control: bool = False  # it runs the cluster's control plane and is no node of it
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # what its gpunode.yml says of repositories
     host_keys: tuple[str, ...] = ()  # "ssh-ed25519 AAAA…"
@@ -143,6 +144,8 @@ def volumes(node: Node) -> list[str]:
     """The node's bind mounts.  Overlay cannot lie on overlay, so the engines' folders are this machine's, too."""
     folders = {"lab": "/lab", "containerd": "/var/lib/containerd", "docker": "/var/lib/docker"}
     own = [f"{node.directory / name}:{path}" for name, path in folders.items()]
+    if node.vendor:
+        own.append(f"{node.vendor}:/opt/nvidia:ro")
     return [*own, f"{node.kubernetes}:/opt/kubernetes:ro"] if node.kubernetes else own
 
 

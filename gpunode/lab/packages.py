@@ -6,17 +6,18 @@ import json
 import re
 import shutil
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpunode.lab import packages_deb
-from gpunode.lab.packages_deb import Deb, SigningKey
+from gpunode.lab.packages_deb import Deb, Fetched, SigningKey
 from gpunode.lab.packages_runfile import write_runfiles
 from gpunode.lab.packages_table import ARCHITECTURES, Row, digest_of, files_of, fill, rows, texts_in
-from gpunode.lab.packages_ubuntu import CODENAMES, ubuntu_rows
+from gpunode.lab.packages_ubuntu import CODENAMES, stanzas, ubuntu_rows
 
 ORIGINS = {
     "nvidia-cuda": "NVIDIA",
@@ -25,6 +26,9 @@ ORIGINS = {
     "non-free": "Debian",
     "restricted": "Ubuntu",
 }
+
+
+NO_PROGRAMS: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +57,16 @@ class RepositoryInfo:
         return tuple(self.directory / name for name in self.base[distro])
 
 
-def build_repository(directory: Path, *, log: Callable[[str], None] = print) -> RepositoryInfo:
+def build_repository(
+    directory: Path, *, programs: Mapping[str, bytes] = NO_PROGRAMS, log: Callable[[str], None] = print
+) -> RepositoryInfo:
     """Build all repositories in `directory`; at once done when it already holds what would be built.
 
-    Needs gpg.  The keys are made for this build, and their secret halves thrown away.  Raises GpunodeError.
+    `programs` are those of packages_vendor.py.  Needs gpg.  The keys are made for this build, and their secret halves
+    thrown away.  Raises GpunodeError.
     """
     with as_file(files("gpunode.lab")) as lab:
-        texts = texts_in(lab / "standins/packages")
+        texts = texts_in(lab / "standins/packages") | dict(programs)
         tables = [path.read_bytes() for path in sorted(lab.glob("packages*.toml"))]
         code = [path.read_bytes() for path in sorted(lab.glob("packages*.py"))]
         ubuntu = texts_in(lab / "ubuntu")
@@ -76,6 +83,53 @@ def build_repository(directory: Path, *, log: Callable[[str], None] = print) -> 
     sources, base = _write_all(directory, found, texts)
     write_runfiles(directory, texts)
     built = {"digest": digest, "sources": [asdict(source) for source in sources], "base": base}
+    stamp.write_text(json.dumps(built, indent=1))
+    return load(directory, built)
+
+
+def build_restricted(
+    directory: Path,
+    version: str,
+    canonical: Mapping[str, Path],
+    *,
+    programs: Mapping[str, bytes] = NO_PROGRAMS,
+    log: Callable[[str], None] = print,
+) -> RepositoryInfo:
+    """Build «restricted» and «multiverse» of that Ubuntu in `directory`/ubuntu/VERSION, as build_repository does.
+
+    `canonical` are the packages that are Canonical's own, by the SHA-256 that the excerpt says; the others are stubs.
+    """
+    with as_file(files("gpunode.lab")) as lab:
+        texts = texts_in(lab / "standins/packages") | dict(programs)
+        code = [path.read_bytes() for path in sorted(lab.glob("packages*.py"))]
+        excerpt, contents = (
+            (lab / f"ubuntu/{version}.packages").read_bytes(),
+            (lab / "ubuntu/contents.toml").read_bytes(),
+        )
+    place = replace(RESTRICTED, distro=f"ubuntu:{version}", path=f"ubuntu/{version}", suite=SUITES[version])
+    digest = digest_of(" ".join(sorted(canonical)), texts, excerpt, contents, *code)
+    folder = directory / place.path
+    stamp = folder / "built.json"
+    if stamp.exists() and (built := json.loads(stamp.read_text()))["digest"] == digest:
+        return load(directory, built)
+    log(f"building the packages of ubuntu:{version}")
+    empty(folder)
+    real = {
+        (stanza["Package"], stanza["Version"]): Fetched(fields=stanza, path=canonical[stanza["SHA256"]])
+        for stanza in stanzas(excerpt.decode())
+        if stanza.get("SHA256") in canonical
+    }
+    pairs = [
+        (row, real.get((row.name, row.version)) or _deb(row, texts, place.arch))
+        for row in ubuntu_rows(version, excerpt.decode(), tomllib.loads(contents.decode()))
+        if row.source == place.name
+    ]
+    with packages_deb.gpg_home() as home:
+        key = packages_deb.make_key(Path(home), f"gpunode lab stand-in for Ubuntu {version}")
+        packages_deb.public_keys(folder / "keys", {place.name: key})
+        source = _write_place(directory, place, pairs, key, f"{place.path}/keys")
+        packages_deb.stop_agent(Path(home))
+    built = {"digest": digest, "sources": [asdict(source)], "base": {}}
     stamp.write_text(json.dumps(built, indent=1))
     return load(directory, built)
 
@@ -167,21 +221,16 @@ PLACES = (
     _Place(name="non-free", distro="debian:13", path="debian", suite="trixie", components=NON_FREE),
     *(
         place
-        for version, codename in CODENAMES.items()
+        for version in CODENAMES
         for distro, short in ((f"ubuntu:{version}", f"ubuntu{version.replace('.', '')}"),)
         for place in (
             _Place(name="nvidia-cuda", distro=distro, path=f"cuda/repos/{short}/x86_64"),
             _Place(name="kernels", distro=distro, path=f"kernels/{short}"),
-            _Place(
-                name="restricted",
-                distro=distro,
-                path="ubuntu",
-                suite=f"{codename}-security",
-                components=("restricted", "multiverse"),
-            ),
         )
     ),
 )
+SUITES = {version: f"{codename}-security" for version, codename in CODENAMES.items()}
+RESTRICTED = _Place(name="restricted", distro="", path="", components=("restricted", "multiverse"))
 
 
 def _write_all(
@@ -190,34 +239,38 @@ def _write_all(
     sources, base = [], {}
     keys: dict[str, SigningKey] = {}
     with packages_deb.gpg_home() as home:
-        for name in ORIGINS:
+        for name in dict.fromkeys(place.name for place in PLACES):
             keys[name] = packages_deb.make_key(Path(home), f"gpunode lab stand-in for {name}")
         packages_deb.public_keys(directory / "keys", keys)
         for place in PLACES:
             chosen = place.rows(found)
             debs = [_deb(row, texts, place.arch) for row in chosen]
-            key = keys[place.name]
-            _write_place(directory / place.path, place, chosen, debs, key)
-            stated = {name: value for name, value in asdict(place).items() if name != "arch"}
-            source = RepositorySource(**stated, key=f"keys/{place.name}.asc", fingerprint=key.fingerprint)
-            sources.append(source)
+            pairs: list[tuple[Row, Deb | Fetched]] = list(zip(chosen, debs, strict=True))
+            sources.append(_write_place(directory, place, pairs, keys[place.name]))
             if place.name == "kernels":
                 base[place.distro] = [f"{place.path}/{file}" for file in _base(chosen, debs)]
         packages_deb.stop_agent(Path(home))
     return sources, base
 
 
-def _write_place(folder: Path, place: _Place, chosen: list[Row], debs: list[Deb], key: SigningKey) -> None:
-    origin = ORIGINS[place.name]
-    if not place.components:
-        packages_deb.write_flat_repository(folder, debs, origin=origin, key=key, arch=place.arch)
-        return
-    pairs = list(zip(chosen, debs, strict=True))
-    components = {
-        name: [deb for row, deb in pairs if row.package.get("component", "non-free") == name]
-        for name in place.components
-    }
-    packages_deb.write_suite(folder, place.suite, components, origin=origin, key=key, arch=place.arch)
+def _write_place(
+    directory: Path,
+    place: _Place,
+    pairs: Sequence[tuple[Row, Deb | Fetched]],
+    key: SigningKey,
+    keys: str = "keys",
+) -> RepositorySource:
+    """Write the packages below `directory`; what a node has to know of them, with the key in `keys`."""
+    folder, origin = directory / place.path, ORIGINS[place.name]
+    if place.components:
+        components: dict[str, list[Deb | Fetched]] = {name: [] for name in place.components}
+        for row, deb in pairs:
+            components[row.package.get("component", "non-free")].append(deb)
+        packages_deb.write_suite(folder, place.suite, components, origin=origin, key=key, arch=place.arch)
+    else:
+        packages_deb.write_flat_repository(folder, [deb for _, deb in pairs], origin=origin, key=key, arch=place.arch)
+    stated = {name: value for name, value in asdict(place).items() if name != "arch"}
+    return RepositorySource(**stated, key=f"{keys}/{place.name}.asc", fingerprint=key.fingerprint)
 
 
 def _base(found: list[Row], debs: list[Deb]) -> list[str]:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -47,6 +48,14 @@ class Deb:
         """All fields.  apt takes a package for another build of a version where the size is not the repository's."""
         size = sum(len(file.data) for file in self.files.values()) // 1024 + 1
         return {**self.fields, "Installed-Size": str(size)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """A package as an archive has it: the fields of its stanza there, and the file."""
+
+    fields: Mapping[str, str]
+    path: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +116,22 @@ def stanza(fields: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
 
 
-def write_flat_repository(folder: Path, debs: Sequence[Deb], *, origin: str, key: SigningKey, arch: str) -> None:
+def write_flat_repository(
+    folder: Path, debs: Sequence[Deb | Fetched], *, origin: str, key: SigningKey, arch: str
+) -> None:
     """Write the packages into `folder` with Packages(.gz), Release, Release.gpg and InRelease: a flat repository."""
     fields = {"Origin": origin, "Label": origin, "Architectures": arch}
     _write_release(folder, _indexes("", _write_pool(folder, "./", debs)), fields, key)
 
 
 def write_suite(
-    folder: Path, suite: str, components: Mapping[str, Sequence[Deb]], *, origin: str, key: SigningKey, arch: str
+    folder: Path,
+    suite: str,
+    components: Mapping[str, Sequence[Deb | Fetched]],
+    *,
+    origin: str,
+    key: SigningKey,
+    arch: str,
 ) -> None:
     """Write dists/SUITE with its components, as Debian's archive has it, and their packages into pool/COMPONENT."""
     indexes: dict[str, bytes] = {}
@@ -124,11 +141,16 @@ def write_suite(
     _write_release(folder / "dists" / suite, indexes, {**fields, "Components": " ".join(components)}, key)
 
 
-def _write_pool(folder: Path, place: str, debs: Sequence[Deb]) -> bytes:
+def _write_pool(folder: Path, place: str, debs: Sequence[Deb | Fetched]) -> bytes:
     """Write the packages below folder/place; their stanzas."""
     (folder / place).mkdir(parents=True, exist_ok=True)
     stanzas = []
     for deb in debs:
+        if isinstance(deb, Fetched):
+            shutil.copy(deb.path, folder / place)
+            fields = {name: value for name, value in deb.fields.items() if name != "Component"}
+            stanzas.append(stanza({**fields, "Filename": f"{place}{deb.path.name}"}))
+            continue
         data = deb_bytes(deb)
         (folder / place / deb.file_name).write_bytes(data)
         found = {"Filename": f"{place}{deb.file_name}", "Size": str(len(data))}

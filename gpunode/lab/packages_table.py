@@ -12,6 +12,9 @@ from gpunode.lab.packages_deb import File
 from gpunode.lab.packages_elf import module_elf
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
+# Real programs among the texts (packages_vendor.py), on x86_64: the fake NVML, and nvidia-smi by the driver's branch.
+NVML = "libnvidia-ml"
+SMI = {branch: f"nvidia-smi@{branch}" for branch in ("535", "550", "580", "595")}
 # The values of rows that differ by architecture, by Debian's name of it; `target` is CUDA's.
 ARCHITECTURES = {
     "amd64": {"arch": "amd64", "machine": "x86_64", "target": "x86_64-linux"},
@@ -86,14 +89,17 @@ def files_of(package: Mapping[str, Any], values: Mapping[str, str], texts: Mappi
     machine = values.get("machine", "x86_64")
     libraries = LIBRARIES.replace("x86_64", machine)
     found = {f"usr/share/doc/{package['name'].format(**values)}/README": File(data=b"A stand-in of the gpunode lab.\n")}
+    real = texts if machine == "x86_64" else {}
     for path, text in package.get("files", {}).items():
-        data = fill(texts[text.format(**values)], values)
-        found[path.format(**values)] = File(data=data, mode=0o755 if data.startswith(b"#!") else 0o644)
+        program = nvidia_smi(values["version"], real) if text == "nvidia-smi" else b""
+        data = program or fill(texts[text.format(**values)], values)
+        found[path.format(**values)] = File(data=data, mode=0o755 if data.startswith((b"#!", b"\x7fELF")) else 0o644)
     for path, target in package.get("links", {}).items():
         found[path.format(**values)] = File(target=target.format(**values))
     for soname in package.get("libraries", ()):
         library = f"{soname.partition('.so.')[0]}.so.{values['version']}"
-        data = module_elf([f"description=gpunode lab stand-in {library}"], machine)
+        program = real.get(NVML, b"") if soname == "libnvidia-ml.so.1" else b""
+        data = program or module_elf([f"description=gpunode lab stand-in {library}"], machine)
         found[f"{libraries}/{library}"] = File(data=data)
         found[f"{libraries}/{soname}"] = File(target=library)
     for path, flavour in package.get("drivers", {}).items():
@@ -102,6 +108,12 @@ def files_of(package: Mapping[str, Any], values: Mapping[str, str], texts: Mappi
         data = _module(module, values["release"], machine)
         found[f"usr/lib/modules/{values['release']}/kernel/{module}.ko"] = File(data=data)
     return found
+
+
+def nvidia_smi(version: str, texts: Mapping[str, bytes]) -> bytes:
+    """NVIDIA's program for a driver of that version, of its branch or of the nearest; nothing where there is none."""
+    wanted = int(version.partition(".")[0])
+    return texts.get(SMI[min(SMI, key=lambda branch: abs(int(branch) - wanted))], b"")
 
 
 def driver_modules(folder: str, values: Mapping[str, str], flavour: str) -> dict[str, File]:

@@ -20,15 +20,21 @@ from gpunode.lab.packages_table import Row
 CODENAMES = {"22.04": "jammy", "24.04": "noble", "26.04": "resolute"}
 RELATIONS = ("Depends", "Recommends", "Conflicts", "Breaks", "Provides")
 FIELDS = ("Package", "Version", "Architecture", "Component", *RELATIONS)
+# of what is fetched as it is: with these apt knows a package again
+MORE = ("Multi-Arch", "Pre-Depends", "Replaces", "Installed-Size", "Filename", "Size", "SHA256")
 FLAVOURS = ("generic", "virtual", "aws", "azure", "nvidia")
-BRANCHES = ("580", "595")
+BRANCHES = ("580", "595", "615")
+REAL = re.compile(
+    r"nvidia-(utils|compute-utils|kernel-common)-\d+-server|nvidia-firmware-\d+-server-.*|libnvidia-(compute|cfg1)-\d+-server"
+    r"|(nvidia-(fabricmanager|imex)|libnvidia-nscq)-\d+"
+)  # packages of NVIDIA's user space that nodes get as Canonical has them
 Stanza = Mapping[str, str]
 
 
 def stanzas(text: str) -> list[dict[str, str]]:
     """The packages of an index; of each those fields that a stub has."""
-    found = [dict(re.findall(r"^([A-Za-z-]+): (.*)$", part, re.M)) for part in text.split("\n\n")]
-    return [{name: part[name] for name in FIELDS if name in part} for part in found if "Package" in part]
+    found = [dict(re.findall(r"^([A-Za-z0-9-]+): (.*)$", part, re.M)) for part in text.split("\n\n")]
+    return [{name: part[name] for name in (*FIELDS, *MORE) if name in part} for part in found if "Package" in part]
 
 
 # ---------------------------------------------------------------- from an excerpt to the rows of a table
@@ -125,7 +131,12 @@ def excerpt(archive: str, codename: str) -> str:
         take(rf"libnvidia-(compute|cfg1|nscq)-{branch}(-server)?")
     for stanza in [*chosen.values()]:
         take("|".join(re.findall(r"nvidia-firmware-[a-z0-9.-]+", stanza.get("Depends", ""))) or "-")
-    fields = (f"{name}: {stanza[name]}\n" for stanza in chosen.values() for name in FIELDS if name in stanza)
+    fields = (
+        f"{name}: {stanza[name]}\n"
+        for stanza in chosen.values()
+        for name in (*FIELDS, *(MORE if REAL.fullmatch(stanza["Package"]) else ()))
+        if name in stanza
+    )
     return "".join(f"\n{field}" if field.startswith("Package: ") else field for field in fields).lstrip()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gpunode.lab import emulation, families, images, machine, nodes, packages
+from gpunode.lab import emulation, families, images, machine, nodes, packages, packages_vendor
 from gpunode.lab.images import Variant
 from gpunode.lab.machine import Log
 from gpunode.lab.packages import RepositoryInfo, RepositorySource
@@ -17,14 +18,23 @@ def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
     with machine.lock("repository", log=log):
         machine.install_missing_packages(log, *(() if arch == "amd64" else (emulation.PACKAGE,)))
         machine.raise_inotify_limit(log)
-        info = packages.build_repository(machine.places().repository, log=log)
+        programs = packages_vendor.programs(log=log)
+        info = packages.build_repository(machine.places().repository, programs=programs, log=log)
         family = images.RELEASES[variant.distro].family
         if family:
             folder = machine.places().repository / "families" / re.sub(r"\W", "", variant.distro)
-            info = families.build(variant.distro, family, folder, images.ensure_tree(variant, log=log), log=log)
+            tree = images.ensure_tree(variant, log=log)
+            info = families.build(variant.distro, family, folder, tree, programs=programs, log=log)
+        release, overlays = images.RELEASES[variant.distro], {}
+        if release.vendor == "ubuntu" or release.looks_like:
+            version = variant.distro.partition(":")[2]
+            canonical = packages_vendor.canonical(version, log=log)
+            more = packages.build_restricted(info.directory, version, canonical, programs=programs, log=log)
+            info = replace(info, sources=(*info.sources, *more.sources))
+            overlays = packages_vendor.overlays(programs, log=log)
     debs = () if variant.real_driver else info.base_packages(images.served(variant.distro))
     if arch == "amd64":
-        return images.ensure_image(variant, debs, log=log), info
+        return images.ensure_image(variant, debs, overlays=overlays, log=log), info
     emulation.register(log=log)
     try:
         return images.ensure_image(variant, debs, log=log), info

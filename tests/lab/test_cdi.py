@@ -97,7 +97,7 @@ def test_after_a_gpu_is_gone_it_is_stale_until_it_is_renewed(node: DaemonNode) -
 
 
 def test_our_own_units_keep_it_where_the_toolkit_brings_none(node: DaemonNode) -> None:
-    node.sh("systemctl disable --now nvidia-cdi-refresh.path; rm /usr/lib/systemd/system/nvidia-cdi-refresh.*")
+    node.sh("systemctl disable --now nvidia-cdi-refresh.path; rm /etc/systemd/system/nvidia-cdi-refresh.*")
     node.sh("systemctl daemon-reload")  # the toolkit's units are forgotten
     first = cdi(node, **UNITS)
     assert [line.split()[0] for line in first.changed] == ["writes", "writes", "enables", "enables", "starts"]

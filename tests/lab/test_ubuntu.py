@@ -79,6 +79,9 @@ def test_canonicals_modules_need_no_compiler_and_come_with_each_kernel(lab: Any,
     assert not failed(first) and {"driver.smi", "containerd.cri-nvidia"} <= passed(first)
     assert node.json("provision", "--yes")["changed"] == []
     assert lacking(node, "dkms", "gcc") == {"dkms", "gcc"}
+    stubs = set(node.sh("dpkg-query -W -f '${Package} ${Maintainer}\\n' | sed -n 's/ gpunode lab .*//p'").split())
+    assert not {name for name in stubs if re.fullmatch(r"nvidia-(compute-)?utils.*|libnvidia-(compute|cfg1).*", name)}
+    assert "--no-persistence-mode" in node.sh("ps -o args= -C nvidia-persistenced"), "Canonical's own"
     running = node.sh("uname -r").strip()
     kernels = node.sh("cd /boot && echo vmlinuz-*").replace("vmlinuz-", "").split()
     for kernel in kernels:

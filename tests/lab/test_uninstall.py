@@ -3,118 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from undo_node import DAEMON, Node
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 
-DAEMON = "/etc/docker/daemon.json"
-TREE = (Path(__file__).parent / "tree.sh").read_text()
-STATES = """
-lsmod | cut -d ' ' -f 1 | sort; cat /sys/module/nvidia/version 2>/dev/null
-systemctl list-units --type=service --state=active --no-legend --plain | cut -d ' ' -f 1 |
-  grep -E 'nvidia|containerd|docker'
-if command -v apt-mark >/dev/null; then
-  apt-mark showhold | sed 's/^/hold /'
-  apt-mark showmanual | sed 's/^/manual /'
-  awk -v RS= '$6 == 1 { print "auto", $2, $4 }' /var/lib/apt/extended_states | sort
-fi
-if command -v dnf >/dev/null; then
-  dnf -q -C repoquery --userinstalled --qf '%{name}' 2>/dev/null | sort
-  sed -n '/^[^#]/s/^/lock /p' /etc/dnf/plugins/versionlock.list 2>/dev/null | sort
-fi
-true"""
-# apt writes its marks in an order of its own, dnf the date beside its locks, and STATES has what they say; a log of
-# DKMS has the date in it
-LEFT_OUT = re.compile(
-    r"\./var/lib/(apt/extended_states |dkms/.*/log/make\.log )|\./etc/dnf/plugins/versionlock\.list [0-9a-f]{64}$"
-)
-# all processes of gpunode's scripts; %s is a signal
-SIGNAL = (
-    "pkill -%s -x -f 'sh -s'; "  # the main one first: an operation takes milliseconds
-    "for p in /proc/[0-9]*; do "
-    "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -%s ${p#/proc/}; done; true"
-)
-# reads the journal until a line after so many has the intent of an operation; a process for each look would be too slow
-AWAIT = """exec 3</var/lib/gpunode/journal.jsonl
-hit='' lines=0 looks=0
-while [ -z "$hit" ] && [ $looks -lt 8000 ]; do
-  looks=$((looks + 1))
-  while IFS= read -r line <&3; do
-    lines=$((lines + 1))
-    case $line in *'"op":"%s","phase":"intent"'*) [ $lines -le %d ] || { hit=1; break; } ;; esac
-  done
-  [ "$hit" ] || sleep 0.005
-done
-[ "$hit" ]"""
 OLD, NEW, CUDA = {"version": "580.95.05"}, {"version": "580.178.04"}, {"versions": ["12.8"]}
-
-
-class Node:
-    """One lab node, its spec, and gpunode on it."""
-
-    def __init__(self, lab: Any, run: Any, tmp: Path) -> None:
-        self.lab, self._run = lab, run
-        self.state = {"XDG_STATE_HOME": str(tmp / "state")}  # of one controller, whichever way it is called
-        self.spec = tmp / f"{lab.name}.yml"
-        self.before: list[str] = []
-
-    def provision(self, **spec: Any) -> str:
-        """The name of the run."""
-        self.spec.write_text(yaml.safe_dump(yaml.safe_load(self.lab.spec.read_text()) | spec))
-        done = self.json("provision", "-c", self.spec, "--yes")
-        assert done["changed"]
-        return str(done["extra"]["run"])
-
-    def json(self, verb: str, *args: object, exit: int | None = 0) -> dict[str, Any]:
-        done = self._run(verb, "-i", self.lab.inventory, *args, "--format", "json", exit=exit, env=self.state)
-        [host] = json.loads(done.stdout)["hosts"]
-        return dict(host)
-
-    def runs(self) -> list[str]:
-        return [run["name"] for run in self.json("rollback", "--list")["runs"]]
-
-    def sh(self, command: str) -> str:
-        done = self.lab.run(self.lab.nodes[0], command)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return str(done.stdout)
-
-    def photo(self) -> list[str]:
-        """The tree, and what is in force beside it."""
-        tree = [line for line in self.sh(TREE).splitlines() if not LEFT_OUT.match(line)]
-        return [*tree, *self.sh(STATES).splitlines()]
-
-    def differs(self, before: list[str]) -> str:
-        """What is not as in an earlier photo, "" when nothing is."""
-        lines = sorted({*before} ^ {*self.photo()})
-        return "".join(f"{'-' if line in before else '+'} {line}\n" for line in lines)
-
-    def cut_off(self, verb: str, at: str, *, controller: bool, shell: bool) -> None:
-        """Begin `verb`; when the journal has its intent of the operation `at`, kill one of them, or both."""
-        known = len(self.sh("cat /var/lib/gpunode/journal.jsonl").splitlines())
-        command = [sys.executable, "-m", "gpunode", verb, "-i", str(self.lab.inventory), "--yes"]
-        running = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | self.state
-        )
-        # the node itself watches, and stops it there
-        self.sh(f"{AWAIT % (at, known)} && {{ {self.signal('STOP')}; }}")
-        if controller:
-            running.kill()
-        self.sh(self.signal("KILL" if shell else "CONT"))
-        printed, _ = running.communicate(timeout=120)
-        assert running.returncode != 0, printed
-
-    @staticmethod
-    def signal(name: str) -> str:
-        return SIGNAL.replace("%s", name)
 
 
 @pytest.fixture(scope="module", params=["debian:12", "debian:13", "rocky:9", "ubuntu:24.04"])
@@ -213,10 +112,29 @@ def test_what_somebody_has_changed_since_stays_and_is_named(node: Node) -> None:
     done = node.json("uninstall", "--yes")
     notes = "\n".join(done["extra"]["notes"])
     assert f"{DAEMON}: somebody has changed it since; their lines stay" in notes
-    assert "/etc/profile.d/cuda.sh: somebody has changed it since; it stays as it is" in notes
+    assert "/etc/profile.d/cuda.sh: somebody has changed it since; their lines stay" in notes
+    assert node.sh("cat /etc/profile.d/cuda.sh") == "# mine\n"
+    assert done["message"] == "as it was before gpunode, but for what the notes name"
     assert json.loads(node.sh(f"cat {DAEMON}")) == {"log-level": "info"}
     left = {line.split(" ")[1] for line in node.differs(node.before).splitlines()}
     assert left == {f".{DAEMON}", "./etc/profile.d/cuda.sh"}
+
+
+@pytest.mark.parametrize("node", ["debian:12"], indirect=True)
+def test_what_somebody_wrote_between_two_runs_stays(node: Node) -> None:
+    """Of a file that gpunode made: with an administrator's settings, it stays when gpunode goes."""
+    node.sh(f"rm {DAEMON} && systemctl restart docker && rm -rf /var/lib/gpunode")
+    node.provision(driver=OLD)
+    theirs = r'"registry-mirrors":["https://mirror.example"],"log-opts":{"max-size":"10m"},'
+    node.sh(f"sed -i '0,/{{/s|{{|{{{theirs}|' {DAEMON} && systemctl restart docker")
+    node.provision(driver=OLD, runtimes={"docker": {"default_runtime": "nvidia"}})
+    done = node.json("uninstall", "--yes")
+    assert json.loads(node.sh(f"cat {DAEMON}")) == {
+        "registry-mirrors": ["https://mirror.example"],
+        "log-opts": {"max-size": "10m"},
+    }
+    assert done["message"] == "as it was before gpunode, but for what the notes name"
+    assert node.sh("ls /var/lib/gpunode/backup") != ""
 
 
 HAND = """set -e

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -75,7 +77,7 @@ def run(node: Path, loaded: str, request: dict[str, bytes]) -> tuple[Outcome, st
     done = subprocess.run(
         ["unshare", "-m", "-p", "-f", "--mount-proc", "sh", "-c", INSIDE],
         input=program(
-            script("activate.sh").replace("/boot/", f"{node}/boot/").replace("/usr/local/", f"{node}/local/"),
+            own_paths(node, script("activate.sh")),
             request | {"state": f"{node}/state\n".encode()},
         ),
         capture_output=True,
@@ -87,6 +89,13 @@ def run(node: Path, loaded: str, request: dict[str, bytes]) -> tuple[Outcome, st
         pytest.skip("no mount namespaces here")
     printed, _, left = done.stdout.rpartition("left ")
     return parse_outcome(printed, done.returncode), left.strip()
+
+
+def own_paths(node: Path, text: str) -> str:
+    folders = {"/boot/": "boot/", "/usr/local/": "local/", "/dev/nvidia": "dev/nvidia", "/dev/char": "dev/char"}
+    for path, own in {**folders, "/proc/driver/nvidia/gpus": "gpus"}.items():
+        text = text.replace(path, f"{node}/{own}")
+    return text
 
 
 def journal(node: Path) -> list[tuple[str, str, str]]:
@@ -188,3 +197,24 @@ def test_check_mode_says_where_the_link_to_cuda_will_lead_unless_a_package_bring
         (local / "cuda").symlink_to(local / f"cuda-{link}")
     outcome = list_dry_run(node, {"alternatives": {"cuda": f"{local}/cuda-12.8"}}, [])
     assert outcome.changed == tuple(line.format(local) for line in printed)
+
+
+@pytest.mark.parametrize("there", [["nvidiactl"], [], ["nvidiactl", "nvidia0"], ["nvidiactl", "nvidia0", "nvidia1"]])
+def test_gpus_without_device_files_get_them_before_they_are_linked(node: Path, there: list[str]) -> None:
+    """nvidia-smi leaves /dev/nvidiactl behind without a driver, too: that file says nothing of the GPUs' own."""
+    numbers = {"nvidiactl": 255, "nvidia0": 0, "nvidia1": 1}
+    (node / "dev").mkdir()
+    for minor, slot in enumerate(("0000:17:00.0", "0000:1e:00.0")):
+        (node / "gpus" / slot).mkdir(parents=True)
+        (node / "gpus" / slot / "information").write_text(f"Model: \t\t NVIDIA H100\nDevice Minor: \t {minor}\n")
+    for name in there:
+        try:
+            os.mknod(node / "dev" / name, 0o666 | stat.S_IFCHR, os.makedev(195, numbers[name]))
+        except PermissionError:
+            pytest.skip("no device files can be made here")
+    make = "\n".join(f"[ -e {node}/dev/{name} ] || mknod {node}/dev/{name} c 195 {n}" for name, n in numbers.items())
+    (node / "bin/nvidia-smi").write_text(f"#!/bin/sh\necho asked >>{node}/asked\n{make}\n")
+    (node / "bin/nvidia-smi").chmod(0o755)
+    outcome, _ = run(node, "nvidia", activate_request({"links": True}))
+    assert set(outcome.changed) == {f"link {node}/dev/char/195:{n} to {node}/dev/{name}" for name, n in numbers.items()}
+    assert (node / "asked").exists() == (len(there) < 3)

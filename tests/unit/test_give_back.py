@@ -47,7 +47,7 @@ def test_a_host_that_failed_before_an_interrupt_keeps_its_cause(tmp_path: Path) 
 @pytest.mark.parametrize("how", ["to its end", "Ansible fails", "interrupted", "a rehearsal"])
 def test_a_run_gives_back_the_hosts_that_ansible_worked_on(how: str, tmp_path: Path) -> None:
     world = World(["fresh"] * 4 + ["converged"] * 2)
-    back: list[tuple[set[str], str, int]] = []
+    back: list[tuple[set[str], str, int, dict[str, str]]] = []
 
     def run_playbook(*words: Any, on_event: Any, **more: Any) -> dict[str, HostRun]:
         notified(on_event)
@@ -57,8 +57,8 @@ def test_a_run_gives_back_the_hosts_that_ansible_worked_on(how: str, tmp_path: P
             raise InterruptedByUser("Ctrl-C")
         return {host: HostRun(exit=Exit.FAILED) for host in EVENTS}
 
-    def give_back(hosts: Sequence[Detected], *words: Any, run: str, generation: int) -> None:
-        back.append(({host.host for host in hosts}, run, generation))
+    def give_back(hosts: Sequence[Detected], *words: Any, run: str, generation: int, ended: dict[str, str]) -> None:
+        back.append(({host.host for host in hosts}, run, generation, ended))
 
     planner = Offline({})
     hosts = [plan_one(found, planner) for found in world.detect()]
@@ -71,7 +71,8 @@ def test_a_run_gives_back_the_hosts_that_ansible_worked_on(how: str, tmp_path: P
     if how == "a rehearsal":
         assert not back
         return
-    [(names, run, generation)] = back
+    [(names, run, generation, ended)] = back
+    assert set(ended.values()) == ({"failed"} if how == "to its end" else set()), "one that is cut off has no end"
     assert names == {"gpu0000", "gpu0001"} and generation > 1_000_000_000
     assert run == world.journal(tmp_path).latest(1)[0].name
 

@@ -17,7 +17,7 @@ from gpunode.core.spec import CudaSpec, DriverSpec
 from gpunode.edge.load import load_knowledge
 from gpunode.lab import images, packages_ubuntu
 from gpunode.lab.images import COMMON, RELEASES
-from gpunode.lab.packages import PLACES
+from gpunode.lab.packages import PLACES, build_restricted
 from gpunode.lab.packages_table import Row, files_of, rows, texts_in
 from gpunode.lab.packages_ubuntu import CODENAMES, ubuntu_rows
 
@@ -176,7 +176,7 @@ def test_every_dependency_of_ubuntus_stubs_leads_to_one_or_to_ubuntu_itself(vers
 
 
 @pytest.mark.parametrize("flavour", ["open", "proprietary"])
-@pytest.mark.parametrize("branch", packages_ubuntu.BRANCHES)
+@pytest.mark.parametrize("branch", ["580", "595"])
 @pytest.mark.parametrize("version", CODENAMES)
 def test_what_the_solver_takes_of_ubuntus_own_driver_is_in_ubuntus_index(
     version: str, branch: str, flavour: str
@@ -201,7 +201,7 @@ def test_what_the_solver_takes_of_ubuntus_own_driver_is_in_ubuntus_index(
 def test_the_modules_of_a_kernel_are_those_of_the_user_space_they_depend_on(version: str) -> None:
     texts = texts_in(LAB / "standins/packages")
     modules = [row for row in UBUNTU[version] if row.package.get("drivers")]
-    assert len(modules) == 20, "five kernels, two branches, two kinds"
+    assert len(modules) == 25, "five kernels, two branches of two kinds and one of open modules alone"
     for row in modules:
         utils = next(r for r in UBUNTU[version] if r.name == f"nvidia-utils-{row.values['branch']}-server")
         assert utils.version.startswith(f"{row.values['version']}-")
@@ -209,6 +209,38 @@ def test_the_modules_of_a_kernel_are_those_of_the_user_space_they_depend_on(vers
         assert any(
             path.startswith(folder) and path.endswith("/nvidia.ko") for path in files_of(row.package, row.values, texts)
         )
+
+
+USER_SPACE = {
+    *("nvidia-utils-{}-server", "nvidia-compute-utils-{}-server", "nvidia-kernel-common-{}-server"),
+    *("libnvidia-compute-{}-server", "libnvidia-cfg1-{}-server", "nvidia-firmware-{}-server"),
+    *("nvidia-fabricmanager-{}", "nvidia-imex-{}", "libnvidia-nscq-{}"),
+}
+
+
+@pytest.mark.parametrize("version", CODENAMES)
+def test_nvidias_user_space_is_fetched_as_ubuntu_has_it(version: str) -> None:
+    real = [s for s in packages_ubuntu.stanzas(EXCERPTS[version]) if "SHA256" in s]
+    names = {re.sub(r"-[0-9.]+$", "", s["Package"]) if "firmware" in s["Package"] else s["Package"] for s in real}
+    assert names == {name.format(branch) for name in USER_SPACE for branch in packages_ubuntu.BRANCHES}
+    assert all(re.fullmatch("[0-9a-f]{64}", s["SHA256"]) and s["Filename"].endswith(".deb") for s in real)
+    libraries = [s for s in real if s["Package"].startswith("libnvidia-compute")]
+    assert libraries and all("libssl3" in s["Depends"] and s["Replaces"] for s in libraries), "no relation is left out"
+
+
+def test_what_is_fetched_goes_into_the_repository_unchanged(tmp_path: Path) -> None:
+    excerpt = next(s for s in packages_ubuntu.stanzas(EXCERPTS["24.04"]) if s["Package"] == "nvidia-utils-580-server")
+    deb = tmp_path / excerpt["Filename"].rpartition("/")[2]
+    deb.write_bytes(b"what Canonical built")
+    info = build_restricted(tmp_path / "r", "24.04", {excerpt["SHA256"]: deb}, log=lambda _: None)
+    [source] = info.sources
+    folder = tmp_path / "r" / source.path
+    held = packages_ubuntu.stanzas((folder / "dists/noble-security/restricted/binary-amd64/Packages").read_text())
+    mine = next(s for s in held if s["Package"] == excerpt["Package"])
+    assert {**excerpt, "Filename": mine["Filename"]} == {**mine, "Component": "restricted"}
+    assert (folder / mine["Filename"]).read_bytes() == b"what Canonical built"
+    stub = next(s for s in held if s["Package"] == "libnvidia-compute-580-server")
+    assert stub["SHA256"] not in {s.get("SHA256") for s in packages_ubuntu.stanzas(EXCERPTS["24.04"])}, "not fetched"
 
 
 def test_a_new_node_has_the_kernel_before_the_newest_and_its_metapackage() -> None:

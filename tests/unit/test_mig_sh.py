@@ -31,7 +31,7 @@ case "$*" in
   *-dci) ;;
   *-cgi*)
     for one in $(echo "$5" | tr , ' '); do
-      [ "$one" != "$(cat refused 2>/dev/null)" ] || { echo "Unable to create a GPU instance: no room"; exit 19; }
+      [ "$one" != "$(cat refused 2>/dev/null)" ] || { echo "Unable to create a GPU instance: no room"; exit 23; }
       id=$(($(cat last 2>/dev/null || echo 0) + 1))
       echo "$id" >last
       case $one in *g.*) name=${one%:*} ;; *) name=${one%:*}g.10gb ;; esac

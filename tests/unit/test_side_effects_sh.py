@@ -61,7 +61,7 @@ def test_a_list_that_is_not_whole_makes_nothing_pass_for_new(tmp_path: Path, edi
         ("activating", "active", []),
         ("inactive", "", []),
         ("", "active", []),
-        ("active", "inactive", []),
+        ("active", "inactive", [f"active {PERSISTENCED} active inactive"]),
     ],
     ids=["started", "failed before", "stands still", "ran before", "began before", "gone", "new", "stopped"],
 )

@@ -56,6 +56,20 @@ def test_a_container_that_does_not_start_names_the_unit_of_its_docker(unit: str,
     assert found.fix == f"journalctl -u {unit}, on the node"
 
 
+def test_a_mode_of_the_toolkit_that_does_without_docker_gpus_is_no_failure(tmp_path: Path) -> None:
+    """What NVIDIA's hook 1.19.1 says when nvidia-container-runtime.mode is cdi or jit-cdi."""
+    said = (
+        "docker: Error response from daemon: error running prestart hook #0: exit status 1, stdout: , stderr: invoking "
+        "the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported. Please "
+        "use the NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead: unknown"
+    )
+    fake_program(tmp_path, "docker", f"[ \"$1\" != start ] || echo '{said}'")
+    found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b"})["docker.gpus-all"]
+    assert found.status == "not-proven"
+    assert "invoking the NVIDIA Container Runtime Hook directly" in found.message
+    assert "--device nvidia.com/gpu=all" in found.fix
+
+
 # A crictl whose pods somebody takes away: the first $LOSE of them, while they are $AT.  Containers run at once.
 CRICTL = r"""
 verb=$5 dir=FOLDER
@@ -110,16 +124,169 @@ def a_node_whose_pods_go(folder: Path, *, lose: int, at: str, process: str = "ku
     return smoked(folder, {"runtimes": ["containerd"], "image": "a/b", "toolkit": False, **defaults})
 
 
-def test_a_container_says_that_it_ran_when_it_has_listed_its_gpus(tmp_path: Path) -> None:
-    """A kubelet kills it at any point: what it has printed by then must not count as a container without GPUs."""
-    (inside,) = [line for line in script("smoke.sh").splitlines() if line.startswith("INSIDE=")]
-    fake_program(tmp_path, "nvidia-smi", "echo GPU 0: NVIDIA H100; echo GPU 1: NVIDIA H100")
+def inside() -> str:
+    """What the container's shell is given."""
+    lines = [line for line in script("smoke.sh").splitlines() if line.startswith(("ASKED=", "INSIDE="))]
     done = subprocess.run(
-        ["sh", "-c", f'{inside}\nsh -c "$INSIDE"'],
-        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "gpunode-smoke-ran"
-    assert done.stdout.count("GPU ") == 2
+        ["sh", "-c", "\n".join((*lines, 'printf %s "$INSIDE"'))], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+# an nvidia-smi: «list» or «query», what it prints, and its exit status
+SMI = """
+case $1 in -L) what=list ;; *) what=query ;; esac
+cat "FOLDER/$what" 2>/dev/null
+exit "$(cat "FOLDER/$what.status" 2>/dev/null || echo 0)"
+"""
+H100 = ("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-98)", "GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-7f)")
+ANSWERS = ("0, 33, 0 %, 0 MiB", "1, [N/A], [N/A], 14 MiB")
+
+
+def smi(folder: Path, *, listed: tuple[str, ...] = H100, answers: tuple[str, ...] = ANSWERS, rc: int = 0) -> None:
+    fake_program(folder, "nvidia-smi", SMI.replace("FOLDER", str(folder)))
+    (folder / "list").write_text("".join(f"{line}\n" for line in listed))
+    (folder / "query").write_text("".join(f"{line}\n" for line in answers))
+    (folder / "list.status").write_text(f"{rc}\n")
+    (folder / "query.status").write_text(f"{rc}\n")
+
+
+def said(folder: Path) -> list[str]:
+    """What a container prints that has the programs of this folder."""
+    done = subprocess.run(
+        ["sh", "-c", inside()], env={"PATH": f"{folder}/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert not done.stderr
+    return done.stdout.splitlines()
+
+
+def judged(folder: Path, lines: list[str], **request: object) -> Check | None:
+    """What smoke.sh says of the GPUs in a container that printed these lines."""
+    (folder / "said").write_text("".join(f"{line}\n" for line in lines))
+    fake_program(folder, "docker", f"case $1 in inspect) echo nvidia ;; start) cat {folder}/said ;; esac")
+    smi_on_the_node = {"runtimes": ["docker"], "image": "a/b", "gpus": 2, "toolkit": False}
+    found = smoked(folder, smi_on_the_node | request)
+    assert found["docker.runtime"].status == "passed"
+    return found.get("docker.runtime.gpus")
+
+
+def test_a_container_says_that_it_ran_when_it_has_said_all(tmp_path: Path) -> None:
+    """A kubelet kills it at any point: what it has printed by then must not count as a container without GPUs."""
+    smi(tmp_path)
+    assert said(tmp_path) == [*H100, "gpunode-smoke-list 0", *ANSWERS, "gpunode-smoke-query 0", "gpunode-smoke-ran"]
+
+
+def test_a_container_whose_nvidia_smi_lists_and_asks_all_gpus_is_passed(tmp_path: Path) -> None:
+    smi(tmp_path)
+    check = judged(tmp_path, said(tmp_path))
+    assert check and (check.status, check.message) == ("passed", "the container sees all 2 GPUs")
+
+
+FILES = ["gpunode-smoke-device /dev/nvidia0", "gpunode-smoke-device /dev/nvidia1", "gpunode-smoke-ran"]
+LOADER = "nvidia-smi: error while loading shared libraries: libpthread.so.0: cannot open shared object file"
+LOST = "Unable to determine the device handle for GPU0000:17:00.0: GPU is lost.  Reboot the system to recover this GPU"
+RESET = "0, [GPU requires reset], [GPU requires reset], 0 MiB"
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "words"),
+    [
+        # nvidia-smi could not start: its own words, and of the files no more than that they are there
+        ([LOADER, "gpunode-smoke-list 127", LOADER, "gpunode-smoke-query 127", *FILES], "not-proven",
+         ["exit status 127", LOADER, "device files of all 2 GPUs (/dev/nvidia0 /dev/nvidia1)"]),
+        ([LOADER, "gpunode-smoke-list 127", LOADER, "gpunode-smoke-query 127", FILES[0], FILES[2]], "failed",
+         [LOADER, "1 device files", "the node has 2"]),
+        (FILES, "not-proven", ["no nvidia-smi is in the container", "no more than that they are there"]),
+        (FILES[2:], "failed", ["no nvidia-smi is in the container", "no /dev/nvidiaN"]),
+        # a GPU that is lost ends nvidia-smi, one that needs a reset does not
+        ([LOST, "gpunode-smoke-list 15", LOST, "gpunode-smoke-query 15", *FILES], "failed", ["exit status 15", LOST]),
+        ([*H100, "gpunode-smoke-list 0", RESET, ANSWERS[1], "gpunode-smoke-query 0", *FILES], "failed",
+         ["cannot ask: GPU 0: GPU requires reset"]),
+        ([*H100, "gpunode-smoke-list 0", RESET, "1, ERR!, 0 %, 0 MiB", "gpunode-smoke-query 0", *FILES], "failed",
+         ["GPU 0: GPU requires reset, GPU 1: ERR!"]),
+        ([*H100, "gpunode-smoke-list 0", ANSWERS[0], "1, [Unknown Error], 0 %, 0 MiB", "gpunode-smoke-query 0", *FILES],
+         "failed", ["GPU 1: Unknown Error"]),
+        ([*H100, "gpunode-smoke-list 0", ANSWERS[0], "gpunode-smoke-query 0", *FILES], "failed", ["exit status 0"]),
+        ([*H100, "gpunode-smoke-list 0", "Terminated", "gpunode-smoke-query 143", *FILES], "failed",
+         ["exit status 143", "Terminated"]),
+        (["Failed to initialize NVML: Driver/library version mismatch", "NVML library version: 595.91",
+          "gpunode-smoke-list 18", *FILES], "failed", ["mismatch NVML library version: 595.91"]),
+        ([H100[0], "gpunode-smoke-list 0", ANSWERS[0], "gpunode-smoke-query 0", *FILES], "failed",
+         ["sees 1 GPUs, the node has 2", H100[0]]),
+    ],
+)  # fmt: skip
+def test_what_the_container_said_is_quoted_and_nothing_is_guessed(
+    lines: list[str], status: str, words: list[str], tmp_path: Path
+) -> None:
+    check = judged(tmp_path, lines)
+    assert check and check.status == status
+    for word in words:
+        assert word in check.message
+    assert "is it the real one" not in check.fix
+
+
+@pytest.mark.parametrize(
+    ("config", "asks", "status"),
+    [
+        ("", "", "passed"),
+        ("#accept-nvidia-visible-devices-envvar-when-unprivileged = true\n", "", "passed"),
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+         "accept-nvidia-visible-devices-as-volume-mounts = true\n", "mount", "passed"),
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged=false\n"
+         "#accept-nvidia-visible-devices-as-volume-mounts = false\n[nvidia-container-cli]\n", "none", "not-proven"),
+        ("[other]\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n", "", "passed"),
+    ],
+)  # fmt: skip
+def test_gpus_are_asked_for_as_the_toolkit_s_configuration_takes_it(
+    config: str, asks: str, status: str, tmp_path: Path
+) -> None:
+    """By mounts where it takes no variables of unprivileged containers; where it takes neither, that is the reason."""
+    smi(tmp_path)
+    (tmp_path / "config.toml").write_text(config)
+    (tmp_path / "has").write_text("".join(f"{line}\n" for line in said(tmp_path)))
+    mount = "/var/run/nvidia-container-devices/all"
+    wanted = f'*"{mount}"*' if asks == "mount" else "*nothing*" if asks == "none" else "*NVIDIA_VISIBLE_DEVICES*"
+    seen = f"case $(cat {tmp_path}/asked) in {wanted}) cat {tmp_path}/has ;; *) echo gpunode-smoke-ran ;; esac"
+    fake_program(
+        tmp_path,
+        "docker",
+        f'case $1 in create) echo "$*" >{tmp_path}/asked ;; inspect) echo nvidia ;; start) {seen} ;; esac',
+    )
+    fake_program(
+        tmp_path, "ctr", f'case "$*" in *" run "*) echo "$*" >{tmp_path}/asked; {seen} ;; esac; echo gpunode-smoke-ran'
+    )
+    crictl = CRICTL.replace("LOSE", "0").replace("AT", "never").replace("FOLDER", str(tmp_path))
+    crictl = crictl.replace("create)", f'create) cat "$2" >{tmp_path}/asked;').replace(
+        'echo "2026-11-22T10:00:00Z stdout F gpunode-smoke-ran"',
+        f"{{ {seen}; }} | sed 's/^/2026-11-22T10:00:00Z stdout F /'",
+    )
+    fake_program(
+        tmp_path, "crictl", crictl.replace("INFO", '"info": {"BinaryName": "/usr/bin/nvidia-container-runtime"}')
+    )
+    found = smoked(tmp_path, {"runtimes": ["containerd", "docker"], "image": "a/b", "gpus": 2, "toolkit": False})
+    for one in ("containerd.binary", "containerd.cri-nvidia", "docker.runtime", "docker.gpus-all"):
+        assert found[f"{one}.gpus"].status == status, found
+    if asks == "none":
+        assert "envvar-when-unprivileged = false" in found["docker.runtime.gpus"].message
+    assert "docker (--runtime=nvidia, runtime nvidia)" in found["docker.runtime"].message
+
+
+@pytest.mark.parametrize(
+    ("answers", "rc", "words"),
+    [
+        ((RESET, ANSWERS[1]), 0, "cannot ask: GPU 0: GPU requires reset"),
+        (("0, [GPU is lost], [GPU is lost], [GPU is lost]", ANSWERS[1]), 0, "GPU 0: GPU is lost"),
+        (ANSWERS[:1], 0, "fails when it asks them"),
+        (ANSWERS, 0, ""),
+    ],
+)
+def test_a_gpu_of_the_node_that_cannot_be_asked_has_failed(
+    answers: tuple[str, ...], rc: int, words: str, tmp_path: Path
+) -> None:
+    smi(tmp_path, answers=answers, rc=rc)
+    check = smoked(tmp_path, {"gpus": 2})["driver.smi"]
+    assert check.status == ("failed" if words else "passed")
+    assert words in check.message
 
 
 @pytest.mark.parametrize("at", ["created", "started", "torn", "inspected", "ran", "ended"])
@@ -184,6 +351,7 @@ def smoked(folder: Path, request: dict[str, object]) -> dict[str, Check]:
 
 def node_program(folder: Path) -> str:
     text = script("smoke.sh").replace("/sys/module/nvidia", str(folder / "module"))
+    text = text.replace("/etc/nvidia-container-runtime/config.toml", str(folder / "config.toml"))
     return text.replace("/proc/[0-9]", f"{folder}/proc/[0-9]")
 
 

@@ -91,7 +91,17 @@ def test_a_package_comes_back_as_it_was_asked_for(
 
 def test_a_version_that_nobody_has_any_more_is_a_problem() -> None:
     found = plan_package_undo(packages("p", changed={"a": ("1", "2")}), installed={"a": "2"}, available={"a": ["2"]})
-    assert found["problems"] == ["no repository of this node has a 1 any more"]
+    assert found["problems"] == ["no repository of this node has these packages any more: a 1"]
+
+
+def test_versions_that_are_gone_are_one_problem_that_names_each_package_once() -> None:
+    changed = {"nvidia-open": ("580-1", "595-1"), "nvidia-smi": ("580-1", "595-1"), "dkms": ("3.1", "3.2")}
+    found = plan_package_undo(
+        packages("p", changed=changed), installed={name: new for name, (_, new) in changed.items()}, available={}
+    )
+    assert found["problems"] == [
+        "no repository of this node has these packages any more: nvidia-open, nvidia-smi 580-1; dkms 3.1"
+    ]
 
 
 def test_a_package_that_somebody_has_changed_since_stays() -> None:

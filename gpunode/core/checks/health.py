@@ -17,6 +17,7 @@ from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.repository import revoked_files, set_up_twice
 from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
+from gpunode.core.items.stopped_engine import engine_checks
 from gpunode.core.items.sysctl import sysctl_checks
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
@@ -252,7 +253,14 @@ def health_checks(
         *xid_checks(facts, knowledge.application_xids),
     )
     gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
-    return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
+    return [
+        *gpus,
+        *engine_checks(facts),
+        *container_checks(facts),
+        *kubelet_checks(facts),
+        *sysctl_checks(facts),
+        *_cdi(facts),
+    ]
 
 
 def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:

@@ -40,6 +40,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "behind NVSwitches does not say, *skipped* where none can (A100) and the fabric manager runs",
         "boot.modules": "(warning) a kernel that can boot has no nvidia module (`gpunode check-boot` says why)",
         "boot.versions": "(warning) the module of a kernel that can boot is of another version than user space",
+        "engine.stopped": "(warning) a container engine is enabled and does not run",
         "driver.held": "(warning) unattended upgrades or dnf-automatic run, and the driver's packages are not held",
         "repository.key-revoked": "a key file holds a key that its vendor has revoked",
         "repository.twice": "(warning) two files set up the same repository of NVIDIA's",

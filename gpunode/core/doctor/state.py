@@ -11,6 +11,7 @@ from gpunode.core.cdi import KIND, stale
 from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
 from gpunode.core.doctor.text import Evidence
 from gpunode.core.facts.kubelet import mismatch
+from gpunode.core.items.stopped_engine import how_stopped, stopped
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import NodeFacts
 
@@ -100,6 +101,8 @@ def _mig(facts: NodeFacts) -> Signs:
 
 def _engines(facts: NodeFacts) -> Signs:
     for runtime in facts.runtimes:
+        if stopped(runtime):
+            yield "engine-stopped", how_stopped(facts, runtime)
         if runtime.name == "docker":
             yield from _daemon_json(facts, runtime.config)
     if facts.cdi.gpus and any(spec.kind == KIND for spec in facts.cdi.specs):

@@ -147,7 +147,7 @@ def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ..
     if undo.created:
         return (None, ()) if remnant(data, undo) else _without_ours(data, undo)
     found = {hunk: _find(data, hunk) for hunk in undo.hunks}
-    if not all(found.values()) and (base := _base(undo)) is not None:
+    if not all(found.values()) and (base := base_of(undo)) is not None:
         merged = _merged(base, data, _replayed(base, undo.hunks))
         if merged is not None:
             return merged, ()
@@ -159,7 +159,7 @@ def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ..
     return data, tuple(hunk for hunk in undo.hunks if not found[hunk])
 
 
-def _base(undo: Undo) -> bytes | None:
+def base_of(undo: Undo) -> bytes | None:
     """The whole file as the edit left it, where the first hunk has all of it around itself."""
     whole = undo.hunks[0].lead + undo.hunks[0].after + undo.hunks[0].trail if undo.hunks else b""
     return whole if _sha256(whole) == undo.sha256 else None

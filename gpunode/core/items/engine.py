@@ -26,6 +26,7 @@ from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Case, Found, Item, Key, KeyOf, Question, StepKind
 from gpunode.core.items.package import Package
+from gpunode.core.items.stopped_engine import stopped
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
 from gpunode.core.items.sysctl import Setting
@@ -132,7 +133,14 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
     }
 
 
-ACTIVATION = activation_step(activation_value)
+def activation_title(case: Case, mine: Sequence[Item]) -> str:
+    """Of engines that are there and stopped, and nothing else."""
+    stands = {engine.unit.removesuffix(".service") for engine in case.facts.runtimes if stopped(engine)}
+    units = services_of(mine)
+    return f"Start {' and '.join(units)}" if len(units) == len(mine) and set(units) <= stands else ""
+
+
+ACTIVATION = replace(activation_step(activation_value), title=activation_title)
 
 
 def disruption(case: Case, mine: Sequence[Item]) -> str:
@@ -205,6 +213,8 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
         for name in (*ROWS[request.runtime].installs, *separate):
             yield Package(role="runtime", package=PackageWant(name=name))
         yield Service(role="runtime", unit=request.runtime)
+    elif installed and stopped(installed):
+        yield Service(role="runtime", unit=installed.unit.removesuffix(".service"))
     if facts.kubernetes.present or (request.runtime == "containerd" and engine.manage == "install"):
         yield from _kernel(templates)
     if request.runtime in DAEMONS and needs_links(facts, request):

@@ -115,7 +115,8 @@ class Case:
 class StepKind:
     """How a step brings its items about: the action of the collection, and the argument that takes the step's value.
 
-    `value` makes it from the role and the items that differ, `disrupts` says what the step disturbs.
+    `value` makes it from the role and the items that differ, `disrupts` says what the step disturbs, `title` what it is
+    called where these items say it better than its row ("": they do not).
     """
 
     shape: Shape
@@ -123,6 +124,7 @@ class StepKind:
     argument: str
     value: Callable[[Case, str, Sequence[Item]], Any]
     disrupts: Callable[[Case, Sequence[Item]], str] | None = None
+    title: Callable[[Case, Sequence[Item]], str] | None = None
 
 
 def unlike(have: str) -> str:

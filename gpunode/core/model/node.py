@@ -76,9 +76,7 @@ class NvmlGpu:
     fabric_state: str = ""  # Not Started, In Progress, Completed
     fabric_status: str = ""  # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
     recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain P2P …
-    event_reasons: str = (
-        ""  # why its clocks are not higher, a mask of nvml.h's nvmlClocksEventReason…: 0x0000000000000001
-    )
+    event_reasons: str = ""  # why its clocks are not higher, by nvml.h's nvmlClocksEventReason: 0x0000000000000001
     fault: str = ""  # the driver's word where it cannot speak for the GPU: «GPU is lost», «GPU requires reset» …
 
 

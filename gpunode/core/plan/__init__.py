@@ -151,12 +151,17 @@ def _step(case: Case, row: Row, mine: Sequence[Item]) -> Step:
     return Step(
         role=row.role,
         option=row.option,
-        title=row.title if case.spec.image.load else row.prepared or row.title,
+        title=_title(case, row, mine),
         value=row.kind.value(case, row.role, mine),
         reasons=reasons(case, mine),
         diff=step_diff(case, mine),
         disruptive=row.kind.disrupts(case, mine) if row.kind.disrupts else "",
     )
+
+
+def _title(case: Case, row: Row, mine: Sequence[Item]) -> str:
+    own = row.kind.title(case, mine) if row.kind.title else ""
+    return own or (row.title if case.spec.image.load else row.prepared or row.title)
 
 
 def _consequences(items: Mapping[Key, Item], pending: Mapping[Key, Item]) -> dict[Key, Item]:

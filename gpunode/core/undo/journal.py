@@ -16,12 +16,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.grammar import (
+    COPY,
     HASH,
     MARK,
     NAME,
@@ -44,8 +44,8 @@ from gpunode.core.validation import as_lines
 STATES = frozenset(
     "enabled active module sysctl link initramfs alternative stream user group kernel runfile".split()
 )  # kinds of things that are put back
+RUN = "run"  # the op that says that a run has come to its end
 ROLLBACK = "rollback"  # the op of its last record, and the part of all
-ABSENT, ANY = "absent", "any"  # in place of a hash: no such file; whatever it may be
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
 _GENERATION = re.compile(r"[0-9]{1,10}\Z")
 # What belongs to an operation, by op and key: a text, a list of texts, or a list of objects with just these texts.
@@ -79,10 +79,11 @@ class Record:
 
     id: str
     at: str  # UTC, 2026-11-22T01:38:21Z
-    op: str  # baseline files packages state activate uninstall rollback
+    op: str  # baseline files packages state activate run uninstall rollback
     phase: str  # intent done undone failed
     run: str = ""
     part: str = ""
+    controller: str = ""  # that says on the node when its run has ended, "" of a playbook that says nothing
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -171,6 +172,7 @@ class JournalSnapshot:
     follow: Mapping[str, PostCommit] = field(default_factory=dict)  # by id
     files: Mapping[str, str] = field(default_factory=dict)
     contents: Mapping[str, bytes] = field(default_factory=dict)
+    versions: Mapping[tuple[str, str], bytes] = field(default_factory=dict)  # by ID/N.old or ID/N.new, and path
     states: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by kind and name
     manager: str = ""  # apt dnf zypper pacman
     packages: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name → version, hold|broken|-
@@ -187,7 +189,10 @@ class JournalSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run's part of the journal: records[first:last + 1]."""
+    """One run's part of the journal: records[first:last + 1], with the runs that went on where it was cut off.
+
+    `name` is that of the last of them, `names` are all.
+    """
 
     name: str
     first: int
@@ -195,18 +200,31 @@ class Run:
     at: str
     parts: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)  # by op
+    names: tuple[str, ...] = ()
+    state: str = "done"  # failed, interrupted, or "" of a playbook, which does not say when it ends
+    what: str = ""  # in words, where somebody has asked for it (core/undo/summary.py)
+
+    @property
+    def finished(self) -> bool:
+        return self.state not in ("failed", "interrupted")
 
 
 def signature(
-    *, run: str = "", part: str = "", controller: str = "", generation: str = "", break_lock: bool = False
+    *,
+    run: str = "",
+    part: str = "",
+    controller: str = "",
+    generation: str = "",
+    break_lock: bool = False,
+    ended: str = "",
 ) -> dict[str, bytes]:
     """Request files: whose lines these are in the journal (`run`, `part`), and who may work on the node.
 
     `controller` takes or renews the node's lease (node/lib/lock.sh), which `break_lock` takes from another one.
     `generation` orders the runs of a controller: a script of an earlier one is refused once a later one was there.
-    Raises InputError.
+    `ended` (done | failed) says what became of the run here, which is over.  Raises InputError.
     """
-    labels = {"run": run, "part": part, "controller": controller, "generation": generation}
+    labels = {"run": run, "part": part, "controller": controller, "generation": generation, "ended": ended}
     for name, text in labels.items():
         if text and not (_GENERATION if name == "generation" else _LABEL).match(text):
             expected = "letters, digits, '.', '_', ':' and '-', at most 100"
@@ -275,6 +293,7 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
         },
         files={row[0]: row[1] for row in rows("file", PATH, HASH)},
         contents={path: _bytes(data) for path, data in rows("content", PATH)},
+        versions={(place, path): _bytes(data) for place, path, data in rows("version", COPY, PATH)},
         states={(kind, row[0]): row[1] if len(row) > 1 else "" for kind in STATES for row in rows(kind, NAME, VALUE)},
         manager=rows("manager", WORD)[0][0] if rows("manager") else "",
         packages={name: (version, state) for name, version, state in rows("package", PACKAGE, VERSION, WORD_OR_DASH)},
@@ -301,6 +320,7 @@ def _record(line: str) -> Record | None:
     if data.pop("v", None) != 1:
         raise InputError(f"journal of format {line[:40]!r}", expected="format 1", fix="use the gpunode that wrote it")
     grammars = {"id": RECORD, "at": TIME, "op": WORD, "phase": WORD, "run": RECORD, "part": WORD}
+    grammars |= {"controller": RECORD}
     words = {name: _fit(data.pop(name, ""), grammar) for name, grammar in grammars.items()}
     return Record(**words, more=_more(words["op"], data))
 
@@ -376,8 +396,21 @@ def runs(records: Sequence[Record]) -> list[Run]:
     its first record as its name.  Those of a rollback are always apart.
     """
     since = era(records)
-    numbered = [(n, r) for n, r in enumerate(records) if n >= since and r.op != "baseline"]
-    return [_run(list(members)) for _name, members in groupby(numbered, key=lambda pair: (pair[1].run, _back(pair[1])))]
+    groups: list[list[tuple[int, Record]]] = []
+    whose: tuple[str, bool] | None = None
+    ids: set[str] = set()  # of operations: what finishes one, or undoes it, belongs to the run that began with it
+    for n, r in enumerate(records):
+        if n < since or r.op == "baseline":
+            continue
+        if groups and r.op in ("files", "packages") and r.id in ids:
+            groups[-1].append((n, r))
+            continue
+        if whose != (r.run, _back(r)):
+            whose, ids = (r.run, _back(r)), set()
+            groups.append([])
+        groups[-1].append((n, r))
+        ids.add(r.id)
+    return [_run(members) for members in groups]
 
 
 def _back(record: Record) -> bool:
@@ -386,7 +419,8 @@ def _back(record: Record) -> bool:
 
 def _run(members: Sequence[tuple[int, Record]]) -> Run:
     own = [record for _, record in members]
-    done = [r for r in own if r.phase == "done"]
+    done = [r for r in own if r.phase == "done" and r.op != RUN]
+    ended = next((r.phase for r in reversed(own) if r.op == RUN), "interrupted")
     return Run(
         name=own[0].run or own[0].id,
         first=members[0][0],
@@ -394,6 +428,23 @@ def _run(members: Sequence[tuple[int, Record]]) -> Run:
         at=own[0].at,
         parts=tuple(dict.fromkeys(r.part for r in own if r.part)),
         counts={op: sum(r.op == op for r in done) for op in dict.fromkeys(r.op for r in done)},
+        names=(own[0].run or own[0].id,),
+        state=ended if any(r.controller for r in own) else "",
+    )
+
+
+def _together(run: Run, more: Run) -> Run:
+    """A run that was cut off, and the one that went on from there."""
+    ops = dict.fromkeys((*run.counts, *more.counts))
+    return Run(
+        name=more.name,
+        first=run.first,
+        last=more.last,
+        at=run.at,
+        parts=tuple(dict.fromkeys((*run.parts, *more.parts))),
+        counts={op: run.counts.get(op, 0) + more.counts.get(op, 0) for op in ops},
+        names=(*run.names, *more.names),
+        state=more.state,
     )
 
 
@@ -401,28 +452,28 @@ def standing(records: Sequence[Record]) -> list[Run]:
     """The runs whose work stands: without those that a rollback undid, and without the rollbacks.
 
     A rollback that failed, or was cut off, has taken nothing back yet: what it did belongs to the run that was to go.
+    A run that did not come to its end, and the next one, are one run.
     """
     kept: list[Run] = []
     for run in runs(records):
-        back = [r for r in records[run.first : run.last + 1] if _back(r)]
-        if not back:
-            kept.append(run)
+        if not _back(records[run.first]):
+            kept[-1:] = [_together(kept[-1], run)] if kept and not kept[-1].finished else [*kept[-1:], run]
             continue
-        to = next((str(r.more.get("to", "")) for r in reversed(back) if r.op == ROLLBACK and r.phase == "done"), None)
-        names = [k.name for k in kept]
+        own = records[run.first : run.last + 1]
+        to = next((str(r.more.get("to", "")) for r in reversed(own) if r.op == ROLLBACK and r.phase == "done"), None)
         if to == "":
             kept = []
-        elif to in names:
-            kept = kept[: names.index(to) + 1]
+        elif found := [n for n, one in enumerate(kept) if to in one.names]:
+            kept = kept[: found[0] + 1]
     return kept
 
 
 def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
     """(position, run): what stands from the position on is to be undone so that the node is as `run` left it.
 
-    `to` is a run's name, or a time such as 2026-11-22T01:40:00Z (the last run that began before it); None means the
-    run before the last one that stands.  The run is "", as `to` may be, when nothing stays.  Raises InputError for an
-    unknown one.
+    `to` is a run's name or the beginning of one, or a time such as 2026-11-22T01:40:00Z (the last run that began before
+    it); None means the run before the last one that stands.  The run is "", as `to` may be, when nothing stays.
+    Raises InputError for an unknown one.
     """
     if to == "":
         return era(records), ""
@@ -432,9 +483,13 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
             raise InputError("there is no run to undo", fix="gpunode rollback --list shows the runs")
         kept = kept[:-1]
     else:
-        named = [n for n, run in enumerate(kept) if run.name == to]
+        named = [n for n, run in enumerate(kept) if to in run.names]
+        named = named or [n for n, run in enumerate(kept) if any(name.startswith(to) for name in run.names)]
         if re.match(r"\d{4}-\d\d-\d\d", to):
-            named = [n for n, run in enumerate(kept) if run.at <= to] or [-1]
+            named = [n for n, run in enumerate(kept) if run.at <= to][-1:] or [-1]
+        if len(named) > 1:
+            several = ", ".join(kept[n].name for n in named)
+            raise InputError(f"several runs of this node begin with {to!r}", expected=f"one of {several}")
         if not named:
             known = ", ".join(run.name for run in kept) or "none"
             raise InputError(f"no run {to!r} on this node", expected=f"one of {known}", fix="gpunode rollback --list")

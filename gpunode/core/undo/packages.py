@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.model import Problem
-from gpunode.core.undo.journal import ABSENT, JournalSnapshot, Record
+from gpunode.core.undo.history import ABSENT
+from gpunode.core.undo.journal import JournalSnapshot, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +23,19 @@ class Packages:
     keys: tuple[str, ...] = ()
     streams: tuple[str, ...] = ()  # MODULE:STREAM, - for none
     refresh: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # files that stay where a package would take them along
     kept: tuple[str, ...] = ()  # that could not go
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
     @property
     def value(self) -> dict[str, Any]:
-        names = ("install", "remove", "unhold", "purge", "automatic", "keys", "streams", "refresh")
+        names = ("install", "remove", "unhold", "purge", "automatic", "keys", "streams", "refresh", "keep")
         return {name: list(found) for name in names if (found := getattr(self, name))}
 
     @property
     def nothing(self) -> bool:
-        return not set(self.value) - {"refresh", "purge"} and not self.purge
+        return not set(self.value) - {"refresh", "purge", "keep"} and not self.purge
 
     def with_streams(self, streams: Mapping[str, str]) -> Packages:
         named = (f"{module}:{'-' if stream in (ABSENT, '') else stream}" for module, stream in streams.items())
@@ -41,10 +43,18 @@ class Packages:
 
 
 def plan_package_undo(
-    recall: JournalSnapshot, records: Sequence[Record], known: Sequence[Record], *, restored: Sequence[str]
+    recall: JournalSnapshot,
+    records: Sequence[Record],
+    known: Sequence[Record],
+    *,
+    restored: Sequence[str],
+    theirs: Sequence[str] = (),
 ) -> Packages:
-    """The transaction that brings back what was installed before `records`; `restored` are sources that come back."""
-    before = _before(records)
+    """The transaction that brings back what was installed before `records`.
+
+    `restored` are sources that come back, `theirs` files of which somebody has written a version.
+    """
+    before = versions_before(records)
     wanted = {name: version for name, version in before.items() if _differs(recall, name, version)}
     held, marks = _first(records, "unheld", "held"), _first(records, "unmarked", "marks")
     remove = _whole([name for name, version in wanted.items() if version == ABSENT], recall)
@@ -53,7 +63,7 @@ def plan_package_undo(
     remove = [name for name in remove if name not in kept]
     install, problems, more = _install(recall, wanted, held, _ours(known), restored)
     ours = {name for name, version in before.items() if version == ABSENT}
-    purge, reported = _purge(recall, remove, ours, _files(known))
+    purge, reported = _purge(recall, remove, ours, _files(known) - set(theirs))
     return Packages(
         install=tuple(install),
         remove=tuple(remove),
@@ -62,6 +72,7 @@ def plan_package_undo(
         automatic=_automatic(recall, marks, [str(item["name"]) for item in install]),
         keys=tuple(mark.partition(" ")[2] for mark in marks if mark in recall.marks and mark.startswith("key ")),
         refresh=tuple(restored) if install else (),
+        keep=tuple(path for path in theirs if recall.files.get(path, ABSENT) != ABSENT) if remove else (),
         kept=tuple(kept),
         notes=(*notes, *more, *reported),
         problems=tuple(problems),
@@ -72,13 +83,18 @@ def _done(records: Sequence[Record]) -> Iterator[Record]:
     return (r for r in records if r.op == "packages" and r.phase in ("done", "failed"))
 
 
-def _before(records: Sequence[Record]) -> dict[str, str]:
-    """Package → the version it had, "absent" when it was not there."""
+def versions_before(records: Sequence[Record]) -> dict[str, str]:
+    """Package → the version it had, "absent" when it was not there; one that somebody else put there since stays."""
     found: dict[str, str] = {}
+    last: dict[str, str] = {}
     for record in _done(records):
-        for key, version in (("added", ""), ("changed", "from"), ("removed", "version")):
+        for key, old, new in (("added", "", "version"), ("changed", "from", "to"), ("removed", "version", "")):
             for item in record.more.get(key, ()):
-                found.setdefault(item["name"], item[version] if version else ABSENT)
+                name, before = item["name"], item[old] if old else ABSENT
+                theirs = before not in (last.get(name), ABSENT) and found.get(name) != ABSENT
+                if name not in found or theirs or last[name] == ABSENT != before:
+                    found[name] = before
+                last[name] = item[new] if new else ABSENT
     # several versions of a kernel package stand side by side, and each has a name of its own
     side = {name for name in found if any(other.startswith(f"{name}-") for other in found if other[:6] == "kernel")}
     return {name: version for name, version in found.items() if name not in side or version == ABSENT}
@@ -99,13 +115,18 @@ def _state(recall: JournalSnapshot, name: str) -> str:
 
 
 def _first(records: Sequence[Record], lost: str, gained: str) -> dict[str, bool]:
-    """What a list of names in the records says of the time before them, of those where that changed."""
+    """What a list of names in the records says of the time before them, of those where that changed.
+
+    One that somebody else has changed in between is to be as that person left it.
+    """
     found: dict[str, bool] = {}
+    last: dict[str, bool] = {}
     for record in _done(records):
-        for name in record.more.get(gained, ()):
-            found.setdefault(name, False)
-        for name in record.more.get(lost, ()):
-            found.setdefault(name, True)
+        for key, was in ((gained, False), (lost, True)):
+            for name in record.more.get(key, ()):
+                if name not in found or last[name] != was:
+                    found[name] = was
+                last[name] = not was
     return found
 
 
@@ -144,7 +165,8 @@ def _install(
     restored: Sequence[str],
 ) -> tuple[list[Mapping[str, Any]], list[Problem], list[str]]:
     items: list[Mapping[str, Any]] = []
-    problems, notes = [], []
+    notes: list[str] = []
+    missing: dict[str, list[str]] = {}  # by version
     for name, version in wanted.items():
         now = recall.packages.get(name, ("", ""))[0]
         if version == ABSENT:
@@ -152,8 +174,7 @@ def _install(
         if now and (name, now) not in ours:
             notes.append(f"{name} stays at {now}: somebody has changed it since")
         elif not restored and version not in recall.available.get(name, ()):
-            what = f"no repository of this node has {name} {version} any more"
-            problems.append(Problem(what=what, fix="set one up that has it, then run again"))
+            missing.setdefault(version, []).append(name)
         else:
             hold = held.get(name, _state(recall, name) == "hold")
             items.append({"name": name, "version": version, "hold": hold})
@@ -161,7 +182,16 @@ def _install(
     for name, hold in held.items():
         if hold and name not in again and _state(recall, name) == "-":
             items.append({"name": name, "version": recall.packages[name][0], "hold": True})
-    return items, problems, notes
+    return items, _gone(missing), notes
+
+
+def _gone(missing: Mapping[str, Sequence[str]]) -> list[Problem]:
+    """One problem, that names each package once."""
+    if not missing:
+        return []
+    named = "; ".join(f"{', '.join(names)} {version}" for version, names in missing.items())
+    what = f"no repository of this node has these packages any more: {named}"
+    return [Problem(what=what, fix="set one up that has them, then run again")]
 
 
 def _purge(

@@ -7,17 +7,19 @@ and a note says so.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
-from gpunode.core.edits.undo import revert
+from gpunode.core.edits.undo import base_of, revert
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
-from gpunode.core.model import Problem, RuntimeName
-from gpunode.core.undo.journal import ABSENT, ANY, ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
+from gpunode.core.model import Hunk, Problem, RuntimeName, Undo
+from gpunode.core.undo.history import ABSENT, Change, Replayed, replay_file, replay_value
+from gpunode.core.undo.journal import ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
 from gpunode.core.undo.packages import Packages, plan_package_undo
 
 PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
@@ -31,6 +33,7 @@ AT_BOOT = (
     "/etc/mkinitcpio",
 )
 UNITS = "/etc/systemd/system/"
+BACKUP = "/var/lib/gpunode/backup"
 BY_PACKAGES = "packages"  # in a record of files: packages made them
 GPU_UNITS = (
     "nvidia-cdi-refresh.path",
@@ -91,8 +94,10 @@ class UndoPlan:
     enable: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()  # units that did not run: scripts of the packages that are put back may start them
+    awake: tuple[str, ...] = ()  # units that ran: they may stop them
     rebuild: bool = False  # the initramfs
     notes: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()  # files of which somebody else has written a version: their copies stay
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -130,7 +135,9 @@ def scope_of(recall: JournalSnapshot, *, verb: str, parts: Sequence[str] = (), t
 def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
     """What makes the node what it was before the records of `scope`."""
     files = _Files(recall, scope)
-    packages = plan_package_undo(recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES))
+    packages = plan_package_undo(
+        recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES), theirs=files.theirs
+    )
     last = files.last(packages)
     states = dict(_states(recall, scope))
     booted = modules_loaded_at_boot(recall, scope.records, scope.known, set(packages.remove))
@@ -159,8 +166,10 @@ def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
         enable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value in _ENABLED),
         start=tuple(name for kind, name, _ in _of(states, "active", "active")),
         idle=tuple(name for kind, name, _ in _of(_first(scope), "active", "inactive")),
+        awake=tuple(name for kind, name, _ in _of(_first(scope), "active", "active")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
-        notes=(*files.notes, *packages.notes, *_installers(scope), *_unknown(scope)),
+        notes=(*files.notes, *packages.notes, *_set_since(recall, scope), *_installers(scope), *_unknown(scope)),
+        theirs=files.theirs,
         problems=(*files.problems, *packages.problems, *_kept_packages(recall, scope)),
     )
 
@@ -174,24 +183,93 @@ def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterato
 
 def _states(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
     """(kind, name) → the value to put back, of what has another one and got it from gpunode."""
-    for (kind, name), value in _first(scope).items():
+    for (kind, name), (value, ours) in _wanted(scope).items():
         now = recall.states.get((kind, name))
-        if now is None or now == value or (kind == "initramfs" and value != ABSENT):
+        if now is None or is_again(kind, now, value):
             continue
-        if kind == "enabled" and (now in _ON) == (value in _ON):
+        if kind == "link" and now not in _values(scope.known, kind, name):
             continue
-        if kind in ("sysctl", "link") and now not in _values(scope.known, kind, name):
+        if _is_theirs(kind, now, ours):
             continue
         yield (kind, name), value
 
 
+def is_again(kind: str, now: str, value: str) -> bool:
+    """Whether a thing is as it is to be again."""
+    if kind == "enabled":
+        return (now in _ON) == (value in _ON)
+    return (
+        now == value
+        or (kind == "initramfs" and value != ABSENT)
+        or (kind == "stream" and {now, value} <= {"", "-", ABSENT})
+    )
+
+
+def states_before(recall: JournalSnapshot, scope: Scope) -> dict[tuple[str, str], str]:
+    """(kind, name) → how it is to be again, of what gpunode alone has set."""
+    remove = set(plan_package_undo(recall, scope.records, scope.known, restored=()).remove)
+    booted = modules_loaded_at_boot(recall, scope.records, scope.known, remove)
+    return {
+        (kind, name): value
+        for (kind, name), (value, ours) in _wanted(scope).items()
+        if not _is_theirs(kind, recall.states.get((kind, name), ""), ours)
+        and not (kind == "link" and recall.states.get((kind, name)) not in _values(scope.known, kind, name))
+        and (kind != "module" or value == ABSENT or booted.comes_back(name))
+    }
+
+
+def _is_theirs(kind: str, now: str, ours: Iterable[str]) -> bool:
+    """Whether somebody else has set it to something else than gpunode had: then it is theirs."""
+    if kind not in ("sysctl", "stream") and not (kind == "alternative" and now.startswith(("manual ", "link "))):
+        return False
+    return not any(_same_value(kind, now, one) for one in ours)
+
+
+_WHERE = {"alternative": "/usr/local/", "stream": "the stream of "}
+
+
+def _set_since(recall: JournalSnapshot, scope: Scope) -> list[str]:
+    return [
+        f"{_WHERE.get(kind, '')}{name} stays {now or 'unset'}: somebody has set it since"
+        for (kind, name), (value, ours) in _wanted(scope).items()
+        if (now := recall.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, ours)
+    ]
+
+
 def _first(scope: Scope) -> dict[tuple[str, str], str]:
     """(kind, name) → how it was before the records."""
-    first: dict[tuple[str, str], str] = {}
-    for record in scope.records:
-        if record.op == "state":
-            first.setdefault((record.more["kind"], record.more["name"]), record.more["from"])
-    return first
+    return {key: value for key, (value, _) in _wanted(scope).items()}
+
+
+# kinds of which the value before a change says whether somebody else has set it; a boot, or a package's script, loads
+# modules and starts units, too
+_SET_BY_PEOPLE = ("sysctl", "enabled", "alternative", "stream")
+
+
+def _wanted(scope: Scope) -> dict[tuple[str, str], tuple[str, set[str]]]:
+    """(kind, name) → (how it is to be, how gpunode has set it)."""
+    mine = {id(record) for record in scope.records}
+    changes: dict[tuple[str, str], list[Change]] = {}
+    for r in scope.known:
+        if r.op == "state":
+            change = Change(id=r.id, before=r.more["from"], after=r.more["to"], mine=id(r) in mine)
+            changes.setdefault((r.more["kind"], r.more["name"]), []).append(change)
+    return {
+        (kind, name): replay_value(found, lambda value, last, kind=kind: _same_value(kind, value, last))  # type: ignore[misc]
+        for (kind, name), found in changes.items()
+        if any(change.mine for change in found)
+    }
+
+
+def _same_value(kind: str, value: str, last: str) -> bool:
+    if kind not in _SET_BY_PEOPLE:
+        return True
+    if kind == "enabled":
+        return (value in _ON) == (last in _ON)
+    if kind == "alternative":  # `auto`, `manual PATH`, `link PATH`; gpunode writes PATH
+        return value.rpartition(" ")[2] == last.rpartition(" ")[2]
+    none = ("", "-", ABSENT)
+    return value == last or (kind == "stream" and value in none and last in none)
 
 
 def _values(known: Sequence[Record], kind: str, name: str) -> set[str]:
@@ -260,6 +338,37 @@ def _hashes(records: Sequence[Record], path: str) -> list[str]:
     return [found[0][1]["before"], *(f["after"] for _, f in found), *(f["before"] for _, f in found)] if found else []
 
 
+def files_before(recall: JournalSnapshot, scope: Scope) -> dict[str, str]:
+    """By path, the hash that a file is to have again, of those of which that is known."""
+    files = _Files(recall, scope)
+    found = {}
+    for path in _first_records(scope.records):
+        if path in files.kept:
+            continue
+        if path in files.brought:
+            found[path] = ABSENT
+        elif (wanted := files.replayed(path).wanted).exact:
+            found[path] = wanted.hash
+    return found
+
+
+def _without_edits(data: bytes | None, edits: Sequence[Undo]) -> bytes | None:
+    """The file without edits, the earliest first; None where a line of one is left.
+
+    What a later edit made of an earlier one goes along with that, and then is not to be found any more.
+    """
+    lost: list[Hunk] = []
+    for one in edits:
+        if data is None or one.created:
+            return None
+        data, missed = revert(data, one)
+        lost += missed
+    if data is None:
+        return None
+    lines = {line.strip() for line in data.splitlines()} - {b""}
+    return None if any(lines & {line.strip() for line in hunk.after.splitlines()} for hunk in lost) else data
+
+
 class _Files:
     """The files of a scope, sorted into transactions."""
 
@@ -267,9 +376,12 @@ class _Files:
         self.recall, self.scope = recall, scope
         self.notes: list[str] = []
         self.problems: list[Problem] = []
+        self.theirs: tuple[str, ...] = ()
         first = _first_records(scope.records)
-        self._brought = tuple(path for path, record in first.items() if record.more.get("by") == BY_PACKAGES)
-        back = {path: one for path in first if path not in self._brought and (one := self._file(path))}
+        self.brought = tuple(path for path, record in first.items() if record.more.get("by") == BY_PACKAGES)
+        self.kept = tuple(path for path in self.brought if self._is_kept(path))
+        own = [p for p in first if p not in self.brought or (p in self.kept and self._is_edited(p))]
+        back = {path: one for path in own if (one := self._file(path))}
         units = {path: self._unit_of(path) for path in back}
         self.engines = tuple(
             self._together([f for p, f in back.items() if units[p] and units[p] == unit], follow)
@@ -302,35 +414,108 @@ class _Files:
         return tuple(f.path for f in files if f.path.startswith(SOURCES) and f.path.endswith(endings) and f.held)
 
     def _file(self, path: str) -> FileRestore | None:
-        record, file = next(_file_records(self.scope.records, path))
-        before, now = file["before"], self.recall.files.get(path, ABSENT)
-        if now == before:
-            return None
-        expect = "" if now == ABSENT else now
-        # what an uninstall has left of a file that somebody had changed is theirs
-        ours = _hashes([r for r in self.scope.known if r.part not in ("uninstall", ROLLBACK)], path)
-        if now not in ours and ANY not in ours:
+        now, found = self.recall.files.get(path, ABSENT), self.replayed(path)
+        wanted, expect = found.wanted, "" if now == ABSENT else now
+        by_lines = not wanted.exact and (found.changed_since or bool(self._unit_of(path)) or any(self._edits(path)))
+        self._name(path, now, found, by_lines=by_lines)
+        if by_lines:
             return self._changed_since(path, expect)
-        if before == ABSENT:
-            return FileRestore(path=path, expect=expect)
-        copy = self.recall.copies.get((record.id, path))
-        if copy is None or not copy.kept:
-            what = f"the copy of {path} from before {record.at} is gone"
-            self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
+        if wanted.hash == now or (not wanted.exact and self._is_undone(path, now)):
             return None
-        return FileRestore(path=path, expect=expect, held=copy.held)
+        if wanted.hash == ABSENT:
+            return FileRestore(path=path, expect=expect)
+        held = self._copy_of(path, wanted.hash)
+        if held or wanted.data is not None:
+            return FileRestore(path=path, expect=expect, held=held, data=None if held else wanted.data)
+        record = next(r for r, f in _file_records(self.scope.known, path) if f["before"] == wanted.hash)
+        what = f"the copy of {path} from before {record.at} is gone"
+        self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
+        return None
+
+    def _name(self, path: str, now: str, found: Replayed, *, by_lines: bool) -> None:
+        """Notes of what somebody else has written there."""
+        if found.theirs:
+            self.theirs = tuple(dict.fromkeys((*self.theirs, path)))
+        # where gpunode has written a file as a whole since, nothing of theirs is in it
+        versions = found.aside if by_lines else (*found.aside, *found.unmerged)
+        if aside := [copy for hash in versions if (copy := self._copy_of(path, hash))]:
+            copies = ", ".join(f"{BACKUP}/{one}" for one in aside)
+            self.notes.append(f"{path}: what somebody else wrote there, and what is not there now, is in {copies}")
+        wanted, stays = found.wanted, f"{path}: somebody has changed it since; it stays as it is"
+        if wanted.exact and wanted.hash == now and found.changed_since:
+            self.notes.append(stays)
+        elif wanted.exact and wanted.hash not in (now, ABSENT) and found.theirs:
+            self.notes.append(f"{path}: somebody has changed it since; their lines stay")
+        elif not wanted.exact and now != wanted.hash and self._is_undone(path, now) and not self._unit_of(path):
+            self.notes.append(stays)
+
+    def _is_undone(self, path: str, now: str) -> bool:
+        """Whether an undo has left it so."""
+        last = [r.part for r, f in _file_records(self.scope.known, path) if f["after"] == now][-1:]
+        return bool(last) and last[0] in ("uninstall", ROLLBACK)
+
+    def replayed(self, path: str) -> Replayed:
+        mine = {id(record) for record in self.scope.records}
+        now = self.recall.files.get(path, ABSENT)
+        changes = [
+            Change(
+                id=record.id,
+                before=file["before"],
+                after=file["after"],
+                mine=id(record) in mine and record.more.get("by") != BY_PACKAGES,
+                edited=path in self.recall.undo.get(record.id, {}) or bool(self._unit_of(path)),
+            )
+            for record, file in _file_records(self.scope.known, path)
+        ]
+        return replay_file(changes, now, self._texts(path))
+
+    def _texts(self, path: str) -> dict[str, bytes]:
+        """What is known of the bytes of the file's versions, by hash."""
+        found = [data for (_, p), data in self.recall.versions.items() if p == path]
+        found += [self.recall.contents[path]] if path in self.recall.contents else []
+        found += [
+            base for undo in self.recall.undo.values() if path in undo and (base := base_of(undo[path])) is not None
+        ]
+        return {hashlib.sha256(data).hexdigest(): data for data in found}
+
+    def _copy_of(self, path: str, wanted: str) -> str:
+        """The earliest copy of these bytes, which has the mode and the times, too."""
+        for record, file in _file_records(self.scope.known, path):
+            copy = self.recall.copies.get((record.id, path))
+            if file["before"] == wanted and copy and copy.kept:
+                return copy.held
+        return ""
+
+    def _edits(self, path: str) -> Iterator[Any]:
+        """Records of edits of the file: lines in it that are gpunode's, and others that may be a person's."""
+        ids = {record.id for record, _ in _file_records(self.scope.records, path)}
+        return (undo[path] for id, undo in self.recall.undo.items() if id in ids and path in undo)
 
     def _dependencies_added(self) -> list[FileRestore]:
-        found = []
-        for path in self._brought:
-            now = self.recall.files.get(path, ABSENT)
-            if now == ABSENT:
-                continue
-            if now in _hashes(self.scope.known, path)[1:]:
-                found.append(FileRestore(path=path, expect=None))
-            else:
-                self.notes.append(f"{path}: somebody has changed it since a package brought it; it stays if it can")
-        return found
+        """What packages have brought goes, unless somebody has changed it: then gpunode's part of it alone does."""
+        return [
+            FileRestore(path=path, expect=None)
+            for path in self.brought
+            if path not in self.kept and self.recall.files.get(path, ABSENT) != ABSENT
+        ]
+
+    def _is_kept(self, path: str) -> bool:
+        """Whether a file that packages have brought has become a person's."""
+        (_, brought), *later = _file_records(self.scope.known, path)
+        now = self.recall.files.get(path, ABSENT)
+        if now == ABSENT or (not later and now == brought["after"]):
+            return False
+        if later:
+            found = self.replayed(path)
+            if found.wanted.exact and found.wanted.hash == brought["after"]:
+                return False
+        self.notes.append(f"{path}: somebody has changed it since a package brought it; it stays if it can")
+        self.theirs = (*self.theirs, path)
+        return True
+
+    def _is_edited(self, path: str) -> bool:
+        """Whether gpunode itself has written it, too."""
+        return any(record.more.get("by") != BY_PACKAGES for record, _ in _file_records(self.scope.records, path))
 
     def _changed_since(self, path: str, expect: str) -> FileRestore | None:
         """Of a file that somebody has changed since, only gpunode's own lines go, where they can be found.
@@ -342,9 +527,11 @@ class _Files:
         undo = [self.recall.undo[id][path] for id in reversed(ids) if path in self.recall.undo.get(id, {})]
         data = was = self.recall.contents.get(path)
         left = 0
-        for one in undo if len(undo) == len(ids) else ():
+        for one in undo:
             data, missed = revert(data, one)
             left += len(missed)
+        if left and (other := _without_edits(was, undo[::-1])) is not None:
+            data, left = other, 0
         engine = _ENGINES.get(self._unit_of(path))
         if engine and was is not None and (left or data == was):
             request = RuntimeRequest(runtime=engine, config=path)
@@ -419,16 +606,16 @@ def _is_removed(recall: JournalSnapshot, records: Sequence[Record], remove: set[
         for record in records
         if record.op == "packages" and record.phase != "intent"
         for item in record.more.get("added", ())
-        if _is_driver(item["name"])
+        if is_driver(item["name"])
     }
     installer = any(
         record.op == "state"
         and (record.more["kind"], record.more["name"], record.more["from"]) == ("runfile", "driver", ABSENT)
         for record in records
     )
-    stay = [name for name in recall.packages if name not in remove and _is_driver(name)]
+    stay = [name for name in recall.packages if name not in remove and is_driver(name)]
     return bool(ours or installer) and not stay
 
 
-def _is_driver(name: str) -> bool:
+def is_driver(name: str) -> bool:
     return bool(_DRIVER.match(name))

@@ -19,11 +19,10 @@ from gpunode.core.errors import InputError
 from gpunode.core.items.activation import activate_request
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
-from gpunode.core.undo.plan import PARTS, UNITS, FileRestore, FileTransaction, UndoPlan
+from gpunode.core.undo.plan import BACKUP, PARTS, UNITS, FileRestore, FileTransaction, UndoPlan
 from gpunode.core.validation import as_lines, check_value, mapping, text, texts
 
 VERBS = ("uninstall", "rollback")
-BACKUP = "/var/lib/gpunode/backup"
 SHAPE = mapping(
     "What is undone.",
     verb=text("By default C(uninstall).", choices=VERBS),
@@ -115,12 +114,14 @@ def _exchange(back: UndoPlan) -> dict[str, Any]:
 
 
 def _last(back: UndoPlan, check: bool) -> dict[str, Sequence[str]]:
-    """Settings; and the units that package scripts have started, which a check does not let run."""
+    """Settings; and the units that package scripts have started or stopped, which a check does not let run."""
     words = {kind: tuple(f"{name} {value}" for name, value in values.items()) for kind, values in back.settings.items()}
     units = [f for files in (back.files, *back.engines) if files for f in files.files if f.path.startswith(UNITS)]
     flags = {"rebuild": ("1",) if back.rebuild else (), "reload": ("1",) if units else ()}
-    idle = () if check or back.packages.nothing else back.idle
-    return {**words, **flags, "stop": idle, "load": back.load, "enable": back.enable, "start": back.start}
+    quiet = check or (back.packages.nothing and not back.exchange)
+    idle, awake = ((), ()) if quiet else (back.idle, back.awake)
+    start = tuple(dict.fromkeys((*back.start, *awake)))
+    return {**words, **flags, "stop": idle, "load": back.load, "enable": back.enable, "start": start}
 
 
 def _restore(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:

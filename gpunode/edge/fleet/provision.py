@@ -267,6 +267,7 @@ class _Run:
         write_private(self.own / playbook, dump(make_playbook(plans, self.groups), HEADER))
         write_private(limit, "".join(f"{host}\n" for host in job.hosts))
         arguments = ansible_arguments(self.targets, self.options.arguments, run=self.name, generation=self.generation)
+        done: Mapping[str, HostRun] = {}
         try:
             with handed_over(self.desired.secrets) as secrets:
                 done = run_playbook(
@@ -286,7 +287,7 @@ class _Run:
         except PlayInterrupted as error:
             return self._interrupted(job.hosts, error)
         finally:
-            self._give_back(job.hosts)
+            self._give_back(job.hosts, {host: "failed" if run.exit else "done" for host, run in done.items()})
         good = {host for host in job.hosts if host in done and not done[host].exit}
         again = [] if self.options.check else probe([self.todo[host].detected for host in good], self.targets)
         after = {found.host: plan_one(found, self.desired) for found in again}
@@ -308,11 +309,19 @@ class _Run:
     def _inventory(self) -> list[str]:
         return [*inventory_sources(self.targets), str((self.own / INVENTORY).resolve())]
 
-    def _give_back(self, hosts: Sequence[str]) -> None:
+    def _give_back(self, hosts: Sequence[str], ended: Mapping[str, str]) -> None:
         """End the leases of those that Ansible got to: this run does nothing more there."""
         found = [self.todo[host].detected for host in hosts if host in self._leased]
         if found and not self.options.check:
-            give_back(found, self.targets, self.own, self._inventory, run=self.name, generation=self.generation)
+            give_back(
+                found,
+                self.targets,
+                self.own,
+                self._inventory,
+                run=self.name,
+                generation=self.generation,
+                ended=ended,
+            )
 
     def _result(self, host: str, done: HostRun | None, after: HostPlan | None) -> HostResult:
         expected = self.expected.get(host)

@@ -13,6 +13,7 @@ from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.report.text import counted
 from gpunode.core.undo.journal import Run, parse_snapshot, standing
+from gpunode.core.undo.summary import summary
 from gpunode.edge.ansible.runner import Event, HostRun, PlayOptions, run_playbook
 from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.workflow import (
@@ -65,6 +66,7 @@ def undo(
     write_private(folder / INVENTORY, dump(_inventory(hosts, own=not sources), HEADER))
     write_private(folder / PLAYBOOK, dump([_play(what)], HEADER))
     write_private(folder / CONFIG, ANSIBLE_CFG.format(inventory=",".join(inventory)))
+    runs: dict[str, HostRun] = {}
     try:
         runs = run_playbook(
             folder,
@@ -77,7 +79,9 @@ def undo(
     finally:
         held = [host for host in hosts if host.host in leased]
         if held and not check:
-            give_back(held, targets, folder, inventory, run=folder.name, generation=generation)
+            parts = runs if what.get("parts") else {}  # what undoes all, or a run, is no run that stands
+            ended = {host: "failed" if run.exit else "done" for host, run in parts.items()}
+            give_back(held, targets, folder, inventory, run=folder.name, generation=generation, ended=ended)
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
     return [_result(h.host, runs.get(h.host, never), stated.get(h.host, ""), folder.name, check=check) for h in hosts]
 
@@ -108,7 +112,7 @@ def _standing(host: str, ran: Ran) -> list[Run]:
         raise GpunodeError(f"{host}: {error.what}", expected=error.expected) from error
     if recall.damage.problem:
         raise GpunodeError(f"{host}: {recall.damage.problem.what}", fix=recall.damage.problem.fix)
-    return standing(recall.records)
+    return [replace(run, what=summary(recall.records[run.first : run.last + 1])) for run in standing(recall.records)]
 
 
 def _inventory(hosts: Sequence[Detected], *, own: bool) -> dict[str, Any]:

@@ -46,7 +46,9 @@ class Package:
         return f"{self.name}-{self.version.rpartition(':')[2]}"
 
 
-def build(distro: str, family: str, directory: Path, tree: str, *, log: Log) -> RepositoryInfo:
+def build(
+    distro: str, family: str, directory: Path, tree: str, *, programs: Mapping[str, bytes], log: Log
+) -> RepositoryInfo:
     """The repositories of such a distribution below `directory`, built in a container of the image `tree`.
 
     At once done when they are there as they would be built.  Raises GpunodeError.
@@ -55,6 +57,7 @@ def build(distro: str, family: str, directory: Path, tree: str, *, log: Log) -> 
         table_text = (lab / f"families/{family}.toml").read_bytes()
         script = (lab / "families/build.sh").read_bytes()
         texts = texts_in(lab / "standins/packages") | texts_in(lab / "standins/families")
+        texts |= programs
         code = (
             (lab / "families/__init__.py").read_bytes(),
             *(path.read_bytes() for path in sorted(lab.glob("packages*.py"))),
@@ -161,7 +164,9 @@ def _package(row: Row, table: Mapping[str, Any], texts: Mapping[str, bytes]) -> 
 
 
 def _moved(file: File, libraries: str) -> File:
-    """The file with the folder of Debian's libraries in it replaced by the distribution's."""
+    """The file, with the folder of Debian's libraries in a text replaced by the distribution's."""
+    if file.data.startswith(b"\x7fELF"):
+        return file
     data = file.data.replace(LIBRARIES.encode(), libraries.encode())
     return File(data=data.replace(b"usr/lib/*-linux-gnu", libraries.encode()), mode=file.mode, target=file.target)
 

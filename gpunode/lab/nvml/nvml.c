@@ -226,6 +226,8 @@ static const struct model *model_of(const char *id)
 static int is_there(const struct gpu *gpu)
 {
     const char *given = own_root();
+    if (!access(path("%s/sys/bus/pci/devices", root()), F_OK) && access(path("%s/sys/bus/pci/devices/%s", root(), gpu->column[SLOT]), F_OK))
+        return 0; /* it fell off the bus */
     if (!given)
         return !access(path("/dev/nvidia%u", gpu->minor), F_OK);
     return access(path("%s/dev", given), F_OK) || !access(path("%s/dev/nvidia%u", given, gpu->minor), F_OK);
@@ -642,6 +644,16 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *
     nvmlPciInfo_t all;
     fill_pci(gpu, &all);
     memcpy(pci, &all, offsetof(nvmlPciInfo_t, busId));
+    return NVML_SUCCESS;
+}
+
+/* the first one's ends before pciSubSystemId; libnvidia-container asks by it */
+EXPORT nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    KNOW(pci);
+    nvmlPciInfo_t all;
+    fill_pci(gpu, &all);
+    memcpy(pci, &all, offsetof(nvmlPciInfo_t, pciSubSystemId));
     return NVML_SUCCESS;
 }
 

@@ -167,7 +167,7 @@ unload_old_driver() {
   for unit in $GPU_UNITS; do
     ! checking || break
     systemctl is-active -q "$unit" 2>/dev/null || continue
-    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&-
+    pause "$unit"
     echo "$unit" >>"$GPUNODE_IN/.stopped"
   done
   users=$(clients | tr '\n' ' ')
@@ -198,7 +198,7 @@ carry() {
 
 restart_stopped() {
   [ -e "$GPUNODE_IN/.stopped" ] || return 0
-  while read -r unit; do systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || say note "$unit did not start again"; done <"$GPUNODE_IN/.stopped"
+  while read -r unit; do unpause "$unit"; done <"$GPUNODE_IN/.stopped"
 }
 
 # held_by: the kernel's own driver that has the GPU
@@ -275,12 +275,21 @@ settings() {
 
 # ---------------------------------------------------------------- links, alternatives and services
 
+# gpu_files: whether every GPU of the driver has its device file.  /dev/nvidiactl says nothing of them: nvidia-smi leaves it
+# behind without a driver, too.
+gpu_files() (
+  minors=$(sed -n 's/^Device Minor:[^0-9]*//p' /proc/driver/nvidia/gpus/*/information 2>/dev/null)
+  for minor in ${minors:-0}; do
+    [ -e "/dev/nvidia$minor" ] || exit 1
+  done
+)
+
 # runc of 1.1.3 to 1.1.6 tells systemd only of devices whose number has a link in /dev/char, and systemd before 240 finds
 # them by it.  NVIDIA's devices are no udev devices, so nobody makes theirs.
 links() {
   [ -n "$(requested links)" ] || return 0
   if ! checking && loaded nvidia; then # the driver's tools make device files when they first need them
-    [ -e /dev/nvidiactl ] || ! have nvidia-smi || briefly nvidia-smi -L >>"$log" 2>&1
+    gpu_files || ! have nvidia-smi || briefly nvidia-smi -L >>"$log" 2>&1
     [ -e /dev/nvidia-uvm ] || ! have nvidia-modprobe || briefly nvidia-modprobe -c 0 -u >>"$log" 2>&1
   fi
   unlinked_nodes >"$GPUNODE_IN/.unlinked"

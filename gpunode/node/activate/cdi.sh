@@ -38,7 +38,7 @@ refresh() {
   [ -e "$made" ] || generate "$made" || no_specification
   cmp -s "$made" "$1" && return
   if [ -e "$1" ]; then changed "renews $1"; else changed "creates $1"; fi
-  checking || put "$made" "$1"
+  checking || put "$made" "$1" 0644 again
 }
 
 # ---------------------------------------------------------------- kept fresh

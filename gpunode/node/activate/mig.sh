@@ -149,13 +149,13 @@ stop_agents() {
   for unit in gpunode-mps $GPU_UNITS; do
     case $unit in nvidia-fabricmanager | nvidia-imex) continue ;; esac # other GPUs need them
     systemctl is-active -q "$unit" 2>/dev/null || continue
-    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- && echo "$unit" >>"$GPUNODE_IN/.stopped"
+    pause "$unit" && echo "$unit" >>"$GPUNODE_IN/.stopped"
   done
 }
 
 restart_agents() {
   [ -e "$GPUNODE_IN/.stopped" ] || return 0
-  while read -r unit; do systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || say note "$unit did not start again"; done <"$GPUNODE_IN/.stopped"
+  while read -r unit; do unpause "$unit"; done <"$GPUNODE_IN/.stopped"
   rm -f "$GPUNODE_IN/.stopped"
 }
 

@@ -3,8 +3,8 @@
 # write atomically, validate, restart or reload, look whether the service is healthy; if not, put everything back.
 # Request and output: core/edits/commit.py.  Runs behind common.sh, file.sh and service.sh.
 #
-# State of a transaction: $GPUNODE_STATE/backup/ID/ with N.old (cp -a of a file that was there), `plan` (below), `after`,
-# `validate` and `health` (what follows the writes), `running` (containers), `told` before the service is restarted,
+# State of a transaction: $GPUNODE_STATE/backup/ID/ with N.old (cp -a of a file that was there), N.new (its new bytes),
+# `foreign` (where one of N.old is not what gpunode had left there), `plan` (below), `after`, `validate` and `health` (what follows the writes), `running` (containers), `told` before the service is restarted,
 # `took` after it; and what outlives it: undo.json, how the edit is undone.  The journal's intent is written after the
 # backup and before the first write; so an intent without outcome finds what it needs to be finished or undone.
 # Lines of `plan`: N, write, restore or remove, hash before ("absent"), hash after, mode of a new file, file it is like,
@@ -206,12 +206,14 @@ prepare() {
     requested $name >"$backup/$name" || no_room
   done
   list=''
-  while IFS=$TAB read -r n _ before after _ _ _ path; do
+  while IFS=$TAB read -r n action before after _ _ _ path; do
     if [ "$before" != absent ]; then
       copy "$path" "$backup/$n.old" || no_room
       [ "$(hash_of "$backup/$n.old")" = "$before" ] || no_room
       note_labels "$path"
     fi
+    [ "$action" != write ] || (umask 077 && cp "$GPUNODE_IN/data.$n" "$backup/$n.new") 2>>"$log" || no_room
+    note_foreign "$before" "$path" || no_room
     list="$list,{\"path\":$(json_text "$path"),\"before\":\"$before\",\"after\":\"$after\"}"
   done <"$backup/plan"
   load "$journal_id"
@@ -230,6 +232,31 @@ no_room() {
   rm -rf "$backup"
   cat "$log"
   finish failed "cannot keep a backup in $GPUNODE_STATE: $(last_words)" "$(why_not); nothing was changed"
+}
+
+# note_foreign HASH PATH: marks the backup where somebody else has written the file since gpunode last did, and the one that
+# knows how gpunode had left it: both are of use to an undo, which keeps what that person wrote
+note_foreign() {
+  _note_foreign_last=$(last_of "$2")
+  [ -n "$_note_foreign_last" ] || return 0
+  case ${_note_foreign_last#* } in "$1" | any) return 0 ;; esac
+  for _note_foreign_in in "$backup" "$GPUNODE_STATE/backup/${_note_foreign_last%% *}"; do
+    [ ! -d "$_note_foreign_in" ] || : >"$_note_foreign_in/foreign" || return 1
+  done 2>>"$log"
+}
+
+# last_of PATH: «ID HASH» of the last transaction that wrote the file and stands: what it left there
+last_of() {
+  journal_lines | grep -F "\"path\":$(json_text "$1"),\"before\":" | awk -v path="\"path\":$(json_text "$1" | sed 's/\\/\\\\/g'),\"before\":\"" '
+    match($0, /"id":"[^"]*"/) {
+      id = substr($0, RSTART + 6, RLENGTH - 7)
+      rest = substr($0, index($0, path) + length(path)); sub(/^[^"]*","after":"/, "", rest); sub(/".*/, "", rest)
+      n++; ids[n] = id; after[n] = rest
+    }
+    END { for (i = 1; i <= n; i++) print ids[i], after[i] }' >"$GPUNODE_IN/.wrote"
+  journal_lines | sed -n '/"op":"files","phase":"undone"/s/.*"id":"\([^"]*\)".*/\1/p' >"$GPUNODE_IN/.undone"
+  awk 'FILENAME == ARGV[1] { undone[$1]; next } !($1 in undone) { last = $0 } END { if (last != "") print last }' \
+    "$GPUNODE_IN/.undone" "$GPUNODE_IN/.wrote"
 }
 
 # note_labels PATH: says what busybox's cp does not take along
@@ -282,13 +309,13 @@ install_all() {
 }
 
 # forget: backups of finished transactions beyond the newest; never one whose undo record is still of use, nor one that
-# knows what stood somewhere before gpunode came
+# knows what stood somewhere before gpunode came, what gpunode wrote there last, or what somebody else wrote in between
 forget() {
   open=" $(unfinished files | tr '\n' ' ') "
   : >"$GPUNODE_IN/.later"
   set -- "$GPUNODE_STATE"/backup/*-files-*
   while [ $# -gt $KEEP ]; do
-    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || holds_original "$1" || rm -rf "$1" ;; esac
+    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || [ -e "$1/foreign" ] || [ -e "$1/kept" ] || holds_original "$1" || holds_latest "$@" || rm -rf "$1" ;; esac
     [ ! -e "$1/plan" ] || cut -f 8 "$1/plan" >>"$GPUNODE_IN/.later"
     shift
   done
@@ -296,6 +323,14 @@ forget() {
 
 # holds_original BACKUP: whether no earlier one has one of its files
 holds_original() { cut -f 8 "$1/plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.later"; }
+
+# holds_latest BACKUP LATER…: whether no later one has one of its files
+holds_latest() {
+  _holds_latest_plan=$1/plan
+  shift
+  for _holds_latest_of in "$@"; do cut -f 8 "$_holds_latest_of/plan" 2>/dev/null; done >"$GPUNODE_IN/.after_it"
+  cut -f 8 "$_holds_latest_plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.after_it"
+}
 
 [ -e "$GPUNODE_IN/changes" ] || : >"$GPUNODE_IN/changes"
 [ -e "$GPUNODE_IN/state" ] || need_root

@@ -94,12 +94,13 @@ journal_lines() {
     sed 's/{"v":[0-9]*,"id":"/\n&/g' | sed -n '/^{.*}$/p'
 }
 
-# record ID OP PHASE [,"MORE":JSON]
+# record ID OP PHASE [,"MORE":JSON]: with the controller, where one is behind it: it says when its run has ended (release.sh)
 record() {
+  _record_by=$(word controller) _record_by=${_record_by:+",\"controller\":\"$_record_by\""}
   # what is there of a line that was cut off, or NUL bytes, is no part of this one
   [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | tr '\000' x)" ] || echo >>"$GPUNODE_STATE/journal.jsonl"
   (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s","run":"%s","part":"%s"%s}\n' \
-    "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" "$3" "$(word run)" "$(word part)" "${4:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
+    "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" "$3" "$(word run)" "$(word part)" "$_record_by${4:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
     finish failed "cannot write $GPUNODE_STATE/journal.jsonl" "make room on the file system of /var"
   sync "$GPUNODE_STATE/journal.jsonl" 2>/dev/null || sync
 }
@@ -108,6 +109,18 @@ record() {
 prior() {
   begin_journal
   record "$(new_id "state-$$")" state 'done' ",\"kind\":\"$1\",\"name\":$(json_text "$2"),\"from\":$(json_text "$3"),\"to\":$(json_text "$4")"
+}
+
+# pause UNIT, unpause UNIT: a service that is in the way is stopped, and started again; in the journal, since a run may be
+# killed in between
+# shellcheck disable=SC2154 # log, of the program behind
+pause() {
+  prior active "$1.service" active inactive
+  systemctl stop "$1" >>"$log" 2>&1 </dev/null 9>&-
+}
+unpause() {
+  prior active "$1.service" inactive active
+  systemctl start "$1" >>"$log" 2>&1 </dev/null 9>&- || say note "$1 did not start again"
 }
 
 # baseline: the first record, before gpunode changes anything: what a person or another tool has set up here.  The folder
@@ -132,25 +145,30 @@ baseline() {
 # kernels_own: drivers of the kernel's own that are loaded, and that NVIDIA's keeps out at the next boot
 kernels_own() { for _own_module in nouveau nova_core; do [ ! -d "/sys/module/$_own_module" ] || echo "$_own_module"; done; }
 
-# remember FILE: what stands there, in the journal before a file is written outside of commit.sh; of what is new
-# again and again the latest bytes are nobody's, so the hash afterwards is `any`
+# remember FILE [NEW|absent]: what stands there, in the journal before a file is written outside of commit.sh, or goes; of
+# what is new again and again the latest bytes are nobody's, so without NEW the hash afterwards is `any`
 remember() {
   begin_journal
   _remember_id=$(files_id)
-  _remember_in=$GPUNODE_STATE/backup/$_remember_id _remember_was=absent
+  _remember_in=$GPUNODE_STATE/backup/$_remember_id _remember_was=absent _remember_is=${2:-any}
   (umask 077 && mkdir -p "$_remember_in") || finish failed "cannot write $_remember_in" "make room on the file system of /var"
   [ ! -e "$1" ] || { cp -a "$1" "$_remember_in/1.old" && _remember_was=$(sha256sum <"$1") && _remember_was=${_remember_was%% *}; } ||
     finish failed "cannot keep a copy of $1" "make room on the file system of /var"
+  case $_remember_is in any | absent) ;; *)
+    { (umask 077 && cp "$2" "$_remember_in/1.new") && _remember_is=$(sha256sum <"$2") && _remember_is=${_remember_is%% *}; } ||
+      finish failed "cannot keep a copy of $2" "make room on the file system of /var" ;;
+  esac
   _remember_made=- _remember_up=$(dirname "$1")
   while [ ! -d "$_remember_up" ]; do _remember_made=$_remember_up _remember_up=$(dirname "$_remember_up"); done
-  printf '1\twrite\t%s\tany\t0644\t-\t%s\t%s\n' "$_remember_was" "$_remember_made" "$1" >"$_remember_in/plan"
-  record "$_remember_id" files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$_remember_was\",\"after\":\"any\"}],\"unit\":\"\""
+  printf '1\twrite\t%s\t%s\t0644\t-\t%s\t%s\n' "$_remember_was" "$_remember_is" "$_remember_made" "$1" >"$_remember_in/plan"
+  record "$_remember_id" files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$_remember_was\",\"after\":\"$_remember_is\"}],\"unit\":\"\""
 }
 
-# put FILE PATH [MODE]: as a whole, under a name that nobody reads until it is all there; with the label of the policy
+# put FILE PATH [MODE [again]]: as a whole, under a name that nobody reads until it is all there; with the label of the
+# policy; `again` where others write it again as well
 # shellcheck disable=SC2154 # log, of the program behind
 put() {
-  remember "$2"
+  if [ -n "${4:-}" ]; then remember "$2"; else remember "$2" "$1"; fi
   new=$(dirname "$2")/.$(basename "$2").gpunode
   { (umask 022 && mkdir -p "$(dirname "$2")") && cp "$1" "$new" && chmod "${3:-0644}" "$new" && { sync "$new" 2>/dev/null || sync; } &&
     mv -f "$new" "$2"; } 2>>"$log" || {

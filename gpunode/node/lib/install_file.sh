@@ -22,7 +22,7 @@ install_file() {
 remove_file() {
   [ -e "$1" ] || return 0
   changed "removes $1"
-  checking || { remember "$1" && rm -f "$1" && rmdir "$(dirname "$1")" 2>/dev/null; }
+  checking || { remember "$1" absent && rm -f "$1" && rmdir "$(dirname "$1")" 2>/dev/null; }
 }
 
 # at_boot UNIT: it begins with the machine

@@ -167,7 +167,7 @@ download() {
 spare_old_driver() {
   requested options | grep -qx -e '--no-nouveau-check' || in_the_way nouveau
   requested options | grep -qx -e '--allow-installation-with-running-driver' || {
-    systemctl stop nvidia-persistenced.service >>"$log" 2>&1
+    ! systemctl is-active -q nvidia-persistenced.service 2>/dev/null || pause nvidia-persistenced
     for module in nvidia_drm nvidia_modeset nvidia_uvm nvidia_peermem nvidia; do in_the_way "$module"; done
   }
 }

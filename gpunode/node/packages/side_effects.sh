@@ -3,22 +3,22 @@
 # What packages and their scripts make in addition to files of their own, and leave when they go.  Stands behind common.sh, before
 # packages.sh, which keeps in .beside what was there before.
 
-# idle_units: lines `idle UNIT` of NVIDIA's units that are there and do not run; package scripts start them
-idle_units() {
-  ! have systemctl || for _idle_unit in $GPU_UNITS; do
-    case $(systemctl is-enabled "$_idle_unit.service" 2>/dev/null) in '' | not-found) continue ;; esac
-    case $(systemctl is-active "$_idle_unit.service" 2>/dev/null) in active | activating | reloading) ;; *) echo "idle $_idle_unit.service" ;; esac
+# gpu_units: lines `idle UNIT` and `runs UNIT` of NVIDIA's units that are there; package scripts start them, and stop them
+gpu_units() {
+  ! have systemctl || for _gpu_unit in $GPU_UNITS; do
+    case $(systemctl is-active "$_gpu_unit.service" 2>/dev/null) in active | activating | reloading) echo "runs $_gpu_unit.service" && continue ;; esac
+    case $(systemctl is-enabled "$_gpu_unit.service" 2>/dev/null) in '' | not-found) ;; *) echo "idle $_gpu_unit.service" ;; esac
   done
 }
 
 # list_side_effects FILE: lines KIND NAME of what package scripts make and leave behind: users, groups, folders of kernels, initramfs,
-# files below /etc; and idle units.  The file is there when the list is whole: what is missing in it would pass for new.
+# files below /etc; and which units run.  The file is there when the list is whole: what is missing in it would pass for new.
 list_side_effects() {
   {
     sed 's/^\([^:]*\):.*/user \1/' /etc/passwd && sed 's/^\([^:]*\):.*/group \1/' /etc/group &&
       for tree in /lib/modules/*; do [ ! -d "$tree" ] || echo "kernel ${tree##*/}"; done &&
       for image in /boot/init*; do [ ! -f "$image" ] || echo "initramfs $image"; done &&
-      idle_units &&
+      gpu_units &&
       find /etc -xdev -type d -exec printf 'folder %s\n' {} + && find /etc -xdev -type f -exec printf 'file %s\n' {} + &&
       echo end
   } >"$1.part" 2>>"$log" && mv "$1.part" "$1"
@@ -27,13 +27,15 @@ list_side_effects() {
 # whole_list FILE: nobody was killed while it was made
 whole_list() { [ "$(tail -n 1 "$1" 2>/dev/null)" = end ] && grep -qx 'user root' "$1" && grep -qx 'file /etc/passwd' "$1"; }
 
-# came_along: what of that is new, in the journal, and which units no longer stand still
+# came_along: what of that is new, in the journal, and which units no longer stand still, or no longer run
 came_along() {
   whole_list "$GPUNODE_IN/.beside" && list_side_effects "$GPUNODE_IN/.beside.after" && whole_list "$GPUNODE_IN/.beside.after" || return 0
   awk 'NR == FNR { before[$0]; next } !($0 in before)' "$GPUNODE_IN/.beside" "$GPUNODE_IN/.beside.after" >"$GPUNODE_IN/.new"
   grep -E '^(user|group|kernel|initramfs) ' "$GPUNODE_IN/.new" | while read -r kind name; do prior "$kind" "$name" absent present; done
   awk 'NR == FNR { after[$0]; next } /^idle / && !($0 in after) { print $2 }' "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" |
     while read -r unit; do ! systemctl is-active -q "$unit" || prior active "$unit" inactive active; done
+  awk 'NR == FNR { after[$0]; next } /^runs / && !($0 in after) { print $2 }' "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" |
+    while read -r unit; do prior active "$unit" active inactive; done
   sed -n 's/^folder //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.folders"
   sed -n 's/^file //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.files"
   [ ! -s "$GPUNODE_IN/.files" ] || remember_made

@@ -6,10 +6,16 @@
 NVIDIA_RUNTIME=$(command -v nvidia-container-runtime || echo /usr/bin/nvidia-container-runtime)
 OWN_IMAGE=localhost/gpunode-smoke:1
 NAME=gpunode-smoke
-# Inside the container: what GPUs does it see?  The first line proves that it ran at all.
+# What is asked of every GPU: one that cannot answer says so in place of the value, and nvidia-smi ends with 0 (core/facts/driver.py)
+ASKED=index,temperature.gpu,utilization.gpu,memory.used
+# Inside the container: what nvidia-smi says and how it ends, and the device files.  The last line proves that all was
+# said: a kubelet may kill the container in the middle of it.
 # shellcheck disable=SC2016  # for the container's shell
-# the mark comes last: a kubelet may kill the container in the middle of the list
-INSIDE='if command -v nvidia-smi >/dev/null; then nvidia-smi -L; else for d in /dev/nvidia[0-9]*; do [ -e "$d" ] && echo "GPU $d"; done; fi; echo gpunode-smoke-ran; exit 0'
+INSIDE='if command -v nvidia-smi >/dev/null; then nvidia-smi -L 2>&1; echo "gpunode-smoke-list $?"; nvidia-smi --query-gpu='$ASKED' --format=csv,noheader 2>&1; echo "gpunode-smoke-query $?"; fi; for d in /dev/nvidia[0-9]*; do [ ! -e "$d" ] || echo "gpunode-smoke-device $d"; done; echo gpunode-smoke-ran; exit 0'
+# What NVIDIA's runtime brings into a container (nvidia-container-toolkit pkg/nvcdi/driver-nvml.go, newDriverBinariesDiscoverer)
+MOUNTED="nvidia-smi nvidia-debugdump nvidia-persistenced nvidia-cuda-mps-control nvidia-cuda-mps-server nvidia-imex nvidia-imex-ctl"
+CONFIG=/etc/nvidia-container-runtime/config.toml
+BY_MOUNT=/var/run/nvidia-container-devices
 
 # check ID STATUS MESSAGE [FIX]
 check() { say check "$1|$2|$(printf '%s' "$3" | tr '|' '/')|$(printf '%s' "${4:-}" | tr '|' '/')"; }
@@ -27,6 +33,9 @@ bounded() {
 
 last_line() { printf '%s\n' "$1" | grep -v '^ *$' | tail -n 1 | cut -c 1-400; }
 
+# in_full TEXT: its lines as one
+in_full() { printf '%s\n' "$1" | grep -v '^ *$' | tr '\n' ' ' | sed 's/ *$//' | cut -c 1-400; }
+
 # log_of ENGINE: what shows its log
 log_of() {
   shown=$(word "log_$1")
@@ -38,15 +47,48 @@ log_of() {
 # gpus_text: «the GPU», «all 8 GPUs»
 gpus_text() { if [ "$gpus" = 1 ]; then echo "the GPU"; else echo "all $gpus GPUs"; fi; }
 
+# faults ANSWERS: «GPU 0: GPU requires reset, GPU 3: …» of the GPUs that did not answer what was ASKED; empty where all did
+faults() {
+  printf '%s\n' "$1" | awk -F ', *' '
+    /^[0-9]+, / {
+      word = ""
+      for (n = NF; n > 1; n--) {
+        value = $n
+        if (value !~ /^\[.*\]$/ && value !~ /ERR!|Error|lost|reset/) continue
+        gsub(/^\[|\]$/, "", value)
+        if (value !~ /^(N\/A|Not Supported|Not Found|Function Not Found|Insufficient Permissions|Requested functionality has been deprecated)$/) word = value
+      }
+      if (word != "") printf "%sGPU %s: %s", (said++ ? ", " : ""), $1, word
+    }'
+}
+
+# fault_fix TEXT: what is done about what a GPU or nvidia-smi said
+fault_fix() {
+  case $1 in
+    *'requires reset'*) echo "stop what uses the GPU, then nvidia-smi --gpu-reset -i N; or reboot" ;;
+    *lost*) echo "the GPU fell off the bus: reboot; if it comes back, look at power, heat and slot (dmesg has NVRM and Xid lines)" ;;
+    *) echo "dmesg on the node shows NVRM and Xid lines" ;;
+  esac
+}
+
 driver_check() {
   [ "$gpus" -gt 0 ] || return 0
   have nvidia-smi || { check driver.smi failed "nvidia-smi is not installed" "gpunode provision"; return; }
-  out=$(bounded 60 nvidia-smi -L) || { check driver.smi failed "nvidia-smi fails: $(last_line "$out")" "dmesg on the node shows NVRM and Xid lines"; return; }
+  out=$(bounded 60 nvidia-smi -L) || { check driver.smi failed "nvidia-smi fails: $(in_full "$out")" "$(fault_fix "$out")"; return; }
   seen=$(printf '%s\n' "$out" | grep -c '^GPU ')
-  if [ "$seen" = "$gpus" ]; then
-    check driver.smi passed "nvidia-smi sees $(gpus_text) on PCI"
-  else
+  if [ "$seen" != "$gpus" ]; then
     check driver.smi failed "nvidia-smi sees $seen GPUs, and PCI has $gpus" "see dmesg for NVRM and Xid lines; reseat or replace a GPU that fell off the bus"
+    return
+  fi
+  out=$(bounded 60 nvidia-smi --query-gpu="$ASKED" --format=csv,noheader)
+  _driver_check_ended=$?
+  _driver_check_faults=$(faults "$out")
+  if [ -n "$_driver_check_faults" ]; then
+    check driver.smi failed "nvidia-smi lists $(gpus_text), and cannot ask: $_driver_check_faults" "$(fault_fix "$_driver_check_faults")"
+  elif [ "$_driver_check_ended" != 0 ] || [ "$(printf '%s\n' "$out" | grep -c '^[0-9][0-9]*, ')" != "$gpus" ]; then
+    check driver.smi failed "nvidia-smi lists $(gpus_text), and fails when it asks them (exit status $_driver_check_ended): $(in_full "$out")" "$(fault_fix "$out")"
+  else
+    check driver.smi passed "nvidia-smi sees $(gpus_text) on PCI"
   fi
 }
 
@@ -87,12 +129,23 @@ dcgm_check() {
 
 # ---------------------------------------------------------------- the image
 
-# A docker-archive of the node's own /bin/sh and its libraries: nothing to download, right for every architecture.
+# own_libraries: the libraries that /bin/sh and what NVIDIA's runtime mounts have from the system, one a line.  The driver's
+# own come with the mounts; those of this list come with no driver, so that without them nvidia-smi cannot start.
+own_libraries() (
+  PATH=$PATH:/usr/sbin:/sbin
+  # shellcheck disable=SC2046 # words
+  set -- /bin/sh $(for name in $MOUNTED; do command -v "$name"; done) \
+    $(ldconfig -p 2>/dev/null | sed -n 's/.*lib\(nvidia-ml\|nvidia-cfg\|cuda\)\.so\.1 .*=> //p')
+  for program; do ldd "$program" 2>/dev/null | grep -o '/[^ ]*'; done | grep -vE '/lib(nvidia|cuda|nvcuvid|nvoptix)[^/]*$' | sort -u
+)
+
+# A docker-archive of the node's own /bin/sh and libraries: nothing to download, right for every architecture.
 own_image() {
   dir=$GPUNODE_IN/image
   mkdir -p "$dir/root/bin" "$dir/root/proc" "$dir/root/dev" "$dir/root/sys" "$dir/root/etc" "$dir/root/tmp"
   cp -L /bin/sh "$dir/root/bin/sh"
-  for library in $(ldd /bin/sh 2>/dev/null | grep -o '/[^ ]*'); do
+  for library in $(own_libraries); do
+    [ -f "$library" ] || continue
     mkdir -p "$dir/root${library%/*}"
     cp -L "$library" "$dir/root$library"
   done
@@ -110,21 +163,77 @@ own_image() {
 
 # ---------------------------------------------------------------- what a container printed
 
+# toolkit_says KEY DEFAULT: a setting above the first table of the toolkit's configuration
+toolkit_says() {
+  _toolkit_says_found=$(sed -n '/^[[:space:]]*\[/q; s/^[[:space:]]*'"$1"'[[:space:]]*=[[:space:]]*\([a-z]*\).*/\1/p' "$CONFIG" 2>/dev/null | tail -n 1)
+  echo "${_toolkit_says_found:-$2}"
+}
+
+# how_to_ask: how an unprivileged container gets GPUs by the toolkit's configuration: env, mount, or none
+how_to_ask() {
+  if [ "$(toolkit_says accept-nvidia-visible-devices-envvar-when-unprivileged true)" = true ]; then
+    echo env
+  elif [ "$(toolkit_says accept-nvidia-visible-devices-as-volume-mounts false)" = true ]; then
+    echo mount
+  else
+    echo none
+  fi
+}
+
 # judge ID TEXT WHO [RUNTIME]: the container ran; how many GPUs did it see?  runc gives it none.
+# sets: _judge_ended _judge_files _judge_list
 judge() {
   case $2 in
     *gpunode-smoke-ran*) ;;
+    # NVIDIA's hook in the modes cdi and jit-cdi: a choice of the toolkit's configuration, no fault
+    *'invoking the NVIDIA Container Runtime Hook directly'*) check "$1" not-proven "$3: $(last_line "$2")" "containers get GPUs by --runtime=nvidia or --device nvidia.com/gpu=all; --gpus needs nvidia-container-runtime.mode auto or legacy in $CONFIG" && return 1 ;;
     *) check "$1" failed "$3 could not start a container: $(last_line "$2")" "$(log_of "${1%%.*}"), on the node" && return 1 ;;
   esac
   check "$1" passed "$3 ran a container"
-  inside=$(printf '%s\n' "$2" | grep -c '^GPU ')
-  if [ "$gpus" -eq 0 ] || { [ "${4:-}" = runc ] && [ "$inside" = 0 ]; }; then return 0; fi
-  if [ "$inside" = "$gpus" ]; then
-    check "$1.gpus" passed "the container sees $(gpus_text)"
-  elif [ "$inside" = 0 ]; then
-    check "$1.gpus" not-proven "the container sees neither nvidia-smi nor /dev/nvidia0" "NVIDIA's runtime puts them there; is it the real one?"
+  _judge_files=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-device //p' | tr '\n' ' ')
+  _judge_list=$(printf '%s\n' "$2" | sed '/^gpunode-smoke-/,$d')
+  _judge_ended=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-list //p')
+  case ${4:-}$_judge_files$(printf '%s\n' "$_judge_list" | grep '^GPU ') in runc) return 0 ;; esac
+  [ "$gpus" -gt 0 ] || return 0
+  case $_judge_ended in
+    '') judge_files "$1" "no nvidia-smi is in the container" ;;
+    0) judge_answers "$1" "$2" ;;
+    126 | 127) judge_files "$1" "nvidia-smi cannot start in the container (exit status $_judge_ended): $(in_full "$_judge_list")" ;;
+    *) check "$1.gpus" failed "nvidia-smi fails in the container (exit status $_judge_ended): $(in_full "$_judge_list")" "$(fault_fix "$_judge_list")" ;;
+  esac
+}
+
+# judge_files ID WHY: nvidia-smi could not be asked; the device files are all that is known
+judge_files() {
+  # shellcheck disable=SC2086 # words
+  set -- "$1" "$2" $_judge_files
+  _judge_files_id=$1 _judge_files_why=$2
+  shift 2
+  if [ "$#" = 0 ] && [ "$(how_to_ask)" = none ]; then
+    check "$_judge_files_id.gpus" not-proven "$_judge_files_why, and no /dev/nvidiaN: by $CONFIG an unprivileged container gets GPUs neither by NVIDIA_VISIBLE_DEVICES (accept-nvidia-visible-devices-envvar-when-unprivileged = false) nor by mounts (accept-nvidia-visible-devices-as-volume-mounts)" \
+      "it may get them by CDI (--device nvidia.com/gpu=…); accept-nvidia-visible-devices-as-volume-mounts = true lets gpunode prove it"
+  elif [ "$#" = "$gpus" ]; then
+    check "$_judge_files_id.gpus" not-proven "$_judge_files_why; it has the device files of $(gpus_text) ($*), which proves no more than that they are there" \
+      "the image has to have the C library that nvidia-smi needs: leave verify.image empty"
   else
-    check "$1.gpus" failed "the container sees $inside GPUs, the node has $gpus" "nvidia-container-cli list on the node"
+    check "$_judge_files_id.gpus" failed "$_judge_files_why, and it has $# device files of GPUs (${*:-no /dev/nvidiaN}); the node has $gpus" "does the engine start $NVIDIA_RUNTIME?  Its own log: $CONFIG, debug"
+  fi
+}
+
+# judge_answers ID TEXT: nvidia-smi listed GPUs; do all of them answer?
+judge_answers() {
+  _judge_answers_seen=$(printf '%s\n' "$_judge_list" | grep -c '^GPU ')
+  _judge_answers_said=$(printf '%s\n' "$2" | sed '1,/^gpunode-smoke-list /d; /^gpunode-smoke-/,$d')
+  _judge_answers_ended=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-query //p')
+  _judge_answers_faults=$(faults "$_judge_answers_said")
+  if [ "$_judge_answers_seen" != "$gpus" ]; then
+    check "$1.gpus" failed "the container sees $_judge_answers_seen GPUs, the node has $gpus; nvidia-smi says: $(in_full "$_judge_list")" "nvidia-container-cli list on the node"
+  elif [ -n "$_judge_answers_faults" ]; then
+    check "$1.gpus" failed "the container sees $(gpus_text), and cannot ask: $_judge_answers_faults" "$(fault_fix "$_judge_answers_faults")"
+  elif [ "$_judge_answers_ended" != 0 ] || [ "$(printf '%s\n' "$_judge_answers_said" | grep -c '^[0-9][0-9]*, ')" != "$gpus" ]; then
+    check "$1.gpus" failed "the container sees $(gpus_text), and nvidia-smi fails when it asks them (exit status $_judge_answers_ended): $(in_full "$_judge_answers_said")" "$(fault_fix "$_judge_answers_said")"
+  else
+    check "$1.gpus" passed "the container sees $(gpus_text)"
   fi
 }
 
@@ -140,8 +249,10 @@ ctr_() { bounded 60 ctr --address "$SOCKET" -n "$@"; }
 containerd_checks() {
   have ctr || { check containerd.binary not-proven "ctr is not on the node" "install containerd's client"; return; }
   if fetched=$(containerd_image "$NAME"); then
+    set --
+    [ "$(how_to_ask)" != mount ] || set -- --mount "type=bind,src=/dev/null,dst=$BY_MOUNT/all,options=rbind:ro"
     out=$(ctr_ "$NAME" run --rm --runc-binary "$NVIDIA_RUNTIME" --env NVIDIA_VISIBLE_DEVICES=all \
-      --env NVIDIA_DRIVER_CAPABILITIES=utility "$image" "$NAME" /bin/sh -c "$INSIDE")
+      --env NVIDIA_DRIVER_CAPABILITIES=utility "$@" "$image" "$NAME" /bin/sh -c "$INSIDE")
     judge containerd.binary "$out" "containerd with $NVIDIA_RUNTIME"
   else
     check containerd.binary failed "containerd cannot have the image $image: $(last_line "$fetched")" "set verify.image to one that the node can pull"
@@ -195,8 +306,8 @@ cri_attempt() {
   # the host's network: no CNI is needed, which a fresh node does not have
   printf '{"metadata":{"name":"%s","namespace":"default","uid":"%s-%s","attempt":1},"log_directory":"%s","labels":{"gpunode":"smoke"},"linux":{%s"security_context":{"namespace_options":{"network":2}}}}' \
     "$NAME-$1" "$NAME" "$1-$$-$3" "$cri_attempt_logs" "$(cgroup_parent)" >"$GPUNODE_IN/pod.json"
-  printf '{"metadata":{"name":"%s"},"image":{"image":"%s"},"command":["/bin/sh","-c",%s],"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"},{"key":"NVIDIA_DRIVER_CAPABILITIES","value":"utility"}],"log_path":"out.log","linux":{}}' \
-    "$NAME" "$image" "$(json_text "$INSIDE")" >"$GPUNODE_IN/container.json"
+  printf '{"metadata":{"name":"%s"},"image":{"image":"%s"},"command":["/bin/sh","-c",%s],"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"},{"key":"NVIDIA_DRIVER_CAPABILITIES","value":"utility"}],"mounts":[%s],"log_path":"out.log","linux":{}}' \
+    "$NAME" "$image" "$(json_text "$INSIDE")" "$(cri_mounts)" >"$GPUNODE_IN/container.json"
   # shellcheck disable=SC2086  # no word at all for the default handler
   cri_attempt_pod=$(cri_ runp $cri_attempt_handler "$GPUNODE_IN/pod.json") ||
     { check "$cri_attempt_id" failed "no pod sandbox: $(last_line "$cri_attempt_pod")" "$(log_of containerd), on the node"; return 0; }
@@ -206,6 +317,9 @@ cri_attempt() {
   cri_ rmp -f "$cri_attempt_pod" >/dev/null
   return "$cri_attempt_ended"
 }
+
+# cri_mounts: where the toolkit's configuration takes no variables, what asks for the GPUs
+cri_mounts() { [ "$(how_to_ask)" != mount ] || printf '{"container_path":"%s/all","host_path":"/dev/null","readonly":true}' "$BY_MOUNT"; }
 
 # cri_container HANDLER EXPECTED: the container in the pod of cri_attempt
 # sets: cri_attempt_said cri_container_id
@@ -315,15 +429,17 @@ docker_check() {
   what=$1 expected=$2 used_for=
   shift 2
   id=docker.$what
+  _docker_check_how=${*:-by default}
+  [ "$(how_to_ask)" != mount ] || set -- "$@" -v "/dev/null:$BY_MOUNT/all:ro"
   made=$(docker_ create --name "$NAME-$what" --network none -e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=utility \
-    "$@" "$image" /bin/sh -c "$INSIDE") || { check "$id" failed "docker create ${*:-by default} fails: $(last_line "$made")" "docker info shows the runtimes; gpunode provision"; return; }
+    "$@" "$image" /bin/sh -c "$INSIDE") || { check "$id" failed "docker create $_docker_check_how fails: $(last_line "$made")" "docker info shows the runtimes; gpunode provision"; return; }
   used=$(docker_ inspect -f '{{.HostConfig.Runtime}}' "$NAME-$what")
   if [ -z "$expected" ] || [ "$used" = "$expected" ]; then
     # --gpus all has docker's own hook, whatever the runtime is
     [ "$what" = default ] || used_for=nvidia
-    judge "$id" "$(docker_ start -a "$NAME-$what")" "docker (${*:-by default}, runtime $used)" "${used_for:-$used}"
+    judge "$id" "$(docker_ start -a "$NAME-$what")" "docker ($_docker_check_how, runtime $used)" "${used_for:-$used}"
   else
-    check "$id" failed "docker ${*:-by default} took the runtime $used, not $expected" "gpunode provision rewrites daemon.json"
+    check "$id" failed "docker $_docker_check_how took the runtime $used, not $expected" "gpunode provision rewrites daemon.json"
   fi
   docker_ rm -f "$NAME-$what" >/dev/null
 }

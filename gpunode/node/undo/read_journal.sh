@@ -69,6 +69,38 @@ files() {
   done
 }
 
+MOST_OF_A_FILE=262144 # bytes; a larger one that two have written is not taken apart
+
+# versions: of files that somebody else has written between gpunode's changes or since, all that is known of their bytes
+versions() {
+  for plan in "$GPUNODE_STATE"/backup/*/plan; do
+    id=${plan%/plan} id=${id##*/}
+    [ ! -e "$plan" ] || awk -F '\t' -v id="$id" -v at="${id##*-files-}" '{ print at + 0 "\t" id "\t" $1 "\t" $3 "\t" $4 "\t" $8 }' "$plan"
+  done | sort -t "$TAB" -k 1,1n >"$GPUNODE_IN/.plans"
+  cut -f 6 "$GPUNODE_IN/.plans" | sort -u | while IFS= read -r path; do
+    if [ -e "$path" ]; then sum=$(sha256sum <"$path") && printf '%s\t%s\n' "${sum%% *}" "$path"; else printf 'absent\t%s\n' "$path"; fi
+  done >"$GPUNODE_IN/.present"
+  awk -F '\t' '
+    FILENAME == ARGV[1] { now[$2] = $1; next }
+    $6 in last && last[$6] != "any" && last[$6] != $4 { theirs[$6] }
+    { last[$6] = $5; row[++n] = $2 "\t" $3 "\t" $6; path[n] = $6 }
+    END {
+      for (one in last) if (last[one] != "any" && last[one] != now[one]) theirs[one]
+      for (i = 1; i <= n; i++) if (path[i] in theirs) print row[i]
+    }' "$GPUNODE_IN/.present" "$GPUNODE_IN/.plans" >"$GPUNODE_IN/.theirs"
+  while IFS=$TAB read -r id n path; do
+    for kind in old new; do
+      copy=$GPUNODE_STATE/backup/$id/$n.$kind
+      [ -f "$copy" ] && [ "$(wc -c <"$copy")" -le "$MOST_OF_A_FILE" ] || continue
+      report version "$id/$n.$kind" "$path" "$(coded "$copy")"
+    done
+  done <"$GPUNODE_IN/.theirs"
+  cut -f 3 "$GPUNODE_IN/.theirs" | sort -u | while IFS= read -r path; do
+    grep -Fqx "$path" "$GPUNODE_IN/.contents" || [ ! -f "$path" ] || [ "$(wc -c <"$path")" -gt "$MOST_OF_A_FILE" ] ||
+      report content "$path" "$(coded "$path")"
+  done
+}
+
 services() {
   for unit in $(states enabled); do report enabled "$unit" "$(systemctl is-enabled "$unit" 2>/dev/null || :)"; done
   for unit in $(states active); do
@@ -161,6 +193,7 @@ damage
 : >"$GPUNODE_IN/.paths"
 : >"$GPUNODE_IN/.contents"
 files
+versions
 services
 kernel
 accounts

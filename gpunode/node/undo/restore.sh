@@ -157,6 +157,13 @@ half_written() {
   done
 }
 
+# keep_copies, remove_copies: what an uninstall has left because somebody wrote some of it is kept by later ones, too
+keep_copies() { for _copies_of in "$GPUNODE_STATE"/backup/*/; do [ ! -d "$_copies_of" ] || : >"${_copies_of}kept"; done; }
+remove_copies() {
+  for _copies_of in "$GPUNODE_STATE"/backup/*/; do [ -e "${_copies_of}kept" ] || rm -rf "$_copies_of"; done
+  rmdir "$GPUNODE_STATE/backup" 2>/dev/null || :
+}
+
 # close_journal: all is as it was; the copies are of no more use after an uninstall
 close_journal() {
   verb=$(word close)
@@ -165,7 +172,7 @@ close_journal() {
     uninstall)
       journal uninstall 'done'
       half_written
-      [ -n "$(requested keep)" ] || rm -rf "$GPUNODE_STATE/backup"
+      if [ -n "$(requested keep)" ]; then keep_copies; else remove_copies; fi
       ;;
     *) journal "$verb" 'done' ",\"to\":$(json_text "$(word to)")" ;;
   esac

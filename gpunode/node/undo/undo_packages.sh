@@ -91,10 +91,11 @@ dnf_remnants() { :; }
 dnf_purge() { :; }
 dnf_depends() { rpm_depends; }
 dnf_edited() { :; }
+# A branch of the driver is a stream of a module on EL: what is in one that is not enabled is there as well.
 dnf_available() {
   dnf_options
-  # shellcheck disable=SC2046  # an option or none: dnf 5 shows all versions, and does not know it
-  dnf_unlocked -q -C repoquery $(is_dnf5 || echo --showduplicates) --qf '%{name} %{version}-%{release}\n' "$@" 2>/dev/null | grep . # dnf 5 adds no line end
+  # shellcheck disable=SC2046  # options or one: dnf 5 shows all versions, and knows neither
+  dnf_unlocked -q -C repoquery $(if is_dnf5; then echo '--setopt=*.module_hotfixes=1'; else echo --showduplicates --disable-modular-filtering; fi) --qf '%{name} %{version}-%{release}\n' "$@" 2>/dev/null | grep . # dnf 5 adds no line end
 }
 
 zypper_marks() {

@@ -8,6 +8,7 @@ from typing import ClassVar
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, combined_results, result_of
 
 TRIES = 3
+AGAIN = 2  # times that it is looked whether all is as it was
 
 
 class ActionModule(NodeAction):
@@ -16,6 +17,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"what": {"type": "dict", "default": {}}}
 
     def act(self, args):
+        from gpunode.core.undo.compare import differences
         from gpunode.core.undo.requests import close_request, parse_undo_request
 
         if not args["what"]:
@@ -30,13 +32,20 @@ class ActionModule(NodeAction):
         if result.get("failed"):
             return result
         if not self.check and scope.records:
-            back = self._back(request, scope.to)[2] if not back.nothing else back
-            if not back.nothing:
-                return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, result)}
+            planned = back
+            for _ in range(AGAIN):
+                recall, scope, back = self._back(request, scope.to)
+                if result.get("warnings") or not _settings_alone(back):
+                    break
+                result = combined_results(result, self._undo(back)[1])  # scripts of packages have stopped units, say
+            different = differences(recall, scope, [*planned.notes, *back.notes])
+            if result.get("failed") or not back.nothing or different:
+                return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, different, result)}
+            result["stays"] = bool(planned.notes or planned.theirs or back.notes or back.theirs)
+            keep = result["stays"] or recall.damage.partial
             if not request.parts:
-                self.node(
-                    "restore.sh", close_request(request, scope.to, keep=bool(back.notes or recall.damage.partial))
-                )
+                self.node("restore.sh", close_request(request, scope.to, keep=keep))
+        result["notes"] = list(dict.fromkeys(result["notes"]))
         return result | {"msg": _message(recall, scope, result)}
 
     def _signature(self):
@@ -127,12 +136,21 @@ class ActionModule(NodeAction):
         )
 
 
-def _left(back, result):
+def _settings_alone(back):
+    """Whether something is to be done, and nothing but units and settings."""
     from gpunode.core.undo.requests import undo_requests
 
-    left = ", ".join(ask.title.lower() for ask in undo_requests(back))
+    asks = undo_requests(back)
+    return bool(asks) and not back.problems and all(ask.script == "restore.sh" for ask in asks)
+
+
+def _left(back, different, result):
+    from gpunode.core.undo.requests import undo_requests
+
+    to_do = ", ".join(ask.title.lower() for ask in undo_requests(back))
+    left = "; ".join([*different, *([f"still to do: {to_do}"] if to_do else [])])
     fix = "reboot the node, then run it again" if result.get("warnings") else "run it again and see the log"
-    return {"msg": f"done, but not all is as it was: still to do: {left}", "fix": fix}
+    return {"msg": f"done, but not all is as it was: {left}", "fix": fix}
 
 
 def _message(recall, scope, result):
@@ -142,4 +160,5 @@ def _message(recall, scope, result):
         return "nothing to undo: gpunode has changed nothing here"
     if not result.get("changes"):
         return "nothing to undo: the node is as it was"
-    return f"as it was after run {scope.to}" if scope.to else "as it was before gpunode"
+    state = f"as it was after run {scope.to}" if scope.to else "as it was before gpunode"
+    return f"{state}, but for what the notes name" if result.get("stays") else state

@@ -5,6 +5,7 @@
 umask 022 # the kernel's own files can be read by all, whoever loads a module
 lab=${GPUNODE_LAB_ROOT:-/lab}
 table=$lab/standin-gpus
+vendor=/opt/nvidia # NVIDIA's own programs, where the lab was given some
 refusal=
 # shellcheck source=gpunode/lab/standins/node/usr/local/lib/gpunode-lab/mig.sh
 . /usr/local/lib/gpunode-lab/mig.sh
@@ -69,10 +70,27 @@ load() {
 
 # uevent DEVPATH: what the machine's udev would run for what was added there
 uevent() {
-    cat /etc/udev/rules.d/*.rules /usr/lib/udev/rules.d/*nvidia*.rules 2>/dev/null |
-        sed -n "s|^ACTION==\"add\", DEVPATH==\"$1\", RUN+=\"\(.*\)\"\$|\1|p" | while read -r command; do
+    rules=$(cat /etc/udev/rules.d/*.rules /usr/lib/udev/rules.d/*nvidia*.rules 2>/dev/null)
+    echo "$rules" | sed -n "s|^ACTION==\"add\", DEVPATH==\"$1\", RUN+=\"\(.*\)\"\$|\1|p" | while read -r command; do
         sh -c "$command" </dev/null >/dev/null 2>&1
     done
+    wanted=$(echo "$rules" | sed -n "s|^ACTION==\"add\", DEVPATH==\"$1\", .*ENV{SYSTEMD_WANTS}=\"\(.*\)\"\$|\1|p")
+    [ -z "$wanted" ] || appear "$wanted"
+}
+
+# appear UNITS: what the device's unit would want, by a target, also of a systemd that is yet to start
+target=gpunode-lab-device.target
+appear() {
+    mkdir -p /run/systemd/system/multi-user.target.wants
+    printf '[Unit]\nDescription=NVIDIA driver, in place of its device (gpunode lab)\nWants=%s\n' "$1" >"/run/systemd/system/$target"
+    ln -sf "../$target" "/run/systemd/system/multi-user.target.wants/$target"
+    [ ! -e /run/systemd/private ] || { systemctl daemon-reload && systemctl start --no-block "$target"; } >/dev/null 2>&1
+}
+
+vanish() {
+    [ -e "/run/systemd/system/$target" ] || return 0
+    rm -f "/run/systemd/system/$target" "/run/systemd/system/multi-user.target.wants/$target"
+    systemctl stop "$target" >/dev/null 2>&1 && systemctl daemon-reload
 }
 
 # enter NAME FILE: the module's folder in /sys/module, its line in /proc/modules, and its holds on those it needs
@@ -101,9 +119,9 @@ holders() { (cd "$lab/sys/module/$1/holders" 2>/dev/null && ls) | tr '\n' ' ' | 
 write_modules() {
     for folder in "$lab"/sys/module/*/; do
         [ -e "$folder/refcnt" ] || continue
-        name=$(basename "$folder")
-        users=$(holders "$name" | tr ' ' ,)
-        echo "$name 65536 $(cat "$folder/refcnt") ${users:--}${users:+,} Live 0x0000000000000000"
+        listed=$(basename "$folder") # not `name`: that is the caller's
+        users=$(holders "$listed" | tr ' ' ,)
+        echo "$listed 65536 $(cat "$folder/refcnt") ${users:--}${users:+,} Live 0x0000000000000000"
     done >"$lab/standin-modules.new"
     cat "$lab/standin-modules.new" >"$lab/proc/modules"
     rm -f "$lab/standin-modules.new"
@@ -170,6 +188,7 @@ start_nvidia() {
     for slot in $(unbound 0x0680); do bind nvidia-nvswitch "$slot"; done
     fill_proc "$version" "$flavour"
     node nvidiactl 195 255
+    give_table "$version"
     log "NVRM: loading NVIDIA UNIX $(banner "$flavour")  $version  Release Build"
 }
 
@@ -188,7 +207,10 @@ fill_proc() {
         echo "NVRM version: NVIDIA UNIX $(banner "$2")  $1  Release Build  (gpunode lab stand-in)"
         echo "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)"
     } >"$proc/version"
-    printf 'ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileMode: 438\nEnableGpuFirmware: 18\n' >"$proc/params"
+    # NVIDIA's own hooks in containers, which have no /proc/driver/nvidia here, leave it alone when it is 0
+    modify=1
+    [ ! -x "$vendor/nvidia-cdi-hook" ] || modify=0
+    printf 'ResmanDebugLevel: 4294967295\nModifyDeviceFiles: %s\nDeviceFileUID: 0\nDeviceFileMode: 438\nEnableGpuFirmware: 18\n' "$modify" >"$proc/params"
     for option in $options; do # of two the last one counts, and what the module does not know is only told to dmesg
         parameter=${option%%=*} parameter=${parameter#NVreg_}
         sed -i "s|^$parameter: .*|$parameter: ${option#*=}|" "$proc/params"
@@ -205,12 +227,26 @@ fill_proc() {
         mig_start "$slot"
         minor=$((minor + 1))
     done
+    mkdir -p "$lab/proc/driver/nvidia-caps" && all_minors "$minor" >"$lab/proc/driver/nvidia-caps/mig-minors"
+}
+
+# give_table VERSION: into the driver's files that containers get, which have no /lab: the GPUs, at the end of the library
+# that is a fake NVML, or of nvidia-smi where that is a script
+give_table() {
+    for file in /usr/bin/nvidia-smi /usr/lib/*-linux-gnu/libnvidia-ml.so."$1" /usr/lib64/libnvidia-ml.so."$1" \
+        /usr/lib/libnvidia-ml.so."$1"; do
+        [ -f "$file" ] && [ -w "$file" ] || continue
+        case $file in */nvidia-smi) [ "$(head -c 2 "$file")" = '#!' ] || continue ;; *) grep -q nvmlInit "$file" || continue ;; esac
+        ! grep -aq '^#gpu.0000:' "$file" || continue
+        { echo && sed 's/^/#gpu\t/' "$table"; } >>"$file"
+    done
 }
 
 stop_nvidia() {
     unbind_all nvidia
     unbind_all nvidia-nvswitch
-    rm -rf "$lab/proc/driver/nvidia"
+    rm -rf "$lab/proc/driver/nvidia" "$lab/proc/driver/nvidia-caps"
     rm -rf /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-caps
+    vanish
     log "NVRM: unloaded"
 }

@@ -33,7 +33,7 @@ holds() {
 # mig_set SLOT 0|1: what `nvidia-smi -mig` does and says
 mig_set() {
     if [ "$2" = 1 ]; then word=Enabled verb=enable; else word=Disabled verb=disable; fi
-    can "$1" || { echo "Unable to $verb MIG Mode for GPU $(bus "$1"): Not Supported"; echo "Terminating early due to previous errors."; return 19; }
+    can "$1" || { echo "Unable to $verb MIG Mode for GPU $(bus "$1"): Not Supported"; echo "Treating as warning and moving on."; return 0; }
     put_mode "$1" pending "$word"
     [ "$(mig_mode "$1" current)" != "$word" ] || { echo "$word MIG Mode for GPU $(bus "$1")"; return; }
     if [ "$2" = 0 ] && [ -n "$(ls "$lab/mig/$1/gi")" ]; then
@@ -139,7 +139,7 @@ create_instance() {
     done
     printf 'Unable to create a GPU instance on GPU %2s using profile %s: Insufficient Resources\n' "$2" "$id"
     echo 'Failed to create GPU instances: Insufficient Resources'
-    return 19
+    return 23
 }
 
 create_compute() {
@@ -217,6 +217,13 @@ table() {
     echo "$rows"
 }
 
+# without_mig VERB BRANCH: what it says where MIG is off everywhere; on, where it then still lists profiles
+without_mig() {
+    case $1:$(($2 >= 550)) in lgip:1 | lgipp:1) return ;; esac
+    echo 'No MIG-enabled devices found.'
+    case $1:$(($2 >= 550)) in lgi:1 | lci:1) exit 0 ;; *) exit 6 ;; esac
+}
+
 with_mig() { [ "$(mig_mode "$1" current)" != Enabled ] || "$function" "$1" "$2"; }
 
 # mig_command ARGUMENT…: nvidia-smi mig …
@@ -238,7 +245,7 @@ mig_command() {
         shift
     done
     function='echo'
-    [ -n "$(each with_mig)" ] || [ "$verb" = lgip ] || [ "$verb" = lgipp ] || { echo 'No MIG-enabled devices found.'; exit 6; }
+    [ -n "$(each with_mig)" ] || without_mig "$verb" "${branch:-550}"
     case $verb in
     lgi) what='GPU instances' && table instance_rows \
         '+-------------------------------------------------------+' '| GPU instances:                                        |' \
@@ -299,6 +306,18 @@ mig_minors() {
             echo "gpu$gpu/gi$gi/ci0/access $(capability "$slot" "$gi" 0)"
         done
     done <"$lab/standin-gpus"
+}
+
+# all_minors GPUS: /proc/driver/nvidia-caps/mig-minors of a driver that has so many: those that capability gives
+all_minors() {
+    awk -v gpus="$1" 'BEGIN {
+        print "config 1"; print "monitor 2"
+        for (gpu = 0; gpu < gpus; gpu++) for (gi = 0; gi < 15; gi++) {
+            number = 3 + gpu * 150 + gi * 10
+            printf "gpu%d/gi%d/access %d\n", gpu, gi, number
+            for (ci = 0; ci < 8; ci++) printf "gpu%d/gi%d/ci%d/access %d\n", gpu, gi, ci, number + ci + 1
+        }
+    }'
 }
 
 # mig_devices SLOT INDEX: the lines of `nvidia-smi -L` below a GPU

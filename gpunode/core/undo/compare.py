@@ -1,0 +1,61 @@
+"""After an undo: is each thing that the journal names as it was before?  By what the node says, not by the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpunode.core.undo.history import ABSENT
+from gpunode.core.undo.journal import JournalSnapshot
+from gpunode.core.undo.packages import versions_before
+from gpunode.core.undo.plan import Scope, files_before, is_again, states_before
+
+_GONE = {"absent": "not there", "present": "there", "": "not set"}
+
+
+def differences(recall: JournalSnapshot, scope: Scope, notes: Sequence[str] = ()) -> list[str]:
+    """What is not as it was before the records of `scope`, in words.
+
+    What a note of the plan names has its reason there, and stays.
+    """
+    found = [*_files(recall, scope), *_packages(recall, scope), *_states(recall, scope), *_driver(recall, scope)]
+    named = "\n".join(notes)
+    return [text for thing, text in found if thing not in named]
+
+
+def _files(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
+    for path, wanted in files_before(recall, scope).items():
+        now = recall.files.get(path, ABSENT)
+        if now != wanted:
+            yield path, f"{path} {_is_and_was(now, wanted)}"
+
+
+def _is_and_was(now: str, wanted: str) -> str:
+    if wanted == ABSENT:
+        return "is there, and was not"
+    return "is gone, and was there" if now == ABSENT else "is another one than before"
+
+
+def _packages(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
+    for name, version in versions_before(scope.records).items():
+        now = recall.packages.get(name, (ABSENT, ""))[0]
+        if now != version:
+            yield name, f"{name} is {_GONE.get(now, now)}, and was {_GONE.get(version, version)}"
+
+
+def _states(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
+    for (kind, name), was in states_before(recall, scope).items():
+        now = recall.states.get((kind, name))
+        if now is not None and not is_again(kind, now, was):
+            what = {"module": "the module ", "stream": "the stream of ", "alternative": "/usr/local/"}.get(kind, "")
+            yield name, f"{what}{name} is {_GONE.get(now, now)}, and was {_GONE.get(was, was)}"
+
+
+def _driver(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
+    """Where all of gpunode goes: the driver that was loaded before it came, by the baseline."""
+    baseline = next((r for r in scope.known if r.op == "baseline"), None)
+    was = baseline.more.get("driver") if baseline else None
+    touched = any(
+        r.op in ("packages", "runfile") or (r.op == "state" and r.more["kind"] == "module") for r in scope.records
+    )
+    if scope.whole and touched and was == "" and recall.driver:
+        yield "nvidia", f"the driver {recall.driver} is loaded, and none was"

@@ -1,0 +1,72 @@
+# Lab stand-in: what NVIDIA's runtime and its hook give a container; read by their stand-ins.
+# shellcheck shell=sh
+# Callers set: `config`, the container's specification, and `environment`, its NVIDIA_* variables.
+settings=/etc/nvidia-container-runtime/config.toml
+migs=/run/nvml-mig
+mounted=/var/run/nvidia-container-devices
+
+# setting KEY DEFAULT: above the first table of the toolkit's configuration
+setting() {
+    found=$(sed -n '/^ *\[/q; s/^ *'"$1"' *= *\([a-z]*\).*/\1/p' "$settings" 2>/dev/null)
+    echo "${found:-$2}"
+}
+
+# wish: the GPUs that a container asks for, as the real one decides (internal/config/image/cuda_image.go, VisibleDevices):
+# by mounts, where the configuration accepts those; else by the variable, where the container is privileged or the
+# configuration accepts it of others, too
+wish() {
+    if [ "$(setting accept-nvidia-visible-devices-as-volume-mounts false)" = true ]; then
+        # shellcheck disable=SC2154 # the caller's
+        by_mounts=$(tr -d ' \n\t' <"$config" | grep -o "{\"destination\":\"$mounted/[^}]*\"source\":\"/dev/null\"" |
+            sed "s|{\"destination\":\"$mounted/||; s|\".*||" | paste -s -d , -)
+        [ -z "$by_mounts" ] || { echo "$by_mounts"; return; }
+    fi
+    privileged=$(grep -c '"CAP_SYS_ADMIN"' "$config")
+    [ "$privileged" != 0 ] || [ "$(setting accept-nvidia-visible-devices-envvar-when-unprivileged true)" = true ] || return
+    # shellcheck disable=SC2154 # the caller's
+    echo "$environment" | tr ' ' '\n' | sed -n 's/^NVIDIA_VISIBLE_DEVICES=//p' | tail -n 1
+}
+
+# gpu_files WISH FORMAT: the device files that it asks for: path, major, minor; and those of the driver with them
+gpu_files() {
+    index=0 given=''
+    for device in /dev/nvidia[0-9]*; do
+        [ -e "$device" ] || continue
+        uuid=$(nvidia-smi --id="$index" --query-gpu=uuid --format=csv,noheader 2>/dev/null)
+        for mig in $(echo "$1" | tr , ' '); do # the GPU that the instance is of
+            ! grep -qs "^mig $index .* $mig\$" "$migs" || uuid=$mig
+        done
+        case ,$1, in
+        *,all,* | *,"$index",* | *,"${uuid:-none}",*)
+            given=1
+            # shellcheck disable=SC2046,SC2059 # two numbers, and a format of ours
+            printf "$2" "$device" $(stat -c '0x%t 0x%T' "$device")
+            ;;
+        esac
+        index=$((index + 1))
+    done
+    [ -n "$given" ] || return 0
+    for device in /dev/nvidiactl /dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia-modeset; do
+        # shellcheck disable=SC2046,SC2059
+        [ ! -c "$device" ] || printf "$2" "$device" $(stat -c '0x%t 0x%T' "$device")
+    done
+}
+
+# driver_files: the programs and libraries of the loaded driver, as nvidia-ctk finds them (pkg/nvcdi/driver-nvml.go)
+driver_files() {
+    loaded=$(cat /sys/module/nvidia/version 2>/dev/null) || return 0
+    for file in nvidia-smi nvidia-debugdump nvidia-persistenced nvidia-cuda-mps-control nvidia-cuda-mps-server \
+        nvidia-imex nvidia-imex-ctl; do
+        command -v "$file"
+    done
+    for file in /usr/lib/*-linux-gnu/lib*.so."$loaded" /usr/lib64/lib*.so."$loaded" /usr/lib/lib*.so."$loaded"; do
+        [ ! -f "$file" ] || echo "$file"
+    done
+}
+
+# driver_links: lines LINK TARGET, the names by which the driver's programs ask for its libraries
+driver_links() {
+    driver_files | while read -r file; do
+        case $file in */libnvidia-ml.so.* | */libcuda.so.* | */libnvidia-cfg.so.*) echo "${file%%.so.*}.so.1 ${file##*/}" ;; esac
+    done
+}

@@ -1,0 +1,117 @@
+"""A lab node that is set up and taken back, and photos of it in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DAEMON = "/etc/docker/daemon.json"
+TREE = (Path(__file__).parent / "tree.sh").read_text()
+STATES = """
+lsmod | cut -d ' ' -f 1 | sort; cat /sys/module/nvidia/version 2>/dev/null
+systemctl list-units --type=service --state=active --no-legend --plain | cut -d ' ' -f 1 |
+  grep -E 'nvidia|containerd|docker'
+if command -v apt-mark >/dev/null; then
+  apt-mark showhold | sed 's/^/hold /'
+  apt-mark showmanual | sed 's/^/manual /'
+  awk -v RS= '$6 == 1 { print "auto", $2, $4 }' /var/lib/apt/extended_states | sort
+fi
+if command -v dnf >/dev/null; then
+  dnf -q -C repoquery --userinstalled --qf '%{name}' 2>/dev/null | sort
+  sed -n '/^[^#]/s/^/lock /p' /etc/dnf/plugins/versionlock.list 2>/dev/null | sort
+fi
+true"""
+# apt writes its marks in an order of its own, dnf the date beside its locks, and STATES has what they say; a log of
+# DKMS has the date in it
+LEFT_OUT = re.compile(
+    r"\./var/lib/(apt/extended_states |dkms/.*/log/make\.log )|\./etc/dnf/plugins/versionlock\.list [0-9a-f]{64}$"
+    r"|\./usr/lib/sysimage/rpm/rpmdb\.sqlite "  # a database has free pages
+)
+# all processes of gpunode's scripts; %s is a signal
+SIGNAL = (
+    "pkill -%s -x -f 'sh -s'; "  # the main one first: an operation takes milliseconds
+    "for p in /proc/[0-9]*; do "
+    "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -%s ${p#/proc/}; done; true"
+)
+# reads the journal until a line after so many has an operation; a process for each look would be too slow
+AWAIT = """exec 3</var/lib/gpunode/journal.jsonl
+hit='' lines=0 looks=0
+while [ -z "$hit" ] && [ $looks -lt 8000 ]; do
+  looks=$((looks + 1))
+  while IFS= read -r line <&3; do
+    lines=$((lines + 1))
+    case $line in *'"op":"%s"'*) [ $lines -le %d ] || { hit=1; break; } ;; esac
+  done
+  [ "$hit" ] || sleep 0.005
+done
+[ "$hit" ]"""
+
+
+class Node:
+    """One lab node, its spec, and gpunode on it."""
+
+    def __init__(self, lab: Any, run: Any, tmp: Path) -> None:
+        self.lab, self._run = lab, run
+        self.state = {"XDG_STATE_HOME": str(tmp / "state")}  # of one controller, whichever way it is called
+        self.spec = tmp / f"{lab.name}.yml"
+        self.before: list[str] = []
+
+    def provision(self, **spec: Any) -> str:
+        """The name of the run."""
+        self.spec_of(**spec)
+        done = self.json("provision", "-c", self.spec, "--yes")
+        assert done["changed"]
+        return str(done["extra"]["run"])
+
+    def spec_of(self, **spec: Any) -> None:
+        self.spec.write_text(yaml.safe_dump(yaml.safe_load(self.lab.spec.read_text()) | spec))
+
+    def json(self, verb: str, *args: object, exit: int | None = 0) -> dict[str, Any]:
+        done = self._run(verb, "-i", self.lab.inventory, *args, "--format", "json", exit=exit, env=self.state)
+        [host] = json.loads(done.stdout)["hosts"]
+        return dict(host)
+
+    def runs(self) -> list[str]:
+        return [run["name"] for run in self.json("rollback", "--list")["runs"]]
+
+    def sh(self, command: str) -> str:
+        done = self.lab.run(self.lab.nodes[0], command)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return str(done.stdout)
+
+    def photo(self) -> list[str]:
+        """The tree, and what is in force beside it."""
+        tree = [line for line in self.sh(TREE).splitlines() if not LEFT_OUT.match(line)]
+        return [*tree, *self.sh(STATES).splitlines()]
+
+    def differs(self, before: list[str]) -> str:
+        """What is not as in an earlier photo, "" when nothing is."""
+        lines = sorted({*before} ^ {*self.photo()})
+        return "".join(f"{'-' if line in before else '+'} {line}\n" for line in lines)
+
+    def cut_off(self, verb: str, at: str, *, controller: bool, shell: bool) -> None:
+        """Begin `verb`; when the journal has its intent of the operation `at`, kill one of them, or both."""
+        known = len(self.sh("cat /var/lib/gpunode/journal.jsonl").splitlines())
+        spec = ["-c", str(self.spec)] if verb == "provision" else []
+        command = [sys.executable, "-m", "gpunode", verb, "-i", str(self.lab.inventory), *spec, "--yes"]
+        running = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | self.state
+        )
+        # the node itself watches, and stops it there
+        self.sh(f"{AWAIT % (at, known)} && {{ {self.signal('STOP')}; }}")
+        if controller:
+            running.kill()
+        self.sh(self.signal("KILL" if shell else "CONT"))
+        printed, _ = running.communicate(timeout=120)
+        assert running.returncode != 0, printed
+
+    @staticmethod
+    def signal(name: str) -> str:
+        return SIGNAL.replace("%s", name)

@@ -1,0 +1,211 @@
+"""What somebody wrote between two runs is theirs: it is in the file after an undo, or in a copy that a note names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from journal_text import THEIRS, back, line, packages, recall_text, state, wrote
+from undo_model import Fake, Real, take_back
+
+from gpunode.core.edits import RuntimeRequest, configure_runtime
+from gpunode.core.edits.undo import record
+from gpunode.core.undo.journal import after_run, parse_snapshot, signature, standing
+from gpunode.core.undo.summary import summary
+
+DAEMON, CONFIG = "/etc/docker/daemon.json", "/etc/containerd/config.toml"
+WHO = {"run": "r1", "part": "runtime"}
+
+
+def configure(node: Fake, request: RuntimeRequest, unit: str) -> None:
+    path = request.config
+    data = node.read(path)
+    edit = configure_runtime({} if data is None else {path: data}, request)
+    node.commit(dict(edit.changes), undo=edit.undo, unit=unit, who=WHO)
+
+
+def docker(default: str) -> RuntimeRequest:
+    return RuntimeRequest(runtime="docker", version="28.5.2", config=DAEMON, default_runtime=default)  # type: ignore[arg-type]
+
+
+def test_settings_that_an_administrator_made_between_two_runs_stay_in_daemon_json() -> None:
+    node = Fake()
+    configure(node, docker("keep"), "docker.service")
+    theirs = b'"registry-mirrors": ["https://mirror.example"], "log-opts": {"max-size": "10m"}, '
+    node.person_writes(DAEMON, (node.read(DAEMON) or b"").replace(b"{", b"{" + theirs, 1))
+    configure(node, docker("nvidia"), "docker.service")
+    done = take_back(node, "uninstall")
+    assert json.loads(node.read(DAEMON) or b"") == {
+        "registry-mirrors": ["https://mirror.example"],
+        "log-opts": {"max-size": "10m"},
+    }
+    assert done.plan.notes == (f"{DAEMON}: somebody has changed it since; their lines stay",)
+    assert done.kept and node.kept()
+
+
+def test_a_file_that_has_nothing_of_gpunode_any_more_is_not_removed() -> None:
+    node = Fake()
+    configure(node, docker("keep"), "docker.service")
+    theirs = b'{\n  "log-opts": {"max-size": "10m"}\n}\n'
+    node.person_writes(DAEMON, theirs)
+    configure(node, docker("nvidia"), "docker.service")
+    node.person_writes(DAEMON, theirs)
+    take_back(node, "uninstall")
+    assert node.read(DAEMON) == theirs
+
+
+def test_a_registry_that_an_administrator_added_between_two_runs_stays_in_containerd() -> None:
+    before = b'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "pause"\n'
+    theirs = b'\n[plugins."io.containerd.grpc.v1.cri".registry]\n  config_path = "/etc/containerd/certs.d"\n'
+    node = Fake(files={CONFIG: before})
+    request = RuntimeRequest(runtime="containerd", version="1.7.34", config=CONFIG, default_runtime="keep")
+    configure(node, request, "containerd.service")
+    first = node.read(CONFIG) or b""
+    node.person_writes(CONFIG, first.replace(b"/usr/bin/nvidia", b"/opt/nvidia") + theirs)
+    configure(node, request, "containerd.service")
+    done = take_back(node, "uninstall")
+    assert (node.read(CONFIG) or b"").split() == (before + theirs).split()
+    assert [note for note in done.notes if CONFIG in note] and done.kept
+
+
+def test_lines_beside_a_file_that_gpunode_wrote_as_a_whole_stay() -> None:
+    path = "/etc/modprobe.d/gpunode.conf"
+    node = Fake()
+    node.commit({path: b"blacklist nouveau\n"}, who=WHO)
+    node.person_writes(path, b"blacklist nouveau\noptions nvidia NVreg_X=1\n")
+    done = take_back(node, "uninstall")
+    assert node.read(path) == b"options nvidia NVreg_X=1\n"
+    assert done.notes == (f"{path}: somebody has changed it since; their lines stay",)
+
+
+def test_a_version_that_gpunode_wrote_over_is_in_a_copy_that_is_named_and_kept() -> None:
+    path = "/etc/modprobe.d/gpunode.conf"
+    node = Fake()
+    node.commit({path: b"a\nb\n"}, who=WHO)
+    node.person_writes(path, b"a\nmine\nb\n")
+    node.commit({path: b"a\nc\n"}, who=WHO)
+    done = take_back(node, "uninstall")
+    assert node.read(path) is None
+    [note] = done.notes
+    assert "files-000002/0.old" in note and b"a\nmine\nb\n" in node.kept()
+
+
+def test_a_value_that_somebody_set_between_two_runs_comes_back() -> None:
+    key = ("sysctl", "net.ipv4.ip_forward")
+    journal = [state(*key, "0", "1"), state(*key, "5", "1")]
+    assert back(recall_text(journal, states={key: "1"})).settings == {"sysctl": {key[1]: "5"}}
+
+
+def test_a_version_that_somebody_installed_between_two_runs_comes_back() -> None:
+    journal = [packages("p1", changed={"a": ("1", "2")}), packages("p2", changed={"a": ("3", "4")})]
+    found = back(recall_text(journal, installed={"a": "4"}, available={"a": ["1", "3"]}))
+    assert [item["version"] for item in found.packages.install] == ["3"]
+
+
+def test_configuration_that_somebody_and_gpunode_have_edited_is_not_purged_with_its_package() -> None:
+    path = "/etc/a.conf"
+    journal = [packages("p1", added={"a": "1"}), *wrote("t1", (path, "1" * 64, "2" * 64))]
+    text = recall_text(journal, files={path: THEIRS}, installed={"a": "1"}, more=[("edited", "a", path)])
+    assert back(text).packages.value == {"remove": ["a"], "keep": [path]}
+
+
+def test_copies_that_an_uninstall_has_left_are_left_by_the_next_one(tmp_path: Path) -> None:
+    node = Real(tmp_path / "node", keep=2)
+    path = f"{node.root}/etc/whole.conf"
+    node.commit({path: b"a\nb\n"}, who=WHO)
+    node.person_writes(path, b"a\nmine\nb\n")
+    for n in range(6):  # more transactions than copies are kept of
+        node.commit({path: b"a\n%d\n" % n}, who=WHO)
+    take_back(node, "uninstall")
+    assert b"a\nmine\nb\n" in node.kept()
+    node.commit({path: b"a\n"}, who=WHO)
+    take_back(node, "uninstall")
+    assert b"a\nmine\nb\n" in node.kept()
+
+
+def test_scripts_take_a_persons_lines_out_of_an_edit_of_two_runs(tmp_path: Path) -> None:
+    node = Real(tmp_path / "node")
+    path = f"{node.root}/etc/edited.conf"
+    node.person_writes(path, b"1\n2\n3\n4\n5\n6\n")
+    for old, new in ((b"2\n", b"2\ngpunode a\n"), (b"5\n", b"5\ngpunode b\n")):
+        was = node.read(path) or b""
+        now = was.replace(old, new)
+        node.commit({path: now}, undo={path: record(was, now)}, who=WHO)
+        node.person_writes(path, now.replace(b"6\n", b"6\nmine\n"))
+    done = take_back(node, "uninstall")
+    assert node.read(path) == b"1\n2\n3\n4\n5\n6\nmine\nmine\n"
+    assert done.notes == (f"{path}: somebody has changed it since; their lines stay",)
+
+
+# ---------------------------------------------------------------- runs
+
+C = {"controller": "c1"}
+PIECES = [
+    packages("p1", added={"nvidia-open": "580.178.04-1"}, run="r1", **C),
+    line("run", id="e1", run="r1"),
+    packages("p2", phase="failed", changed={"nvidia-open": ("580.178.04-1", "595.91.07-1")}, run="r2", **C),
+    state("module", "nvidia", "loaded", "absent", run="r3", **C),
+    state("module", "nvidia", "absent", "loaded", run="r4", **C),
+    line("run", id="e2", run="r4"),
+]
+
+
+def test_a_run_that_was_cut_off_and_those_that_went_on_are_one_run() -> None:
+    records = parse_snapshot(recall_text(PIECES)).records
+    first, second = standing(records)
+    assert (first.name, second.names, second.name, second.state) == ("r1", ("r2", "r3", "r4"), "r4", "done")
+    assert after_run(records, None) == (first.last + 1, "r1")
+    assert {after_run(records, name)[1] for name in ("r2", "r3", "r4")} == {"r4"}, "no half of it is gone back to"
+    assert summary(records[second.first : second.last + 1]) == ("driver 580.178.04 → 595.91.07, 1 package, 1 setting")
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [(PIECES[:3], "interrupted"), ([*PIECES[:3], line("run", id="e", phase="failed", run="r2")], "failed")],
+)
+def test_a_run_without_a_good_end_is_named_so(lines: list[dict[str, object]], state: str) -> None:
+    assert standing(parse_snapshot(recall_text(lines)).records)[-1].state == state
+
+
+def test_playbooks_that_say_no_end_are_runs_of_their_own() -> None:
+    lines = [packages("p1", added={"a": "1"}, run="r1"), packages("p2", added={"b": "1"}, run="r2")]
+    assert [run.name for run in standing(parse_snapshot(recall_text(lines)).records)] == ["r1", "r2"]
+
+
+def test_the_beginning_of_a_name_will_do() -> None:
+    names = ("20261124T184019Z-aa0000", "20261124T184624Z-07e559")
+    records = parse_snapshot(recall_text([packages(f"p{n}", added={"a": "1"}, run=n) for n in names])).records
+    assert after_run(records, "20261124T1840")[1] == names[0]
+    with pytest.raises(Exception, match="several runs of this node begin with '20261124T18'"):
+        after_run(records, "20261124T18")
+
+
+def test_what_a_later_run_finishes_belongs_to_the_run_that_began_with_it() -> None:
+    lines = [*wrote("t1", ("/etc/x", "absent", "2" * 64), run="r1")]
+    lines[1] |= {"run": "r2", "part": "rollback"}
+    [run] = standing(parse_snapshot(recall_text(lines)).records)
+    assert run.name == "r1"
+
+
+@pytest.mark.parametrize(
+    ("journal", "ended", "written"),
+    [
+        ('{"v":1,"id":"p1","op":"packages","phase":"done","run":"r1"}', "done", "done"),
+        ('{"v":1,"id":"p1","op":"packages","phase":"done","run":"r1"}', "failed", "failed"),
+        ('{"v":1,"id":"p1","op":"packages","phase":"done","run":"r1"}', "", ""),
+        ('{"v":1,"id":"p1","op":"packages","phase":"done","run":"r0"}', "done", ""),
+        ('{"v":1,"id":"u1","op":"uninstall","phase":"done","run":"r1"}', "done", ""),
+    ],
+    ids=["done", "failed", "cut off", "changed nothing here", "after an uninstall a baseline comes"],
+)
+def test_the_end_of_a_run_is_in_the_journal_of_a_node_that_it_changed(
+    journal: str, ended: str, written: str, tmp_path: Path
+) -> None:
+    node = Real(tmp_path / "node")
+    node.state.mkdir()
+    (node.state / "journal.jsonl").write_text(f"{journal}\n")
+    node.run("release.sh", signature(run="r1", controller="c1", generation="7", ended=ended))
+    lines = [json.loads(text) for text in (node.state / "journal.jsonl").read_text().splitlines()]
+    assert [one["phase"] for one in lines[1:]] == ([written] if written else [])
+    assert all((one["op"], one["run"], one["controller"]) == ("run", "r1", "c1") for one in lines[1:])
