@@ -138,12 +138,9 @@ class DistroRow:
     builder: str = ""  # id of the repository that has what EPEL's packages need
     open_only: bool = False  # NVIDIA supports its open kernel modules alone on it
     by_arch: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)  # other ranges than the row's
-    read: str = ""  # the day of the newest source that was read, YYYY-MM-DD; "" where none was
-
-    @property
-    def verified(self) -> bool:
-        """Whether a source of it was read."""
-        return bool(self.read)
+    read: str = ""  # the day of the newest source on NVIDIA's repository, YYYY-MM-DD; "" where none was read
+    own_read: str = ""  # the same on what the distribution itself has
+    verified: bool = True  # a source of it was read, and has a day
 
     def on(self, arch: str) -> DistroRow:
         """The row with the ranges that the repository of that architecture has."""
@@ -349,7 +346,8 @@ def _cuda_releases(file: Table) -> dict[str, CudaRelease]:
 def _distro(key: str, row: Table, file: Table) -> DistroRow:
     fields = {name: _frozen(value) for name, value in _sourced(row, file).items() if name != "keys"}
     distribution = key.partition(":")[0]
-    fields["read"] = source_date_of(row, file)
+    fields["verified"] = bool(source_date_of(row, file))
+    fields["read"], fields["own_read"] = _read(row, file)
     fields["own_flavours"] = {int(branch): flavour for branch, flavour in row.get("own_flavours", {}).items()}
     fields["built_for"] = {version: tuple(flavours) for version, flavours in row.get("built_for", {}).items()}
     fields["repositories"] = _frozen(row.get("repositories", {}).get(distribution, []))
@@ -360,6 +358,18 @@ def _distro(key: str, row: Table, file: Table) -> DistroRow:
         arch: {name: _frozen(span) for name, span in spans.items()} for arch, spans in row.get("by_arch", {}).items()
     }
     return DistroRow(key=key, **fields)
+
+
+def _read(row: Table, file: Table) -> tuple[str, str]:
+    """The days on which NVIDIA's repository, and what the distribution itself has, were read last; "" for never."""
+    about = file.get("about", {})
+    own, other = set(about.get("own", ())), set(about.get("other", ()))
+    names = [part.strip().partition(" ")[0] for part in str(row["source"]).split(";")]
+    theirs = [file["dates"].get(name, "") for name in names if name not in own | other]
+    if {"repository", "source_date"} <= {*names, *row}:
+        theirs = [row["source_date"]]  # its index was read
+    ours = [file["dates"].get(name, "") for name in names if name in own]
+    return max(theirs, default="") or str(row.get("source_date", "")), max(ours, default="")
 
 
 def _frozen(value: Any) -> Any:

@@ -62,7 +62,7 @@ def _own_by_dkms(case: Case, found: Precompiled, flavour: str) -> bool:
 def unbuilt(case: Case) -> list[str]:
     """The kernels that can boot and that the distribution builds no modules for, or no longer."""
     pattern, built_for = case.knowledge.packages[case.distro.family].get("kernel", ""), case.distro.built_for
-    if not built_for:
+    if not built_for or case.request.arch != "x86_64":  # the archive was read for amd64 alone
         return []
     found = []
     for kernel in case.request.kernels:
@@ -83,7 +83,7 @@ def refused_kernels(case: Case) -> bool:
     lines = "; ".join(f"{version} {', '.join(flavours)}" for version, flavours in case.distro.built_for.items())
     case.refuse(
         f"{whose} builds no NVIDIA modules for kernel {', '.join(kernels)}: it builds them for {lines}, as of "
-        f"{case.distro.read}",
+        f"{case.distro.own_read}",
         "boot another kernel (linux-image-generic, or the newest of the flavour) and remove this one; or set "
         f"driver.modules to dkms{': modules of its own, with a MOK to enrol' * bool(case.request.secure_boot)}",
     )

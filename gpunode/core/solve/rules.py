@@ -154,9 +154,9 @@ def in_repository(case: Case, own: bool, *, built: bool = False, flavour: str = 
         return Rule(
             what=f"is not among the packages of {row.key}",
             holds=lambda b: b.branch in fit,
-            why=f"{row.key} itself has {what} {case.knowledge.ranges(fit)}"
-            + f" ({flavour} modules)" * (fit != there)
-            + _as_read(row),
+            why=f"{row.key} itself has {what} {case.knowledge.ranges(fit or there)}"
+            + f"{'' if fit else ', none of them'} with {flavour} modules" * (fit != there)
+            + _as_of(row.own_read),
             source=row.source,
         )
     number = "branch" if len(row.branches) == 1 else "branches"
@@ -165,7 +165,7 @@ def in_repository(case: Case, own: bool, *, built: bool = False, flavour: str = 
         what=f"is not in NVIDIA's repository for {row.key}",
         holds=lambda b: b.branch in row.branches,
         why=f"NVIDIA's repository for {row.key} has {number} {case.knowledge.ranges(row.branches)}{alone}"
-        + _as_read(row),
+        + _as_of(row.read),
         source=row.source,
     )
 
@@ -175,8 +175,8 @@ def own_branches(row: DistroRow, *, built: bool) -> tuple[int, ...]:
     return row.own if built or not row.own_dkms else row.own_dkms
 
 
-def _as_read(row: DistroRow) -> str:
-    return f", as of {row.read}" if row.read else ""
+def _as_of(day: str) -> str:
+    return f", as of {day}" if day else ""
 
 
 SUPPORTED = ("LTSB", "PB")
