@@ -114,9 +114,8 @@ def _explain_version(case: Case, branch: Branch, *, own: bool) -> None:
         case.because("version", f"{case.request.driver.version}, as asked", "driver.version")
     elif branch.latest:
         where = "the distribution has" if own else "the repository has"
-        case.because(
-            "version", f"the newest of {branch.branch} that {where}; newest known: {branch.latest}", branch.source
-        )
+        known = "" if own else f"; newest known: {branch.latest}"
+        case.because("version", f"the newest of {branch.branch} that {where}{known}", branch.source)
 
 
 # ---------------------------------------------------------------- names by repository
