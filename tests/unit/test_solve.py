@@ -348,7 +348,9 @@ def test_an_answer_without_a_node_says_how_old_it_is_and_that_nobody_was_asked()
     theirs = CliRunner().invoke(cli, words).output
     assert "620 open, the newest, 620.70.06 as far as known" in theirs and "as of 2026-11-09, not asked" in theirs
     own = CliRunner().invoke(cli, [*words, "--secure-boot"]).output
-    assert "as of 2026-11-24, not asked" in own and "595.99.02" not in own, "Ubuntu has its own version of 595"
+    assert "as of 2026-11-24, not asked" in own and "595.99.02" not in own.partition("\n")[0], (
+        "Ubuntu has its own version of 595"
+    )
 
 
 @pytest.mark.parametrize(
