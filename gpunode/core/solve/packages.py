@@ -165,8 +165,12 @@ def _ubuntu_flavours(case: Case, family: Table) -> list[str]:
         match = re.match(family["kernel"], kernel.release)
         flavour = match["flavour"] if match else "generic"
         followed = _followed(case, flavour)
-        hwe = flavour.startswith("generic") and not kernel.release.startswith(f"{case.distro.ga_kernel}.")
-        found.append(followed or (f"{flavour}-hwe-{case.distro.key.partition(':')[2]}" if hwe else flavour))
+        later = not kernel.release.startswith(f"{case.distro.ga_kernel}.")
+        if flavour.startswith("generic") and later:
+            flavour += f"-hwe-{case.distro.key.partition(':')[2]}"
+        elif flavour in family["first_line"] and later:
+            flavour += f"-{'.'.join(kernel.release.split('.')[:2])}"
+        found.append(followed or flavour)
     return found or ["generic"]
 
 
