@@ -115,7 +115,7 @@ def tables(known: Knowledge) -> str:
                 d.key,
                 " ".join(d.archs),
                 d.dir or "–",
-                f"{d.branches[0]} to {d.branches[1]}" if any(d.branches) else "–",
+                known.ranges(d.branches) if d.branches else "–",
                 f"{d.cuda[0]} to {d.cuda[1]}" if any(d.cuda) else "–",
                 d.eol or "–",
                 "yes" if d.family in known.packages else "no",

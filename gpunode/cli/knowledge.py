@@ -68,7 +68,7 @@ def show(key: str | None, output_format: str) -> int:
     epilog="Examples:\n\n\b\n"
     "  gpunode knowledge check\n"
     "  gpunode knowledge check --max-age 90 --format json\n\n"
-    "Exit codes: 0 fresh and complete, 2 a file that cannot be read, 3 something is old or missing."
+    "Exit codes: 0 fresh and complete, 2 a file that cannot be read, 3 something is old, missing or not proven."
 )
 @click.option("--max-age", type=click.IntRange(0), default=180, show_default=True, metavar="DAYS", help="What is old.")
 @click.option(
@@ -79,22 +79,26 @@ def show(key: str | None, output_format: str) -> int:
 )
 @format_option("text", "json")
 def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
-    """Say which rows have old sources or none, and which GPUs a newer pci.ids names that gpunode does not know.
+    """Say which rows have old sources, which are not proven, and which GPUs a newer pci.ids names that are not known.
 
-    The age is that of a row's source, not of the day on which somebody looked.  Rows about branches and distributions
-    whose support ended do not count: nothing of them changes any more.
+    The age is that of a row's source, not of the day on which somebody looked; what cannot change has none: hardware,
+    keys, CUDA releases of an older major version, branches and distributions whose support ended.  Not proven: a branch
+    of unknown kind or without an end, a source that does not speak of its row, a row of which no source was read.
     """
+    from dataclasses import asdict
+
     from gpunode.core.knowledge.pciids import Comparison, compare, parse_pci_ids
-    from gpunode.edge.load import load_knowledge
+    from gpunode.core.knowledge.rows import faults
+    from gpunode.edge.load import knowledge_tables, load_knowledge
 
     every = [row for row in _rows() if not row.settled]
     old = [row for row in every if row.source_date and _age(row) > max_age]
-    unverified = [row for row in every if not row.source_date]
+    unproven = list(faults(knowledge_tables(), load_knowledge()))
     path = pci_ids or next((Path(p) for p in PCI_IDS if Path(p).exists()), None)
     compared = compare(parse_pci_ids(_text(path)), load_knowledge()) if path else Comparison()
     if output_format == "json":
         missing = [{"id": gpu.id, "chip": gpu.chip, "name": gpu.name} for gpu in compared.missing]
-        listed = {"old": [_data(row) for row in old], "unverified": [_data(row) for row in unverified]}
+        listed = {"old": [_data(row) for row in old], "unverified": [asdict(one) for one in unproven]}
         print_json({**listed, "pci_ids": str(path or ""), "missing": missing})
     else:
         echo(
@@ -104,8 +108,8 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
         )
         for table, number in sorted(_count(old).items()):
             echo(f"  {table}: {number}")
-        for row in unverified:
-            echo(f"unverified: {row.table} {', '.join(row.keys)} ({row.source})")
+        for one in unproven:
+            echo(f"unverified: {one.table} {', '.join(one.keys)}: {one.what}")
         if path is None:
             echo("no pci.ids here to compare with (Debian's package pci.ids)")
         elif not compared.missing:
@@ -114,7 +118,7 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
             echo(f"not known: {gpu.id} {gpu.chip} {gpu.name}")
         for gpu, chip in compared.other_chip:
             echo(f"{gpu.id} {gpu.name}: chip {chip} here, {gpu.chip} there")
-    return Exit.PENDING if old or unverified or compared.missing or compared.other_chip else Exit.OK
+    return Exit.PENDING if old or unproven or compared.missing or compared.other_chip else Exit.OK
 
 
 @knowledge.command(

@@ -13,7 +13,7 @@ from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit
 
 if TYPE_CHECKING:
-    from gpunode.core.knowledge import Knowledge
+    from gpunode.core.knowledge import DistroRow, Knowledge
     from gpunode.core.model import CudaChoice, DriverChoice, FabricChoice, Solution, ToolkitChoice
 
 
@@ -133,7 +133,8 @@ def solve(
     if output_format == "json":
         print_json(solution_data(solution))
     else:
-        _print(solution)
+        row = knowledge.distro(distro)
+        _print(solution, row)
     if solution.problems:
         return Exit.REFUSED
     return Exit.OK
@@ -184,13 +185,16 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
     return worst_exit([one.error.outcome for one in found if one.error] + ["refused"] * bool(answer.problems))
 
 
-def _print(solution: Solution) -> None:
+def _print(solution: Solution, row: DistroRow | None) -> None:
     parts: dict[str, DriverChoice | CudaChoice | ToolkitChoice | FabricChoice | None]
     parts = {"driver": solution.driver, "cuda": solution.cuda, "toolkit": solution.toolkit}
     if solution.fabric:
         parts["fabric"] = solution.fabric
     for name, part in parts.items():
         echo(f"{name:9}{_choice(part)}")
+    if row and (driver := solution.driver):
+        day = row.read if driver.repository or driver.runfile else row.own_read
+        echo(f"\nas of {day or 'no day that is known'}, not asked: no repository was read for this")
     echo("\nwhy" if solution.reasons else "", nl=bool(solution.reasons))
     for reason in solution.reasons:
         echo(f"  {reason.what}: {reason.why}" + (f"\n      {reason.source}" if reason.source else ""))
@@ -207,7 +211,8 @@ def _choice(part: DriverChoice | CudaChoice | ToolkitChoice | FabricChoice | Non
     packages = part.packages
     runfiles: tuple[Runfile, ...] = ()
     if isinstance(part, DriverChoice):
-        newest = f"the newest, as of {part.newest}" if part.newest else "the newest"
+        own = not part.repository and not part.runfile
+        newest = f"the newest, {part.newest} as far as known" if part.newest and not own else "the newest of it there"
         head = f"{part.branch} {part.flavour}, {part.version or newest}"
         packages = (*part.kernel_packages, *packages)
         runfiles = (part.runfile,) if part.runfile else ()

@@ -90,9 +90,9 @@ def test_apt_refuses_a_repository_whose_bytes_were_changed(apt, repository, tmp_
 @needs_apt
 def test_the_newest_driver_comes_without_a_pin_and_the_older_branch_with_its_pin(apt, repository):
     _, printed = apt("apt-get", "-s", "install", "nvidia-open")
-    assert would_install(printed)["nvidia-kernel-open-dkms"] == "595.91.07-1"
+    assert would_install(printed)["nvidia-kernel-open-dkms"] == "620.70.06-1"
     status, printed = apt("apt-get", "-s", "install", "nvidia-open-580")
-    assert (status, "nvidia-driver (< 581) but 595.91.07-1 is to be installed" in printed) == (100, True)
+    assert (status, "nvidia-driver (< 581) but 620.70.06-1 is to be installed" in printed) == (100, True)
     pin = unpacked(
         repository, "nvidia-driver-pinning-580_580.178.04-1_amd64.deb", "etc/apt/preferences.d/nvidia-driver-pin"
     )

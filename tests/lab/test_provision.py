@@ -68,7 +68,7 @@ def containerd(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathF
 def docker(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
     """Debian 13, docker and containerd, two RTX 3090, no Python on the node."""
     lab = lab_up(distro="debian:13", gpus=("10de:2204", "10de:2204"), python=False)
-    return Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"driver": {"branch": "580"}})
+    return Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"driver": {"branch": "595"}})
 
 
 def failed(host: dict[str, Any]) -> list[str]:
@@ -203,13 +203,13 @@ def test_a_key_that_cannot_be_trusted_stops_everything_before_the_node_is_touche
     base = yaml.safe_load(docker.lab.spec.read_text())["sources"]
     docker.sh("mv /usr/share/keyrings/gpunode-nvidia-cuda.asc /root/")
     before = docker.sh(TREE)
-    docker.set({"sources": base | {"nvidia-cuda": base["nvidia-cuda"] | source}, "driver": {"branch": "580"}})
+    docker.set({"sources": base | {"nvidia-cuda": base["nvidia-cuda"] | source}, "driver": {"branch": "595"}})
     try:
         done = docker.gpunode("provision", "--yes", exit=exit)
         assert printed in done.stdout + done.stderr
         assert docker.sh(TREE) == before
     finally:
-        docker.set({"driver": {"branch": "580"}})
+        docker.set({"driver": {"branch": "595"}})
         docker.sh("mv /root/gpunode-nvidia-cuda.asc /usr/share/keyrings/")
 
 
@@ -217,19 +217,19 @@ def test_a_repository_that_is_down_fails_clearly_and_leaves_the_packages_alone(d
     base = yaml.safe_load(docker.lab.spec.read_text())["sources"]
     packages = docker.sh("dpkg-query -W")
     away = base | {"nvidia-cuda": base["nvidia-cuda"] | {"url": base["nvidia-cuda"]["url"] + "/gone"}}
-    docker.set({"sources": away, "cuda": {"versions": ["13.1"]}, "driver": {"branch": "580"}})
+    docker.set({"sources": away, "cuda": {"versions": ["13.1"]}, "driver": {"branch": "595"}})
     try:
         host = docker.json("provision", "--yes", exit=1)
         assert "gone" in host["message"] or "nvidia-cuda" in host["message"]
         assert docker.sh("dpkg-query -W") == packages
     finally:
-        docker.set({"driver": {"branch": "580"}})
+        docker.set({"driver": {"branch": "595"}})
         docker.gpunode("provision", "--yes")
 
 
 def test_a_run_that_was_killed_is_finished_by_the_next(docker: Node, controller: dict[str, str]) -> None:
     """SIGKILL on everything that runs on the node, again and again; then one quiet run."""
-    docker.set({"driver": {"branch": "580"}, "runtimes": {"containerd": {"default_runtime": "nvidia"}}})
+    docker.set({"driver": {"branch": "595"}, "runtimes": {"containerd": {"default_runtime": "nvidia"}}})
     command = ["gpunode", "provision", "-i", str(docker.lab.inventory), "-c", str(docker.spec), "--yes"]
     for delay in (1.5, 2.5, 3.5, 5.0):
         with subprocess.Popen(command, env=controller, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
@@ -250,7 +250,7 @@ def test_a_user_without_root_sees_the_driver(docker: Node, run_gpunode: Any, tmp
     path = tmp_path / "hosts.yml"
     path.write_text(yaml.safe_dump(inventory))
     (host,) = json.loads(run_gpunode("detect", "-i", path, "--format", "json").stdout)["hosts"]
-    assert host["facts"]["driver"]["loaded"].startswith("580.")
+    assert host["facts"]["driver"]["loaded"].startswith("595.")
     assert not host["facts"]["root"]
 
 

@@ -63,7 +63,7 @@ def test_unattended_upgrades_are_what_ubuntu_sets_up(node: Node) -> None:
 def test_from_nvidias_repository_to_proven_pods(node: Node) -> None:
     cuda = OLDEST_CUDA.get(node.lab.nodes[0].distro, "12.8")
     make_it_so(node, {"driver.smi", "containerd.cri-nvidia", "containerd.cri-default", f"cuda.nvcc-{cuda}"})
-    assert "595.91.07" in node.sh("dkms status")
+    assert "620.70.06" in node.sh("dkms status")
     assert (
         "nvidia-driver-open"
         not in node.sh("unattended-upgrade --dry-run --debug 2>&1").partition("will be upgraded:")[2]

@@ -61,20 +61,65 @@ def test_a_row_is_shown_with_its_source_and_age(key: str, shown: str) -> None:
 def test_age_counts_from_the_source_and_not_from_the_day_somebody_looked() -> None:
     (row,) = json.loads(run("show", "595", "--format", "json").output)["rows"]
     assert row["source_date"] < row["checked"]
-    assert row["age_days"] >= (date.today() - date.fromisoformat("2026-09-09")).days > 0
+    assert row["age_days"] >= (date.today() - date.fromisoformat("2026-11-04")).days > 0
     found = json.loads(run("check", "--max-age", "100000", "--format", "json").output)
     assert found["old"] == []
-    assert found["unverified"] == []
     every = json.loads(run("check", "--max-age", "0", "--format", "json").output)["old"]
     branches = {row["keys"][0] for row in every if row["table"] == "driver branch"}
-    assert "580" in branches and not {"304", "470", "535"} & branches  # their support ended: nothing changes any more
+    assert "620" in branches and not {"304", "470", "535"} & branches  # their support ended: nothing changes any more
 
 
 def test_a_row_of_which_no_source_was_read_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "repos.toml").write_text(knowledge_text("repos").replace('source = "archpkg"', 'source = "know"'))
     monkeypatch.setenv("GPUNODE_KNOWLEDGE", str(tmp_path))
     assert "unverified: no source was read" in run("show", "arch").output
-    assert "unverified: distribution arch" in run("check", "--max-age", "100000").output
+    assert "unverified: distribution arch: no source of it was read" in run("check", "--max-age", "100000").output
+
+
+UNPROVEN = (
+    (
+        "drivers",
+        'kind = "LTSB"\nlatest = "620.70.06"',
+        'kind = "unknown"\nlatest = "620.70.06"',
+        "620: its kind",
+    ),
+    ("drivers", 'eol = "2029-09"', 'eol = ""', "driver branch 620: the end of its support is not known"),
+    ("drivers", '"matrix620; redist; dig620"', '"matrix615"', "620: its source «matrix615» does not speak of it"),
+    (
+        "repos",
+        'source = "trixie; dig610;',
+        'source = "index; dig610;',
+        "debian:13: its source «index» does not",
+    ),
+    ("drivers", '"matrix2021; debian"', '"releases"', "driver branch 450: no source of it was read (unverified:"),
+)
+
+
+@pytest.mark.parametrize(("table", "old", "new", "says"), UNPROVEN)
+def test_what_cannot_be_proven_is_named(
+    table: str, old: str, new: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert old in knowledge_text(table)
+    changed = knowledge_text(table).replace(old, new, 1)
+    before = run("check", "--max-age", "100000")
+    (tmp_path / f"{table}.toml").write_text(changed)
+    monkeypatch.setenv("GPUNODE_KNOWLEDGE", str(tmp_path))
+    after = run("check", "--max-age", "100000")
+    assert says not in before.output and says in after.output
+    assert after.return_value == 3
+
+
+def test_a_column_that_rests_on_nothing_that_was_read_is_named() -> None:
+    output = run("check", "--max-age", "100000").output
+    assert "unverified: GPU memory: memory of 287 rests on" in output
+    assert "unverified: GPU compute capability" not in output, "NVIDIA's two lists of products were read"
+
+
+def test_what_cannot_change_has_no_age() -> None:
+    every = json.loads(run("check", "--max-age", "0", "--format", "json").output)["old"]
+    releases = {row["keys"][0].partition(".")[0] for row in every if row["table"] == "CUDA release"}
+    assert releases == {"13"}
+    assert "GPU" not in {row["table"] for row in every}
 
 
 def test_an_unknown_key_is_bad_input_and_no_key_lists_the_tables() -> None:

@@ -46,7 +46,7 @@ def test_a_source_has_a_date_or_says_that_it_is_unverified(table: str) -> None:
     sources, dates = TABLES[table]["sources"], TABLES[table]["dates"]
     assert set(dates) <= set(sources)
     assert {name for name, text in sources.items() if text.startswith("unverified: ")} == set(sources) - set(dates)
-    assert all(date.fromisoformat(day) <= date(2026, 11, 23) for day in dates.values())
+    assert all(date.fromisoformat(day) <= date(2026, 11, 24) for day in dates.values())
 
 
 def test_the_date_of_a_row_is_that_of_its_newest_source_and_of_none_where_no_source_was_read() -> None:
@@ -118,7 +118,9 @@ def test_distributions_stand_once_and_name_a_known_key() -> None:
     assert len(keys) == len(set(keys))
     for row in KNOWLEDGE.distros.values():
         assert row.signed_by in KNOWLEDGE.keys or not row.signed_by, row.key
-        assert set(row.own) <= set(KNOWLEDGE.branches), row.key
+        assert {*row.branches, *row.own, *row.own_dkms, *row.own_flavours} <= set(KNOWLEDGE.branches), row.key
+        assert list(row.branches) == sorted(set(row.branches)) and 0 not in row.branches, row.key
+        assert set(row.own_flavours.values()) <= {"open", "proprietary"}, row.key
 
 
 # NVIDIA publishes these keys without their fingerprints, and no second source names them: the spec has to

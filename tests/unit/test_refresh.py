@@ -34,6 +34,7 @@ from gpunode.core.knowledge.published import (
 )
 from gpunode.core.openpgp import fingerprint
 from gpunode.core.solve import SolveRequest, solve
+from gpunode.core.spec import DriverSpec
 from gpunode.edge.load import knowledge_tables, knowledge_text, load_knowledge
 
 # as published: releases.json of 2026-09-28 by its form, redistrib_620.70.06.json of 2026-11-04 by its keys
@@ -134,9 +135,9 @@ def test_what_is_published_becomes_branches_releases_and_ranges(copy: Path, tmp_
         key: (fresh.distros[key].branches, fresh.distros[key].cuda) for key in ("debian:13", "fedora:43", "rhel:9")
     }
     assert ranges == {
-        "debian:13": ((580, 0), ("13.1", "")),
-        "fedora:43": ((595, 595), ("13.2", "13.2")),
-        "rhel:9": ((515, 0), ("11.7", "")),
+        "debian:13": ((580, 595, 625), ("13.1", "")),
+        "fedora:43": ((595,), ("13.2", "13.2")),
+        "rhel:9": ((515, 580, 595, 625), ("11.7", "")),
     }
     assert fresh.distros["rhel:9"].on("aarch64").cuda == ("12.0", "")
     assert fresh.distros["debian:13"].by_arch == {}
@@ -195,10 +196,11 @@ def test_refreshed_twice_is_refreshed_once(
 def test_the_solver_decides_by_what_was_refreshed(copy: Path, tmp_path: Path) -> None:
     refresh(copy, tmp_path / "own")
     fresh = read(tmp_path / "own")
-    rubin = SolveRequest(gpus=("10de:3002",), distro="debian:13")
-    assert solve(rubin, load_knowledge()).driver is None  # no long-term or production branch yet
-    driver = solve(rubin, fresh).driver
-    assert driver and driver.branch == 620
+    pascal = SolveRequest(gpus=("10de:1b80",), distro="debian:13")
+    drivers = [solve(pascal, known).driver for known in (load_knowledge(), fresh)]
+    assert [driver and driver.branch for driver in drivers] == [550, 580]
+    unread = SolveRequest(gpus=("10de:2330",), distro="debian:12", driver=DriverSpec(branch="625"))
+    assert solve(unread, fresh).driver is None, "625 is known, and its repository for Debian 12 was not read"
 
 
 def test_one_distribution_reads_one_repository(copy: Path, tmp_path: Path) -> None:

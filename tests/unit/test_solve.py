@@ -310,11 +310,11 @@ def test_the_command_prints_the_documented_json() -> None:
     assert result.exit_code == 0
     assert list(data) == ["driver", "cuda", "toolkit", "reasons", "problems"]
     assert data["driver"] == {
-        "branch": 595,
+        "branch": 620,
         "flavour": "open",
-        "version": "595.99.02",
+        "version": "620.70.06",
         "method": "packages",
-        "packages": ["linux-headers-generic", "nvidia-driver-pinning-595", "nvidia-open"],
+        "packages": ["linux-headers-generic", "nvidia-driver-pinning-620", "nvidia-open"],
         "repository": "nvidia-cuda",
     }
     assert data["cuda"] == {
@@ -340,7 +340,17 @@ def test_the_command_exits_5_with_problems_and_still_prints_the_json() -> None:
 def test_an_nvswitch_may_be_named_like_a_gpu() -> None:
     result = CliRunner().invoke(cli, ["solve", "--gpu", "10de:2330", "--gpu", "10de:22a3", "--distro", "debian:12"])
     assert result.exit_code == 0
-    assert "nvidia-fabricmanager=595.*" in result.output
+    assert "nvidia-fabricmanager=620.*" in result.output
+
+
+def test_an_answer_without_a_node_says_how_old_it_is_and_that_nobody_was_asked() -> None:
+    words = ["solve", "--gpu", "10de:2330", "--distro", "ubuntu:24.04", "--kernel", "6.8.0-151-generic"]
+    theirs = CliRunner().invoke(cli, words).output
+    assert "620 open, the newest, 620.70.06 as far as known" in theirs and "as of 2026-11-09, not asked" in theirs
+    own = CliRunner().invoke(cli, [*words, "--secure-boot"]).output
+    assert "as of 2026-11-24, not asked" in own and "595.99.02" not in own.partition("\n")[0], (
+        "Ubuntu has its own version of 595"
+    )
 
 
 @pytest.mark.parametrize(
@@ -373,7 +383,7 @@ def test_auto_stays_on_the_installed_branch_while_it_is_supported() -> None:
     request = SolveRequest(gpus=("10de:2330",), distro="debian:12", loaded_driver="580.95.05")
     old = SolveRequest(gpus=("10de:2330",), distro="debian:12", loaded_driver="550.163.01")
     chosen = [solve(r, load_knowledge()).driver for r in (request, old)]
-    assert [c and c.branch for c in chosen] == [580, 595]
+    assert [c and c.branch for c in chosen] == [580, 620]
 
 
 ASK = ["solve", "--gpu", "10de:2330", "--distro", "ubuntu:24.04", "--format", "json"]

@@ -196,6 +196,10 @@ _ACTIONS = {
     "Reboot": "drain the node, then reboot it",
     "Node Reboot Required": "drain the node, then reboot it",
     "Drain P2P": "stop the programs that use NVLink or peer-to-peer on this GPU; what still runs may end by itself",
+    "OS Reboot": "drain the node, then reboot it",
+    "System Reboot": "drain the node, then reboot it",
+    "Bus Reset": "drain the node, then reset the GPU's PCIe bus (nvidia-smi -r bus -i INDEX) or reboot",
+    "Recover IMEX Domain": "drain the nodes of its IMEX domain, then restart nvidia-imex.service on each of them",
     "Drain and Reset": f"let what runs come to an end and start nothing new; {_DRAIN}",
 }
 

@@ -117,11 +117,15 @@ class DistroRow:
     dir: str
     archs: tuple[str, ...]
     signed_by: str
-    branches: tuple[int, int]
+    branches: tuple[int, ...]  # in NVIDIA's repository
     cuda: tuple[str, str]
     eol: str
     source: str
     own: tuple[int, ...] = ()
+    own_dkms: tuple[int, ...] = ()  # of which the distribution has what DKMS builds, not always built modules
+    own_flavours: Mapping[int, str] = field(default_factory=dict)  # branches of its own that are there in one alone
+    built_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kernels that modules are built for
+    no_extra: tuple[str, ...] = ()  # kernel flavours without a package of extra modules
     components: tuple[str, ...] = ()
     ga_kernel: str = ""
     modular: bool = False
@@ -134,6 +138,8 @@ class DistroRow:
     builder: str = ""  # id of the repository that has what EPEL's packages need
     open_only: bool = False  # NVIDIA supports its open kernel modules alone on it
     by_arch: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)  # other ranges than the row's
+    read: str = ""  # the day of the newest source on NVIDIA's repository, YYYY-MM-DD; "" where none was read
+    own_read: str = ""  # the same on what the distribution itself has
     verified: bool = True  # a source of it was read, and has a day
 
     def on(self, arch: str) -> DistroRow:
@@ -167,6 +173,16 @@ class Precompiled:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unread:
+    """A release that exists, and of which too little was read to set it up."""
+
+    key: str
+    why: str
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Knowledge:
     """Everything gpunode knows of the world, on the day `as_of`."""
 
@@ -189,6 +205,7 @@ class Knowledge:
     packages: Mapping[str, Table]
     application_xids: frozenset[int]  # NVIDIA's catalogue holds the program responsible: the GPU is sound
     precompiled: tuple[Precompiled, ...] = ()
+    unread: Mapping[str, Unread] = field(default_factory=dict)  # ID:VERSION_ID → why it cannot be set up
     tested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # nodes, plans: DISTRIBUTION/ARCHITECTURE
 
     def evidence(self, distro: str, arch: str) -> Literal["nodes", "plans", ""]:
@@ -208,6 +225,19 @@ class Knowledge:
         """The kernel modules that are built for that release already, None where nobody builds them."""
         found = (one for one in self.precompiled if row.key in one.keys or row.family in one.keys)
         return next((one for one in found if not one.archs or arch in one.archs), None)
+
+    def ranges(self, branches: Iterable[int]) -> str:
+        """Branches as ranges of those that exist: 450 to 575, 595."""
+        numbers = sorted(branches)
+        every = sorted({*self.branches, *numbers})
+        runs: list[list[int]] = []
+        for branch in numbers:
+            if runs and every.index(branch) == every.index(runs[-1][-1]) + 1:
+                runs[-1].append(branch)
+            else:
+                runs.append([branch])
+        words = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+        return ", ".join(words) or "none"
 
     def revoked_keys(self) -> tuple[str, ...]:
         """Fingerprints of repository keys that their vendor has revoked."""
@@ -251,6 +281,7 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table, xids
             Precompiled(**{name: _frozen(value) for name, value in _sourced(row, repos).items()})
             for row in repos.get("precompiled", ())
         ),
+        unread={row["key"]: Unread(**_sourced(row, repos)) for row in repos.get("unread", ())},
         tested={kind: tuple(names) for kind, names in repos.get("tested", {}).items()},
     )
 
@@ -316,6 +347,9 @@ def _distro(key: str, row: Table, file: Table) -> DistroRow:
     fields = {name: _frozen(value) for name, value in _sourced(row, file).items() if name != "keys"}
     distribution = key.partition(":")[0]
     fields["verified"] = bool(source_date_of(row, file))
+    fields["read"], fields["own_read"] = _read(row, file)
+    fields["own_flavours"] = {int(branch): flavour for branch, flavour in row.get("own_flavours", {}).items()}
+    fields["built_for"] = {version: tuple(flavours) for version, flavours in row.get("built_for", {}).items()}
     fields["repositories"] = _frozen(row.get("repositories", {}).get(distribution, []))
     fields["product"] = row.get("product", {}).get(distribution, "")
     fields["builder"] = row.get("builder", {}).get(distribution, "")
@@ -324,6 +358,18 @@ def _distro(key: str, row: Table, file: Table) -> DistroRow:
         arch: {name: _frozen(span) for name, span in spans.items()} for arch, spans in row.get("by_arch", {}).items()
     }
     return DistroRow(key=key, **fields)
+
+
+def _read(row: Table, file: Table) -> tuple[str, str]:
+    """The days on which NVIDIA's repository, and what the distribution itself has, were read last; "" for never."""
+    about = file.get("about", {})
+    own, other = set(about.get("own", ())), set(about.get("other", ()))
+    names = [part.strip().partition(" ")[0] for part in str(row["source"]).split(";")]
+    theirs = [file["dates"].get(name, "") for name in names if name not in own | other]
+    if {"repository", "source_date"} <= {*names, *row}:
+        theirs = [row["source_date"]]  # its index was read
+    ours = [file["dates"].get(name, "") for name in names if name in own]
+    return max(theirs, default="") or str(row.get("source_date", "")), max(ours, default="")
 
 
 def _frozen(value: Any) -> Any:

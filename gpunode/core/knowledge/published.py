@@ -299,16 +299,15 @@ def update_repos(
 ) -> tuple[str, list[Change]]:
     """repos.toml with what the repositories hold: directory → architecture → Held, and directory → keys.
 
-    A range has no upper end where the repository has the newest branch or release of all that were read: it goes on.
+    Branches are a set; the range of CUDA has no upper end where the repository has the newest of all that were read.
     """
     document = tomlkit.parse(text)
     every = [one for by_arch in found.values() for one in by_arch.values()]
-    last_branch = max((max(one.branches) for one in every if one.branches), default=0)
     last_cuda = max((one.cuda[-1] for one in every if one.cuda), key=version_tuple, default="")
     changes: list[Change] = []
     for row in document["distros"]:
         by_arch = found.get(str(row["dir"]), {})
-        spans = {arch: _spans(one, last_branch, last_cuda) for arch, one in by_arch.items()}
+        spans = {arch: _spans(one, last_cuda) for arch, one in by_arch.items()}
         main, *others = row["archs"]
         if main not in spans:
             continue
@@ -404,13 +403,13 @@ def update_kubernetes(
     return tomlkit.dumps(document), changes
 
 
-Spans = Mapping[str, tuple[Any, Any]]
+Spans = Mapping[str, tuple[Any, ...]]
 
 
-def _spans(one: Held, last_branch: int, last_cuda: str) -> Spans:
-    found: dict[str, tuple[Any, Any]] = {}
+def _spans(one: Held, last_cuda: str) -> Spans:
+    found: dict[str, tuple[Any, ...]] = {}
     if one.branches:
-        found["branches"] = (min(one.branches), 0 if max(one.branches) == last_branch else max(one.branches))
+        found["branches"] = tuple(sorted(one.branches))
     if one.cuda:
         found["cuda"] = (one.cuda[0], "" if one.cuda[-1] == last_cuda else one.cuda[-1])
     return found
@@ -421,7 +420,7 @@ def _set(row: Any, spans: Spans, name: str, changes: list[Change]) -> bool:
     for key, span in spans.items():
         old = tuple(row[key])
         if old != span:
-            changes.append(Change(row=name, key=key, old=_span(old), new=_span(span)))
+            changes.append(Change(row=name, key=key, old=_span(key, old), new=_span(key, span)))
             row[key] = list(span)
             changed = True
     return changed
@@ -437,7 +436,7 @@ def _set_by_arch(row: Any, apart: Mapping[str, Spans], changes: list[Change]) ->
         inner = tomlkit.inline_table()
         for key, span in spans.items():
             inner[key] = list(span)
-            changes.append(Change(row=f"{row['keys'][0]} {arch}", key=key, old="", new=_span(span)))
+            changes.append(Change(row=f"{row['keys'][0]} {arch}", key=key, old="", new=_span(key, span)))
         table[arch] = inner
     if apart:
         row["by_arch"] = table
@@ -447,7 +446,9 @@ def _set_by_arch(row: Any, apart: Mapping[str, Spans], changes: list[Change]) ->
     return True
 
 
-def _span(span: tuple[Any, ...]) -> str:
+def _span(key: str, span: tuple[Any, ...]) -> str:
+    if key == "branches":
+        return " ".join(map(str, span)) or "none"
     low, high = (str(one or "") for one in span)
     return f"{low}–{high}" if low or high else "not known"
 

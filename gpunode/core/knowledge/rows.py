@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.knowledge import Knowledge, source_date_of, source_of
+from gpunode.core.numbers import version_tuple
 
 Table = Mapping[str, Any]
 
@@ -16,7 +17,8 @@ class Row:
     """One thing that is known: `keys` name it, `data` is plain.
 
     `checked` is the day it was compared with `source`, `source_date` the day of that source, "" for one that is not
-    verified.  `settled`: its support has ended, so that nothing of it changes any more.
+    verified.  `settled`: nothing of it changes any more, so that it has no age: its support
+    ended, or it is of hardware.
     """
 
     table: str  # GPU, driver branch, CUDA release, distribution, repository key, repository, packages
@@ -36,18 +38,21 @@ def rows(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[Row]:
         source = "; ".join(gpus["sources"][letter] for letter in model.source)
         dated = source_date_of({"source": "; ".join(model.source)}, gpus)
         keys = (model.id, model.name)
-        yield Row(table="GPU", keys=keys, data=data, source=source, checked=gpus["checked"], source_date=dated)
+        yield Row(
+            table="GPU", keys=keys, data=data, source=source, checked=gpus["checked"], source_date=dated, settled=True
+        )
     for branch in drivers["branches"]:
         ended = knowledge.branches[branch["branch"]].ended(knowledge.as_of)
         yield _row("driver branch", (str(branch["branch"]),), branch, drivers, settled=ended)
-    for release in cuda["toolkits"]:
-        yield _row("CUDA release", (release["version"],), release, cuda)
+    majors = [version_tuple(release["version"])[0] for release in cuda["toolkits"]]
+    for release, major in zip(cuda["toolkits"], majors, strict=True):
+        yield _row("CUDA release", (release["version"],), release, cuda, settled=major < max(majors))
     for distro in repos["distros"]:
         rows_of = [knowledge.distros[key] for key in distro["keys"]]
         ended = all(row.eol and row.eol < knowledge.as_of[:7] for row in rows_of)
         yield _row("distribution", tuple(distro["keys"]), distro, repos, settled=ended)
     for key in repos["keys"]:
-        yield _row("repository key", (key["id"], key["fingerprint"]), key, repos)
+        yield _row("repository key", (key["id"], key["fingerprint"]), key, repos, settled=bool(key["fingerprint"]))
     for name, row in repos["repositories"].items():
         yield _row("repository", (name,), row, repos)
     for row in repos.get("precompiled", ()):
@@ -71,6 +76,63 @@ def _row(table: str, keys: tuple[str, ...], row: Table, file: Table, *, settled:
         source_date=source_date_of(row, file),
         settled=settled,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What stands against a row, or against many alike."""
+
+    table: str
+    keys: tuple[str, ...]
+    what: str
+
+
+def faults(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[Fault]:
+    """What the knowledge says and cannot prove: the reason why nothing should rest on it before it is looked up."""
+    gpus, drivers, cuda, repos = (tables[name] for name in ("gpus", "drivers", "cuda", "repos"))
+    for row in drivers["branches"]:
+        number, kind, end = row["branch"], row["kind"], row["eol"]
+        keys = (str(number),)
+        if kind == "unknown" and (not end or drivers["as_of"][:7] <= end != "past"):
+            yield Fault(table="driver branch", keys=keys, what="its kind is not known")
+        elif not end and kind != "NFB":  # a new-feature branch has no day of its end
+            yield Fault(table="driver branch", keys=keys, what="the end of its support is not known")
+        yield from _not_covered("driver branch", keys, (number,), row, drivers)
+    for row in repos["distros"]:
+        yield from _not_covered("distribution", tuple(row["keys"]), tuple(row["keys"]), row, repos)
+    for row in rows(tables, knowledge):
+        if not row.source_date:
+            yield Fault(table=row.table, keys=row.keys, what=f"no source of it was read ({row.source})")
+    for table, file, found in (
+        ("compute capability", cuda, cuda["capabilities"]),
+        ("rule", drivers, drivers["rules"]),
+        ("generation", gpus, gpus["architectures"]),
+    ):
+        for key, one in found.items():
+            if _unverified(one["source"], file):
+                yield Fault(table=table, keys=(key,), what=f"no source of it was read ({source_of(one, file)})")
+    for column, source, number in (
+        ("compute capability", "cc", len({model.chip for model in knowledge.gpus.values()})),
+        ("memory", "memory", sum(model.memory_gb is not None for model in knowledge.gpus.values())),
+    ):
+        if source not in gpus["dates"]:
+            what = f"{column} of {number} rests on «{gpus['sources'][source]}» alone"
+            yield Fault(table="GPU", keys=(column,), what=what)
+
+
+def _not_covered(table: str, keys: tuple[str, ...], names: tuple[Any, ...], row: Table, file: Table) -> Iterator[Fault]:
+    """The sources of a row that speak of other rows alone."""
+    for part in str(row["source"]).split(";"):
+        source = part.strip().partition(" ")[0]
+        covered = file.get("covers", {}).get(source)
+        if covered is not None and not set(covered) & set(names):
+            yield Fault(table=table, keys=keys, what=f"its source «{source}» does not speak of it")
+
+
+def _unverified(source: str, file: Table) -> bool:
+    """Whether all that is cited is in the file's list and none of it was read."""
+    names = [part.strip().partition(" ")[0] for part in source.split(";")]
+    return all(name in file["sources"] and name not in file["dates"] for name in names)
 
 
 def find(wanted: str, found: Iterator[Row]) -> list[Row]:

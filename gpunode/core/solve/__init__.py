@@ -194,7 +194,10 @@ def _fabric_data(fabric: FabricChoice) -> dict[str, Any]:
 
 def _check_machine(request: SolveRequest, row: DistroRow | None, knowledge: Knowledge, notes: Notes) -> None:
     solved = ", ".join(knowledge.solved_distros())
-    if row is None:
+    unread = knowledge.unread.get(request.distro) or knowledge.unread.get(request.distro.partition(".")[0])
+    if row is None and unread:
+        notes.refuse(f"{request.distro} is known, and cannot be set up: {unread.why}", unread.fix)
+    elif row is None:
         notes.refuse(
             f"distribution {request.distro or '(none)'!r} is not known",
             _known_releases(request.distro, knowledge, solved),

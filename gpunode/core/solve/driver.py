@@ -11,8 +11,16 @@ from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import refused_on_arch
 from gpunode.core.solve.gpus import range_text, serves
 from gpunode.core.solve.packages import driver_choice
-from gpunode.core.solve.precompiled import alternative, built_modules, explain_modules, refused_modules, rules_of
-from gpunode.core.solve.rules import SUPPORTED, Rule, best_branch, builds, in_repository, needs
+from gpunode.core.solve.precompiled import (
+    alternative,
+    asked_branch,
+    built_modules,
+    explain_modules,
+    refused_kernels,
+    refused_modules,
+    rules_of,
+)
+from gpunode.core.solve.rules import EVERY, SUPPORTED, Rule, best_branch, builds, in_repository, needs
 from gpunode.core.solve.runfile import runfile_driver
 
 MOK = (
@@ -38,6 +46,8 @@ def solve_driver(case: Case) -> DriverChoice | None:
     if flavour is None:
         return None
     own = not by_runfile and (_from_distro(case, flavour) or _only_distro(case, flavour))
+    if own and refused_kernels(case):
+        return None
     built = None if by_runfile else built_modules(case, own=own, flavour=flavour)
     if built and not built.own and not flavour and built.flavour:
         flavour = built.flavour
@@ -197,13 +207,9 @@ def _from_distro(case: Case, flavour: str) -> bool:
     signed = own is not None and own.own and own.unasked and flavour in ("", own.flavour or flavour)
     if own is None or not case.request.secure_boot or not signed or spec.version:
         return False
-    fits = [
-        b
-        for b in (case.knowledge.branches[n] for n in case.distro.own)
-        if all(r.holds(b) for r in needs(case, flavour))
-        and (not spec.branch.isdigit() or b.branch == whole(spec.branch))
-    ]
-    if not any(spec.branch.isdigit() or not b.ended(case.knowledge.as_of) for b in fits):
+    rules = [*needs(case, flavour), *asked_branch(case), in_repository(case, True, built=True, flavour=flavour)]
+    best = best_branch(case.knowledge, rules, EVERY if spec.branch.isdigit() else _kinds(case))
+    if best is None or (best.ended(case.knowledge.as_of) and not spec.branch.isdigit()):
         return False
     case.because(
         "repository",
@@ -228,11 +234,13 @@ def _installed_own(case: Case) -> bool:
 
 def _only_distro(case: Case, flavour: str) -> bool:
     """Whether only the distribution itself has a branch that fits: an old GPU on a new release."""
-    if case.request.driver.branch not in ("auto", "lts") or case.request.driver.version or not case.distro.own:
+    if case.request.driver.version or not case.distro.own:
         return False
-    if _best(case, [*needs(case, flavour), *_where(case, own=False)]) or not _best(
-        case, [*needs(case, flavour), *_where(case, own=True, flavour=flavour)]
-    ):
+    asked = [*needs(case, flavour), *asked_branch(case)]
+    kinds = EVERY if case.request.driver.branch.isdigit() else _kinds(case)
+    ours = [*asked, *_where(case, own=True, flavour=flavour)]
+    theirs = [*asked, *_where(case, own=False)]
+    if best_branch(case.knowledge, theirs, kinds) or not best_branch(case.knowledge, ours, kinds):
         return False
     case.because(
         "repository",
@@ -245,15 +253,15 @@ def _only_distro(case: Case, flavour: str) -> bool:
 # ---------------------------------------------------------------- branch
 
 
-def _where(case: Case, *, own: bool, flavour: str = "") -> list[Rule]:
+def _where(case: Case, *, own: bool, flavour: str = "", built: bool = False) -> list[Rule]:
     """What the place that the driver comes from asks of a branch."""
     if case.request.driver.method == "runfile":
         return builds(case)
     if not own:
-        return [*builds(case), in_repository(case.distro, False)]
-    rules = [in_repository(case.distro, True)]
+        return [*builds(case), in_repository(case, False)]
+    rules = [in_repository(case, True, built=built, flavour=flavour)]
     if case.distro.family == "suse":  # its own modules are open ones, with the user space of NVIDIA's repository
-        rules.append(in_repository(case.distro, False))
+        rules.append(in_repository(case, False))
         if flavour == "proprietary":
             why = f"{case.distro.key}'s own kernel modules are the open ones"
             rules.append(Rule(what="is open there", holds=lambda _: False, why=why, source=case.distro.source))
@@ -272,9 +280,9 @@ def _kinds(case: Case) -> Sequence[str]:
 
 
 def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> Branch | None:
-    asked, where = needs(case, flavour), _where(case, own=own, flavour=flavour)
+    asked, where = needs(case, flavour), _where(case, own=own, flavour=flavour, built=built is not None)
     if built and not built.own:
-        where = [in_repository(case.distro, False), *rules_of(case, built, flavour)]
+        where = [in_repository(case, False), *rules_of(case, built, flavour)]
     rules = [*asked, *where]
     version = case.request.driver.version
     number = whole(version[:3]) if version else whole(case.request.driver.branch)
@@ -328,14 +336,13 @@ def _newer_than(case: Case, rules: Sequence[Rule], best: Branch) -> Branch | Non
     """The branch that is there and newer than what `auto` would take, which never goes back; None with a problem."""
     branch = case.knowledge.branches.get(_loaded(case))
     if branch is not None and all(rule.holds(branch) for rule in rules):
-        kind = "a new-feature branch" if branch.kind == "NFB" else "no long-term or production branch as far as known"
         case.because(
             "branch",
             f"{branch.branch}: installed already and newer than {best.branch}; auto never goes back (set driver.branch "
             "to change)",
             branch.source,
         )
-        case.because("warning: branch", f"{branch.branch} is {kind}", branch.source)
+        case.because("warning: branch", _kind_of(branch), branch.source)
         return branch
     broken = next((rule.what for rule in rules if branch and not rule.holds(branch)), "is not known")
     case.refuse(
@@ -390,13 +397,19 @@ def _checked(case: Case, number: int, rules: Sequence[Rule], best: Branch | None
     case.because("branch", f"{number}, as asked", "driver.version" if case.request.driver.version else "driver.branch")
     if branch.ended(case.knowledge.as_of):
         case.because("warning: branch", f"support of {number} ended ({branch.eol})", branch.source)
-    if branch.kind not in ("LTSB", "PB"):
-        kind = "a new-feature branch" if branch.kind == "NFB" else "no long-term or production branch as far as known"
-        case.because("warning: branch", f"{number} is {kind}", branch.source)
+    if branch.kind not in SUPPORTED:
+        case.because("warning: branch", _kind_of(branch), branch.source)
     version = case.request.driver.version
     if version and branch.latest and version_tuple(version) > version_tuple(branch.latest):
         case.because("warning: version", f"{version} is newer than {branch.latest}, the newest known", branch.source)
     return branch
+
+
+def _kind_of(branch: Branch) -> str:
+    """What a branch is that is no long-term and no production branch, as a sentence."""
+    kind = {"NFB": "a new-feature branch", "legacy": "a legacy branch"}.get(branch.kind)
+    where = "the page of its «supported drivers and CUDA toolkit versions» says it"
+    return f"{branch.branch} is {kind}" if kind else f"what kind of branch {branch.branch} is, is not known: {where}"
 
 
 def _refuse_all(case: Case, rules: Sequence[Rule], other: str) -> None:
@@ -440,8 +453,10 @@ def _only_new(case: Case, rules: Sequence[Rule], other: str) -> bool:
     why = next(
         (rules[n].why for n in range(len(rules)) if best_branch(case.knowledge, rules[: n + 1]) is None), rules[-1].why
     )
+    of_what = "new-feature driver branches" if all(b.kind == "NFB" for b in fits) else "driver branches of unknown kind"
+    until = "they get updates for months" if all(b.kind == "NFB" for b in fits) else "how long they get updates is open"
     case.refuse(
-        f"only new-feature driver branches fit: {listed} ({why}); they get updates for months, and auto takes none",
+        f"only {of_what} fit: {listed} ({why}); {until}, and auto takes none",
         f"set driver.branch to {newest.branch} to take one{other}",
     )
     return True

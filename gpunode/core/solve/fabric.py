@@ -84,7 +84,9 @@ def extra_modules(case: Case) -> list[PackageWant]:
     old = [
         k.release
         for k in case.request.kernels
-        if version_tuple(k.release)[:2] < before and re.match(family["kernel"], k.release)
+        if version_tuple(k.release)[:2] < before
+        and (match := re.match(family["kernel"], k.release))
+        and match["flavour"] not in case.distro.no_extra
     ]
     return [PackageWant(name=family["modules_extra"].format(release=release)) for release in old]
 

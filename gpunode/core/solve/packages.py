@@ -56,7 +56,8 @@ def driver_choice(
         f"{case.distro.family}-own" if own else "cuda-repository" if deb else case.distro.family
     ]
     way = precompiled_rpm(case, branch, built) if built and not built.own else None
-    wants = way or _WAYS[own, case.distro.family](case, branch, flavour)
+    by_dkms = own and built is None and case.distro.family == "ubuntu"
+    wants = way or (_ubuntu_dkms if by_dkms else _WAYS[own, case.distro.family])(case, branch, flavour)
     fabric_choice = joined(case, branch, source, own=own)
     if fabric_choice is None:
         return None
@@ -113,9 +114,8 @@ def _explain_version(case: Case, branch: Branch, *, own: bool) -> None:
         case.because("version", f"{case.request.driver.version}, as asked", "driver.version")
     elif branch.latest:
         where = "the distribution has" if own else "the repository has"
-        case.because(
-            "version", f"the newest of {branch.branch} that {where}; newest known: {branch.latest}", branch.source
-        )
+        known = "" if own else f"; newest known: {branch.latest}"
+        case.because("version", f"the newest of {branch.branch} that {where}{known}", branch.source)
 
 
 # ---------------------------------------------------------------- names by repository
@@ -140,9 +140,6 @@ def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWan
     names, family = case.knowledge.packages["ubuntu-own"], case.knowledge.packages["ubuntu"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
     version = version_pattern(case, branch)
-    if case.request.driver.modules == "dkms":
-        dkms = PackageWant(name=names["dkms"].format(**words), version=version)
-        return [dkms, *(PackageWant(name=n.format(**words), version=version) for n in names["userspace"])]
     modules: list[str] = []
     for kernel in case.request.kernels or ():
         modules.append(names["modules"].format(release=kernel.release, **words))
@@ -154,6 +151,13 @@ def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWan
     ]
 
 
+def _ubuntu_dkms(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+    names, version = case.knowledge.packages["ubuntu-own"], version_pattern(case, branch)
+    words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
+    wanted = (name.format(**words) for name in (names["dkms"], *names["userspace"]))
+    return [PackageWant(name=name, version=version) for name in wanted]
+
+
 def _ubuntu_flavours(case: Case, family: Table) -> list[str]:
     """Kernel flavours as the metapackages name them: generic, generic-hwe-24.04, aws …"""
     found = []
@@ -161,8 +165,12 @@ def _ubuntu_flavours(case: Case, family: Table) -> list[str]:
         match = re.match(family["kernel"], kernel.release)
         flavour = match["flavour"] if match else "generic"
         followed = _followed(case, flavour)
-        hwe = flavour.startswith("generic") and not kernel.release.startswith(f"{case.distro.ga_kernel}.")
-        found.append(followed or (f"{flavour}-hwe-{case.distro.key.partition(':')[2]}" if hwe else flavour))
+        later = not kernel.release.startswith(f"{case.distro.ga_kernel}.")
+        if flavour.startswith("generic") and later:
+            flavour += f"-hwe-{case.distro.key.partition(':')[2]}"
+        elif flavour in family["first_line"] and later:
+            flavour += f"-{'.'.join(kernel.release.split('.')[:2])}"
+        found.append(followed or flavour)
     return found or ["generic"]
 
 

@@ -6,11 +6,13 @@ new kernel has to wait for its modules, and there are fewer branches.
 
 from __future__ import annotations
 
+import re
+
 from gpunode.core.knowledge import Precompiled
 from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import arch_dkms
-from gpunode.core.solve.rules import Rule, best_branch, in_repository, needs
+from gpunode.core.solve.rules import EVERY, Rule, best_branch, in_repository, needs
 
 _TRADE = "no compiler, no headers, seconds instead of minutes; a new kernel has to wait for its modules"
 
@@ -22,7 +24,8 @@ def built_modules(case: Case, *, own: bool, flavour: str) -> Precompiled | None:
     if found is None or spec.modules == "dkms" or found.own != own:
         return None
     if own:
-        return None if case.distro.family == "arch" and arch_dkms(case) else found
+        by_dkms = case.distro.family == "arch" and arch_dkms(case)
+        return None if by_dkms or _own_by_dkms(case, found, flavour) else found
     wanted = spec.modules == "precompiled"
     enabled = not found.repositories or any(name in case.request.repositories for name in found.repositories)
     if not wanted and not (case.request.secure_boot and found.unasked and enabled and _fits(case, found, flavour)):
@@ -36,6 +39,64 @@ def built_modules(case: Case, *, own: bool, flavour: str) -> Precompiled | None:
             found.source,
         )
     return found
+
+
+def _own_by_dkms(case: Case, found: Precompiled, flavour: str) -> bool:
+    """Whether DKMS has to build what the distribution itself has: its built modules lack the kernel, or the branch."""
+    if not case.distro.own_dkms:
+        return False
+    if kernels := unbuilt(case):
+        where = f"{found.signer} builds no modules for {', '.join(kernels)}"
+        case.because("modules", f"{where}: DKMS builds them from what {case.distro.key} has", case.distro.source)
+        return True
+    rules = [*needs(case, flavour), *asked_branch(case)]
+    if best_branch(case.knowledge, [*rules, in_repository(case, True, built=True, flavour=flavour)], EVERY):
+        return False
+    fits = best_branch(case.knowledge, [*rules, in_repository(case, True, flavour=flavour)], EVERY)
+    if fits:
+        why = f"{found.signer} builds no modules of {fits.branch}: DKMS builds them from what {case.distro.key} has"
+        case.because("modules", why, case.distro.source)
+    return fits is not None
+
+
+def unbuilt(case: Case) -> list[str]:
+    """The kernels that can boot and that the distribution builds no modules for, or no longer."""
+    pattern, built_for = case.knowledge.packages[case.distro.family].get("kernel", ""), case.distro.built_for
+    if not built_for or case.request.arch != "x86_64":  # the archive was read for amd64 alone
+        return []
+    found = []
+    for kernel in case.request.kernels:
+        match = re.match(pattern, kernel.release)
+        line = ".".join(kernel.release.split(".")[:2])
+        if not match or match["flavour"] not in built_for.get(line, ()):
+            found.append(kernel.release)
+    return found
+
+
+def refused_kernels(case: Case) -> bool:
+    """Whether the distribution's built modules are the way, and it builds none for a kernel; the problem is noted."""
+    spec, kernels = case.request.driver, unbuilt(case)
+    if not kernels or spec.modules == "dkms" or not (case.request.secure_boot or spec.modules == "precompiled"):
+        return False
+    found = case.knowledge.built_modules(case.distro, case.request.arch)
+    whose = found.signer if found else case.distro.key
+    lines = "; ".join(f"{version} {', '.join(flavours)}" for version, flavours in case.distro.built_for.items())
+    case.refuse(
+        f"{whose} builds no NVIDIA modules for kernel {', '.join(kernels)}: it builds them for {lines}, as of "
+        f"{case.distro.own_read}",
+        "boot another kernel (linux-image-generic, or the newest of the flavour) and remove this one; or set "
+        f"driver.modules to dkms{': modules of its own, with a MOK to enrol' * bool(case.request.secure_boot)}",
+    )
+    return True
+
+
+def asked_branch(case: Case) -> list[Rule]:
+    """That it is the branch which is asked for by number; nothing where none is."""
+    spec = case.request.driver
+    number = spec.version[:3] if spec.version else spec.branch
+    if not number.isdigit():
+        return []
+    return [Rule(what=f"is not {number}", holds=lambda b: b.branch == int(number), why=f"{number} is asked for")]
 
 
 def alternative(case: Case, flavour: str) -> Precompiled | None:
@@ -114,7 +175,7 @@ def _fits(case: Case, found: Precompiled, flavour: str) -> bool:
     """Whether a branch of the built modules serves what is asked for."""
     spec, flavour = case.request.driver, flavour or found.flavour
     number = spec.version[:3] if spec.version else spec.branch
-    where = [in_repository(case.distro, found.own), *rules_of(case, found, flavour)]
+    where = [in_repository(case, found.own, built=True, flavour=flavour), *rules_of(case, found, flavour)]
     if number.isdigit():
         branch = case.knowledge.branches.get(int(number))
         return branch is not None and all(rule.holds(branch) for rule in [*needs(case, flavour), *where])

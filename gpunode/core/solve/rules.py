@@ -144,27 +144,43 @@ def _kernels(case: Case) -> list[str]:
     return [kernel.release for kernel in case.request.kernels] or [case.distro.ga_kernel]
 
 
-def in_repository(row: DistroRow, own: bool) -> Rule:
-    low, high = row.branches
+def in_repository(case: Case, own: bool, *, built: bool = False, flavour: str = "") -> Rule:
+    """That the branch is where it would come from.  `built`: of the distribution's own, those with built modules."""
+    row = case.distro
     if own:
-        listed = ", ".join(map(str, row.own)) or "none"
+        there = own_branches(row, built=built)
+        fit = tuple(b for b in there if not flavour or row.own_flavours.get(b, flavour) == flavour)
+        what = "built modules of branches" if built and row.own_dkms else "branches"
         return Rule(
             what=f"is not among the packages of {row.key}",
-            holds=lambda b: b.branch in row.own,
-            why=f"{row.key} itself has branches {listed}",
+            holds=lambda b: b.branch in fit,
+            why=f"{row.key} itself has {what} {case.knowledge.ranges(fit or there)}"
+            + f"{'' if fit else ', none of them'} with {flavour} modules" * (fit != there)
+            + _as_of(row.own_read),
             source=row.source,
         )
+    number = "branch" if len(row.branches) == 1 else "branches"
+    alone = " alone" if len(row.branches) == 1 else ""
     return Rule(
         what=f"is not in NVIDIA's repository for {row.key}",
-        holds=lambda b: low <= b.branch <= (high or 9999),
-        why=f"NVIDIA's repository for {row.key} has "
-        + (f"branch {low} alone" if low == high else f"branches {low or 'from the oldest'} ")
-        + ("" if low == high else f"to {high}" if high else "and later"),
+        holds=lambda b: b.branch in row.branches,
+        why=f"NVIDIA's repository for {row.key} has {number} {case.knowledge.ranges(row.branches)}{alone}"
+        + _as_of(row.read),
         source=row.source,
     )
 
 
+def own_branches(row: DistroRow, *, built: bool) -> tuple[int, ...]:
+    """The branches that the distribution itself has: with built modules, or with what DKMS builds."""
+    return row.own if built or not row.own_dkms else row.own_dkms
+
+
+def _as_of(day: str) -> str:
+    return f", as of {day}" if day else ""
+
+
 SUPPORTED = ("LTSB", "PB")
+EVERY = (*SUPPORTED, "NFB", "legacy", "unknown")
 
 
 def best_branch(knowledge: Knowledge, rules: Sequence[Rule], kinds: Sequence[str] = SUPPORTED) -> Branch | None:

@@ -1,0 +1,87 @@
+"""The solver's plans on the real archives of Debian and Ubuntu: every package is there, and apt can install them.
+
+Only what comes from the distribution itself can be asked here: of a plan from NVIDIA's repository its headers alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+from apt_roots import CODENAMES, Root, root
+from test_solve_matrix import asked, driver_of
+
+from gpunode.core.model import DriverChoice, Kernel, PackageWant
+from gpunode.core.solve import SolveRequest, solve
+from gpunode.edge.load import load_knowledge
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(900)]
+
+KNOWLEDGE = load_knowledge()
+GPUS = {"H100": "10de:2330", "V100": "10de:1db4"}
+archive = functools.cache(root)
+
+
+def fault(there: Root, driver: DriverChoice) -> str:
+    """What the archive says against the part of a plan that comes from it."""
+    own = () if driver.repository or driver.runfile else driver.packages
+    lacking = there.lacking([*driver.kernel_packages, *own])
+    return f"not there: {' '.join(lacking)}" if lacking else there.fault([*driver.kernel_packages, *own])
+
+
+def matrix(distro: str) -> Iterator[tuple[str, SolveRequest]]:
+    for name, pci_id, choice in asked():
+        if name == distro and choice != "runfile":
+            yield f"{pci_id} {choice}", SolveRequest(gpus=(pci_id,), distro=distro, driver=driver_of(choice))
+
+
+def newest_kernels(there: Root, distro: str) -> Iterator[str]:
+    """Of each flavour that the distribution builds modules for, the newest kernel."""
+    newest: dict[tuple[str, str], str] = {}
+    for release in there.kernels():
+        newest[".".join(release.split(".")[:2]), release.split("-", 2)[2]] = release
+    built = KNOWLEDGE.distros[distro].built_for
+    for (line, flavour), release in sorted(newest.items()):
+        if flavour in built.get(line, ()):
+            yield release
+
+
+@pytest.mark.parametrize("distro", CODENAMES)
+def test_the_answers_of_the_matrix_can_be_installed(distro: str) -> None:
+    there = archive(distro)
+    answers = {name: solve(wish, KNOWLEDGE) for name, wish in matrix(distro)}
+    found = {name: fault(there, s.driver) for name, s in answers.items() if s.driver and not s.problems}
+    assert len(found) >= 10
+    assert {name: text for name, text in found.items() if text} == {}
+
+
+@pytest.mark.parametrize("distro", [name for name in CODENAMES if name.startswith("ubuntu")])
+def test_the_newest_kernel_of_each_flavour_has_its_modules(distro: str) -> None:
+    there, bad = archive(distro), {}
+    kernels = list(newest_kernels(there, distro))
+    assert len(kernels) > 8
+    for release in kernels:
+        for name in ("H100", "V100"):
+            wish = SolveRequest(
+                gpus=(GPUS[name],), distro=distro, secure_boot=True, kernels=(Kernel(release=release, image=True),)
+            )
+            driver = solve(wish, KNOWLEDGE).driver
+            assert driver and not driver.repository
+            if text := fault(there, driver):
+                bad[release, name] = text
+    assert bad == {}
+
+
+@pytest.mark.parametrize("distro", [name for name in CODENAMES if name.startswith("ubuntu")])
+def test_kernels_that_are_refused_have_no_modules_that_could_be_installed(distro: str) -> None:
+    """The other way round: nothing that the archive could serve is refused."""
+    there, row = archive(distro), KNOWLEDGE.distros[distro]
+    wrong = []
+    for release in there.kernels():
+        line, flavour = ".".join(release.split(".")[:2]), release.split("-", 2)[2]
+        if flavour not in row.built_for.get(line, ()):
+            module = f"linux-modules-nvidia-595-server-open-{release}"
+            if module in there.names and not there.fault([PackageWant(name=module)]):
+                wrong.append(release)
+    assert wrong == []
