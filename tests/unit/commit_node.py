@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -94,8 +95,10 @@ class Node:
             group=self.user,
         )
         assert process.stdin
-        process.stdin.write(program(script("commit.sh"), {"state": f"{self.state}\n".encode(), **request}).encode())
-        process.stdin.close()
+        text = program(script("commit.sh"), {"state": f"{self.state}\n".encode(), **request}).encode()
+        # one that is killed early leaves the rest of a full pipe unread
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(text)
         return process
 
     def finish(self, process: subprocess.Popen[bytes]) -> Outcome:
