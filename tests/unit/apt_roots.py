@@ -70,8 +70,9 @@ class Root:
         """What apt says against a transaction; "" where it resolves.  The same question is asked once."""
         words = tuple(f"{want.name}={want.version}" if want.version else want.name for want in wants)
         if words not in self.asked:
-            done = self.apt("apt-get", "--simulate", "--quiet=2", "install", *words)
-            self.asked[words] = "\n".join((done.stdout + done.stderr).splitlines()[-8:]) if done.returncode else ""
+            done = self.apt("apt-get", "--simulate", "--quiet", "install", *words)
+            said = [*done.stdout.splitlines(), *done.stderr.splitlines()]  # --quiet=2 would leave the reason out
+            self.asked[words] = "\n".join(said[-8:]) if done.returncode else ""
         return self.asked[words]
 
     def kernels(self) -> Iterator[str]:

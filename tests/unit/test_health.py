@@ -193,6 +193,10 @@ def test_what_to_do_with_a_gpu_that_the_driver_cannot_speak_for(word: str, way: 
         ("Reset", "--gpu-reset"),
         ("Reboot", "then reboot it"),
         ("Drain P2P", "peer-to-peer"),
+        ("Bus Reset", "nvidia-smi -r bus -i INDEX"),
+        ("Recover IMEX Domain", "nvidia-imex.service"),
+        ("System Reboot", "reboot it"),
+        ("OS Reboot", "reboot it"),
         ("Drain and Reset", "start nothing new"),
     ],
 )

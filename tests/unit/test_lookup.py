@@ -78,7 +78,8 @@ DEBIAN, ROCKY = probed("debian12-h100-fresh"), probed("rocky9-h100-fresh")
 
 def spec(url: str, **more: Any) -> dict[str, Any]:
     names = {"nvidia-cuda": "cuda", "nvidia-container-toolkit": "toolkit"}
-    return {"sources": {name: {"url": f"{url}/{folder}/"} for name, folder in names.items()}, **more}
+    sources = {name: {"url": f"{url}/{folder}/"} for name, folder in names.items()}
+    return {"driver": {"branch": "595"}, "sources": sources, **more}
 
 
 def plan(facts: NodeFacts, url: str, **more: Any) -> Plan:
