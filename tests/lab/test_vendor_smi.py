@@ -1,4 +1,4 @@
-"""Two GPUs as NVIDIA's own nvidia-smi speaks of them, in health and in illness: verify sees each, doctor names it."""
+"""Two GPUs as NVIDIA's own nvidia-smi speaks of them, healthy and ill: verify sees each, doctor names it."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def test_healthy_gpus_with_a_fabric_raise_no_alarm(node: Node) -> None:
     assert seen(node) == (set(), set())
 
 
-@pytest.mark.parametrize("illness", ILL)
-def test_an_ill_gpu_is_seen_by_verify_and_named_by_doctor(node: Node, illness: str) -> None:
-    fields, check, fault = ILL[illness]
+@pytest.mark.parametrize("ailment", ILL)
+def test_an_ill_gpu_is_seen_by_verify_and_named_by_doctor(node: Node, ailment: str) -> None:
+    fields, check, fault = ILL[ailment]
     make_ill(node, *((SECOND, field, value) for field, value in fields.items()))
     wrong, named = seen(node)
-    assert fault in named, illness
-    assert check in wrong or not check, illness
+    assert fault in named, ailment
+    assert check in wrong or not check, ailment

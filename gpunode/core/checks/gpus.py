@@ -74,7 +74,7 @@ _UNFIT = ("gpu.fault", "gpu.recovery", "gpu.remap-failure")
 def unfit_checks(facts: NodeFacts) -> list[Check]:
     """The failed checks with which a node is not given back to its cluster: a program that gets that GPU fails on it.
 
-    What a reset mends, or time (a fabric that is being set up), is for verify to say.
+    What a reset repairs, or time (a fabric that is being set up), is for verify to say.
     """
     return [check for check in gpu_checks(facts) if check.id in _UNFIT and check.status == "failed"]
 
