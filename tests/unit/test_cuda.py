@@ -108,5 +108,5 @@ def test_archs_own_toolkit_brings_its_path_itself(monkeypatch: pytest.MonkeyPatc
 def test_newest_is_one_version_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"cuda": {"versions": ["12.8", "newest"], "default": "newest"}}
     steps = {step.id: step.value for step in plan(facts(), spec, monkeypatch).steps}
-    assert steps["cuda.activate"] == {"alternatives": {"cuda": "/usr/local/cuda-13.2"}}
-    assert steps["verify.smoke"]["cuda"] == ["12.8", "13.2"]
+    assert steps["cuda.activate"] == {"alternatives": {"cuda": "/usr/local/cuda-13.5"}}
+    assert steps["verify.smoke"]["cuda"] == ["12.8", "13.5"]
