@@ -59,6 +59,12 @@ BROKEN = [
 ]
 
 
+def restarted(facts: NodeFacts) -> NodeFacts:
+    """Facts by which Docker has to be restarted: one that knew NVIDIA's hook when it started is reloaded, and takes no
+    other folder for its data up."""
+    return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
+
+
 def broken(facts: NodeFacts, request: RuntimeRequest, spoil: Callable[[RuntimeName, bytes], bytes]) -> Edit:
     """The right edit, and something in the root config that only the running daemon finds fault with."""
     edit, path = edit_runtime(facts, request), CONFIG[request.runtime]
@@ -71,7 +77,7 @@ def broken(facts: NodeFacts, request: RuntimeRequest, spoil: Callable[[RuntimeNa
 def test_an_engine_that_fails_with_its_new_files_gets_the_old_ones_and_loses_no_container(
     busy: DaemonNode, engine: RuntimeName, spoil: Callable[[RuntimeName, bytes], bytes], word: str
 ) -> None:
-    facts, request = busy.facts(), RuntimeRequest(runtime=engine, default_runtime="keep")
+    facts, request = restarted(busy.facts()), RuntimeRequest(runtime=engine, default_runtime="keep")
     running = {name: busy.sh(command) for name, command in RUNNING.items()}
     assert all(running.values())
     stat = f"stat -c '%a %u:%g %s' {CONFIG[engine]}"
