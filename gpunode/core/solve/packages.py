@@ -25,7 +25,7 @@ from gpunode.core.solve.families import (
 # Installed packages that belong to one driver branch: when another branch (or flavour) is installed, they go.
 _OF_BRANCH = re.compile(
     r"(nvidia-(open|driver|driver-pinning|headless|headless-no-dkms|dkms|kernel-source|kernel-common|utils|compute-utils|"
-    r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-(compute|nscq)|linux-modules-nvidia)"
+    r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-(compute|cfg1|nscq)|linux-modules-nvidia)"
     r"-(?P<branch>\d{3})(?P<rest>[.-].*)?\Z"
 )
 # Packages that hold a part of a driver, whoever made them.
