@@ -11,6 +11,7 @@ from undo_model import Fake, Real, take_back
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime
 from gpunode.core.edits.undo import record
+from gpunode.core.undo.history import Change, replay_file
 from gpunode.core.undo.journal import after_run, parse_snapshot, signature, standing
 from gpunode.core.undo.summary import summary
 
@@ -209,3 +210,10 @@ def test_the_end_of_a_run_is_in_the_journal_of_a_node_that_it_changed(
     lines = [json.loads(text) for text in (node.state / "journal.jsonl").read_text().splitlines()]
     assert [one["phase"] for one in lines[1:]] == ([written] if written else [])
     assert all((one["op"], one["run"], one["controller"]) == ("run", "r1", "c1") for one in lines[1:])
+
+
+def test_a_file_that_scripts_of_packages_alone_have_changed_stays_as_it_is() -> None:
+    """On Ubuntu a switch of branch that was cut off left only such records of a file."""
+    changes = [Change(id="1", before="a", after="b", mine=False, edited=False)]
+    found = replay_file(changes, "c", {})
+    assert (found.wanted.hash, found.wanted.exact, dict(found.theirs)) == ("c", True, {})

@@ -58,11 +58,13 @@ class Replayed:
 def replay_file(changes: Iterable[Change], now: str, texts: Mapping[str, bytes]) -> Replayed:
     """What a file that is `now` (a hash) is to be once the changes that are `mine` are undone.
 
-    `texts` are known bytes by hash.  There has to be such a change.
+    `texts` are known bytes by hash.  Without such a change it stays as it is.
     """
     history = _History(texts)
     for change in changes:
         history.add(change)
+    if not history.without:  # by scripts of packages alone: with these it goes, or stays
+        return Replayed(wanted=Without(hash=now))
     wanted = history.of(now, "")
     aside, unmerged = (tuple(dict.fromkeys(found)) for found in (history.aside, history.unmerged))
     return Replayed(wanted=wanted, theirs=history.theirs, aside=aside, unmerged=unmerged)
