@@ -17,29 +17,15 @@ NO_GPU = "no NVIDIA GPU here: PCI has none, and nvidia-smi lists none"
 
 if TYPE_CHECKING:
     from gpunode.core.selftest.record import Record
-    from gpunode.edge.selftest.run import Options
 
 
 @click.command(
     epilog="Examples:\n\n\b\n"
     "  gpunode selftest\n"
-    "  gpunode selftest --load 0 --no-containers        (only read)\n"
-    "  gpunode selftest --change                        (as root; asks before it changes a setting)\n"
     "  gpunode selftest --from gpunode-selftest-20261123-100000.tar.gz --format json\n"
     "  gpunode selftest --list\n\n"
     "Exit codes: 0 nothing failed, 1 a check failed, 2 usage, or the archive cannot be written or read,\n"
-    "5 this machine has no NVIDIA GPU, or --change without root, 130 interrupted."
-)
-@click.option("--change", is_flag=True, help="Change settings of the GPUs and put them back: root, and it asks.")
-@click.option("--yes", is_flag=True, help="With --change: do not ask.")
-@click.option("--containers/--no-containers", default=True, show_default=True, help="Start containers with GPUs.")
-@click.option(
-    "--load",
-    type=click.IntRange(0, 120),
-    default=30,
-    show_default=True,
-    metavar="S",
-    help="Seconds of work on each GPU that nobody uses; 0 leaves it out.",
+    "5 this machine has no NVIDIA GPU, 130 interrupted."
 )
 @click.option(
     "--limit", type=click.FloatRange(10), default=460, show_default=True, metavar="S", help="Seconds for all of it."
@@ -55,10 +41,6 @@ if TYPE_CHECKING:
 @click.option("--list", "listed", is_flag=True, help="Print the checks and what they compare, and nothing else.")
 @format_option("text", "json")
 def selftest(
-    change: bool,
-    yes: bool,
-    containers: bool,
-    load: int,
     limit: float,
     output: Path | None,
     source: Path | None,
@@ -67,27 +49,25 @@ def selftest(
 ) -> int:
     """Find out on this machine whether gpunode reports its GPUs correctly.
 
-    Facts are compared field by field with nvidia-smi, NVML, lspci, sysfs and /proc, the knowledge with the devices; a
-    container and 30 seconds of work use them. No setting is changed without --change. A redacted archive is written.
+    Facts are compared field by field with nvidia-smi, NVML, lspci, sysfs and /proc, the knowledge with the devices.
+    Nothing is changed. A redacted archive is written.
     """
     from gpunode.edge.selftest.capture import Clock
-    from gpunode.edge.selftest.run import Options, gpu_here, load_record, write_archive
+    from gpunode.edge.selftest.run import gpu_here, load_record, write_archive
 
     if listed:
         return _list(output_format)
-    if source and (change or output):
-        raise click.UsageError("--from reads a record: leave out --change and --output")
+    if source and output:
+        raise click.UsageError("--from reads a record: leave out --output")
     if source:
         return _show(load_record(source), None, output_format)
     if not gpu_here(Clock(limit)):
         return _nothing(output_format)
-    if change and not yes:
-        _ask()
     name = f"gpunode-selftest-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar.gz"
     path = output or Path(name)
     if path.exists():
         raise InputError(f"{path} is there already", fix="choose another file: -o FILE")
-    record = _run(Options(change=change, containers=containers, load=load, limit=limit))
+    record = _run(limit)
     write_archive(path, record)
     return _show(record, path, output_format)
 
@@ -96,12 +76,12 @@ def _list(output_format: str) -> int:
     from gpunode.core.selftest.checks import CHECKS
 
     if output_format == "json":
-        rows = [{"id": c.id, "part": c.part, "compares": c.compares, "needs": list(c.needs)} for c in CHECKS]
+        rows = [{"id": c.id, "compares": c.compares, "needs": list(c.needs)} for c in CHECKS]
         print_json({"checks": rows})
         return Exit.OK
     width = max(len(check.id) for check in CHECKS)
     for check in CHECKS:
-        echo(f"{check.id:<{width}}  {check.part:<10}  {check.compares}")
+        echo(f"{check.id:<{width}}  {check.compares}")
     return Exit.OK
 
 
@@ -116,42 +96,20 @@ def _nothing(output_format: str) -> int:
         echo(
             f"{NO_GPU}. Nothing was checked, and no archive was written.\n"
             f"On a machine with one, selftest makes {len(CHECKS)} checks (gpunode selftest --list): what gpunode reads "
-            "against\nnvidia-smi, NVML, lspci, sysfs and /proc, containers with its GPUs, and work on each GPU; it "
-            "changes no setting\nwithout --change, and writes a redacted archive."
+            "against\nnvidia-smi, NVML, lspci, sysfs and /proc; it changes nothing, and writes a redacted archive."
         )
     return Exit.REFUSED
 
 
-def _ask() -> None:
-    """Before any setting is changed: what it will be."""
-    import os
-    import sys
-
-    from gpunode.core.errors import InterruptedByUser, RefusedError
-
-    if os.geteuid() != 0:
-        raise RefusedError("--change needs root", fix="run it by sudo, or leave out --change")
-    echo(
-        "--change sets, and puts back: persistence mode and power limit of one GPU of each model that nobody uses,\n"
-        "a MIG instance on a GPU in MIG mode that has none; a GPU reset is tried while the GPU is open, which the\n"
-        "driver has to refuse. Is this machine yours, and may its GPUs be changed for some seconds?",
-        err=True,
-    )
-    if not sys.stdin.isatty():
-        raise InputError("a question, and no terminal to ask it on", fix="--yes")
-    if not click.confirm("go on?", err=True):
-        raise InterruptedByUser("nothing was changed")
-
-
-def _run(options: Options) -> Record:
+def _run(limit: float) -> Record:
     from gpunode.cli.output import console
     from gpunode.edge.selftest.run import examine
 
     screen = console(stderr=True)
     if not screen.is_terminal:
-        return examine(options)
+        return examine(limit)
     with screen.status("probe") as status:
-        return examine(options, on_step=lambda step: status.update(f"after {step}"))
+        return examine(limit, on_step=lambda step: status.update(f"after {step}"))
 
 
 def _show(record: Record, path: Path | None, output_format: str) -> int:

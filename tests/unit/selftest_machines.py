@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,13 +96,9 @@ def machine(*models: Gpu, driver: str = "580.95.05", flavour: str = "open", virt
         "verify.json": json.dumps({"hosts": [{"host": "localhost", "checks": [*verify_checks()]}]}),
         "doctor.json": json.dumps({"hosts": [{"host": "localhost", "findings": [], "xids": []}]}),
         "report.json": json.dumps({"hosts": []}),
-        "containers.json": json.dumps(containers(gpus)),
-        "change.json": json.dumps(changes(gpus)),
-        "load.json": json.dumps(load(gpus)),
         "dmesg.txt": "[    3.1] nvidia: loading out-of-tree module taints kernel.\n",
     }
     texts |= {f"probe-{shell}.txt": texts["probe.txt"] for shell in ("dash", "bash", "busybox")}
-    texts["probe-after.txt"] = texts["probe.txt"]
     codes = {"plan.json": 3, "verify.json": 3}
     captures = {name: Capture(text=text, exit=codes.get(name, 0), seconds=0.5) for name, text in texts.items()}
     return Record(captures=captures, gpunode="0.1.0", at="2026-11-23T10:00:00Z", root=True, seconds=90.0)
@@ -382,60 +378,3 @@ def cdi(gpus: Sequence[Gpu], driver: str) -> str:
 def verify_checks() -> list[dict[str, str]]:
     ids = ("driver.loaded", "driver.versions-match", "gpu.count", "gpu.remap-pending", "gpu.ecc", "gpu.xid")
     return [{"id": name, "status": "passed", "message": "well", "fix": ""} for name in ids]
-
-
-def containers(gpus: Sequence[Gpu]) -> dict[str, Any]:
-    """What an engine with CDI shows: containers see just what they were given."""
-    whole = [gpu.uuid(n) for n, gpu in enumerate(gpus) if not gpu.mig_devices]
-    mig = [uuid for n, gpu in enumerate(gpus) for uuid in mig_uuids(gpu, n)]
-    asked: dict[str, list[str]] = {"void": []}
-    asked |= {"one": whole[:1]} if whole else {}
-    asked |= {"all": [gpu.uuid(n) for n, gpu in enumerate(gpus)]} if gpus else {}
-    asked |= {"mig": mig[:1]} if mig else {}
-    ran = [
-        {
-            "engine": "podman",
-            "what": what,
-            "expected": uuids,
-            "output": "\n".join(["gpunode-selftest-ran", *shown(uuids)]),
-        }
-        for what, uuids in asked.items()
-    ]
-    return {"ran": ran, "why": {what: "none is here" for what in ("one", "mig", "all") if what not in asked}}
-
-
-def shown(uuids: Sequence[str]) -> list[str]:
-    return [f"GPU {n}: NVIDIA (UUID: {uuid})" for n, uuid in enumerate(uuids)]
-
-
-def changes(gpus: Sequence[Gpu]) -> dict[str, Any]:
-    rows: Mapping[str, tuple[str, str]] = {
-        "runtime": ("configured", "1f0a"),
-        "persistence": ("Disabled", "Enabled"),
-        "power": ("630.00", "700.00"),
-        "mig": ("1", "0"),
-        "reset": ("refused", "9c2e"),
-    }
-    steps = [
-        {"step": step, "where": gpus[0].slot, "wanted": during, "during": during, "before": kept, "after": kept}
-        for step, (during, kept) in rows.items()
-    ]
-    return {"steps": steps}
-
-
-def load(gpus: Sequence[Gpu]) -> dict[str, Any]:
-    uuids = [gpu.uuid(n) for n, gpu in enumerate(gpus)]
-    samples = [
-        {
-            "at": at,
-            "uuid": gpu.uuid(n),
-            "clock_sm_mhz": gpu.clock - 30 * at,
-            "power_watts": gpu.watts * (0.3 + at / 10),
-            "temperature": 40 + at,
-            "reasons": ["sw_power_cap"],
-        }
-        for at in (2, 4, 6)
-        for n, gpu in enumerate(gpus)
-    ]
-    gpus_done = [{"uuid": uuid, "error": ""} for uuid in uuids]
-    return {"tool": "CUDA driver library", "seconds": 30, "gpus": gpus_done, "samples": samples, "why": ""}

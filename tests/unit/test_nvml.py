@@ -19,7 +19,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.model import NvmlGpu
 from gpunode.core.selftest.readings import read_nvml, read_smi
 from gpunode.edge.host import nvml
-from gpunode.edge.host.nvml import local_gpus, merge_gpus, nvml_dump, nvml_samples
+from gpunode.edge.host.nvml import local_gpus, merge_gpus, nvml_dump
 from gpunode.lab import nvml as lab_nvml
 
 BINDINGS = {  # the lowest that pyproject.toml allows, and the newest
@@ -146,7 +146,6 @@ def test_a_gpu_that_the_driver_cannot_speak_for_has_the_drivers_word(
     first, second = local_gpus()
     assert (first.fault, first.slot, first.memory_mib, second.fault) == (word, "0000:17:00.0", None, "")
     assert [gpu.get("fault") for gpu in nvml_dump()["gpus"]] == [word, None]
-    assert [gpu.get("fault") for gpu in nvml_samples()] == [word, None]
 
 
 def test_a_lost_gpu_is_named_and_does_not_hide_the_others(machine: Machine, binding: str) -> None:
@@ -158,7 +157,6 @@ def test_a_lost_gpu_is_named_and_does_not_hide_the_others(machine: Machine, bind
         ("0000:17:00.0", "GPU is lost"),
         ("00000000:1E:00.0", ""),
     ]
-    assert [(one["index"], one.get("fault", "")) for one in nvml_samples()] == [(0, "GPU is lost"), (1, "")]
 
 
 def test_a_question_that_only_some_boards_cannot_answer_is_no_fault(machine: Machine, binding: str) -> None:
@@ -182,7 +180,6 @@ def test_an_older_driver_has_fewer_functions(
     [gpu] = local_gpus()
     assert (gpu.fabric_state, gpu.remap_pending, gpu.recovery, gpu.fault) == (state, "", "", "")
     assert nvml_dump()["machine"] == {"driver": driver, "cuda": nvml_dump()["machine"]["cuda"], "gpus": 1}
-    assert nvml_samples()[0]["temperature"] == 33
 
 
 @pytest.mark.parametrize("branch", branches("550", "580", "615"))
@@ -201,19 +198,6 @@ def test_a_dump_agrees_with_the_real_nvidia_smi(machine: Machine, real_smi: Real
     assert asked.gpus["0000:17:00.0"]["nvlink"] == "111011111111"
     assert asked.gpus["0000:17:00.0"]["compute_processes"] == "1"
     assert "nvlink" not in asked.gpus["0000:1e:00.0"]
-
-
-def test_samples_say_what_holds_the_clock_down(machine: Machine, binding: str) -> None:
-    machine("h100", ill={0: {"clocks.reasons": "0x48", "temperature.gpu": "87", "power.draw": "650"}})
-    [sample] = nvml_samples()
-    assert sample == {
-        "index": 0,
-        "uuid": sample["uuid"],
-        "clock_sm_mhz": 345,
-        "power_watts": 650.0,
-        "temperature": 87,
-        "reasons": ["hw_slowdown", "hw_thermal_slowdown"],
-    }
 
 
 # ---------------------------------------------------------------- without a driver, and with a library that fails
@@ -247,9 +231,8 @@ def test_a_driver_that_is_not_loaded_says_so(machine: Machine) -> None:
 def test_a_library_that_crashes_does_not_end_gpunode(machine: Machine, tmp_path: Path, code: str) -> None:
     machine("h100", lib=_library(tmp_path, code))
     assert local_gpus() == ()
-    for ask in (nvml_dump, nvml_samples):
-        with pytest.raises(GpunodeError, match="the library failed"):
-            ask()
+    with pytest.raises(GpunodeError, match="the library failed"):
+        nvml_dump()
 
 
 def test_a_library_that_hangs_is_left_alone(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

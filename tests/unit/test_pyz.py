@@ -106,7 +106,7 @@ def test_one_file_runs_without_any_package_and_keeps_what_it_unpacked(pyz: Path,
     [folder] = (home / ".cache/gpunode/pyz").iterdir()
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o700 for path in (folder, *folder.parents[:3]))
     before = folder.stat().st_mtime_ns, folder.stat().st_ino
-    assert "--change" in run(pyz, home, "selftest", "--help").stdout
+    assert "--from" in run(pyz, home, "selftest", "--help").stdout
     [again] = (home / ".cache/gpunode/pyz").iterdir()
     assert (again.stat().st_mtime_ns, again.stat().st_ino) == before
 

@@ -7,14 +7,12 @@ machine it raises NotPossible with the reason.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from gpunode.core.cdi import read_spec
-from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe, stable_facts
 from gpunode.core.knowledge import GpuModel, Knowledge
@@ -22,14 +20,12 @@ from gpunode.core.model import NodeFacts
 from gpunode.core.numbers import version_tuple
 from gpunode.core.selftest import readings
 from gpunode.core.selftest.readings import Reading
-from gpunode.core.selftest.record import Capture, Part, Record, Result
+from gpunode.core.selftest.record import Capture, Record, Result
 from gpunode.core.sharing.mig import Product, product_of
 from gpunode.core.solve import parse_driver, request_of, solve
 from gpunode.core.spec import Spec
 
 MEMORY = 0.12  # of what the model has on paper may be missing: ECC and firmware keep some, and GB are not GiB
-CLOCK = 0.5  # of the highest clock is the least that a GPU without a reason to slow down reaches under load
-SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
 class NotPossible(Exception):
@@ -98,7 +94,6 @@ class Check:
     """A row of the table: what it compares, the captures that it needs, and who judges them."""
 
     id: str
-    part: Part
     compares: str
     needs: tuple[str, ...]
     judge: Callable[[Seen], Finding]
@@ -110,7 +105,7 @@ def judge(seen: Seen) -> tuple[Result, ...]:
 
 
 def _result(check: Check, seen: Seen) -> Result:
-    row = partial(Result, id=check.id, part=check.part)
+    row = partial(Result, id=check.id)
     for need in check.needs:
         capture = seen.record.captures.get(need, Capture(error="it was not asked for"))
         if not capture.text:
@@ -500,9 +495,6 @@ def _findings(seen: Seen) -> Finding:
     return Finding(message=f"{len(found)} findings, none of them a false alarm about the driver", differences=wrong)
 
 
-# ---------------------------------------------------------------- containers
-
-
 def _cdi(seen: Seen) -> Finding:
     """The CDI specification that nvidia-ctk makes today is one that gpunode reads, with every GPU in it."""
     spec = read_spec("nvidia.yaml", seen.record.text("cdi.yaml").encode())
@@ -516,263 +508,70 @@ def _cdi(seen: Seen) -> Finding:
     return Finding(message=f"nvidia-ctk's specification has {len(spec.devices)} devices", differences=differences)
 
 
-def _container(what: str, seen: Seen) -> Finding:
-    """Containers that were given `what` (one GPU, a MIG device, all, none) saw just that, in every engine."""
-    data = seen.record.data("containers.json")
-    rows = [row for row in data.get("ran", ()) if row["what"] == what] if isinstance(data, dict) else []
-    if not rows:
-        raise NotPossible((data or {}).get("why", {}).get(what) or "no container was started with it")
-    differences = []
-    for row in rows:
-        who = f"{row['engine']} ({what})"
-        if "gpunode-selftest-ran" not in row["output"]:
-            differences.append(f"{who}: the container did not start: {row['output'].strip()[-200:]}")
-            continue
-        pattern = r"UUID: (MIG-[0-9a-f-]+)" if what == "mig" else r"UUID: (GPU-[0-9a-f-]+)"
-        seen_there = sorted(re.findall(pattern, row["output"]))
-        if seen_there != sorted(row["expected"]):
-            differences.append(
-                f"{who}: sees {', '.join(seen_there) or 'no GPU'}, not {', '.join(row['expected']) or 'none'}"
-            )
-    engines = ", ".join(dict.fromkeys(row["engine"] for row in rows))
-    return Finding(message=f"containers of {engines} see what they were given", differences=differences)
-
-
-# ---------------------------------------------------------------- --change, load
-
-
-def _change(step: str, seen: Seen) -> Finding:
-    """A setting took the value that was asked for, and has its old one again."""
-    rows = [row for row in (seen.record.data("change.json") or {}).get("steps", ()) if row["step"] == step]
-    done = [row for row in rows if not row.get("why")]
-    if not done:
-        raise NotPossible(rows[0]["why"] if rows else "it was not tried")
-    differences = []
-    for row in done:
-        if row["during"] != row["wanted"]:
-            differences.append(
-                f"{row['where']}: asked for {row['wanted']}, got {row['during']} {row.get('output', '')}".strip()
-            )
-        if row["after"] != row["before"]:
-            differences.append(f"{row['where']}: was {row['before']}, is {row['after']} now: put it back by hand")
-    return Finding(message=f"{len(done)} changed and put back", differences=differences)
-
-
-def _load(seen: Seen) -> dict[str, Any]:
-    data = seen.record.data("load.json") or {}
-    if not data.get("gpus"):
-        raise NotPossible(data.get("why") or "no load was run")
-    return dict(data)
-
-
-def _work(seen: Seen) -> Finding:
-    data = _load(seen)
-    differences = [f"{gpu['uuid']}: {gpu['error']}" for gpu in data["gpus"] if gpu["error"]]
-    return Finding(
-        message=f"{data['tool']} worked {data['seconds']} s on {len(data['gpus'])} GPUs", differences=differences
-    )
-
-
-def _samples(seen: Seen) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    data = _load(seen)
-    for gpu in data["gpus"]:
-        rows = [row for row in data["samples"] if row["uuid"] == gpu["uuid"]]
-        if rows and not gpu["error"]:
-            yield gpu["uuid"], rows
-
-
-def _clocks(seen: Seen) -> Finding:
-    """Under load the clock comes near the GPU's own highest, unless the power limit keeps it from that."""
-    highest = {gpu.get("uuid", ""): int(gpu.get("clock_sm_max_mhz", "0")) for gpu in seen.nvml.gpus.values()}
-    differences, reported = [], []
-    for uuid, rows in _samples(seen):
-        reached = max(int(row["clock_sm_mhz"] or 0) for row in rows)
-        reported.append(f"{reached} of {highest.get(uuid, 0)} MHz")
-        capped = any("sw_power_cap" in row["reasons"] for row in rows)
-        if reached < CLOCK * highest.get(uuid, 0) and not capped:
-            differences.append(f"{uuid}: {reached} MHz at most, of {highest[uuid]} MHz")
-    return _measured("clock", reported, differences)
-
-
-def _power(seen: Seen) -> Finding:
-    """Under load the power rises, and stays near the limit that is set."""
-    limits = {gpu.get("uuid", ""): int(gpu.get("power_limit_watts", "0")) for gpu in seen.nvml.gpus.values()}
-    differences, reported = [], []
-    for uuid, rows in _samples(seen):
-        watts = [float(row["power_watts"]) for row in rows if row["power_watts"] is not None]
-        if not watts or not limits.get(uuid):
-            continue
-        reported.append(f"{min(watts):.0f} to {max(watts):.0f} of {limits[uuid]} W")
-        if max(watts) > 1.15 * limits[uuid]:
-            differences.append(f"{uuid}: {max(watts):.0f} W, its limit is {limits[uuid]} W")
-        if max(watts) < 0.2 * limits[uuid]:
-            differences.append(f"{uuid}: {max(watts):.0f} W at most, so it hardly worked (limit {limits[uuid]} W)")
-    return _measured("power", reported, differences)
-
-
-def _temperature(seen: Seen) -> Finding:
-    """Below what the GPU slows down at: a temperature by NVML, or nvidia-smi's margin to its limit."""
-    smi = seen.smi.gpus.values() if seen.record.captures.get(_SMI, Capture()).text else ()
-    slowdown = {gpu.get("uuid", ""): int(gpu.get("temperature_slowdown_by_margin", "0")) for gpu in smi}
-    for gpu in seen.nvml.gpus.values():
-        if "temperature_slowdown" in gpu:
-            slowdown[gpu.get("uuid", "")] = int(gpu["temperature_slowdown"])
-    differences, reported = [], []
-    for uuid, rows in _samples(seen):
-        if not slowdown.get(uuid):
-            continue
-        reached = max(int(row["temperature"] or 0) for row in rows)
-        reported.append(f"{reached} of {slowdown[uuid]} °C")
-        if reached >= slowdown[uuid]:
-            differences.append(f"{uuid}: {reached} °C, it slows down at {slowdown[uuid]} °C")
-    if not reported:
-        raise NotPossible("no GPU says at which temperature it slows down")
-    return _measured("temperature", reported, differences)
-
-
-def _measured(what: str, values: Sequence[str], differences: Sequence[str]) -> Finding:
-    if not values:
-        raise NotPossible(f"no sample of the {what}")
-    counts = Counter(values)
-    words = (f"{times}× {text}" if times > 1 else text for text, times in counts.items())
-    return Finding(message=f"{what}: {', '.join(words)}", differences=differences)
-
-
-def _throttling(seen: Seen) -> Finding:
-    differences, number = [], 0
-    for uuid, rows in _samples(seen):
-        number += len(rows)
-        reasons = sorted({reason for row in rows for reason in row["reasons"]} & set(SLOWDOWNS))
-        differences += [f"{uuid}: {reason}" for reason in reasons]
-    if not number:
-        raise NotPossible("no sample of the clocks' event reasons")
-    return Finding(message=f"no slowdown by heat or power brake in {number} samples", differences=differences)
-
-
-def _health_after(seen: Seen) -> Finding:
-    """gpunode's own health checks after the load, of what was well before it."""
-    _load(seen)
-    before = {check.id for check in health_checks(seen.facts, seen.knowledge) if check.status == "failed"}
-    facts = parse_probe(seen.record.text("probe-after.txt"))
-    after = health_checks(facts, seen.knowledge)
-    new = [f"{check.id}: {check.message}" for check in after if check.status == "failed" and check.id not in before]
-    lines = {xid.line for xid in seen.facts.xids}
-    new += [f"Xid {xid.code} on {xid.slot} during the load" for xid in facts.xids if xid.line not in lines]
-    return Finding(message=f"{len(after)} health checks after the load, none newly failed", differences=new)
-
-
 # ---------------------------------------------------------------- the table
 
 _PROBE, _SMI, _NVML = "probe.txt", "nvidia-smi.xml", "nvml.json"
 
 CHECKS: tuple[Check, ...] = (
-    Check("probe.shells", "read", "the probe under dash, bash and busybox", (_PROBE,), _shells),
-    Check("probe.readable", "read", "every line of the probe with the form that is known", (_PROBE,), _readable),
-    Check("driver.works", "read", "loaded kernel module, libraries and nvidia-smi", (_PROBE,), _driver),
-    Check("captures.in-time", "read", "each command with its time limit", (), _in_time),
-    Check("facts.smi", "read", "facts with nvidia-smi -q -x", (_PROBE, _SMI), partial(_compared, "facts", "smi")),
-    Check("facts.nvml", "read", "facts with NVML", (_PROBE, _NVML), partial(_compared, "facts", "nvml")),
-    Check("smi.nvml", "read", "nvidia-smi -q -x with NVML", (_PROBE, _SMI, _NVML), partial(_compared, "smi", "nvml")),
-    Check("facts.lspci", "read", "facts with lspci -nn", (_PROBE, "lspci.txt"), partial(_compared, "facts", "lspci")),
-    Check("facts.sysfs", "read", "facts with sysfs", (_PROBE, "sysfs.json"), partial(_compared, "facts", "sysfs")),
+    Check("probe.shells", "the probe under dash, bash and busybox", (_PROBE,), _shells),
+    Check("probe.readable", "every line of the probe with the form that is known", (_PROBE,), _readable),
+    Check("driver.works", "loaded kernel module, libraries and nvidia-smi", (_PROBE,), _driver),
+    Check("captures.in-time", "each command with its time limit", (), _in_time),
+    Check("facts.smi", "facts with nvidia-smi -q -x", (_PROBE, _SMI), partial(_compared, "facts", "smi")),
+    Check("facts.nvml", "facts with NVML", (_PROBE, _NVML), partial(_compared, "facts", "nvml")),
+    Check("smi.nvml", "nvidia-smi -q -x with NVML", (_PROBE, _SMI, _NVML), partial(_compared, "smi", "nvml")),
+    Check("facts.lspci", "facts with lspci -nn", (_PROBE, "lspci.txt"), partial(_compared, "facts", "lspci")),
+    Check("facts.sysfs", "facts with sysfs", (_PROBE, "sysfs.json"), partial(_compared, "facts", "sysfs")),
     Check(
         "smi.sysfs",
-        "read",
         "nvidia-smi -q -x with sysfs",
         (_PROBE, _SMI, "sysfs.json"),
         partial(_compared, "smi", "sysfs"),
     ),
     Check(
         "facts.proc",
-        "read",
         "facts with /proc/driver/nvidia",
         (_PROBE, "proc.txt"),
         partial(_compared, "facts", "proc"),
     ),
     Check(
         "smi.proc",
-        "read",
         "nvidia-smi -q -x with /proc/driver/nvidia",
         (_PROBE, _SMI, "proc.txt"),
         partial(_compared, "smi", "proc"),
     ),
-    Check("facts.virtual", "read", "virtual GPUs in the facts with nvidia-smi", (_PROBE, _SMI), _virtual),
-    Check("facts.nvlink", "read", "NVLinks that are down with NVML", (_PROBE, _NVML), _nvlink),
-    Check("knowledge.pci-id", "read", "PCI ids with the table of GPUs", (_PROBE,), _known),
-    Check("knowledge.class", "read", "kind of GPU with the driver's brand", (_PROBE, _SMI), _class),
-    Check("knowledge.architecture", "read", "architecture with the driver's", (_PROBE, _SMI), _architecture),
-    Check("knowledge.compute-capability", "read", "compute capability with NVML's", (_PROBE, _NVML), _capability),
-    Check("knowledge.memory", "read", "memory of the model with the GPU's", (_PROBE, _SMI), _memory),
-    Check(
-        "knowledge.mig-capability", "read", "whether the model has MIG with the GPU", (_PROBE, _SMI), _mig_capability
-    ),
+    Check("facts.virtual", "virtual GPUs in the facts with nvidia-smi", (_PROBE, _SMI), _virtual),
+    Check("facts.nvlink", "NVLinks that are down with NVML", (_PROBE, _NVML), _nvlink),
+    Check("knowledge.pci-id", "PCI ids with the table of GPUs", (_PROBE,), _known),
+    Check("knowledge.class", "kind of GPU with the driver's brand", (_PROBE, _SMI), _class),
+    Check("knowledge.architecture", "architecture with the driver's", (_PROBE, _SMI), _architecture),
+    Check("knowledge.compute-capability", "compute capability with NVML's", (_PROBE, _NVML), _capability),
+    Check("knowledge.memory", "memory of the model with the GPU's", (_PROBE, _SMI), _memory),
+    Check("knowledge.mig-capability", "whether the model has MIG with the GPU", (_PROBE, _SMI), _mig_capability),
     Check(
         "knowledge.mig-profiles",
-        "read",
         "MIG profiles with nvidia-smi mig -lgip",
         (_PROBE, "mig-profiles.txt"),
         _mig_profiles,
     ),
     Check(
         "knowledge.open-module",
-        "read",
         "whether open modules may drive it with those that do",
         (_PROBE, _SMI),
         _open_module,
     ),
-    Check("knowledge.branch", "read", "branches of the model with the driver that runs", (_PROBE, _SMI), _branch),
-    Check("solver.accepts", "read", "the solver with the driver that runs", (_PROBE, _SMI), _solver),
+    Check("knowledge.branch", "branches of the model with the driver that runs", (_PROBE, _SMI), _branch),
+    Check("solver.accepts", "the solver with the driver that runs", (_PROBE, _SMI), _solver),
     *(
         Check(
             f"command.{name}",
-            "read",
             f"gpunode {name}: exit code, no traceback, JSON",
             (f"{name}.json",),
             partial(_command, name),
         )
         for name in COMMANDS
     ),
-    Check("verify.alarms", "read", "health checks of verify with NVML", (_PROBE, _NVML, "verify.json"), _alarms),
-    Check("doctor.alarms", "read", "findings of the doctor with NVML", (_PROBE, _NVML, "doctor.json"), _findings),
-    Check(
-        "containers.cdi", "containers", "nvidia-ctk's CDI specification with the GPUs", (_PROBE, _SMI, "cdi.yaml"), _cdi
-    ),
-    *(
-        Check(
-            f"containers.{what}",
-            "containers",
-            f"what a container sees that was given {given}",
-            ("containers.json",),
-            partial(_container, what),
-        )
-        for what, given in (("one", "one GPU"), ("mig", "a MIG device"), ("all", "all GPUs"), ("void", "none"))
-    ),
-    *(
-        Check(f"change.{step}", "change", compares, ("change.json",), partial(_change, step))
-        for step, compares in (
-            ("runtime", "engines' configuration on a copy of /etc, configured and unconfigured"),
-            ("persistence", "persistence mode, changed and put back"),
-            ("power", "power limit, changed and put back"),
-            ("mig", "a MIG instance, created and destroyed on a GPU that nobody uses"),
-            ("reset", "nvidia-smi -r, refused while a program has the GPU open"),
-        )
-    ),
-    Check("load.work", "load", "results of the work on each GPU", ("load.json",), _work),
-    Check("load.clocks", "load", "clock under load with the GPU's highest", (_NVML, "load.json"), _clocks),
-    Check("load.power", "load", "power under load with the limit that is set", (_NVML, "load.json"), _power),
-    Check(
-        "load.temperature",
-        "load",
-        "temperature under load with the slowdown threshold",
-        (_NVML, "load.json"),
-        _temperature,
-    ),
-    Check("load.throttling", "load", "event reasons of the clocks under load", ("load.json",), _throttling),
-    Check(
-        "load.health",
-        "load",
-        "gpunode's health checks before and after the load",
-        (_PROBE, "load.json", "probe-after.txt"),
-        _health_after,
-    ),
+    Check("verify.alarms", "health checks of verify with NVML", (_PROBE, _NVML, "verify.json"), _alarms),
+    Check("doctor.alarms", "findings of the doctor with NVML", (_PROBE, _NVML, "doctor.json"), _findings),
+    Check("smi.cdi", "nvidia-ctk's CDI specification with the GPUs", (_PROBE, _SMI, "cdi.yaml"), _cdi),
 )

@@ -149,20 +149,8 @@ def _xml_fields(gpu: ElementTree.Element) -> Iterator[tuple[str, str]]:
     numbers = [int(text) for one in counts if (text := (one.text or "").strip()).isdigit()]
     if numbers or (double is not None and (double.text or "").strip().isdigit()):
         yield "ecc_uncorrected", str(sum(numbers)) if numbers else (double.text or "").strip()  # type: ignore[union-attr]
-    if by_margin := _slowdown_by_margin(gpu):
-        yield "temperature_slowdown_by_margin", by_margin
     yield "mig_devices", str(len(gpu.findall("mig_devices/mig_device")))
     yield "processes", str(len(gpu.findall("processes/process_info")))
-
-
-def _slowdown_by_margin(gpu: ElementTree.Element) -> str:
-    """Where a GPU slows down, in °C, of those that count from their limit: `tlimit` is how far it is from that now.
-
-    -2 C as the threshold: it slows down two degrees behind the limit.  Of the hottest sensor, so a degree or two off.
-    """
-    names = ("gpu_temp", "gpu_temp_tlimit", "gpu_temp_slow_tlimit_threshold")
-    now, margin, slow = (_number(_at(gpu, f"temperature/{name}")) for name in names)
-    return str(int(now) + int(margin) - int(slow)) if now and margin and slow else ""
 
 
 def _at(element: ElementTree.Element, path: str) -> str:

@@ -15,8 +15,6 @@ from gpunode.core.model import HostOutcome
 from gpunode.core.printable import json_text, printable
 
 Status = Literal["passed", "failed", "not possible"]
-Part = Literal["read", "containers", "change", "load"]
-PARTS: tuple[Part, ...] = ("read", "containers", "change", "load")
 META, RESULTS, GUIDE = "record.json", "results.json", "README.txt"
 FORMAT = 1
 
@@ -59,7 +57,6 @@ class Result:
     """One row of the table at the end; `details` are the differences, one a line."""
 
     id: str
-    part: Part
     status: Status
     message: str
     details: tuple[str, ...] = ()
@@ -82,12 +79,9 @@ def results_text(results: Sequence[Result]) -> str:
     """The table for people: one line a check, the differences below it."""
     width = max((len(result.id) for result in results), default=0)
     lines = []
-    for part in PARTS:
-        rows = [result for result in results if result.part == part]
-        lines += [f"{part}"] if rows else []
-        for one in rows:
-            lines.append(f"  {one.status:<12} {one.id:<{width}}  {one.message}")
-            lines += [f"  {'':<12} {'':<{width}}    {line}" for line in one.details]
+    for one in results:
+        lines.append(f"{one.status:<12} {one.id:<{width}}  {one.message}")
+        lines += [f"{'':<12} {'':<{width}}    {line}" for line in one.details]
     return "\n".join([*lines, summary(results)])
 
 
@@ -107,10 +101,7 @@ def results_data(record: Record, results: Sequence[Result]) -> dict[str, Any]:
         "at": record.at,
         "seconds": round(record.seconds, 1),
         "counts": {"passed": counts["passed"], "failed": counts["failed"], "not_possible": counts["not possible"]},
-        "checks": [
-            {"id": r.id, "part": r.part, "status": r.status, "message": r.message, "details": list(r.details)}
-            for r in results
-        ],
+        "checks": [{"id": r.id, "status": r.status, "message": r.message, "details": list(r.details)} for r in results],
         "times": {name: round(one.seconds, 2) for name, one in sorted(record.captures.items())},
     }
 
@@ -204,9 +195,6 @@ _MEANING = {
     "sysfs.json": "/sys/bus/pci/devices of NVIDIA's functions",
     "proc.txt": "files of /proc/driver/nvidia",
     "dmesg.txt": "lines of the kernel log about NVIDIA's modules",
-    "containers.json": "containers that were started, and which GPUs they saw",
-    "change.json": "settings that were changed and put back (--change)",
-    "load.json": "samples during the load",
 }
 
 

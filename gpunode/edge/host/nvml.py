@@ -76,12 +76,6 @@ def nvml_dump() -> dict[str, Any]:
     return found
 
 
-def nvml_samples() -> list[dict[str, Any]]:
-    """Clock, power, temperature and the clocks' event reasons of each GPU now, or its `fault`.  Raises GpunodeError."""
-    found: list[dict[str, Any]] = _asked("samples")
-    return found
-
-
 # ---------------------------------------------------------------- the process that asks
 
 
@@ -120,7 +114,7 @@ def main(what: str, slots: str) -> int:
     """Print what NVML answers, {"answer": …} or {"error": …}, as JSON."""
     import pynvml
 
-    questions = {"gpus": _gpus, "dump": _dump, "samples": _samples}
+    questions = {"gpus": _gpus, "dump": _dump}
     try:
         pynvml.nvmlInit()
         answer = {"answer": questions[what](pynvml, Path(slots))}
@@ -267,10 +261,6 @@ def _dump(pynvml: Any, slots: Path) -> dict[str, Any]:
     return {"machine": _machine(pynvml), "gpus": [_dumped(gpu, names.get(gpu.index, "")) for gpu in _each(pynvml)]}
 
 
-def _samples(pynvml: Any, slots: Path) -> list[dict[str, Any]]:
-    return [_sampled(gpu) for gpu in _each(pynvml)]
-
-
 def _machine(pynvml: Any) -> dict[str, Any]:
     cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
     return {
@@ -313,20 +303,6 @@ def _mask(reasons: int | None) -> str:
 
 def _pci_id(number: int) -> str:
     return f"{number & 0xFFFF:04x}:{number >> 16:04x}"
-
-
-def _sampled(gpu: _Gpu) -> dict[str, Any]:
-    pynvml, ask = gpu.pynvml, gpu.ask
-    power, reasons = ask("PowerUsage"), ask("CurrentClocksThrottleReasons") or 0
-    found = {
-        "index": gpu.index,
-        "uuid": _text(ask("UUID")),
-        "clock_sm_mhz": ask("ClockInfo", pynvml.NVML_CLOCK_SM),
-        "power_watts": None if power is None else round(power / 1000, 1),
-        "temperature": ask("Temperature", pynvml.NVML_TEMPERATURE_GPU),
-        "reasons": [name for bit, name in _REASONS.items() if reasons & bit],
-    }
-    return found | ({"fault": gpu.fault} if gpu.fault else {})
 
 
 def _text(value: Any) -> str:
@@ -373,17 +349,5 @@ _DUMP: tuple[tuple[str, str, int | str | None, Callable[[Any], Any]], ...] = (
     ("virtualization", "VirtualizationMode", None, lambda value: _VIRTUAL.get(value, "")),
     ("compute_processes", "ComputeRunningProcesses", None, len),
 )
-_REASONS = {
-    0x1: "gpu_idle",
-    0x2: "applications_clocks_setting",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake_slowdown",
-    0x100: "display_clocks_setting",
-}
-
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2]))

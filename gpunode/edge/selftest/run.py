@@ -9,17 +9,15 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gpunode import __version__
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import NodeFacts
 from gpunode.core.remote import program
 from gpunode.core.selftest.checks import SHELLS, Seen, judge
-from gpunode.core.selftest.readings import read_smi
 from gpunode.core.selftest.record import (
     Capture,
     Record,
@@ -32,9 +30,6 @@ from gpunode.edge.host.nvml import nvml_dump
 from gpunode.edge.load import load_knowledge, load_mig
 from gpunode.edge.programs import python_module
 from gpunode.edge.selftest.capture import Clock, capture, first_line, only_if_good, timed
-from gpunode.edge.selftest.change import locked, run_changes
-from gpunode.edge.selftest.containers import Devices, listed, run_containers
-from gpunode.edge.selftest.load import run_load
 from gpunode.node import script
 
 PCI = Path("/sys/bus/pci/devices")
@@ -55,21 +50,11 @@ OUTPUTS: Mapping[str, tuple[tuple[str, ...], float]] = {
 _SYSFS = ("vendor", "device", "class", "subsystem_vendor", "subsystem_device", "numa_node")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a selftest is allowed to do."""
-
-    change: bool = False  # change settings and put them back
-    containers: bool = True
-    load: int = 30  # seconds of work on each GPU; 0: none
-    limit: float = LIMIT  # seconds for all of it
-
-
-def examine(options: Options, on_step: Callable[[str], None] = lambda step: None) -> Record:
+def examine(limit: float = LIMIT, on_step: Callable[[str], None] = lambda step: None) -> Record:
     """Capture everything on this machine.  What cannot be had has its reason; nothing here raises for that."""
-    clock = Clock(options.limit)
+    clock = Clock(limit)
     captures: dict[str, Capture] = {}
-    for name, one in _captured(options, clock, captures):
+    for name, one in _captured(clock, captures):
         captures[name] = one
         on_step(name)
     return Record(
@@ -81,7 +66,7 @@ def examine(options: Options, on_step: Callable[[str], None] = lambda step: None
     )
 
 
-def _captured(options: Options, clock: Clock, so_far: Mapping[str, Capture]) -> Iterator[tuple[str, Capture]]:
+def _captured(clock: Clock, so_far: Mapping[str, Capture]) -> Iterator[tuple[str, Capture]]:
     yield "probe.txt", _probe("sh", clock)
     for shell in SHELLS:
         yield f"probe-{shell}.txt", _probe(shell, clock)
@@ -93,45 +78,6 @@ def _captured(options: Options, clock: Clock, so_far: Mapping[str, Capture]) -> 
     yield "dmesg.txt", _dmesg(clock)
     with tempfile.TemporaryDirectory(prefix="gpunode-selftest-") as name:
         yield from _commands(Path(name), so_far, clock)
-    facts = _facts(so_far["probe.txt"])
-    devices = listed(so_far["nvidia-smi-list.txt"].text, {gpu.uuid: gpu.minor for gpu in facts.cdi.gpus})
-    if options.containers:
-        yield "containers.json", timed(lambda: json.dumps(run_containers(devices, clock), indent=1), clock)
-    busy = _busy(so_far)
-    if options.change:
-        why = locked(facts, root=os.geteuid() == 0)
-        yield "change.json", timed(lambda: json.dumps(run_changes(facts, busy, clock, why=why), indent=1), clock)
-    if options.load:
-        gpus = _loadable(devices, busy)
-        yield "load.json", timed(lambda: json.dumps(run_load(gpus, options.load, clock), indent=1), clock)
-        yield "probe-after.txt", _probe("sh", clock)
-
-
-def _facts(probe: Capture) -> NodeFacts:
-    try:
-        return parse_probe(probe.text)
-    except GpunodeError:
-        return NodeFacts()
-
-
-def _busy(captures: Mapping[str, Capture]) -> tuple[str, ...]:
-    """UUIDs of GPUs that programs use."""
-    try:
-        gpus = json.loads(captures["nvml.json"].text)["gpus"]
-        return tuple(gpu["uuid"] for gpu in gpus if gpu.get("compute_processes", 0))
-    except (ValueError, KeyError):  # without NVML: those of graphics count as well
-        pass
-    try:
-        rows = read_smi(captures["nvidia-smi.xml"].text).gpus.values()
-    except GpunodeError:
-        return ()
-    return tuple(gpu["uuid"] for gpu in rows if gpu.get("processes", "0") != "0" and "uuid" in gpu)
-
-
-def _loadable(devices: Devices, busy: tuple[str, ...]) -> dict[str, str]:
-    """UUID → why no work is put on it, "" where it may be."""
-    reasons = dict.fromkeys(busy, "a program uses a GPU") | dict.fromkeys(devices.cut, "a GPU is cut by MIG")
-    return {uuid: reasons.get(uuid, "") for uuid in devices.gpus}
 
 
 # ---------------------------------------------------------------- what is captured
@@ -248,4 +194,7 @@ def gpu_here(clock: Clock) -> bool:
 
 def gpus_of(record: Record) -> int:
     """How many NVIDIA GPUs the machine of a record has on PCI."""
-    return len(_facts(record.captures.get("probe.txt", Capture())).gpus)
+    try:
+        return len(parse_probe(record.text("probe.txt")).gpus)
+    except GpunodeError:
+        return 0
