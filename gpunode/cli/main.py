@@ -33,7 +33,7 @@ COMMANDS: Table = {
         "gpunode.cli.runtime:runtime",
         "This machine's container engines: configure, unconfigure, status, diff.",
     ),
-    "sharing": ("gpunode.cli.sharing:sharing", "Share GPUs: MIG profiles, and demands packed onto the fewest GPUs."),
+    "sharing": ("gpunode.cli.sharing:sharing", "The MIG profiles of a GPU."),
     "kube": ("gpunode.cli.kube:kube", "Kubernetes: render, apply and verify what a cluster needs for its GPUs."),
     "bundle": ("gpunode.cli.bundle:bundle", "Bundles with everything that nodes without a network need."),
     "knowledge": ("gpunode.cli.knowledge:knowledge", "The data that decisions rest on: rows, sources, age."),

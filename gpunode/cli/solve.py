@@ -1,13 +1,12 @@
-"""gpunode solve: choose driver, CUDA and toolkit for a GPU, or the stacks of a fleet, without any host."""
+"""gpunode solve: choose driver, CUDA and toolkit for a GPU, without any host."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from gpunode.cli.common import format_option, show_error, spec_option, worst_exit
+from gpunode.cli.common import format_option, spec_option
 from gpunode.cli.completion import complete_distros
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     "  gpunode solve --gpu 10de:2330 --distro debian:12\n"
     "  gpunode solve --gpu 'H100 PCIe' --distro ubuntu:24.04 --cuda 12.8 --format json\n"
     "  gpunode solve --gpu 10de:1b06 --distro ubuntu:22.04 --driver 580-proprietary\n"
-    "  gpunode solve --gpu 10de:102d --distro rocky:9.4 --method runfile\n"
-    "  gpunode solve --probe saved/ -c gpunode.yml\n\n"
+    "  gpunode solve --gpu 10de:102d --distro rocky:9.4 --method runfile\n\n"
     "Exit codes: 0 solved, 2 usage, 5 no valid combination (reasons in the output)."
 )
 @click.option(
@@ -68,13 +66,6 @@ if TYPE_CHECKING:
 @click.option(
     "--toolkit", default="auto", show_default=True, metavar="VERSION", help="Container toolkit version, auto or none."
 )
-@click.option(
-    "--probe",
-    "probes",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Saved probes of a fleet, a file or folder: the fewest stacks that serve it. Takes no other choice but -c.",
-)
 @spec_option
 @format_option("text", "json")
 def solve(
@@ -88,18 +79,15 @@ def solve(
     cuda: tuple[str, ...],
     dcgm: str,
     toolkit: str,
-    probes: tuple[Path, ...],
     spec_data: dict[str, Any],
     output_format: str,
 ) -> int:
-    """Choose driver, CUDA and toolkit for a GPU, or the fewest stacks for a fleet, without any host.
+    """Choose driver, CUDA and toolkit for a GPU, without any host.
 
     Exits 5 when no combination is valid; the reason and alternatives are printed.
     """
-    if probes:
-        return _fleet(probes, spec_data, output_format)
     if not gpus or not distro:
-        raise click.UsageError("name the GPU (--gpu) and the distribution (--distro), or saved probes (--probe)")
+        raise click.UsageError("name the GPU (--gpu) and the distribution (--distro)")
     from dataclasses import replace
 
     from gpunode.core.model import Kernel
@@ -153,36 +141,6 @@ def _name_taken(text: str, taken: str, knowledge: Knowledge) -> None:
         listed = ", ".join(f"{i} {knowledge.gpus[i].name}" for i in others[:6])
         more = f" and {len(others) - 6} more" if len(others) > 6 else ""
         echo(f"note: {text} is {taken} {knowledge.gpus[taken].name} here; not {listed}{more}", err=True)
-
-
-def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: str) -> int:
-    """The table of stacks that saved probes need."""
-    from dataclasses import asdict
-
-    from gpunode.core.items.first_boot import prepares
-    from gpunode.core.solve import request_of
-    from gpunode.core.solve.stacks import fleet_stacks, stacks_text
-    from gpunode.edge.desired import DesiredState
-    from gpunode.edge.detect import Targets, detect
-    from gpunode.edge.load import load_knowledge
-
-    spec = DesiredState(spec_data, to_run=False).spec()
-    found = detect(Targets(probes=probes))
-    for one in found:
-        if one.error:
-            show_error(one.error, host=one.host)
-    facts = {one.host: one.facts for one in found if one.facts}
-    idle = [host for host, its in facts.items() if not (its.has_gpu or prepares(spec))]
-    requests = {host: request_of(its, spec) for host, its in facts.items() if host not in idle}
-    answer = fleet_stacks(requests, load_knowledge())
-    if output_format == "json":
-        problems = {host: [asdict(p) for p in listed] for host, listed in answer.problems.items()}
-        stacks = [asdict(stack) for stack in answer.stacks]
-        print_json({"stacks": stacks, "problems": problems, "without_gpu": idle})
-    else:
-        for line in stacks_text(answer, without_gpu=idle):
-            echo(line)
-    return worst_exit([one.error.outcome for one in found if one.error] + ["refused"] * bool(answer.problems))
 
 
 def _print(solution: Solution, row: DistroRow | None) -> None:

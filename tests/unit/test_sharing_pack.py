@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.sharing.demand import Demand
-from gpunode.core.sharing.fleet import Supply, pack
 from gpunode.core.sharing.mig import Product, Profile
-from gpunode.core.sharing.pack import fits, place, why_not
+from gpunode.core.sharing.pack import place, why_not
 from gpunode.edge.load import load_mig
 
 PRODUCTS = {p.name: p for p in load_mig()}
@@ -112,71 +110,3 @@ def test_instances_that_only_overlap_are_reported() -> None:
     layout = {"3g.20gb": 1, "1g.10gb": 1, "2g.10gb": 0, "1g.5gb": 3}
     assert why_not(A100, {"4g.20gb": 1, "1g.5gb": 1, "1g.5gb+me": 1, "1g.10gb": 1}) == ""  # 4 + 1 + 1 + 2 of memory
     assert why_not(A100, layout) == "9 memory slices, and a GPU has 8"
-
-
-# ---------------------------------------------------------------- several GPUs
-
-
-def least_by_brute_force(product: Product, items: Sequence[Profile]) -> int:
-    """The fewest GPUs, by trying every partition of the items."""
-    best = len(items)
-
-    def put(rest: Sequence[Profile], bins: list[list[Profile]]) -> None:
-        nonlocal best
-        if len(bins) >= best:
-            return
-        if not rest:
-            best = len(bins)
-            return
-        for i, held in enumerate(bins):
-            if brute_force(product, [*held, rest[0]]):
-                put(rest[1:], [*bins[:i], [*held, rest[0]], *bins[i + 1 :]])
-        put(rest[1:], [*bins, [rest[0]]])
-
-    put(items, [])
-    return best
-
-
-@given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_the_fewest_gpus_are_as_few_as_brute_force_finds(data: st.DataObject) -> None:
-    product = data.draw(st.sampled_from((A100, A30, RTX6000)))
-    items = data.draw(st.lists(st.sampled_from(product.profiles), min_size=1, max_size=6))
-    demands = [Demand(name=f"d{i}", profile=p.name) for i, p in enumerate(items)]
-    found = pack(demands, [Supply(product=product)])
-    assert found.proved
-    assert found.needed == len(found.cuts) == least_by_brute_force(product, items)
-    assert sorted(name for cut in found.cuts for _, name in cut.instances) == sorted(d.name for d in demands)
-    for cut in found.cuts:
-        counts = tuple(sum(p.profile == one.name for p, _ in cut.instances) for one in product.profiles)
-        assert fits(product, counts)
-
-
-def test_largest_first_would_be_wrong_here_and_the_packer_is_not() -> None:
-    layout = {"3g.20gb": 3, "4g.20gb": 3}  # 3 + 3 on one GPU would leave two 4g without a partner
-    found = pack([Demand(name=name, count=n, profile=name) for name, n in layout.items()], [Supply(product=A100)])
-    assert (found.needed, found.proved) == (3, True)
-
-
-def test_a_thousand_instances_are_packed_and_proved() -> None:
-    demands = [Demand(name="small", count=1000, compute=1), Demand(name="large", count=333, gb=20)]
-    found = pack(demands, [Supply(product=A100)])
-    assert found.proved and found.needed == len(found.cuts) == 292
-    assert sum(len(cut.instances) for cut in found.cuts) == 1333
-
-
-def test_gpus_of_several_products_are_used_for_what_only_they_hold() -> None:
-    h100 = PRODUCTS["H100/H800 80GB"]
-    demands = [Demand(name="large", count=1, gb=80), Demand(name="small", count=7, compute=1)]
-    found = pack(demands, [Supply(product=A100, names=("a:0",)), Supply(product=h100, names=("b:0",))])
-    assert {cut.gpu: {name for _, name in cut.instances} for cut in found.cuts} == {"a:0": {"small"}, "b:0": {"large"}}
-
-
-def test_too_few_gpus_are_reported_with_the_number_that_it_takes() -> None:
-    found = pack([Demand(name="x", count=15, compute=1)], [Supply(product=A100, names=("a:0", "a:1"))])
-    assert (found.cuts, found.needed, found.missing) == ((), 3, 1)
-
-
-def test_a_demand_that_no_gpu_can_hold_is_named() -> None:
-    large = Demand(name="x", gb=48)
-    assert pack([large], [Supply(product=A100)]).impossible == (large,)

@@ -38,11 +38,6 @@ def place(product: Product, request: Mapping[str, int]) -> tuple[Placement, ...]
     )
 
 
-def fits(product: Product, counts: tuple[int, ...]) -> bool:
-    """Whether so many instances of each profile, in the product's order, fit on one GPU."""
-    return not _reason(product, counts) and _search(product, counts) is not None
-
-
 def why_not(product: Product, request: Mapping[str, int]) -> str:
     """The reason that a request does not fit, "" when it does."""
     counts = tuple(request.get(p.name, 0) for p in product.profiles)
