@@ -124,6 +124,22 @@ def a_node_whose_pods_go(folder: Path, *, lose: int, at: str, process: str = "ku
     return smoked(folder, {"runtimes": ["containerd"], "image": "a/b", "toolkit": False, **defaults})
 
 
+@pytest.mark.parametrize("key", ["SystemdCgroup", "systemdCgroup"])
+def test_a_pod_gets_a_slice_however_the_file_spells_the_systemd_driver(key: str, tmp_path: Path) -> None:
+    """containerd takes both, and crictl info repeats what stands in the file: kubespray before 2.28 has the second."""
+    fake_program(tmp_path, "ctr", "echo gpunode-smoke-ran")
+    text = CRICTL.replace("LOSE", "0").replace("AT", "never").replace("FOLDER", str(tmp_path))
+    text = text.replace(
+        "runp)",
+        f'info) echo \'{{"{key}": true}}\' ;;\n  runp) for last in "$@"; do :; done; cat "$last" >{tmp_path}/asked;',
+        1,
+    )
+    info = '"info": {"BinaryName": "/usr/bin/nvidia-container-runtime"}'
+    fake_program(tmp_path, "crictl", text.replace("INFO", info))
+    smoked(tmp_path, {"runtimes": ["containerd"], "image": "a/b", "toolkit": False})
+    assert '"cgroup_parent":"system.slice"' in (tmp_path / "asked").read_text()
+
+
 def inside() -> str:
     """What the container's shell is given."""
     lines = [line for line in script("smoke.sh").splitlines() if line.startswith(("ASKED=", "INSIDE="))]

@@ -376,8 +376,9 @@ cri_taken_away() {
 kubelet_runs() { cat /proc/[0-9]*/comm 2>/dev/null | grep -qE '^(kubelet|kubelite|k3s.*)$'; }
 
 # cgroup_parent: as the kubelet does, a slice under the systemd driver, which takes nothing else; the other takes no slice
+# containerd takes keys in any case and repeats the one of the file: kubespray before 2.28 writes systemdCgroup
 cgroup_parent() {
-  ! cri_ info | grep -q '"SystemdCgroup": *true' || printf '"cgroup_parent":"system.slice",'
+  ! cri_ info | grep -qi '"SystemdCgroup": *true' || printf '"cgroup_parent":"system.slice",'
 }
 
 # cri_wait CONTAINER: until it has ended or is gone; says how it ended where it printed nothing
