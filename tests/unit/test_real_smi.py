@@ -224,3 +224,29 @@ def test_a_reset_cures_what_it_can_and_makes_a_pending_mode_true(real_smi: RealS
     assert f"GPU {SLOT}: Not Supported" in text
     assert "Reboot the system or try nvidia-smi --gpu-reset" in smi("-i", "0", "-mig", "0")[1]
     assert (smi.root / "mig/0000:17:00.0/current").read_text() == "Enabled\n"
+
+
+@pytest.mark.parametrize("branch", branches())
+def test_what_is_set_is_what_the_next_one_reads_and_only_of_that_gpu(real_smi: RealSmi, branch: str) -> None:
+    smi = real_smi(branch)
+    for words in (("-pm", "1"), ("-pl", "450"), ("-c", "EXCLUSIVE_PROCESS"), ("-e", "0")):
+        rc, text = smi("-i", "1", *words)
+        assert rc == 0, (words, text)
+    fields = "persistence_mode,power.limit,enforced.power.limit,compute_mode,ecc.mode.current,ecc.mode.pending"
+    asked = (f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    first, second = smi(*asked)[1].splitlines()
+    assert first == "Disabled, 700.00, 700.00, Default, Enabled, Enabled"
+    assert second == "Enabled, 450.00, 450.00, Exclusive_Process, Enabled, Disabled"
+    rc, text = smi("-i", "1", "-pl", "9000")
+    assert rc != 0
+    assert "is not a valid power limit which should be between 200.00 W and 700.00 W" in text
+    assert smi("-i", "1", "-pm", "0")[0] == 0
+    if int(branch) >= 450:  # the reset of an H100 by older ones
+        assert smi("--gpu-reset", "-i", "1")[0] == 0
+        assert smi(*asked)[1].splitlines()[1] == "Disabled, 450.00, 450.00, Exclusive_Process, Disabled, Disabled"
+    if int(branch) >= 418:
+        assert smi("-i", "0", "-lgc", "1410,1410")[0] == 0
+        clocks = ("--query-gpu=clocks.sm", "--format=csv,noheader,nounits")
+        assert smi(*clocks)[1].split() == ["1410", "345"]
+        assert smi("-i", "0", "-rgc")[0] == 0
+        assert smi(*clocks)[1].split() == ["345", "345"]

@@ -7,6 +7,7 @@
  *   standin-gpus     the GPUs: slot, id, UUID, MiB, capability, MIG, ECC, flavours, name
  *   standin-mig      profiles of MIG; the state is in mig/SLOT, the same files that mig.sh keeps
  *   standin-health   what a GPU says in place of a healthy one's answer: slot, field, value
+ *   standin-settings the same, of what was set (persistence, limits, modes): every process after that reads it
  *   sys/module/nvidia/version     the version of the driver; without it no driver is loaded
  *
  * In a node a GPU is there where /dev/nvidiaN is.  A container has no /lab: the table's rows stand at the end of this
@@ -26,8 +27,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
+#define IDLE_MHZ 345
 #define MOST_GPUS 64
 #define MOST_PROFILES 512
 #define MOST_INSTANCES 16 /* numbers 1 to 15 of a GPU */
@@ -341,10 +344,9 @@ static nvmlReturn_t error_of(const char *word)
     return NVML_SUCCESS;
 }
 
-/* What standin-health says of a field of that GPU, in `value`; 0 when it says nothing. */
-static int health(const struct gpu *gpu, const char *field, char *value, size_t size)
+static int row_of(const char *file, const struct gpu *gpu, const char *field, char *value, size_t size)
 {
-    char *text = contents(path("%s/standin-health", root()), NULL), *rest = text, *line, *column[3];
+    char *text = contents(path("%s/%s", root(), file), NULL), *rest = text, *line, *column[3];
     int found = 0;
     while (!found && rest && (line = strsep(&rest, "\n")))
         if (split(line, column, 3) == 3 && !strcasecmp(column[0], gpu->column[SLOT]) && !strcmp(column[1], field)) {
@@ -353,6 +355,50 @@ static int health(const struct gpu *gpu, const char *field, char *value, size_t 
         }
     free(text);
     return found;
+}
+
+/* What standin-health says of a field of that GPU, or what was set, in `value`; 0 when there is neither. */
+static int health(const struct gpu *gpu, const char *field, char *value, size_t size)
+{
+    return row_of("standin-health", gpu, field, value, size) || row_of("standin-settings", gpu, field, value, size);
+}
+
+/* Remove the rows of these fields that `file` has of that GPU. */
+static nvmlReturn_t forget(const char *file, const struct gpu *gpu, const char *const *fields, unsigned count)
+{
+    char *text = contents(path("%s/%s", root(), file), NULL), *rest = text, *line, *column[3];
+    FILE *kept = text ? fopen(path("%s/%s", root(), file), "w") : NULL;
+    if (text && !kept) {
+        free(text);
+        return NVML_ERROR_NO_PERMISSION;
+    }
+    while (kept && rest && (line = strsep(&rest, "\n"))) {
+        char *copy = strdup(line);
+        int gone = 0, own = split(copy, column, 3) == 3 && !strcasecmp(column[0], gpu->column[SLOT]);
+        for (unsigned i = 0; own && i < count; i++)
+            gone |= !strcmp(column[1], fields[i]);
+        if (!gone && *line)
+            fprintf(kept, "%s\n", line);
+        free(copy);
+    }
+    if (kept)
+        fclose(kept);
+    free(text);
+    return NVML_SUCCESS;
+}
+
+/* Set a field of that GPU for this process and all that come after it; NULL: as it is by itself. */
+static nvmlReturn_t set(const struct gpu *gpu, const char *field, const char *value)
+{
+    nvmlReturn_t result = forget("standin-settings", gpu, &field, 1);
+    FILE *file = !result && value ? fopen(path("%s/standin-settings", root()), "a") : NULL;
+    if (!result && value && !file)
+        return NVML_ERROR_NO_PERMISSION;
+    if (file) {
+        fprintf(file, "%s\t%s\t%s\n", gpu->column[SLOT], field, value);
+        fclose(file);
+    }
+    return result;
 }
 
 static int says_yes(const char *value)
@@ -773,40 +819,53 @@ EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnable
 }
 EXPORT nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode)
 {
-    (void)mode;
     ASK(device);
-    return NVML_SUCCESS;
+    return set(gpu, "persistence_mode", mode ? "Enabled" : "Disabled");
 }
 
-/* the lab's nodes have one mode for all GPUs */
+static const char *const COMPUTE_MODES[] = {"Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process"};
+
 EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
 {
+    char value[64];
     ASK(mode);
-    char *text = contents(path("%s/standin-compute-mode", root()), NULL);
-    *mode = text && !strncmp(text, "Excl", 4) ? NVML_COMPUTEMODE_EXCLUSIVE_PROCESS : text && *text == 'P' ? NVML_COMPUTEMODE_PROHIBITED : NVML_COMPUTEMODE_DEFAULT;
-    free(text);
+    *mode = NVML_COMPUTEMODE_DEFAULT;
+    for (unsigned i = 0; health(gpu, "compute_mode", value, sizeof value) && i < COUNT(COMPUTE_MODES); i++)
+        if (!strcmp(value, COMPUTE_MODES[i]))
+            *mode = (nvmlComputeMode_t)i;
     return NVML_SUCCESS;
 }
 EXPORT nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mode)
 {
     ASK(device);
-    write_file(path("%s/standin-compute-mode", root()), mode == NVML_COMPUTEMODE_EXCLUSIVE_PROCESS ? "Exclusive_Process\n" : mode == NVML_COMPUTEMODE_PROHIBITED ? "Prohibited\n" : "Default\n");
-    return NVML_SUCCESS;
+    return mode >= COUNT(COMPUTE_MODES) ? NVML_ERROR_INVALID_ARGUMENT : set(gpu, "compute_mode", COMPUTE_MODES[mode]);
 }
 
-static unsigned long long with_ecc(const struct gpu *gpu, unsigned long long value) { return strcmp(gpu->column[ECC], "Enabled") ? NONE : value; }
+/* The mode that ECC has now: on, off, NONE. */
+static unsigned long long ecc_mode(const struct gpu *gpu)
+{
+    unsigned long long now, healthy = strstr(gpu->column[ECC], "N/A") ? NONE : !strcmp(gpu->column[ECC], "Enabled");
+    return number(gpu, "ecc.mode.current", healthy, &now) ? healthy : now;
+}
+
+static unsigned long long with_ecc(const struct gpu *gpu, unsigned long long value) { return ecc_mode(gpu) == 1 ? value : NONE; }
 
 EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *now, nvmlEnableState_t *next)
 {
     unsigned long long current, pending;
     ASK(now && next);
-    unsigned long long healthy = strstr(gpu->column[ECC], "N/A") ? NONE : !strcmp(gpu->column[ECC], "Enabled");
-    nvmlReturn_t result = number(gpu, "ecc.mode.current", healthy, &current);
+    nvmlReturn_t result = number(gpu, "ecc.mode.current", ecc_mode(gpu), &current);
     if (result || (result = number(gpu, "ecc.mode.pending", current, &pending)))
         return result;
     *now = (nvmlEnableState_t)current;
     *next = (nvmlEnableState_t)pending;
     return NVML_SUCCESS;
+}
+/* it waits for a reset or a reboot, see reset_gpu and kernel.sh */
+EXPORT nvmlReturn_t nvmlDeviceSetEccMode(nvmlDevice_t device, nvmlEnableState_t mode)
+{
+    ASK(device);
+    return ecc_mode(gpu) == NONE ? NVML_ERROR_NOT_SUPPORTED : set(gpu, "ecc.mode.pending", mode ? "Enabled" : "Disabled");
 }
 EXPORT nvmlReturn_t nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
@@ -877,10 +936,37 @@ EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t 
     ASK(mhz);
     if (kind >= COUNT(fields))
         return NVML_ERROR_INVALID_ARGUMENT;
-    nvmlReturn_t result = number(gpu, fields[kind], kind == NVML_CLOCK_MEM ? gpu->model->memory_mhz : kind == NVML_CLOCK_VIDEO ? 765 : 345, &value);
+    nvmlReturn_t result = number(gpu, fields[kind], kind == NVML_CLOCK_MEM ? gpu->model->memory_mhz : kind == NVML_CLOCK_VIDEO ? 765 : IDLE_MHZ, &value);
     if (!result)
         *mhz = value;
     return result;
+}
+/* An idle clock that may only be between two. */
+static nvmlReturn_t lock(const struct gpu *gpu, const char *field, unsigned idle, unsigned least, unsigned most)
+{
+    return least > most ? NVML_ERROR_INVALID_ARGUMENT : set(gpu, field, path("%u", idle < least ? least : idle > most ? most : idle));
+}
+EXPORT nvmlReturn_t nvmlDeviceSetGpuLockedClocks(nvmlDevice_t device, unsigned least, unsigned most)
+{
+    ASK(device);
+    nvmlReturn_t result = lock(gpu, "clocks.gr", IDLE_MHZ, least, most);
+    return result ? result : lock(gpu, "clocks.sm", IDLE_MHZ, least, most);
+}
+EXPORT nvmlReturn_t nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device)
+{
+    ASK(device);
+    nvmlReturn_t result = set(gpu, "clocks.gr", NULL);
+    return result ? result : set(gpu, "clocks.sm", NULL);
+}
+EXPORT nvmlReturn_t nvmlDeviceSetMemoryLockedClocks(nvmlDevice_t device, unsigned least, unsigned most)
+{
+    ASK(device);
+    return lock(gpu, "clocks.mem", gpu->model->memory_mhz, least, most);
+}
+EXPORT nvmlReturn_t nvmlDeviceResetMemoryLockedClocks(nvmlDevice_t device)
+{
+    ASK(device);
+    return set(gpu, "clocks.mem", NULL);
 }
 EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t kind, unsigned *mhz)
 {
@@ -923,8 +1009,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, nvmlPerfPo
             *out = value * 1000;                                                \
         return result;                                                          \
     }
+static unsigned long long limit_of(const struct gpu *gpu)
+{
+    unsigned long long value;
+    return number(gpu, "power.limit", gpu->model->watts, &value) ? gpu->model->watts : value;
+}
+
 WATTS(nvmlDeviceGetPowerUsage, "power.draw", 69)
-WATTS(nvmlDeviceGetEnforcedPowerLimit, "enforced.power.limit", gpu->model->watts)
+WATTS(nvmlDeviceGetEnforcedPowerLimit, "enforced.power.limit", limit_of(gpu))
 WATTS(nvmlDeviceGetPowerManagementLimit, "power.limit", gpu->model->watts)
 WATTS(nvmlDeviceGetPowerManagementDefaultLimit, "power.default_limit", gpu->model->watts)
 NUMBER(nvmlDeviceGetPowerManagementMode, nvmlEnableState_t, "power.management", 1)
@@ -935,6 +1027,21 @@ EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t de
     *least = gpu->model->least_watts * 1000;
     *most = gpu->model->watts * 1000;
     return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned milliwatts)
+{
+    ASK(device);
+    unsigned watts = milliwatts / 1000;
+    if (watts < gpu->model->least_watts || watts > gpu->model->watts)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return set(gpu, "power.limit", path("%u", watts));
+}
+EXPORT nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, nvmlPowerValue_v2_t *limit)
+{
+    KNOW(limit);
+    (void)gpu;
+    return limit->version != nvmlPowerValue_v2 ? NVML_ERROR_ARGUMENT_VERSION_MISMATCH : nvmlDeviceSetPowerManagementLimit(device, limit->powerValueMw);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned *degrees)
@@ -1482,8 +1589,8 @@ static nvmlReturn_t field(const struct gpu *gpu, nvmlFieldValue_t *asked)
     case NVML_FI_DEV_RETIRED_PENDING: result = number(gpu, "retired_pages.pending", with_pages(gpu), &value); break;
     case NVML_FI_DEV_RETIRED_SBE: result = number(gpu, "retired_pages.sbe", with_pages(gpu), &value); break;
     case NVML_FI_DEV_RETIRED_DBE: result = number(gpu, "retired_pages.dbe", with_pages(gpu), &value); break;
-    case NVML_FI_DEV_ECC_CURRENT: result = number(gpu, "ecc.mode.current", with_ecc(gpu, 1), &value); break;
-    case NVML_FI_DEV_ECC_PENDING: result = number(gpu, "ecc.mode.pending", with_ecc(gpu, 1), &value); break;
+    case NVML_FI_DEV_ECC_CURRENT: result = number(gpu, "ecc.mode.current", ecc_mode(gpu), &value); break;
+    case NVML_FI_DEV_ECC_PENDING: result = number(gpu, "ecc.mode.pending", ecc_mode(gpu), &value); break;
     case NVML_FI_DEV_ECC_SBE_VOL_TOTAL: result = ecc_errors(gpu, NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_VOLATILE_ECC, &value); break;
     case NVML_FI_DEV_ECC_DBE_VOL_TOTAL: result = ecc_errors(gpu, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, &value); break;
     case NVML_FI_DEV_MEMORY_TEMP: result = number(gpu, "temperature.memory", gpu->model->links ? 37 : NONE, &value); break;
@@ -1499,7 +1606,7 @@ static nvmlReturn_t field(const struct gpu *gpu, nvmlFieldValue_t *asked)
     case NVML_FI_DEV_POWER_MAX_LIMIT: result = watts(gpu, asked, "power.max_limit", gpu->model->watts, &value); break;
     case NVML_FI_DEV_POWER_DEFAULT_LIMIT: result = watts(gpu, asked, "power.default_limit", gpu->model->watts, &value); break;
     case NVML_FI_DEV_POWER_REQUESTED_LIMIT: result = watts(gpu, asked, "power.limit", gpu->model->watts, &value); break;
-    case NVML_FI_DEV_POWER_CURRENT_LIMIT: result = watts(gpu, asked, "enforced.power.limit", gpu->model->watts, &value); break;
+    case NVML_FI_DEV_POWER_CURRENT_LIMIT: result = watts(gpu, asked, "enforced.power.limit", limit_of(gpu), &value); break;
     case NVML_FI_DEV_NVLINK_LINK_COUNT: asked->valueType = NVML_VALUE_TYPE_UNSIGNED_INT; value = links; break;
     case NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT: asked->valueType = NVML_VALUE_TYPE_UNSIGNED_INT; value = links_up(gpu); break;
     case NVML_FI_DEV_C2C_LINK_COUNT: asked->valueType = NVML_VALUE_TYPE_UNSIGNED_INT; break;
@@ -1660,13 +1767,18 @@ EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned
 
 static const char *instance_file(const struct gpu *gpu, unsigned id) { return path("%s/mig/%s/gi/%u", root(), gpu->column[SLOT], id); }
 
+static unsigned cap_of(const struct gpu *gpu, unsigned gi) { return 3 + gpu->minor * 150 + gi * 10; }
+
+/* Without its file in /dev an instance is not there: a container has those of its own instances alone. */
+static int may_use(const struct gpu *gpu, unsigned gi) { return own_root() || !access(path("/dev/nvidia-caps/nvidia-cap%u", cap_of(gpu, gi)), F_OK); }
+
 /* The instances of a GPU as their files have them, in order; they keep their places, which are their handles. */
 static unsigned read_instances(struct gpu *gpu, struct instance **found)
 {
     unsigned count = 0;
     for (unsigned id = 1; id < MOST_INSTANCES; id++) {
         struct instance *one = &instances[gpu->index][id];
-        FILE *file = fopen(instance_file(gpu, id), "r");
+        FILE *file = may_use(gpu, id) ? fopen(instance_file(gpu, id), "r") : NULL;
         int compute;
         one->there = file && fscanf(file, "%31s %u %u %u", one->name, &one->profile, &one->start, &one->size) == 4;
         one->computes = one->there && fscanf(file, "%d", &compute) == 1;
@@ -1719,14 +1831,16 @@ static const char *mig_uuid(const struct instance *mig)
 /* What stands in /proc and /dev for the right to use an instance, as mig.sh has it. */
 static void grant(const struct gpu *gpu, unsigned gi, int compute, int on)
 {
-    unsigned minor = 3 + gpu->minor * 150 + gi * 10 + (compute ? 1 : 0);
+    unsigned minor = cap_of(gpu, gi) + (compute ? 1 : 0);
     char *folder = path("%s/proc/driver/nvidia/capabilities/gpu%u/mig/gi%u%s", root(), gpu->minor, gi, compute ? "/ci0" : "");
     const char *caps = own_root() ? path("%s/dev-caps", root()) : "/dev/nvidia-caps";
     if (on) {
         make_folders(folder);
         write_file(path("%s/access", folder), path("DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor));
         mkdir(caps, 0755);
-        write_file(path("%s/nvidia-cap%u", caps, minor), "");
+        const char *file = path("%s/nvidia-cap%u", caps, minor);
+        if (own_root() || mknod(file, S_IFCHR | 0444, makedev(511, minor)))
+            write_file(file, "");
     } else {
         unlink(path("%s/access", folder));
         rmdir(folder);
@@ -1736,7 +1850,7 @@ static void grant(const struct gpu *gpu, unsigned gi, int compute, int on)
 
 static int is_used(const struct instance *one)
 {
-    unsigned first = 3 + one->gpu->minor * 150 + one->id * 10;
+    unsigned first = cap_of(one->gpu, one->id);
     return !own_root() && (is_held(path("/dev/nvidia-caps/nvidia-cap%u", first)) || is_held(path("/dev/nvidia-caps/nvidia-cap%u", first + 1)));
 }
 
@@ -2243,7 +2357,7 @@ static unsigned taken_count;
 /* What a reset does to a GPU; what it cures is gone from standin-health. */
 static nvmlReturn_t reset_gpu(struct gpu *gpu)
 {
-    static const char *cured[] = {"reset", "remapped_rows.pending", "gpu_recovery_action"};
+    static const char *const cured[] = {"reset", "remapped_rows.pending", "gpu_recovery_action"};
     struct instance *found[MOST_INSTANCES];
     if (no_reset())
         return NVML_ERROR_NOT_SUPPORTED;
@@ -2256,21 +2370,10 @@ static nvmlReturn_t reset_gpu(struct gpu *gpu)
     }
     if (has_mig(gpu))
         put_mode(gpu, "current", mig_mode(gpu, "pending"));
-    char *text = contents(path("%s/standin-health", root()), NULL), *rest = text, *line, *column[3];
-    FILE *kept = text ? fopen(path("%s/standin-health", root()), "w") : NULL;
-    while (kept && rest && (line = strsep(&rest, "\n"))) {
-        char *copy = strdup(line);
-        int gone = 0, own = split(copy, column, 3) == 3 && !strcasecmp(column[0], gpu->column[SLOT]);
-        for (unsigned i = 0; own && i < COUNT(cured); i++)
-            gone |= !strcmp(column[1], cured[i]);
-        if (!gone && *line)
-            fprintf(kept, "%s\n", line);
-        free(copy);
-    }
-    if (kept)
-        fclose(kept);
-    free(text);
-    return NVML_SUCCESS;
+    char value[64];
+    if (row_of("standin-settings", gpu, "ecc.mode.pending", value, sizeof value))
+        set(gpu, "ecc.mode.current", value);
+    return forget("standin-health", gpu, cured, COUNT(cured));
 }
 
 static nvmlReturn_t reset_all(unsigned *results)
@@ -2334,6 +2437,10 @@ static nvmlReturn_t slot_reset_taken(void *request)
     return asked ? reset_all(asked->results) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
+/* 108: the limit that is in force, in milliwatts; 251: the persistence mode is set, on 615 */
+static nvmlReturn_t slot_enforced(nvmlDevice_t device, unsigned *milliwatts) { return nvmlDeviceGetEnforcedPowerLimit(device, milliwatts); }
+static nvmlReturn_t slot_persistence(nvmlDevice_t device, nvmlEnableState_t mode) { return nvmlDeviceSetPersistenceMode(device, mode); }
+
 /* 26: a line of a log */
 static nvmlReturn_t slot_log(void) { return NVML_SUCCESS; }
 
@@ -2350,6 +2457,8 @@ EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *i
     functions[26] = (void *)slot_log;
     functions[65] = (void *)slot_chip;
     functions[81] = (void *)slot_name;
+    functions[108] = (void *)slot_enforced;
+    functions[251] = (void *)slot_persistence;
     functions[213] = (void *)slot_processes;
     functions[157] = functions[214] = functions[215] = (void *)slot_no_processes;
     functions[168] = (void *)slot_reset;

@@ -187,9 +187,17 @@ start_nvidia() {
     fi
     for slot in $(unbound 0x0680); do bind nvidia-nvswitch "$slot"; done
     fill_proc "$version" "$flavour"
+    keep_ecc
     node nvidiactl 195 255
     give_table "$version"
     log "NVRM: loading NVIDIA UNIX $(banner "$flavour")  $version  Release Build"
+}
+
+# keep_ecc: of what was set the driver forgets all but the mode of ECC, which takes effect
+keep_ecc() {
+    [ -e "$lab/standin-settings" ] || return 0
+    awk -F '\t' -v OFS='\t' '$2 == "ecc.mode.pending" { print; $2 = "ecc.mode.current"; print }' "$lab/standin-settings" >"$lab/standin-settings.new"
+    mv "$lab/standin-settings.new" "$lab/standin-settings"
 }
 
 banner() {
