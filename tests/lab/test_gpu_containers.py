@@ -6,6 +6,7 @@ A container that may open a GPU's device file gets ENXIO (a node has no such dev
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -221,3 +222,28 @@ def test_a_pod_is_known_by_its_name_and_keeps_its_gpu(node: Node, containers: Ca
     devices = node.sh(f"cat /sys/fs/cgroup/devices/kubepods.slice/{pod.unit}/devices.list")
     assert "c 195:0 rw" in devices
     node.sh(f"crictl rmp -f {done.stdout.strip()}")
+
+
+SMI_IMAGE = """set -e
+rm -rf /tmp/smi && mkdir -p /tmp/smi/bin
+for file in $(ldd /usr/bin/nvidia-smi | grep -o '/[^ ]*'); do cp -L --parents "$file" /tmp/smi; done
+tar -C /tmp/smi -c . | docker import - smi
+"""
+ASK = "docker run --rm --network=none --runtime=nvidia -e NVIDIA_VISIBLE_DEVICES={} smi nvidia-smi {}"
+
+
+def test_nvidias_own_program_in_a_container_sees_what_it_was_given_and_sets_the_gpu(node: Node) -> None:
+    node.sh("docker ps -aq | xargs -r docker rm -f")
+    node.sh(SMI_IMAGE)
+    node.sh("nvidia-smi -mig 1 && nvidia-smi mig -cgi 9,19,19 -C")
+    try:
+        devices = re.findall("MIG-[0-9a-f-]{36}", node.sh("nvidia-smi -L"))
+        assert len(devices) == 3
+        assert re.findall("MIG-[0-9a-f-]{36}", node.sh(ASK.format("all", "-L"))) == devices
+        assert re.findall("MIG-[0-9a-f-]{36}", node.sh(ASK.format(devices[1], "-L"))) == [devices[1]]
+    finally:
+        node.sh("nvidia-smi mig -dci; nvidia-smi mig -dgi; nvidia-smi -mig 0")
+    node.sh(ASK.format("all", "-c EXCLUSIVE_PROCESS"))
+    assert "Exclusive_Process" in node.sh(ASK.format("0", "--query-gpu=compute_mode --format=csv"))
+    assert "Exclusive_Process" in node.sh("nvidia-smi --query-gpu=compute_mode --format=csv")
+    node.sh("nvidia-smi -c DEFAULT")

@@ -1,6 +1,6 @@
 """How a pod learns of its GPUs on a real kubelet: by CDI, by mounts, by a variable; one node with containerd 1.7.
 
-The CDI specification is the one that NVIDIA's device plugin makes of the node, by a mock of NVML.
+The CDI specification is the one that NVIDIA's device plugin makes of the node, on the lab's NVML.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cluster import FOLDER, REASON, Cluster, wait_for
 
 from gpunode.lab import Lab
 
-_NEEDED = ("nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon", "libnvidia-ml.so.1")
+_NEEDED = ("nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon")
 _LACKING = [name for name in _NEEDED if not Path(FOLDER, name).exists()]
 pytestmark = [
     pytest.mark.lab,

@@ -31,15 +31,14 @@ SPEC: dict[str, Any] = {"kubernetes": {}, "sharing": {"strategy": "dra"}}
 SHARES: dict[str, Any] = {"kubernetes": {}, "sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
 RELEASE = {"name": "dra-driver-nvidia-gpu", "namespace": "gpunode"}
 IMAGE = "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu:lab"
-ROOT = "/opt/lab-driver"  # where the mock of NVML lies as the driver's library
+ROOT = "/opt/lab-driver"  # the driver's files without the node's C library
 WHOLE = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"
 DRIVER_FILES = f"""set -e
-mkdir -p {ROOT}/usr/lib/x86_64-linux-gnu {ROOT}/usr/bin {ROOT}/etc
-cp /lab/driver/libnvidia-ml.so.1 {ROOT}/usr/lib/x86_64-linux-gnu/
-cp /lab/driver/nvidia-smi {ROOT}/usr/bin/
-version=$(sed -n 's/.*x86_64 *\\([0-9.]*\\).*/\\1/p' /proc/driver/nvidia/version)
-: >{ROOT}/usr/lib/x86_64-linux-gnu/libcuda.so.$version
-sed "s/@driver@/$version/" /lab/driver/nvml.yaml >{ROOT}/etc/nvml.yaml
+mkdir -p {ROOT}/usr/lib/x86_64-linux-gnu {ROOT}/usr/bin
+for library in /usr/lib/*-linux-gnu/libnvidia-ml.so.* /usr/lib/*-linux-gnu/libcuda.so.*; do
+    cp -a $library {ROOT}/usr/lib/x86_64-linux-gnu/
+done
+cp /usr/bin/nvidia-smi {ROOT}/usr/bin/
 ctr -n k8s.io images import /root/dra.tar
 """
 
@@ -74,8 +73,7 @@ def driver_objects(values: dict[str, Any]) -> list[dict[str, Any]]:
         "KUBELET_PLUGINS_DIRECTORY_PATH": folders["plugins"],
         "FEATURE_GATES": ",".join(f"{gate}={str(on).lower()}" for gate, on in values.get("featureGates", {}).items()),
         "CONSUMABLE_SHARES": str(values.get("consumableShares", "")),
-        "LD_LIBRARY_PATH": "/driver-root/usr/lib/x86_64-linux-gnu",  # the mock is asked in place of the driver's
-        "MOCK_NVML_CONFIG": "/driver-root/etc/nvml.yaml",
+        "LD_LIBRARY_PATH": "/driver-root/usr/lib/x86_64-linux-gnu",
     }
     fields = {"NODE_NAME": "spec.nodeName", "NAMESPACE": "metadata.namespace"}
     container = {

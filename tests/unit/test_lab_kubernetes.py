@@ -8,7 +8,6 @@ import io
 import json
 import os
 import stat
-import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -21,9 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.lab import hardware, machine
+from gpunode.lab import machine
 from gpunode.lab.images import Variant
-from gpunode.lab.kubernetes import archives, binaries, driver, pki, seeds
+from gpunode.lab.kubernetes import archives, binaries, pki, seeds
 from gpunode.lab.machine import Places
 from gpunode.lab.nodes import Node, volumes
 
@@ -253,49 +252,3 @@ def test_an_archive_holds_programs_with_their_libraries(tmp_path: Path) -> None:
         assert tar.getmember("bin/sh").linkname == "true"
     assert {"bin/true", "run.sh"} < set(names)
     assert any("libc.so" in name for name in names)
-
-
-def test_what_a_container_is_told_of_its_gpus_is_what_the_node_has(tmp_path: Path) -> None:
-    hardware.write_hardware(tmp_path / "lab", ("h100", "l4"), nouveau=False, node="a-1")
-    table = tmp_path / "lab/standin-gpus"
-    library = tmp_path / "libnvidia-ml.so.1"
-    library.write_bytes(b"mock")
-    driver.write(tmp_path / "driver", library, table)
-    rows = [line.split("\t") for line in table.read_text().splitlines()]
-    config = yaml.safe_load((tmp_path / "driver/nvml.yaml").read_text())
-    assert [one["uuid"] for one in config["devices"]] == [row[2] for row in rows]
-    assert config["devices"][1]["pci"]["device_id"] == 0x27B810DE
-    assert config["devices"][1]["compute_capability"] == {"major": 8, "minor": 9}
-    assert config["system"]["driver_version"] == "@driver@"
-    listed = driver.list_gpus(rows).replace("/dev/nvidia", f"{tmp_path}/dev-").replace(driver.MODE, f"{tmp_path}/mode")
-    (tmp_path / "dev-1").touch()
-    done = subprocess.run(["sh", "-c", listed, "nvidia-smi", "-L"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"GPU 1: NVIDIA L4 (UUID: {rows[1][2]})\n"
-    words = ["-i", rows[1][2], "-c", "EXCLUSIVE_PROCESS"]
-    subprocess.run(["sh", "-c", listed, "nvidia-smi", *words], capture_output=True, check=True)
-    assert (tmp_path / "mode").read_text() == "Exclusive_Process\n"
-
-
-def test_a_mock_of_nvml_is_told_of_the_nodes_mig_instances(tmp_path: Path) -> None:
-    """By NVML's numbers of the profiles: 1g.10gb is 0, 3g.40gb is 2, 1g.20gb is 9; memory a little below the name's."""
-    lab = tmp_path / "lab"
-    hardware.write_hardware(lab, ("h100", "h100"), nouveau=False, node="a-1")
-    slot = (lab / "standin-gpus").read_text().split("\t")[0]
-    (lab / "mig" / slot / "gi").mkdir(parents=True)
-    (lab / "mig" / slot / "current").write_text("Enabled\n")
-    made = {"1": "1g.10gb 19 0 1\n0\n", "2": "3g.40gb 9 4 4\n0\n", "3": "1g.20gb 15 2 2\n0\n", "4": "1g.10gb 19 1 1\n"}
-    for number, text in made.items():
-        (lab / "mig" / slot / "gi" / number).write_text(text)
-    script = Path(hardware.__file__).parent / "standins/node/usr/local/lib/gpunode-lab/mig.sh"
-    environment = {"PATH": "/usr/bin:/bin", "GPUNODE_LAB_ROOT": str(lab)}
-    asked = ["sh", "-c", f". {script}; mig_table; mig_devices {slot} 0"]
-    lines = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines[0] == "mode 0"
-    assert [line.rpartition(" ")[0] for line in lines[1:4]] == [
-        "mig 0 1 0 0 19 1 9984",
-        "mig 0 2 0 2 9 3 39984",
-        "mig 0 3 0 9 15 1 19984",
-    ], "the instance without a compute instance is no device"
-    uuids = [line.split()[-1] for line in lines[1:4]]
-    assert len(set(uuids)) == 3
-    assert [line.partition("UUID: ")[2].rstrip(")") for line in lines[4:]] == uuids

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpunode.core.errors import GpunodeError
 from gpunode.lab import machine, nodes
-from gpunode.lab.kubernetes import driver, images, pki, seeds
+from gpunode.lab.kubernetes import images, pki, seeds
 from gpunode.lab.kubernetes.binaries import find, folder_of
 from gpunode.lab.machine import Log, podman
 from gpunode.lab.nodes import Node
@@ -74,7 +74,6 @@ def prepare(node: Node) -> None:
             (shared / "images" / archive.name).unlink(missing_ok=True)
             os.link(archive, shared / "images" / archive.name)
     seeds.seed_node(node.hardware / "seed", node.number, node.name, authority, binaries)
-    driver.write(node.hardware / "driver", binaries.optional("libnvidia-ml.so.1"), node.hardware / "standin-gpus")
 
 
 def join(node: Node) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpunode.edge.load import load_kube_knowledge
 from gpunode.lab import machine
-from gpunode.lab.kubernetes.archives import write_archive
+from gpunode.lab.kubernetes.archives import libraries, write_archive
 from gpunode.lab.kubernetes.binaries import Binaries
 
 PLUGIN = ("nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon")
@@ -21,6 +21,9 @@ SAMPLE = """#!/bin/sh
 ls /dev/nvidia[0-9]* >/dev/null 2>&1 || { echo "no GPU was given to this container"; exit 1; }
 echo "[gpunode lab stand-in: no vectors were added] Test PASSED"
 """
+
+# what the driver's programs need of the image, in which they are mounts
+LIBRARIES = ("libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1")
 
 
 def make_images(binaries: Binaries, busybox: Path, folder: Path) -> None:
@@ -47,7 +50,14 @@ def _scheduler(path: Path, binaries: Binaries) -> None:
 
 def _sample(path: Path, busybox: Path) -> None:
     contents: dict[str, Path | str] = {"/bin/sh": busybox, "/bin/ls": busybox, "/cuda-samples/vectorAdd": SAMPLE}
-    write_archive(path, [_image("cuda-sample")], contents, entrypoint=["/cuda-samples/vectorAdd"])
+    write_archive(path, [_image("cuda-sample")], contents | _for_the_driver(), entrypoint=["/cuda-samples/vectorAdd"])
+
+
+def _for_the_driver() -> dict[str, Path | str]:
+    """This machine's C library and its loader."""
+    own = libraries(Path("/bin/sh"))
+    folder = next(path.parent for path in own if path.name == LIBRARIES[0])
+    return {str(path): path for path in (*own, *(folder / name for name in LIBRARIES)) if path.exists()}
 
 
 def _plugin(path: Path, binaries: Binaries, busybox: Path) -> None:
@@ -63,7 +73,7 @@ def _plugin(path: Path, binaries: Binaries, busybox: Path) -> None:
     write_archive(
         path,
         names,
-        {**programs, "/busybox/busybox": busybox},
+        {**programs, **_for_the_driver(), "/busybox/busybox": busybox},
         links={"/bin/sh": "/busybox/sh", **{f"/busybox/{name}": "busybox" for name in applets if name != "busybox"}},
         entrypoint=["nvidia-device-plugin"],
         environment=environment,

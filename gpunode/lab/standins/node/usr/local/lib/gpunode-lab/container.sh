@@ -2,7 +2,6 @@
 # shellcheck shell=sh
 # Callers set: `config`, the container's specification, and `environment`, its NVIDIA_* variables.
 settings=/etc/nvidia-container-runtime/config.toml
-migs=/run/nvml-mig
 mounted=/var/run/nvidia-container-devices
 
 # setting KEY DEFAULT: above the first table of the toolkit's configuration
@@ -27,28 +26,43 @@ wish() {
     echo "$environment" | tr ' ' '\n' | sed -n 's/^NVIDIA_VISIBLE_DEVICES=//p' | tail -n 1
 }
 
-# gpu_files WISH FORMAT: the device files that it asks for: path, major, minor; and those of the driver with them
+# gpu_files WISH FORMAT: the device files that it asks for, by GPU or MIG instance: path, major, minor; and those of the
+# driver with them
 gpu_files() {
-    index=0 given=''
+    index=0 given='' listed=$(nvidia-smi -L 2>/dev/null)
     for device in /dev/nvidia[0-9]*; do
         [ -e "$device" ] || continue
-        uuid=$(nvidia-smi --id="$index" --query-gpu=uuid --format=csv,noheader 2>/dev/null)
-        for mig in $(echo "$1" | tr , ' '); do # the GPU that the instance is of
-            ! grep -qs "^mig $index .* $mig\$" "$migs" || uuid=$mig
+        own=$(echo "$listed" | awk -v gpu="GPU $index:" '/^GPU/ { on = index($0, gpu) == 1 } on' | sed 's/.*(UUID: \(.*\))$/\1/')
+        wanted=''
+        for name in all "$index" $own; do
+            case ,$1, in *,"$name",*) wanted=1 ;; esac
         done
-        case ,$1, in
-        *,all,* | *,"$index",* | *,"${uuid:-none}",*)
-            given=1
-            # shellcheck disable=SC2046,SC2059 # two numbers, and a format of ours
-            printf "$2" "$device" $(stat -c '0x%t 0x%T' "$device")
-            ;;
-        esac
         index=$((index + 1))
+        [ -n "$wanted" ] || continue
+        given=1
+        # shellcheck disable=SC2046,SC2059 # two numbers, and a format of ours
+        printf "$2" "$device" $(stat -c '0x%t 0x%T' "$device")
+        capabilities "$1" "${device#/dev/nvidia}" "$own" | while read -r file; do
+            # shellcheck disable=SC2046,SC2059
+            printf "$2" "$file" $(stat -c '0x%t 0x%T' "$file")
+        done
     done
     [ -n "$given" ] || return 0
     for device in /dev/nvidiactl /dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia-modeset; do
         # shellcheck disable=SC2046,SC2059
         [ ! -c "$device" ] || printf "$2" "$device" $(stat -c '0x%t 0x%T' "$device")
+    done
+}
+
+# capabilities WISH MINOR UUIDS: the files that stand for the right to that GPU's MIG instances, of those that are asked for
+capabilities() {
+    mig=/proc/driver/nvidia/capabilities/gpu$2/mig number=0
+    for uuid in $3; do
+        case $uuid in MIG-*) ;; *) continue ;; esac
+        number=$((number + 1))
+        case ,$1, in *,"$uuid",*) ;; *,MIG-*) continue ;; esac
+        instance=$(printf '%s\n' "$mig"/gi*/ci0 | sort -V | sed -n "${number}p")
+        sed -n 's|DeviceFileMinor: |/dev/nvidia-caps/nvidia-cap|p' "${instance%/ci0}/access" "$instance/access"
     done
 }
 

@@ -96,7 +96,7 @@ grant() {
     cap=$(capability "$@")
     mkdir -p "$folder" /dev/nvidia-caps
     printf 'DeviceFileMinor: %s\nDeviceFileMode: 292\nDeviceFileModify: 1\n' "$cap" >"$folder/access"
-    : >"/dev/nvidia-caps/nvidia-cap$cap"
+    mknod -m 444 "/dev/nvidia-caps/nvidia-cap$cap" c 511 "$cap" 2>/dev/null || : >"/dev/nvidia-caps/nvidia-cap$cap"
 }
 
 destroy_instance() {
@@ -277,35 +277,6 @@ destroy_gpus() { destroy "$1" "$2" gpu || exit; }
 mig_uuid() {
     printf 'MIG-'
     printf '%s %s' "$1" "$2" | md5sum | sed 's/\(.\{8\}\)\(.\{4\}\)\(.\{4\}\)\(.\{4\}\)\(.\{12\}\).*/\1-\2-\3-\4-\5/'
-}
-
-# mig_table: for a mock of NVML, by the GPUs' indexes: `mode GPU`, and `mig GPU GI CI KIND PROFILE SLICES MIB UUID`,
-# KIND being the number of NVML's GPU instance profile
-mig_table() {
-    index=0
-    while IFS=$(printf '\t') read -r slot _; do
-        [ "$(mig_mode "$slot" current)" != Enabled ] || echo "mode $index"
-        for file in "$lab/mig/$slot/gi"/*; do
-            [ -e "$file" ] && [ "$(wc -l <"$file")" -gt 1 ] || continue
-            read -r name id _ size <"$file"
-            slices=${name%%g*} gb=${name#*.} kind=$((${name%%g*} - 1))
-            case $name in 7g*) kind=4 ;; 1g*+me) kind=7 ;; 2g*+me) kind=8 ;; 1g*) [ "$size" = 1 ] || kind=9 ;; esac
-            echo "mig $index ${file##*/} 0 $kind $id $slices $((${gb%%gb*} * 1000 - 16)) $(mig_uuid "$slot" "${file##*/}")"
-        done
-        index=$((index + 1))
-    done <"$lab/standin-gpus"
-}
-
-# mig_minors: /proc/driver/nvidia-caps/mig-minors
-mig_minors() {
-    while IFS=$(printf '\t') read -r slot _; do
-        for file in "$lab/mig/$slot/gi"/*; do
-            [ -e "$file" ] || continue
-            gi=${file##*/} gpu=$(minor_of "$slot")
-            echo "gpu$gpu/gi$gi/access $(capability "$slot" "$gi")"
-            echo "gpu$gpu/gi$gi/ci0/access $(capability "$slot" "$gi" 0)"
-        done
-    done <"$lab/standin-gpus"
 }
 
 # all_minors GPUS: /proc/driver/nvidia-caps/mig-minors of a driver that has so many: those that capability gives
