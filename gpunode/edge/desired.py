@@ -35,7 +35,7 @@ def load_templates() -> dict[str, str]:
     """The jinja2 templates of the package, and the node scripts that stay on a node, by file name."""
     folder = files("gpunode") / "templates"
     templates = {f.name: f.read_text(encoding="utf-8") for f in folder.iterdir() if f.name.endswith(".j2")}
-    return templates | {name: script(name) for name in (*FIRST_BOOT_SCRIPTS, "mig.sh", "metrics.sh")}
+    return templates | {name: script(name) for name in (*FIRST_BOOT_SCRIPTS, "mig.sh")}
 
 
 @dataclass(frozen=True, kw_only=True)

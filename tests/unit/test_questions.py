@@ -82,7 +82,7 @@ def sources() -> Iterator[tuple[str, str, str]]:
         lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
         for line in lines:
             yield from ((path.name, *one) for one in sent(line))
-            if path.suffix == ".sh" and path.name != "metrics.sh" and (through := _THROUGH.search(line)):
+            if path.suffix == ".sh" and (through := _THROUGH.search(line)):
                 yield from ((path.name, *one) for one in sent(f"nvidia-smi {through[1]}"))
         for words in lists(path) if path.suffix == ".py" else ():
             for word in words[1:]:
@@ -120,7 +120,6 @@ def test_the_search_for_words_finds_calls_lists_and_advice() -> None:
         ("nvidia-smi", "--status"),
         ("nvidia-smi", "-cgi"),
         ("nvidia-smi", "--gpu-reset"),
-        ("nvidia-smi", "-pl"),
         ("nvidia-smi", "-c"),
         ("nvidia-ctk", "generate"),
         ("nvidia-container-cli", "--load-kmods"),
@@ -143,17 +142,12 @@ def fields() -> Iterator[tuple[str, str, str]]:
                     yield path.name, query, field
         if path.name == "mig.sh":
             yield from ((path.name, "gpu", field) for field in re.findall(r"\bask \S+ ([a-z.]+)", text))
-        if path.name == "change.py":
-            yield from (
-                (path.name, "gpu", field) for field in re.findall(r'gpu, "((?:\w+\.)?\w+)", (?:f?"|wanted)', text)
-            )
 
 
 def test_every_field_that_is_asked_is_in_the_table() -> None:
     known = {"gpu": QUESTIONS.gpu, "remapped-rows": QUESTIONS.remapped}
     asked = {*fields()}
-    assert {("metrics.sh", "gpu", "clocks.sm"), ("mig.sh", "gpu", "mig.mode.pending")} <= asked
-    assert {("metrics.sh", "remapped-rows", "gpu_uuid"), ("change.py", "gpu", "power.limit")} <= asked
+    assert ("mig.sh", "gpu", "mig.mode.pending") in asked
     assert sorted((name, field) for name, query, field in asked if field not in known[query]) == []
     assert set(QUESTIONS.probe) <= set(QUESTIONS.gpu)
     assert set(QUESTIONS.probe_remapped) <= set(QUESTIONS.remapped)

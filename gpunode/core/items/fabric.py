@@ -1,4 +1,4 @@
-"""What belongs to many GPUs: DCGM, the addresses of an IMEX domain, what writes metrics, and the services of all."""
+"""What belongs to many GPUs: DCGM, the addresses of an IMEX domain, and the services of both."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from gpunode.core.items.activation import Service, enabled_of, services_of
 from gpunode.core.items.activation import step as activation_step
-from gpunode.core.items.file import File, render
+from gpunode.core.items.file import File
 from gpunode.core.items.item import Case, Found, Item, Key, Question
 from gpunode.core.items.package import NoPackage, Package
-from gpunode.core.solve.fabric import IMEX_NODES, METRICS, METRICS_TIMER
+from gpunode.core.solve.fabric import IMEX_NODES
 
 _IMEX = "nvidia-imex.service"
 
 
 def wanted(asked: Question) -> Found:
     """What the solution has of it."""
-    fabric, templates = asked.solution.fabric, asked.templates
+    fabric = asked.solution.fabric
     if fabric is None:
         return
     for package in fabric.packages:
@@ -26,12 +26,6 @@ def wanted(asked: Question) -> Found:
         yield NoPackage(role="fabric", package=name)
     if fabric.imex_nodes:
         yield File(role="fabric", path=IMEX_NODES, text="".join(f"{node}\n" for node in fabric.imex_nodes))
-    if fabric.metrics:
-        service = render(templates["metrics.service.j2"], folder=fabric.metrics)
-        timer = f"/etc/systemd/system/{METRICS_TIMER}"
-        yield File(role="fabric", path=METRICS, text=templates["metrics.sh"])
-        yield File(role="fabric", path=timer, text=templates["metrics.timer.j2"])
-        yield File(role="fabric", path=timer.replace(".timer", ".service"), text=service)
     for unit in fabric.services:
         yield Service(role="fabric", unit=unit)
 

@@ -125,14 +125,13 @@ class ToolkitChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricChoice:
-    """What is not of the driver's version: DCGM; the IMEX domain, nodes_config.cfg line by line; metrics."""
+    """What is not of the driver's version: DCGM; the IMEX domain, nodes_config.cfg line by line."""
 
     packages: tuple[PackageWant, ...]
     repository: str
     services: tuple[str, ...]
     imex_nodes: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
-    metrics: str = ""  # the folder that they are written to
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import version_pattern
 
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
-METRICS, METRICS_TIMER = "/usr/lib/gpunode/metrics", "gpunode-metrics.timer"
 
 
 def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list[PackageWant], tuple[str, ...]] | None:
@@ -92,7 +91,7 @@ def extra_modules(case: Case) -> list[PackageWant]:
 
 
 def solve_fabric(case: Case, driver: DriverChoice | None) -> FabricChoice | None:
-    """The IMEX domain, DCGM and metrics, where the spec asks for them."""
+    """The IMEX domain and DCGM, where the spec asks for them."""
     nodes = case.request.fabric.imex_nodes
     if nodes and not any(g.fabric == "imex" for g in case.gpus):
         case.refuse(
@@ -101,10 +100,9 @@ def solve_fabric(case: Case, driver: DriverChoice | None) -> FabricChoice | None
         )
         return None
     dcgm = _dcgm(case, driver) if case.request.fabric.dcgm != "none" else ()
-    metrics = case.request.fabric.metrics
-    if not nodes and not dcgm and not metrics:
+    if not nodes and not dcgm:
         return None
-    services = {"nvidia-imex.service": nodes, "nvidia-dcgm.service": dcgm, METRICS_TIMER: metrics}
+    services = {"nvidia-imex.service": nodes, "nvidia-dcgm.service": dcgm}
     old = tuple(n for n in case.knowledge.packages["dcgm"]["replaced"] if n in case.request.installed) if dcgm else ()
     return FabricChoice(
         packages=dcgm,
@@ -112,7 +110,6 @@ def solve_fabric(case: Case, driver: DriverChoice | None) -> FabricChoice | None
         services=tuple(unit for unit, wanted in services.items() if wanted),
         imex_nodes=nodes,
         remove=old,
-        metrics=metrics,
     )
 
 

@@ -62,11 +62,6 @@ class FabricSpec:
         (), "addresses of the nodes of an NVLink domain (GB200 NVL…): written for IMEX, and its service enabled"
     )
     dcgm: str = option("none", "NVIDIA DCGM: none, auto (the newest in the repository), or a version such as 4.6.0")
-    metrics: str = option(
-        "",
-        "folder of node_exporter's textfile collector, such as /var/lib/prometheus/node-exporter: metrics of the GPUs "
-        "every minute, for hosts without a DCGM exporter; empty for none",
-    )
 
 
 _CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
@@ -87,7 +82,6 @@ def check_toolkit(toolkit: ToolkitSpec, fabric: FabricSpec, where: str) -> None:
     _check(where, "toolkit.config.swarm_resource", config.swarm_resource, r"\w*(,\w+)*", "names of variables")
     expected = "none, auto, or a version of three numbers such as 4.6.0 (DCGM 4 or later)"
     _check(where, "fabric.dcgm", fabric.dcgm, r"none|auto|([4-9]|\d\d)\.\d+\.\d+", expected)
-    _check(where, "fabric.metrics", fabric.metrics, r"(/[\w.-]+)*", "an absolute path of letters, digits, ., _ and -")
     for number, node in enumerate(fabric.imex_nodes):
         _check(where, f"fabric.imex_nodes[{number}]", node, r"[\w.:%-]+", "an IP address or host name")
 
