@@ -101,13 +101,6 @@ _HOME_OF = {
     for module, names in _HOMES.items()
     for word in names.split()
 }
-# names of 0.1 that go with the release after next: what they are now called, or where they are
-_DEPRECATED = {
-    "Exit": ("gpunode.core.errors", "Exit", "HostResult.outcome"),
-    "Planner": ("gpunode.edge.desired", "DesiredState", "gpunode.DesiredState"),
-    "Where": ("gpunode.edge.detect", "Targets", "gpunode.Targets"),
-}
-
 __all__ = [
     "Check",
     "ClusterApi",
@@ -179,11 +172,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
         module, attribute = _HOME_OF[name]
-        return getattr(import_module(module), attribute)
-    if name in _DEPRECATED:
-        import warnings
-
-        module, attribute, instead = _DEPRECATED[name]
-        warnings.warn(f"gpunode.{name} is deprecated: use {instead}", DeprecationWarning, stacklevel=2)
         return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'gpunode' has no attribute {name!r}")

@@ -212,7 +212,7 @@ def _seen(data: Mapping[str, Any] | None) -> Seen | None:
 
 
 def _recorded(path: Path) -> list[dict[str, Any]]:
-    """The hosts of a plan, with what was found on them; a run of an earlier gpunode has left none."""
+    """The hosts of a plan, with what was found on them; [] where there is no such file."""
     if not path.is_file():
         return []
     data, found = _json(path), _lines(path.with_name(FOUND)) if path.name == "plan.json" else {}

@@ -103,7 +103,7 @@ def load_plan(folder: Path) -> SavedPlan:
     if not (folder / MANIFEST).exists():
         raise StaleError(
             f"{folder} has no {MANIFEST}: gpunode cannot tell whether it is as it was reviewed",
-            expected="a folder of this gpunode: older ones did not write one",
+            expected="a folder that gpunode plan -o wrote",
             fix=f"plan again: gpunode plan -o {folder} …",
         )
     manifest = _read(folder, MANIFEST, "format", MANIFEST_FORMAT)

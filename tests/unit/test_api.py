@@ -81,14 +81,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = gpunode.doctr
 
 
-@over([("Where", "Targets"), ("Planner", "DesiredState"), ("Exit", "outcome")])
-def test_a_former_name_still_works_and_says_what_it_is_called_now(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=new):
-        found = getattr(gpunode, old)
-    assert old == "Exit" or found is getattr(gpunode, new)
-    assert old not in gpunode.__all__
-
-
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, gpunode; print(sorted({'paramiko', 'ansible', 'rich', 'yaml', 'click'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

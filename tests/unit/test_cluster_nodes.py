@@ -141,12 +141,6 @@ def test_where_the_layout_changes_any_gpus_will_do_and_none_will_not(server: Api
     assert not unschedulable(server)
 
 
-def test_a_mark_of_an_earlier_version_is_read(server: ApiServer, nodes: ClusterNodes) -> None:
-    cordoned(server, **{CORDONED: "gpunode gpus=4 boot=one host=one"})
-    left = nodes.left("gpu1", FACTS)
-    assert left is not None and dict(left.offers) == {"nvidia.com/gpu": 4}
-
-
 def test_a_cordon_of_somebody_else_stays(server: ApiServer, nodes: ClusterNodes) -> None:
     add(server, spec={"unschedulable": True})
     taken = nodes.take("gpu1", FACTS, DRAIN)
@@ -305,14 +299,14 @@ def test_what_a_node_was_like_outlives_the_controller(server: ApiServer, api: Ap
     assert again.take("gpu1", on_boot("two"), DRAIN) == first == again.left("gpu1", on_boot("two"))
 
 
-@pytest.mark.parametrize("annotation", ["", "gpunode", "gpus=x boot", "gpunode gpus=8 boot= host="])
+@pytest.mark.parametrize("annotation", ["", "gpunode", "offers=x boot", "gpunode offers= boot= host="])
 def test_a_mark_that_says_little_is_no_obstacle(annotation: str, server: ApiServer, nodes: ClusterNodes) -> None:
     cordoned(server, **{CORDONED: annotation})
     taken = nodes.take("gpu1", on_boot("one"), DRAIN)
     assert dict(taken.offers) == {"nvidia.com/gpu": 8} and taken.ours
 
 
-@pytest.mark.parametrize("mark", [{}, {CORDONED: ""}, {CORDONED: "gpunode gpus=8 boot=one host=one"}])
+@pytest.mark.parametrize("mark", [{}, {CORDONED: ""}, {CORDONED: "gpunode offers=nvidia.com/gpu:8 boot=one host=one"}])
 def test_only_what_we_left_cordoned_is_found_again(
     mark: dict[str, str], server: ApiServer, nodes: ClusterNodes
 ) -> None:

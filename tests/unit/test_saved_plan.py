@@ -246,7 +246,7 @@ EDITS: dict[str, tuple[Callable[[Path], None], str]] = {
     "another ansible.cfg": (edit("ansible.cfg", lambda text: text.replace("True", "False")), "ansible.cfg: was edited"),
     "what was found": (edit("found.jsonl", lambda text: ""), "found.jsonl: was edited"),
     "a file is gone": (lambda folder: (folder / "playbook.yml").unlink(), "playbook.yml: is missing"),
-    "no manifest, as of an older gpunode": (lambda folder: (folder / "manifest.json").unlink(), "has no manifest.json"),
+    "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "has no manifest.json"),
 }  # fmt: skip
 
 

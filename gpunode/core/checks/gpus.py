@@ -61,7 +61,7 @@ def gpu_checks(facts: NodeFacts) -> Iterator[Check]:
         yield from _judged(facts, found, _RECOVERY)
     for rule in _RULES:
         yield from _judged(facts, found, rule)
-    if any(gpu.event_reasons for gpu in facts.nvml):  # else nobody asked: a probe that an older gpunode saved
+    if any(gpu.event_reasons for gpu in facts.nvml):  # else it was not asked
         yield from _judged(facts, found, _SLOWDOWN)
     yield from _links(facts)
     if facts.nvswitches or facts.nvlink5_fabric or any(gpu.fabric_state not in ("", "N/A") for gpu in facts.nvml):

@@ -154,14 +154,14 @@ class Runs:
         self._use_wal()
         self._db.execute("pragma synchronous = full")
         found = self._db.execute("pragma user_version").fetchone()[0]
-        if found > VERSION:
+        if found not in (0, VERSION):  # 0: a new file
             raise InputError(
                 f"{self.path} has format {found}, this gpunode knows {VERSION}",
                 fix="use the gpunode that wrote it, or move the file away",
             )
         self._db.executescript(_TABLES)
-        if found != VERSION:
-            self._upgrade()
+        if not found:
+            self._db.execute(f"pragma user_version = {VERSION}")
 
     def _use_wal(self) -> None:
         """Only the first opening of a file switches it, and the switch does not wait for others as statements do."""
@@ -175,17 +175,6 @@ class Runs:
                 time.sleep(0.02)
             else:
                 return
-
-    def _upgrade(self) -> None:
-        self._db.execute("begin immediate")  # another process may have done it meanwhile
-        try:
-            if self._db.execute("pragma user_version").fetchone()[0] == 1:
-                self._db.execute("alter table hosts add column found text not null default ''")
-            self._db.execute(f"pragma user_version = {VERSION}")
-        except BaseException:
-            self._db.execute("rollback")
-            raise
-        self._db.execute("commit")
 
     def begin(
         self, name: str, verb: str, request: Mapping[str, Any], controller: str, hosts: Iterable[HostRow]

@@ -17,7 +17,6 @@ from gpunode.core.kube.checks.preflight import Right
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.draining import CORDONED, DrainOptions
 from gpunode.core.kube.marks import node_key
-from gpunode.core.kube.usage import WHOLE
 from gpunode.core.model import HostResult, NodeFacts, Plan
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.desired import Planned
@@ -380,8 +379,6 @@ def _rules(options: DrainSpec) -> DrainOptions:
 
 
 def _marked(then: Mapping[str, str]) -> dict[str, int]:
-    """What our mark says that a node offered; an earlier gpunode counted whole GPUs alone."""
-    if then.get("gpus", "").isdecimal():
-        return {WHOLE: int(then["gpus"])} if int(then["gpus"]) else {}
+    """What our mark says that a node offered."""
     pairs = [pair.rpartition(":") for pair in then.get("offers", "").split(",")]
     return {resource: int(count) for resource, _, count in pairs if resource and count.isdecimal()}
