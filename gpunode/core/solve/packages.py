@@ -298,7 +298,7 @@ def _conflicts(
 
 
 def _replaced(case: Case, branch: Branch, *, own: bool) -> tuple[str, ...]:
-    """What is installed of the other one's driver and has to go: the distribution's own before NVIDIA's, or back."""
+    """What is installed under the names that another source or age of drivers has, and has to go as a whole."""
     names = case.knowledge.packages.get(f"{case.distro.family}-own", {})
     like = re.compile(names.get("only_there_like" if own else "only_own_like", r"(?!)"))
     named = () if own or branch.branch < names.get("only_own_from", 0) else names.get("only_own", ())
@@ -306,8 +306,21 @@ def _replaced(case: Case, branch: Branch, *, own: bool) -> tuple[str, ...]:
     more = (name for name in installed if name not in named and like.fullmatch(name))
     found = (*(name for name in named if name in installed), *more)
     if found:
-        gone = f"{', '.join(found)}, and what depends on them"
         whose = "NVIDIA's packages give" if own else f"{case.distro.key}'s own driver gives"
         to = f"{case.distro.key}'s own" if own else "NVIDIA's packages"
-        case.because("packages", f"{whose} way to {to}: {gone}", names["source"])
+        case.because("packages", f"{whose} way to {to}: {', '.join(found)}, and what depends on them", names["source"])
+    later = () if own else _unversioned(case, branch)
+    return (*found, *later)
+
+
+def _unversioned(case: Case, branch: Branch) -> tuple[str, ...]:
+    """Of a branch whose packages' names no longer say it, before one whose names do: nothing else tells them apart."""
+    family = case.knowledge.packages[case.distro.family]
+    since = family.get("unversioned_from", 0)
+    if branch.branch >= since or "unversioned_like" not in family:
+        return ()
+    found = tuple(name for name in case.request.installed if re.fullmatch(family["unversioned_like"], name))
+    if found:
+        why = f"packages of {since} and later give way to those of {branch.branch}, which have other names"
+        case.because("packages", f"{why}: {', '.join(found)}, and what depends on them", family["source"])
     return found
