@@ -27,11 +27,13 @@ if command -v dnf >/dev/null; then
   dnf -q -C repoquery --userinstalled --qf '%{name}' 2>/dev/null | sort
   sed -n '/^[^#]/s/^/lock /p' /etc/dnf/plugins/versionlock.list 2>/dev/null | sort
 fi
+[ ! -e /var/lib/zypp/AutoInstalled ] || sed -n '/^[^#]/s/^/auto /p' /var/lib/zypp/AutoInstalled | sort -u
 true"""
-# apt writes its marks in an order of its own, dnf the date beside its locks, and STATES has what they say; a log of
-# DKMS has the date in it
+# apt and zypper write their marks in an order of their own, dnf the date beside its locks, and STATES has what they
+# say; a log of DKMS has the date in it
 LEFT_OUT = re.compile(
-    r"\./var/lib/(apt/extended_states |dkms/.*/log/make\.log )|\./etc/dnf/plugins/versionlock\.list [0-9a-f]{64}$"
+    r"\./var/lib/(apt/extended_states |zypp/AutoInstalled |dkms/.*/log/make\.log )"
+    r"|\./etc/dnf/plugins/versionlock\.list [0-9a-f]{64}$"
     r"|\./usr/lib/sysimage/rpm/rpmdb\.sqlite "  # a database has free pages
 )
 # all processes of gpunode's scripts; %s is a signal

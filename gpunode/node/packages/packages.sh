@@ -248,8 +248,10 @@ transaction() {
   manager_ refresh
   manager_ simulate >"$GPUNODE_IN/.would" || {
     [ -n "${refreshed_all:-}" ] || manager_ refresh_all # the lists may be older than the archive
-    manager_ simulate >"$GPUNODE_IN/.would" ||
+    manager_ simulate >"$GPUNODE_IN/.would" || {
+      cat "$GPUNODE_IN/.simulated" >>"$log"
       fail "the package manager cannot do it: $(manager_ why_not)" "check names and versions in the plan against the repository"
+    }
   }
   refuse_surprises
   refuse_full_disk

@@ -118,8 +118,9 @@ zypper_newest() {
 }
 
 zypper_install() {
+  # without -- the first name to remove is read as options, where none is to be installed
   # shellcheck disable=SC2046  # words by design, their letters were checked by the builder of the request
-  zypper_ "$@" $(zypper_words)
+  zypper_ "$@" -- $(zypper_words)
 }
 
 zypper_simulate() {

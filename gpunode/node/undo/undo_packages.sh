@@ -100,7 +100,9 @@ dnf_available() {
 
 zypper_marks() {
   rpm_keys
-  [ ! -e /var/lib/zypp/AutoInstalled ] || rpm -qa --qf '%{NAME}\n' | grep -Fxv -f /var/lib/zypp/AutoInstalled | sed 's/^/manual /'
+  automatic=/var/lib/zypp/AutoInstalled
+  [ -e "$automatic" ] || automatic=/dev/null # all count as asked for
+  rpm -qa --qf '%{NAME}\n' | grep -Fxv -f "$automatic" | sed 's/^/manual /'
 }
 zypper_automatic() {
   printf '%s\n' "$@" >>/var/lib/zypp/AutoInstalled
