@@ -53,8 +53,9 @@ from gpunode.core.remote import parse_outcome
 from gpunode.core.report.schema import seen_from
 from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.undo.journal import parse_snapshot
-from gpunode.core.undo.plan import plan_undo, scope_of
+from gpunode.core.undo.plan import plan_undo
 from gpunode.core.undo.requests import compared, undo_requests
+from gpunode.core.undo.scope import scope_of
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.doctor import load_faults
 from gpunode.edge.load import load_kube_knowledge, load_old_forms, load_scheduler_rules

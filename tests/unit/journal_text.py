@@ -9,7 +9,8 @@ from typing import Any
 
 from gpunode.core.edits.undo import record, undo_data
 from gpunode.core.undo.journal import parse_snapshot
-from gpunode.core.undo.plan import UndoPlan, plan_undo, scope_of
+from gpunode.core.undo.plan import UndoPlan, plan_undo
+from gpunode.core.undo.scope import scope_of
 
 AT = "2026-11-22T01:00:00Z"
 OLD, OURS, THEIRS = "1" * 64, "2" * 64, "3" * 64  # hashes: before gpunode, as it wrote, somebody else's since

@@ -11,8 +11,9 @@ from journal_text import OLD, OURS, coded, line, packages, recall_text, state, w
 
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.undo.journal import after_run, parse_snapshot, present_request, runs, signature, standing
-from gpunode.core.undo.plan import plan_undo, scope_of
+from gpunode.core.undo.plan import plan_undo
 from gpunode.core.undo.requests import undo_requests
+from gpunode.core.undo.scope import scope_of
 
 
 def records(*lines: dict[str, object]) -> tuple:  # type: ignore[type-arg]

@@ -76,11 +76,12 @@ def test_units_that_gpunode_took_away_are_enabled_and_started_unless_they_are(no
 
 def test_check_mode_says_the_same_and_does_nothing(node: Node) -> None:
     (node.root / "active.a.service").write_text("active\n")
-    link = node.root / "195:0"
-    link.symlink_to("/dev/null")
-    outcome = node.run(stop="a.service\n", link=f"{link} absent\n", rebuild="1\n", close="uninstall\n", check="1\n")
-    assert outcome.changed == ("stop a.service", f"remove the link {link}", "rebuild the initramfs")
-    assert node.called() == [] and link.is_symlink() and not node.state.exists()
+    image = node.root / "initrd.img"
+    image.write_text("x")
+    request = {"stop": "a.service\n", "initramfs": f"{image} absent\n", "close": "uninstall\n", "check": "1\n"}
+    outcome = node.run(**request, rebuild="1\n")
+    assert outcome.changed == ("stop a.service", "rebuild the initramfs", f"remove {image}")
+    assert node.called() == [] and image.exists() and not node.state.exists()
 
 
 def test_a_unit_that_does_not_stop_ends_it(node: Node) -> None:
@@ -91,13 +92,12 @@ def test_a_unit_that_does_not_stop_ends_it(node: Node) -> None:
     assert node.called() == ["stop a.service"]
 
 
-def test_links_and_images_that_gpunode_made_go_and_again_nothing_is_left_to_do(node: Node) -> None:
-    link, image = node.root / "195:0", node.root / "initrd.img"
-    link.symlink_to("/dev/null")
+def test_images_that_gpunode_made_go_and_again_nothing_is_left_to_do(node: Node) -> None:
+    image = node.root / "initrd.img"
     image.write_text("x")
-    request = {"link": f"{link} absent\n", "initramfs": f"{image} absent\n"}
+    request = {"initramfs": f"{image} absent\n"}
     assert node.run(**request).status == "changed"
-    assert not link.is_symlink() and not image.exists()
+    assert not image.exists()
     assert node.run(**request).status == "unchanged"
 
 

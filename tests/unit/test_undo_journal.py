@@ -9,7 +9,8 @@ import pytest
 from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_text, state, undo_row, wrote
 
 from gpunode.core.errors import InputError
-from gpunode.core.undo.plan import GPU_UNITS, FileRestore, UndoPlan
+from gpunode.core.undo.files import FileRestore
+from gpunode.core.undo.plan import GPU_UNITS, UndoPlan
 from gpunode.core.undo.requests import UndoRequest, compared, diffs, parse_undo_request, undo_requests
 from gpunode.node import part
 

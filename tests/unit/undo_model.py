@@ -19,9 +19,11 @@ from gpunode.core.edits.undo import undo_data
 from gpunode.core.model import Undo
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.undo.compare import differences
+from gpunode.core.undo.files import FileTransaction
 from gpunode.core.undo.journal import JournalSnapshot, parse_snapshot, present_request
-from gpunode.core.undo.plan import FileTransaction, UndoPlan, plan_undo, scope_of
+from gpunode.core.undo.plan import UndoPlan, plan_undo
 from gpunode.core.undo.requests import close_request, parse_undo_request, undo_requests
+from gpunode.core.undo.scope import scope_of
 from gpunode.node import script
 
 # as by kill -9, in front of the n-th file that is put in place or removed

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpunode.core.undo.files import files_before
 from gpunode.core.undo.history import ABSENT
 from gpunode.core.undo.journal import JournalSnapshot
 from gpunode.core.undo.packages import versions_before
-from gpunode.core.undo.plan import Scope, files_before, is_again, states_before
+from gpunode.core.undo.scope import Scope
+from gpunode.core.undo.states import is_again, states_before
 
 _GONE = {"absent": "not there", "present": "there", "": "not set"}
 

@@ -1,8 +1,8 @@
 """The requests that carry out a UndoPlan: for node/undo/restore.sh, commit.sh, activate.sh and packages.sh, in order.
 
 Request files of restore.sh: `stop`, `disable`, `enable`, `start` units and `load` modules, one name a line;
-`alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link` and
-`initramfs` paths to remove; `rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files have changed), `close`
+`alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `initramfs`
+paths to remove; `rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files have changed), `close`
 the verb that is done, with `to` the run after which the node is again, `keep` (1; copies of files that an uninstall
 leaves), `check` (1).
 """
@@ -19,7 +19,9 @@ from gpunode.core.errors import InputError
 from gpunode.core.items.activation import activate_request
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
-from gpunode.core.undo.plan import BACKUP, PARTS, UNITS, FileRestore, FileTransaction, UndoPlan
+from gpunode.core.undo.files import BACKUP, UNITS, FileRestore, FileTransaction
+from gpunode.core.undo.plan import UndoPlan
+from gpunode.core.undo.scope import PARTS
 from gpunode.core.validation import as_lines, check_value, mapping, text, texts
 
 VERBS = ("uninstall", "rollback")
@@ -50,7 +52,7 @@ class UndoRequest:
 
 
 def parse_undo_request(value: Mapping[str, Any]) -> UndoRequest:
-    """{verb: uninstall | rollback, parts: [part], to: run or time} → UndoWish.  Raises InputError."""
+    """{verb: uninstall | rollback, parts: [part], to: run or time} → UndoRequest.  Raises InputError."""
     check_value("undo", value, SHAPE)
     request = UndoRequest(
         verb=str(value.get("verb") or "uninstall"), parts=tuple(value.get("parts") or ()), to=value.get("to") or None

@@ -63,7 +63,8 @@ class ActionModule(NodeAction):
 
     def _back(self, wanted, to=None):
         """(journal, scope, what is to be done); the second time `to` is the run that the first one found."""
-        from gpunode.core.undo.plan import plan_undo, scope_of
+        from gpunode.core.undo.plan import plan_undo
+        from gpunode.core.undo.scope import scope_of
 
         recall = self._recall()
         scope = scope_of(recall, verb=wanted.verb, parts=wanted.parts, to=wanted.to if to is None else to)
