@@ -64,7 +64,9 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> int:
         group = here.command
         inner = group.get_command(here, word) if isinstance(group, click.Group) else None
         if inner is None:
-            raise click.UsageError(f"No such command {' '.join(words)!r}.", ctx)
+            from gpunode.cli.lazy import no_such_command
+
+            raise no_such_command(word, group.list_commands(here) if isinstance(group, click.Group) else (), ctx)
         here = click.Context(inner, info_name=word, parent=here)
     echo(here.get_help())
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpunode.cli.completion import complete_files, complete_hosts
 from gpunode.cli.output import Styled, echo, print_json
 from gpunode.core.errors import Exit, GpunodeError, error_data
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMAT = "gpunode.format"  # key of click's Context.meta: which format the user asked for
 
+FOLDER = "gpunode.folder"  # key of click's Context.meta: where the user's gpunode.yml is
+
 DEFAULT_SPEC = Path("gpunode.yml")
+_NO_HOST_ASKED = ("probes", "logs", "use_lab")  # options of commands that then need no inventory
 
 WORST_FIRST: tuple[HostOutcome, ...] = ("failed", "unreachable", "refused", "pending")
 
@@ -73,10 +77,18 @@ _TARGETS = (
         "--inventory",
         multiple=True,
         metavar="PATH",
-        help="Ansible inventory: file, folder, script, or 'host1,host2,'. Repeatable.",
+        shell_complete=complete_files,
+        help="Ansible inventory: file, folder, script, or 'host1,host2,'. Repeatable. Default: hosts.yml beside "
+        "gpunode.yml, or Ansible's own (ANSIBLE_INVENTORY, ansible.cfg).",
     ),
     click.option("--local", is_flag=True, help="This machine itself."),
-    click.option("--limit", default="", metavar="PATTERN", help="Only these hosts of the inventory (Ansible pattern)."),
+    click.option(
+        "--limit",
+        default="",
+        metavar="PATTERN",
+        shell_complete=complete_hosts,
+        help="Only these hosts of the inventory (Ansible pattern).",
+    ),
     click.option("--forks", type=click.IntRange(1, 500), default=50, show_default=True, help="Hosts at the same time."),
     click.option(
         "--connect-timeout",
@@ -130,6 +142,8 @@ def target_options(command: Command) -> Command:
     @functools.wraps(command)
     def with_where(*args: Any, **options: Any) -> Any:
         found = {name: options.pop(name) for name in _WHERE}
+        if not any((found["hosts"], found["inventory"], found["local"], *map(options.get, _NO_HOST_ASKED))):
+            found["inventory"] = _default_inventory(click.get_current_context())
         asked = options.pop("ask_become_pass")
         password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
         if found["inventory"]:  # not before: a vault's password may be asked for, too
@@ -141,6 +155,16 @@ def target_options(command: Command) -> Command:
 
     hosts = options(*_TARGETS[:4], section="Hosts")
     return hosts(options(*_TARGETS[4:], section="Connection")(with_where))  # type: ignore[return-value]
+
+
+def _default_inventory(ctx: click.Context) -> tuple[str, ...]:
+    """The inventory that is meant where none is named; one line says so."""
+    from gpunode.edge.ansible.default_inventory import default_inventory
+
+    found = default_inventory(ctx.meta.get(FOLDER, Path()))
+    if found and ctx.meta.get(FORMAT, "text") == "text":
+        echo(f"inventory: {', '.join(found)}", err=True)
+    return found
 
 
 def _listing(sources: tuple[str, ...], limit: str, vault_password_files: tuple[str, ...]) -> Callable[[], Any]:
@@ -181,12 +205,15 @@ def secrets_option(command: Command) -> Command:
 
 
 def _spec_option(text: str) -> Callable[[Command], Command]:
-    def read(_ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
+    def read(ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
         from gpunode.edge.load import load_checked_data
 
+        ctx.meta[FOLDER] = Path(value or DEFAULT_SPEC).parent
         return load_checked_data(value or DEFAULT_SPEC) if value or DEFAULT_SPEC.exists() else {}
 
-    return click.option("-c", "--config", "spec_data", metavar="FILE", callback=read, help=text)
+    return click.option(
+        "-c", "--config", "spec_data", metavar="FILE", shell_complete=complete_files, callback=read, help=text
+    )
 
 
 # ---------------------------------------------------------------- errors
@@ -232,11 +259,13 @@ def report_exception(error: Exception, ctx: click.Context) -> int:
 
 
 def report_usage(error: click.ClickException) -> int:
-    """Show a mistake in the command line; exit code 2."""
+    """Show a mistake in the command line, as other errors are shown; exit code 2."""
     ctx = getattr(error, "ctx", None)
+    fix = f"{ctx.command_path if ctx else 'gpunode'} --help"
     if ctx is not None and ctx.meta.get(FORMAT) == "json":
-        data = {"what": error.format_message(), "expected": "", "fix": f"{ctx.command_path} --help", "exit": 2}
-        print_json({"error": data})
+        print_json({"error": {"what": error.format_message(), "expected": "", "fix": fix, "exit": 2}})
     else:
-        error.show()
+        text = error.format_message()
+        shown = GpunodeError(text[:1].lower() + text[1:] if text[1:2].islower() else text, fix=fix)
+        echo(Styled("error: ", "red", bold=True), str(shown), err=True)
     return int(Exit.INPUT)

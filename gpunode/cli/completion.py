@@ -38,10 +38,10 @@ def _completer(names: Callable[[], Iterable[str]]) -> Completer:
 
 
 def _runs() -> Iterable[str]:
-    from gpunode.edge.fleet.runs import Runs
+    from gpunode.edge.fleet.runs import JOURNAL, Runs
     from gpunode.edge.state import state_path
 
-    return ["last", *(run.name for run in Runs().latest())] if (state_path() / "runs.sqlite").exists() else []
+    return ["last", *(run.name for run in Runs().latest())] if (state_path() / JOURNAL).exists() else []
 
 
 def _lab_nodes() -> Iterable[str]:
@@ -62,5 +62,32 @@ def _lab_distros() -> Iterable[str]:
     return RELEASES
 
 
+def _keys() -> Iterable[str]:
+    from gpunode.core.spec.reference import reference
+
+    return [key.path for key in reference()]
+
+
+def complete_files(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The shell's own names of files."""
+    return [CompletionItem(typed, type="file")]
+
+
+def complete_hosts(ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Hosts and groups of the inventory that the line names, or of the default one."""
+
+    def names() -> Iterable[str]:
+        from pathlib import Path
+
+        from gpunode.edge.ansible.default_inventory import default_inventory
+        from gpunode.edge.ansible.inventory import load_inventory
+
+        hosts = load_inventory(ctx.params.get("inventory") or default_inventory(Path()))
+        return [*(host.name for host in hosts), *sorted({group for host in hosts for group in host.groups})]
+
+    return _completer(names)(ctx, _param, typed)
+
+
+complete_keys = _completer(_keys)
 complete_runs, complete_nodes = _completer(_runs), _completer(_lab_nodes)
 complete_distros, complete_lab_distros = _completer(_distros), _completer(_lab_distros)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunode.cli.common import format_option
+from gpunode.cli.completion import complete_keys
 from gpunode.cli.output import echo, print_json
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     "  gpunode explain --recursive | less\n\n"
     "Exit codes: 0 shown, 2 no such key."
 )
-@click.argument("key", default="")
+@click.argument("key", default="", shell_complete=complete_keys)
 @click.option("--recursive", is_flag=True, help="Show the keys within the keys, too.")
 @format_option("text", "json")
 def explain(key: str, recursive: bool, output_format: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from gpunode.core.errors import InputError
 
 if TYPE_CHECKING:
     from gpunode.core.starter import Answers
-    from gpunode.edge.detect import Detected
+    from gpunode.edge.detect import Detected, Targets
 
 CHOICES = ("auto", *ENGINES)
 STRATEGIES = ("none", "time-slicing", "mps", "mig", "gpushare", "dra")
@@ -89,7 +90,7 @@ def init(
     if asking and detect is None:
         detect = click.confirm("Look at the nodes first? It changes nothing", default=True, err=True)
     if detect:
-        nodes = _look(nodes, targets)
+        nodes = _look(nodes, targets, asking=asking)
         for line in _findings(nodes):
             echo(f"  {line}", err=True)
     answers = _with_options(suggested([n.facts for n in nodes if n.facts]), given)
@@ -102,8 +103,7 @@ def init(
         print_json({"files": {name: str(folder / name) for name in texts}, "spec": spec_data(answers)})
         return 0
     echo(f"written: {folder / SPEC}, {folder / INVENTORY}")
-    at = "" if folder == Path() else f" -c {folder / SPEC}"
-    echo(f"next:    gpunode plan -i {folder / INVENTORY}{at}")
+    echo("next:    gpunode plan" + ("" if folder == Path() else f" -c {folder / SPEC}"))
     return 0
 
 
@@ -123,16 +123,28 @@ def _with_options(answers: Answers, given: dict[str, Any]) -> Answers:
 # ---------------------------------------------------------------- the nodes
 
 
-def _look(nodes: list[Detected], targets: Any) -> list[Detected]:
+def _look(nodes: list[Detected], targets: Targets, *, asking: bool) -> list[Detected]:
+    """The nodes as they are; a person is asked about unknown host keys, and may go on without what cannot be read."""
     from gpunode.edge.detect import probe
+    from gpunode.edge.ssh.hostkeys import HostKeyUnknown
 
-    seen = probe(nodes, targets)
-    failed = [node.error for node in seen if node.error]
-    for error in failed[1:]:
+    looked = probe(nodes, targets)
+    unknown = [node for node in looked if isinstance(node.error, HostKeyUnknown)]
+    if asking and unknown:
+        for node in unknown:
+            echo(str(node.error and node.error.what), err=True)
+        echo("compare with: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, on the node itself", err=True)
+        if click.confirm("Trust these keys, and add them to known_hosts?", default=False, err=True):
+            again = {node.host: node for node in probe(unknown, replace(targets, accept_new_host_keys=True))}
+            looked = [again.get(node.host, node) for node in looked]
+    failed = [node.error for node in looked if node.error]
+    if not failed:
+        return looked
+    for error in failed if asking else failed[1:]:
         show_error(error)
-    if failed:
+    if not asking or not click.confirm("Go on without looking at these nodes?", default=True, err=True):
         raise failed[0]
-    return seen
+    return looked
 
 
 def _findings(nodes: list[Detected]) -> list[str]:
@@ -169,7 +181,7 @@ def _ask_hosts() -> tuple[str, ...]:
 
 def _ask_become(hosts: tuple[str, ...]) -> bool:
     """Whether to become root by sudo: asked where somebody else than root is to log in."""
-    others = [h for h in hosts if "@" in h and not h.startswith("root@")]
+    others = [h for h in hosts if (h.partition("@")[0] if "@" in h else getpass.getuser()) != "root"]
     return bool(others) and click.confirm(f"Become root by sudo ({', '.join(others)})?", default=True, err=True)
 
 

@@ -53,6 +53,7 @@ SECTIONS = {
     "Without any node": ("explain", "solve", "knowledge", "lab"),
     "About gpunode": ("man", "completion", "version", "help"),
 }
+RARE = ("lock", "check-boot", "sharing", "selftest", "knowledge", "solve", "man", "bundle", "lab")
 
 
 class Verbs(LazyGroup):
@@ -90,6 +91,7 @@ def _version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None
     cls=Verbs,
     table=COMMANDS,
     sections=SECTIONS,
+    rare=RARE,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog="Examples:\n\n\b\n"
     "  gpunode detect --local\n"

@@ -90,11 +90,14 @@ def provision(
     from gpunode.cli.progress import fleet as fleet_progress
     from gpunode.cli.progress import probing
     from gpunode.core.spec import merge_spec
+    from gpunode.core.spec.rollout import parse_rollout
     from gpunode.edge import saved
     from gpunode.edge.desired import DesiredState, with_secrets
-    from gpunode.edge.detect import SETTLE, probe
+    from gpunode.edge.detect import SETTLE, find_hosts, probe
     from gpunode.edge.fleet import provision as fleet
     from gpunode.edge.fleet import workflow
+    from gpunode.edge.fleet.runs import JOURNAL, Runs
+    from gpunode.edge.state import state_path
 
     targets, arguments = _split_arguments(replace(targets, break_lock=break_lock, settle=0 if check else SETTLE))
     folder = _plan_folder(targets, lock)
@@ -105,12 +108,12 @@ def provision(
     if use_lab:
         targets, spec_data = _lab(targets, spec_data)
     desired = DesiredState(merge_spec(spec_data, expected), lock=lock, look_up=check_repositories)
-    known = reviewed.find_hosts(targets) if reviewed else None
+    parse_rollout(rollout, "the options of provision")
+    known = reviewed.find_hosts(targets) if reviewed else find_hosts(targets)
+    if not check and (state_path() / JOURNAL).exists():
+        Runs().refuse_busy(host.host for host in known)
     with probing(output_format) as on_done:
-        if known is None:
-            hosts = workflow.plan(targets, desired, on_done=on_done)
-        else:
-            hosts = [workflow.plan_one(found, desired) for found in probe(known, targets, on_done=on_done)]
+        hosts = [workflow.plan_one(found, desired) for found in probe(known, targets, on_done=on_done)]
     if reviewed:
         reviewed.check(hosts)
     if output_format == "text":

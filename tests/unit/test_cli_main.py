@@ -104,7 +104,7 @@ def test_another_ansible_on_the_path_is_named(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("words", [[], ["provision"], ["kube", "apply"]], ids=" ".join)
 def test_help_as_a_command_is_the_option(run_gpunode: Run, words: list[str]) -> None:
     assert run_gpunode("help", *words).stdout == run_gpunode(*words, "--help").stdout
-    assert "No such command 'kube aply'" in run_gpunode("help", "kube", "aply", exit=2).stderr
+    assert "no such command 'aply'. Did you mean 'apply'?" in run_gpunode("help", "kube", "aply", exit=2).stderr
 
 
 def test_every_command_is_in_one_section_of_the_help() -> None:
@@ -112,7 +112,9 @@ def test_every_command_is_in_one_section_of_the_help() -> None:
 
 
 def test_options_of_hosts_are_in_sections_of_their_own(run_gpunode: Run) -> None:
-    text = run_gpunode("provision", "--help").stdout
+    assert "--max-unavailable" not in run_gpunode("provision", "--help").stdout
+    text = run_gpunode("provision", "--help-all").stdout
+    assert "--max-unavailable" in text
     titles = [line.rstrip(":") for line in text.splitlines() if re.fullmatch(r"[A-Z][A-Za-z]+:", line)]
     assert titles == ["Options", "Hosts", "Connection", "GPUs", "Rollout", "Kubernetes", "Messages"]
     assert text.index("Hosts:") < text.index("--inventory") < text.index("Connection:") < text.index("--forks")

@@ -13,16 +13,19 @@ from typing import Any
 import pexpect
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from sshd import Sshd
 
-from gpunode.cli.init import CHOICES, REBOOT, STRATEGIES
+from gpunode.cli.init import CHOICES, REBOOT, STRATEGIES, _look
 from gpunode.core import starter
 from gpunode.core.errors import InputError
 from gpunode.core.model import Distro, Kubernetes, NodeFacts, Runtime
 from gpunode.core.spec import parse_spec
 from gpunode.core.starter import Answers, parse_instances, spec_data, spec_text, suggested
 from gpunode.edge.ansible.inventory import load_inventory
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.load import load_checked_data, load_spec
 from gpunode.edge.starter import write_files
 
@@ -230,7 +233,7 @@ def test_a_person_is_asked_and_the_answers_are_kept(tmp_path: Path) -> None:
         person.expect(question)
         person.sendline(answer)
     person.expect("written: gpunode.yml, hosts.yml")
-    person.expect("gpunode plan -i hosts.yml")
+    person.expect("next: +gpunode plan\r")
     person.expect(pexpect.EOF)
     data, hosts = files(tmp_path)
     assert data["sharing"] == {"strategy": "mig", "mig": {"profiles": {"3g.40gb": 2}}}
@@ -238,6 +241,22 @@ def test_a_person_is_asked_and_the_answers_are_kept(tmp_path: Path) -> None:
     assert data["cuda"] == {"versions": ["12.8", "13.0"]}
     assert data["reboot"] == "if-needed"
     assert (hosts["gpu1"]["user"], hosts["gpu2"]["become"]) == ("admin", True)
+
+
+@pytest.mark.parametrize(("answers", "known"), [("y\n", True), ("n\ny\n", False)])
+def test_an_unknown_host_key_is_asked_about(tmp_path: Path, answers: str, known: bool) -> None:
+    sshd = Sshd(tmp_path)
+    sshd.known_hosts.write_text("")
+    node = Detected(host="gpu7", target=sshd.target(name="gpu7"))
+    try:
+        with CliRunner().isolation(input=answers) as (_out, err, _all):
+            (looked,) = _look([node], Targets(hosts=("gpu7",)), asking=True)
+            shown = err.getvalue().decode()
+    finally:
+        sshd.stop()
+    assert (looked.facts is not None) == known
+    assert (sshd.host_public in sshd.known_hosts.read_text()) == known
+    assert shown.count("the host key ssh-ed25519 SHA256:") == (1 if known else 2)
 
 
 def test_what_an_option_says_is_not_asked(tmp_path: Path) -> None:

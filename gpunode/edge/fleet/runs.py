@@ -27,6 +27,7 @@ from gpunode.core.plan.since import state_of
 from gpunode.core.rollout import State as RunState
 from gpunode.edge.state import StateError, state_dir
 
+JOURNAL = "runs.sqlite"
 VERSION = 2
 _TABLES = """
 create table if not exists runs (
@@ -138,7 +139,7 @@ class Runs:
     """The journal of this controller.  Safe for threads of one process, and for processes beside each other."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or state_dir() / "runs.sqlite"
+        self.path = path or state_dir() / JOURNAL
         self._lock = threading.Lock()
         self._steps: dict[tuple[str, str], str] = {}
         self._flushed = time.monotonic()
@@ -188,11 +189,7 @@ class Runs:
         text = json.dumps(request, default=str)
         with self._changes() as db:
             todo = [row.host for row in rows if row.state in _OPEN]
-            for host, other in self.at_work(todo).items():
-                raise RefusedError(
-                    f"{host} is used by run {other.name} ({other.controller})",
-                    fix=f"wait for it (gpunode runs show {other.name}), or end it",
-                )
+            self.refuse_busy(todo)
             db.execute(
                 "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, _now(), text, controller)
             )
@@ -227,6 +224,14 @@ class Runs:
                 busy = {host.host for host in self.hosts(run.name) if host.state in _OPEN}
                 found |= dict.fromkeys(busy & asked, run)
         return found
+
+    def refuse_busy(self, hosts: Iterable[str]) -> None:
+        """Raises RefusedError when a run of this controller has one of `hosts` in work."""
+        for host, other in self.at_work(hosts).items():
+            raise RefusedError(
+                f"{host} is used by run {other.name} ({other.controller})",
+                fix=f"wait for it (gpunode runs show {other.name}), or end it",
+            )
 
     def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
         """Those of `hosts` that their newest run began with and did not bring to a good end; with that run."""

@@ -18,6 +18,10 @@ from gpunode.core.errors import UnreachableError
 _APPEND = threading.Lock()
 
 
+class HostKeyUnknown(UnreachableError):
+    """No known_hosts file has a key of this host."""
+
+
 class HostKeyChanged(UnreachableError):
     """The host shows a key that known_hosts contradicts or revokes."""
 
@@ -74,7 +78,7 @@ def _speaks_of(patterns: str, name: str) -> bool:
 def check_host_key(
     known: Sequence[KnownKey], *, host: str, name: str, kind: str, key: str, files: Sequence[str], accept_new: bool
 ) -> bool:
-    """True when the key the host showed is a new one to be added; raises UnreachableError when it is not to be trusted.
+    """True when the key the host showed is a new one to be added; raises HostKeyUnknown or HostKeyChanged.
 
     `host` is how the user calls it, `name` its entry in known_hosts, `kind` and `key` what it showed.
     """
@@ -99,7 +103,7 @@ def check_host_key(
         )
     if accept_new:
         return True
-    raise UnreachableError(
+    raise HostKeyUnknown(
         f"{host}: the host key {kind} {print_} is unknown",
         expected=f"a line for {name} in {' or '.join(files) or 'a known_hosts file'}",
         fix="compare the fingerprint with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then "

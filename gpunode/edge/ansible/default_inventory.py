@@ -1,0 +1,35 @@
+"""Which inventory is meant where none is named: hosts.yml beside gpunode.yml, or Ansible's own default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+NAME = "hosts.yml"
+
+
+def default_inventory(folder: Path) -> tuple[str, ...]:
+    """The inventory's sources, as for `-i`; () where neither the folder nor Ansible's settings name one.
+
+    Ansible's settings are ANSIBLE_INVENTORY and `inventory` of ansible.cfg, read by Ansible itself; /etc/ansible/hosts,
+    which it takes where nobody has said anything, is not taken.
+    """
+    if (folder / NAME).is_file():
+        return (str(folder / NAME),)
+    if not os.environ.get("ANSIBLE_INVENTORY") and not any(path.exists() for path in _settings()):
+        return ()  # Ansible's settings take a third of a second to import
+    from ansible.config.manager import ConfigManager
+
+    sources, origin = ConfigManager().get_config_value_and_origin("DEFAULT_HOST_LIST")
+    return tuple(map(str, sources)) if origin != "default" else ()
+
+
+def _settings() -> tuple[Path, ...]:
+    """Where Ansible looks for ansible.cfg (ansible.config.manager.find_ini_config_file)."""
+    named = os.environ.get("ANSIBLE_CONFIG")
+    return (
+        *((Path(named),) if named else ()),
+        Path("ansible.cfg"),
+        Path("~/.ansible.cfg").expanduser(),
+        Path("/etc/ansible/ansible.cfg"),
+    )
