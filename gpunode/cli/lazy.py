@@ -64,7 +64,9 @@ def with_log_options(command: click.Command) -> click.Command:
     """The command, and all below it, with LOG_OPTIONS; not one whose words are another program's."""
     if not command.ignore_unknown_options and LOG_OPTIONS[0] not in command.params:
         command.params.extend(LOG_OPTIONS)
-        command.params.append(HELP_ALL if isinstance(command, Verb) or getattr(command, "rare", ()) else HELP_ALL_SAME)
+        command.params.append(
+            HELP_ALL if isinstance(command, Verb) or bool(getattr(command, "rare", None)) else HELP_ALL_SAME
+        )
     for inner in getattr(command, "commands", {}).values():
         with_log_options(inner)
     return command
