@@ -88,11 +88,6 @@ def print_yaml(data: Any) -> None:
     echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120), nl=False)
 
 
-def print_document(text: str) -> None:
-    """A file of a person's own that was converted, to the byte; on a terminal as `echo` shows it."""
-    click.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
-
-
 def print_drawn(drawing: ConsoleRenderable) -> None:
     """A table or grid on stdout, without the blanks that rich fills its last column with."""
     made = console()

@@ -20,7 +20,6 @@ from gpunode.core.bundle.upstream import Upstream, parse_archives
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, parse_kube_knowledge
-from gpunode.core.knowledge.kubernetes_old import OldForms, parse_old_forms
 from gpunode.core.knowledge.questions import Questions, parse_questions
 from gpunode.core.knowledge.scheduler import SchedulerRules, parse_rules
 from gpunode.core.model import Repository
@@ -67,12 +66,6 @@ def load_mig() -> tuple[Product, ...]:
 def load_questions() -> Questions:
     """knowledge/questions.toml; read once a process."""
     return parse_questions(_table("questions"))
-
-
-@cache
-def load_old_forms() -> OldForms:
-    """knowledge/kube_old.toml; read once a process."""
-    return parse_old_forms(_table("kube_old"))
 
 
 def knowledge_tables() -> dict[str, Any]:

@@ -39,7 +39,6 @@ from gpunode.core.knowledge.pciids import parse_pci_ids
 from gpunode.core.kube.checks.preflight import node_names, offers_gpus
 from gpunode.core.kube.checks.ready import pod_trouble, readiness
 from gpunode.core.kube.cluster import parse_server
-from gpunode.core.kube.convert import Old, convert
 from gpunode.core.kube.draining import DrainOptions, daemon_sets_of, drain_plan
 from gpunode.core.kube.owned import owner_words, parse_inventory, shown
 from gpunode.core.kube.shape import checked_object
@@ -58,7 +57,7 @@ from gpunode.core.undo.requests import compared, undo_requests
 from gpunode.core.undo.scope import scope_of
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.doctor import load_faults
-from gpunode.edge.load import load_kube_knowledge, load_old_forms, load_scheduler_rules
+from gpunode.edge.load import load_scheduler_rules
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -470,17 +469,6 @@ def cluster(text: str) -> None:
         parse_inventory(item)
 
 
-def manifests() -> list[str]:
-    folders = sorted((CASES / "kube_convert").iterdir())
-    return [path.read_text() for folder in folders for path in sorted(folder.glob("before.*"))]
-
-
-@cache
-def old() -> Old:
-    known = load_kube_knowledge()
-    return Old(server=parse_server("1.34", known), forms=load_old_forms(), knowledge=known, rules=rules())
-
-
 # ---------------------------------------------------------------- repositories, keys, people's files
 
 DEB = (
@@ -583,7 +571,6 @@ TARGETS = (
     ),
     Target(what="CDI specifications", seeds=cdi_specs, run=cdi, inputs=30_000),
     Target(what="objects of a Kubernetes API", seeds=objects, run=cluster, inputs=10_000),
-    Target(what="manifests to convert", seeds=manifests, run=lambda t: convert(t, old()), inputs=1_500),
     Target(what="package lists, sources, manifests of bundles", seeds=repositories, run=repository, inputs=20_000),
     Target(what="OpenPGP keys", seeds=keys, run=key, inputs=40_000),
     Target(what="gpunode.yml, gpunode.lock", seeds=specs, run=spec, inputs=15_000),

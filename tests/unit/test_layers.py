@@ -27,7 +27,7 @@ PURE = words(
     "difflib enum fnmatch functools hashlib html io ipaddress itertools json math operator posixpath re shlex string "
     "struct textwrap tomllib types typing unicodedata urllib.parse xml.etree xml.sax zlib"
 )
-TEXT_LIBRARIES = words("ahocorasick cattrs jinja2 ruamel tomli tomlkit yaml")
+TEXT_LIBRARIES = words("ahocorasick cattrs jinja2 tomli tomlkit yaml")
 IMPURE_BUILTINS = words("open print input exec eval breakpoint __import__")
 # What a command's start may cost nothing: these are imported inside the commands.
 HEAVY = words(

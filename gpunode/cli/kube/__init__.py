@@ -15,7 +15,6 @@ COMMANDS: Table = {
     "remove": ("gpunode.cli.kube.apply:remove", "Take everything that apply made out of the cluster."),
     "scheduler": ("gpunode.cli.kube.scheduler:scheduler", "This host's kube-scheduler: configure, unconfigure, diff."),
     "kubelet": ("gpunode.cli.kube.kubelet:kubelet", "This host's kubelet: configure, unconfigure, diff."),
-    "convert": ("gpunode.cli.kube.convert:convert", "Bring old manifests to today's form, and say what changed."),
 }
 
 
@@ -24,8 +23,7 @@ COMMANDS: Table = {
     table=COMMANDS,
     epilog="Examples:\n\n\b\n"
     "  gpunode kube render -c gpunode.yml --server-version 1.34\n"
-    "  gpunode kube render -c gpunode.yml -i inventory/hosts.yml -o cluster/\n"
-    "  gpunode kube convert old.yaml",
+    "  gpunode kube render -c gpunode.yml -i inventory/hosts.yml -o cluster/",
 )
 def kube() -> None:
     """Kubernetes: render, apply and verify what a cluster needs for its GPUs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,14 +44,6 @@ class Chart:
     subcharts: Mapping[str, str]  # key of the values → name of the chart below it
 
 
-@dataclass(frozen=True, order=True, kw_only=True)
-class Right:
-    """A verb on a resource of the core group."""
-
-    verb: str
-    resource: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryShares:
     """What shares of a GPU's memory by DRA need: servers with the feature, and NVIDIA's driver."""
@@ -77,7 +69,6 @@ class KubeKnowledge:
     charts: Mapping[str, Chart]
     memory_shares: MemoryShares
     labels: frozenset[str]  # that nodes are known to carry
-    needs: Mapping[str, tuple[Right, ...]]  # by the name that an image has: verbs and resources
     ignored_xids: tuple[int, ...]  # by NVIDIA's device plugin: the GPU stays allocatable
 
     def api(self, kind: str, server: Server) -> str:
@@ -100,7 +91,6 @@ def parse_kube_knowledge(table: Table, xids: Table) -> KubeKnowledge:
         charts={row["name"]: _chart(row) for row in table["charts"]},
         memory_shares=_memory_shares(table["memory_shares"]),
         labels=frozenset(table["labels"]["known"].split()),
-        needs={name: _rights(row["rights"]) for row in table["needs"] for name in row["names"]},
     )
 
 
@@ -123,15 +113,6 @@ def _memory_shares(row: Table) -> MemoryShares:
         on=server_of(row["on"]),
         driver=row["driver"],
         driver_gate=row["driver_gate"],
-    )
-
-
-def _rights(rows: Sequence[Table]) -> tuple[Right, ...]:
-    return tuple(
-        Right(verb=verb, resource=resource)
-        for row in rows
-        for resource in row["resources"].split()
-        for verb in row["verbs"].split()
     )
 
 

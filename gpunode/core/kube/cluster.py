@@ -11,7 +11,6 @@ from typing import Any
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, Server
 from gpunode.core.kube.checks import words
-from gpunode.core.kube.checks.pod import toleration
 from gpunode.core.kube.selector import parse_selector
 from gpunode.core.numbers import whole
 from gpunode.core.spec import Spec
@@ -36,7 +35,7 @@ def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str,
     for name, pool in spec.pools.items():
         yield from _wrong_pool(name, pool)
     for one in spec.tolerations:
-        yield from (("tolerations", reported.removeprefix("[]"), "fix it") for reported in toleration(one.given, ""))
+        yield from (("tolerations", reported.removeprefix("[]"), "fix it") for reported in words.toleration(one.given, ""))
     for component, image in spec.images.names.items():
         if reported := words.image(image):
             yield f"images.names.{component}", reported, "write NAME:TAG, with its registry in front"

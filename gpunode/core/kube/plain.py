@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,16 +20,6 @@ def mappings(holder: Any, key: str) -> list[Any]:
     """The mappings in the list at a key, [] for none."""
     found = holder.get(key) if isinstance(holder, Mapping) else None
     return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
-
-
-def texts(found: Any) -> list[str]:
-    """The texts of a list, [] for none."""
-    return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
-
-
-def plain(found: Any) -> Any:
-    """The same without what a YAML reader remembers of comments, quotes and anchors."""
-    return json.loads(json.dumps(found, default=str))
 
 
 # ---------------------------------------------------------------- YAML

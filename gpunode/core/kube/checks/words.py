@@ -1,4 +1,4 @@
-"""What a name, a label, a quantity may look like: the API server's own rules, which no JSON schema holds.
+"""What a name, a label, a toleration may look like: the API server's own rules, which no JSON schema holds.
 
 https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and …/labels/; apimachinery's util/validation.
 Every function says what is wrong, "" for nothing.
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import Any
 
+_EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_QUANTITY = re.compile(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d{1,2})?")
-_SCALE = {"n": "1e-9", "u": "1e-6", "m": "1e-3", "": "1", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P": "1e15"}
-_BINARY = {unit: Decimal(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)}
 _IMAGE = re.compile(
     r"([a-zA-Z0-9.-]+(:\d+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
@@ -53,17 +50,6 @@ def image(value: Any) -> str:
     return "" if right else f"{value!r} is no image, such as registry.lan:5000/gpu/plugin:v1"
 
 
-def amount(value: Any) -> Decimal | None:
-    """A quantity as a number, None for none: 100m is 0.1, 1Gi is 1073741824."""
-    found = _QUANTITY.fullmatch(str(value)) if not isinstance(value, bool) else None
-    if not found:
-        return None
-    unit = found[2] or ""
-    if unit in _BINARY:
-        return Decimal(found[1]) * _BINARY[unit]
-    return Decimal(found[1]) * Decimal("1e18" if unit == "E" else _SCALE.get(unit, f"1{unit}"))
-
-
 def labels(found: Any, where: str, *, values: bool = True) -> Iterator[str]:
     """What is wrong with a mapping of labels (or annotations, whose values are free)."""
     if not isinstance(found, Mapping):
@@ -71,3 +57,20 @@ def labels(found: Any, where: str, *, values: bool = True) -> Iterator[str]:
     for key, value in found.items():
         wrong = (label_key(key), label_value(value) if values else "")
         yield from (f"{where}: {reported}" for reported in wrong if reported)
+
+
+def toleration(found: Mapping[str, Any], at: str) -> Iterator[str]:
+    operator = found.get("operator", "Equal")
+    at = f"{at}[{found.get('key', '')}]"
+    if found.get("effect", "") not in _EFFECTS:
+        yield f"{at}.effect is {found['effect']!r}: one of {', '.join(_EFFECTS[1:])}"
+    if operator not in ("Exists", "Equal", "Lt", "Gt"):
+        yield f"{at}.operator is {operator!r}: Exists or Equal"
+    if operator == "Exists" and found.get("value"):
+        yield f"{at} has a value with the operator Exists"
+    if not found.get("key") and operator != "Exists":
+        yield f"{at} has no key: only the operator Exists goes without"
+    if found.get("key") and (reported := label_key(found["key"])):
+        yield f"{at}.key: {reported}"
+    if "tolerationSeconds" in found and found.get("effect") != "NoExecute":
+        yield f"{at}.tolerationSeconds goes with the effect NoExecute only"
