@@ -38,7 +38,6 @@ from gpunode.core.items.smoke import parse_checks
 from gpunode.core.knowledge.pciids import parse_pci_ids
 from gpunode.core.kube.checks.preflight import node_names, offers_gpus
 from gpunode.core.kube.checks.ready import pod_trouble, readiness
-from gpunode.core.kube.cluster import parse_server
 from gpunode.core.kube.draining import DrainOptions, daemon_sets_of, drain_plan
 from gpunode.core.kube.owned import owner_words, parse_inventory, shown
 from gpunode.core.kube.shape import checked_object

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from kube_cases import KNOWN, complaint
 
 from gpunode.cli.kube import kube
 from gpunode.core.errors import Exit, GpunodeError
@@ -205,66 +204,6 @@ def test_pools_come_from_an_inventory(tmp_path: Path) -> None:
 def test_pools_that_contradict_each_other_are_refused(tmp_path: Path, other: Any, reported: str) -> None:
     code, message = refusal(tmp_path, {}, "-i", inventory(tmp_path, a={}, b=other))
     assert (code, message.splitlines()[0]) == (Exit.REFUSED, reported)
-
-
-# ---------------------------------------------------------------- helm itself, on a chart of our own
-
-
-def chart(tmp_path: Path, name: str = "nvidia-device-plugin") -> Path:
-    """A chart that reads a few of the values that the real one reads, in the same way."""
-    folder = tmp_path / "chart"
-    (folder / "templates").mkdir(parents=True)
-    (folder / "Chart.yaml").write_text(f"apiVersion: v2\nname: {name}\nversion: 0.20.1\n")
-    (folder / "values.yaml").write_text("image: {repository: x, tag: y}\nnfd: {enabled: true}\naffinity: {}\n")
-    (folder / "templates/all.yaml").write_text(
-        "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ .Release.Name }}-configs\n"
-        "  namespace: {{ .Release.Namespace }}\ndata:\n{{- range $name, $text := .Values.config.map }}\n"
-        "  {{ $name }}: |-\n{{ $text | indent 4 }}\n{{- end }}\n"
-        "---\napiVersion: v1\nkind: Pod\nmetadata:\n  name: p\nspec:\n"
-        "  affinity: {{ toYaml .Values.affinity | nindent 4 }}\n"
-        "  tolerations: {{ toYaml .Values.tolerations | nindent 4 }}\n  containers:\n  - name: c\n"
-        '    image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"\n'
-        "{{- if .Values.nfd.enabled }}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: nfd}\n{{- end }}\n"
-    )
-    (folder / "templates/NOTES.txt").write_text("Thanks.\n")
-    return folder
-
-
-def test_helm_renders_a_chart_with_our_values(tmp_path: Path) -> None:
-    spec = {"sharing": SHARES, "kubernetes": {"install": "helm", "images": {"registry": "registry.lan:5000"}}}
-    run = render(tmp_path, spec, "--chart", str(chart(tmp_path)))
-    config, pod = yaml.safe_load_all(run.stdout)
-    assert config["metadata"] == {"name": "nvidia-device-plugin-configs", "namespace": "gpunode"}
-    assert yaml.safe_load(config["data"]["default"])["sharing"]["timeSlicing"]["resources"] == [
-        {"name": "nvidia.com/gpu", "replicas": 4}
-    ]
-    assert pod["spec"]["containers"][0]["image"] == "registry.lan:5000/nvidia/k8s-device-plugin:v0.20.1"
-    assert [complaint(item, "1.36") for item in (config, pod)] == ["", ""]
-
-
-def test_a_chart_that_the_spec_has_no_values_for_is_refused(tmp_path: Path) -> None:
-    code, reported = refusal(tmp_path, {}, "--chart", str(chart(tmp_path, "postgresql")))
-    assert code == Exit.INPUT
-    assert reported.splitlines()[0].endswith("is the chart postgresql, and this spec makes values for no chart")
-
-
-def test_what_is_no_chart_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    code, reported = refusal(tmp_path, {"kubernetes": {"install": "helm"}}, "--chart", str(tmp_path / "empty"))
-    assert (code, reported.splitlines()[0].partition(":")[0]) == (Exit.INPUT, f"{tmp_path}/empty is no helm chart")
-
-
-def test_a_template_that_helm_cannot_render_is_reported(tmp_path: Path) -> None:
-    folder = chart(tmp_path)
-    (folder / "templates/bad.yaml").write_text('{{ fail "a namespace is wanted" }}\n')
-    code, reported = refusal(tmp_path, {"kubernetes": {"install": "helm"}}, "--chart", str(folder))
-    assert code == Exit.REFUSED
-    assert reported.startswith(f"helm cannot render {folder} with our values: ")
-    assert "a namespace is wanted" in reported
-
-
-def test_the_knowledge_names_a_chart_for_every_release() -> None:
-    assert {name for chart in KNOWN.charts.values() for name in chart.subcharts.values()} <= set(KNOWN.charts)
 
 
 # ---------------------------------------------------------------- images that are of no registry

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
 from api_server import ApiServer
 from kube_cases import CASES
 from kube_cluster import foreign, hows, mutating, put, rendered
 from rows import over
 
-from gpunode.edge.kube import chart_name, template
 from gpunode.edge.kube.apply import remove
 from gpunode.edge.kube.client import Api
 
@@ -95,51 +90,3 @@ def test_images_and_secrets_are_those_of_the_private_registry() -> None:
         image = spec["containers"][0]["image"]
         assert image == "registry.lan:5000/gpu/nfd/node-feature-discovery:v0.19.0"
         assert spec["imagePullSecrets"] == [{"name": "registry-lan"}]
-
-
-# ---------------------------------------------------------------- its own chart
-
-FOLDER = os.environ.get("GPUNODE_CHARTS", "")
-
-
-def test_it_may_do_and_sees_what_its_chart_lets_it() -> None:
-    paths = [path.parent for path in Path(FOLDER).rglob("Chart.yaml")] if FOLDER else []
-    charts = {chart_name(path): path for path in paths}
-    if "node-feature-discovery" not in charts:
-        pytest.skip("GPUNODE_CHARTS names no folder with the chart node-feature-discovery")
-    (release,) = rendered(CHART).releases
-    theirs = template(charts["node-feature-discovery"], release)
-    ours = [item for item in rendered(OBJECTS).objects if "nfd" in yaml.safe_dump(item)]
-    assert _rules(ours) == _rules(theirs)
-    chart = {
-        f"nfd-{item['metadata']['labels']['role']}": item["spec"]["template"]["spec"]
-        for item in theirs
-        if item["kind"] in ("Deployment", "DaemonSet")
-    }
-    for name, spec in workloads(ours).items():
-        (main,), (their,) = spec["containers"], chart[name]["containers"]
-        assert main["command"] == their["command"]
-        assert {one["name"] for one in main["env"]} == {one["name"] for one in their["env"]}
-        for key in ("securityContext", "resources", "livenessProbe", "readinessProbe", "startupProbe", "image"):
-            assert main.get(key) == their.get(key), (name, key)
-        assert _mounts(main) == {path for path in _mounts(their) if path != "/etc/kubernetes/node-feature-discovery"}
-
-
-def _rules(objects: list[dict[str, Any]]) -> dict[str, set[tuple[str, str, str, str]]]:
-    """Kind of role → (group, resource, verb, name), those of the job that cleans up after the chart left out."""
-    found: dict[str, set[tuple[str, str, str, str]]] = {}
-    for item in objects:
-        if item["kind"] in ("Role", "ClusterRole") and not item["metadata"]["name"].endswith("-prune"):
-            found.setdefault(item["kind"], set()).update(
-                (group, resource, verb, name)
-                for rule in item["rules"]
-                for group in rule["apiGroups"]
-                for resource in rule["resources"]
-                for verb in rule["verbs"]
-                for name in rule.get("resourceNames", [""])
-            )
-    return found
-
-
-def _mounts(container: dict[str, Any]) -> set[str]:
-    return {one["mountPath"].rstrip("/") for one in container.get("volumeMounts", ())}

@@ -10,7 +10,7 @@ import click
 from gpunode.cli.common import format_option, show_error, spec_option
 from gpunode.cli.kube.options import pool_options
 from gpunode.cli.output import echo, print_json
-from gpunode.core.errors import Exit, InputError, RefusedError
+from gpunode.core.errors import Exit, RefusedError
 
 if TYPE_CHECKING:
     from gpunode.core.kube import Rendered
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     epilog="Examples:\n\n\b\n"
     "  gpunode kube render -c gpunode.yml --server-version 1.34\n"
     "  gpunode kube render -c gpunode.yml -i inventory/hosts.yml --server-version 1.34 -o cluster/\n"
-    "  gpunode kube render --server-version 1.34 --install helm --chart nvidia-device-plugin-0.20.1.tgz\n"
+    "  gpunode kube render --server-version 1.34 --install helm -o cluster/\n"
     "  gpunode kube render --server-version 1.34 --format json\n\n"
     "Exit codes: 0 written, 2 usage or input, 5 refused: nothing is written."
 )
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     "-o", "--output", default="-", metavar="DIR|-", show_default=True, help="A folder for git, or - for the output."
 )
 @click.option("--examples", is_flag=True, help="Print the examples too (a folder always gets them).")
-@click.option(
-    "--chart",
-    type=click.Path(exists=True, path_type=Path),
-    help="Render this chart (folder or .tgz) with our values, and print what it makes.",
-)
 @format_option("yaml", "json")
 def render(
     spec_data: Any,
@@ -48,7 +43,6 @@ def render(
     install: str | None,
     output: str,
     examples: bool,
-    chart: Path | None,
     output_format: str,
 ) -> int:
     """Write what the cluster needs: objects in the order of applying, values for helm charts, labels of nodes."""
@@ -69,9 +63,7 @@ def render(
         for problem in rendered.problems:
             show_error(RefusedError(problem.what, fix=problem.fix))
         return Exit.REFUSED
-    if chart:
-        echo(_chart(rendered, chart), nl=False)
-    elif output == "-":
+    if output == "-":
         echo(yaml_documents((*rendered.objects, *(rendered.examples if examples else ()))), nl=False)
     else:
         for name in (changed := write_files(Path(output), files_of(rendered))):
@@ -80,20 +72,6 @@ def render(
             echo(f"{output} is as it should be")
     _report(rendered)
     return Exit.OK
-
-
-def _chart(rendered: Rendered, path: Path) -> str:
-    from gpunode.core.kube.plain import yaml_documents
-    from gpunode.edge.kube import chart_name, template
-
-    name = chart_name(path)
-    release = next((release for release in rendered.releases if release.chart.name == name), None)
-    if release is None:
-        known = ", ".join(release.chart.name for release in rendered.releases) or "no chart"
-        raise InputError(
-            f"{path} is the chart {name}, and this spec makes values for {known}", fix="try --install helm"
-        )
-    return yaml_documents(tuple(template(path, release)))
 
 
 def _report(rendered: Rendered) -> None:

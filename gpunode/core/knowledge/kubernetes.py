@@ -34,14 +34,12 @@ class ApiVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A helm chart: where it is, which version, and the keys that its values may have."""
+    """A helm chart: where it is, and which version."""
 
     name: str
     repository: str
     version: str
     kube: Server  # the oldest server that the chart itself accepts
-    keys: frozenset[str]  # dotted paths; below one any value may stand
-    subcharts: Mapping[str, str]  # key of the values → name of the chart below it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +120,4 @@ def _chart(row: Table) -> Chart:
         repository=row["repository"],
         version=row["version"],
         kube=server_of(row["kube"]),
-        keys=frozenset(row["keys"].split()),
-        subcharts=row.get("subcharts", {}),
     )

@@ -35,7 +35,9 @@ def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str,
     for name, pool in spec.pools.items():
         yield from _wrong_pool(name, pool)
     for one in spec.tolerations:
-        yield from (("tolerations", reported.removeprefix("[]"), "fix it") for reported in words.toleration(one.given, ""))
+        yield from (
+            ("tolerations", reported.removeprefix("[]"), "fix it") for reported in words.toleration(one.given, "")
+        )
     for component, image in spec.images.names.items():
         if reported := words.image(image):
             yield f"images.names.{component}", reported, "write NAME:TAG, with its registry in front"
@@ -82,6 +84,8 @@ def _wrong_values(spec: KubernetesSpec) -> Iterator[tuple[str, str, str]]:
         yield "watch.image", reported, "write NAME:TAG, with its registry in front"
     if not 1 <= spec.watch.interval <= 86400:
         yield "watch.interval", f"{spec.watch.interval} is no time to wait", "write seconds, 1 to 86400"
+    if not spec.device_plugin.device_list_strategy:
+        yield "device_plugin.device_list_strategy", "it is empty", "write [envvar]"
     if not spec.kubelet_dir.startswith("/"):
         yield "kubelet_dir", f"{spec.kubelet_dir!r} is no absolute path", "write it as /var/lib/kubelet"
 

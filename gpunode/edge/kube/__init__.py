@@ -1,4 +1,4 @@
-"""Rendered files into a folder, charts through helm's own library, and pools from an inventory."""
+"""Rendered files into a folder, and pools from an inventory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import InputError, RefusedError
-from gpunode.core.kube import Object, Release
 from gpunode.core.kube.render.files import HEADER
 from gpunode.core.kube.selector import parse_selector
 from gpunode.core.secrets import seal_spec
 from gpunode.core.spec import Spec, merge_spec, parse_spec
-from gpunode.core.untrusted import load_yaml_documents
-from gpunode.edge.extras import install_command
 
 
 def specs_of(spec_data: Any, inventory: Sequence[str], limit: str = "") -> dict[str, Spec]:
@@ -82,48 +79,6 @@ def write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
     except OSError as error:
         raise InputError(f"cannot write {error.filename}: {error.strerror}", fix="choose another folder") from error
     return changed
-
-
-def template(chart: Path, release: Release) -> list[Object]:
-    """The objects that the chart at this path (a folder or .tgz) makes of our values, by helm itself."""
-    try:
-        from helm_python import Chart
-        from helm_python.errors import HelmError
-    except ImportError as error:
-        raise InputError(
-            f"helm's library is not installed: {error}",
-            fix=f"{install_command('kubernetes')}, or run helm template yourself",
-        ) from error
-    try:
-        with Chart.load(chart) as loaded:
-            texts = loaded.render(values=dict(release.values), name=release.name, namespace=release.namespace)
-    except HelmError as error:
-        raise RefusedError(
-            f"helm cannot render {chart} with our values: {error}",
-            expected=f"the chart {release.chart.name} {release.chart.version}",
-            fix="look whether it is that chart and version; one that asks what the cluster serves wants helm template "
-            f"--api-versions … -f {release.name}.yml",
-        ) from error
-    documents = (load_yaml_documents(text, name) for name, text in sorted(texts.items()) if _is_yaml(name))
-    return [item for items in documents for item in items if item]
-
-
-def chart_name(chart: Path) -> str:
-    """The name in the chart's Chart.yaml.  Raises InputError."""
-    try:
-        from helm_python import Chart
-        from helm_python.errors import HelmError
-    except ImportError as error:
-        raise InputError(f"helm's library is not installed: {error}", fix=install_command("kubernetes")) from error
-    try:
-        with Chart.load(chart) as loaded:
-            return str(loaded.name)
-    except HelmError as error:
-        raise InputError(f"{chart} is no helm chart: {error}", expected="a folder or a .tgz archive") from error
-
-
-def _is_yaml(name: str) -> bool:
-    return name.endswith((".yaml", ".yml"))
 
 
 def _is_ours(path: Path) -> bool:

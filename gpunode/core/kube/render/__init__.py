@@ -17,10 +17,10 @@ from gpunode.core.kube.render.discovery import COMPONENT as DISCOVERY
 from gpunode.core.kube.render.discovery import node_feature_discovery
 from gpunode.core.kube.render.dra import dra_examples, dra_notes, dra_problems
 from gpunode.core.kube.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
-from gpunode.core.kube.render.helm import Release, check_values, releases
+from gpunode.core.kube.render.helm import Release, releases
 from gpunode.core.kube.render.mig import LAYOUTS, mig_labels, mig_objects, mig_problems
 from gpunode.core.kube.render.operator_values import operator_problem, operator_release
-from gpunode.core.kube.render.plugin_config import check_plugin_config, check_sharing, plugin_config
+from gpunode.core.kube.render.plugin_config import check_sharing
 from gpunode.core.kube.render.watch import watch
 from gpunode.core.model import Problem, Reason
 
@@ -223,9 +223,6 @@ def _cut(cluster: Cluster) -> list[Pool]:
 def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
     for pool in cluster.pools:
         yield from check_sharing(pool)
-        if pool.sharing.strategy in ("time-slicing", "mps") and pool.sharing.replicas < 2:
-            continue  # said already, in the words of the spec
-        yield from check_plugin_config(plugin_config(pool.sharing, cluster.spec.device_plugin))
     yield from mig_problems(cluster)
     yield from dra_problems(cluster)
     if cluster.spec.install == "operator" and (found := operator_problem(cluster)):
@@ -249,7 +246,6 @@ def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
             fix="upgrade the cluster, or set kubernetes.node_feature_discovery: false",
         )
     for release in charts:
-        yield from check_values(release.chart, release.values, cluster.knowledge)
         if cluster.server < release.chart.kube:
             yield Problem(
                 what=f"chart {release.chart.name} needs Kubernetes {release.chart.kube}, this is {cluster.server}",

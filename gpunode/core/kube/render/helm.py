@@ -1,19 +1,17 @@
-"""Values for NVIDIA's helm charts, checked against the keys that the charts know."""
+"""Values for NVIDIA's helm charts."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.knowledge.kubernetes import Chart, KubeKnowledge
+from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.core.kube.cluster import Cluster, tolerations
 from gpunode.core.kube.render.dcgm import COUNTERS, EXPORTER, node_relabeling
 from gpunode.core.kube.render.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs
 from gpunode.core.kube.render.discovery import LABELS, PCI
 from gpunode.core.kube.render.dra import dra_values
-from gpunode.core.model import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,36 +108,3 @@ def _release(cluster: Cluster, name: str, values: Mapping[str, Any]) -> Release:
 
 def _secrets(cluster: Cluster) -> list[dict[str, str]]:
     return [{"name": name} for name in cluster.spec.images.pull_secrets]
-
-
-# ---------------------------------------------------------------- what a chart does not know
-
-
-def check_values(chart: Chart, values: Any, knowledge: KubeKnowledge) -> Iterator[Problem]:
-    """Keys that the chart would ignore without a word, each with the nearest one that it knows."""
-    if not isinstance(values, Mapping):
-        yield Problem(what=f"the values of {chart.name} are {values!r}", fix="write a mapping")
-        return
-    known = set(chart.keys)
-    for prefix, name in chart.subcharts.items():
-        known |= {f"{prefix}.{key}" for key in knowledge.charts[name].keys} | {f"{prefix}.enabled"}
-    for path in _paths(values):
-        parts = path.split(".")
-        if any(".".join(parts[:n]) in known for n in range(1, len(parts) + 1)):
-            continue
-        if any(key.startswith(f"{path}.") for key in known):  # a branch, emptied
-            continue
-        near = difflib.get_close_matches(path, known, n=1)
-        yield Problem(
-            what=f"chart {chart.name} {chart.version} knows no value {path!r}",
-            fix=f"did you mean {near[0]!r}?" if near else "helm show values prints those it knows",
-        )
-
-
-def _paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _paths(value, f"{path}.")
-        else:
-            yield path
