@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
-from gpunode.core.edits.engines.docker_file import SETTINGS, is_known
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import Edit
 
@@ -26,38 +25,20 @@ def printed(data: bytes) -> dict[str, object]:
     return found
 
 
-VALUES = {
-    "any": st.booleans(),
-    "bool": st.booleans(),
-    "integer": st.integers(0, 65535),
-    "string": st.sampled_from(["", "a"]),
-    "strings": st.lists(st.just("a=b"), max_size=2),
-    "texts": st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3),
-    "switches": st.dictionaries(st.sampled_from(["cdi", "buildkit"]), st.booleans()),
-    "runtimes": st.dictionaries(
-        st.sampled_from(["kata", "crun", "nvidia", "a.b"]),
-        st.fixed_dictionaries({"path": st.sampled_from(["/k", "/usr/bin/nvidia-container-runtime"])}),
-    ),
-    "size": st.just("64M"),
-}
-CHECKED = {  # whose values are judged
-    *("exec-opts", "log-level", "log-format", "default-ipc-mode", "default-cgroupns-mode", "dns-search", "hosts"),
-    *(
-        "fixed-cidr-v6",
-        "registry-mirrors",
-        "userland-proxy-path",
-        "default-runtime",
-        "api-cors-header",
-        "cdi-spec-dirs",
-    ),
-}
+RUNTIMES = st.dictionaries(
+    st.sampled_from(["kata", "crun", "nvidia", "a.b"]),
+    st.fixed_dictionaries({"path": st.sampled_from(["/k", "/usr/bin/nvidia-container-runtime"])}),
+)
 MEMBERS = st.one_of(
-    [
-        st.tuples(st.just(key), VALUES[setting.type] | st.none())
-        for key, setting in SETTINGS.items()
-        if setting.type in VALUES and key not in CHECKED and is_known(key, "28.1.1")
-    ]
-    + [st.tuples(st.just("default-runtime"), st.sampled_from(["runc", "nvidia", None]))]
+    st.tuples(st.just("runtimes"), RUNTIMES | st.none()),
+    st.tuples(st.just("features"), st.dictionaries(st.sampled_from(["cdi", "buildkit"]), st.booleans()) | st.none()),
+    st.tuples(st.just("exec-opts"), st.lists(st.just("a=b"), max_size=2) | st.none()),
+    st.tuples(st.just("live-restore"), st.booleans() | st.none()),
+    st.tuples(st.just("default-runtime"), st.sampled_from(["runc", "nvidia", None])),
+    st.tuples(
+        st.sampled_from(["debug", "log-opts", "labels", "mtu"]),
+        st.none() | st.integers() | st.lists(st.text(max_size=4)) | st.dictionaries(st.text(max_size=4), st.booleans()),
+    ),
 )
 DOCUMENTS = st.lists(MEMBERS, max_size=6, unique_by=lambda pair: pair[0]).map(dict)
 
@@ -115,7 +96,11 @@ def test_without_a_record_the_way_back_takes_nvidia_away_and_nothing_else(
             lambda inner: (
                 st.lists(inner, max_size=3)
                 | st.dictionaries(
-                    st.sampled_from([*SETTINGS, "proxies", "nvidia", "Path", "path", "x"]), inner, max_size=4
+                    st.sampled_from(
+                        ["runtimes", "features", "exec-opts", "default-runtime", "nvidia", "Path", "path", "x"]
+                    ),
+                    inner,
+                    max_size=4,
                 )
             ),
             max_leaves=12,

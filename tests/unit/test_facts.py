@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpunode.core.edits import RuntimeRequest, edit_runtime
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe
 from gpunode.core.facts.driver import with_virtual
@@ -303,6 +304,24 @@ def test_containerd_imports_are_resolved_where_there_is_no_dump() -> None:
     facts = parse_probe(text[:start] + text[end:])
     assert facts.runtimes[0].files == ("/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml")
     assert facts.runtimes[0].cgroup_driver == "systemd"
+
+
+DOCKERD = (  # 26.1.5 and 20.10.24 of Debian, with a file that has an unknown key
+    "unable to configure the Docker daemon with file /etc/docker/daemon.json: the following directives don't match any "
+    "configuration option: defaut-runtime\n\nexit: 1",
+    "Status: unknown flag: --validate\nSee 'dockerd --help'., Code: 125\n\nexit: 1",
+)
+
+
+def test_what_dockerd_says_against_its_file_stands_in_the_plan_with_the_key() -> None:
+    engines = {"runtimes": "binary docker /usr/sbin/dockerd\nDocker version 26.1.5+dfsg1, build 411e817"}
+    found = [parse_probe(sections(**engines, docker_check=said)) for said in (*DOCKERD, "configuration OK")]
+    why = "the following directives don't match any configuration option: defaut-runtime"
+    assert [facts.runtimes[0].effective_error for facts in found] == [why, "", ""]
+    edits = [edit_runtime(facts, RuntimeRequest(runtime="docker")) for facts in found]
+    assert [problem.what for edit in edits for problem in edit.problems] == [
+        f"dockerd does not start with /etc/docker/daemon.json: {why}"
+    ]
 
 
 def test_a_file_that_changed_while_it_was_read_has_no_data() -> None:

@@ -194,7 +194,6 @@ OWN = {
     "edge/report.py": "a folder of gpunode",
     "edge/saved.py": "a folder of gpunode",
     "edge/secrets.py": "what gpunode has just written",
-    "edge/selftest/run.py": "a record of this machine",
     "edge/starter.py": "gpunode's own template",
 }
 LOADERS = {

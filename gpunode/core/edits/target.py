@@ -273,7 +273,8 @@ class RuntimeRequest:
     of itself ("1.6.20~ds1", "" unknown: then only what every version reads is written).  `config` and `drop_in` are
     absolute paths, "" takes the engine's own; `in_place` asks for no drop-in.  `default_runtime` keep, `cdi` None and
     `cgroup_driver` "" leave what is there.  `flags` are the daemon's arguments: what they set cannot be set in a file
-    as well.  `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.
+    as well.  `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.  `refused` is what dockerd says
+    against its file as it is.
     """
 
     runtime: RuntimeName
@@ -289,6 +290,7 @@ class RuntimeRequest:
     cgroup_driver: Literal["systemd", "cgroupfs", ""] = ""
     flags: tuple[str, ...] = ()
     enable_cri: bool = False
+    refused: str = ""
 
 
 def check_request(request: RuntimeRequest) -> None:

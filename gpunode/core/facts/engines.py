@@ -109,7 +109,7 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
                 socket=next((s for s in ROWS[name].sockets if s in sockets), ""),
                 config=config,
                 files=in_force,
-                effective_error=_error(probe) if name == "containerd" else "",
+                effective_error=_error(probe, name),
                 cgroup_driver=_cgroup_driver(probe, name, flags, dump, [text_of(files, path) for path in in_force]),
             )
         )
@@ -175,10 +175,17 @@ def text_of(files: Mapping[str, ConfigFile], path: str) -> str:
     return data.decode("utf-8", "replace") if data else ""
 
 
-def _error(probe: Probe) -> str:
-    """What `containerd config dump` said when it failed."""
-    lines, _ = probe.answer("containerd_error")
-    return "\n".join(line.strip() for line in lines)
+def _error(probe: Probe, name: RuntimeName) -> str:
+    """What `containerd config dump`, or `dockerd --validate` of 23.0 and later, said when it failed."""
+    if name == "containerd":
+        lines, _ = probe.answer("containerd_error")
+        return "\n".join(line.strip() for line in lines)
+    lines, failed = probe.answer("docker_check") if name == "docker" else ([], "")
+    if not failed or failed.startswith("no answer") or "unknown flag: --validate" in "\n".join(lines):
+        return ""
+    stated = [line.strip() for line in lines if "level=" not in line and line.strip()]
+    said = stated[-1] if stated else f"exit code {failed}"
+    return said.partition("Docker daemon with file ")[2].partition(": ")[2] or said
 
 
 def _cgroup_driver(probe: Probe, name: RuntimeName, flags: tuple[str, ...], dump: str, texts: list[str]) -> str:

@@ -134,7 +134,7 @@ class Runtime:
     socket: str = ""  # a socket that exists
     config: str = ""  # path of the root config file, whether or not it exists
     files: tuple[str, ...] = ()  # config files in force, root first; their contents are in NodeFacts.files
-    effective_error: str = ""  # what `containerd config dump` said when it failed
+    effective_error: str = ""  # what the engine itself says against its configuration: containerd, dockerd
     cgroup_driver: str = ""  # systemd | cgroupfs | ""
 
 

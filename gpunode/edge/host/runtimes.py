@@ -97,6 +97,8 @@ def find(options: Options) -> Engine:
 
 def _unread(options: Options, runtime: Runtime | None, target: Target) -> tuple[Reason, ...]:
     """What to know of a config that the engine of this machine does not read: an edit of it has no effect there."""
+    if target.name == "docker" and (not options.here or runtime is None):
+        return (Reason(what=target.root, why="not validated by dockerd: it is not part of this machine", source=""),)
     if not options.config or not options.here or runtime is None:
         return ()
     found = target.activation({}, Edit())
@@ -150,7 +152,8 @@ def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> Run
     if options.drop_in is not None:
         changes |= {"drop_in": options.drop_in, "in_place": not options.drop_in}
     if options.config and options.config != request.config:
-        changes |= {"config": options.config, "flags": ()}  # not the file that the daemon's arguments are about
+        # not the file that the daemon's arguments and its own check are about
+        changes |= {"config": options.config, "flags": (), "refused": ""}
     if options.version and release(options.version) == (0, 0):
         raise InputError(
             f"engine version {options.version!r}", expected="numbers, such as 1.7.24, 28.5 or v1.35.1+k3s1"

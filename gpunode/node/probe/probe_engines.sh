@@ -119,6 +119,7 @@ probe_runtimes() {
     [ -S "$socket" ] && line "socket $socket"
   done
   bundled_containerd
+  docker_check
   have containerd || return 0
   containerd_root
   echo "#: containerd_dump"
@@ -131,6 +132,23 @@ probe_runtimes() {
     echo "#: containerd_error"
     ask 5 containerd --config "$containerd_config" config "$show" | grep -v '^| *$' | tail -n 5
   fi
+}
+
+# docker_check: what dockerd itself says of its file, with the arguments of the one that runs: from 23.0 on it can, and
+# writes nothing for it
+# sets: flags docker_config REPLY
+docker_check() {
+  have dockerd || return 0
+  docker_root
+  [ -s "$docker_config" ] || return 0
+  [ "$docker_runs" ] || flags=
+  set -f
+  # shellcheck disable=SC2086 # words of a command line
+  set -- $flags
+  set +f
+  [ $# = 0 ] || shift
+  echo "#: docker_check"
+  ask 5 dockerd --validate "$@" --config-file "$docker_config"
 }
 
 # the containerd that a Kubernetes distribution brings
@@ -217,19 +235,26 @@ option() {
 engine_files() {
   [ "${units+set}" ] || units=$(probe_units)
   [ "${containerd_config:-}" ] || containerd_root >/dev/null
-  unit_flags dockerd
-  docker_config=/etc/docker/daemon.json
-  have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
-  docker_pid
-  # of one that runs, with the variables of its unit
-  # shellcheck disable=SC2034 # option reads $flags
-  [ ! -r "/proc/${REPLY:-none}/cmdline" ] || flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline")
-  option --config-file --config-file
-  docker_config=${REPLY:-$docker_config}
+  docker_root
   line "docker_config $docker_config"
   crio_places
   # shellcheck disable=SC2086 # patterns
   "$@" "$containerd_config" "$docker_config" "$crio_config" "$crio_folder"/* "$crio_folder"/*/* $ENGINE_FILES
+}
+
+# docker_root: sets $docker_config, $flags to the command line, and $docker_runs where a dockerd runs
+# sets: docker_config docker_runs flags units REPLY
+docker_root() {
+  [ "${units+set}" ] || units=$(probe_units)
+  unit_flags dockerd
+  docker_config=/etc/docker/daemon.json
+  have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
+  docker_pid
+  docker_runs=
+  # of one that runs, with the variables of its unit
+  [ ! -r "/proc/${REPLY:-none}/cmdline" ] || { docker_runs=yes && flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline"); }
+  option --config-file --config-file
+  docker_config=${REPLY:-$docker_config}
 }
 
 # crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon

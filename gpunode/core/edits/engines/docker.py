@@ -155,13 +155,24 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     if request.drop_in:
         raise InputError(f"drop-in {request.drop_in}", expected="none: Docker reads one file", fix="leave it out")
     file = read(files, request.config or CONFIG, request)
+    if request.refused:
+        raise Refusal(f"dockerd does not start with {file.path}: {request.refused}", f"fix {file.path} first")
     sets = _wanted(file, request)
     _check_default(file, sets, request)
     if not sets:
         return Edit()
     settings = ", ".join(f"{'.'.join(key)} = {value!r}" for key, value in sets.items())
     reasons = (Reason(what=file.path, why=f"sets {settings}", source=SOURCE), *_elsewhere(file.path, request))
-    return _edited(files, file, sets, (), request, reasons)
+    return _edited(files, file, sets, (), request, (*reasons, *_not_validated(file.path, request)))
+
+
+def _not_validated(path: str, request: RuntimeRequest) -> tuple[Reason, ...]:
+    """What to know where no dockerd can judge the file before it is in place: the health check decides afterwards."""
+    number = release(request.version)
+    if number >= (23, 0):
+        return ()
+    why = f"Docker {request.version} cannot, 23.0 and later can" if number > (0, 0) else "its version is not known"
+    return (Reason(what=path, why=f"not validated by dockerd: {why}", source=""),)
 
 
 def _wanted(file: DaemonFile, request: RuntimeRequest) -> Sets:
