@@ -188,4 +188,4 @@ def plan_summary(hosts: list[HostPlan]) -> str:
 def _versions(hosts: list[HostPlan]) -> dict[str, str]:
     from gpunode.core.report.text import chosen_text
 
-    return {h.host: chosen_text(h.planned.solution) for h in hosts if h.planned}
+    return {h.host: chosen_text(h.planned.solution, h.planned.facts) for h in hosts if h.planned}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 
 from gpunode.core.mask import mask
 
@@ -42,3 +43,30 @@ def _text(data: bytes | None) -> str:
 
 def _lines(data: bytes | None) -> list[str]:
     return mask(_text(data)).splitlines()
+
+
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+
+
+def changed_lines(diff: str) -> list[tuple[str, int, int]]:
+    """Path, lines added and lines removed of each file of unified diffs, in their order.
+
+    >>> changed_lines("--- /dev/null\\n+++ /etc/a\\n@@ -0,0 +1,2 @@\\n+x\\n+-- y")
+    [('/etc/a', 2, 0)]
+    """
+    found: dict[str, tuple[int, int]] = {}
+    path, old, new = "", 0, 0  # lines of the hunk that are still to come
+    for line in diff.splitlines():
+        hunk = _HUNK.match(line)
+        if old <= 0 and new <= 0 and hunk:
+            old, new = (int(number) if number is not None else 1 for number in hunk.groups())
+        elif old <= 0 and new <= 0:
+            if line.startswith(("--- /", "+++ /")) and line[4:] != "/dev/null":
+                path = line[4:]
+                found.setdefault(path, (0, 0))
+        else:
+            added, gone = found.get(path, (0, 0))
+            found[path] = (added + line.startswith("+"), gone + line.startswith("-"))
+            old -= line[:1] in (" ", "-", "")
+            new -= line[:1] in (" ", "+", "")
+    return [(name, added, gone) for name, (added, gone) in found.items()]

@@ -6,12 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gpunode.core.diff import changed_lines, unified
 from gpunode.core.errors import Exit
 from gpunode.core.model import (
     CudaChoice,
     DriverChoice,
+    DriverState,
     HostResult,
+    NodeFacts,
     Plan,
     Problem,
     Reason,
@@ -213,3 +218,39 @@ def test_a_run_that_stopped_says_what_is_left_and_how_to_go_on() -> None:
 @pytest.mark.parametrize("results", [[result(0, run="r1")], [result(0, 3)], [result(0, 4), result(1)]])
 def test_where_there_is_nothing_to_go_on_with_nothing_is_said(results: list[HostResult]) -> None:
     assert unfinished_text(results) == "" and resume_command(results) == ("", "")
+
+
+def test_what_is_there_in_another_version_stands_before_an_arrow() -> None:
+    driver = DriverChoice(branch=595, flavour="open", version="", method="packages", packages=(), repository="")
+    toolkit = ToolkitChoice(version="1.20.1", method="packages", packages=(), repository="")
+    solution = Solution(driver=driver, toolkit=toolkit)
+    facts = NodeFacts(driver=DriverState(loaded="580.95.05"), toolkit="1.18.1")
+    assert chosen_text(solution, facts) == "driver 580.95.05 → 595 open, toolkit 1.18.1 → 1.20.1"
+    same = NodeFacts(driver=DriverState(loaded="595.45.04"), toolkit="1.20.1")
+    assert chosen_text(solution, same) == "driver 595 open, toolkit 1.20.1"
+
+
+def test_a_step_names_its_packages_and_counts_the_lines_of_its_files() -> None:
+    names = [{"name": "headers"}, *({"name": f"p{n}", "version": "1"} for n in range(4))]
+    steps = (
+        Step(role="driver", option="packages", title="Install", value={"install": names, "remove": ["old-driver"]}),
+        Step(role="driver", option="files", title="Write", value=[], diff=unified(b"a\nb\n", b"a\nc\nd\n", "/etc/x")),
+        Step(role="verify", option="smoke", title="Prove", value={}),
+    )
+    whole_plan = replace(plan(1), steps=steps)
+    text = plan_text(whole_plan)
+    assert "installs: p0 1, p1 1, p2 1 and 2 more" in text
+    assert "removes: old-driver" in text
+    assert "/etc/x +2 -1" in text
+    assert "2 steps" in text and "verify.smoke" not in text
+    whole = plan_text(whole_plan, detail=Detail(diff=True))
+    assert "installs: headers, p0 1, p1 1, p2 1, p3 1" in whole
+    assert "+++ /etc/x" in whole and "/etc/x +2 -1" not in whole
+
+
+@given(st.lists(st.sampled_from(["a", "-- b", "++ /etc/z", "@@ -1 +1 @@", ""]), max_size=9), st.data())
+def test_lines_of_a_diff_are_counted_whatever_they_look_like(before: list[str], data: st.DataObject) -> None:
+    after = data.draw(st.lists(st.sampled_from(before or ["x"]), max_size=9))
+    old, new = ("".join(f"{line}\n" for line in lines).encode() for lines in (before, after))
+    for _path, added, gone in changed_lines(unified(old, new, "/etc/x")):
+        assert added - gone == len(after) - len(before)

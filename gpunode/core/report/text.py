@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpunode.core.diff import changed_lines
 from gpunode.core.errors import Exit
-from gpunode.core.model import Check, HostResult, Plan, Reason, Solution, Step
+from gpunode.core.model import Check, HostResult, NodeFacts, Plan, Reason, Solution, Step
 
 PLAN_FORMAT = 1
 MANY = 40  # hosts, from which on they are counted, not reported one by one (report/fleet.py)
@@ -40,6 +41,9 @@ class Detail:
 
 
 STEPS_ONLY = Detail()
+NOTHING = NodeFacts()
+_IN_EVERY_PLAN = ("preflight.expect", "verify.smoke")
+_PACKAGES = 3  # of a step, that are named without --diff
 
 
 def plan_text(plan: Plan, *, chosen: str = "", detail: Detail = STEPS_ONLY) -> str:
@@ -57,7 +61,7 @@ def class_text(plans: Sequence[Plan], *, chosen: str = "", detail: Detail = STEP
     lines += [f"  warning: {text}" for text in _where([(plan.host, plan.warnings) for plan in plans])]
     for problem in first.problems:
         lines += [f"  problem: {problem.what}", f"      fix: {problem.fix}"]
-    for number, step in enumerate(first.steps, 1):
+    for number, step in enumerate(_news(first), 1):
         lines.append(f"  {number:>2}. {step.title}  ({step.id})")
         alike = [(plan.host, _same_step(plan, step)) for plan in plans]
         lines += _step_lines(alike, detail, sources)
@@ -68,29 +72,37 @@ def class_text(plans: Sequence[Plan], *, chosen: str = "", detail: Detail = STEP
     return "\n".join(lines)
 
 
-def chosen_text(solution: Solution) -> str:
-    """The versions that were chosen, in a few words: driver 595.91.07 open, CUDA 12.8, toolkit 1.20.1.
+def chosen_text(solution: Solution, facts: NodeFacts = NOTHING) -> str:
+    """The versions that were chosen, in a few words: driver 580.95.05 → 595.91.07 open, CUDA 12.8, toolkit 1.20.1.
 
     Where nobody read the repository's index, of the driver the branch alone: its newest version is what is installed.
+    What is on the node in another version stands before the arrow.
     """
+    now = facts.driver.loaded or facts.driver.userspace
     driver, cuda, toolkit = solution.driver, solution.cuda, solution.toolkit
     found = []
     if driver and driver.method == "preinstalled":
         found.append("driver as installed")
     elif driver and driver.method != "none":
         how = ", by runfile" if driver.method == "runfile" else ""
-        found.append(f"driver {driver.version or driver.offered or driver.branch} {driver.flavour}{how}")
+        to = driver.version or driver.offered or str(driver.branch)
+        found.append(f"driver {_from_to(now, to)} {driver.flavour}{how}")
     if cuda:
         found.append(f"CUDA {' and '.join(cuda.versions)}")
     if toolkit:
-        found.append(f"toolkit {toolkit.version}".rstrip())
+        found.append(f"toolkit {_from_to(facts.toolkit, toolkit.version)}".rstrip())
     return ", ".join(found)
+
+
+def _from_to(now: str, to: str) -> str:
+    """`now → to`; `to` alone where nothing is there, or just this version, or one of this branch."""
+    return to if not now or not to or now == to or now.startswith(f"{to}.") else f"{now} → {to}"
 
 
 def summary_text(plans: Sequence[Plan], chosen: Mapping[str, str]) -> str:
     """What is to be done on all hosts together, in a line; `chosen` are the versions of each."""
     todo = [plan for plan in plans if plan.steps]
-    counts = sorted({len(plan.steps) for plan in todo})
+    counts = sorted({len(_news(plan)) for plan in todo})
     steps = counted(counts[0], "step") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} steps"
     versions = Counter(chosen.get(plan.host, "") for plan in todo)
     many = len(versions) > 1
@@ -219,7 +231,12 @@ def _headline(plans: Sequence[Plan], chosen: str) -> str:
         return f"refused, {counted(len(first.problems), 'problem')}"
     if not first.steps:
         return "nothing to do"
-    return " · ".join([*filter(None, [chosen]), counted(len(first.steps), "step"), *_effects(plans)])
+    return " · ".join([*filter(None, [chosen]), counted(len(_news(first)), "step"), *_effects(plans)])
+
+
+def _news(plan: Plan) -> list[Step]:
+    """The steps that are worth a line: not those that every plan begins and ends with, and that change nothing."""
+    return [step for step in plan.steps if step.id not in _IN_EVERY_PLAN] or list(plan.steps)
 
 
 def _effects(plans: Sequence[Plan]) -> list[str]:
@@ -254,12 +271,27 @@ def _reason_line(reason: Reason, sources: dict[str, int], detail: Detail) -> str
 def _step_lines(alike: Sequence[tuple[str, Step]], detail: Detail, sources: dict[str, int]) -> list[str]:
     """What a step disturbs, and where asked for why it is done and what it changes, of hosts that all have it."""
     lines = [f"disturbs: {text}" for text in _where([(host, [step.disruptive]) for host, step in alike])]
+    lines += _where([(host, _content(step, detail)) for host, step in alike])
     if detail.why or detail.sources:
         stated = [(host, [_reason_line(r, sources, detail) for r in step.reasons]) for host, step in alike]
         lines += _where(stated)
     if detail.diff:
         lines += [line for text in _where([(host, [step.diff]) for host, step in alike]) for line in text.splitlines()]
     return [f"        {line}" for line in lines]
+
+
+def _content(step: Step, detail: Detail) -> list[str]:
+    """What a step changes: its packages, with `diff` all of them; what it removes; its files, with `diff` as diffs."""
+    lines = []
+    if isinstance(step.value, Mapping) and "install" in step.value:
+        names_ = [f"{one['name']} {one.get('version', '')}".rstrip() for one in step.value["install"]]
+        first = names_ if detail.diff else sorted(names_, key=lambda name: " " not in name)[:_PACKAGES]
+        rest = f" and {len(names_) - len(first)} more" if len(first) < len(names_) else ""
+        lines += [f"installs: {', '.join(first)}{rest}"] if first else []
+        lines += [f"removes: {', '.join(step.value['remove'])}"] if step.value.get("remove") else []
+    if not detail.diff:
+        lines += [f"{path} +{added} -{gone}" for path, added, gone in changed_lines(step.diff)]
+    return lines
 
 
 def _where(printed: Sequence[tuple[str, Iterable[str]]]) -> list[str]:

@@ -47,7 +47,7 @@ class ActionModule(NodeAction):
             }
         if self._task.diff and not self._vars.get("gpunode_run"):
             detail = Detail(why=True, sources=True, diff=True)
-            shown = plan_text(plan, chosen=chosen_text(planned.solution), detail=detail)
+            shown = plan_text(plan, chosen=chosen_text(planned.solution, planned.facts), detail=detail)
             Display().display(printable(mask(shown)))
         titles = [step.title for step in plan.steps]
         return result | {"smoke": desired.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
