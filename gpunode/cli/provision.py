@@ -113,7 +113,7 @@ def provision(
     if not check and (state_path() / JOURNAL).exists():
         Runs().refuse_busy(host.host for host in known)
     with probing(output_format) as on_done:
-        hosts = [workflow.plan_one(found, desired) for found in probe(known, targets, on_done=on_done)]
+        hosts = workflow.plan_all(probe(known, targets, on_done=on_done), targets, desired)
     if reviewed:
         reviewed.check(hosts)
     if output_format == "text":

@@ -180,7 +180,7 @@ def resume(
     known = _known(run, left, targets, limit)
     with probing(output_format) as on_done:
         found = probe(known, targets, on_done=on_done)
-    hosts = [workflow.plan_one(one, desired) for one in found]
+    hosts = workflow.plan_all(found, targets, desired)
     if output_format == "text":
         hosts = show_plans(hosts, detail)
     if any(h.plan and h.plan.steps for h in hosts) and not yes:

@@ -17,7 +17,7 @@ from gpunode.core.items.gpu_containers import describe_gpu_containers
 from gpunode.core.items.item import Key
 from gpunode.core.items.smoke import smoke_now
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.model import NodeFacts, Plan, Problem, Repository, Runfile, Solution
+from gpunode.core.model import Archive, NodeFacts, Plan, Problem, Repository, Runfile, Solution
 from gpunode.core.plan import make_plan, pending_items
 from gpunode.core.plan.lockfile import Lock, class_of, with_lock
 from gpunode.core.secrets import Secrets, is_recorded, open_recorded, seal_spec
@@ -29,6 +29,8 @@ from gpunode.edge.bundle.lookup import Indexes
 from gpunode.edge.isolate import as_error
 from gpunode.edge.runfile import check_given
 from gpunode.node import script
+
+NOT_ASKED = Archive()
 
 
 def load_templates() -> dict[str, str]:
@@ -47,6 +49,7 @@ class Planned:
     spec: Spec
     solution: Solution
     secrets: Secrets = field(default_factory=Secrets, repr=False)
+    looked_up: frozenset[str] = frozenset()  # repositories whose index was asked for, and read or reported as unread
 
 
 def with_secrets(recorded: Any, given: Any) -> Any:
@@ -128,18 +131,26 @@ class DesiredState:
         return self._specs[key]
 
     def solution(
-        self, facts: NodeFacts, spec: Spec, *, extra_repositories: Sequence[str] = (), offered_toolkit: str = ""
+        self,
+        facts: NodeFacts,
+        spec: Spec,
+        *,
+        extra_repositories: Sequence[str] = (),
+        offered_toolkit: str = "",
+        archive: Archive = NOT_ASKED,
     ) -> Solution:
         """What fits the node; `extra_repositories` are ids of repositories that it will have without its doing."""
-        request = replace(request_of(facts, spec), offered_toolkit=offered_toolkit)
+        request = replace(request_of(facts, spec), offered_toolkit=offered_toolkit, archive=archive)
         request = replace(request, repositories=(*request.repositories, *extra_repositories))
         key = repr(request)  # holds mappings, so it cannot be hashed; its text says all of it
         if key not in self._solutions:
             self._solutions[key] = solve(request, self.knowledge)
         return self._solutions[key]
 
-    def plan(self, host: str, facts: NodeFacts, over: Mapping[str, Any] | None = None) -> Planned:
-        """The plan of one host; `over` is its `gpunode_spec` from the inventory.
+    def plan(
+        self, host: str, facts: NodeFacts, over: Mapping[str, Any] | None = None, *, archive: Archive = NOT_ASKED
+    ) -> Planned:
+        """The plan of one host; `over` is its `gpunode_spec` from the inventory, `archive` what it was asked for.
 
         A plan rests on nothing but the spec and what facts_hash covers, so hosts alike are worked out once.  Only its
         words about the containers that run there now are the host's own.
@@ -149,10 +160,10 @@ class DesiredState:
         facts = secrets.seal_facts(facts)
         docker = facts.containers.get("docker")  # by its containers the plan says whom a restart stops
         # self._specs keeps every spec alive: no two have the same id
-        kind = (facts_hash(facts), secret_parts(facts), docker, id(spec))
+        kind = (facts_hash(facts), secret_parts(facts), docker, id(spec), archive)
         if kind not in self._planned:
             try:
-                self._planned[kind] = self._plan(host, facts, spec, secrets)
+                self._planned[kind] = self._plan(host, facts, spec, secrets, archive)
             except GpunodeError:
                 raise
             except Exception as error:
@@ -171,8 +182,8 @@ class DesiredState:
             self._locked[key] = with_lock(spec, self.lock, facts)
         return self._locked[key]
 
-    def _plan(self, host: str, facts: NodeFacts, spec: Spec, secrets: Secrets) -> Planned:
-        solution = self._shared(facts, spec, self._offered(facts, spec, secrets))
+    def _plan(self, host: str, facts: NodeFacts, spec: Spec, secrets: Secrets, archive: Archive) -> Planned:
+        solution = self._shared(facts, spec, self._offered(facts, spec, secrets, archive))
         missing: dict[str, str] = {}
         opened = secrets.open_spec(spec)
 
@@ -189,16 +200,20 @@ class DesiredState:
         solution = replace(solution, problems=(*solution.problems, *self._given_files(solution)))
         plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of)
         plan = replace(plan, warnings=(*plan.warnings, *missing.values()))
+        looked_up: frozenset[str] = frozenset()
         if found := self._bundles.problems(facts, opened, plan):
             sealed = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found)
             plan = replace(plan, steps=(), problems=sealed)
-        elif self._indexes and not opened.bundle.sha256:
+        elif opened.bundle.sha256:
+            looked_up = frozenset(one.name for one in solution.repositories)  # the bundle has been compared
+        elif self._indexes:
+            looked_up = frozenset(one.name for one in solution.repositories)
             plan, solution = self._looked_up(self._indexes, facts, solution, plan, secrets, opened.proxy)
-        return Planned(plan=plan, facts=facts, spec=spec, solution=solution, secrets=secrets)
+        return Planned(plan=plan, facts=facts, spec=spec, solution=solution, secrets=secrets, looked_up=looked_up)
 
-    def _offered(self, facts: NodeFacts, spec: Spec, secrets: Secrets) -> Solution:
+    def _offered(self, facts: NodeFacts, spec: Spec, secrets: Secrets, archive: Archive) -> Solution:
         """The solution; where the toolkit's repository lacks the newest known, with the newest that it offers."""
-        solution = self.solution(facts, spec)
+        solution = self.solution(facts, spec, archive=archive)
         toolkit = solution.toolkit
         opened = secrets.open_spec(spec)
         if not (self._indexes and toolkit and toolkit.repository and spec.toolkit.version == "auto"):
@@ -210,7 +225,7 @@ class DesiredState:
             if opened.bundle.sha256
             else self._indexes.newest(toolkit.packages, repository, facts, self.knowledge, opened.proxy)
         )
-        return self.solution(facts, spec, offered_toolkit=offered) if offered else solution
+        return self.solution(facts, spec, offered_toolkit=offered, archive=archive) if offered else solution
 
     def _looked_up(
         self, indexes: Indexes, facts: NodeFacts, solution: Solution, plan: Plan, secrets: Secrets, proxy: str
@@ -222,12 +237,12 @@ class DesiredState:
         repositories = [replace(one, url=secrets.open(one.url)) for one in solution.repositories]
         found = indexes.look_up(facts, solution, plan, repositories, self.knowledge, proxy)
         problems = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found.problems)
-        warnings = tuple(f"packages were not looked up in {secrets.seal(one)}" for one in found.unread)
+        warnings = tuple(f"not resolved: the packages of {secrets.seal(one)}" for one in found.unread)
         if problems:
             return replace(plan, steps=(), problems=(*plan.problems, *problems)), solution
         if solution.driver and found.driver:
             solution = replace(solution, driver=replace(solution.driver, offered=found.driver))
-        return replace(plan, warnings=(*plan.warnings, *warnings)), solution
+        return replace(plan, warnings=(*warnings, *plan.warnings)), solution
 
     def _shared(self, facts: NodeFacts, spec: Spec, solution: Solution) -> Solution:
         """The solution with what the host does about sharing."""

@@ -6,10 +6,12 @@ Only what comes from the distribution itself can be asked here: of a plan from N
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 
 import pytest
 from apt_roots import CODENAMES, Root, root
+from asked_nodes import node, planned
 from test_solve_matrix import asked, driver_of
 
 from gpunode.core.model import DriverChoice, Kernel, PackageWant
@@ -85,3 +87,48 @@ def test_kernels_that_are_refused_have_no_modules_that_could_be_installed(distro
             if module in there.names and not there.fault([PackageWant(name=module)]):
                 wrong.append(release)
     assert wrong == []
+
+
+def some_of_each(there: Root, distro: str) -> Iterator[str]:
+    """Of each line of kernels and flavour the newest kernel; of those with modules also the one before and the oldest."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for release in there.kernels():
+        if match := re.fullmatch(r"(\d+\.\d+)\..*?-((?:rt-|cloud-)?amd64|(?!.*amd64)[a-z][a-z0-9-]*)", release):
+            found.setdefault((match[1], match[2]), []).append(release)
+    built = KNOWLEDGE.distros[distro].built_for
+    for (line, flavour), releases in sorted(found.items()):
+        whole = not built or flavour in built.get(line, ())
+        yield from dict.fromkeys((releases[-1], *(releases[-2:-1] if whole else ()), *(releases[:1] if whole else ())))
+
+
+CASES = (("H100", True), ("V100", True), ("H100", False), ("V100", False))
+
+
+@pytest.mark.parametrize("distro", CODENAMES)
+def test_every_plan_resolves_or_is_refused_truly(distro: str) -> None:
+    there = archive(distro)
+    found = {(release, *case): wrong(there, distro, release, *case) for release, case in cases(there, distro)}
+    assert len(found) > 20
+    assert {case: text for case, text in found.items() if text} == {}
+
+
+def cases(there: Root, distro: str) -> Iterator[tuple[str, tuple[str, bool]]]:
+    return ((release, case) for release in some_of_each(there, distro) for case in CASES)
+
+
+def wrong(there: Root, distro: str, release: str, gpu: str, secure_boot: bool) -> str:
+    """What is wrong with the plan of a node with that kernel, once its package manager was asked."""
+    one = planned(there, node(distro, GPUS[gpu], (release,), secure_boot=secure_boot))
+    if one.plan.problems:
+        module = offered_module(there, release) if distro.startswith("ubuntu") else ""
+        return module and f"refused, and {module} could be installed: {one.plan.problems[0].what}"
+    return fault(there, one.solution.driver) if one.solution.driver else "neither a driver nor a problem"
+
+
+def offered_module(there: Root, release: str) -> str:
+    """Modules of a supported branch for that kernel, which apt would install."""
+    for branch in ("595", "580"):
+        module = f"linux-modules-nvidia-{branch}-server-open-{release}"
+        if module in there.names and not there.fault([PackageWant(name=module)]):
+            return module
+    return ""

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.bundle.closure import dependency_problem
-from gpunode.core.bundle.deb import Relation, Universe, fits, parse_packages, parse_relations, version_key
+from gpunode.core.bundle.deb import Universe, parse_packages
 from gpunode.core.bundle.upstream import Upstream, parse_sources
+from gpunode.core.deb_versions import Relation, fits, parse_relations, version_key
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import PackageWant
 

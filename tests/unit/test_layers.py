@@ -150,7 +150,7 @@ def test_the_runtime_command_does_with_what_a_node_may_have() -> None:
 # A part of core imports what is named before it, or beside it in the same line.
 ORDER = (
     "engines errors model printable",
-    "content flags grammar mask numbers openpgp remote repo_files untrusted validation",
+    "content deb_versions flags grammar mask numbers openpgp remote repo_files untrusted validation",
     "diff knowledge manifest module_parameters",
     "spec",
     "cdi rollout secrets sharing solve starter",

@@ -157,7 +157,7 @@ def test_a_repository_that_is_not_reached_from_here_is_a_warning(root: Path, sit
     assert found.problems == () and found.steps
     (warning,) = [text for text in found.warnings if "looked up" in text]
     assert (
-        warning.startswith("packages were not looked up in nvidia-cuda: ") and "/cuda has neither InRelease" in warning
+        warning.startswith("not resolved: the packages of nvidia-cuda: ") and "/cuda has neither InRelease" in warning
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpunode.core.bundle.deb import Relation
+from gpunode.core.deb_versions import Relation
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import PackageWant
 

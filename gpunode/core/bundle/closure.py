@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpunode.core.bundle.deb import Relation
+from gpunode.core.deb_versions import Relation
 from gpunode.core.model import PackageWant
 
 

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpunode.core.bundle.deb import Deb, version_key
+from gpunode.core.bundle.deb import Deb
 from gpunode.core.bundle.manifest import matches_version
 from gpunode.core.bundle.rpm import Modules, Rpm, left_out, parse_modules
+from gpunode.core.deb_versions import version_key
 from gpunode.core.model import PackageWant, Problem
 
 NEAR = 3  # names or versions that a problem tells

@@ -149,7 +149,7 @@ def wanted(asked: Question) -> Found:
     if facts.driver.loaded_flavour not in ("", driver.flavour):
         yield LoadedFlavour(flavour=driver.flavour)
     for kernel in facts.kernels:
-        if kernel.image:
+        if kernel.image and kernel.release not in driver.without:
             built = "runfile" if driver.runfile else "packages"
             yield Built(option=built, kernel=kernel.release, flavour=driver.flavour)
     for unit in driver.services:

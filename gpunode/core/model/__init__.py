@@ -7,6 +7,7 @@ from typing import Literal
 
 from gpunode.core.engines import RuntimeName
 from gpunode.core.model.choice import (
+    Archive,
     CudaChoice,
     DriverChoice,
     Edit,
@@ -15,6 +16,7 @@ from gpunode.core.model.choice import (
     Hunk,
     MigLayout,
     MigPlace,
+    Offer,
     PackageWant,
     Plan,
     Problem,
@@ -26,6 +28,7 @@ from gpunode.core.model.choice import (
     Step,
     ToolkitChoice,
     Undo,
+    Unresolved,
 )
 from gpunode.core.model.node import (
     Cdi,
@@ -106,6 +109,7 @@ class HostResult:
 
 
 __all__ = [
+    "Archive",
     "Cdi",
     "CdiGpu",
     "CdiSpec",
@@ -133,6 +137,7 @@ __all__ = [
     "MigPlace",
     "NodeFacts",
     "NvmlGpu",
+    "Offer",
     "Outcome",
     "Package",
     "PackageWant",
@@ -154,5 +159,6 @@ __all__ = [
     "ToolkitChoice",
     "Topology",
     "Undo",
+    "Unresolved",
     "Xid",
 ]

@@ -75,6 +75,41 @@ class Runfile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A package that a node's package manager has, and what it depends on of those that were asked about."""
+
+    name: str
+    version: str
+    needs: tuple[str, ...] = ()  # nvidia-kernel-common-595-server (<= 595.71.05-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unresolved:
+    """A way to a driver whose transaction the package manager cannot do, and its own sentence why."""
+
+    own: bool  # the distribution's own packages
+    branch: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """What a node's package manager has of the names in `asked`; none where it was not asked."""
+
+    asked: frozenset[str] = frozenset()
+    offers: tuple[Offer, ...] = ()
+    unresolved: tuple[Unresolved, ...] = ()
+
+    def lacks(self, name: str) -> bool:
+        """Whether it was asked for that package, and has none."""
+        return name in self.asked and not self.of(name)
+
+    def of(self, name: str) -> list[Offer]:
+        """The versions that it has of a package."""
+        return [offer for offer in self.offers if offer.name == name]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DriverChoice:
     """The driver that fits a node, and how it is installed."""
 
@@ -97,6 +132,7 @@ class DriverChoice:
     builder: str = ""  # id of a repository of the distribution's that is to be enabled
     repository_files: tuple[str, ...] = ()  # what these bring of repositories that gpunode would set up itself
     modules: tuple[str, ...] = ()  # kernel modules beside its own that must be loaded, before the services start
+    without: tuple[str, ...] = ()  # kernels that get no module of it: nothing that the archive has would give them one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gpunode.core.knowledge import DistroRow, GpuModel, Knowledge
 from gpunode.core.model import (
+    Archive,
     CudaChoice,
     DriverChoice,
     FabricChoice,
@@ -51,6 +52,7 @@ class SolveRequest:
     toolkit: ToolkitSpec = ToolkitSpec()
     fabric: FabricSpec = FabricSpec()
     sources: Mapping[str, SourceSpec] = field(default_factory=dict)
+    archive: Archive = Archive()  # what the node's package manager said
 
 
 def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:

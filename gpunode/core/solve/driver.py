@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpunode.core.knowledge import Branch, GpuModel, Precompiled
 from gpunode.core.model import DriverChoice, Flavour
 from gpunode.core.numbers import version_tuple, whole
+from gpunode.core.solve.archive import built_fit, resolves, taken_by_all
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import refused_on_arch
 from gpunode.core.solve.gpus import range_text, serves
@@ -283,7 +284,7 @@ def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> B
     asked, where = needs(case, flavour), _where(case, own=own, flavour=flavour, built=built is not None)
     if built and not built.own:
         where = [in_repository(case, False), *rules_of(case, built, flavour)]
-    rules = [*asked, *where]
+    rules = [*asked, *where, *resolves(case, own=own)]
     version = case.request.driver.version
     number = whole(version[:3]) if version else whole(case.request.driver.branch)
     best = _best(case, rules)
@@ -292,6 +293,11 @@ def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> B
     if best is None:
         _refuse_all(case, rules, _ways_out(case, asked, flavour, own))
         return None
+    everywhere = _best(case, [*rules, taken_by_all(case, flavour)]) if own and built else None
+    if everywhere and everywhere != best:
+        why = f"all kernels that can boot have its modules; of {best.branch}: {built_fit(case, best, flavour).why}"
+        case.because("branch", f"{everywhere.branch}: {why}", "")
+        best = everywhere
     present = _present(case, rules)
     if present and present != best:
         why = f"{present.branch}: installed already, and it satisfies all of it; {best.branch} is newer"

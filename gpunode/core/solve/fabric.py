@@ -87,7 +87,8 @@ def extra_modules(case: Case) -> list[PackageWant]:
         and (match := re.match(family["kernel"], k.release))
         and match["flavour"] not in case.distro.no_extra
     ]
-    return [PackageWant(name=family["modules_extra"].format(release=release)) for release in old]
+    names = [family["modules_extra"].format(release=release) for release in old]
+    return [PackageWant(name=name) for name in names if not case.request.archive.lacks(name)]
 
 
 def solve_fabric(case: Case, driver: DriverChoice | None) -> FabricChoice | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gpunode.core.knowledge import Branch, DistroRow, Precompiled, Table
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
+from gpunode.core.solve.archive import Fit, built_fit, explain_without
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.extra import builder, repository_packages
 from gpunode.core.solve.fabric import extra_modules, fabric_modules, joined
@@ -70,6 +71,8 @@ def driver_choice(
     case.because("packages", _names(packages), built.source if way and built else source["source"])
     _explain_version(case, branch, own=own)
     headers = headers_of(case) if built is None else ()
+    fit = built_fit(case, branch, flavour) if own and built else Fit()
+    explain_without(case, fit.without, fit.why, "modules of this driver")
     before = repository_packages(case, built)
     if headers is None or before is None:
         return None
@@ -96,6 +99,7 @@ def driver_choice(
         repository_packages=before,
         repository_files=built.files if built else (),
         builder=builder(case, built),
+        without=fit.without if built else lost_headers(case),
     )
 
 
@@ -139,11 +143,14 @@ def _cuda_repository(case: Case, branch: Branch, flavour: Flavour) -> list[Packa
 def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     names, family = case.knowledge.packages["ubuntu-own"], case.knowledge.packages["ubuntu"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
-    version = version_pattern(case, branch)
+    fit = built_fit(case, branch, flavour)
+    version = fit.version or version_pattern(case, branch)
     modules: list[str] = []
     for kernel in case.request.kernels or ():
-        modules.append(names["modules"].format(release=kernel.release, **words))
-    for kind in _ubuntu_flavours(case, family):
+        if kernel.release not in fit.without:
+            modules.append(names["modules"].format(release=kernel.release, **words))
+    # those that follow the newest kernel are of the newest driver
+    for kind in _ubuntu_flavours(case, family) if not fit.version else ():
         modules.append(names["modules_meta"].format(flavour=kind, **words))
     return [
         *(PackageWant(name=n) for n in dict.fromkeys(modules)),  # their versions are the kernel's
@@ -235,15 +242,23 @@ _WAYS: dict[tuple[bool, str], Callable[..., list[PackageWant]]] = {  # (the dist
 
 
 def headers_of(case: Case) -> tuple[PackageWant, ...] | None:
-    """Headers of every kernel that can boot next: without them the GPU is gone after a reboot into it."""
+    """Headers of every kernel that can boot next: without them the GPU is gone after a reboot into it.
+
+    For kernels whose headers the archive has no more the newest one comes, with its headers.
+    """
     family = case.knowledge.packages[case.distro.family]
     if not case.request.kernels:
         names = case.distro.headers_meta or (family["headers_meta"][case.request.arch],)
         case.because("headers", f"kernels are not known: {', '.join(names)} follows the newest", family["source"])
         return tuple(PackageWant(name=n) for n in names)
     found: list[PackageWant] = []
+    lost = lost_headers(case)
     for kernel in case.request.kernels:
         wants = header_packages(case.distro, kernel) if case.distro.kernels else _deb_headers(case, family, kernel)
+        if kernel.release in lost:
+            wants = _newest_kernel(case, family, kernel)
+            if not wants:
+                return None
         if not wants and not kernel.headers:
             case.refuse(
                 f"kernel {kernel.release} is not one of the distribution's, and its headers are not there",
@@ -258,7 +273,30 @@ def headers_of(case: Case) -> tuple[PackageWant, ...] | None:
         case.because(
             "headers", f"DKMS builds the module for each kernel that can boot: {_names(wants)}", family["source"]
         )
+    explain_without(case, lost, "the archive has their headers no more", "module of this driver")
     return tuple(wants)
+
+
+def lost_headers(case: Case) -> tuple[str, ...]:
+    """The kernels whose headers are neither on the node nor in its archive any more."""
+    headers = case.knowledge.packages[case.distro.family].get("headers", "")
+    archive, kernels = case.request.archive, case.request.kernels
+    return tuple(k.release for k in kernels if not k.headers and archive.lacks(headers.format(release=k.release)))
+
+
+def _newest_kernel(case: Case, family: Table, kernel: Kernel) -> list[PackageWant]:
+    """The newest kernel of the flavour with its headers, in place of one whose headers are gone; refused without."""
+    match = re.match(family["kernel"], kernel.release)
+    names = [f"linux-{kind}-{match['flavour']}" for kind in ("image", "headers")] if match else []
+    gone = f"{family['headers'].format(release=kernel.release)} is neither on the node nor in its archive any more"
+    if not names or any(case.request.archive.lacks(name) for name in names):
+        case.refuse(
+            f"{gone}, and the driver's module for kernel {kernel.release} cannot be built without",
+            "install another kernel with its headers, boot it and remove this one",
+        )
+        return []
+    case.because("headers", f"{gone}: the newest kernel comes, with its headers", family["source"])
+    return [PackageWant(name=name) for name in names]
 
 
 def _deb_headers(case: Case, family: Table, kernel: Kernel) -> list[PackageWant]:

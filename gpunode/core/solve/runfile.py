@@ -10,7 +10,7 @@ from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
 from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.extra import builder, repository_packages
-from gpunode.core.solve.packages import DRIVER_PACKAGE, headers_of
+from gpunode.core.solve.packages import DRIVER_PACKAGE, headers_of, lost_headers
 from gpunode.core.spec.runfile import RunfileSpec
 from gpunode.core.spec.source import filled_in
 
@@ -55,6 +55,7 @@ def runfile_driver(case: Case, branch: Branch, flavour: Flavour) -> DriverChoice
         runfile=runfile,
         repository_packages=before,
         builder=builder(case),
+        without=lost_headers(case),
     )
 
 

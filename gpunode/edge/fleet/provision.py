@@ -34,7 +34,7 @@ from gpunode.edge.fleet.workflow import (
     error_result,
     expected_gpus,
     inventory_sources,
-    plan_one,
+    plan_all,
     verify_found,
     write_plan,
 )
@@ -290,7 +290,7 @@ class _Run:
             self._give_back(job.hosts, {host: "failed" if run.exit else "done" for host, run in done.items()})
         good = {host for host in job.hosts if host in done and not done[host].exit}
         again = [] if self.options.check else probe([self.todo[host].detected for host in good], self.targets)
-        after = {found.host: plan_one(found, self.desired) for found in again}
+        after = {host.host: host for host in plan_all(again, self.targets, self.desired)}
         self._seen(list(after.values()))
         results = {h: self._result(h, done.get(h), after.get(h)) for h in job.hosts}
         if self.runs:
@@ -340,7 +340,7 @@ class _Run:
     def _verify(self, hosts: Sequence[str]) -> Results:
         found = probe([self.todo[host].detected for host in hosts], self.targets)
         results = {result.host: result for result in verify_found(found, self.targets, self.desired)}
-        self._keep(results, {one.host: plan_one(one, self.desired) for one in found})
+        self._keep(results, {one.host: one for one in plan_all(found, self.targets, self.desired)})
         return results
 
     def _keep(self, results: Results, after: Mapping[str, HostPlan]) -> None:

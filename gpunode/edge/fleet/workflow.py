@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import parse_checks, smoke_files
 from gpunode.core.manifest import make_manifest
-from gpunode.core.model import Check, HostOutcome, HostResult
+from gpunode.core.model import Archive, Check, HostOutcome, HostResult
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
+from gpunode.core.plan.question import Request
 from gpunode.core.printable import json_text
 from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.ansible.runner import HostRun, PlayOptions, run_playbook
-from gpunode.edge.desired import DesiredState
+from gpunode.edge.ask import Talk, settle
+from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import Runs
@@ -30,6 +33,7 @@ from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.shell import route
 from gpunode.edge.state import controller_name, new_run, state_dir, write_private
 
+ASK_SECONDS = 60
 SMOKE_SECONDS = 600  # several containers, one after the other
 PLAYBOOK, INVENTORY, PLAN, CONFIG = "playbook.yml", "inventory.yml", "plan.json", "ansible.cfg"
 MANIFEST = "manifest.json"
@@ -56,7 +60,7 @@ def plan(
     targets: Targets, desired: DesiredState, *, on_done: Callable[[Detected], None] = lambda d: None
 ) -> list[HostPlan]:
     """Probe the hosts and plan each of them; errors stand beside the plans of the others."""
-    return [plan_one(found, desired) for found in detect(targets, on_done=on_done)]
+    return plan_all(detect(targets, on_done=on_done), targets, desired)
 
 
 def write_plan(folder: Path, hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -> None:
@@ -162,7 +166,7 @@ def verify_found(
     found: Sequence[Detected], targets: Targets, desired: DesiredState, *, smoke: bool = True
 ) -> list[HostResult]:
     """`verify` of hosts that have just been probed."""
-    hosts = [plan_one(one, desired) for one in found]
+    hosts = plan_all(found, targets, desired)
     expected = expected_gpus(hosts)
     smoked = _smoke([h for h in hosts if _can_smoke(h)], targets, desired) if smoke else {}
     results = []
@@ -213,6 +217,58 @@ def plan_one(found: Detected, desired: DesiredState) -> HostPlan:
     if isinstance(planned, GpunodeError):
         return HostPlan(detected=found, error=planned)
     return HostPlan(detected=found, planned=planned)
+
+
+def plan_all(found: Sequence[Detected], targets: Targets, desired: DesiredState) -> list[HostPlan]:
+    """The plans of probed hosts, as their own package managers can carry them out (edge/ask.py)."""
+    hosts = {one.host: plan_one(one, desired) for one in found}
+    talks = {name: _talk(host, host.planned, desired) for name, host in hosts.items() if host.planned}
+    names = list(talks)
+
+    def ask(requests: Mapping[int, Request]) -> Mapping[int, tuple[str, int] | str]:
+        return _ask({number: (hosts[names[number]].detected, request) for number, request in requests.items()}, targets)
+
+    settle(list(talks.values()), ask)
+    return [replace(host, planned=talks[name].planned) if name in talks else host for name, host in hosts.items()]
+
+
+def _talk(host: HostPlan, planned: Planned, desired: DesiredState) -> Talk:
+    def replan(archive: Archive) -> Planned:
+        assert host.detected.facts
+        facts, over = host.detected.facts, host.detected.spec
+        again = in_its_share(host.host, lambda: desired.plan(host.host, facts, over, archive=archive))
+        return again if isinstance(again, Planned) else planned
+
+    return Talk(planned=planned, knowledge=desired.knowledge, replan=replan)
+
+
+def _ask(asked: Mapping[int, tuple[Detected, Request]], targets: Targets) -> dict[int, tuple[str, int] | str]:
+    """What the nodes answer, or why nobody did."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from gpunode.core.remote import program
+    from gpunode.edge.ssh.many import run_many
+    from gpunode.node import script
+
+    text = script("packages.sh")
+
+    def one(detected: Detected, request: Request) -> tuple[str, int] | str:
+        target = detected.target
+        if target is None:
+            return "this is a saved probe: the package manager of its node was not asked"
+        if target.connection not in ("ssh", "local"):
+            return f"the package manager was not asked, over the connection {target.connection}"
+        [ran] = run_many(
+            [target],
+            program(text, request),
+            connect_timeout=targets.connect_timeout,
+            timeout=ASK_SECONDS,
+            accept_new=targets.accept_new_host_keys,
+        )
+        return f"the package manager was not asked: {ran.error.what}" if ran.error else (ran.stdout, ran.rc)
+
+    with ThreadPoolExecutor(max(1, min(targets.forks, len(asked)))) as pool:
+        return dict(zip(asked, pool.map(lambda pair: one(*pair), asked.values()), strict=True))
 
 
 def error_result(host: str, error: GpunodeError) -> HostResult:

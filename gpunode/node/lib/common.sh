@@ -34,6 +34,8 @@ show_log() { tail -c 1000000 "$log" 2>/dev/null | sed 's/^gpunode/ &/'; }
 
 have() { command -v "$1" >/dev/null 2>&1; }
 checking() { [ -e "$GPUNODE_IN/check" ]; }
+# asking: whether a plan is being made: no repository is fetched
+asking() { [ -e "$GPUNODE_IN/ask" ]; }
 
 # requested NAME: the lines of a request file, nothing where the request has none
 requested() { [ ! -e "$GPUNODE_IN/$1" ] || cat "$GPUNODE_IN/$1"; }

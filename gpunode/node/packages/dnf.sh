@@ -19,7 +19,8 @@ dnf_options() {
 }
 
 # what it writes is for every user of the node to read
-dnf_() { (umask 022 && exec "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" "$@" </dev/null 9>&-); }
+# shellcheck disable=SC2046 # an option or none
+dnf_() { (umask 022 && exec "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" $(! asking || echo -C) "$@" </dev/null 9>&-); }
 
 # Locks are ours or the node's; what the transaction may change is checked before (refuse_surprises).
 dnf_unlocked() {

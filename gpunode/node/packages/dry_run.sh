@@ -6,10 +6,11 @@ in_check_mode() {
   cp "$GPUNODE_IN/.differences" "$GPUNODE_IN/.announced"
   in_check_mode_missing=$(requested after | while read -r name; do grep -q "^$name " "$GPUNODE_IN/.before" || echo "$name"; done)
   if [ -n "$in_check_mode_missing" ]; then
-    say note "$(printf '%s\n' "$in_check_mode_missing" | tr '\n' ' ')not there yet, and sets up a repository: the package manager was not asked"
+    not_asked "$(printf '%s\n' "$in_check_mode_missing" | tr '\n' ' ')not there yet, and sets up a repository"
   elif ! manager_ configured; then
-    say note "the repository is not configured yet: the package manager was not asked"
+    not_asked "the repository is not configured yet"
   elif manager_ simulate >"$GPUNODE_IN/.would"; then
+    ! asking || say resolved 1
     refuse_surprises
     list_dry_run >"$GPUNODE_IN/.announced"
   else
@@ -22,6 +23,31 @@ in_check_mode() {
   sed 's/^\([^ ]*\) \([^ ]*\) /build \1 \2 for kernel /' "$GPUNODE_IN/.undone" >>"$GPUNODE_IN/.announced"
   while read -r line; do say changed "$line"; done <"$GPUNODE_IN/.announced"
   finish changed "$(wc -l <"$GPUNODE_IN/.announced") change(s) to packages would be made"
+}
+
+not_asked() {
+  say note "$1: the package manager was not asked"
+  ! asking || say unasked "$1"
+}
+
+# what the plan rests on, apart from its transaction: how old the lists are, and what apt has of the names of the request,
+# as lines `offer NAME VERSION [NAME OP VERSION]…` with the bounds on the driver's own packages
+list_offers() {
+  for folder in /var/lib/apt/lists /var/cache/dnf /var/cache/libdnf5 /var/cache/zypp/raw /var/lib/pacman/sync; do
+    [ ! -d "$folder" ] || find "$folder" -maxdepth 2 -mmin -1440 2>/dev/null
+  done | grep -q . && say fresh 1
+  have apt-cache || return 0
+  # shellcheck disable=SC2046 # names
+  apt-cache show $(requested names) 2>/dev/null | awk '
+    function end(  count, i, group, line) {
+      line = name " " version
+      count = split(needs, group, /, */)
+      for (i = 1; i <= count; i++)
+        if (group[i] ~ /^nvidia-kernel-common-[^ ]+ \([<>=]+ [^ )]+\)$/) { gsub(/[()]/, "", group[i]); line = line " " group[i] }
+      if (name != "" && version != "") printf "gpunode\toffer\t%s\n", line
+      name = version = needs = ""
+    }
+    /^Package: / { name = $2 } /^Version: / { version = $2 } /^Depends: / { needs = substr($0, 10) } /^$/ { end() } END { end() }'
 }
 
 # list_dry_run: the differences, and in place of their packages all that the package manager would change, in the same words;

@@ -295,6 +295,7 @@ main() {
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
   dkms_missing >"$GPUNODE_IN/.undone"
+  ! asking || list_offers
   if [ ! -s "$GPUNODE_IN/.differences" ] && [ ! -s "$GPUNODE_IN/.undone" ] && [ -z "$(unfinished packages)" ]; then
     finish unchanged "all packages are up to date"
   fi

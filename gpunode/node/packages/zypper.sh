@@ -20,7 +20,8 @@ zypper_options() {
 }
 
 # what it writes is for every user of the node to read
-zypper_() { (umask 022 && exec zypper ${repos:+"$repos"} --non-interactive "$@" </dev/null 9>&-); }
+# shellcheck disable=SC2046 # an option or none
+zypper_() { (umask 022 && exec zypper ${repos:+"$repos"} $(! asking || echo --no-refresh) --non-interactive "$@" </dev/null 9>&-); }
 
 # kernel packages, of which several versions are there at a time, also stand as NAME-VERSION, the version as uname -r has
 # it: without the number of the last rebuild

@@ -34,7 +34,7 @@ class ActionModule(NodeAction):
         _text, facts = self.probe()
         base = load_spec_data(args["config"]) if args["config"] else {}
         desired = DesiredState(base, source=args["config"] or "gpunode_spec")
-        planned = desired.plan(host, facts, merge_spec(self.inventory_spec(), args["spec"]))
+        planned = self._asked(desired, host, facts, merge_spec(self.inventory_spec(), args["spec"]))
         self._check_secrets(planned.secrets)
         plan = planned.plan
         result = {"plan": plan_data(plan), "variables": role_variables(plan), "warnings": list(plan.warnings)}
@@ -51,6 +51,18 @@ class ActionModule(NodeAction):
             Display().display(printable(mask(shown)))
         titles = [step.title for step in plan.steps]
         return result | {"smoke": desired.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
+
+    def _asked(self, desired, host, facts, over):
+        """The plan as the node's own package manager can carry it out."""
+        from gpunode.edge.ask import Talk, settle
+
+        talk = Talk(
+            planned=desired.plan(host, facts, over),
+            knowledge=desired.knowledge,
+            replan=lambda archive: desired.plan(host, facts, over, archive=archive),
+        )
+        settle([talk], lambda requests: {n: self.send("packages.sh", request) for n, request in requests.items()})
+        return talk.planned
 
     def _check_secrets(self, secrets):
         """Later tasks get references, and can follow only those to gpunode_spec and gpunode_config."""

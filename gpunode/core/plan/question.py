@@ -1,0 +1,140 @@
+"""What a node's package manager is asked before a plan is shown, and what it answered.
+
+The question is the request of node/packages/packages.sh in check mode, so that a plan and the step that carries it out
+are judged by the same lines; `names` are those of core/solve/archive.py.  An answer is a node's word: what does not fit
+the grammar of names and versions is left out, and so is all beyond the limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpunode.core.grammar import PACKAGE, VERSION
+from gpunode.core.items.package import packages_request
+from gpunode.core.model import Archive, Offer, Plan, Problem, Solution, Unresolved
+from gpunode.core.remote import parse_outcome, values_of
+from gpunode.core.validation import as_lines
+
+OFFERS, WHY = 1_000, 400  # at most: packages with their versions, characters of a reason
+_CANNOT = "the package manager cannot do it: "  # node/packages/dry_run.sh
+_OPERATORS = ("<<", "<=", "=", ">=", ">>")
+Request = dict[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transaction:
+    """What is to be resolved on the node, and the repositories that it cannot be asked of yet."""
+
+    value: Mapping[str, Any]
+    unasked: tuple[str, ...] = ()
+
+
+def transaction(plan: Plan, solution: Solution) -> Transaction | None:
+    """All packages of the plan as one transaction; None where it installs none.
+
+    Of a repository that the plan has yet to set up nothing can be asked, only of the headers that come with its driver.
+    """
+    steps = [step for step in plan.steps if step.option == "packages"]
+    if not steps:
+        return None
+    written = {file["path"] for step in plan.steps if step.option == "sources" for file in step.value}
+    values, unasked = [], []
+    for step in steps:
+        value = step.value
+        if value.get("after") or written & set(value.get("refresh", ())):
+            part = getattr(solution, step.role, None)
+            unasked.append((part and part.repository) or f"the repositories of {step.role}")
+            kernels = solution.driver.kernel_packages if step.role == "driver" and solution.driver else ()
+            value = {"install": [{"name": one.name} for one in kernels]}
+        values.append(value)
+    return Transaction(value=_together(values), unasked=tuple(dict.fromkeys(unasked)))
+
+
+def _together(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    install = {one["name"]: one for value in values for one in value.get("install", ())}
+    found: dict[str, Any] = {"install": list(install.values())}
+    for key in ("remove", "may_go", "refresh", "streams"):
+        found[key] = list(dict.fromkeys(one for value in values for one in value.get(key, ()) if one not in install))
+    return found | {"alone": any(value.get("alone") for value in values)}
+
+
+def question(asked: Transaction, names: Sequence[str]) -> Request:
+    """The files of the request."""
+    request = packages_request(asked.value, wait=0, check=True)
+    return request | {"ask": b"1\n"} | ({"names": as_lines(list(names))} if names else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the package manager has, and whether it could do the transaction.
+
+    `why` says why it cannot, or why that is not known; `problem` what it would do and the plan does not want.
+    """
+
+    archive: Archive = Archive()
+    verdict: str = ""  # resolves, fails, unknown
+    why: str = ""
+    problem: Problem | None = None
+
+
+def read_answer(stdout: str, rc: int, names: Sequence[str]) -> Answer:
+    """The answer to `question`."""
+    fresh = bool(values_of(stdout, "fresh"))
+    offers = tuple(_offers(values_of(stdout, "offer")[:OFFERS], frozenset(names)))
+    # what lists have not heard of yet may be there: only those of today say that something is missing
+    archive = Archive(asked=frozenset(names), offers=offers) if fresh and offers else Archive()
+    outcome = parse_outcome(stdout, rc)
+    why = outcome.message.removeprefix(_CANNOT)[:WHY].strip()
+    if unasked := values_of(stdout, "unasked"):
+        return Answer(archive=archive, verdict="unknown", why=unasked[0][:WHY])
+    if outcome.status == "refused":
+        return Answer(archive=archive, verdict="fails", problem=Problem(what=why, fix=outcome.fix[:WHY]))
+    if outcome.status in ("unchanged", "changed"):
+        return Answer(archive=archive, verdict="resolves")
+    if not outcome.message.startswith(_CANNOT) or not why:
+        return Answer(archive=archive, verdict="unknown", why=why or "the package manager gave no reason")
+    if not fresh:
+        return Answer(verdict="unknown", why=f"the lists on the node are older than a day, and by them: {why}")
+    return Answer(archive=archive, verdict="fails", why=why)
+
+
+def _offers(lines: Sequence[str], asked: frozenset[str]) -> Iterator[Offer]:
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        version, *words = rest.split()
+        needs = [words[n : n + 3] for n in range(0, len(words), 3)]
+        good = name in asked and VERSION.fits(version) and len(words) <= 3 * 20
+        if good and all(
+            len(n) == 3 and PACKAGE.fits(n[0]) and n[1] in _OPERATORS and VERSION.fits(n[2]) for n in needs
+        ):
+            yield Offer(name=name, version=version, needs=tuple(f"{n[0]} ({n[1]} {n[2]})" for n in needs))
+
+
+def without_way(archive: Archive, solution: Solution, why: str) -> Archive:
+    """The archive with the way to the driver that could not be resolved, so that the next candidate is taken."""
+    driver = solution.driver
+    if driver is None or driver.method != "packages":
+        return archive
+    failed = Unresolved(own=not driver.repository, branch=driver.branch, why=why)
+    return replace(archive, unresolved=tuple(dict.fromkeys((*archive.unresolved, failed))))
+
+
+def refused(plan: Plan, problem: Problem) -> Plan:
+    """The plan of a node whose package manager cannot do it: nothing is begun."""
+    return replace(plan, steps=(), problems=(*plan.problems, problem))
+
+
+def cannot(why: str) -> Problem:
+    """That no transaction resolves, in the package manager's own words."""
+    return Problem(
+        what=f"the node's package manager cannot install it: {why}",
+        fix="make the packages available that it names (a repository that is missing or out of date, a hold, a pin), "
+        "or choose another driver.branch, driver.modules or version",
+    )
+
+
+def not_resolved(plan: Plan, why: Sequence[str]) -> Plan:
+    """The plan with what could not be asked in its first lines."""
+    return replace(plan, warnings=(*(f"not resolved: {text}" for text in why), *plan.warnings))

@@ -1,0 +1,103 @@
+"""Plans that the nodes' own package managers can carry out: each node is asked before its plan is shown.
+
+One more read-only round trip for hosts whose plan installs packages, hosts next to each other; a converged host is not
+asked.  Where the answer changes the plan, the new one is asked about in its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpunode.core.knowledge import Knowledge
+from gpunode.core.model import Archive, Plan
+from gpunode.core.plan.question import (
+    Request,
+    Transaction,
+    cannot,
+    not_resolved,
+    question,
+    read_answer,
+    refused,
+    transaction,
+    without_way,
+)
+from gpunode.core.solve.archive import names_to_ask
+from gpunode.core.solve.case import request_of
+from gpunode.edge.desired import Planned
+
+ROUNDS = 4  # the first plan, what the archive made of it, and the next candidates
+
+
+@dataclass(kw_only=True)
+class Talk:
+    """The questions to one node, until its plan stands."""
+
+    planned: Planned
+    knowledge: Knowledge
+    replan: Callable[[Archive], Planned]
+    _names: tuple[str, ...] = ()
+    _archive: Archive = Archive()
+    _asked: Transaction | None = None
+    _first: str = ""  # why the first candidate cannot be had
+    _rounds: int = 0
+
+    def request(self) -> Request | None:
+        """The next question; None where there is none: the plan stands."""
+        self._asked = transaction(self.planned.plan, self.planned.solution)
+        if self._asked is None:
+            return None
+        self._rounds += 1
+        self._names = names_to_ask(request_of(self.planned.facts, self.planned.spec), self.knowledge)
+        return question(self._asked, self._names)
+
+    def hear(self, stdout: str, rc: int) -> bool:
+        """Take an answer; whether the plan stands."""
+        assert self._asked
+        answer, plan = read_answer(stdout, rc, self._names), self.planned.plan
+        self._archive = replace(answer.archive, unresolved=self._archive.unresolved)
+        if answer.problem:
+            return self.end(refused(plan, answer.problem))
+        fails = answer.verdict == "fails"
+        self._first = self._first or (answer.why if fails else "")
+        again = self.replan(self._archive)
+        if fails and not self._other(again):  # by what the archive has it could be had, and yet it cannot
+            self._archive = without_way(self._archive, self.planned.solution, answer.why)
+            again = self.replan(self._archive)
+        other = self._other(again)
+        if fails and not other:
+            return self.end(refused(plan, cannot(self._first)))
+        self.planned = again
+        unknown = (answer.why,) if answer.verdict == "unknown" else ()
+        return not other and self.end(not_resolved(again.plan, (*unknown, *self._left(self._asked.unasked))))
+
+    def _other(self, again: Planned) -> bool:
+        """Whether there is another transaction to ask about, and time for it."""
+        now = transaction(again.plan, again.solution)
+        return now is not None and now != self._asked and self._rounds < ROUNDS
+
+    def _left(self, repositories: Sequence[str]) -> tuple[str, ...]:
+        """What to say of repositories that the plan sets up; of those whose index was looked up nothing."""
+        left = [name for name in repositories if name not in self.planned.looked_up]
+        return (
+            (f"the packages of {', '.join(left)}: the plan sets that up, and its index was not read",) if left else ()
+        )
+
+    def end(self, plan: Plan) -> bool:
+        """The plan as it stands."""
+        self.planned = replace(self.planned, plan=plan)
+        return True
+
+
+def settle(talks: Sequence[Talk], ask: Callable[[Mapping[int, Request]], Mapping[int, tuple[str, int] | str]]) -> None:
+    """Ask until all plans stand: each round those together that have a question; a text says why nobody answered."""
+    left = dict(enumerate(talks))
+    while requests := {n: request for n, talk in left.items() if (request := talk.request()) is not None}:
+        for number, answer in ask(requests).items():
+            talk = left[number]
+            done = (
+                talk.end(not_resolved(talk.planned.plan, (answer,))) if isinstance(answer, str) else talk.hear(*answer)
+            )
+            if done:
+                del left[number]
+        left = {number: talk for number, talk in left.items() if number in requests}
