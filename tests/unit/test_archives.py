@@ -90,7 +90,7 @@ def test_kernels_that_are_refused_have_no_modules_that_could_be_installed(distro
 
 
 def some_of_each(there: Root, distro: str) -> Iterator[str]:
-    """Of each line of kernels and flavour the newest kernel; of those with modules also the one before and the oldest."""
+    """Of each line of kernels and flavour the newest kernel; of those with modules also two older ones."""
     found: dict[tuple[str, str], list[str]] = {}
     for release in there.kernels():
         if match := re.fullmatch(r"(\d+\.\d+)\..*?-((?:rt-|cloud-)?amd64|(?!.*amd64)[a-z][a-z0-9-]*)", release):

@@ -391,7 +391,7 @@ def test_a_bug_in_planning_never_shows_the_secrets_of_the_spec(tmp_path: Path, m
     """Those that no pattern would find are known by their value."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
-    def met(_self: object, _host: str, _facts: object, _spec: object, secrets: Secrets) -> None:
+    def met(_self: object, _host: str, _facts: object, _spec: object, secrets: Secrets, _archive: object) -> None:
         raise ValueError(f"something about {next(iter(secrets.values.values())).partition(':')[2]}")
 
     monkeypatch.setattr(DesiredState, "_plan", met)

@@ -298,6 +298,9 @@ def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> B
         why = f"all kernels that can boot have its modules; of {best.branch}: {built_fit(case, best, flavour).why}"
         case.because("branch", f"{everywhere.branch}: {why}", "")
         best = everywhere
+    for failed in case.request.archive.unresolved:
+        if failed.own == own:
+            case.because("branch", f"{failed.branch} cannot be installed: {failed.why}", "the node's package manager")
     present = _present(case, rules)
     if present and present != best:
         why = f"{present.branch}: installed already, and it satisfies all of it; {best.branch} is newer"

@@ -1,0 +1,190 @@
+"""What a node's package manager says changes its plan, or stops it, before anybody is asked to apply it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from asked_nodes import desired, node
+
+from gpunode.core.model import NodeFacts
+from gpunode.core.plan.question import OFFERS, Request, read_answer
+from gpunode.edge.ask import Talk, settle
+from gpunode.edge.desired import Planned
+
+OLD, NEW = "6.8.0-134-generic", "6.8.0-151-generic"
+COMMON = "nvidia-kernel-common-{}-server"
+MODULES = "linux-modules-nvidia-{}-server-open-{}"
+RESOLVES = ("resolved 1", "status changed", "message 3 change(s) to packages would be made")
+
+
+def said(*lines: str, fresh: bool = True) -> tuple[str, int]:
+    """An answer of packages.sh, of `KEY VALUE` lines."""
+    found = [*(["fresh 1"] if fresh else []), *lines]
+    text = "".join("gpunode\t{}\t{}\n".format(*line.split(" ", 1)) for line in found)
+    return text, 1 if "status failed" in found else 5 if "status refused" in found else 0
+
+
+def cannot(why: str) -> tuple[str, ...]:
+    return ("status failed", f"message the package manager cannot do it: {why}", "fix see the plan's package list")
+
+
+def module(branch: int, release: str, version: str) -> str:
+    common = COMMON.format(branch)
+    return f"offer {MODULES.format(branch, release)} 6.8 {common} <= {version}-1 {common} >= {version}"
+
+
+def common(branch: int, *versions: str) -> list[str]:
+    return [f"offer {COMMON.format(branch)} {version}-0ubuntu0.24.04.1" for version in versions]
+
+
+ARCHIVE = (
+    *common(595, "595.91.07"),
+    *common(580, "580.178.04"),
+    module(595, NEW, "595.91.07"),
+    module(595, OLD, "595.71.05"),
+    module(580, NEW, "580.178.04"),
+)
+
+
+def asked(facts: NodeFacts, answers: Sequence[tuple[str, int] | str]) -> tuple[Planned, list[Request]]:
+    """The plan after these answers, one a round, and the questions that they were to."""
+    left, requests = list(answers), []
+    talk = Talk(
+        planned=desired().plan("gpu1", facts),
+        knowledge=desired().knowledge,
+        replan=lambda archive: desired().plan("gpu1", facts, archive=archive),
+    )
+
+    def ask(round_: Mapping[int, Request]) -> dict[int, tuple[str, int] | str]:
+        requests.extend(round_.values())
+        return {number: left.pop(0) for number in round_}
+
+    settle([talk], ask)
+    assert left == []
+    return talk.planned, requests
+
+
+def ubuntu(*kernels: str) -> NodeFacts:
+    return node("ubuntu:24.04", "10de:2330", kernels, secure_boot=True)
+
+
+def packages(planned: Planned) -> list[str]:
+    [step] = [step for step in planned.plan.steps if step.id == "driver.packages"]
+    return [f"{one['name']} {one.get('version', '')}".strip() for one in step.value["install"]]
+
+
+def test_a_plan_that_resolves_is_asked_about_once() -> None:
+    planned, requests = asked(ubuntu(NEW), [said(*ARCHIVE, *RESOLVES)])
+    assert len(requests) == 1 and requests[0]["check"] == requests[0]["ask"] == b"1\n"
+    assert f"{MODULES.format(595, NEW)} - hold\n".replace("hold", "-").encode() in requests[0]["install"]
+    assert packages(planned)[0] == MODULES.format(595, NEW)
+
+
+def test_a_kernel_whose_modules_are_of_another_driver_gets_none_and_is_named() -> None:
+    planned, _ = asked(ubuntu(NEW, OLD), [said(*ARCHIVE, *cannot("unmet dependencies")), said(*ARCHIVE, *RESOLVES)])
+    assert MODULES.format(595, OLD) not in packages(planned) and MODULES.format(595, NEW) in packages(planned)
+    [warning] = [text for text in planned.plan.warnings if text.startswith("kernel: ")]
+    assert OLD in warning and "595.71.05-1" in warning and "whoever boots it has no GPU" in warning
+
+
+def test_where_it_runs_the_newest_kernel_has_to_be_booted() -> None:
+    planned, _ = asked(ubuntu(OLD), [said(*ARCHIVE, *cannot("unmet dependencies")), said(*ARCHIVE, *RESOLVES)])
+    assert MODULES.format(595, "generic") in packages(planned)
+    assert any("once the newest kernel, which comes along, has been booted" in text for text in planned.plan.warnings)
+
+
+def test_the_version_that_all_kernels_take_comes_before_a_newer_one() -> None:
+    older = (*ARCHIVE, *common(595, "595.71.05"), module(595, NEW, "595.71.05"))
+    planned, _ = asked(ubuntu(NEW, OLD), [said(*older, *cannot("unmet dependencies")), said(*older, *RESOLVES)])
+    assert "nvidia-utils-595-server 595.71.05-0ubuntu0.24.04.1" in packages(planned)
+    assert {MODULES.format(595, OLD), MODULES.format(595, NEW)} <= set(packages(planned))
+    assert MODULES.format(595, "generic") not in packages(planned)  # it follows the newest driver
+
+
+def test_a_branch_that_all_kernels_have_modules_of_comes_before_a_newer_one() -> None:
+    both = (*ARCHIVE, module(580, OLD, "580.178.04"))
+    planned, _ = asked(ubuntu(NEW, OLD), [said(*both, *cannot("unmet dependencies")), said(*both, *RESOLVES)])
+    assert planned.solution.driver and planned.solution.driver.branch == 580
+    assert any(r.what == "branch" and "595.71.05-1" in r.why for r in planned.plan.reasons)
+
+
+def test_what_cannot_be_installed_gives_way_to_the_next_branch_with_both_reasons() -> None:
+    first = said(*ARCHIVE, *cannot("nvidia-utils-595-server : Conflicts: x"))
+    planned, requests = asked(ubuntu(NEW), [first, said(*ARCHIVE, *RESOLVES)])
+    assert len(requests) == 2
+    assert planned.solution.driver and planned.solution.driver.branch == 580
+    stated = [reason.why for reason in planned.plan.reasons]
+    assert any("595" in why and "Conflicts: x" in why for why in stated)
+    assert any(why.startswith("580: the newest long-term branch") for why in stated)
+
+
+def test_where_nothing_can_be_installed_the_refusal_quotes_the_package_manager() -> None:
+    never = said(*ARCHIVE, *cannot("libc6 : Breaks: everything"))
+    planned, _ = asked(ubuntu(NEW), [never] * 2)
+    assert planned.plan.steps == ()
+    [problem] = planned.plan.problems
+    assert problem.what == "the node's package manager cannot install it: libc6 : Breaks: everything"
+
+
+def test_a_removal_that_the_plan_does_not_show_is_refused_before_it_begins() -> None:
+    surprise = ("status refused", "message the package manager would also remove xorg", "fix remove it yourself")
+    planned, _ = asked(ubuntu(NEW), [said(*ARCHIVE, *surprise)])
+    assert [(p.what, p.fix) for p in planned.plan.problems] == [(surprise[1][8:], surprise[2][4:])]
+
+
+NOT_RESOLVED = {
+    "old lists": (said(*cannot("no such package"), fresh=False), "lists on the node are older than a day"),
+    "no lists": (said("unasked the repository is not configured yet", *RESOLVES[1:]), "is not configured yet"),
+    "killed": (said(fresh=False), "the node's script ended early"),
+    "not reached": ("the package manager was not asked: gpu1: timed out", "timed out"),
+}
+
+
+@pytest.mark.parametrize(("answer", "says"), NOT_RESOLVED.values(), ids=NOT_RESOLVED.keys())
+def test_what_could_not_be_resolved_is_said_first(answer: tuple[str, int] | str, says: str) -> None:
+    planned, _ = asked(ubuntu(NEW), [answer])
+    assert planned.plan.steps and planned.plan.warnings[0].startswith("not resolved: ")
+    assert says in planned.plan.warnings[0]
+
+
+def test_a_repository_that_the_plan_sets_up_is_not_asked_about_but_the_headers_are() -> None:
+    facts = node("debian:13", "10de:2330", ("6.12.94+deb13-amd64",), secure_boot=False)
+    image = "offer linux-image-amd64 6.12.118", "offer linux-headers-amd64 6.12.118"
+    planned, requests = asked(facts, [said(*image, *cannot("Unable to locate")), said(*image, *RESOLVES)])
+    assert [request["install"].decode().split()[::3] for request in requests] == [
+        ["linux-headers-6.12.94+deb13-amd64"],
+        ["linux-image-amd64", "linux-headers-amd64"],
+    ]
+    assert planned.plan.warnings[0].startswith("not resolved: the packages of nvidia-cuda")
+    assert any("linux-headers-6.12.94+deb13-amd64 is neither" in reason.why for reason in planned.plan.reasons)
+
+
+def test_headers_without_a_newer_kernel_are_refused() -> None:
+    facts = node("debian:13", "10de:2330", ("6.12.94+deb13-amd64",), secure_boot=False)
+    nothing = said("offer linux-image-cloud-amd64 1", "offer linux-image-amd64 1", *cannot("Unable to locate"))
+    planned, _ = asked(facts, [nothing])
+    assert [problem.what for problem in planned.plan.problems] and planned.plan.steps == ()
+
+
+def test_a_converged_node_is_not_asked() -> None:
+    planned, requests = asked(NodeFacts(root=True, package_manager="apt", arch="x86_64"), [])
+    assert requests == [] and planned.plan.steps == ()
+
+
+HOSTILE = (
+    "offer other-package 1",
+    "offer name 1 nvidia-kernel-common-595-server <= 1; rm -rf /",
+    "offer name -1",
+    "offer name $(id)",
+    "offer name 1 a",
+    f"offer name {'9' * 300}",
+)
+
+
+def test_an_answer_that_is_none_names_nothing() -> None:
+    text, rc = said(*HOSTILE, *["offer name 2"] * (OFFERS * 2), *RESOLVES)
+    found = read_answer(text, rc, ["name"])
+    assert {offer.version for offer in found.archive.offers} == {"2"} and len(found.archive.offers) <= OFFERS
+    text, rc = said(*cannot("x" * 10_000 + "\x1b]0;title\x07"))
+    assert len(read_answer(text, rc, ["name"]).why) <= 400
