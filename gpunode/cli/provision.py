@@ -142,13 +142,14 @@ def provision(
     return worst_exit(r.outcome for r in results)
 
 
-def show_results(results: list[HostResult], output_format: str, *, passed: bool = False) -> None:
+def show_results(results: list[HostResult], output_format: str, *, brief: bool = False) -> None:
     """What came of each host: a line each, with its checks below; of many hosts, numbers and causes.
 
-    Of several hosts, checks that passed are counted; with `passed` they are listed.
+    Of several hosts, and of one where it is to be brief, checks that passed are counted; with -v they are listed.
 
     Of a run that left hosts behind, also which, and the command to go on.
     """
+    from gpunode.cli.terminal import verbose
     from gpunode.core.errors import Exit
     from gpunode.core.report.fleet import fleet_text, resume_command, unfinished_text
     from gpunode.core.report.text import MANY, checks_text, counted, results_data
@@ -160,11 +161,15 @@ def show_results(results: list[HostResult], output_format: str, *, passed: bool 
     for result in results if len(results) <= MANY else ():
         mark = Styled("ok", "green") if result.ok else Styled(f"exit {Exit.of(result.outcome)}", "red")
         echo(f"{result.host}: ", mark, f"{',' if result.ok and result.changed else ':'} {result.message}")
-        checks = [one for one in result.checks if passed or one.status != "passed" or len(results) == 1]
+        listed = verbose() or (len(results) == 1 and not brief)
+        checks = [one for one in result.checks if listed or one.status != "passed"]
         if checks:
             echo(fitted(checks_text(checks), terminal_width()))
         if len(checks) < len(result.checks):
-            echo(f"  {counted(len(result.checks) - len(checks), 'check')} passed")
+            echo(
+                f"  {counted(len(result.checks) - len(checks), 'check')} passed"
+                + ("" if checks else "  (-v lists them)")
+            )
     if len(results) > MANY:
         echo(fleet_text(results))
     if text := unfinished_text(results):

@@ -50,6 +50,11 @@ def listen(*, verbose: int = 0, quiet: bool = False, log_file: str = "") -> None
         _hear_ssh()
 
 
+def verbose() -> bool:
+    """Whether a person asked for more than usual (-v)."""
+    return _asked.level < logging.WARNING
+
+
 def forget() -> None:
     """Back to the beginning: for several commands in one process."""
     for handler in [one for one in LOG.handlers if isinstance(one, logging.FileHandler)]:

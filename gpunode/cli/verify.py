@@ -67,7 +67,7 @@ def verify(
         else:
             results = workflow.verify(targets, desired, smoke=smoke, on_done=on_done)
     other = [r for r in results if not r.unchanged_since]
-    show_results(results if output_format == "json" else other, output_format, passed=True)
+    show_results(results if output_format == "json" else other, output_format, brief=True)
     if runs and output_format == "text":
         echo(f"{len(results) - len(other)} of {len(results)} hosts are as run {run} left them")
     return worst_exit(r.outcome for r in results)

@@ -126,7 +126,8 @@ class RefusedError(GpunodeError):
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> RefusedError:
         """The problems of a plan or an edit as one error."""
-        return cls("; ".join(problem.what for problem in problems), fix="; ".join(problem.fix for problem in problems))
+        fixes = dict.fromkeys(problem.fix for problem in problems)
+        return cls("; ".join(problem.what for problem in problems), fix="; ".join(fixes))
 
 
 class InterruptedByUser(GpunodeError):

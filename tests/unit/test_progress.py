@@ -10,6 +10,7 @@ from gpunode.cli import progress
 from gpunode.cli.output import fitted
 from gpunode.cli.progress import Board, fleet, probing, running
 from gpunode.cli.provision import show_results
+from gpunode.cli.terminal import forget, listen
 from gpunode.core.model import Check, HostResult
 from gpunode.edge.ansible.runner import Event
 from gpunode.edge.detect import Detected
@@ -189,5 +190,11 @@ def test_of_several_hosts_what_passed_is_counted_and_the_rest_is_listed(capsys: 
     assert several.count("1 check passed") == 2 and several.count("docker.gpus") == 2 and "driver.smi" not in several
     show_results(hosts[:1], "text")
     assert "driver.smi" in capsys.readouterr().out
-    show_results(hosts, "text", passed=True)
+    show_results(hosts[:1], "text", brief=True)
+    assert "driver.smi" not in capsys.readouterr().out
+    listen(verbose=1)
+    try:
+        show_results(hosts, "text", brief=True)
+    finally:
+        forget()
     assert capsys.readouterr().out.count("driver.smi") == 2

@@ -68,7 +68,7 @@ def verify(
         api = connect()
         how = ProofOptions(smoke=smoke, keep=keep, timeout=timeout, each_node=each_node, max_failures=max_failures)
         results = prove(api, rendered(api), how, notify=notify)
-    show_results(results, output_format, passed=True)
+    show_results(results, output_format, brief=True)
     return worst_exit(result.outcome for result in results)
 
 

@@ -7,6 +7,7 @@ log=$GPUNODE_IN/.log
 : >"$log"
 reboot_reason=
 steps=0 # things changed
+restarted= # units
 
 KERNEL=$(uname -r)
 
@@ -386,6 +387,7 @@ restarts() {
       fail "$unit does not restart" "journalctl -u $unit on the node; the end of it is in the log"
     }
     changed "restart of $unit"
+    restarted="$restarted $unit"
   done
 }
 
@@ -399,6 +401,7 @@ in_force() {
     done
     for module in $(requested unload); do loaded "$module" || echo "not loaded $module"; done
     for unit in $(requested services); do echo "running $unit"; done
+    for unit in $restarted; do echo "restarted $unit"; done
     for unit in $(requested enable); do echo "enabled $unit"; done
     requested alternatives | while read -r name path; do
       [ ! -e "$path" ] || [ "$(readlink -f "/usr/local/$name")" != "$(readlink -f "$path")" ] || echo "- /usr/local/$name leads to $path"

@@ -42,7 +42,7 @@ class ActionModule(NodeAction):
             return result | {
                 "failed": True,
                 "msg": "; ".join(problem.what for problem in plan.problems),
-                "fix": "; ".join(problem.fix for problem in plan.problems),
+                "fix": "; ".join(dict.fromkeys(problem.fix for problem in plan.problems)),
                 "gpunode_exit": int(Exit.REFUSED),
             }
         if self._task.diff and not self._vars.get("gpunode_run"):

@@ -29,6 +29,6 @@ class ActionModule(NodeAction):
             "failed": True,
             "checks": checks,
             "msg": "; ".join(f"{check['id']}: {check['message']}" for check in failed),
-            "fix": "; ".join(check["fix"] for check in failed if check["fix"]),
+            "fix": "; ".join(dict.fromkeys(check["fix"] for check in failed if check["fix"])),
             "gpunode_exit": 1,
         }

@@ -372,7 +372,7 @@ def combined_results(first, second):
         both[key] = [*first.get(key, []), *second.get(key, [])]
     if warnings := [*first.get("warnings", []), *second.get("warnings", [])]:
         both["warnings"] = warnings
-    both["msg"] = "; ".join(text for text in (first.get("msg"), second.get("msg")) if text)
+    both["msg"] = "; ".join(dict.fromkeys(text for text in (first.get("msg"), second.get("msg")) if text))
     return both
 
 
