@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 from apt_roots import Root
 
-from gpunode.core.model import Distro, Kernel, NodeFacts, PciDevice, Repository
+from gpunode.core.model import Distro, Kernel, NodeFacts, PackageWant, PciDevice, Repository
 from gpunode.core.plan.question import Request
 from gpunode.core.remote import program
 from gpunode.core.spec import Spec
@@ -63,7 +62,19 @@ def answer(there: Root, request: Request) -> tuple[str, int]:
     return done.stdout, done.returncode
 
 
-def planned(there: Root, facts: NodeFacts) -> Planned:
+def quick_answer(there: Root, request: Request) -> tuple[str, int]:
+    """The same, with apt's own word about the transaction, which is asked for once."""
+    stated, _ = answer(there, {name: data for name, data in request.items() if name not in ("install", "remove")})
+    lines = [line for line in stated.splitlines(keepends=True) if line.split("\t")[1:2] in (["offer"], ["fresh"])]
+    rows = [line.split() for line in request.get("install", b"").decode().splitlines()]
+    wants = [PackageWant(name=name, version="" if version == "-" else version) for name, version, _ in rows]
+    why = there.fault(wants)
+    message = f"the package manager cannot do it: {' '.join(why.split())}"
+    end = ["status\tfailed", f"message\t{message}"] if why else ["status\tchanged"]
+    return "".join([*lines, *(f"gpunode\t{line}\n" for line in end)]), 1 if why else 0
+
+
+def planned(there: Root, facts: NodeFacts, by: Callable[[Root, Request], tuple[str, int]] = answer) -> Planned:
     """The plan as it stands after the archive was asked."""
     talk = Talk(
         planned=desired().plan("gpu1", facts),
@@ -72,7 +83,7 @@ def planned(there: Root, facts: NodeFacts) -> Planned:
     )
 
     def ask(requests: Mapping[int, Request]) -> dict[int, tuple[str, int]]:
-        return {number: answer(there, request) for number, request in requests.items()}
+        return {number: by(there, request) for number, request in requests.items()}
 
     settle([talk], ask)
-    return replace(talk.planned)
+    return talk.planned

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from apt_roots import CODENAMES, Root, root
-from asked_nodes import node, planned
+from asked_nodes import node, planned, quick_answer
 from test_solve_matrix import asked, driver_of
 
 from gpunode.core.model import DriverChoice, Kernel, PackageWant
@@ -118,7 +118,7 @@ def cases(there: Root, distro: str) -> Iterator[tuple[str, tuple[str, bool]]]:
 
 def wrong(there: Root, distro: str, release: str, gpu: str, secure_boot: bool) -> str:
     """What is wrong with the plan of a node with that kernel, once its package manager was asked."""
-    one = planned(there, node(distro, GPUS[gpu], (release,), secure_boot=secure_boot))
+    one = planned(there, node(distro, GPUS[gpu], (release,), secure_boot=secure_boot), quick_answer)
     if one.plan.problems:
         module = offered_module(there, release) if distro.startswith("ubuntu") else ""
         return module and f"refused, and {module} could be installed: {one.plan.problems[0].what}"

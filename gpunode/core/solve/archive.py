@@ -102,10 +102,15 @@ def taken_by_all(case: Case, flavour: str) -> Rule:
 
 def resolves(case: Case, *, own: bool) -> list[Rule]:
     """That the node's package manager has not said of the branch that it cannot be installed."""
-    failed = {one.branch: one.why for one in case.request.archive.unresolved if one.own == own}
     return [
-        Rule(what="cannot be installed", holds=lambda b: b.branch not in failed, why=f"{branch}: {why}")
-        for branch, why in failed.items()
+        Rule(
+            what="cannot be installed",
+            holds=lambda b, failed=failed: b.branch != failed.branch,  # type: ignore[misc]
+            why=f"{failed.branch} cannot be installed: {failed.why}",
+            source="the node's package manager",
+        )
+        for failed in case.request.archive.unresolved
+        if failed.own == own
     ]
 
 

@@ -280,6 +280,15 @@ def _kinds(case: Case) -> Sequence[str]:
     return (*SUPPORTED, "NFB", "unknown") if case.distro.family == "arch" else SUPPORTED
 
 
+def _for_every_kernel(case: Case, rules: Sequence[Rule], best: Branch, flavour: str) -> Branch:
+    """The best branch with modules for every kernel, by the archive; where there is none, the best."""
+    found = _best(case, [*rules, taken_by_all(case, flavour)]) or best
+    if found != best:
+        why = f"all kernels that can boot have its modules; of {best.branch}: {built_fit(case, best, flavour).why}"
+        case.because("branch", f"{found.branch}: {why}", "the node's package manager")
+    return found
+
+
 def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> Branch | None:
     asked, where = needs(case, flavour), _where(case, own=own, flavour=flavour, built=built is not None)
     if built and not built.own:
@@ -293,14 +302,8 @@ def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> B
     if best is None:
         _refuse_all(case, rules, _ways_out(case, asked, flavour, own))
         return None
-    everywhere = _best(case, [*rules, taken_by_all(case, flavour)]) if own and built else None
-    if everywhere and everywhere != best:
-        why = f"all kernels that can boot have its modules; of {best.branch}: {built_fit(case, best, flavour).why}"
-        case.because("branch", f"{everywhere.branch}: {why}", "")
-        best = everywhere
-    for failed in case.request.archive.unresolved:
-        if failed.own == own:
-            case.because("branch", f"{failed.branch} cannot be installed: {failed.why}", "the node's package manager")
+    if own and built:
+        best = _for_every_kernel(case, rules, best, flavour)
     present = _present(case, rules)
     if present and present != best:
         why = f"{present.branch}: installed already, and it satisfies all of it; {best.branch} is newer"
