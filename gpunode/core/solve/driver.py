@@ -311,6 +311,12 @@ def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> B
         return present
     if case.request.driver.branch == "auto" and _loaded(case) > best.branch and not _useless(case):
         return _newer_than(case, asked if case.distro.family == "arch" else rules, best)
+    _say_why(case, best, rules)
+    return best
+
+
+def _say_why(case: Case, best: Branch, rules: Sequence[Rule]) -> None:
+    """The reasons of a branch that was chosen as the newest, and what is to be known of its support."""
     ended = best.ended(case.knowledge.as_of)
     word = {"LTSB": "long-term", "PB": "production"}.get(best.kind, "only")
     for rule in rules:
@@ -329,7 +335,6 @@ def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> B
         case.because("warning: branch", why, best.source)
     if ended:
         case.because("warning: branch", f"{best.branch} gets no security updates any more", best.source)
-    return best
 
 
 def _loaded(case: Case) -> int:
