@@ -130,7 +130,7 @@ def _facts(found: Detected) -> NodeFacts:
 
 
 def _row(found: Detected) -> tuple[str, ...]:
-    """A host as a line of the table."""
+    """A host as a line of the table; the last column names what is wrong, by the ids of checks."""
     facts = _facts(found)
     return (
         found.host,
@@ -140,26 +140,44 @@ def _row(found: Detected) -> tuple[str, ...]:
         facts.driver.loaded or ("nouveau" if facts.driver.nouveau else "none"),
         ", ".join(f"{r.name} {r.version}".strip() for r in facts.runtimes) or "none",
         facts.kubernetes.kind or "none",
-        str(len(list(_problems(facts))) or ""),
+        ", ".join(dict.fromkeys(name for name, _ in _problems(facts))),
     )
 
 
+_TITLES = ("HOST", "DISTRIBUTION", "KERNEL", "GPUS", "DRIVER", "ENGINES", "KUBERNETES", "PROBLEMS")
+
+
 def _table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Hosts with the same columns in one row; a table that is wider than the terminal as a block for each row."""
     from rich.markup import escape
+    from rich.measure import Measurement
     from rich.table import Table
 
+    from gpunode.core.report.text import names
+
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for host, *columns in rows:
+        alike.setdefault(tuple(columns), []).append(host)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("HOST", "DISTRIBUTION", "KERNEL", "GPUS", "DRIVER", "ENGINES", "KUBERNETES", "PROBLEMS"):
+    for title in _TITLES:
         table.add_column(title)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    print_drawn(table)
+    for columns, hosts in alike.items():
+        table.add_row(*map(escape, (names(hosts, 4), *columns)))
+    screen = console()
+    if Measurement.get(screen, screen.options.update(max_width=10_000), table).maximum <= screen.width:
+        print_drawn(table)
+        return
+    for columns, hosts in alike.items():
+        print_drawn(f"[bold]{escape(names(hosts))}[/]")
+        for title, text in zip(_TITLES[1:], columns, strict=True):
+            if text:
+                print_drawn(f"  {title.lower():<13} {escape(text)}")
 
 
 def _card(found: Detected) -> Callable[[], None]:
     """A host as a card, to be shown once it is known that all of it can be."""
     facts = _facts(found)
-    sections, problems = list(_sections(found.host, facts)), list(_problems(facts))
+    sections, problems = list(_sections(found.host, facts)), [text for _, text in _problems(facts)]
 
     def show() -> None:
         from rich.markup import escape
@@ -271,16 +289,15 @@ def _knowledge() -> Knowledge:
     return load_knowledge()
 
 
-def _problems(facts: NodeFacts) -> Iterator[str]:
-    """What looks wrong: failed health checks, and what the probe could not see."""
+def _problems(facts: NodeFacts) -> Iterator[tuple[str, str]]:
+    """What looks wrong, with a name: failed health checks, and what the probe could not see."""
     from gpunode.core.checks.health import health_checks
 
     for check in health_checks(facts, _knowledge()):
         if check.status in ("failed", "warning"):
-            yield check.message + (f" ({check.fix})" if check.fix else "")
+            yield check.id, check.message + (f" ({check.fix})" if check.fix else "")
     if facts.broken_packages:
-        yield f"broken packages: {', '.join(facts.broken_packages)}"
+        yield "packages", f"broken packages: {', '.join(facts.broken_packages)}"
     if facts.package_lock:
-        yield f"the package manager is locked by {facts.package_lock}"
-    yield from facts.malformed
-    yield from facts.notes
+        yield "packages", f"the package manager is locked by {facts.package_lock}"
+    yield from (("probe", text) for text in (*facts.malformed, *facts.notes))

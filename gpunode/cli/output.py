@@ -19,7 +19,7 @@ import click
 from gpunode.core.printable import json_text, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleRenderable
+    from rich.console import Console, RenderableType
 
 _COLUMN = re.compile(r"^ +|(?<=\S)  +")  # what stands before a column
 
@@ -88,7 +88,7 @@ def print_yaml(data: Any) -> None:
     echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120), nl=False)
 
 
-def print_drawn(drawing: ConsoleRenderable) -> None:
+def print_drawn(drawing: RenderableType) -> None:
     """A table or grid on stdout, without the blanks that rich fills its last column with."""
     made = console()
     with made.capture() as drawn:

@@ -187,15 +187,52 @@ def _plain(path: str | Path, raw: bytes) -> Any:
         check_aliases(raw, str(path))
         data = yaml.load(raw, Loader=_loader())  # noqa: S506 - a subclass of SafeLoader
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        spot = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        found = InputError(f"{path}{spot}: {error.problem or error.context}", expected="YAML", fix="fix that line")
-        found.excerpt = _excerpt(raw, mark) if mark else ""
-        raise found from error
+        raise _at_its_line(path, raw, error) from error
     except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
         first = str(error).partition("\n")[0]
         raise InputError(f"{path} is not YAML: {first}", expected="YAML in UTF-8", fix="fix the file") from error
     return {} if data is None else data
+
+
+def _at_its_line(path: str | Path, raw: bytes, error: yaml.MarkedYAMLError) -> InputError:
+    mark = error.problem_mark or error.context_mark
+    spot = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+    found = InputError(f"{path}{spot}: {error.problem or error.context}", expected="YAML", fix="fix that line")
+    found.excerpt = _excerpt(raw, mark) if mark else ""
+    return found
+
+
+def inventory_mistake(source: str | Path) -> InputError | None:
+    """What is wrong with a YAML inventory that Ansible reads no host from: a line that is no YAML, a group without
+    `hosts`.  None where it is of another form, or nothing of this kind is wrong.
+    """
+    import yaml
+
+    path = Path(source)
+    if path.suffix not in (".yml", ".yaml") or not path.is_file():
+        return None
+    try:
+        raw = _spec_bytes(path)
+        check_aliases(raw, str(path))
+        node = yaml.compose(raw, Loader=yaml.SafeLoader)  # tags of Ansible's (!vault) stay nodes
+    except InputError as error:
+        return error
+    except yaml.MarkedYAMLError as error:
+        return _at_its_line(path, raw, error)
+    except (yaml.YAMLError, UnicodeError, RecursionError):
+        return None
+    for group, within in node.value if isinstance(node, yaml.MappingNode) else ():
+        for key, _ in within.value if isinstance(within, yaml.MappingNode) else ():
+            if key.value not in ("hosts", "children", "vars"):
+                mark = key.start_mark
+                found = InputError(
+                    f"{path}:{mark.line + 1}:{mark.column + 1}: the group {group.value} has the key {key.value!r}",
+                    expected="hosts, children or vars",
+                    fix=f"put the hosts of {group.value} below `hosts:`",
+                )
+                found.excerpt = _excerpt(raw, mark)
+                return found
+    return None
 
 
 @cache

@@ -110,7 +110,7 @@ def test_one_host_is_shown_as_a_card(run_gpunode: Run) -> None:
 def test_every_recorded_node_can_be_shown_and_printed(run_gpunode: Run) -> None:
     files = sorted(PROBES.glob("*/probe.txt"))
     table = run_gpunode("detect", "--probe", *files).stdout
-    assert len(table.splitlines()) >= 1 + len(files)
+    assert all(path.parent.name in table for path in files)
     hosts = json.loads(run_gpunode("detect", "--probe", *files, "--format", "json").stdout)["hosts"]
     assert [h["host"] for h in hosts] == [f.parent.name for f in files]
 
@@ -232,3 +232,12 @@ def test_what_is_not_visible_without_root_is_named(capsys: pytest.CaptureFixture
         "without root: processes of others, the kernel's log, gpunode's journal, /etc/containerd/config.toml; "
         "add --become to see all"
     ) in capsys.readouterr().out
+
+
+def test_hosts_that_are_alike_are_one_row_and_problems_have_names(run_gpunode: Run, tmp_path: Path) -> None:
+    text = (PROBES / "debian12-h100-fresh" / "probe.txt").read_text()
+    for number in range(6):
+        (tmp_path / f"gpu{number}.probe").write_text(text)
+    lines = run_gpunode("detect", "--probe", str(tmp_path)).stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("gpu0, gpu1, gpu2, gpu3 … (6 in all)") and lines[1].endswith("driver.loaded, probe")

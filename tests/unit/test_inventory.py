@@ -307,7 +307,10 @@ def test_group_vars_of_the_current_folder_do_not_leak_in(tmp_path: Path) -> None
     ("files", "limit", "says"),
     [
         ({}, "", "does not exist"),
-        ({"hosts.yml": "all: {hosts: [\n"}, "", "hosts.yml"),
+        ({"hosts.yml": "all: {hosts: [\n"}, "", "hosts.yml:2:1: "),
+        ({"hosts.yml": "all:\n  hosts:\n    a: {x: y\n    b:\n"}, "", r"hosts.yml:4:6: .*\n  4 \|     b:"),
+        ({"hosts.yml": "gpus:\n  gpu1: {}\n"}, "", r"hosts.yml:2:3: the group gpus has the key 'gpu1'"),
+        ({"hosts.yml": "a: &a [1]\nb: [*a, *a\n"}, "", "hosts.yml:3:1: "),
         (
             {"hosts.yml": "all: {hosts: {gpu1: {ansible_host: '{{ nowhere }}'}}}\n"},
             "",

@@ -56,9 +56,16 @@ def load_inventory(
     try:
         return _load(sources, limit, vault_password_files)
     except AnsibleError as error:
-        raise InputError(
+        raise _mistake(sources) or InputError(
             f"inventory {' '.join(sources)}: {error}", fix="ansible-inventory --list shows more"
         ) from error
+
+
+def _mistake(sources: Sequence[str]) -> InputError | None:
+    """What is wrong with the first of the sources that is broken, with line and column, where that can be said."""
+    from gpunode.edge.load import inventory_mistake
+
+    return next(filter(None, map(inventory_mistake, sources)), None)
 
 
 def inventory_vars(target: Target) -> dict[str, Any]:
@@ -144,6 +151,8 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
         found.append(InventoryHost(target=target, groups=groups, spec=spec))
     if not found:
         known = ", ".join(sorted(inventory.hosts)[:10])
+        if not known and (mistake := _mistake(sources)):
+            raise mistake
         raise InputError(
             f"no host of inventory {' '.join(sources)} matches" + (f" --limit {limit}" if limit else ""),
             expected=f"one of: {known}, …" if known else "an inventory with hosts",
