@@ -161,15 +161,15 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in _TITLES:
         table.add_column(title)
-    for columns, hosts in alike.items():
-        table.add_row(*map(escape, (names(hosts, 4), *columns)))
+    for same, hosts in alike.items():
+        table.add_row(*map(escape, (names(hosts, 4), *same)))
     screen = console()
     if Measurement.get(screen, screen.options.update(max_width=10_000), table).maximum <= screen.width:
         print_drawn(table)
         return
-    for columns, hosts in alike.items():
+    for same, hosts in alike.items():
         print_drawn(f"[bold]{escape(names(hosts))}[/]")
-        for title, text in zip(_TITLES[1:], columns, strict=True):
+        for title, text in zip(_TITLES[1:], same, strict=True):
             if text:
                 print_drawn(f"  {title.lower():<13} {escape(text)}")
 
