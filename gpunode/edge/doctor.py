@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from gpunode.core.doctor import Diagnosis, Faults, diagnose, scan
+from gpunode.core.doctor.parts import Parts
+from gpunode.core.doctor.read import diagnose_logs
 from gpunode.core.doctor.table import LAYERS, Codes, Fault, parse_codes, parse_faults, parse_messages
 from gpunode.core.errors import GpunodeError, InputError
 
@@ -40,7 +42,7 @@ def load_faults() -> Faults:
     """The messages of knowledge/faults/messages/, read once a process; what they mean is read when one was found."""
     folder = _knowledge() / "faults" / "messages"
     read = {file.name.removesuffix(".toml"): _table(file) for file in sorted(folder.iterdir(), key=lambda f: f.name)}
-    return Faults(parse_messages(read), _read_faults, load_codes)
+    return Faults(parse_messages(read), _read_faults, load_codes, Parts(_table(_knowledge() / "faults" / "parts.toml")))
 
 
 def _read_faults() -> dict[str, Fault]:
@@ -66,8 +68,8 @@ def _table(file: Traversable) -> dict[str, Any]:
 def examine_logs(paths: tuple[Path, ...]) -> Examined:
     """Logs (`-` is standard input; *.gz and *.xz are unpacked) → one diagnosis.  Raises InputError."""
     faults = load_faults()
-    scans = [scan(faults, "stdin" if path == Path("-") else path.name, _chunks(path)) for path in paths]
-    return Examined(host="logs", diagnosis=diagnose(faults, scans))
+    logs = [("stdin" if path == Path("-") else path.name, faults.parts.split(_chunks(path))) for path in paths]
+    return Examined(host="logs", diagnosis=diagnose_logs(faults, logs))
 
 
 def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda found: None) -> list[Examined]:
@@ -109,13 +111,12 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
     from gpunode.core.doctor.state import split_sections, state_faults
 
     faults, sections = load_faults(), split_sections(text)
-    scans = [scan(faults, name, [text]) for name, text in sections.items() if name not in _NO_LOGS]
+    named = {name: faults.parts.part(f"gpunode log {name}") for name in sections}
+    scans = [scan(faults, name, [text], named[name]) for name, text in sections.items() if not named[name].silent]
     state = state_faults(facts, sections, _scheduler_rules())
     active = {name for name, service in facts.services.items() if service.active == "active"}
-    return Examined(host=host, diagnosis=diagnose(faults, scans, state, active=active), notes=notes)
-
-
-_NO_LOGS = ("kubelet-devices", "kube-scheduler-config")
+    proven = {"driver-answers"} if facts.driver.loaded and facts.nvml else set()
+    return Examined(host=host, diagnosis=diagnose(faults, scans, state, active=active, proven=proven), notes=notes)
 
 
 def _scheduler_rules() -> SchedulerRules:

@@ -19,8 +19,9 @@ from rows import over
 
 from benchmarks.doctor import LINES as ORDINARY
 from gpunode.cli.main import cli
-from gpunode.core.doctor import diagnose, diagnosis_data, diagnosis_text, scan
+from gpunode.core.doctor import Diagnosis, diagnose, diagnosis_data, diagnosis_text, scan
 from gpunode.core.doctor.logs import KEPT, PART
+from gpunode.core.doctor.read import diagnose_logs
 from gpunode.core.doctor.state import split_sections, state_faults
 from gpunode.core.doctor.table import LAYERS, Fault, Faults, Message, parse_faults, parse_messages
 from gpunode.core.errors import InputError
@@ -44,7 +45,11 @@ from gpunode.edge.doctor import load_codes, load_faults
 from gpunode.edge.load import load_scheduler_rules
 
 FOLDER = Path(__file__).parents[1] / "cases" / "doctor"
-TEXTS = yaml.safe_load((FOLDER / "texts.yml").read_text(encoding="utf-8"))
+TEXTS = {
+    name: case
+    for file in ("texts.yml", "reports.yml")
+    for name, case in yaml.safe_load((FOLDER / file).read_text(encoding="utf-8")).items()
+}
 NEAR = yaml.safe_load((FOLDER / "near.yml").read_text(encoding="utf-8"))
 FAULTS = load_faults()
 PATTERN = 120  # characters of a pattern
@@ -55,7 +60,11 @@ NO_HEADERS = (
 
 
 def ids(text: str) -> set[str]:
-    return {finding.fault.id for finding in diagnose(FAULTS, [scan(FAULTS, "log", [text])]).findings}
+    return {finding.fault.id for finding in diagnosed(text).findings}
+
+
+def diagnosed(text: str) -> Diagnosis:
+    return diagnose_logs(FAULTS, [("log", FAULTS.parts.split([text]))])
 
 
 def shown(message: Message) -> str:
@@ -94,7 +103,9 @@ def test_a_pattern_is_short_and_looks_at_one_place(message: Message) -> None:
 
 def test_faults_and_messages_know_each_other() -> None:
     assert {name for one in FAULTS.messages for name in (one.fault, *one.also)} <= FAULTS.faults.keys()
-    source = (Path(__file__).parents[2] / "gpunode/core/doctor/state.py").read_text(encoding="utf-8")
+    doctor = Path(__file__).parents[2] / "gpunode" / "core" / "doctor"
+    source = "".join((doctor / name).read_text(encoding="utf-8") for name in ("state.py", "__init__.py"))
+    source += "".join(f'"{code.fault}"' for code in load_codes().xids.values())
     silent = FAULTS.faults.keys() - {name for m in FAULTS.messages for name in (m.fault, *m.also)}
     assert all(f'"{name}"' in source for name in silent), "a fault is shown by a message or by the state of a node"
     texts = [(m.text, m.pattern, m.needs) for m in FAULTS.messages]
@@ -113,11 +124,20 @@ def test_what_has_words_of_a_message_does_not_show_its_fault(name: str, text: st
 
 @over(TEXTS.items())
 def test_what_is_in_a_text_is_found_and_nothing_else(name: str, case: dict[str, Any]) -> None:
-    result = diagnose(FAULTS, [scan(FAULTS, "log", [case["text"]])])
+    result = diagnosed(case["text"])
     roots = {finding.fault.id for finding in result.findings if finding.root}
     follows = {finding.fault.id for finding in result.findings if not finding.root}
     assert (roots, follows) == (set(case.get("roots", [])), set(case.get("follows", [])))
+    assert {one.fault.id for one in result.earlier} == set(case.get("earlier", []))
     assert {f"{'s' * xid.nvswitch}{xid.code}" for xid in result.xids} == {str(x) for x in case.get("xids", [])}
+
+
+@over([(name, size) for name, case in TEXTS.items() if "____" in case["text"] for size in (1, 3, 10)])
+def test_a_report_is_read_the_same_however_it_comes(name: str, size: int) -> None:
+    lines = TEXTS[name]["text"].splitlines(keepends=True)
+    chunks = ["".join(lines[at : at + size]) for at in range(0, len(lines), size)]
+    in_pieces = diagnose_logs(FAULTS, [("log", FAULTS.parts.split(chunks))])
+    assert diagnosis_data(in_pieces, FAULTS) == diagnosis_data(diagnosed(TEXTS[name]["text"]), FAULTS)
 
 
 ROW = {"severity": "error", "cause": "c", "fix": "f", "source": "s"}
@@ -283,7 +303,8 @@ def test_a_broken_line_is_shown_joined_with_its_own_quotation_marks() -> None:
 def test_no_message_begins_in_the_ordinary_lines_of_a_long_log() -> None:
     """Words that every line has, such as gpu or init, make a bad text of a message: 100 MB would take minutes."""
     for line in ORDINARY:
-        assert [found.text for _, found in FAULTS.finder.iter(line.lower())] == []
+        begun = [found.text for _, found in FAULTS.finder.iter(line.lower()) if found.messages or found.reports]
+        assert begun == []
 
 
 def read_by_patterns(monkeypatch: pytest.MonkeyPatch, text: str) -> list[int]:

@@ -6,7 +6,7 @@ several steps).  What matches nothing is not guessed at.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]  # the most likely root first
     xids: tuple[XidSeen, ...]
+    earlier: tuple[Finding, ...] = ()  # was so, and is over: of earlier boots, or refuted by what came later
 
     @property
     def sound(self) -> bool:
@@ -52,17 +53,28 @@ def diagnose(
     state: Mapping[str, Sequence[Evidence]] = {},
     *,
     active: Collection[str] = (),
+    proven: Collection[str] = (),
 ) -> Diagnosis:
-    """Logs that were read, and faults in the state → findings in order; `active` are the units that run now."""
-    in_logs = [one.found() for one in scans]
-    findings = {}
-    for name in dict.fromkeys([*state, *(name for found in in_logs for name in found)]):
-        fault, shown = faults.faults[name], [found[name] for found in in_logs if name in found]
-        if fault.unit in active and name not in state:
-            continue
+    """Logs that were read, and faults in the state → findings in order.
+
+    `active` are the units that run now, `proven` what is known of the machine (Fault.refuted_by).
+    """
+    in_logs = [(one, one.found()) for one in scans]
+    xids = _merged(scans)
+    for name, evidence in _from_codes(faults, xids):
+        state = {**state, name: [*state.get(name, ()), evidence]}
+    findings: dict[str, Finding] = {}
+    earlier: dict[str, Finding] = {}
+    for name in dict.fromkeys([*state, *(name for _, found in in_logs for name in found)]):
+        fault = faults.faults[name]
+        all_shown = [(one, found[name]) for one, found in in_logs if name in found]
+        over = fault.unit in active or fault.refuted_by in proven
+        shown = [lines for one, lines in all_shown if not (over or lines.earlier or one.part.refuted_by in proven)]
+        there = shown or name in state
+        shown = shown if there else [lines for _, lines in all_shown]
         seen = [*state.get(name, ()), *(evidence for one in shown for evidence in one.evidence)]
         unsure = name not in state and all(one.broken for one in shown)
-        findings[name] = Finding(
+        (findings if there else earlier)[name] = Finding(
             fault=fault,
             root=True,
             count=len(state.get(name, ())) + sum(one.count for one in shown),
@@ -73,7 +85,7 @@ def diagnose(
     certain = {name: finding for name, finding in findings.items() if finding.fault.severity != "hint"} or findings
     below = _consequences(faults, certain)
     ordered = [replace(finding, root=name not in below) for name, finding in certain.items()]
-    return Diagnosis(findings=tuple(sorted(ordered, key=_rank)), xids=_merged(scans))
+    return Diagnosis(findings=tuple(sorted(ordered, key=_rank)), xids=xids, earlier=tuple(earlier.values()))
 
 
 def _consequences(faults: Faults, found: Iterable[str]) -> set[str]:
@@ -97,13 +109,32 @@ def _rank(finding: Finding) -> tuple[Any, ...]:
     return (not finding.root, fault.severity != "error", _ORDER.index(finding.confidence), order, finding.first)
 
 
+def _from_codes(faults: Faults, xids: Sequence[XidSeen]) -> Iterator[tuple[str, Evidence]]:
+    """Faults that a code alone shows: the table's own, and a GPU that fails once more after a reload."""
+    for seen in xids:
+        known = None if seen.nvswitch else faults.codes.xids.get(seen.code)
+        if not known:
+            continue
+        if known.fault and not seen.earlier:
+            yield known.fault, seen.evidence
+        elif not known.sound:
+            again = [gpu for gpu, loads in seen.loads.items() if len(loads) > 1]
+            if again:
+                text = f"Xid {seen.code} on {', '.join(again)} once more after the module was loaded again"
+                yield "gpu-suspect", replace(seen.evidence, text=f"{text}: {seen.evidence.text}")
+
+
 def _merged(scans: Sequence[Scan]) -> tuple[XidSeen, ...]:
-    """The codes of all logs, one row each."""
+    """The codes of all logs, one row each; parts of a report have the same lines, so that the fullest one counts."""
     rows: dict[tuple[int, bool], XidSeen] = {}
-    for seen in (xid for one in scans for xid in one.xids()):
-        old = rows.get((seen.code, seen.nvswitch), replace(seen, count=0))
-        gpus = tuple(dict.fromkeys([*old.gpus, *seen.gpus]))
-        rows[seen.code, seen.nvswitch] = replace(seen, count=old.count + seen.count, gpus=gpus)
+    for log, seen in [(one, xid) for one in scans for xid in one.xids()]:
+        old = rows.get((seen.code, seen.nvswitch))
+        if not old:
+            rows[seen.code, seen.nvswitch] = seen
+            continue
+        count = max(old.count, seen.count) if log.part.report else old.count + seen.count
+        newest = old if seen.earlier and not old.earlier else seen
+        rows[seen.code, seen.nvswitch] = replace(newest, count=count, loads=old.with_loads(seen.loads))
     return tuple(sorted(rows.values(), key=lambda xid: xid.nvswitch))
 
 
@@ -130,6 +161,10 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
             for finding in diagnosis.findings
         ],
         "xids": [_xid_data(xid, faults) for xid in diagnosis.xids],
+        "earlier": [
+            {"id": one.fault.id, "count": one.count, "evidence": [_evidence_text(e) for e in one.evidence[:1]]}
+            for one in diagnosis.earlier
+        ],
     }
 
 
@@ -160,9 +195,7 @@ def _evidence_text(evidence: Evidence) -> str:
 
 def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
     """For people: root causes, then what follows from them, then Xid codes."""
-    if diagnosis.sound:
-        return "  nothing known matches"
-    lines = []
+    lines = ["  nothing known matches"] if diagnosis.sound else []
     for finding in diagnosis.findings:
         fault = finding.fault
         head = "look next" if fault.severity == "hint" else "root cause" if finding.root else "follows"
@@ -174,6 +207,8 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
         lines += [f"    source   {fault.source}"]
     for seen in diagnosis.xids:
         lines += _xid_lines(seen, faults)
+    for one in diagnosis.earlier:
+        lines.append(f"  over       {one.fault.id}: {_evidence_text(one.evidence[0])}")
     return "\n".join(lines)
 
 

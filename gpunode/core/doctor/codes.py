@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gpunode.core.doctor.text import Evidence
@@ -82,21 +83,38 @@ class XidSeen:
 
     code: int
     count: int
-    gpus: tuple[str, ...]
+    loads: Mapping[str, frozenset[int]]  # GPU → where the module was last loaded before each of its lines
     evidence: Evidence
     nvswitch: bool = False  # an SXid
+    earlier: bool = False  # before the module was loaded again
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(self.loads)
+
+    def with_loads(self, loads: Mapping[str, frozenset[int]]) -> Mapping[str, frozenset[int]]:
+        return {gpu: self.loads.get(gpu, frozenset()) | loads.get(gpu, frozenset()) for gpu in [*self.loads, *loads]}
 
 
-def add_code(seen: dict[tuple[int, bool], XidSeen], report: Report, match: re.Match[str], evidence: Evidence) -> None:
+def add_code(
+    seen: dict[tuple[int, bool], XidSeen], report: Report, match: re.Match[str], evidence: Evidence, load: int
+) -> None:
     """Count a code that a line reports; the further lines of an NVSwitch's error belong to the first one."""
     code, gpu = int(match["code"]), (match.groupdict().get("gpu") or "").lower().removeprefix("pci:")
     key = (code, report.nvswitch)
     old = seen.get(key)
+    loads = {gpu: frozenset([load])} if gpu else {}
     if not old:
-        seen[key] = XidSeen(code=code, count=1, gpus=(gpu,) if gpu else (), evidence=evidence, nvswitch=report.nvswitch)
+        seen[key] = XidSeen(code=code, count=1, loads=loads, evidence=evidence, nvswitch=report.nvswitch)
     elif not report.nvswitch or not _MORE.match(match.string, match.end()):
-        gpus = old.gpus if not gpu or gpu in old.gpus else (*old.gpus, gpu)
-        seen[key] = replace(old, count=old.count + 1, gpus=gpus, evidence=evidence)
+        seen[key] = replace(old, count=old.count + 1, loads=old.with_loads(loads), evidence=evidence)
 
 
 _MORE = re.compile(r", (?:Data|Severity) ")
+_VERDICT = re.compile(r"GPU recovery action changed from .{1,40} to 0x\w+ \(([^)]{1,40})\)", re.IGNORECASE)
+
+
+def verdict(seen: XidSeen) -> str:
+    """The recovery action that Xid 154 tells, "" for another code."""
+    told = _VERDICT.search(seen.evidence.text) if seen.code == 154 else None
+    return told[1] if told else ""

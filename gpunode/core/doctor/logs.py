@@ -8,18 +8,22 @@ terminal or a mail program has broken are read joined as well, for messages that
 
 from __future__ import annotations
 
+import re
 from bisect import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpunode.core.doctor.codes import XidSeen, add_code
+from gpunode.core.doctor.parts import ANYONE, Part
 from gpunode.core.doctor.table import Faults, Found, Message
 from gpunode.core.doctor.text import Evidence, joined, places, plain, small, starts, uncoloured
 
 KEPT = 5  # lines of evidence for one fault in one log, the newest
 PART = 1000  # characters of a line that are read for a pattern, and half of that on each side
 _SHOWN = 400  # characters of a line that are shown
+_RECIPE = re.compile(r"^\s*@?echo\b.*\\\s*$|\becho >&2 ")  # of make, which prints it before it runs
+_OF_NVIDIA = re.compile(r"pci ([0-9a-f:.]{7,16}): \[10de:")
 _TAIL = 2000  # characters of a chunk that are joined with the next one
 
 
@@ -31,6 +35,7 @@ class Shown:
     first: int
     evidence: tuple[Evidence, ...]
     broken: bool = False  # seen only where lines were joined: less certain
+    earlier: bool = False  # of an earlier boot, or a later line shows that it is over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +52,10 @@ class _Lines:
     count: int = 0
     first: int = 0
     newest: deque[Evidence] = field(default_factory=lambda: deque(maxlen=KEPT))
-    messages: set[Message] = field(default_factory=set)
+    messages: dict[Message, int] = field(default_factory=dict)  # the line of the last one
 
     def add(self, evidence: Evidence, message: Message) -> None:
-        self.messages.add(message)
+        self.messages[message] = evidence.line
         if self.newest and self.newest[-1].line == evidence.line:
             return
         self.first = self.first or evidence.line
@@ -64,20 +69,27 @@ class Scan:
 
     faults: Faults
     source: str
+    part: Part = ANYONE
     _number: int = 0  # of lines
+    _over: dict[str, int] = field(default_factory=dict)  # program → the line from which its messages count; * all
     _seen: dict[str, _Lines] = field(default_factory=dict)
     _broken: dict[str, _Lines] = field(default_factory=dict)
     _codes: dict[tuple[int, bool], XidSeen] = field(default_factory=dict)
     _texts: set[str] = field(default_factory=set)  # that some message needs, and that were there
+    _slots: set[str] = field(default_factory=set)  # of NVIDIA's devices
     _tail: str = ""
     _shown_tail: str = ""  # the same as it was in the log
 
-    def feed(self, chunk: str) -> None:
-        """The next whole lines of the log."""
+    def feed(self, chunk: str, line: int = 0) -> None:
+        """The next whole lines of the log; `line` is the number of the first one, where others were left out."""
+        if line and line != self._number + 1:
+            self._number, self._tail, self._shown_tail = line - 1, "", ""
         shown = uncoloured(chunk)
         text = plain(shown)
         lower = small(text)
         self._texts.update(needed for _, needed in self.faults.needed.iter(lower))
+        if "[10de:" in lower:
+            self._slots.update(_OF_NVIDIA.findall(lower))
         lines = None if len(shown) == len(text) else shown.split("\n")  # else each letter is where it was
         for number, start, end, hits in self._hits(lower):
             as_it_was = shown[start:end] if lines is None else lines[number - self._number - 1]
@@ -90,15 +102,24 @@ class Scan:
         broken = {name: lines for name, lines in self._broken.items() if name not in self._seen}
         return {
             name: Shown(
-                count=lines.count, first=lines.first, evidence=tuple(reversed(lines.newest)), broken=name in broken
+                count=lines.count,
+                first=lines.first,
+                evidence=tuple(reversed(lines.newest)),
+                broken=name in broken,
+                earlier=all(self._is_over(m.program, line) for m, line in lines.messages.items()),
             )
             for name, lines in {**self._seen, **broken}.items()
             if any(not m.needs or self._texts.intersection(m.needs) for m in lines.messages)
         }
 
+    def _is_over(self, program: str, line: int) -> bool:
+        return self.part.earlier or line < max(self._over.get(program, 0), self._over.get("*", 0))
+
     def xids(self) -> tuple[XidSeen, ...]:
         """Codes that the driver and other programs report."""
-        return tuple(self._codes.values())
+        return tuple(
+            replace(seen, earlier=self._is_over("nvidia.ko", seen.evidence.line)) for seen in self._codes.values()
+        )
 
     def _hits(self, lower: str) -> Iterator[tuple[int, int, int, list[tuple[int, Found]]]]:
         """Lines that have known texts: number, where it starts and ends, the texts with where each begins."""
@@ -125,13 +146,21 @@ class Scan:
             begin = max(0, min(around, len(shown) - _SHOWN)) if len(shown) > PART else 0
             return Evidence(source=self.source, line=number, text=shown[begin : begin + _SHOWN].strip())
 
-        for match in _longest(_matches(line, 0, len(line), hits)):
+        for _, found in hits:
+            for program, gap in found.ends:
+                if number - self._over.get(program, -gap) >= gap:
+                    self._over[program] = number
+        if _RECIPE.search(line):
+            return
+        for match in _longest(self._matches(line, hits)):
+            if match.message.of_gpu and not any(slot in line for slot in self._slots):
+                continue
             lines = self._seen.setdefault(match.message.fault, _Lines())
             lines.add(evidence(match.begin), match.message)
         for first, found in hits:
-            for report in found.reports:
+            for report in found.reports if self._reports else ():
                 if reported := report.pattern.match(line, first):
-                    add_code(self._codes, report, reported, evidence(first))
+                    add_code(self._codes, report, reported, evidence(first), self._over.get("nvidia.ko", 0))
 
     def _read_joined(self, text: str, shown: str) -> None:
         """Messages that go over the end of a line; those of the end of the last chunk were read with it.
@@ -147,25 +176,45 @@ class Scan:
                 continue
             seen_as = joined(shown, glue)
             breaks = starts(text, glue)
-            for match in _longest(_matches(folded, 0, len(folded), self._over(hits, breaks))):
+            for match in _longest(self._matches(folded, self._over_breaks(hits, breaks))):
                 line = bisect(breaks, match.end - 1)
-                if bisect(breaks, match.begin) < line >= old:
+                if bisect(breaks, match.begin) < line >= old and not match.message.of_gpu:
                     lines = self._broken.setdefault(match.message.fault, _Lines())
                     lines.add(self._joined_evidence(seen_as, number + line, match.begin), match.message)
             for first, found in hits:
-                for report in found.reports:
+                for report in found.reports if self._reports else ():
                     seen = report.pattern.match(folded, first)
                     line = bisect(breaks, seen.end() - 1) if seen else 0
                     if seen and bisect(breaks, first) < line >= old:
-                        add_code(self._codes, report, seen, self._joined_evidence(seen_as, number + line, first))
+                        shows = self._joined_evidence(seen_as, number + line, first)
+                        add_code(self._codes, report, seen, shows, self._over.get("nvidia.ko", 0))
         self._tail, self._shown_tail = (text[-_TAIL:], shown[-_TAIL:]) if text.endswith("\n") else ("", "")
 
-    def _over(self, hits: Iterable[tuple[int, Found]], breaks: Sequence[int]) -> Iterator[tuple[int, Found]]:
+    def _over_breaks(self, hits: Iterable[tuple[int, Found]], breaks: Sequence[int]) -> Iterator[tuple[int, Found]]:
         """Texts that go over a break, and those whose pattern may; of faults that no whole line shows."""
         for first, found in hits:
             over = bisect(breaks, first) < bisect(breaks, first + len(found.text) - 1)
             if new := [m for m in found.messages if m.fault not in self._seen and (over or m.pattern)]:
                 yield first, Found(found.text, new)
+
+    @property
+    def _reports(self) -> bool:
+        return self.part.programs is None or "nvidia.ko" in self.part.programs
+
+    def _matches(self, text: str, hits: Iterable[tuple[int, Found]]) -> Iterator[_Match]:
+        """The messages in a text; each is looked for once in a part of it, however often its own text is there."""
+        tried: set[tuple[int, int]] = set()
+        for first, found in hits:
+            place = first // PART
+            low, high = place * PART - PART // 2, (place + 1) * PART + PART // 2
+            for message in found.messages:
+                if (place, id(message)) in tried:
+                    continue
+                tried.add((place, id(message)))
+                if self.part.programs is not None and message.program not in self.part.programs:
+                    continue
+                if span := message.span(text, first, max(0, low), min(len(text), high)):
+                    yield _Match(message=message, begin=span[0], end=span[1])
 
     def _joined_evidence(self, text: str, number: int, first: int) -> Evidence:
         return Evidence(
@@ -177,20 +226,6 @@ def _aligned(text: str, shown: Sequence[str]) -> str:
     """Lines as they were, where each letter is at its place in the text; the text's own elsewhere."""
     pairs = zip(text.split("\n"), shown, strict=True)
     return "\n".join(old if len(old) == len(line) else line for line, old in pairs)
-
-
-def _matches(text: str, start: int, end: int, hits: Iterable[tuple[int, Found]]) -> Iterator[_Match]:
-    """The messages in text[start:end]; each is looked for once in a part, however often its text is there."""
-    tried: set[tuple[int, int]] = set()
-    for first, found in hits:
-        part = (first - start) // PART
-        low, high = start + part * PART - PART // 2, start + (part + 1) * PART + PART // 2
-        for message in found.messages:
-            if (part, id(message)) in tried:
-                continue
-            tried.add((part, id(message)))
-            if span := message.span(text, first, max(start, low), min(end, high)):
-                yield _Match(message=message, begin=span[0], end=span[1])
 
 
 def _longest(matches: Iterable[_Match]) -> list[_Match]:
@@ -210,9 +245,9 @@ def _longest(matches: Iterable[_Match]) -> list[_Match]:
     return [match for place, match in enumerate(ordered) if place not in lost]
 
 
-def scan(faults: Faults, source: str, chunks: Iterable[str]) -> Scan:
+def scan(faults: Faults, source: str, chunks: Iterable[str], part: Part = ANYONE) -> Scan:
     """A log, in chunks of whole lines → what is in it."""
-    result = Scan(faults=faults, source=source)
+    result = Scan(faults=faults, source=source, part=part)
     for chunk in chunks:
         result.feed(chunk)
     return result

@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 from gpunode.core.doctor.codes import REPORTS, Report
+from gpunode.core.doctor.parts import Parts
 from gpunode.core.doctor.text import plain, small
 from gpunode.core.errors import InputError
 
@@ -22,7 +23,8 @@ class Message:
     """What a program prints where a fault is: `text` is in the line, and `pattern` matches it where the text is common.
 
     `needs` are texts of which one must be somewhere in the same log.  A general message counts where nothing else of
-    its line is known.  `also` are other faults that the line shows.
+    its line is known.  `also` are other faults that the line shows.  `of_gpu`: the line names a slot that the
+    kernel says is one of NVIDIA's.
     """
 
     fault: str
@@ -35,6 +37,7 @@ class Message:
     until: str = ""
     needs: tuple[str, ...] = ()
     general: bool = False
+    of_gpu: bool = False
     also: tuple[str, ...] = ()
 
     def span(self, line: str, first: int, start: int, end: int) -> tuple[int, int] | None:
@@ -62,6 +65,7 @@ class Fault:
     fix: str
     command: str = ""  # what of gpunode fixes it or says more
     causes: tuple[str, ...] = ()  # ids of its consequences
+    refuted_by: str = ""  # a fact of the same machine by which it is not, or not any more
     confidence: Confidence = "high"
     unit: str = ""  # systemd's unit that does not start by it: where that is active, what a log says of it is over
     source: str
@@ -80,6 +84,12 @@ class Xid:
     plain: str = ""
     application: bool = False  # NVIDIA's catalogue: an error of the program, the GPU is sound
     ignored: bool = False  # by the device plugin: the GPU stays allocatable
+    fault: str = ""  # that it shows by itself
+
+    @property
+    def sound(self) -> bool:
+        """Whether the GPU needs nothing: the program is to blame, or the code only tells of something."""
+        return self.application or self.immediate == "IGNORE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +104,12 @@ class Codes:
 
 @dataclass(frozen=True)
 class Found:
-    """What the finder has for a text: messages that have it, and reports of codes that begin with it."""
+    """What the finder has for a text: messages that have it, reports of codes that begin with it, and what it ends."""
 
     text: str
     messages: list[Message] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
+    ends: list[tuple[str, int]] = field(default_factory=list)  # programs whose earlier messages are over
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,7 @@ class Faults:
     messages: tuple[Message, ...]
     read_faults: Callable[[], Mapping[str, Fault]]
     read_codes: Callable[[], Codes]
+    parts: Parts = Parts({"headings": ["(?!)"], "earlier": "(?!)", "programs": {}, "part": [], "over": []})
 
     @cached_property
     def faults(self) -> Mapping[str, Fault]:
@@ -130,6 +142,8 @@ class Faults:
             by_text.setdefault(message.text, Found(message.text)).messages.append(message)
         for report in REPORTS:
             by_text.setdefault(report.text, Found(report.text)).reports.append(report)
+        for text, programs, gap in self.parts.ends():
+            by_text.setdefault(text, Found(text)).ends.extend((program, gap) for program in programs)
         return _automaton(by_text)
 
 

@@ -203,7 +203,7 @@ class Knowledge:
     keys: Mapping[str, RepositoryKey]
     repositories: Mapping[str, Table]
     packages: Mapping[str, Table]
-    application_xids: frozenset[int]  # NVIDIA's catalogue holds the program responsible: the GPU is sound
+    application_xids: frozenset[int]  # the program is to blame, or it only tells of something: the GPU is sound
     precompiled: tuple[Precompiled, ...] = ()
     unread: Mapping[str, Unread] = field(default_factory=dict)  # ID:VERSION_ID → why it cannot be set up
     tested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # nodes, plans: DISTRIBUTION/ARCHITECTURE
@@ -276,7 +276,9 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table, xids
         keys={r["id"]: RepositoryKey(**_sourced(r, repos)) for r in repos["keys"]},
         repositories={name: _sourced(row, repos) for name, row in repos["repositories"].items()},
         packages={name: _sourced(row, repos) for name, row in repos["packages"].items()},
-        application_xids=frozenset(row["code"] for row in xids["xid"] if row.get("application")),
+        application_xids=frozenset(
+            row["code"] for row in xids["xid"] if row.get("application") or row.get("immediate") == "IGNORE"
+        ),
         precompiled=tuple(
             Precompiled(**{name: _frozen(value) for name, value in _sourced(row, repos).items()})
             for row in repos.get("precompiled", ())
