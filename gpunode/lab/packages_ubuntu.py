@@ -102,7 +102,10 @@ def _index(archive: str, codename: str) -> dict[str, dict[str, str]]:
 
 
 def excerpt(archive: str, codename: str) -> str:
-    """The stanzas of an excerpt, oldest kernel first: of each flavour the newest kernel, of generic the one before."""
+    """The stanzas of an excerpt, oldest kernel first: of each flavour the newest kernel, of generic the one before.
+
+    The last is one whose signed modules the newest driver does not take.
+    """
     index = _index(archive, codename)
     chosen: dict[str, dict[str, str]] = {}
 
@@ -116,7 +119,7 @@ def excerpt(archive: str, codename: str) -> str:
     newest = {f: _kernel_of(index, f) for f in FLAVOURS}
     before = _kernel_before(index, newest["generic"])
     number = tuple(release.removesuffix("-generic").rpartition("-")[2] for release in (newest["generic"], before))
-    for kernel in (before, *newest.values()):
+    for kernel in (before, *newest.values(), *_kernel_of_old(index, newest["generic"])):
         drivers = rf"modules-nvidia-({'|'.join(BRANCHES)})-server(-open)?"
         take(rf"linux-(image|modules|modules-extra|headers|{drivers})-{re.escape(kernel)}")
         take(re.escape(index[f"linux-headers-{kernel}"]["Depends"].partition(",")[0]))
@@ -153,6 +156,21 @@ def _kernel_before(index: Mapping[str, Stanza], newest: str) -> str:
     numbers = (re.fullmatch(rf"linux-image-{re.escape(line)}-(\d+)-{flavour}", name) for name in index)
     *_, before, _ = sorted(int(match[1]) for match in numbers if match)
     return f"{line}-{before}-{flavour}"
+
+
+def _kernel_of_old(index: Mapping[str, Stanza], newest: str) -> list[str]:
+    """The newest kernel of that line and flavour whose signed modules are of a driver that the archive has no more."""
+    start, _, flavour = newest.rpartition("-")
+    pattern = re.compile(
+        rf"linux-modules-nvidia-595-server-open-({re.escape(start.rpartition('-')[0])}-(\d+)-{flavour})"
+    )
+    version = re.split(r"[-+]", index["nvidia-kernel-common-595-server"]["Version"])[0]
+    old = [
+        (int(match[2]), match[1])
+        for name, stanza in index.items()
+        if (match := pattern.fullmatch(name)) and f"(<= {version}-" not in stanza.get("Depends", "")
+    ]
+    return [release for _, release in sorted(old)[-1:]]
 
 
 if __name__ == "__main__":

@@ -87,3 +87,22 @@ def test_canonicals_modules_need_no_compiler_and_come_with_each_kernel(lab: Any,
     for kernel in kernels:
         assert node.sh(f"modinfo -k {kernel} -F version nvidia") == "580.178.04\n", f"runs {running}"
         assert "srv-open/nvidia.ko" in node.sh(f"modinfo -k {kernel} -n nvidia")
+
+
+OLD = {"ubuntu:24.04": "6.8.0-138-generic", "ubuntu:22.04": "5.15.0-190-generic"}  # signed modules of 595.71.05
+
+
+@pytest.mark.parametrize("lab", REAL, indirect=True)
+def test_a_kernel_whose_signed_modules_are_of_an_older_driver_is_named_and_gets_none(lab: Any, node: Node) -> None:
+    """The archive has 595.91.07 alone: no transaction gives both kernels their modules."""
+    lab.reset()
+    old = OLD[lab.nodes[0].distro]
+    node.sh(f"apt-get update -qq && apt-get install -qq -y --no-install-recommends linux-image-{old} 2>&1")
+    node.set({"driver": {"branch": "595", "modules": "precompiled"}})
+    text = node.gpunode("plan", exit=3).stdout
+    assert f"{old} gets no modules of this driver" in text and "595.71.05-1" in text
+    assert not failed(node.json("provision", "--yes"))
+    assert node.json("provision", "--yes")["changed"] == []
+    assert node.sh(f"find /lib/modules/{old} -name nvidia.ko") == ""
+    assert node.sh("modinfo -F version nvidia") == "595.91.07\n"
+    assert lacking(node, f"linux-modules-nvidia-595-server-open-{old}")

@@ -49,7 +49,8 @@ ARCHIVE = (
 
 def asked(facts: NodeFacts, answers: Sequence[tuple[str, int] | str]) -> tuple[Planned, list[Request]]:
     """The plan after these answers, one a round, and the questions that they were to."""
-    left, requests = list(answers), []
+    left = list(answers)
+    requests: list[Request] = []
     talk = Talk(
         planned=desired().plan("gpu1", facts),
         knowledge=desired().knowledge,

@@ -21,7 +21,7 @@ from gpunode.core.solve.precompiled import (
     refused_modules,
     rules_of,
 )
-from gpunode.core.solve.rules import EVERY, SUPPORTED, Rule, best_branch, builds, in_repository, needs
+from gpunode.core.solve.rules import EVERY, SUPPORTED, Rule, best_branch, builds, in_repository, needs, warn_of_kernels
 from gpunode.core.solve.runfile import runfile_driver
 
 MOK = (
@@ -70,6 +70,7 @@ def solve_driver(case: Case) -> DriverChoice | None:
             f"it is on, and modules that {whose} load only once {key} is enrolled: {MOK}{hint}",
             "https://wiki.debian.org/SecureBoot#DKMS_and_secure_boot",
         )
+    warn_of_kernels(case, branch, own_sources=built is None and not own)
     if by_runfile:
         return runfile_driver(case, branch, chosen)
     return driver_choice(case, branch, chosen, own=own, built=built)

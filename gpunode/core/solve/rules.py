@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpunode.core.knowledge import Branch, CudaRelease, DistroRow, GpuModel, Knowledge
@@ -137,6 +137,28 @@ def builds(case: Case) -> list[Rule]:
             source=last.source,
         )
     ]
+
+
+def warn_of_kernels(case: Case, branch: Branch, *, own_sources: bool) -> None:
+    """Note the kernels that the version is known not to compile for, where NVIDIA's own sources are built."""
+    if not own_sources:  # a distribution patches those it ships
+        return
+    version = case.request.driver.version or branch.latest
+    for rule in (row for name, row in case.knowledge.rules.items() if name.startswith("builds_")):
+        first = rule["first"].get(str(branch.branch), "")
+        too_old = branch.branch in rule["never"] or (first and version_tuple(version) < version_tuple(first))
+        for release in (k.release for k in case.request.kernels if too_old and any(_reached(k.release, rule["from"]))):
+            which = f"{first} and later do" if first else f"no version of {branch.branch} does"
+            case.because("warning: kernel", f"{version} does not compile for {release}: {which}", rule["source"])
+            return
+
+
+def _reached(release: str, changed: Sequence[str]) -> Iterator[bool]:
+    """Whether a kernel has a change, by the first version of mainline, and of each older line, that has it."""
+    kernel = version_tuple(release)
+    for text in changed:
+        since = version_tuple(text)
+        yield kernel[: len(since)] >= since and (len(since) == 2 or kernel[: len(since) - 1] == since[:-1])
 
 
 def _kernels(case: Case) -> list[str]:
