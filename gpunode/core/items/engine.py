@@ -67,6 +67,7 @@ class Configured(Item):
     option: str = "edits"
     request: RuntimeRequest
     edit: Edit
+    upgrade: bool = False  # a toolkit is there already
 
     @property
     def name(self) -> str:
@@ -82,9 +83,11 @@ class Configured(Item):
     def follows(self, pending: Mapping[Key, Item]) -> bool:
         """Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go).
 
-        So a toolkit that is new to an engine needs a restart even where its configuration is right.
+        So a toolkit that is new to an engine needs a restart even where its configuration is right.  One that is
+        upgraded does not: engines start its programs anew for each container.
         """
-        return Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending and self.name in DAEMONS
+        toolkit = Key("toolkit", "packages", "nvidia-container-toolkit-base")
+        return self.name in DAEMONS and not self.upgrade and toolkit in pending
 
     def changes(self, key_of: KeyOf) -> Iterator[tuple[str, bytes | None]]:
         yield from self.edit.changes.items()
@@ -159,7 +162,7 @@ def disruption(case: Case, mine: Sequence[Item]) -> str:
 def _with_new_toolkit(case: Case) -> NodeFacts:
     """The facts as they will be once the toolkit's packages are there: no daemon that runs has looked for its hook."""
     facts = case.facts
-    if not any(case.pending(item) for item in case.of("toolkit", "packages")):
+    if facts.toolkit or not any(case.pending(item) for item in case.of("toolkit", "packages")):
         return facts
     return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
 
@@ -228,7 +231,7 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
         why = (*why, Reason(what="default runtime", why=default_reason(facts, request.runtime)))
     if request.cdi and engine.cdi is None:
         why = (*why, Reason(what="CDI", why="kubernetes.device_plugin.device_list_strategy names GPUs by it"))
-    yield Configured(request=request, edit=edit, reasons=(*edit.reasons, *why))
+    yield Configured(request=request, edit=edit, upgrade=bool(facts.toolkit), reasons=(*edit.reasons, *why))
 
 
 def _cdi(asked: Question) -> Iterator[Item]:
