@@ -67,7 +67,6 @@ def member(choices: Iterable[tuple[object, object]]) -> str:
 
 OWN = {
     "gpunode.core.kube.selector._COMMA": "a person's own selector, on the command line",
-    "gpunode.core.edits.text.gotemplate._ACTION": "never asked beyond the last }}",
 }
 SCANS = r"\b{}\.(?:search|sub|subn|finditer|findall|split)\b"
 

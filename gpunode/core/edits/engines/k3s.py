@@ -1,11 +1,10 @@
-"""k3s and RKE2: their own detection and `default-runtime` first, drop-ins and templates where those do not reach.
+"""k3s and RKE2: their own detection and `default-runtime`; a drop-in where those do not reach.
 
 - The runtime `nvidia`: k3s adds it when its agent starts, where it finds nvidia-container-runtime; nothing is written.
-- The default: the line `default-runtime: nvidia` in config.yaml (December 2023 and later).  There is no line for runc:
-  k3s does not start with a default that it has not found, so going back removes the line.
-- Another name, path or CDI setting: a drop-in, where the rendered config.toml imports them (2026 and later); else the
-  user's template, or a new one that has k3s' own rendered first.
-A template that names a runtime which k3s adds as well stops containerd: TOML has each table once.
+- The default: the line `default-runtime: nvidia` in config.yaml.  There is no line for runc: k3s does not start with a
+  default that it has not found, so going back removes the line.
+- Another name, path or CDI setting: a drop-in, where the rendered config.toml imports them (2026 and later).
+A user's template (config.toml.tmpl) is Go's and no TOML: it is read for the runtimes that it names, and never edited.
 Sources: see the files of a node, below.
 """
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,8 +21,7 @@ from typing import Any
 from gpunode.core.content import check_size, decode
 from gpunode.core.edits.engines import containerd
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState
-from gpunode.core.edits.text import gotemplate, toml, yamltext
-from gpunode.core.errors import InputError
+from gpunode.core.edits.text import toml, yamltext
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 from gpunode.core.numbers import release, whole
 
@@ -39,31 +36,37 @@ from gpunode.core.numbers import release, whole
 SETTING = "default-runtime"
 OPERATOR = "/usr/local/nvidia/"  # where the GPU Operator's toolkit container installs
 CRI = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
-_ALWAYS = ("/usr/local/nvidia/toolkit", "/usr/bin")
-_ON_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/sbin", "/bin")
-# since which containerd, and which patch of each Kubernetes minor release, something is there
-_SINCE: Mapping[str, tuple[tuple[int, int, int], Mapping[int, int]]] = {
-    "containerd 2": ((2, 0, 0), {31: 6, 32: 2}),
-    "base template": ((1, 7, 3), {24: 17, 25: 13, 26: 8, 27: 5, 28: 1}),
-    "default-runtime": ((1, 7, 11), {26: 12, 27: 9, 28: 5, 29: 0}),
-    "search on PATH": ((1, 7, 22), {28: 15, 29: 10, 30: 6, 31: 2}),
-}
+_FOLDERS = ("/usr/local/nvidia/toolkit", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/sbin", "/bin")
+_CONTAINERD_2 = {31: 6, 32: 2}  # Kubernetes' minor release → the first patch with containerd 2.x
+_GO_COMMENT = re.compile(r"-?\s*/\*")
+_LINE_COMMENT = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
+_BASE = re.compile(r"\{\{-?\s*template\s+[\"`]base[\"`]\s+\.\s*-?\}\}")
 
 
-def has(feature: str, version: str) -> bool:
-    """Whether the version, containerd's ("1.7.23-k3s2") or Kubernetes' ("v1.31.6+k3s1"), has it; unknown ones do.
+def has_containerd_2(version: str) -> bool:
+    """Whether the version is containerd's ("1.7.23-k3s2") or a Kubernetes' ("v1.31.6+k3s1") that brings 2.x.
 
-    >>> has("containerd 2", "v1.31.5+k3s1"), has("containerd 2", "v1.31.6+rke2r1"), has("containerd 2", "2.0.2-k3s2")
+    >>> has_containerd_2("v1.31.5+k3s1"), has_containerd_2("v1.31.6+rke2r1"), has_containerd_2("2.0.2-k3s2")
     (False, True, True)
     """
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
     if not found:
         return True
     major, minor, patch = whole(found[1]), whole(found[2]), whole(found[3] or "")
-    engine, releases = _SINCE[feature]
-    if (major, minor) < (1, 20) or major > 1:
-        return (major, minor, patch) >= engine
-    return patch >= releases[minor] if minor in releases else minor > max(releases)
+    if major != 1 or minor < 20:
+        return major > 1
+    return patch >= _CONTAINERD_2[minor] if minor in _CONTAINERD_2 else minor > max(_CONTAINERD_2)
+
+
+def _uncommented(text: str) -> str:
+    """A template without {{/* comments */}} and lines that are comments."""
+    kept, at = [], 0
+    while (start := text.find("{{", at)) >= 0:
+        comment = _GO_COMMENT.match(text, start + 2)
+        kept.append(text[at : start if comment else start + 2])
+        end = text.find("}}", text.find("*/", comment.end())) if comment else start
+        at = end + 2 if end >= 0 else len(text)
+    return _LINE_COMMENT.sub("", "".join([*kept, text[at:]]))
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Node:
     def two(self) -> bool:
         """Whether containerd is 2.x."""
         if self.request.version or not self.root:
-            return has("containerd 2", self.request.version)
+            return has_containerd_2(self.request.version)
         return self.root.get("version") == 3 or f"{self.folder}/config-v3.toml.tmpl" in self.files
 
     @property
@@ -147,46 +150,41 @@ class Node:
             return self.request.config
         return next((path for name in names if (path := f"{self.folder}/{name}") in self.files), "")
 
+    @cached_property
+    def written(self) -> str:
+        """The template's text without its comments."""
+        if not self.template:
+            return ""
+        check_size(self.template, self.files[self.template])
+        return _uncommented(decode(self.template, self.files[self.template]))
+
+    @property
+    def decides(self) -> bool:
+        """Whether the user's template says itself which runtimes there are, or which one is the default."""
+        named = re.search(rf"\.runtimes\.[\"']?{re.escape(self.request.name)}\b|\bdefault_runtime_name\b", self.written)
+        return bool(self.template) and (named is not None or not _BASE.search(self.written))
+
+    @property
+    def names_all(self) -> bool:
+        """Whether the template has the lines that are asked for, so that a start brings them into force."""
+        request, text = self.request, self.written
+        default = {"nvidia": request.name, "runc": "runc", "keep": ""}[request.default_runtime]
+        named = re.findall(r"\bdefault_runtime_name *= *[\"']([^\"']*)", text)
+        return (
+            re.search(rf"\.runtimes\.[\"']?{re.escape(request.name)}\b", text) is not None
+            and f'"{request.path}"' in text
+            and (not default or (named or ["runc"])[-1] == default)
+        )
+
     @property
     def version(self) -> int:
         """The config version of what is rendered next."""
-        if self.template and not self.own_template and self.doc.get("version") in CRI:
-            return int(self.doc["version"])
         return 3 if self.two and not self.template.endswith("/config.toml.tmpl") else 2
 
     @property
-    def new_template(self) -> str:
-        return self.template or f"{self.folder}/{'config-v3' if self.version == 3 else 'config'}.toml.tmpl"
-
-    @cached_property
-    def parsed(self) -> gotemplate.Template:
-        """The user's template; an empty one where there is none."""
-        if not self.template:
-            return gotemplate.read("")
-        check_size(self.template, self.files[self.template])
-        return gotemplate.read(decode(self.template, self.files[self.template]))
-
-    @cached_property
-    def doc(self) -> dict[str, Any]:
-        """What the template itself says."""
-        try:
-            return toml.parse(self.template, self.parsed.toml.encode())[1] if self.template else {}
-        except InputError as error:
-            raise Refusal(
-                f"{error.what}: the template is no TOML even without its {{{{ actions }}}}",
-                'write it so that it is TOML without them, or extend the distribution\'s own: {{ template "base" . }}',
-            ) from None
-
-    @property
     def section(self) -> toml.Path:
-        """The table that has the runtimes: of version 1 where a template says everything itself and no version."""
-        old = bool(self.template) and not self.own_template and self.doc.get("version", 1) == 1
-        return ("plugins", "cri" if old else CRI[self.version], "containerd")
-
-    @cached_property
-    def own(self) -> dict[str, Any]:
-        """What the template itself says of containerd's CRI runtimes, below [… containerd]."""
-        return _table(toml.lookup(self.doc, self.section))
+        """The table that has the runtimes."""
+        return ("plugins", CRI[self.version], "containerd")
 
     @property
     def drop_ins(self) -> str:
@@ -212,25 +210,14 @@ class Node:
     # ------------------------------------------------------------ what comes of it
 
     @property
-    def own_template(self) -> bool:
-        """Whether the distribution's own template is rendered, alone or as a part of the user's."""
-        return not self.template or self.parsed.base
-
-    @property
-    def extends(self) -> bool:
-        """Whether what is rendered has the runtimes that k3s finds."""
-        return self.own_template or self.parsed.uses(".ExtraRuntimes")
-
-    @property
     def finds(self) -> bool:
         """Whether k3s adds the runtime under this name, with this path, by itself."""
         request = self.request
         folder, name = posixpath.split(request.path)
-        folders = (*_ALWAYS, *(_ON_PATH if has("search on PATH", request.version) else ()))
-        if request.name != "nvidia" or name != "nvidia-container-runtime" or folder not in folders:
+        if request.name != "nvidia" or name != "nvidia-container-runtime" or folder not in _FOLDERS:
             return False
         there = self.found
-        return not there or there == request.path or there.startswith(OPERATOR) or self.owns
+        return not there or there == request.path or there.startswith(OPERATOR)
 
     @property
     def found(self) -> str:
@@ -238,11 +225,6 @@ class Node:
         plugin = CRI[3 if self.root.get("version") == 3 else 2]
         runtime = toml.lookup(self.root, ("plugins", plugin, "containerd", "runtimes", self.request.name))
         return str(_table(_table(runtime).get("options")).get("BinaryName", ""))
-
-    @property
-    def owns(self) -> bool:
-        """Whether the user's template names the runtime."""
-        return self.request.name in _table(self.own.get("runtimes"))
 
     def as_containerd(self, **changes: Any) -> tuple[dict[str, bytes], RuntimeRequest]:
         """The rendered file with its drop-ins, and the request for containerd's own editor."""
@@ -269,8 +251,6 @@ def _table(value: Any) -> dict[str, Any]:
 
 SOURCE = "docs.k3s.io/advanced"
 SOCKET = "/run/k3s/containerd/containerd.sock"
-BASE = '{{ template "base" . }}\n'
-RUNC = "io.containerd.runc.v2"
 _Change = dict[str, bytes | None]
 
 
@@ -299,19 +279,22 @@ class Rancher:
         """What changes; an Edit with `restart` alone where the agent has only to start again."""
         node = Node(self.kind, files, request)
         _check_fixed(node)
+        if node.decides:
+            if _rendered_differs(node) and not node.names_all:
+                raise _template_decides(node)
+            return _edit(node, {})
         asked = bool(request.drop_in) or not node.finds or _cdi_differs(node)
-        by_drop_in = node.imports and (asked or _drop_in_states(node))
-        if by_drop_in:
-            changes = _by_drop_in(node, containerd.configure) | _without_twice(node)
+        if node.imports and (asked or _drop_in_states(node)):
+            changes = _by_drop_in(node, containerd.configure)
             return _edit(node, changes | ({} if _settles_default(node) else _default(node)))
-        return _edit(node, _by_template(node) | (_default(node) if node.extends else {}))
+        if not node.finds:
+            raise Refusal(*_not_found(node))
+        return _edit(node, _default(node))
 
     def unconfigure(self, files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
-        """Takes back the setting and what drop-ins and templates name; what k3s finds, it adds again."""
+        """Removes the setting and what drop-ins name; what k3s finds, it adds again, and a template is its owner's."""
         node = Node(self.kind, files, request)
         changes = _by_drop_in(node, containerd.unconfigure) if node.dropped else {}
-        if node.template:
-            changes |= _without(node)
         setting = node.setting(SETTING)
         if setting and setting.value == request.name:
             changes |= _removed(node)
@@ -324,7 +307,7 @@ class Rancher:
             changes={path: data for path, data in changes.items() if files.get(path) != data},
             reasons=(
                 *_reasons(changes, "no longer names the nvidia runtime"),
-                *([stays] if node.finds and node.extends else []),
+                *([stays] if node.finds and not node.decides else []),
             ),
             meant=_meant(node),
         )
@@ -385,7 +368,7 @@ def _check_fixed(node: Node) -> None:
             f"containerd of {node.kind} does not read {node.request.drop_in}",
             f"leave the drop-in out; releases of 2026 and later read {node.drop_ins}/*.toml",
         )
-    if _cdi_differs(node) and not node.imports and node.own_template:
+    if _cdi_differs(node) and not node.imports and not node.decides:
         raise Refusal(
             f"{node.kind} has its own setting of CDI, and this version has no drop-ins for containerd",
             f"update {node.kind}, or leave cdi out",
@@ -429,69 +412,39 @@ def _by_drop_in(node: Node, edit: Callable[[Mapping[str, bytes], RuntimeRequest]
     return {path: data for path, data in found.changes.items() if path != node.rendered}
 
 
-# ---------------------------------------------------------------- templates
+# ---------------------------------------------------------------- what gpunode leaves to a person
 
 
-def _by_template(node: Node) -> _Change:
-    """The user's template, or a new one, where k3s' detection does not reach; {} where it does."""
-    if not node.extends:
-        return _whole(node, containerd.configure)
-    if node.finds:
-        return _without_twice(node)
-    if node.found and not node.owns:
-        raise Refusal(
+def _template_decides(node: Node) -> Refusal:
+    """A template that names runtimes: the lines that it needs, or how k3s' own come back."""
+    section = f"plugins.'{CRI[node.version]}'.containerd"
+    name, default = node.request.name, node.request.default_runtime
+    lines = [
+        f"[{section}.runtimes.{name}]",
+        '  runtime_type = "io.containerd.runc.v2"',
+        f"[{section}.runtimes.{name}.options]",
+        f'  BinaryName = "{node.request.path}"',
+        "  SystemdCgroup = {{ .SystemdCgroup }}",
+    ]
+    if default != "keep":
+        lines = [f"[{section}]", f'  default_runtime_name = "{name if default == "nvidia" else "runc"}"', *lines]
+    return Refusal(
+        f"{node.template} says which runtimes containerd has, and gpunode edits no template",
+        'have these lines in it, or begin it with {{ template "base" . }} and remove its own runtimes and default:\n'
+        + "\n".join(f"    {line}" for line in lines),
+    )
+
+
+def _not_found(node: Node) -> tuple[str, str]:
+    if node.found:
+        return (
             f"{node.kind} has found the runtime {node.request.name} at {node.found}, not at {node.request.path}",
             "ask for that path, or remove the other nvidia-container-runtime from the PATH of the service",
         )
-    if not has("base template", node.request.version):
-        raise Refusal(
-            f"the {node.kind} with containerd {node.request.version} has no template to build on",
-            f"update {node.kind}, or install nvidia-container-runtime in /usr/bin",
-        )
-    plugin = (*node.section, "runtimes", node.request.name)
-    sets: dict[toml.Path, Any] = {
-        (*plugin, "runtime_type"): RUNC,
-        (*plugin, "options", "BinaryName"): node.request.path,
-        (*plugin, "options", "SystemdCgroup"): gotemplate.field(".SystemdCgroup"),
-    }
-    if node.owns:
-        del sets[(*plugin, "options", "SystemdCgroup")]
-    template = node.parsed if node.template else gotemplate.read(BASE)
-    return {node.new_template: template.edited(toml.edit(template.toml, sets)).encode()}
-
-
-def _whole(node: Node, edit: Callable[[Mapping[str, bytes], RuntimeRequest], Edit]) -> _Change:
-    """A template that says everything itself: containerd's config, with actions in it."""
-    runtimes = node.own.get("runtimes", {})
-    _, asked = node.as_containerd(in_place=True)
-    found = edit({node.template: node.parsed.toml.encode()}, replace(asked, config=node.template, drop_in=""))
-    if found.problems:
-        raise Refusal(found.problems[0].what, found.problems[0].fix)
-    data = found.changes.get(node.template)
-    if data is None:
-        return {}
-    text, name = data.decode(), node.request.name
-    options = (*node.section, "runtimes", name, "options", "SystemdCgroup")
-    if name not in runtimes and not node.request.cgroup_driver and toml.lookup(tomllib.loads(text), options):
-        text = toml.edit(text, {options: gotemplate.field(".SystemdCgroup")})  # as runc's, which it comes from
-    return {node.template: node.parsed.edited(text).encode()}
-
-
-def _without_twice(node: Node) -> _Change:
-    """The template without the table that k3s adds as well; {} where it has none."""
-    return _without(node) if node.finds and node.owns and node.extends else {}
-
-
-def _without(node: Node) -> _Change:
-    """The template without the runtime's table and without it as the default."""
-    if not node.extends:
-        return _whole(node, containerd.unconfigure)
-    section = node.section
-    removes: list[toml.Path] = [(*section, "runtimes", node.request.name)] if node.owns else []
-    if node.own.get("default_runtime_name") == node.request.name:
-        removes.append((*section, "default_runtime_name"))
-    text = toml.edit(node.parsed.toml, removes=removes)
-    return {node.template: node.parsed.edited(text).encode()} if removes else {}
+    return (
+        f"{node.kind} finds nvidia-container-runtime in {', '.join(_FOLDERS)} alone, and names it nvidia",
+        f"leave name and path out, or update {node.kind}: releases of 2026 and later read {node.drop_ins}/*.toml",
+    )
 
 
 # ---------------------------------------------------------------- the default runtime
@@ -503,10 +456,6 @@ def _default(node: Node) -> _Change:
     if request is None:
         return {}
     setting = node.setting(SETTING)
-    if "default_runtime_name" in node.own:
-        return _default_in_template(node, request or "runc")
-    if not node.own_template and not node.parsed.uses(".DefaultRuntime"):  # the setting would say nothing to containerd
-        return _default_in_template(node, request) if request else {}
     if (setting.value if setting else "") == request:
         return {}
     if setting and not setting.path:
@@ -516,11 +465,10 @@ def _default(node: Node) -> _Change:
         )
     if not request:
         return _removed(node)
-    if not has("default-runtime", node.request.version) or not node.finds:
-        why = "is not one that it finds by itself" if not node.finds else "cannot be set in this version"
+    if not node.finds:
         raise Refusal(
-            f"the default runtime {request} of {node.kind} {why}",
-            "set default_runtime to keep, and name the runtime in pods (runtimeClassName), or update",
+            f"the default runtime {request} of {node.kind} is not one that it finds by itself",
+            "set default_runtime to keep, and name the runtime in pods (runtimeClassName)",
         )
     path = setting.path if setting else node.config
     text = node.documents[path][0] if path in node.documents else ""
@@ -531,18 +479,6 @@ def _removed(node: Node) -> _Change:
     """All config files without the setting."""
     texts = {path: yamltext.remove(text, (SETTING,)) for path, (text, _) in node.documents.items()}
     return {path: text.encode() for path, text in texts.items()}
-
-
-def _default_in_template(node: Node, wanted: str) -> _Change:
-    """default_runtime_name of the user's own line, which k3s' own template must not have as well."""
-    if node.setting(SETTING) and node.own_template:
-        raise Refusal(
-            f"{SETTING} is set, and {node.template} names a default runtime as well: containerd does not start so",
-            f"remove default_runtime_name and its table from {node.template}",
-        )
-    path = (*node.section, "default_runtime_name")
-    text = toml.edit(node.parsed.toml, {path: wanted})
-    return {node.template: node.parsed.edited(text).encode()}
 
 
 # ---------------------------------------------------------------- the outcome
