@@ -198,7 +198,9 @@ class DesiredState:
                 return b""
 
         solution = replace(solution, problems=(*solution.problems, *self._given_files(solution)))
-        plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of)
+        from gpunode.edge.load import load_support
+
+        plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of, support=load_support())
         plan = replace(plan, warnings=(*plan.warnings, *missing.values()))
         looked_up: frozenset[str] = frozenset()
         if found := self._bundles.problems(facts, opened, plan):

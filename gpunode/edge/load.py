@@ -22,6 +22,7 @@ from gpunode.core.knowledge import Knowledge, parse_knowledge
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, parse_kube_knowledge
 from gpunode.core.knowledge.questions import Questions, parse_questions
 from gpunode.core.knowledge.scheduler import SchedulerRules, parse_rules
+from gpunode.core.knowledge.support import Support, parse_support
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.sharing.mig import Product, parse_mig
@@ -66,6 +67,12 @@ def load_mig() -> tuple[Product, ...]:
 def load_questions() -> Questions:
     """knowledge/questions.toml; read once a process."""
     return parse_questions(_table("questions"))
+
+
+@cache
+def load_support() -> Mapping[str, Support]:
+    """knowledge/support.toml; read once a process."""
+    return parse_support(_table("support"))
 
 
 def knowledge_tables() -> dict[str, Any]:

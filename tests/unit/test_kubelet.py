@@ -48,8 +48,6 @@ def node(*runtimes: Runtime, read: bool = True, **kubernetes: Any) -> NodeFacts:
         ({"cri_socket": "/run/containerd/containerd.sock"}, CONTAINERD),
         ({"cri_socket": "/var/run/containerd/containerd.sock"}, CONTAINERD),
         ({"cri_socket": ""}, CONTAINERD),
-        ({"cri_socket": "", "kubelet": "1.23.17"}, DOCKER),
-        ({"cri_socket": "/var/run/dockershim.sock", "kubelet": "1.22.17"}, DOCKER),
         ({"cri_socket": "/run/cri-dockerd.sock"}, DOCKER),
         ({"cri_socket": "/var/run/crio/crio.sock"}, CRIO),
         ({"kind": "k3s", "cri_socket": "/run/k3s/containerd/containerd.sock"}, K3S),

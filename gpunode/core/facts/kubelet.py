@@ -16,7 +16,7 @@ from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.model import Check, Kubernetes, NodeFacts, Problem, Runtime
 from gpunode.core.numbers import release
 
-_DOCKER_SOCKETS = ("/run/cri-dockerd.sock", "/run/dockershim.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
+_DOCKER_SOCKETS = ("/run/cri-dockerd.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
 # what says the kubelet's driver where no flag does
 _KUBELET_CONFIGS = (
     "/var/lib/kubelet/config.yaml",
@@ -72,7 +72,7 @@ def _engine(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> Runtime | No
     if not kubernetes.present:
         return None
     socket = re.sub(r"\A/var/run/", "/run/", kubernetes.cri_socket)
-    if socket in _DOCKER_SOCKETS or (not socket and (0, 0) < release(kubernetes.kubelet) < (1, 24)):
+    if socket in _DOCKER_SOCKETS:
         return _named(runtimes, "docker")
     other = next((n for n, row in ROWS.items() if n != "containerd" and _same_name(socket, row.sockets)), "")
     if other:

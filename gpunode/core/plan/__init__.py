@@ -14,11 +14,12 @@ from gpunode.core.diff import unified
 from gpunode.core.engines import ENGINES
 from gpunode.core.facts import facts_hash, masked_hash
 from gpunode.core.facts.kubelet import kubelet_warnings
-from gpunode.core.items.engine import manages
+from gpunode.core.items.engine import manages, requests
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
 from gpunode.core.items.item import Case, Item, Key, KeyOf, Question, Wanted
 from gpunode.core.items.sysctl import boot_warnings
+from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
 from gpunode.core.plan.steps import BY_ID, STEPS, Row, wanted
 from gpunode.core.spec import Spec
@@ -83,6 +84,7 @@ def make_plan(
     *,
     templates: Mapping[str, str],
     key_of: KeyOf,
+    support: Mapping[str, Support] = {},
 ) -> Plan:
     """What is to be done on `host`; no steps and no problems when nothing is.
 
@@ -103,11 +105,15 @@ def make_plan(
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(*base.warnings, warning))
     want = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates))
-    others = (*image_problems(facts, spec), *operator_problems(facts, spec, solution))
+    engines = [request.runtime for request, _ in requests(facts, spec)] if solution.toolkit else []
+    programs = list(programs_of(facts, engines))
+    old = filter(None, (too_old(*one, support) for one in programs))
+    others = (*image_problems(facts, spec), *operator_problems(facts, spec, solution), *old)
     problems = (*_target_problems(facts), *others, *solution.problems, *want.problems)
     if problems:
         return replace(base, problems=problems)
-    base = replace(base, warnings=(*base.warnings, *image_warnings(spec)))
+    new = filter(None, (untried(*one, support) for one in programs))
+    base = replace(base, warnings=(*base.warnings, *image_warnings(spec), *new))
     if solution.toolkit:
         managed: dict[str, str] = {name: getattr(spec.runtimes, name).manage for name in ENGINES}
         base = replace(base, warnings=(*base.warnings, *kubelet_warnings(facts, managed), *boot_warnings(facts)))

@@ -11,8 +11,9 @@ from typing import Literal
 from gpunode.core.edits import SECTIONS, RuntimeRequest, RuntimeState, completed, runtime_state, runtime_target
 from gpunode.core.edits.target import PATH, Activation, Files, Target
 from gpunode.core.engines import ROWS
-from gpunode.core.errors import InputError
+from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts.kubelet import default_runtime, wanted_driver
+from gpunode.core.knowledge.support import programs_of, too_old
 from gpunode.core.model import Distribution, Edit, NodeFacts, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.remote import program
@@ -20,6 +21,7 @@ from gpunode.core.validation import as_lines
 from gpunode.edge.host import target as host_target
 from gpunode.edge.host.target import Host, Result, Subject
 from gpunode.edge.host.tree import Tree
+from gpunode.edge.load import load_support
 from gpunode.edge.ssh.shell import local_run
 from gpunode.node import script
 
@@ -72,6 +74,9 @@ def find(options: Options) -> Engine:
     mine = (r for r in facts.runtimes if r.name == options.runtime and options.distribution in (None, r.distribution))
     runtime = next(mine, None)  # the kubelet's stands first of two
     request = _request(options, facts, runtime)
+    for name, version in (*programs_of(facts, [options.runtime]), (options.runtime, options.version)):
+        if old := too_old(name, version, load_support()):
+            raise RefusedError(old.what, fix=old.fix)
     known = runtime or Runtime(name=request.runtime, distribution=request.distribution)
     target = runtime_target(request, replace(facts, runtimes=(known,)))
 

@@ -119,7 +119,12 @@ probe_runtimes() {
     [ -S "$socket" ] && line "socket $socket"
   done
   bundled_containerd
-  docker_check
+  containerd_dump
+  docker_check # sections of their own follow: nothing of the runtimes comes behind
+}
+
+# containerd_dump: what is in force of containerd
+containerd_dump() {
   have containerd || return 0
   containerd_root
   echo "#: containerd_dump"

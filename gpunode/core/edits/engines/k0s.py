@@ -125,8 +125,6 @@ def _edited(
     version = _config_version(files, request)
     if not managed(files.get(_own(request)), version):
         return edit(files, _in_place(request))
-    if (1, 20) <= release(request.version) < (1, 27) or request.version.lstrip("v").startswith("1.27.0+"):
-        raise Refusal(f"k0s {request.version} reads no drop-ins", "update k0s to 1.27.1 or later")
     _check_drop_ins(files, version)
     found = edit(*_as_containerd(files, request, version))
     line = _version_line(version)
