@@ -61,20 +61,22 @@ class Talk:
         fails = answer.verdict == "fails"
         self._first = self._first or (answer.why if fails else "")
         again = self.replan(self._archive)
-        if fails and not self._other(again):  # by what the archive has it could be had, and yet it cannot
+        if fails and self._same(again):  # by what the archive has it could be had, and yet it cannot
             self._archive = without_way(self._archive, self.planned.solution, answer.why)
             again = self.replan(self._archive)
-        other = self._other(again)
-        if fails and not other:
+            fails = bool(again.plan.problems) or self._same(again)
+        else:  # no module or headers of what was asked for: there is another plan, or its own refusal
+            fails = False
+        left = bool(transaction(again.plan, again.solution)) and not self._same(again)
+        if fails or (left and self._rounds == ROUNDS):
             return self.end(refused(plan, cannot(self._first)))
         self.planned = again
         unknown = (answer.why,) if answer.verdict == "unknown" else ()
-        return not other and self.end(not_resolved(again.plan, (*unknown, *self._left(self._asked.unasked))))
+        return not left and self.end(not_resolved(again.plan, (*unknown, *self._left(self._asked.unasked))))
 
-    def _other(self, again: Planned) -> bool:
-        """Whether there is another transaction to ask about, and time for it."""
-        now = transaction(again.plan, again.solution)
-        return now is not None and now != self._asked and self._rounds < ROUNDS
+    def _same(self, again: Planned) -> bool:
+        """Whether it has the transaction that was asked about."""
+        return transaction(again.plan, again.solution) == self._asked
 
     def _left(self, repositories: Sequence[str]) -> tuple[str, ...]:
         """What to say of repositories that the plan sets up; of those whose index was looked up nothing."""

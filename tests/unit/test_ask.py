@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from asked_nodes import desired, node
 
-from gpunode.core.model import NodeFacts
+from gpunode.core.model import NodeFacts, Package
 from gpunode.core.plan.question import OFFERS, Request, read_answer
 from gpunode.edge.ask import Talk, settle
 from gpunode.edge.desired import Planned
@@ -89,6 +90,25 @@ def test_a_kernel_whose_modules_are_of_another_driver_gets_none_and_is_named() -
     assert OLD in warning and "595.71.05-1" in warning and "whoever boots it has no GPU" in warning
 
 
+def test_a_node_that_has_all_but_what_its_archive_lacks_has_converged() -> None:
+    """Else what can never be installed would stay in its plan for ever."""
+    facts = replace(
+        ubuntu(NEW, OLD),
+        kernels=(replace(ubuntu(NEW).kernels[0], module="595.91.07", flavour="open"), ubuntu(OLD).kernels[0]),
+        packages={
+            name: Package(name=name, version="595.91.07-0ubuntu0.24.04.1", held=True)
+            for name in (
+                *(MODULES.format(595, kernel) for kernel in (NEW, "generic")),
+                *(f"nvidia-{part}-595-server" for part in ("utils", "compute-utils")),
+                "nvidia-headless-no-dkms-595-server-open",
+            )
+        },
+    )
+    planned, _ = asked(facts, [said(*ARCHIVE, *cannot("unmet dependencies")), said(*ARCHIVE, *RESOLVES)])
+    assert planned.plan.problems == ()
+    assert [step.id for step in planned.plan.steps if step.role == "driver" and step.option == "packages"] == []
+
+
 def test_where_it_runs_the_newest_kernel_has_to_be_booted() -> None:
     planned, _ = asked(ubuntu(OLD), [said(*ARCHIVE, *cannot("unmet dependencies")), said(*ARCHIVE, *RESOLVES)])
     assert MODULES.format(595, "generic") in packages(planned)
@@ -165,7 +185,9 @@ def test_headers_without_a_newer_kernel_are_refused() -> None:
     facts = node("debian:13", "10de:2330", ("6.12.94+deb13-amd64",), secure_boot=False)
     nothing = said("offer linux-image-cloud-amd64 1", "offer linux-image-amd64 1", *cannot("Unable to locate"))
     planned, _ = asked(facts, [nothing])
-    assert [problem.what for problem in planned.plan.problems] and planned.plan.steps == ()
+    [problem] = planned.plan.problems
+    assert problem.what.startswith("linux-headers-6.12.94+deb13-amd64 is neither on the node nor in its archive")
+    assert planned.plan.steps == ()
 
 
 def test_a_converged_node_is_not_asked() -> None:
