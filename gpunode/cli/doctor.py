@@ -58,11 +58,19 @@ def doctor(targets: Targets, logs: tuple[Path, ...], probes: tuple[Path, ...], o
                 "host": one.host,
                 "error": one.error and error_data(one.error),
                 "notes": list(one.notes),
-                **(diagnosis_data(one.diagnosis, faults) if one.diagnosis else {"findings": [], "xids": []}),
+                **(
+                    diagnosis_data(one.diagnosis, faults)
+                    if one.diagnosis
+                    else {"findings": [], "xids": [], "next": [], "earlier": []}
+                ),
             }
             for one in results
         ]
-        print_json({k: v for k, v in data[0].items() if k in ("findings", "xids")} if logs else {"hosts": data})
+        print_json(
+            {k: v for k, v in data[0].items() if k in ("findings", "xids", "next", "earlier")}
+            if logs
+            else {"hosts": data}
+        )
     for one in results if output_format == "text" else ():
         if one.diagnosis:
             notes = "".join(f"  note: {note}\n" for note in one.notes)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from gpunode.core.doctor import Diagnosis, Faults, diagnose, scan
+from gpunode.core.doctor.checks import parse_checks
 from gpunode.core.doctor.parts import Parts
 from gpunode.core.doctor.read import diagnose_logs
 from gpunode.core.doctor.table import LAYERS, Codes, Fault, parse_codes, parse_faults, parse_messages
@@ -42,7 +43,14 @@ def load_faults() -> Faults:
     """The messages of knowledge/faults/messages/, read once a process; what they mean is read when one was found."""
     folder = _knowledge() / "faults" / "messages"
     read = {file.name.removesuffix(".toml"): _table(file) for file in sorted(folder.iterdir(), key=lambda f: f.name)}
-    return Faults(parse_messages(read), _read_faults, load_codes, Parts(_table(_knowledge() / "faults" / "parts.toml")))
+    folder = _knowledge() / "faults"
+    return Faults(
+        parse_messages(read),
+        _read_faults,
+        load_codes,
+        lambda: parse_checks(_table(folder / "checks.toml")),
+        Parts(_table(folder / "parts.toml")),
+    )
 
 
 def _read_faults() -> dict[str, Fault]:
@@ -113,7 +121,7 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
     faults, sections = load_faults(), split_sections(text)
     named = {name: faults.parts.part(f"gpunode log {name}") for name in sections}
     scans = [scan(faults, name, [text], named[name]) for name, text in sections.items() if not named[name].silent]
-    state = state_faults(facts, sections, _scheduler_rules())
+    state = state_faults(facts, sections, _scheduler_rules(), faults.checks)
     active = {name for name, service in facts.services.items() if service.active == "active"}
     proven = {"driver-answers"} if facts.driver.loaded and facts.nvml else set()
     return Examined(host=host, diagnosis=diagnose(faults, scans, state, active=active, proven=proven), notes=notes)

@@ -105,7 +105,9 @@ def test_faults_and_messages_know_each_other() -> None:
     assert {name for one in FAULTS.messages for name in (one.fault, *one.also)} <= FAULTS.faults.keys()
     doctor = Path(__file__).parents[2] / "gpunode" / "core" / "doctor"
     source = "".join((doctor / name).read_text(encoding="utf-8") for name in ("state.py", "__init__.py"))
-    source += "".join(f'"{code.fault}"' for code in load_codes().xids.values())
+    by_table = [*FAULTS.checks.signs.values(), *(c.fault for causes in FAULTS.checks.symptoms.values() for c in causes)]
+    source += "".join(f'"{name}"' for name in [*by_table, *(code.fault for code in load_codes().xids.values())])
+    assert {*by_table, *FAULTS.checks.symptoms} - {""} <= FAULTS.faults.keys()
     silent = FAULTS.faults.keys() - {name for m in FAULTS.messages for name in (m.fault, *m.also)}
     assert all(f'"{name}"' in source for name in silent), "a fault is shown by a message or by the state of a node"
     texts = [(m.text, m.pattern, m.needs) for m in FAULTS.messages]
@@ -395,10 +397,6 @@ def docker(text: bytes) -> dict[str, Any]:
 
 STATES: list[tuple[str, dict[str, Any]]] = [
     ("nvml-version-mismatch", {"driver": DriverState(loaded="570.1", userspace="580.95.05")}),
-    (
-        "modprobe-not-found",
-        {"driver": DriverState(userspace="580.95.05"), "nvml": (), "kernels": (Kernel(release="6.1", running=True),)},
-    ),
     ("module-next-kernel", {"kernels": (*SOUND.kernels, Kernel(release="6.1.0-2", image=True))}),
     ("gpu-lost", {"gpus": (GPU, replace(GPU, slot="0000:18:00.0"))}),
     ("gpu-lost", {"xids": (Xid(code=79, slot="0000:17:00", line="NVRM: Xid (PCI:0000:17:00): 79"),)}),
@@ -441,14 +439,72 @@ STATES: list[tuple[str, dict[str, Any]]] = [
 
 @over(STATES, name=lambda row: row[0])
 def test_a_fault_in_the_state_is_found(name: str, change: dict[str, Any]) -> None:
-    assert name not in state_faults(SOUND, {}, None)
-    assert name in state_faults(replace(SOUND, **change), {}, None)
+    assert name not in state_faults(SOUND, {}, None, FAULTS.checks)
+    assert name in state_faults(replace(SOUND, **change), {}, None, FAULTS.checks)
+
+
+def unloaded(*, module: str = "580.95.05", driver: str = "", **kernel: Any) -> NodeFacts:
+    """A node whose driver is installed and whose module is not loaded."""
+    row = Kernel(
+        release="6.1.0-1", running=True, image=True, module=module, **{"headers": True, "dkms": "installed"} | kernel
+    )
+    return replace(
+        SOUND,
+        nvml=(),
+        gpus=(replace(GPU, driver=driver),),
+        driver=DriverState(userspace="580.95.05"),
+        kernels=(row,),
+        packages={"nvidia-dkms-580-open": Package(name="nvidia-dkms-580-open", version="580.95.05")},
+    )
+
+
+NEVER_LOADED = {
+    "/etc/modprobe.d/no.conf": ConfigFile(path="/etc/modprobe.d/no.conf", data=b"install nvidia /bin/false\n")
+}
+UNLOADED: list[tuple[str, NodeFacts]] = [
+    ("driver-missing", replace(unloaded(module="", dkms=""), driver=DriverState(), packages={})),
+    ("dkms-no-headers", unloaded(module="", headers=False, dkms="")),
+    ("dkms-bad-exit", unloaded(module="", dkms="added")),
+    ("modprobe-not-found", unloaded(module="", dkms="")),
+    ("modprobe-not-found", replace(unloaded(module="", headers=False, dkms=""), packages={})),  # not built here
+    ("modprobe-not-found", unloaded(module="570.1")),
+    ("nouveau-in-use", unloaded(driver="nouveau")),
+    ("modprobe-blocked", replace(unloaded(), files=NEVER_LOADED)),
+    ("modprobe-key-rejected", replace(unloaded(), secure_boot=True)),
+    ("module-not-loaded", replace(unloaded(), secure_boot=False)),
+    ("", unloaded(driver="vfio-pci")),
+    ("", replace(unloaded(), virtualization="wsl")),
+    ("", replace(unloaded(module="", dkms=""), driver=DriverState(), kubernetes=Kubernetes(gpu_operator=True))),
+]
+
+
+@over(UNLOADED, name=lambda row: row[0])
+def test_why_no_module_is_loaded_is_decided_by_looking(name: str, facts: NodeFacts) -> None:
+    """One cause, the symptom as what follows from it, and in words which causes were ruled out."""
+    state = state_faults(facts, {}, None, FAULTS.checks)
+    findings = diagnose(FAULTS, [], state).findings
+    assert [(one.fault.id, one.root) for one in findings] == [(name, True), ("smi-cannot-communicate", False)][
+        : 2 * bool(name)
+    ]
+    if name == "module-not-loaded":
+        assert "; not: driver-missing, dkms-no-headers" in state[name][0].text
+
+
+def test_of_a_log_the_commands_that_decide_come_next() -> None:
+    known = diagnosed("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+    assert len(known.asks) == 2 and "dkms status" in known.asks[1].ask
+    assert (
+        diagnosed(f"{NO_HEADERS}\nNVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.").asks
+        == ()
+    )
+    assert [ask.ask for ask in diagnosed("fine").asks][-1] == "gpunode doctor --local"
+    assert all(len(ask.ask) < 120 for causes in FAULTS.checks.symptoms.values() for ask in causes)
 
 
 def test_a_sound_node_has_no_fault() -> None:
     running = {"nvidia-fabricmanager": Service(name="nvidia-fabricmanager", active="active")}
     sound = replace(SOUND, nvswitches=(SWITCH,), services=running)
-    assert state_faults(sound, {}, load_scheduler_rules()) == {}
+    assert state_faults(sound, {}, load_scheduler_rules(), FAULTS.checks) == {}
 
 
 def test_a_unit_that_runs_now_refutes_what_a_log_says_of_its_start() -> None:
@@ -508,7 +564,8 @@ def test_logs_from_files_packed_or_not_and_from_standard_input(tmp_path: Path) -
     (tmp_path / "b.log.gz").write_bytes(gzip.compress(a_line_of("cuda-803").encode()))
     code, out = run("--log", str(tmp_path / "a.log"), "--log", str(tmp_path / "b.log.gz"), "--format", "json")
     data = json.loads(out)
-    assert code == 1 and {f["id"] for f in data["findings"]} == {"cuda-35", "cuda-803"} and data["xids"] == []
+    assert code == 1 and {f["id"] for f in data["findings"]} == {"cuda-35", "cuda-803"}
+    assert (data["xids"], data["next"], data["earlier"]) == ([], [], [])
     assert set(data["findings"][0]) >= {"id", "root", "evidence", "cause", "fix", "confidence", "source"}
     code, out = run("--log", "-", text=a_line_of("docker-no-driver"))
     assert code == 1 and "docker-no-driver" in out and "gpunode provision" in out

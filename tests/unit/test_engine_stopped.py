@@ -18,6 +18,7 @@ from gpunode.core.items.stopped_engine import engine_checks, stopped
 from gpunode.core.model import NodeFacts, Runtime, Service
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
+from gpunode.edge.doctor import load_faults
 
 STEP = ("runtime", "activate")
 
@@ -48,7 +49,7 @@ def test_it_is_named_by_verify_and_by_doctor() -> None:
     [check] = engine_checks(facts)
     assert (check.id, check.status) == ("engine.stopped", "warning")
     assert check.message == "docker.service is enabled and does not run (failed)"
-    [evidence] = state_faults(facts, {}, None)["engine-stopped"]
+    [evidence] = state_faults(facts, {}, None, load_faults().checks)["engine-stopped"]
     assert evidence.text == check.message
 
 

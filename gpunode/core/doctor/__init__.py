@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpunode.core.doctor.checks import Cause, next_commands
 from gpunode.core.doctor.codes import XidSeen
 from gpunode.core.doctor.logs import Scan, scan
 from gpunode.core.doctor.table import LAYERS, Confidence, Fault, Faults
@@ -40,6 +41,7 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]  # the most likely root first
     xids: tuple[XidSeen, ...]
+    asks: tuple[Cause, ...] = ()  # the commands that say more: of logs whose cause is not among the findings
     earlier: tuple[Finding, ...] = ()  # was so, and is over: of earlier boots, or refuted by what came later
 
     @property
@@ -54,10 +56,12 @@ def diagnose(
     *,
     active: Collection[str] = (),
     proven: Collection[str] = (),
+    logs_alone: bool = False,
 ) -> Diagnosis:
     """Logs that were read, and faults in the state → findings in order.
 
-    `active` are the units that run now, `proven` what is known of the machine (Fault.refuted_by).
+    `active` are the units that run now, `proven` what is known of the machine (Fault.refuted_by); nobody can look at a
+    machine of which there are `logs_alone`.
     """
     in_logs = [(one, one.found()) for one in scans]
     xids = _merged(scans)
@@ -85,7 +89,13 @@ def diagnose(
     certain = {name: finding for name, finding in findings.items() if finding.fault.severity != "hint"} or findings
     below = _consequences(faults, certain)
     ordered = [replace(finding, root=name not in below) for name, finding in certain.items()]
-    return Diagnosis(findings=tuple(sorted(ordered, key=_rank)), xids=xids, earlier=tuple(earlier.values()))
+    roots = [one.fault.id for one in ordered if one.root] or ([] if xids else [""])
+    return Diagnosis(
+        findings=tuple(sorted(ordered, key=_rank)),
+        xids=xids,
+        asks=next_commands(faults.checks, roots) if logs_alone else (),
+        earlier=tuple(earlier.values()),
+    )
 
 
 def _consequences(faults: Faults, found: Iterable[str]) -> set[str]:
@@ -161,6 +171,7 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
             for finding in diagnosis.findings
         ],
         "xids": [_xid_data(xid, faults) for xid in diagnosis.xids],
+        "next": [{"command": ask.ask, "means": ask.means} for ask in diagnosis.asks],
         "earlier": [
             {"id": one.fault.id, "count": one.count, "evidence": [_evidence_text(e) for e in one.evidence[:1]]}
             for one in diagnosis.earlier
@@ -207,6 +218,7 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
         lines += [f"    source   {fault.source}"]
     for seen in diagnosis.xids:
         lines += _xid_lines(seen, faults)
+    lines += [f"  next       {ask.ask}\n             ({ask.means})" for ask in diagnosis.asks]
     for one in diagnosis.earlier:
         lines.append(f"  over       {one.fault.id}: {_evidence_text(one.evidence[0])}")
     return "\n".join(lines)

@@ -43,7 +43,7 @@ def diagnose_logs(faults: Faults, logs: Iterable[tuple[str, Iterable[Piece]]]) -
     proven: set[str] = set()
     for source, pieces in logs:
         scans += _read(faults, source, pieces, state, proven)
-    return diagnose(faults, scans, state, proven=proven)
+    return diagnose(faults, scans, state, proven=proven, logs_alone=True)
 
 
 def _read(

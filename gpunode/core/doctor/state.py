@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.cdi import KIND, stale
 from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
+from gpunode.core.checks.health import drift_checks, sharing_checks
+from gpunode.core.doctor.checks import Checks, decided
 from gpunode.core.doctor.text import Evidence
-from gpunode.core.facts.kubelet import mismatch
-from gpunode.core.items.stopped_engine import how_stopped, stopped
+from gpunode.core.facts.kubelet import kubelet_checks
+from gpunode.core.items.first_boot import prepared
+from gpunode.core.items.gpu_containers import container_checks
+from gpunode.core.items.stopped_engine import engine_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
-from gpunode.core.model import NodeFacts
+from gpunode.core.model import NodeFacts, PciDevice
 
 Sections = Mapping[str, str]  # what node/probe/logs.sh printed, by name
 Signs = Iterator[tuple[str, str]]  # id of the fault, what shows it
+_NONE = Checks()
+_SYMPTOM = "smi-cannot-communicate"
+_VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drift_checks)
+_NEVER = re.compile(rb"^\s*install\s+nvidia\s+/(?:usr/)?bin/(?:false|true)", re.MULTILINE)
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
 _OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
 _SHOWN = 100  # characters of a file's words that are shown
 
 
-def state_faults(facts: NodeFacts, sections: Sections, scheduler: SchedulerRules | None) -> dict[str, list[Evidence]]:
+def state_faults(
+    facts: NodeFacts, sections: Sections, scheduler: SchedulerRules | None, checks: Checks = _NONE
+) -> dict[str, list[Evidence]]:
     """Evidence by fault id."""
     found: dict[str, list[Evidence]] = {}
     says = [*(stated for rule in _RULES for stated in rule(facts)), *_kubelet_devices(sections)]
+    says += [*_checked(facts, checks), *_not_loaded(facts, checks)]
     says += [*_scheduler_era(sections, scheduler)] if scheduler else []
     for name, text in says:
         found.setdefault(name, []).append(Evidence(source="state", line=0, text=text))
@@ -37,9 +48,6 @@ def _driver(facts: NodeFacts) -> Signs:
     driver = facts.driver
     if driver.loaded and driver.userspace and driver.loaded != driver.userspace:
         yield "nvml-version-mismatch", f"loaded module {driver.loaded}, libraries {driver.userspace}"
-    running = next((k for k in facts.kernels if k.running), None)
-    if facts.gpus and driver.userspace and running and not running.module and not driver.loaded:
-        yield "modprobe-not-found", f"the running kernel {running.release} has no nvidia module"
     if facts.gpus and driver.loaded:
         for kernel in facts.kernels:
             if kernel.image and not kernel.running and not kernel.module:
@@ -52,6 +60,69 @@ def _driver(facts: NodeFacts) -> Signs:
     for xid in facts.xids:
         if xid.code in _CRITICAL_XIDS:
             yield "gpu-lost", xid.line or f"Xid {xid.code} on {xid.slot}"
+
+
+def _checked(facts: NodeFacts, checks: Checks) -> Signs:
+    """What verify finds."""
+    if not checks.signs:
+        return
+    for check in (one for judge in _VERIFY for one in judge(facts)):
+        bad = check.status == "failed" or (check.status == "warning" and check.id == "engine.stopped")
+        if bad and check.id in checks.signs:
+            yield checks.signs[check.id], check.message
+
+
+def _not_loaded(facts: NodeFacts, checks: Checks) -> Signs:
+    """Why no module is loaded where a GPU waits for one; a GPU of a virtual machine, and WSL's, waits for none."""
+    waiting = [gpu for gpu in facts.gpus if not gpu.driver.startswith("vfio")]
+    operator = facts.kubernetes.gpu_operator and not facts.driver.userspace  # its container brings the driver
+    no_host = facts.container or facts.tegra or facts.virtualization == "wsl" or prepared(facts)
+    if facts.driver.loaded or not waiting or operator or no_host or not facts.kernel:
+        return
+    cause = [*decided(checks.symptoms.get(_SYMPTOM, ()), _seen(facts, waiting))]
+    yield from cause
+    if cause:
+        yield _SYMPTOM, "no NVIDIA kernel module is loaded"
+
+
+def _seen(facts: NodeFacts, gpus: Sequence[PciDevice]) -> dict[str, str]:
+    """The facts that decide why no module is loaded: words where one holds, "" where it does not."""
+    kernel = next(k for k in facts.kernels if k.running)
+    release, packages, userspace = kernel.release, facts.packages, facts.driver.userspace
+    by_dkms = kernel.dkms or any("dkms" in name and "nvidia" in name for name in packages)
+    nouveau = [gpu.slot for gpu in gpus if gpu.driver in ("nouveau", "nova_core")]
+    kept_out = [
+        path for path, file in facts.files.items() if "/modprobe.d/" in path and _NEVER.search(file.data or b"")
+    ]
+    other = kernel.module and userspace and kernel.module != userspace
+    words = {
+        "no-driver": (
+            not userspace and not any(k.module for k in facts.kernels),
+            f"no driver is installed, and {gpus[0].slot} is an NVIDIA GPU",
+        ),
+        "no-headers": (
+            not kernel.module and not kernel.headers and by_dkms,
+            f"kernel {release} has no module, and no headers to build one with",
+        ),
+        "dkms-unfinished": (
+            not kernel.module and kernel.dkms in ("added", "built"),
+            f"DKMS has the module for {release} as {kernel.dkms}, not installed",
+        ),
+        "no-module": (
+            not kernel.module or other,
+            f"the running kernel {release} has the module {kernel.module}, the libraries are {userspace}"
+            if other
+            else f"the running kernel {release} has no nvidia module",
+        ),
+        "nouveau": (bool(nouveau), f"nouveau drives {', '.join(nouveau)}"),
+        "blocked": (bool(kept_out), f"{', '.join(kept_out)}: nvidia is never loaded"),
+        "secure-boot": (
+            facts.secure_boot and bool(by_dkms),
+            f"Secure Boot is on, and the module for {release} was built here",
+        ),
+        "not-loaded": (bool(kernel.module), f"the module {kernel.module} is there for {release} and is not loaded"),
+    }
+    return {name: text if holds else "" for name, (holds, text) in words.items()}
 
 
 def _fabric(facts: NodeFacts) -> Signs:
@@ -101,8 +172,6 @@ def _mig(facts: NodeFacts) -> Signs:
 
 def _engines(facts: NodeFacts) -> Signs:
     for runtime in facts.runtimes:
-        if stopped(runtime):
-            yield "engine-stopped", how_stopped(facts, runtime)
         if runtime.name == "docker":
             yield from _daemon_json(facts, runtime.config)
     if facts.cdi.gpus and any(spec.kind == KIND for spec in facts.cdi.specs):
@@ -110,9 +179,6 @@ def _engines(facts: NodeFacts) -> Signs:
     if "nvidia-docker2" in facts.packages and "nvidia-container-toolkit" in facts.packages:
         old, new = facts.packages["nvidia-docker2"].version, facts.packages["nvidia-container-toolkit"].version
         yield "apt-docker2-conflict", f"nvidia-docker2 {old} next to nvidia-container-toolkit {new}"
-    reported = mismatch(facts)
-    if reported:
-        yield "cgroup-driver-mismatch", reported
 
 
 def _daemon_json(facts: NodeFacts, path: str) -> Signs:
@@ -190,7 +256,20 @@ def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Signs:
             yield "sched-policy-flag", f"kube-scheduler 1.{image[1] if image else ''} has no --{flag}"
 
 
-_RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_driver, _fabric, _gpus, _mig, _engines)
+def _units(facts: NodeFacts) -> Signs:
+    for unit, name in (("nvidia-imex", "imex-failed"), ("nvidia-persistenced", "persistenced-fail")):
+        service = facts.services.get(unit)
+        if service and service.active == "failed":
+            yield name, f"{unit}.service has failed"
+    broken = [name for name in facts.broken_packages if re.search(r"nvidia|cuda", name)]
+    if broken:
+        yield "dpkg-nvidia-configure", f"broken: {', '.join(broken[:5])}"
+    read = facts.driver.loaded and facts.nvml and facts.root and "device_nodes" not in facts.unread
+    if read and not any(re.search(r"/nvidia\d+$", node.path) for node in facts.device_nodes):
+        yield "device-node-missing", f"the driver has {len(facts.nvml)} GPUs, and there is no /dev/nvidia0"
+
+
+_RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_driver, _fabric, _gpus, _mig, _engines, _units)
 
 
 def split_sections(text: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal
 
+from gpunode.core.doctor.checks import Checks
 from gpunode.core.doctor.codes import REPORTS, Report
 from gpunode.core.doctor.parts import Parts
 from gpunode.core.doctor.text import plain, small
@@ -119,11 +120,16 @@ class Faults:
     messages: tuple[Message, ...]
     read_faults: Callable[[], Mapping[str, Fault]]
     read_codes: Callable[[], Codes]
+    read_checks: Callable[[], Checks] = Checks
     parts: Parts = Parts({"headings": ["(?!)"], "earlier": "(?!)", "programs": {}, "part": [], "over": []})
 
     @cached_property
     def faults(self) -> Mapping[str, Fault]:
         return self.read_faults()
+
+    @cached_property
+    def checks(self) -> Checks:
+        return self.read_checks()
 
     @cached_property
     def codes(self) -> Codes:

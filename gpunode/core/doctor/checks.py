@@ -1,0 +1,51 @@
+"""From a symptom to its cause: which checks decide it, in which order (knowledge/faults/checks.toml)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunode.core.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A possible cause, and what decides it: a fact of a node, or the command that asks for it."""
+
+    fault: str
+    ask: str
+    means: str
+    fact: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """The table."""
+
+    signs: Mapping[str, str] = field(default_factory=dict)  # check of verify → fault
+    symptoms: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)  # "": nothing known was found
+
+
+def parse_checks(data: Mapping[str, Any]) -> Checks:
+    """Raises InputError for a row that cannot be used."""
+    try:
+        symptoms = {row["of"]: tuple(Cause(**cause) for cause in row["cause"]) for row in data["symptom"]}
+    except (KeyError, TypeError) as error:
+        raise InputError(f"faults/checks.toml: {error}", expected="fault, ask and means") from error
+    return Checks(signs=data["signs"], symptoms=symptoms)
+
+
+def decided(causes: Iterable[Cause], facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The first cause whose fact holds, in the fact's words and with those that were ruled out before it."""
+    ruled_out: list[str] = []
+    for cause in causes:
+        if words := facts.get(cause.fact, ""):
+            yield cause.fault, words + (f"; not: {', '.join(ruled_out)}" if ruled_out else "")
+            return
+        ruled_out += [cause.fault] if cause.fact in facts else []
+
+
+def next_commands(checks: Checks, symptoms: Collection[str]) -> tuple[Cause, ...]:
+    """The first two commands that decide the causes of a symptom."""
+    return next((causes[:2] for of, causes in checks.symptoms.items() if of in symptoms), ())
