@@ -78,7 +78,7 @@ _TARGETS = (
         multiple=True,
         metavar="PATH",
         shell_complete=complete_files,
-        help="Ansible inventory: file, folder, script, or 'host1,host2,'. Repeatable. Default: hosts.yml beside "
+        help="Ansible inventory: file, folder, script, or 'host1,host2,'. Repeatable. Default: hosts.yml next to "
         "gpunode.yml, or Ansible's own (ANSIBLE_INVENTORY, ansible.cfg).",
     ),
     click.option("--local", is_flag=True, help="This machine itself."),

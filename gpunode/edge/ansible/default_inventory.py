@@ -1,4 +1,4 @@
-"""Which inventory is meant where none is named: hosts.yml beside gpunode.yml, or Ansible's own default."""
+"""Which inventory is meant where none is named: hosts.yml next to gpunode.yml, or Ansible's own default."""
 
 from __future__ import annotations
 
