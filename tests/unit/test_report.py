@@ -63,7 +63,7 @@ STATES_OF: list[tuple[str, dict[str, Any], list[str]]] = [
     ("ok", {"seen": seen(finding("dcgm.diag", "skipped"))}, []),
     ("failed", {"seen": seen(finding("gpu.count"))}, ["gpu.count"]),
     ("warning", {"seen": seen(finding("boot.modules", "warning"))}, ["boot.modules"]),
-    ("warning", {"result": {"exit": 0, "checks": [check("cri-pod", "not-proven")]}}, ["cri-pod"]),
+    ("not-proven", {"result": {"exit": 0, "checks": [check("cri-pod", "not-proven")]}}, ["cri-pod"]),
     ("unreachable", {"plan": {"error": {"what": "no route", "exit": 4}}}, ["host.unreachable"]),
     ("failed", {"plan": {"error": {"what": "no facts", "exit": 1}}}, ["host.failed"]),
     ("ok", {"plan": {"steps": [], "problems": []}}, []),
@@ -179,7 +179,7 @@ def test_a_pool_says_how_far_its_hosts_got() -> None:
 def test_a_host_of_whose_gpus_something_is_not_proven_is_not_counted_as_healthy(check: str, healthy: int) -> None:
     checks = [{"id": check, "status": "not-proven", "message": "not read", "fix": ""}]
     host = make_host("a", result={"exit": 0, "message": "", "checks": checks})
-    assert (host.state, host.passed) == ("warning", ())
+    assert (host.state, host.passed) == ("not-proven", ())
     [pool] = make_report([host], title="", made="", version="", source="").pools
     assert (pool.provisioned, pool.healthy) == (1, healthy)
 
@@ -377,7 +377,7 @@ def test_how_long_something_took(start: str, end: str, seconds: int | None) -> N
 def test_the_title_of_a_run_says_what_happened() -> None:
     run = Run(name="r1", verb="provision", status="failed", started="", ended="", controller="")
     bad = make_host("gpu2", result={"exit": 1, "message": "no space (fix: df /var)"})
-    assert headline(report(make_host("gpu1"), bad, run=run)) == "provision: of 2 hosts 1 failed, 1 ok"
+    assert headline(report(make_host("gpu1"), bad, run=run)) == "provision: 2 hosts: 1 failed, 1 ok"
     assert headline(report(bad, run=run)) == "provision: gpu2 failed"
     assert headline(report(make_host("gpu1"), make_host("gpu3"), run=run)) == "provision: 2 hosts ok"
     [finding] = bad.findings

@@ -32,6 +32,7 @@ MEANINGS = {
     "waiting": "not started yet",
     "pending": "steps are left to do",
     "warning": "works; something may hurt later",
+    "not-proven": "something could not be read or tried",
     "ok": "as it should be",
 }
 

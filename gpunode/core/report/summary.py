@@ -65,15 +65,19 @@ def make_report(
     )
 
 
+_COUNTED = {"warning": "with warnings", "not-proven": "not proven"}
+
+
 def headline(report: Report) -> str:
     """What came of the hosts of a run, in one line: the worst first."""
-    count, reported = len(report.hosts), [f"{number} {state}" for state, number in report.states.items()]
+    count = len(report.hosts)
+    reported = [f"{number} {_COUNTED.get(state, state)}" for state, number in report.states.items()]
     hosts = f"{count} host{'s' if count != 1 else ''}"
     verb = report.run.verb if report.run else "report"
     if report.states == {"ok": count}:
         return f"{verb}: {hosts} ok"
     return (
-        f"{verb}: of {hosts} {', '.join(reported)}"
+        f"{verb}: {hosts}: {', '.join(reported)}"
         if count > 1
         else f"{verb}: {report.hosts[0].name} {reported[0][2:]}"
     )
@@ -259,7 +263,7 @@ _STATE_OF: Mapping[Status, State] = {
     "refused": "refused",
     "pending": "pending",
     "warning": "warning",
-    "not-proven": "warning",
+    "not-proven": "not-proven",
 }
 _FIX = re.compile(r"(.+?) \(fix: (.+)\)", re.DOTALL)  # as the message of a result has it
 _AROUND = ("preflight", "verify")  # roles whose steps stand in every plan that has others
