@@ -12,7 +12,9 @@ from gpunode.core.model import Topology
 from gpunode.core.rollout import State as RunState
 
 State = Literal["failed", "unreachable", "refused", "running", "waiting", "pending", "warning", "not-proven", "ok"]
-STATES: tuple[State, ...] = ("failed", "unreachable", "refused", "running", "waiting", "pending", "warning", "not-proven", "ok")
+STATES: tuple[State, ...] = (
+    *("failed", "unreachable", "refused", "running", "waiting", "pending", "warning", "not-proven", "ok"),
+)
 Status = Literal["failed", "unreachable", "refused", "pending", "warning", "not-proven", "skipped", "passed"]
 STATUSES: tuple[Status, ...] = (
     *("failed", "unreachable", "refused", "pending", "warning", "not-proven", "skipped", "passed"),

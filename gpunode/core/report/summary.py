@@ -77,9 +77,7 @@ def headline(report: Report) -> str:
     if report.states == {"ok": count}:
         return f"{verb}: {hosts} ok"
     return (
-        f"{verb}: {hosts}: {', '.join(reported)}"
-        if count > 1
-        else f"{verb}: {report.hosts[0].name} {reported[0][2:]}"
+        f"{verb}: {hosts}: {', '.join(reported)}" if count > 1 else f"{verb}: {report.hosts[0].name} {reported[0][2:]}"
     )
 
 
