@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gpunode.edge.detect import Detected
     from gpunode.edge.fleet.provision import RunCallbacks
 
-_ARGUMENT_CHECK = "Validating arguments against arg spec"  # ansible-core puts such a task before every role
-
 
 @contextlib.contextmanager
 def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]:
@@ -62,9 +60,9 @@ def is_shown(event: Event, output_format: str = "text") -> bool:
     """Whether an event is worth a line that stays: what changed, what failed, how the checks went."""
     if event.kind in ("failed", "unreachable"):
         return True
-    if output_format != "text" or event.task.startswith(_ARGUMENT_CHECK):
+    if output_format != "text":
         return False
-    return event.kind in ("changed", "waiting") or (event.kind == "ok" and event.role == "verify")
+    return event.kind in ("changed", "waiting") or (event.kind == "ok" and "checks" in event.result)
 
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -99,8 +97,6 @@ class Board:
 
     def event(self, event: Event) -> str:
         """Take an event; the last line of a host that failed by it, else ""."""
-        if event.task.startswith(_ARGUMENT_CHECK) and event.kind not in ("failed", "unreachable"):
-            return ""
         with self._lock:
             row = self._rows.setdefault(event.host, _Row(began=self._now()))
             if event.kind == "waiting":

@@ -193,7 +193,7 @@ KUBELET = """
   gather_facts: false
   roles:
     - role: gpunode.node.kubelet
-      vars: {kubelet_edit: %s}
+      vars: {gpunode_kubelet: %s}
 """
 
 

@@ -108,7 +108,7 @@ class World:
             done = set(hosts[: int(self.dies_after)]) if torn else set(hosts)
             self.dies_after -= len(hosts)
         for host in hosts:
-            on_event(Event(host=host, kind="started", role="driver", task="Install the driver"))
+            on_event(Event(host=host, kind="started", task="Install the driver"))
         time.sleep(self.latency * self.draw.random())
         with self.lock:
             for host in done:  # some that fail have had their work done all the same

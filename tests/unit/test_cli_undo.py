@@ -33,7 +33,7 @@ class Ansible:
         hosts = yaml.safe_load((folder / "inventory.yml").read_text())["all"]["children"][play["hosts"]]["hosts"]
         self.asked.append(
             {
-                "what": play["roles"][0]["vars"]["undo_what"],
+                "what": play["tasks"][0]["gpunode.node.undo"]["what"],
                 "hosts": sorted(hosts),
                 "check": options["options"].check,
                 "diff": options["options"].diff,
@@ -42,7 +42,7 @@ class Ansible:
             }
         )
         for host in self.runs:
-            options["on_event"](Event(host=host, kind="changed", role="undo", task="t", message="as it was"))
+            options["on_event"](Event(host=host, kind="changed", task=undo.TASK, message="as it was"))
         return self.runs
 
 

@@ -15,6 +15,9 @@ from gpunode.cli import docs_collection
 from gpunode.cli.docs_collection import argument_shapes, collection_files, documentation, documented
 from gpunode.core.items import file
 from gpunode.core.plan.steps import STEPS, Row
+from gpunode.core.spec import parse_spec
+from gpunode.core.spec.flat import flat_spec, flat_variables
+from gpunode.core.spec.reference import reference
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLLECTION = ROOT / "gpunode/collection/ansible_collections/gpunode/node"
@@ -38,10 +41,7 @@ def test_the_collection_is_what_make_docs_would_write() -> None:
 def test_a_row_of_the_table_is_enough_for_all_that_names_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docs_collection, "STEPS", (*STEPS, Row("runtime", "limits", "Set limits", file.STEP)))
     before, after = collected(), docs_collection.collection_files()
-    changed = {path for path, text in after.items() if before[path] != text}
-    of_role = {"defaults/main.yml", "meta/argument_specs.yml", "tasks/main.yml", "README.md"}
-    assert changed == {"roles/node/tasks/main.yml", *(f"roles/runtime/{path}" for path in of_role)}
-    assert "| `runtime_limits` | list of dict |" in docs_collection.roles_page().replace("`runtime_limits.", "")
+    assert {path for path, text in after.items() if before[path] != text} == {"roles/runtime/tasks/apply.yml"}
 
 
 def collected() -> dict[str, str]:
@@ -49,31 +49,54 @@ def collected() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("folder", sorted(ROOT.glob("tests/cases/plans/*/playbook.yml")), ids=lambda p: p.parent.name)
-def test_ansible_takes_every_value_of_a_plan_by_the_roles_argument_specs(folder: Path) -> None:
+def test_ansible_takes_every_value_of_a_plan_by_the_documentation_of_its_action(folder: Path) -> None:
     for play in load_untagged(folder):
-        for role in play["roles"]:
-            name = role["role"].removeprefix("gpunode.node.")
-            found = ArgumentSpecValidator(specs(name)).validate(role.get("vars", {}))
-            assert found.error_messages == []
+        assert play["tasks"][0]["tags"] == ["always", "gpunode_preflight"]
+        for task in (task for part in play["tasks"] for task in part["block"]):
+            [action] = [key for key in task if key.startswith("gpunode.node.")]
+            shapes = argument_shapes()[action.removeprefix("gpunode.node.")]
+            options = {name: documented(shape) for name, shape in shapes.items()}
+            given = {name: value for name, value in task[action].items() if name in options and "{{" not in str(value)}
+            assert ArgumentSpecValidator(options).validate(given).error_messages == []
 
 
 def load_untagged(path: Path) -> Any:
     return yaml.safe_load(path.read_text().replace("!unsafe ", "")) or []
 
 
+@pytest.mark.parametrize("role", ["node", *docs_collection.PARTS])
+def test_ansible_takes_the_defaults_and_the_example_of_a_role(role: str) -> None:
+    options = specs(role)
+    given = {name: one["default"] for name, one in options.items() if "default" in one}
+    readme = (ROOT / f"roles/{role}/README.md").read_text()
+    [play] = yaml.safe_load(re.findall(r"(?:^    .*\n)+", readme, re.MULTILINE)[0])
+    [example] = play["roles"]
+    assert example.pop("role") == f"gpunode.node.{role}" and example and play["become"] is True
+    assert set(example) <= set(options)
+    assert ArgumentSpecValidator(options).validate(given | example).error_messages == []
+    parse_spec(flat_spec(given | example))
+
+
+def test_every_key_of_a_part_has_a_variable_and_a_line_in_the_documentation_of_its_role() -> None:
+    documented = {name: set(specs(name)) for name in ("node", *docs_collection.PARTS)}
+    assert set(flat_variables()) < documented["node"]
+    assert set().union(*(documented[name] for name in docs_collection.PARTS)) == documented["node"]
+    set_by = tuple(one.key for one in flat_variables().values())
+    keys = [key.path for key in reference() if key.default]
+    left = [key for key in keys if key not in set_by and not key.startswith(tuple(f"{one}." for one in set_by))]
+    assert {key.partition(".")[0] for key in left} == {"kubernetes", "rollout"}
+
+
 @pytest.mark.parametrize(
-    ("role", "values", "words"),
+    ("values", "words"),
     [
-        ("driver", {"driver_packages": {"instal": []}}, "driver_packages.instal"),
-        ("driver", {"driver_packages": {"install": [{"nam": "a"}]}}, "driver_packages.install.nam"),
-        ("runtime", {"runtime_edits": [{"runtime": "dockr"}]}, "containerd, docker, crio, podman"),
-        ("sharing", {"sharing_mig": {"gpus": [{"slot": "0000:17:00.0"}]}}, "mode"),
-        ("toolkit", {"toolkit_config": {"mode": "fast"}}, "auto, cdi, jit-cdi"),
+        ({"gpunode_spec": {"driver": {"brnach": "580"}}}, "gpunode_spec.driver.brnach"),
+        ({"gpunode_docker_manage": "instal"}, "auto, install, configure, ignore"),
+        ({"gpunode_driver_hold": "perhaps"}, "gpunode_driver_hold"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_misspelt_key_of_a_role_is_refused_before_its_tasks(role: str, values: dict[str, Any], words: str) -> None:
-    messages = ArgumentSpecValidator(specs(role)).validate(values).error_messages
+def test_a_wrong_value_is_refused_before_the_tasks_of_a_role(values: dict[str, Any], words: str) -> None:
+    messages = ArgumentSpecValidator(specs("node")).validate(values).error_messages
     assert any(words in message for message in messages)
 
 

@@ -26,7 +26,7 @@ EVENTS = {"gpu0000": "changed", "gpu0001": "failed", "gpu0002": "unreachable", "
 
 def notified(on_event: Any) -> None:
     for host, kind in EVENTS.items():
-        on_event(Event(host=host, kind=kind, role="driver", task="Install"))
+        on_event(Event(host=host, kind=kind, task="Install"))
 
 
 def test_a_host_that_failed_before_an_interrupt_keeps_its_cause(tmp_path: Path) -> None:

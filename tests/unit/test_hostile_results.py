@@ -114,15 +114,12 @@ def test_what_scripts_print_is_passed_on_as_it_is(plays: Plays) -> None:
         assert action == "undo" or word in output
 
 
-def test_the_role_preflight_compares_before_anything_is_templated_and_shows_the_text(plays: Plays) -> None:
+def test_preflight_compares_before_anything_is_templated_and_shows_the_text(plays: Plays) -> None:
     """The check of a plan: what is expected is what an earlier probe said."""
     text = probe_text("debian12-kubeadm-two-engines")
     plays.answers("facts", text.replace("hostname ", f"hostname {plays.template}"))
-    role = {
-        "import_role": {"name": "gpunode.node.preflight"},
-        "vars": {"preflight_expect": {"kernel": "{{ found.probe }}"}, "preflight_recover": False},
-    }
-    output = plays.play([{"hostile_facts": {"text": True}, "register": "found"}, role], rc=2)
+    compare = {"gpunode.node.preflight": {"expect": {"kernel": "{{ found.probe }}"}}}
+    output = plays.play([{"hostile_facts": {"text": True}, "register": "found"}, compare], rc=2)
     assert f"the plan expects #: gpunode-probe 1\\\\n#: system\\\\n| hostname {plays.template}" in output
     assert not plays.canary.exists()
 
@@ -133,17 +130,15 @@ print(json.dumps({{"changed": False, "ansible_facts": {facts!r}}}))
 """
 
 
-@pytest.mark.parametrize("name", ["gpunode_spec", "gpunode_config", "preflight_expect"])
+@pytest.mark.parametrize("name", ["gpunode_spec", "gpunode_config", "gpunode_driver_branch", "gpunode_plan"])
 def test_a_node_that_answers_a_module_with_variables_of_ours_is_refused(name: str, plays: Plays) -> None:
     """Facts hold before an inventory's variables, and gpunode_config is a path on the controller."""
     (plays.folder / "library").mkdir()
     secret = plays.folder / "secret.yml"
     secret.write_text("a secret\n")
-    key = "kernel" if name == "preflight_expect" else "proxy"
-    facts = {name: str(secret) if name == "gpunode_config" else {key: plays.template}}
+    facts = {name: str(secret) if name == "gpunode_config" else {"proxy": plays.template}}
     (plays.folder / "library/answers.py").write_text(FACTS_MODULE.format(facts=facts))
-    role = {"preflight_expect": "preflight"}.get(name, "node")
-    tasks: list[dict[str, Any]] = [{"answers": {}}, {"import_role": {"name": f"gpunode.node.{role}"}}]
+    tasks: list[dict[str, Any]] = [{"answers": {}}, {"import_role": {"name": "gpunode.node.node"}}]
     output = plays.play(tasks, host={"gpunode_spec": {"driver": {"branch": "none"}}}, rc=2)
     assert f"{name} is a fact of this host" in output
     assert "a secret" not in output and not plays.canary.exists()

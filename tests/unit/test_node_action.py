@@ -29,7 +29,8 @@ PACKAGES = {"changed": True, "changes": ["install nvidia-open 595.91.07-1", "hol
 def task(kind: type[NodeAction] = NodeAction, **attributes: Any) -> Any:
     made = kind.__new__(kind)
     made._task = SimpleNamespace(
-        **{"diff": False, "delegate_to": None, "name": "Install", "action": "packages", "_role": None} | attributes
+        **{"diff": False, "delegate_to": None, "name": "Install", "action": "packages", "_role": None} | attributes,
+        get_variable_manager=lambda: SimpleNamespace(extra_vars={}),
     )
     made._vars = {"inventory_hostname": "n-1"}
     return made
@@ -95,7 +96,8 @@ def test_a_long_task_says_that_it_runs_until_it_ends(monkeypatch: pytest.MonkeyP
     printed: list[str] = []
     twice = threading.Event()
 
-    def display(line: str) -> None:
+    def display(line: str, *, stderr: bool) -> None:
+        assert stderr, "standard output belongs to callbacks"
         printed.append(line)
         if len(printed) == 2:
             twice.set()

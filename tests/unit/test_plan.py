@@ -124,7 +124,7 @@ def test_hosts_with_the_same_steps_share_a_play_and_converged_ones_are_in_none(
     assert [[p.host for p in members] for members in classes([one, other, done]).values()] == [["node1", "node2"]]
     inventory = make_inventory([one, other, done])
     assert set(inventory["all"]["hosts"]) == {"node1", "node2"}
-    assert inventory["all"]["hosts"]["node2"]["preflight_expect"] == {"kernel": "other"}
+    assert inventory["all"]["hosts"]["node2"]["gpunode_expect"]["kernel"] == "other"
     assert len(make_playbook([one, other, done])) == 1
 
 
@@ -402,8 +402,25 @@ def test_a_class_keeps_its_name_when_its_steps_change_and_when_only_some_hosts_a
     assert sorted(group_names(alike).values()) == ["gpunode_gpu_1", "gpunode_gpu_1_2"]
 
 
-def test_decisions_stand_before_keys_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comment_in_the_engine_of_one_node_copies_no_play(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = plan_case(CASES / "plans/debian12-h100-fresh", monkeypatch).plan
+
+    def with_comment(step: Step) -> Step:
+        if step.id != "runtime.edits":
+            return step
+        return replace(
+            step, value=[{**edit, "expect": {"/etc/containerd/config.toml": "0" * 64}} for edit in step.value]
+        )
+
+    other = replace(one, host="node2", steps=tuple(map(with_comment, one.steps)))
+    [play] = make_playbook([one, other])
+    assert "node1" not in play["name"].partition("(")[0], "nor do its members change its name"
+    hosts = make_inventory([one, other])["all"]["hosts"]
+    files = {host: variables["gpunode_expect"]["files"]["containerd"] for host, variables in hosts.items()}
+    assert files["node1"] != files["node2"] == {"/etc/containerd/config.toml": "0" * 64}
+
+
+def test_tasks_stand_in_the_order_of_the_steps_under_their_titles(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_case(CASES / "plans/debian12-h100-fresh", monkeypatch).plan
-    [driver] = [role for role in make_playbook([plan])[0]["roles"] if role["role"] == "gpunode.node.driver"]
-    names = list(driver["vars"])
-    assert names.index("driver_packages") < names.index("driver_sources")
+    [play] = make_playbook([plan])
+    assert [task["name"] for part in play["tasks"] for task in part["block"]] == [step.title for step in plan.steps]

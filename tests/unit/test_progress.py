@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,8 @@ from gpunode.edge.ansible.runner import Event
 from gpunode.edge.detect import Detected
 
 
-def event(kind: str, role: str = "driver", task: str = "Load the NVIDIA driver", message: str = "") -> Event:
-    return Event(host="node1", kind=kind, role=role, task=task, seconds=1.25, message=message)
-
-
-CHECK = "Validating arguments against arg spec 'main' - Load the driver"
+def event(kind: str, task: str = "Load the NVIDIA driver", message: str = "", **result: Any) -> Event:
+    return Event(host="node1", kind=kind, task=task, seconds=1.25, message=message, result=result)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +32,7 @@ CHECK = "Validating arguments against arg spec 'main' - Load the driver"
         (event("ok"), "text", ""),
         (event("started"), "text", ""),
         (event("skipped"), "text", ""),
-        (event("ok", role="verify", task="Prove it"), "text", "node1: Prove it: ok (1.2 s)\n"),
-        (event("ok", role="verify", task=CHECK), "text", ""),
-        (event("failed", task=CHECK), "text", f"node1: {CHECK}: failed (1.2 s)\n"),
+        (event("ok", task="Prove it", checks=[]), "text", "node1: Prove it: ok (1.2 s)\n"),
     ],
 )
 def test_only_changes_failures_and_proofs_get_a_line(
@@ -50,10 +46,8 @@ def test_only_changes_failures_and_proofs_get_a_line(
 def test_of_many_hosts_the_first_failures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with fleet("text", {f"gpu{n}": ["Load it"] for n in range(100)}) as callbacks:
         for number in range(60):
-            callbacks.event(
-                Event(host=f"gpu{number}", kind="failed", role="driver", task="Load it", message="no module")
-            )
-            callbacks.event(Event(host=f"gpu{number}", kind="changed", role="driver", task="Load it"))
+            callbacks.event(Event(host=f"gpu{number}", kind="failed", task="Load it", message="no module"))
+            callbacks.event(Event(host=f"gpu{number}", kind="changed", task="Load it"))
     lines = [line for line in capsys.readouterr().err.splitlines() if " running" not in line]
     assert len(lines) == 21 and lines[0].startswith("gpu0: Load it: failed") and "more fail" in lines[-1]
 
@@ -83,7 +77,7 @@ class Clock:
 
 
 def at(host: str, kind: str, step: int, message: str = "", **result: str) -> Event:
-    return Event(host=host, kind=kind, role="driver", task=STEPS[step], message=message, result=dict(result))
+    return Event(host=host, kind=kind, task=STEPS[step], message=message, result=dict(result))
 
 
 def test_a_host_has_one_line_with_its_step_and_its_own_time() -> None:
@@ -93,7 +87,7 @@ def test_a_host_has_one_line_with_its_step_and_its_own_time() -> None:
     board.event(at("gpu1", "started", 0))
     clock.seconds += 60
     board.event(at("gpu10", "started", 1))
-    board.event(Event(host="gpu10", kind="waiting", role="", task="waiting for the package manager: apt (PID 7)"))
+    board.event(Event(host="gpu10", kind="waiting", task="waiting for the package manager: apt (PID 7)"))
     clock.seconds += 5
     assert [line[2:] for line in board.lines()] == [
         "gpu1   1/4   1m 05s  Set up the repository",
@@ -160,7 +154,7 @@ def test_without_a_terminal_a_silent_run_of_many_hosts_says_its_counts(monkeypat
     monkeypatch.setattr(progress, "_BEAT", 0.001)
     monkeypatch.setattr(progress, "say", say)
     with fleet("text", {f"gpu{n}": ["Load it"] for n in range(100)}) as callbacks:
-        callbacks.event(Event(host="gpu1", kind="started", role="driver", task="Load it"))
+        callbacks.event(Event(host="gpu1", kind="started", task="Load it"))
         assert enough.wait(30)
     assert "0 of 100 done, 0 failed, 1 running (0s)" in printed
 

@@ -1,4 +1,4 @@
-"""The role options `scheduler_edit` and `kubelet_edit`: from a probe of the node to the request of commit.sh."""
+"""The role options `gpunode_scheduler` and `gpunode_kubelet`: from a probe of the node to the request of commit.sh."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Site:
         self.inventories.append([*inventory])
         self.kind = "converged"
         for host in hosts:
-            on_event(Event(host=host, kind="ok", role="driver", task="Load"))
+            on_event(Event(host=host, kind="ok", task="Load"))
         return {host: HostRun(message="played") for host in hosts}
 
     def plan(self, *words: str) -> None:

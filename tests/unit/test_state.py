@@ -305,7 +305,7 @@ def test_a_log_of_a_host_that_cannot_be_written_ends_no_play(tmp_path: Path, mon
 
     def without_folder(run: Any, event: Any) -> None:
         shutil.rmtree(run.own / "hosts", ignore_errors=True)
-        heard(run, fleet.Event(host=event.host, kind="changed", role="driver", task="x"))
+        heard(run, fleet.Event(host=event.host, kind="changed", task="x"))
 
     monkeypatch.setattr(fleet._Run, "_heard", without_folder)
     assert world.provision({}, tmp_path) == {world.hosts[0]: 0}

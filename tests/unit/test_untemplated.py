@@ -36,6 +36,7 @@ CASES = Path(__file__).parents[1] / "cases"
 PROBES = sorted(p.name for p in (CASES / "probes").iterdir())
 PACKAGE = Path(gpunode.__file__).parent
 COMMAND = "lookup('pipe','id>CANARY')"
+OURS = ("{{ gpunode_expect }}", "{{ gpunode_done_driver_packages }}", "{{ gpunode_done_driver_files }}")  # all of them
 HOSTILE = (f"{{{{{COMMAND}}}}}", f"{{%set\tx={COMMAND}%}}", "{#", f"{{%\n{{{{ {COMMAND} }}}}")
 
 
@@ -49,7 +50,7 @@ def untagged(text: str) -> list[str]:
             for one in child if isinstance(child, tuple) else (child,):
                 yield from scalars(one)
 
-    found = scalars(yaml.compose(text))
+    found = [n for n in scalars(yaml.compose(text)) if n.value not in OURS]
     return [n.value for n in found if n.tag != NO_TEMPLATE and any(m in n.value for m in TEMPLATE_MARKERS)]
 
 

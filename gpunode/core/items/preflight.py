@@ -17,6 +17,7 @@ SHAPE = mapping(
     arch=text("Architecture, such as x86_64."),
     kernel=text("Release of the running kernel."),
     gpus=texts("GPUs, as SLOT=ID."),
+    files=mapping("By engine, the SHA-256 of its files, by path; M(gpunode.node.edit_file) compares them."),
 )
 
 

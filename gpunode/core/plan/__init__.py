@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gpunode.core.diff import unified
 from gpunode.core.engines import ENGINES
@@ -131,9 +132,16 @@ def pending_items(facts: NodeFacts, spec: Spec, solution: Solution, templates: M
     return {key: difference(item, have[key]) for key, item in want.items.items() if item.differs(have[key])}
 
 
+def shared_value(step: Step) -> Any:
+    """A step's value without what is peculiar to a host: the hashes of its files stand in its host variables."""
+    if step.id != "runtime.edits":
+        return step.value
+    return [{key: value for key, value in edit.items() if key != "expect"} for edit in step.value]
+
+
 def class_key(plan: Plan) -> str:
-    """Hosts with the same steps share a play; what is peculiar to a host (preflight) stands in its host variables."""
-    data = [(s.id, s.value) for s in plan.steps if s.role != "preflight"]
+    """Hosts with the same steps share a play; what is peculiar to a host stands in its host variables."""
+    data = [(s.id, shared_value(s)) for s in plan.steps if s.role != "preflight"]
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 

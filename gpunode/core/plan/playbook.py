@@ -7,15 +7,15 @@ that gpunode writes for Ansible goes through it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import count, pairwise
 from typing import Any
 
 import yaml
 
 from gpunode.core.model import Plan, Step
-from gpunode.core.plan import class_key
-from gpunode.core.plan.steps import ROLES
+from gpunode.core.plan import class_key, shared_value
+from gpunode.core.plan.steps import BY_ID, DONE, EXPECT, ROLES
 
 HEADER = """\
 # Written by gpunode.  Run it with:  ansible-playbook playbook.yml  (in this folder)
@@ -47,7 +47,12 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(tag, text, style=style)
 
 
+class Template(str):
+    """A template of ours, which Ansible is to evaluate: made of constants, never of what a node said."""
+
+
 _Dumper.add_representer(str, _text)
+_Dumper.add_representer(Template, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text)))
 _Dumper.add_multi_representer(str, _text)  # Ansible tags its strings: a subclass of str
 
 
@@ -94,7 +99,7 @@ def make_inventory(plans: Iterable[Plan], connection: Mapping[str, Mapping[str, 
     """
     plans = list(plans)
     hosts = {
-        p.host: {**(connection or {}).get(p.host, {}), **{f"{s.role}_{s.option}": s.value for s in _own(p)}}
+        p.host: {**(connection or {}).get(p.host, {}), **({EXPECT: _expected(p)} if p.steps else {})}
         for p in plans
         if p.steps or connection
     }
@@ -111,40 +116,58 @@ def dump(data: Any, header: str = "") -> str:
     return header + body
 
 
-def _own(plan: Plan) -> list[Step]:
-    return [s for s in plan.steps if s.role == "preflight"]
+def _expected(plan: Plan) -> dict[str, Any]:
+    """The node that the plan was made for, and the files that edits were worked out on."""
+    [node] = [s.value for s in plan.steps if s.id == "preflight.expect"] or [{}]
+    edits = [edit for s in plan.steps if s.id == "runtime.edits" for edit in s.value]
+    files = {edit["runtime"]: edit["expect"] for edit in edits if edit.get("expect")}
+    return {**node, **({"files": files} if files else {})}
 
 
 def _play(group: str, members: list[Plan]) -> dict[str, Any]:
-    hosts = len(members)
     return {
-        "name": f"{hosts} host{'s' if hosts != 1 else ''} of {group}: {_summary(members[0])}",
+        "name": f"{_summary(members[0])} ({group})",
         "hosts": group,
         "gather_facts": False,
         "strategy": "free",  # one slow DKMS build holds nobody up
-        "roles": [role for one in ROLES if (role := _role(one.name, members[0]))],
+        "tasks": [part for one in ROLES if (part := _part(one.name, members))],
     }
 
 
-def _role(name: str, plan: Plan) -> dict[str, Any] | None:
-    if name == "preflight":
-        # its values are the hosts' own, see make_inventory; no choice of tags leaves the check out
-        return {"role": "gpunode.node.preflight", "tags": ["always", "gpunode_preflight"]}
-    mine = sorted((s for s in plan.steps if s.role == name), key=lambda s: _is_long(s.value))
-    values = {f"{s.role}_{s.option}": s.value for s in mine}
-    return {"role": f"gpunode.node.{name}", "tags": f"gpunode_{name}", "vars": values} if values else None
+def _part(role: str, members: list[Plan]) -> dict[str, Any] | None:
+    """The steps of a role as a block of tasks: every value is a literal argument, which no variable overrides."""
+    first = members[0]
+    steps = [s for s in first.steps if s.role == role]
+    tags: Any = f"gpunode_{role}"
+    if role == "preflight":
+        tags = ["always", tags]  # no choice of tags leaves the check out
+        recover = [s for plan in members for s in plan.steps if s.id == "preflight.recover"]
+        steps = [*recover[:1], *(s for s in steps if s.id != "preflight.recover")]
+    there = {s.id for s in first.steps}
+    tasks = [_task(s, there) for s in steps]
+    return {"name": role.capitalize() if role != "cuda" else "CUDA", "tags": tags, "block": tasks} if tasks else None
 
 
-def _is_long(value: Any) -> bool:
-    """Whether it holds whole files, such as keys: they stand behind the decisions."""
-    if isinstance(value, Mapping):
-        return any(map(_is_long, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_is_long, value))
-    return isinstance(value, str) and "\n" in value
+def _task(step: Step, there: Collection[str]) -> dict[str, Any]:
+    row = BY_ID[step.id]
+    arguments = {row.kind.argument: shared_value(step)}
+    if step.id == "preflight.expect":
+        arguments = {"expect": Template(f"{{{{ {EXPECT} }}}}")}
+    if step.id == "runtime.edits":
+        arguments["expect"] = Template(f"{{{{ {EXPECT} }}}}")
+    after = [option for option in row.results_of if f"{row.role}.{option}" in there]
+    if after:
+        arguments["after"] = [Template(f"{{{{ {DONE}{row.role}_{option} }}}}") for option in after]
+    kept = any(row.option in other.results_of and other.role == row.role for other in BY_ID.values())
+    return {
+        "name": step.title,
+        f"gpunode.node.{row.kind.action}": arguments,
+        **({"register": f"{DONE}{row.variable}"} if kept else {}),
+    }
 
 
 def _summary(plan: Plan) -> str:
     """The roles that have something to do, in a play's title."""
     named = list(dict.fromkeys(s.role for s in plan.steps if s.role not in ("preflight", "verify")))
-    return ", ".join(named) or "verify"
+    text = ", ".join(named) or "verify"
+    return f"{text[0].upper()}{text[1:]}"

@@ -57,7 +57,7 @@ class Row:
 
     @property
     def variable(self) -> str:
-        """The play variable that holds the value."""
+        """What the value is called among those of `gpunode.node.plan`."""
         return f"{self.role}_{self.option}"
 
 
@@ -90,6 +90,9 @@ ROLES = (
 )
 
 
+EXPECT = "gpunode_expect"  # host variable of generated plays: the node and the files that the plan was made for
+DONE = "gpunode_done_"  # beginning of the names under which tasks register their results
+PLAN = "gpunode_plan"  # what gpunode.node.plan registers in the roles
 STEPS = (
     Row("preflight", "recover", "Finish or undo what an interrupted run left", preflight.RECOVER),
     Row("preflight", "expect", "Make sure that this is the node the plan was made for", preflight.EXPECT),

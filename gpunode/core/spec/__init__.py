@@ -183,9 +183,13 @@ def parse_spec(data: Any, *, where: str = "gpunode.yml") -> Spec:
     return spec
 
 
+class Whole(dict[str, Any]):
+    """A mapping that replaces another one and does not merge with it."""
+
+
 def merge_spec(base: Any, over: Any) -> Any:
     """Plain data merged key by key: mappings merge, everything else of `over` replaces."""
-    if isinstance(base, Mapping) and isinstance(over, Mapping):
+    if isinstance(base, Mapping) and isinstance(over, Mapping) and not isinstance(over, Whole):
         keys = [*base, *(k for k in over if k not in base)]
         return {
             k: merge_spec(base[k], over[k]) if k in base and k in over else (over if k in over else base)[k]
@@ -219,7 +223,7 @@ class _Reader:
             items = value if isinstance(value, list | tuple) else [value]
             return tuple(self._parts(inner[0], [(f"{path}[{i}]", i, v) for i, v in enumerate(items)]).values())
         if origin in (Mapping, dict) or kind is Mapping:
-            found = self._mapping(value, path, "")
+            found = {k: v for k, v in self._mapping(value, path, "").items() if v is not None}  # null removes a key
             return self._parts(inner[1], [(_join(path, k), str(k), v) for k, v in found.items()])
         if origin in (types.UnionType, typing.Union):
             some = next(a for a in inner if a is not type(None))

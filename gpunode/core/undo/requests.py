@@ -44,7 +44,7 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True)
 class UndoRequest:
-    """What the role option `undo_what` asks for; `to` None is the run before the last one."""
+    """What the role option `gpunode_undo` asks for; `to` None is the run before the last one."""
 
     verb: str = "uninstall"
     parts: tuple[str, ...] = ()

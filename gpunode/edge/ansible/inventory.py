@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,11 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.secrets import Vaulted
+from gpunode.core.spec import merge_spec
+from gpunode.core.spec.flat import clashes, flat_spec, flat_variables, misspelt
 from gpunode.edge.ssh.shell import Target, check_target
 
+LOG = logging.getLogger("gpunode")
 SPEC_VARIABLE = "gpunode_spec"
 _VAULT = b"$ANSIBLE_VAULT"
 _SSH = ("ssh", "smart", "paramiko", "paramiko_ssh")
@@ -93,6 +97,19 @@ def merged_spec(variable_manager: Any, host: Any, *, play: Any = None, task: Any
     return variables.get(SPEC_VARIABLE, {})
 
 
+def host_spec(templar: Any, merged: Any, variables: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """What an inventory says of a host, as plain data: flat variables win over `merged`, its untemplated gpunode_spec.
+
+    The second value has a sentence for each that says something else there.
+    """
+    spec = plain_spec(templar.template(merged))
+    given = {name: variables[name] for name in flat_variables() if name in variables}
+    flat = plain_spec(templar.template(given))
+    if not flat or not isinstance(spec, dict):
+        return spec, []
+    return merge_spec(spec, flat_spec(flat)), clashes(flat, spec)
+
+
 # ---------------------------------------------------------------- Ansible
 
 
@@ -140,13 +157,15 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
             templar = Templar(loader=loader, variables=variables)
             target = check_target(_target(host.name, variables, templar))
             given = merged_spec(variable_manager, host) if SPEC_VARIABLE in variables else {}
-            spec = plain_spec(templar.template(given))
+            spec, clashing = host_spec(templar, given, variables)
         except AnsibleError as error:
             raise InputError(f"host {host.name}: {error}", fix="correct the variable in the inventory") from error
         if not isinstance(spec, dict):
             raise InputError(
                 f"host {host.name}: {SPEC_VARIABLE} is no mapping", expected="a mapping, as in gpunode.yml"
             )
+        for sentence in [*clashing, *misspelt(variables)]:
+            LOG.warning("%s: %s", host.name, sentence)
         groups = tuple(group.name for group in host.get_groups() if group.name not in ("all", "ungrouped"))
         found.append(InventoryHost(target=target, groups=groups, spec=spec))
     if not found:

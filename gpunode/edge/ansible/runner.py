@@ -46,7 +46,6 @@ class Event:
 
     host: str
     kind: str
-    role: str
     task: str
     seconds: float = 0.0
     message: str = ""
@@ -252,7 +251,7 @@ def _waiting(data: dict[str, Any]) -> Event | None:
     """What an action shows while it waits (for a locked package manager): a line of output, the event of no host."""
     text = printable(str(data.get("stdout", "")).strip()) if data.get("event") == "verbose" else ""
     found = re.fullmatch(r"(\S+): (waiting for .+)", text)
-    return Event(host=found[1], kind="waiting", role="", task=found[2]) if found else None
+    return Event(host=found[1], kind="waiting", task=found[2]) if found else None
 
 
 def _read(data: dict[str, Any], hosts: dict[str, HostRun]) -> Event | None:
@@ -275,7 +274,7 @@ def _read(data: dict[str, Any], hosts: dict[str, HostRun]) -> Event | None:
     run = hosts.setdefault(host, HostRun())
     if not run.exit:
         run.exit, run.message, run.fix = Exit.FAILED, found.what, found.fix
-    return Event(host=host, kind="failed", role="", task="", message=found.what)
+    return Event(host=host, kind="failed", task="", message=found.what)
 
 
 def _event(data: dict[str, Any]) -> Event | None:
@@ -286,11 +285,9 @@ def _event(data: dict[str, Any]) -> Event | None:
     result = inner.get("res") or {}
     if kind == "ok" and result.get("changed"):
         kind = "changed"
-    role = str(inner.get("resolved_role") or inner.get("role") or "").removeprefix("gpunode.node.")
     return Event(
         host=inner["host"],
         kind=kind,
-        role=role,
         task=printable(str(inner.get("task", ""))),
         seconds=float(inner.get("duration") or 0.0),
         message=_message_of(result.get("msg", "")),

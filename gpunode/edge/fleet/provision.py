@@ -362,9 +362,7 @@ class _Run:
                 with contextlib.suppress(StateError):  # a full disk ends no play; the host's end will say it
                     self.runs.step(self.name, event.host, event.task)
             if event.kind not in ("started", "skipped"):
-                self._log(
-                    event.host, f"{event.kind} {event.role}: {event.task} ({event.seconds:.1f} s) {event.message}"
-                )
+                self._log(event.host, f"{event.kind}: {event.task} ({event.seconds:.1f} s) {event.message}")
             self.callbacks.event(event)
 
     def _staged(self, host: str, what: str) -> None:

@@ -32,6 +32,7 @@ from gpunode.edge.state import new_run, next_generation, write_private
 from gpunode.node import script
 
 GROUP = "gpunode_undo"
+TASK = "Undo what gpunode has changed"
 
 
 def undo(
@@ -59,7 +60,7 @@ def undo(
     def note(event: Event) -> None:
         if may_hold(event):
             leased.add(event.host)
-        if event.role == "undo" and event.message:
+        if event.task == TASK and event.message:
             stated[event.host] = event.message
         on_event(event)
 
@@ -121,8 +122,8 @@ def _inventory(hosts: Sequence[Detected], *, own: bool) -> dict[str, Any]:
 
 
 def _play(what: dict[str, Any]) -> dict[str, Any]:
-    role = {"role": "gpunode.node.undo", "vars": {"undo_what": what}}
-    return {"name": f"gpunode {what['verb']}", "hosts": GROUP, "gather_facts": False, "roles": [role]}
+    task = {"name": TASK, "gpunode.node.undo": {"what": what}}
+    return {"name": f"gpunode {what['verb']}", "hosts": GROUP, "gather_facts": False, "tasks": [task]}
 
 
 def _result(host: str, run: HostRun, printed: str, name: str, *, check: bool) -> HostResult:

@@ -18,7 +18,7 @@ from gpunode.core.items.smoke import parse_checks, smoke_files
 from gpunode.core.manifest import make_manifest
 from gpunode.core.model import Archive, Check, HostOutcome, HostResult
 from gpunode.core.plan.lockfile import lock_text
-from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
+from gpunode.core.plan.playbook import HEADER, Template, dump, make_inventory, make_playbook
 from gpunode.core.plan.question import Request
 from gpunode.core.printable import json_text
 from gpunode.core.report.text import PLAN_FORMAT
@@ -35,6 +35,7 @@ from gpunode.edge.state import controller_name, new_run, state_dir, write_privat
 
 ASK_SECONDS = 60
 SMOKE_SECONDS = 600  # several containers, one after the other
+SMOKE = Template("{{ gpunode_smoke }}")
 PLAYBOOK, INVENTORY, PLAN, CONFIG = "playbook.yml", "inventory.yml", "plan.json", "ansible.cfg"
 MANIFEST = "manifest.json"
 ANSIBLE_CFG = """\
@@ -341,19 +342,20 @@ def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -
 def _smoke_by_ansible(
     hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState
 ) -> dict[str, tuple[Check, ...]]:
-    """The same by the role gpunode.node.verify, over whatever connection Ansible has for the hosts."""
+    """The same by the action gpunode.node.smoke, over whatever connection Ansible has for the hosts."""
     if not hosts:
         return {}
     folder = new_run()
     sources = inventory_sources(targets)
     values = {
-        h.host: ({} if sources else connection_vars(h.detected)) | {"verify_smoke": desired.smoke(h.planned)}
+        h.host: ({} if sources else connection_vars(h.detected)) | {"gpunode_smoke": desired.smoke(h.planned)}
         for h in hosts
         if h.planned
     }
     group: dict[str, Any] = {"hosts": {name: {} for name in values}}
-    play = {"name": "Verify", "hosts": "gpunode_verify", "gather_facts": False, "roles": ["gpunode.node.verify"]}
-    write_private(folder / INVENTORY, dump({"all": {"hosts": values, "children": {"gpunode_verify": group}}}))
+    task = {"name": "Prove it with real use of the GPU", "gpunode.node.smoke": {"smoke": SMOKE}}
+    play = {"name": "Verify", "hosts": "gpunode_verified", "gather_facts": False, "tasks": [task]}
+    write_private(folder / INVENTORY, dump({"all": {"hosts": values, "children": {"gpunode_verified": group}}}))
     write_private(folder / PLAYBOOK, dump([play]))
     runs = run_playbook(
         folder,

@@ -1,4 +1,4 @@
-"""The role options `scheduler_edit` and `kubelet_edit`: a component of a node, as it was probed, in one transaction."""
+"""`gpunode_scheduler` and `gpunode_kubelet` of the roles: a component of a node, as probed, in one transaction."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def component_target(kind: str, value: Mapping[str, Any], files: Files, rules: S
 
 
 def spec_values(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a spec's kubernetes.gpushare says of where the extender answers, as keys of `scheduler_edit`.
+    """What a spec's kubernetes.gpushare says of where the extender answers, as keys of `gpunode_scheduler`.
 
     Only what is written there counts: without it an extender that is there keeps its URL.  Raises InputError.
     """

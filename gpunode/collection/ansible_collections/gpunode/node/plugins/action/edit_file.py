@@ -16,6 +16,7 @@ class ActionModule(NodeAction):
         "runtimes": {"type": "list", "elements": "dict", "default": []},
         "toolkit": {"type": "dict", "default": {}},
         "recover": {"type": "bool", "default": False},
+        "expect": {"type": "dict", "default": {}},
     }
 
     def act(self, args):
@@ -32,9 +33,12 @@ class ActionModule(NodeAction):
                     result = combined_results(result, result_of(outcome))
         if args["files"] and not result.get("failed"):
             result = combined_results(result, self._files(args["files"]))
-        for value in args["runtimes"]:
+        expect = args["expect"].get("files") or {}  # of a generated play, whose values are those of many hosts
+        for value in ({"expect": expect.get(one.get("runtime"), {}), **one} for one in args["runtimes"]):
             if not result.get("failed"):
-                result = combined_results(result, self.again(self._attempt, value))
+                one = self.again(self._attempt, value)
+                engines = [*result.get("engines", ()), *[value["runtime"]] * bool(one.get("changed"))]
+                result = combined_results(result, one) | {"engines": engines}
         if args["toolkit"] and not result.get("failed"):
             result = combined_results(result, self.again(self._toolkit, args["toolkit"]))
         return result
@@ -49,6 +53,21 @@ class ActionModule(NodeAction):
             diff = self.diff({change.path: change.data for change in changes}, found)
         outcome, _text = self.node("commit.sh", commit_request(changes, check=self.check))
         return result_of(outcome) | {"diff": diff}
+
+    def _overwritten(self, changes, facts):
+        """A warning for each file that an earlier edit has left otherwise: two roles that write it would never end."""
+        from gpunode.core.undo.journal import parse_snapshot
+
+        left = {}
+        for record in parse_snapshot(self.send("read_journal.sh", {})[0]).records:
+            if record.op == "files" and record.phase in ("intent", "done"):
+                left |= {file["path"]: (file["after"], record.at) for file in record.more.get("files", ())}
+        return [
+            f"{path}: somebody has written it since gpunode edited it at {left[path][1]}, and it is edited again: have "
+            "that role or tool write the nvidia runtime, too (docs/ansible.md, on a role that writes the same file)"
+            for path in changes
+            if path in left and path in facts.files and facts.files[path].sha256 != left[path][0]
+        ]
 
     def _toolkit(self, settings):
         from gpunode.core.edits.engines.toolkit import toolkit_target
@@ -77,10 +96,12 @@ class ActionModule(NodeAction):
             raise RefusedError(
                 f"{request.runtime} is not installed", fix=f"set runtimes.{request.runtime}.manage to install"
             )
-        warned = {} if self.check else _without_toolkit(request, facts)
         target = runtime_target(completed(request, runtime), facts)
         seen = probed_runtime_files(facts, runtime, target)
         edit = target.configure(texts(seen))
+        warnings = [] if self.check else _without_toolkit(request, facts)
+        warnings += self._overwritten(edit.changes, facts) if edit.changes else []
+        warned = {"warnings": warnings} if warnings else {}
         changed = changed_files(value.get("expect") or {}, facts)
         if changed and (edit.changes or edit.problems):
             raise StaleError(f"changed since the plan was made: {', '.join(changed)}", fix="make the plan again")
@@ -94,7 +115,7 @@ class ActionModule(NodeAction):
 def _without_toolkit(request, facts):
     """The warning that the runtime is not on the node: a role that is used alone may have left the toolkit out."""
     if facts.toolkit or request.runtime == "podman" or request.path != type(request).path:
-        return {}
+        return []
     harm = "no container starts" if request.default_runtime == "nvidia" else "no container of that runtime starts"
     text = f"{request.runtime} has the runtime {request.path}, and no NVIDIA Container Toolkit was found"
-    return {"warnings": [f"{text}: {harm} until the role toolkit installs it"]}
+    return [f"{text}: {harm} until the role toolkit installs it"]

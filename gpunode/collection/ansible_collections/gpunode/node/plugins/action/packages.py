@@ -6,8 +6,7 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from ansible.utils.display import Display
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of, say
 
 ONE_WAIT = 20  # seconds the script waits for a lock before this plugin says who holds it
 
@@ -31,7 +30,7 @@ class ActionModule(NodeAction):
             holder = locked_by(text)
             if not holder or left <= ONE_WAIT:
                 return self._named(result_of(outcome), value)
-            Display().display(f"{self._vars.get('inventory_hostname')}: waiting for the package manager: {holder}")
+            say(f"{self._vars.get('inventory_hostname')}: waiting for the package manager: {holder}")
 
     def _named(self, result, value):
         """What was installed, in place of «packages are up to date»."""

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import ClassVar
 
-from ansible.utils.display import Display
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, say
 
 
 class ActionModule(NodeAction):
@@ -21,6 +21,7 @@ class ActionModule(NodeAction):
         from gpunode.core.printable import printable
         from gpunode.core.report.text import Detail, chosen_text, plan_data, plan_text
         from gpunode.core.spec import merge_spec
+        from gpunode.core.spec.flat import misspelt
         from gpunode.edge.desired import DesiredState
         from gpunode.edge.load import load_spec_data
 
@@ -31,13 +32,23 @@ class ActionModule(NodeAction):
                 expected="a plan made on the host itself",
                 fix="remove delegate_to",
             )
+        config = args["config"] or self._templar.template(self._vars.get("gpunode_config") or "")
+        desired = DesiredState(load_spec_data(config) if config else {}, source=config or "gpunode_spec")
+        over = merge_spec(self.inventory_spec(), args["spec"])
+        asked = sha256(repr(desired.spec(over, host=host)).encode()).hexdigest()
+        earlier = self._earlier(asked)
+        if earlier:
+            return earlier
         _text, facts = self.probe()
-        base = load_spec_data(args["config"]) if args["config"] else {}
-        desired = DesiredState(base, source=args["config"] or "gpunode_spec")
-        planned = self._asked(desired, host, facts, merge_spec(self.inventory_spec(), args["spec"]))
+        planned = self._asked(desired, host, facts, over)
         self._check_secrets(planned.secrets)
         plan = planned.plan
-        result = {"plan": plan_data(plan), "variables": role_variables(plan), "warnings": list(plan.warnings)}
+        warnings = [*plan.warnings, *self.clashes, *misspelt(self._vars)]
+        chosen = chosen_text(planned.solution, planned.facts)
+        smoke = {} if plan.problems else desired.smoke(planned)
+        result = {"plan": plan_data(plan), "variables": role_variables(plan), "warnings": warnings, "asked": asked}
+        result |= {"chosen": chosen, "smoke": smoke}
+        result["digest"] = self.digest(result)
         if plan.problems:
             return result | {
                 "failed": True,
@@ -45,12 +56,34 @@ class ActionModule(NodeAction):
                 "fix": "; ".join(dict.fromkeys(problem.fix for problem in plan.problems)),
                 "gpunode_exit": int(Exit.REFUSED),
             }
+        titles = [step.title for step in plan.steps]
+        result["msg"] = "; ".join(titles) or f"nothing to do: {chosen}"
         if self._task.diff and not self._vars.get("gpunode_run"):
             detail = Detail(why=True, sources=True, diff=True)
-            shown = plan_text(plan, chosen=chosen_text(planned.solution, planned.facts), detail=detail)
-            Display().display(printable(mask(shown)))
-        titles = [step.title for step in plan.steps]
-        return result | {"smoke": desired.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
+            shown = printable(mask(plan_text(plan, chosen=chosen, detail=detail)))
+            say(shown)  # Ansible's own output shows no diff of a task that changes nothing
+            result["diff"] = [{"prepared": f"{shown}\n"}]
+        return result
+
+    def _earlier(self, asked):
+        """The plan of the role before this one, where that is of gpunode, too, and the same is asked for.
+
+        Whatever else runs between two roles may have changed the node: then it is probed again.
+        """
+        role = self._task._role if self.of_gpunode else None
+        while role and role._parents:
+            role = role._parents[0]
+        roles = self._task.play.roles if role else []
+        place = next((number for number, one in enumerate(roles) if one is role), 0)
+        if not place or not roles[place - 1].get_name().startswith("gpunode.node."):
+            return {}
+        plan = self.own_plan(self._vars.get("gpunode_plan"))
+        if plan.get("asked") != asked:
+            return {}
+        kept = {key: plan[key] for key in ("plan", "variables", "asked", "chosen", "smoke")}
+        checked = {name: type(value)() for name, value in kept["variables"].items() if name.startswith("preflight_")}
+        kept["variables"] = {**kept["variables"], **checked}
+        return {**kept, "digest": self.digest(kept), "msg": f"planned by {roles[place - 1].get_name()}"}
 
     def _asked(self, desired, host, facts, over):
         """The plan as the node's own package manager can carry it out."""

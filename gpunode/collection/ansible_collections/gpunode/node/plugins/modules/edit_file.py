@@ -16,6 +16,13 @@ description:
   - Writes whole files, or rewrites the configuration of container engines or of the NVIDIA Container Toolkit.
   - Checks hashes under a lock, validates, replaces atomically, restarts what has to be, and rolls back
     when it is not healthy then.
+options:
+  expect:
+    description: >-
+      C(files) of it has, by engine, the SHA-256 of the files that a plan was made for; one that is another one now
+      is refused where it would be edited.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
@@ -41,6 +48,11 @@ notes:
   type: list
   elements: str
   returned: when the node was asked
+engines:
+  description: The engines whose configuration changed.
+  type: list
+  elements: str
+  returned: when engines were asked for
 stale:
   description: Files that changed since they were read, three times in a row; nothing was written.
   type: list

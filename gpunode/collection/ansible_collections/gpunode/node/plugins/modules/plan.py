@@ -16,11 +16,13 @@ description:
   - Fails with all problems when the node cannot become what the spec asks for.
 options:
   spec:
-    description: What the node should be, as in gpunode.yml.
+    description:
+      - What the node should be, as in gpunode.yml, over C(gpunode_spec) and the flat variables of the host.
+      - C(ansible-doc -t role gpunode.node.node) shows the keys, under C(gpunode_spec).
     type: dict
     default: {}
   config:
-    description: A gpunode.yml on the controller; O(spec) is merged over it, key by key.
+    description: A gpunode.yml on the controller, over which O(spec) is merged; empty means C(gpunode_config).
     type: path
     default: ""
 attributes:
@@ -29,7 +31,7 @@ attributes:
     description: Reads only, so it runs in check mode too.
   diff_mode:
     support: full
-    description: Prints the plan with its reasons and the differences of files, with secrets masked.
+    description: Gives the plan with its reasons and the differences of files, masked; stderr shows it, too.
 """
 
 EXAMPLES = r"""
@@ -37,7 +39,7 @@ EXAMPLES = r"""
   gpunode.node.plan:
     spec:
       driver: {branch: "580"}
-  register: node_plan
+  register: my_plan
 """
 
 RETURN = r"""
@@ -49,6 +51,19 @@ variables:
   description: Every option of the roles, with the value of its step or empty.
   type: dict
   returned: always
+chosen:
+  description: The versions that were chosen, in a few words.
+  type: str
+  returned: on success
+  sample: driver 580.178.04 open, CUDA 12.8, toolkit 1.18.1
+digest:
+  description: By this the tasks of the roles know the plan again.
+  type: str
+  returned: on success
+asked:
+  description: By this the next role of a play knows whether the same is asked for.
+  type: str
+  returned: on success
 smoke:
   description: What M(gpunode.node.smoke) has to prove on this node.
   type: dict

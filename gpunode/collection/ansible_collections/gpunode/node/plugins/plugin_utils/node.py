@@ -5,15 +5,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import resource
 import shlex
+import sys
 import threading
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
 from ansible.plugins.action import ActionBase
+from ansible.release import __version__ as ansible_version
 from ansible.utils.display import Display
 
 VERSION = "0.1.0"
@@ -43,6 +47,8 @@ KEYS = {  # what options of the command line are called in a play
 }
 OPTION = re.compile(rf"(?:-\w, )?--({'|'.join(KEYS)})(?![\w-])(?: PATH)?")
 NO_TTY = ("must have a tty", "no tty present")
+LEAST_ANSIBLE = (2, 19)
+OWN = ("gpunode_plan", "gpunode_result", "gpunode_expect")  # variables that nobody else sets
 
 
 class NodeAction(ActionBase):
@@ -57,17 +63,17 @@ class NodeAction(ActionBase):
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
+        if tuple(int(part) for part in ansible_version.split(".")[:2]) < LEAST_ANSIBLE:
+            return result | {"failed": True, "msg": _other_ansible(), "fix": _OTHER_ANSIBLE_FIX}
         if GPUNODE_MISSING:
-            needs = (
-                f"this collection needs the Python package gpunode on the controller: pip install gpunode=={VERSION}"
-            )
-            return result | {"failed": True, "msg": needs, "exception": GPUNODE_MISSING}
+            return result | _needs_gpunode(GPUNODE_MISSING)
         if __version__ != VERSION:
             return result | {"failed": True, "msg": _other_version(), "fix": _OTHER_VERSION_FIX}
         args = self.validate_argument_spec(argument_spec=self.ARGUMENTS)[1]
         self._vars = task_vars or {}
         try:
             self._refuse_facts()
+            self._refuse_others()
             done = self.act(self._with_secrets(args))
             if not done:
                 return result | {"changed": False, "skipped": True, "skip_reason": "nothing to do"}
@@ -127,9 +133,7 @@ class NodeAction(ActionBase):
 
     def _refuse_facts(self):
         """No node decides what is done on it: its facts (of modules, of a cache) override an inventory's variables."""
-        options = self._task._role.get_default_vars() if self._task._role else {}
-        facts = self._vars.get("ansible_facts") or {}
-        given = [name for name in facts if name.startswith("gpunode_") or name in options]
+        given = [name for name in self._vars.get("ansible_facts") or {} if name.startswith("gpunode_")]
         if given:
             raise RefusedError(
                 f"{given[0]} is a fact of this host",
@@ -137,16 +141,53 @@ class NodeAction(ActionBase):
                 fix="look for the module or the fact cache that it came from; set_fact must not be cacheable",
             )
 
+    def _refuse_others(self):
+        """A plan, and what a generated play expects of a host, are refused where another one has set the variable."""
+        manager = self._task.get_variable_manager()
+        for name in manager.extra_vars:
+            if name in OWN or name.startswith("gpunode_done_"):
+                raise _not_ours(name, "-e")
+        plan, default = self._vars.get("gpunode_plan"), self._of_role("gpunode_plan")
+        ended = isinstance(plan, dict) and (plan.get("failed") or plan.get("unreachable"))  # and the play went on
+        if self.of_gpunode and not ended and plan is not None and plan != default and not self.own_plan(plan):
+            raise _not_ours("gpunode_plan", "set_fact, register or a variable")
+        if "gpunode_expect" in self._vars:
+            host = manager._inventory.get_host(self._vars["inventory_hostname"])
+            if self._vars["gpunode_expect"] != host.get_vars().get("gpunode_expect"):
+                raise _not_ours("gpunode_expect", "set_fact, register or a variable")
+
+    @property
+    def of_gpunode(self):
+        """Whether a role of this collection runs the task."""
+        return bool(self._task._role) and self._task._role.get_name().startswith("gpunode.node.")
+
+    def _of_role(self, name):
+        return self._task._role.get_default_vars().get(name) if self._task._role else None
+
+    def own_plan(self, plan):
+        """The result of gpunode.node.plan for this host, {} where it is none or somebody has changed it."""
+        if not isinstance(plan, dict) or "digest" not in plan:
+            return {}
+        return plan if plan["digest"] == self.digest(plan) else {}
+
+    def digest(self, plan):
+        """What tells a plan from another one."""
+        host, values = self._vars["inventory_hostname"], [plan.get(key) for key in ("variables", "smoke", "asked")]
+        return sha256(json.dumps([host, values], sort_keys=True, default=str).encode()).hexdigest()
+
     def inventory_spec(self):
         """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole.
 
-        What a person wrote is templated; texts that are results of tasks Ansible never templates.
+        Flat variables, such as gpunode_driver_branch, win over it.  What a person wrote is templated; texts that are
+        results of tasks Ansible never templates.
         """
-        from gpunode.edge.ansible.inventory import merged_spec, plain_spec
+        from gpunode.edge.ansible.inventory import host_spec, merged_spec
 
         manager = self._task.get_variable_manager()
         host = manager._inventory.get_host(self._vars["inventory_hostname"])
-        return plain_spec(self._templar.template(merged_spec(manager, host, play=self._task.play, task=self._task)))
+        merged = merged_spec(manager, host, play=self._task.play, task=self._task)
+        spec, self.clashes = host_spec(self._templar, merged, self._vars)
+        return spec
 
     def secrets(self):
         """The secrets of this host's spec: gpunode.yml's that `gpunode provision` hands over, the inventory's."""
@@ -230,14 +271,20 @@ class NodeAction(ActionBase):
         """Who the lines in the node's journal are from: the run (gpunode_run of a play) and the role at work."""
         from gpunode.core.undo.journal import signature
 
-        role = self._task._role.get_name() if self._task._role else ""
         return signature(
             run=str(self._vars.get("gpunode_run", "")),
-            part=role.rpartition(".")[2],
+            part=self._part(),
             controller=str(self._vars.get("gpunode_controller", "")),
             generation=str(self._vars.get("gpunode_generation", "")),
             break_lock=str(self._vars.get("gpunode_break_lock", "")) == "1",
         )
+
+    def _part(self):
+        """The role at work; of a generated play, which has tasks alone, the tag of its block."""
+        if self._task._role:
+            return self._task._role.get_name().rpartition(".")[2]
+        tags = (str(tag) for tag in self._task.tags)
+        return next((tag.removeprefix("gpunode_") for tag in tags if tag.startswith("gpunode_")), "")
 
     def send(self, name, request):
         """(standard output, exit status) of node script `name`."""
@@ -264,7 +311,7 @@ class NodeAction(ActionBase):
             while not ended.wait(HEARTBEAT):
                 minutes = (time.monotonic() - started) / 60
                 host = self._vars.get("inventory_hostname")
-                Display().display(f"{host}: {self._task.name or self._task.action}: running for {minutes:.0f} min")
+                say(f"{host}: {self._task.name or self._task.action}: running for {minutes:.0f} min")
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -328,13 +375,37 @@ _OTHER_VERSION_FIX = (
 )
 
 
+_OTHER_ANSIBLE_FIX = (
+    "install gpunode, which brings ansible-core, into an environment of its own (python3 -m venv, pipx)"
+)
+
+
+def _other_ansible():
+    least = ".".join(map(str, LEAST_ANSIBLE))
+    return f"collection gpunode.node needs ansible-core {least} or newer; this is {ansible_version} of {sys.prefix}"
+
+
+def say(line):
+    """A line for who watches: standard output belongs to callbacks, whose reader may be a program."""
+    Display().display(line, stderr=True)
+
+
+def _not_ours(name, how):
+    return RefusedError(
+        f"{name} is not what gpunode.node.plan found: it is set by {how}",
+        expected="a name that no play, inventory or command line uses: the plan of a host is handed over by it",
+        fix=f"give your own variable {name} another name",
+    )
+
+
 def _other_version():
     return f"collection gpunode.node {VERSION} does not work with the installed Python package gpunode {__version__}"
 
 
 def _needs_gpunode(error):
     needs = f"this collection needs the Python package gpunode on the controller: pip install gpunode=={VERSION}"
-    return {"failed": True, "msg": f"{needs} ({error})"}
+    fix = "in an environment of its own where another program pins ansible-core (kubespray does)"
+    return {"failed": True, "msg": f"{needs} ({error})", "fix": fix}
 
 
 def in_ansibles_words(failed):

@@ -1,0 +1,48 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+
+DONE = "gpunode_done_"  # what the tasks of the roles register
+
+
+class ActionModule(NodeAction):
+    """Say what the roles have done to this host in this run, and what it has now."""
+
+    ARGUMENTS: ClassVar[dict] = {}
+
+    def act(self, args):
+        from gpunode.core.plan.steps import STEPS
+
+        done = {row.variable: self._vars.get(f"{DONE}{row.variable}") or {} for row in STEPS}
+        parts = list(dict.fromkeys(row.role for row in STEPS if done[row.variable].get("changed")))
+        changes = [str(line) for result in done.values() for line in result.get("changes") or ()]
+        _text, facts = self.probe("pci", "driver", "nvidia_smi", "cuda", "toolkit", "units", "runtimes")
+        result = {
+            "parts": parts,
+            "changes": changes,
+            "rebooted": any(line.startswith("rebooted: ") for line in changes),
+            "reboot_needed": any(result.get("reboot_needed") for result in done.values()),
+            "engines": list(done["runtime_edits"].get("engines") or ()),
+            "checks": list(done["verify_smoke"].get("checks") or ()),
+            "driver": facts.driver.loaded,
+            "cuda": list(facts.cuda),
+            "toolkit": facts.toolkit,
+            "gpus": [gpu.name for gpu in facts.nvml] or [gpu.id for gpu in facts.gpus],
+        }
+        return result | {"msg": _sentence(result, check=self.check), "anything_changed": bool(parts)}
+
+
+def _sentence(result, *, check):
+    """What the node has, and what was done for it."""
+    has = [f"driver {result['driver']}"] if result["driver"] else ["no driver loaded"]
+    has += [f"CUDA {' and '.join(result['cuda'])}"] if result["cuda"] else []
+    has += [f"toolkit {result['toolkit']}"] if result["toolkit"] else []
+    passed = [one for one in result["checks"] if one.get("status") == "passed"]
+    has += [f"{len(passed)} checks passed"] if passed else []
+    done = f"{'would change' if check else 'changed'}: {', '.join(result['parts'])}" if result["parts"] else "no change"
+    return f"{', '.join(has)}; {done}{'; rebooted' if result['rebooted'] else ''}"
