@@ -256,8 +256,8 @@ def _defaults(part: Part) -> str:
         shown = _flow(one.get("default"))
         lines.append(f"# {name}: {shown}\n")
     return (
-        f"---\n{NOTE}# What each variable is where nobody sets it; it is not set here, so that gpunode_spec and "
-        f"gpunode.yml may say otherwise.\n{''.join(lines)}"
+        f"---\n{NOTE}# What each variable is where nobody sets it. It is not set here, so that gpunode_spec "
+        f"and gpunode.yml may\n# say otherwise.\n{''.join(lines)}"
         "# What the first task registers. Until then whoever asks for it is told where to begin.\n"
         f"{PLAN}: >- {NOT_OURS}\n  {{{{ undef(hint='{_HINT[0]}'\n  + '{_HINT[1]}') }}}}\n"
     )
@@ -265,7 +265,7 @@ def _defaults(part: Part) -> str:
 
 def _specs(role: Role, options: Mapping[str, Any], about: str) -> str:
     main = {"short_description": role.short, "description": [about], "version_added": "0.1.0", "options": dict(options)}
-    return dump({"argument_specs": {"main": main}})
+    return dump({"argument_specs": {"main": main}}, width=90)
 
 
 def _example(role: Role, part: Part) -> str:
@@ -375,7 +375,10 @@ def _apply(role: Role) -> str:
 def _task(row: Row) -> str:
     value = f"{PLAN}.variables.{row.variable}"
     if row.role == "verify":
-        value = f"{{'changed': {value}, 'always': {PLAN}.smoke, 'never': {{}}}}[gpunode_verify | default('changed')]"
+        value = (
+            f"{{'changed': {value}, 'always': {PLAN}.smoke, 'never': {{}}}}\n      "
+            "[gpunode_verify | default('changed')]"
+        )
     text = f'- name: {row.title}\n  gpunode.node.{row.kind.action}:\n    {row.kind.argument}: "{{{{ {value} }}}}"\n'
     if row.results_of:
         after = ", ".join(f"{DONE}{row.role}_{option}" for option in row.results_of)

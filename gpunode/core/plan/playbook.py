@@ -110,9 +110,9 @@ def make_inventory(plans: Iterable[Plan], connection: Mapping[str, Mapping[str, 
     return {"all": {"hosts": hosts, "children": groups}}
 
 
-def dump(data: Any, header: str = "") -> str:
+def dump(data: Any, header: str = "", width: int = 110) -> str:
     """Plain data as YAML text in which Ansible finds no template, whatever the data is."""
-    body = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, explicit_start=True)
+    body = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, explicit_start=True)
     return header + body
 
 
