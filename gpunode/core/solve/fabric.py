@@ -23,6 +23,10 @@ def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list
     rule = case.knowledge.rules["fabric_equals_driver"]
     switches = bool(case.request.nvswitches) or case.request.nvlink5_fabric
     imex = any(g.fabric == "imex" for g in case.gpus)
+    for model in case.gpus if not switches else ():
+        if model.fabric == "nvswitch":
+            why = f"{model.name} is made for boards with NVSwitches: a node that has them also gets the fabric manager"
+            case.because("fabric", f"{why}; none is known of here", rule["source"])
     if not switches and not imex:
         return [], ()
     if not {"fabric", "imex"} <= names.keys():
