@@ -166,7 +166,7 @@ def cluster(known: KubeKnowledge) -> str:
     return (
         "## Images and charts\n\nWhat [gpunode kube](kubernetes.md) writes. The versions are those that its tests "
         "know: objects are checked against schemas and charts' values, and none has run on a cluster with GPUs. "
-        "`kubernetes.images` names others; `gpunode knowledge refresh --from vendor` takes newer ones.\n\n"
+        "`kubernetes.images` names others; tools/refresh.py of the repository takes newer ones.\n\n"
         f"{images}\n{charts}"
     )
 

@@ -12,8 +12,6 @@ from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, InputError
 
 if TYPE_CHECKING:
-    from gpunode.core.knowledge import Knowledge
-    from gpunode.core.knowledge.pciids import PciGpu
     from gpunode.core.knowledge.rows import Row
 
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
@@ -23,8 +21,7 @@ PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
     epilog="Examples:\n\n\b\n"
     "  gpunode knowledge show 10de:2330\n"
     "  gpunode knowledge show debian:13\n"
-    "  gpunode knowledge check --pci-ids /usr/share/misc/pci.ids\n"
-    "  gpunode knowledge refresh --pci-ids pci.ids -o ~/.config/gpunode/knowledge"
+    "  gpunode knowledge check --pci-ids /usr/share/misc/pci.ids"
 )
 def knowledge() -> None:
     """What gpunode knows of GPUs, driver branches, CUDA, distributions and repositories: where from, how old."""
@@ -119,148 +116,6 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
         for gpu, chip in compared.other_chip:
             echo(f"{gpu.id} {gpu.name}: chip {chip} here, {gpu.chip} there")
     return Exit.PENDING if old or unproven or compared.missing or compared.other_chip else Exit.OK
-
-
-@knowledge.command(
-    epilog="Examples:\n\n\b\n"
-    "  gpunode knowledge refresh --from vendor -o ~/.config/gpunode/knowledge\n"
-    "  gpunode knowledge refresh --from /srv/mirror --distro rocky:9 -o ~/.config/gpunode/knowledge\n"
-    "  gpunode knowledge refresh --pci-ids /usr/share/misc/pci.ids -o ~/.config/gpunode/knowledge\n"
-    "  export GPUNODE_KNOWLEDGE=~/.config/gpunode/knowledge\n\n"
-    "Exit codes: 0 written, or nothing to change; 1 nothing could be read; 2 a file that has another form."
-)
-@click.option(
-    "--from",
-    "place",
-    metavar="PLACE",
-    help="Read what NVIDIA publishes: vendor (its servers), or a copy by host name, as wget --mirror makes it: a URL "
-    "or a folder.",
-)
-@click.option("--distro", "distros", multiple=True, metavar="ID:VERSION", help="Of --from: these repositories alone.")
-@click.option("--pci-ids", "pci_ids", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A pci.ids.")
-@click.option(
-    "--supported-gpus",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The supported-gpus.json of a driver; it names no chips: these come from the pci.ids, else from neighbours.",
-)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to write the tables to; GPUNODE_KNOWLEDGE names it for all commands.",
-)
-@format_option("text", "json")
-def refresh(
-    place: str | None,
-    distros: tuple[str, ...],
-    pci_ids: Path | None,
-    supported_gpus: Path | None,
-    output: Path,
-    output_format: str,
-) -> int:
-    """Write tables that are up to date: GPUs of a newer list, and with --from driver branches, CUDA, repositories.
-
-    --from reads releases.json, the redistrib_VERSION.json of drivers and CUDA, and the index of each repository: what
-    it really holds, by architecture, with its key; the index of each helm chart's repository, and for charts and images
-    that lie in a registry its list of tags.  Comments stay, and marks that only people know: ends of support,
-    generations, package names.  Nothing becomes older; a row that changes gets the day of its source.
-    """
-    from gpunode.edge.load import knowledge_text, load_knowledge
-
-    if not (place or pci_ids or supported_gpus):
-        raise InputError("nothing to refresh from", expected="--from PLACE, --pci-ids FILE, --supported-gpus FILE")
-    if distros and not place:
-        raise click.UsageError("--distro needs --from")
-    data: dict[str, Any] = {}
-    texts: dict[str, str] = {}
-    lines: list[str] = []
-    if place:
-        texts |= _published(place, distros, data, lines)
-    if pci_ids or supported_gpus:
-        texts["gpus"] = _gpus(pci_ids, supported_gpus, knowledge_text("gpus"), load_knowledge(), data, lines)
-    output.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (output / f"{name}.toml").write_text(text, encoding="utf-8")
-    if output_format == "json":
-        one = {"file": str(output / "gpus.toml")} if "gpus" in texts else {}
-        print_json({**one, "files": [str(output / f"{name}.toml") for name in texts], **data})
-        return Exit.OK
-    for line in lines:
-        echo(line)
-    echo(f"written: {', '.join(f'{output}/{name}.toml' for name in texts)}; use them with GPUNODE_KNOWLEDGE={output}")
-    return Exit.OK
-
-
-def _published(place: str, distros: tuple[str, ...], data: dict[str, Any], lines: list[str]) -> dict[str, str]:
-    """The tables that follow what NVIDIA publishes, by name."""
-    from dataclasses import asdict
-    from datetime import UTC, datetime
-
-    from gpunode.core.errors import GpunodeError
-    from gpunode.core.knowledge.published import update_cuda, update_drivers, update_kubernetes, update_repos
-    from gpunode.edge.bundle.published import Place, read_published
-    from gpunode.edge.load import knowledge_text, load_knowledge, load_kube_knowledge
-
-    known = load_knowledge()
-    for distro in distros:
-        if distro not in known.distros:
-            raise InputError(f"--distro {distro}", expected=f"one of {', '.join(known.distros)}")
-    found = read_published(Place(base=place), known, distros, kube=None if distros else load_kube_knowledge())
-    every = [one for by_arch in found.held.values() for one in by_arch.values()]
-    if not (found.releases or found.redistributed or every or found.toolkits or found.charts or found.tags):
-        raise GpunodeError(
-            f"nothing could be read from {place}: {found.unread[0]}", fix="look at the network, or --from"
-        )
-    today = datetime.now(UTC).date().isoformat()
-    texts, changes = {}, []
-    for name, (text, changed) in {
-        "drivers": update_drivers(knowledge_text("drivers"), found.releases, found.redistributed, every, today=today),
-        "cuda": update_cuda(knowledge_text("cuda"), found.redistributed, today=today),
-        "repos": update_repos(knowledge_text("repos"), found.held, found.toolkits, today=today, keys=found.keys),
-        "kubernetes": update_kubernetes(knowledge_text("kubernetes"), found.charts, found.tags, today=today),
-    }.items():
-        texts[name] = text
-        changes += changed
-    data["changes"] = [asdict(change) for change in changes]
-    data["unread"] = list(found.unread)
-    lines += [f"{change.row}: {change.key} {change.old or '(none)'} → {change.new}" for change in changes]
-    lines += [f"not read: {one}" for one in found.unread]
-    return texts
-
-
-def _gpus(
-    pci_ids: Path | None,
-    supported_gpus: Path | None,
-    table: str,
-    known: Knowledge,
-    data: dict[str, Any],
-    lines: list[str],
-) -> str:
-    """gpus.toml with the GPUs of newer lists; what is known already stays as it is."""
-    from dataclasses import replace
-
-    from gpunode.core.knowledge.pciids import add_gpus, compare, parse_pci_ids, parse_supported_gpus, version_of
-
-    listed = _text(pci_ids) if pci_ids else ""
-    day = version_of(listed)
-    found: dict[str, PciGpu] = parse_pci_ids(listed) if pci_ids else {}
-    for pci_id, gpu in (parse_supported_gpus(_text(supported_gpus)) if supported_gpus else {}).items():
-        other = found.get(pci_id)
-        found[pci_id] = replace(other, name=gpu.name, source=other.source + gpu.source) if other else gpu
-    missing = compare(found, known).missing
-    given = "given to gpunode knowledge refresh"
-    sources = {"p": f"a pci.ids of {day or 'unknown date'}, {given}", "s": f"a supported-gpus.json, {given}"}
-    used = {letter: text for letter, text in sources.items() if any(letter in gpu.source for gpu in missing)}
-    text, added, unknown = add_gpus(table, missing, known, sources=used, checked=day)
-    data |= {"added": [g.id for g in added], "no_chip": [g.id for g in unknown]}
-    for gpu in added:
-        lines.append(
-            f"added {gpu.id} {gpu.chip} {gpu.name}" + ("" if gpu.source != "s" else " (chip: its neighbours')")
-        )
-    for gpu in unknown:
-        lines.append(f"left out {gpu.id} {gpu.name}: no list names its chip, and its neighbours have several")
-    return text
 
 
 # ---------------------------------------------------------------- helpers

@@ -97,7 +97,7 @@ def _table(name: str) -> Any:
         return tomllib.loads(knowledge_text(name))
     except tomllib.TOMLDecodeError as error:
         raise InputError(
-            f"{name}.toml in $GPUNODE_KNOWLEDGE: {error}", fix="make it again: gpunode knowledge refresh"
+            f"{name}.toml in $GPUNODE_KNOWLEDGE: {error}", fix="make it again, or unset GPUNODE_KNOWLEDGE"
         ) from error
 
 

@@ -89,7 +89,7 @@ def _kept(relations: str, left_out: re.Pattern[str]) -> list[str]:
 # ---------------------------------------------------------------- from the archive to an excerpt
 
 
-def _index(archive: str, codename: str) -> dict[str, dict[str, str]]:
+def read_index(archive: str, codename: str) -> dict[str, dict[str, str]]:
     """The newest of each package of the release, with the component that it is in."""
     found: dict[str, dict[str, str]] = {}
     for suite in (codename, f"{codename}-security", f"{codename}-updates"):
@@ -106,7 +106,7 @@ def excerpt(archive: str, codename: str) -> str:
 
     The last is one whose signed modules the newest driver does not take.
     """
-    index = _index(archive, codename)
+    index = read_index(archive, codename)
     chosen: dict[str, dict[str, str]] = {}
 
     def take(pattern: str, change: tuple[str, str] = ("", "")) -> None:

@@ -17,6 +17,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.knowledge import parse_knowledge
 from gpunode.core.knowledge.pciids import between, compare, parse_pci_ids, parse_supported_gpus
 from gpunode.edge.load import knowledge_tables, knowledge_text, load_knowledge
+from tools.refresh import refresh
 
 PCI_IDS = """# a list
 1000  Somebody else
@@ -35,6 +36,12 @@ PCI_IDS = """# a list
 
 def run(*args: str) -> Result:
     return CliRunner().invoke(cli, ["knowledge", *args], standalone_mode=False)
+
+
+def refreshed(*args: str) -> Result:
+    done = CliRunner().invoke(refresh, args, standalone_mode=False)
+    assert done.exception is None, done.output
+    return done
 
 
 @pytest.mark.parametrize(
@@ -157,8 +164,7 @@ def test_refresh_adds_rows_that_the_solver_then_knows(
     (tmp_path / "gpus.json").write_text(json.dumps(supported))
     out = tmp_path / "own"
     args = ("--pci-ids", str(tmp_path / "pci.ids"), "--supported-gpus", str(tmp_path / "gpus.json"), "-o", str(out))
-    done = run("refresh", *args)
-    assert done.return_value == 0, done.output
+    done = refreshed(*args)
     assert "left out 10de:3ffe" in done.output
     tables = knowledge_tables() | {"gpus": tomllib.loads((out / "gpus.toml").read_text())}
     fresh = parse_knowledge(**tables)
@@ -187,15 +193,14 @@ def test_a_driver_s_own_list_is_enough_where_the_neighbours_have_one_chip(tmp_pa
     known = load_knowledge()
     assert "10de:2c3c" not in known.gpus and "10de:2bb6" not in known.gpus
     (tmp_path / "gpus.json").write_text(json.dumps({"chips": chips}))
-    done = run("refresh", "--supported-gpus", str(tmp_path / "gpus.json"), "-o", str(tmp_path))
-    assert done.return_value == 0
+    done = refreshed("--supported-gpus", str(tmp_path / "gpus.json"), "-o", str(tmp_path))
     table = tomllib.loads((tmp_path / "gpus.toml").read_text())
     fresh = parse_knowledge(**knowledge_tables() | {"gpus": table})
     new = fresh.gpus["10de:2c3c"]
     assert (new.name, new.chip, new.kind) == ("RTX PRO 4600 Blackwell Server Edition", "GB203", "datacenter")
     assert set(fresh.gpus) - set(known.gpus) == {"10de:2c3c", "10de:2bb6"}
     assert "left out 10de:fffe Beyond: no list names its chip" in done.output
-    assert table["sources"]["s"] == "a supported-gpus.json, given to gpunode knowledge refresh"
+    assert table["sources"]["s"] == "a supported-gpus.json, given to tools/refresh.py"
     assert "p" not in table["sources"]
 
 
@@ -214,7 +219,7 @@ def test_neighbours_tell_the_chip_of_nearly_every_gpu_that_is_known_and_the_gene
 )
 def test_a_list_makes_the_table_no_younger_than_it_is_itself(tmp_path: Path, head: str, checked: str) -> None:
     (tmp_path / "pci.ids").write_text(head + PCI_IDS)
-    assert run("refresh", "--pci-ids", str(tmp_path / "pci.ids"), "-o", str(tmp_path)).return_value == 0
+    refreshed("--pci-ids", str(tmp_path / "pci.ids"), "-o", str(tmp_path))
     table = tomllib.loads((tmp_path / "gpus.toml").read_text())
     assert table["checked"] == (checked or knowledge_tables()["gpus"]["checked"])
     meant = {"": "unknown date", "2023": "2023-04-10", "2031": "2031-02-03"}[head[11:15]]

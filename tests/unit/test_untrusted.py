@@ -20,10 +20,10 @@ from gpunode.core.bundle.rpm import Modules, parse_modules, parse_primary, parse
 from gpunode.core.cdi import read_spec
 from gpunode.core.edits.text import yamltext
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.knowledge.published import parse_chart
 from gpunode.core.untrusted import EXPANDED, check_xml, load_json, load_yaml, load_yaml_documents
 from gpunode.edge.bundle import unpack
 from gpunode.edge.load import load_spec
+from tools.published import parse_chart
 
 PACKAGE = Path(__file__).parents[2] / "gpunode"
 

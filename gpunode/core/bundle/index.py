@@ -117,10 +117,7 @@ def _upstream(version: str) -> str:
 
 
 def _otherwise(index: Index) -> str:
-    return (
-        f"choose what is there in gpunode.yml, or name a mirror that has it in sources.{index.repository}; gpunode "
-        "knowledge refresh reads what repositories hold"
-    )
+    return f"choose what is there in gpunode.yml, or name a mirror that has it in sources.{index.repository}"
 
 
 def _near(name: str, names: Iterable[str]) -> list[str]:

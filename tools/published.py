@@ -22,9 +22,9 @@ KINDS = {"lts branch": "LTSB", "production branch": "PB", "new feature branch": 
 SOURCES = {
     "releases_json": "https://docs.nvidia.com/datacenter/tesla/drivers/releases.json",
     "redistributed": "https://developer.download.nvidia.com/compute/nvidia-driver/redist/ and .../cuda/redist/",
-    "repository": "the repositories' own indexes, read by gpunode knowledge refresh",
-    "served": "the vendor's server, read by gpunode knowledge refresh and compared with nothing else",
-    "index": "index.yaml of the charts' repositories and tags in registries, read by gpunode knowledge refresh",
+    "repository": "the repositories' own indexes, read by tools/refresh.py",
+    "served": "the vendor's server, read by tools/refresh.py and compared with nothing else",
+    "index": "index.yaml of the charts' repositories and tags in registries, read by tools/refresh.py",
 }
 _DRIVER = re.compile(r"(nvidia-open|cuda-drivers|nvidia-driver|kmod-nvidia-(open|latest)-dkms)(-\d{3})?\Z")
 _TOOLKIT = re.compile(r"cuda-toolkit-(\d+)-(\d+)\Z")
@@ -324,6 +324,44 @@ def update_repos(
     if changes:
         _add_sources(document, ("repository",))
     return tomlkit.dumps(document), changes
+
+
+def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
+    """repos.toml with the branches that Ubuntu has built modules of, and the kernels: distribution → name → stanza.
+
+    A flavour counts where the modules of its newest kernel take the driver that the archive has.
+    """
+    document = tomlkit.parse(text)
+    for row in document["distros"]:
+        index = indexes.get(str(row["keys"][0]), {})
+        newest: dict[tuple[str, str], str] = {}
+        for name in index:
+            if match := re.fullmatch(r"linux-image-(?:unsigned-)?((\d+\.\d+)\.\d+-\d+-(\S+))", name):
+                kind = (match[2], match[3])
+                newest[kind] = max(newest.get(kind, ""), match[1], key=version_tuple)
+        modules = {
+            kind: [int(branch) for branch in _branches(index) if _built(index, branch, release)]
+            for kind, release in newest.items()
+        }
+        built: dict[str, list[str]] = {}
+        for (line, flavour), branches in sorted(modules.items(), key=lambda one: (version_tuple(one[0][0]), one[0][1])):
+            if branches:
+                built.setdefault(line, []).append(flavour)
+        own = sorted({branch for branches in modules.values() for branch in branches})
+        if own and (list(row["own"]), row["built_for"].unwrap()) != (own, built):
+            row["own"] = own
+            row["built_for"] = built
+    return tomlkit.dumps(document)
+
+
+def _branches(index: Mapping[str, Mapping[str, str]]) -> list[str]:
+    return sorted({match[1] for name in index if (match := re.fullmatch(r"nvidia-kernel-common-(\d+)-server", name))})
+
+
+def _built(index: Mapping[str, Mapping[str, str]], branch: str, release: str) -> bool:
+    version = re.split(r"[-+]", index[f"nvidia-kernel-common-{branch}-server"]["Version"])[0]
+    module = index.get(f"linux-modules-nvidia-{branch}-server-open-{release}", {})
+    return f"(<= {version}-" in module.get("Depends", "")
 
 
 def _set_newest(document: Any, name: str, dates: Mapping[str, str], changes: list[Change], today: str) -> None:

@@ -9,7 +9,12 @@ from pathlib import Path
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.knowledge.kubernetes import Chart, KubeKnowledge
-from gpunode.core.knowledge.published import (
+from gpunode.core.numbers import version_tuple
+from gpunode.core.openpgp import fingerprints
+from gpunode.edge.bundle import registry
+from gpunode.edge.bundle.lookup import TIMEOUT, read_index
+from gpunode.edge.bundle.store import Web
+from tools.published import (
     ChartRelease,
     Held,
     Redistributed,
@@ -23,11 +28,6 @@ from gpunode.core.knowledge.published import (
     parse_redistrib,
     parse_releases,
 )
-from gpunode.core.numbers import version_tuple
-from gpunode.core.openpgp import fingerprints
-from gpunode.edge.bundle import registry
-from gpunode.edge.bundle.lookup import TIMEOUT, read_index
-from gpunode.edge.bundle.store import Web
 
 VENDOR = "vendor"
 RELEASES = "https://docs.nvidia.com/datacenter/tesla/drivers/releases.json"
