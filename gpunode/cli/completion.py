@@ -41,7 +41,12 @@ def _runs() -> Iterable[str]:
     from gpunode.edge.fleet.runs import JOURNAL, Runs
     from gpunode.edge.state import state_path
 
-    return ["last", *(run.name for run in Runs().latest())] if (state_path() / JOURNAL).exists() else []
+    return [run.name for run in Runs().latest()] if (state_path() / JOURNAL).exists() else []
+
+
+def _runs_or_last() -> Iterable[str]:
+    names = [*_runs()]
+    return ["last", *names] if names else []
 
 
 def _lab_nodes() -> Iterable[str]:
@@ -89,5 +94,6 @@ def complete_hosts(ctx: click.Context, _param: click.Parameter, typed: str) -> l
 
 
 complete_keys = _completer(_keys)
-complete_runs, complete_nodes = _completer(_runs), _completer(_lab_nodes)
+complete_runs, complete_nodes = _completer(_runs_or_last), _completer(_lab_nodes)
+complete_run_names = _completer(_runs)  # where the last one is nowhere to go back to
 complete_distros, complete_lab_distros = _completer(_distros), _completer(_lab_distros)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, show_errors, target_options, worst_exit
-from gpunode.cli.completion import complete_runs
+from gpunode.cli.completion import complete_run_names
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import Styled, echo, print_json
 
@@ -64,7 +64,7 @@ def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **ho
 @click.option(
     "--to",
     metavar="RUN",
-    shell_complete=complete_runs,
+    shell_complete=complete_run_names,
     help="The run to return to (the beginning of its name will do), or a time (default: the one before the last).",
 )
 @click.option("--list", "show_runs", is_flag=True, help="Show the runs in the journals, and change nothing.")

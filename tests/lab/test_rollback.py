@@ -53,6 +53,20 @@ def test_an_upgrade_that_was_cut_off_and_went_on_is_one_run(node: Node, at: str)
     assert node.runs() == runs
 
 
+@pytest.mark.parametrize("node", ["debian:12"], indirect=True)
+def test_an_upgrade_that_was_stopped_by_ctrl_c_and_resumed_is_one_run(node: Node) -> None:
+    old, runs = node.photo(), node.runs()
+    node.spec_of(driver=NEW)
+    assert "gpunode runs resume" in node.interrupt("provision", "packages")
+    node.resume()
+    assert loaded(node) == "595.91.07\nactive\n"
+    assert len(node.runs()) == len(runs) + 1
+    node.json("rollback", "--yes")
+    assert loaded(node) == "580.178.04\nactive\n"
+    assert node.differs(old) == ""
+    assert node.runs() == runs
+
+
 def test_a_branch_goes_down_and_comes_back(node: Node) -> None:
     node.json("uninstall", "--yes")
     node.provision(driver=NEW)
@@ -62,3 +76,18 @@ def test_a_branch_goes_down_and_comes_back(node: Node) -> None:
     node.json("rollback", "--yes")
     assert loaded(node) == "595.91.07\nactive\n"
     assert node.differs(new) == ""
+
+
+NOUVEAU = "/etc/modprobe.d/gpunode-nouveau.conf"
+
+
+@pytest.mark.parametrize("node", ["debian:12"], indirect=True)
+def test_what_is_not_as_it_was_in_the_end_is_named(node: Node) -> None:
+    """Another tool writes a file of gpunode's again, in the middle of an uninstall; once that has stopped it goes."""
+    node.sh(f"cp {NOUVEAU} /root/again")
+    node.sh(f"echo 'DPkg::Post-Invoke {{ \"cp /root/again {NOUVEAU}\"; }};' >/etc/apt/apt.conf.d/zz-again")
+    done = node.json("uninstall", "--yes", exit=1)
+    assert f"done, but not all is as it was: {NOUVEAU} is there, and was not" in done["message"]
+    node.sh("rm /etc/apt/apt.conf.d/zz-again /root/again")
+    assert node.json("uninstall", "--yes")["message"] == "as it was before gpunode"
+    assert node.sh(f"ls {NOUVEAU} 2>/dev/null || true") == ""

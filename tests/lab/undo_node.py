@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,10 @@ class Node:
         [host] = json.loads(done.stdout)["hosts"]
         return dict(host)
 
+    def resume(self) -> None:
+        """The last run goes on where it was cut off."""
+        self._run("runs", "resume", "last", "--yes", env=self.state)
+
     def runs(self) -> list[str]:
         return [run["name"] for run in self.json("rollback", "--list")["runs"]]
 
@@ -113,6 +118,25 @@ class Node:
         self.sh(self.signal("KILL" if shell else "CONT"))
         printed, _ = running.communicate(timeout=120)
         assert running.returncode != 0, printed
+
+    def interrupt(self, verb: str, at: str) -> str:
+        """Begin `verb`; Ctrl-C when the journal has its intent of the operation `at`.  What it printed."""
+        known = len(self.sh("cat /var/lib/gpunode/journal.jsonl").splitlines())
+        command = [sys.executable, "-m", "gpunode", verb, "-i", str(self.lab.inventory), "-c", str(self.spec), "--yes"]
+        running = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | self.state,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # background jobs ignore it
+        )
+        self.sh(AWAIT % (at, known))
+        os.killpg(running.pid, signal.SIGINT)
+        printed, _ = running.communicate(timeout=300)
+        assert running.returncode == 130, printed
+        return printed
 
     @staticmethod
     def signal(name: str) -> str:

@@ -192,6 +192,7 @@ def test_the_completion_of_bash_is_understood_and_completes_commands(run_gpunode
     ("words", "number", "want"),
     [
         ("gpunode runs show ", 3, ["last", "20261122T081500Z-1f2e3d"]),
+        ("gpunode rollback --to ", 3, ["20261122T081500Z-1f2e3d"]),
         ("gpunode report 2026", 2, ["20261122T081500Z-1f2e3d"]),
         ("gpunode solve --distro debian:1", 3, ["debian:11", "debian:12", "debian:13"]),
         ("gpunode lab up --distro rocky:9", 4, ["rocky:9"]),

@@ -57,8 +57,22 @@ class Machine(RuleBasedStateMachine):
         whole=st.none() | st.integers(1, 3),
         daemon=st.booleans(),
         package=st.none() | st.integers(0, 5),
+        asked=st.booleans(),
+        runfile=st.booleans(),
+        cuda=st.sampled_from(["auto", "absent", "link /opt/cuda"]),
+        user=st.booleans(),
     )
-    def begin(self, edited: int | None, whole: int | None, daemon: bool, package: int | None) -> None:
+    def begin(
+        self,
+        edited: int | None,
+        whole: int | None,
+        daemon: bool,
+        package: int | None,
+        asked: bool,
+        runfile: bool,
+        cuda: str,
+        user: bool,
+    ) -> None:
         for path, count in ((self.edited, edited), (self.whole, whole)):
             if count is not None:
                 self.person_has(path, b"".join(self.line() for _ in range(count)))
@@ -67,13 +81,22 @@ class Machine(RuleBasedStateMachine):
         self.node.states = {
             ("sysctl", "net.a"): "0",
             ("enabled", "a.service"): "disabled",
-            ("alternative", "cuda"): "auto",
+            ("alternative", "cuda"): cuda,
             ("module", "nouveau"): "loaded",
+            ("module", "nvidia"): "absent",
             ("active", "a.service"): "inactive",
             ("stream", "nvidia-driver"): "absent",
+            ("runfile", "driver"): "present" if runfile else "absent",
+            ("user", "b"): "present" if user else "absent",
+            ("group", "b"): "absent",
+            ("kernel", "6.1-b"): "absent",
+            ("initramfs", "/boot/initrd.img-b"): "absent",
         }
+        self.runfile = "570.1" if runfile else ""
+        self.node.scripts = {"b": self.brought} | ({"a": self.whole} if package is None else {})
         if package is not None:
             self.node.packages = {"a": str(2 * package + 1)}
+            self.node.manual = {"a"} if asked else set()
         self.new_era()
 
     def new_era(self) -> None:
@@ -82,6 +105,10 @@ class Machine(RuleBasedStateMachine):
         self.expected = dict(self.node.states)
         self.packages_before = dict(self.node.packages)
         self.packages_expected = dict(self.node.packages)
+        self.manual_expected, self.keys_expected = set(self.node.manual), set(self.node.keys)
+        self.held_by_gpunode: set[str] = set()
+        self.keys_of_gpunode: set[str] = set()
+        self.runfile_before, self.runfile_gone = self.runfile, False
         self.touched: set[str] = set()
         self.set_by_gpunode: dict[tuple[str, str], str] = {}
         self.photos = {}
@@ -118,7 +145,7 @@ class Machine(RuleBasedStateMachine):
         self.photos[f"r{self.runs}"] = (
             {path: self.node.read(path) for path in self.paths},
             dict(self.node.states),
-            dict(self.node.packages),
+            (dict(self.node.packages), set(self.node.manual), set(self.node.keys)),
         )
 
     def edit_of(self, data: bytes | None, places: list[int], replace: bool) -> bytes:
@@ -182,7 +209,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         key=st.sampled_from(["sysctl net.a 1", "sysctl net.a 2", "enabled a.service enabled", "module nouveau absent",
-                             "alternative cuda manual /g/cuda", "active a.service active", "stream nvidia-driver g1"])
+                             "alternative cuda manual /g/cuda", "alternative cuda link /g/link",
+                             "module nvidia loaded", "active a.service active", "stream nvidia-driver g1"])
     )  # fmt: skip
     def sets(self, key: str) -> None:
         who = self.begin_run()
@@ -191,13 +219,37 @@ class Machine(RuleBasedStateMachine):
         self.set_by_gpunode[kind, name] = value
         self.end_run()
 
-    @rule(name=st.sampled_from("ab"), version=st.none() | st.integers(0, 40), hold=st.booleans())
-    def installs(self, name: str, version: int | None, hold: bool) -> None:
+    @rule(
+        name=st.sampled_from("ab"),
+        version=st.none() | st.integers(0, 40),
+        hold=st.booleans(),
+        key=st.sampled_from(["", "", "gpg-pubkey-1-1", "gpg-pubkey-2-2"]),
+    )
+    def installs(self, name: str, version: int | None, hold: bool, key: str) -> None:
+        if version is None and any(word == name for _, word in self.node.needs):
+            return  # refused: the package manager would remove what needs it
         who = self.begin_run()
         wanted = None if version is None else f"{2 * version}{' hold' if hold else ''}"
-        self.node.set_packages({name: wanted}, **who)
-        self.touched_packages = getattr(self, "touched_packages", set()) | {name}
+        keys = {key} - {""}
+        self.held_by_gpunode |= {name} if hold else set()
+        self.keys_of_gpunode |= keys - self.node.keys
+        self.node.set_packages({name: wanted}, keys=sorted(keys), **who)
         self.end_run()
+
+    @rule(version=st.integers(580, 620))
+    def runs_an_installer(self, version: int) -> None:
+        who = self.begin_run()
+        self.node.run_installer(self.runfile, f"{version}.1", **who)
+        self.runfile_gone, self.runfile = True, f"{version}.1"
+        self.end_run()
+
+    @rule()
+    def takes_a_runfile_off(self) -> None:
+        if self.runfile:
+            who = self.begin_run()
+            self.node.take_runfile_off(self.runfile, **who)
+            self.runfile_gone, self.runfile = True, ""
+            self.end_run()
 
     def commit(self, changes: dict[str, bytes | None], killed: int | None = None, **more: Any) -> None:
         try:
@@ -233,6 +285,54 @@ class Machine(RuleBasedStateMachine):
         if self.node.read(self.paths[which]) is not None:
             self.person_has(self.paths[which], None)
 
+    @rule()
+    def person_edits_what_a_script_wrote(self) -> None:
+        if (data := self.node.read(self.brought)) is not None:
+            self.person_has(self.brought, data + self.line())
+
+    @rule()
+    def person_installs(self) -> None:
+        """A package that needs another one, which therefore stays."""
+        if "b" in self.node.packages and "c" not in self.node.packages:
+            self.node.packages["c"] = self.packages_expected["c"] = "1"
+            self.node.manual.add("c")
+            self.manual_expected.add("c")
+            self.node.needs.add(("c", "b"))
+            self.touched.add("package c")
+
+    @rule()
+    def person_removes_it(self) -> None:
+        if self.node.packages.pop("c", ""):
+            del self.packages_expected["c"]
+            for some in (self.node.manual, self.manual_expected):
+                some.discard("c")
+            self.node.needs.clear()
+            self.touched.add("package c")
+
+    @rule(name=st.sampled_from("ab"), asked=st.booleans())
+    def person_marks(self, name: str, asked: bool) -> None:
+        """As with apt-mark manual and auto."""
+        if name in self.node.packages and (name in self.node.manual) != asked:
+            for some in (self.node.manual, self.manual_expected):
+                some.add(name) if asked else some.discard(name)
+            self.touched.add(f"package {name}")
+
+    @rule(name=st.sampled_from("ab"))
+    def person_holds(self, name: str) -> None:
+        version = self.node.packages.get(name, " hold")
+        if not version.endswith(" hold") and name not in self.held_by_gpunode:
+            self.node.packages[name] = f"{version} hold"
+            if name in self.packages_expected:
+                self.packages_expected[name] += " hold"
+            self.touched.add(f"package {name}")
+
+    @rule(key=st.sampled_from(["gpg-pubkey-1-1", "gpg-pubkey-2-2"]))
+    def person_trusts(self, key: str) -> None:
+        if key not in self.node.keys | self.keys_of_gpunode:
+            for some in (self.node.keys, self.keys_expected):
+                some.add(key)
+            self.touched.add(key)
+
     @rule(key=st.sampled_from(["sysctl net.a", "alternative cuda", "enabled a.service", "stream nvidia-driver"]))
     def person_sets(self, key: str) -> None:
         kind, name = key.split(" ")
@@ -240,7 +340,8 @@ class Machine(RuleBasedStateMachine):
             value = "disabled"
         else:
             self.count += 1
-            value = f"manual /p/{self.count}" if kind == "alternative" else str(self.count + 10)
+            how = "link" if self.count % 2 else "manual"
+            value = f"{how} /p/{self.count}" if kind == "alternative" else str(self.count + 10)
         if kind == "stream" and (kind, name) not in self.set_by_gpunode:
             return
         self.node.states[kind, name] = value
@@ -255,7 +356,7 @@ class Machine(RuleBasedStateMachine):
             hold = " hold" if self.node.packages[name].endswith(" hold") else ""
             self.node.packages[name] = f"{2 * self.count + 1001}{hold}"
             if name in self.packages_before:
-                plain = " hold" if self.packages_before[name].endswith(" hold") else ""
+                plain = " hold" if self.packages_expected[name].endswith(" hold") else ""
                 self.packages_expected[name] = f"{2 * self.count + 1001}{plain}"
             self.touched.add(f"package {name}")
 
@@ -284,7 +385,12 @@ class Machine(RuleBasedStateMachine):
         if not self.touched and (photo := self.photos.get(target)):
             files, states, packages = photo
             assert {path: self.node.read(path) for path in self.paths} == files
-            assert (self.node.states, self.node.packages, done.notes) == (states, packages, ())
+            assert {k: v for k, v in self.node.states.items() if k[0] != "runfile"} == {
+                k: v for k, v in states.items() if k[0] != "runfile"
+            }
+            assert (self.node.packages, self.node.manual, self.node.keys) == packages
+            assert [note for note in done.notes if "of a runfile" not in note] == []
+        self.runfile = self.runfile if self.node.states["runfile", "driver"] == "present" else ""
 
     @rule()
     def uninstall(self) -> None:
@@ -292,15 +398,28 @@ class Machine(RuleBasedStateMachine):
         for path in self.paths:
             self.nothing_lost(path, done, uninstall=True)
             self.left_over(path, tokens(self.node.read(path), b"g"), done)
-            if path not in self.touched:
+            left = [note for note in done.notes if path in note and "as long as some of these stay" in note]
+            assert not left or "b stays: c needs it" in done.notes
+            if path not in self.touched and not left:
                 assert self.node.read(path) == self.before[path]
                 assert not [note for note in done.notes if path in note]
         data = self.node.read(self.daemon) or b""
         assert b"nvidia" not in data or [note for note in done.notes if self.daemon in note], data
-        assert self.node.states == self.expected
-        assert self.node.packages == self.packages_expected
+        self.runfile = self.runfile if self.node.states["runfile", "driver"] == "present" else ""
+        installers = [note for note in done.notes if "of a runfile" in note]
+        assert len(installers) == (self.runfile_gone and self.runfile_before != "")
+        assert not installers or self.runfile_before in installers[0]
+        self.expected["runfile", "driver"] = self.node.states["runfile", "driver"] if self.runfile_before else "absent"
+        kept = [note for note in done.notes if note == "b stays: c needs it"]
+        if kept:  # with all that it has made
+            self.packages_expected["b"] = self.node.packages["b"].removesuffix(" hold")
+            self.manual_expected |= {"b"} & self.node.manual
+            self.expected |= {key: value for key, value in self.node.states.items() if key[1].endswith("b")}
+        assert self.node.states.items() ^ self.expected.items() == set()
+        assert (self.node.packages, self.node.manual) == (self.packages_expected, self.manual_expected)
+        assert self.node.keys == self.keys_expected
         if not self.touched:
-            assert done.notes == ()
+            assert done.notes == (*installers,)
         self.new_era()
 
     def nothing_lost(self, path: str, done: Undone, *, uninstall: bool) -> None:

@@ -53,7 +53,10 @@ class Fake:
     files: dict[str, bytes] = field(default_factory=dict)
     states: dict[tuple[str, str], str] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)  # NAME → VERSION, or VERSION hold
-    manual: set[str] = field(default_factory=set)
+    manual: set[str] = field(default_factory=set)  # packages that count as asked for
+    keys: set[str] = field(default_factory=set)  # in rpm's keyring
+    needs: set[tuple[str, str]] = field(default_factory=set)  # (package, another one that it needs)
+    scripts: dict[str, str] = field(default_factory=dict)  # package → a file that its scripts write
     journal: list[dict[str, Any]] = field(default_factory=list)
     copies: dict[tuple[str, str], bytes] = field(default_factory=dict)  # by id and path
     written: dict[tuple[str, str], bytes] = field(default_factory=dict)
@@ -155,16 +158,35 @@ class Fake:
             self.line("state", id=self.new_id("state"), kind=kind, name=name, **{"from": now, "to": plain}, **who)
             self.states[kind, name] = value
 
-    def set_packages(self, wanted: Mapping[str, str | None], **who: str) -> None:
-        """NAME → VERSION [hold], or None."""
-        before = dict(self.packages)
+    def run_installer(self, before: str, version: str, **who: str) -> None:
+        more = {"from": before or "absent", "to": version}
+        self.line("state", id=self.new_id("state"), kind="runfile", name="driver", **more, **who)
+        self.states["runfile", "driver"] = "present"
+
+    def take_runfile_off(self, version: str, **who: str) -> None:
+        """As packages that come in its place have it."""
+        self.line("runfile", id=self.new_id("runfile"), remove=version, kind="driver", **who)
+        self.states["runfile", "driver"] = "absent"
+
+    def set_packages(
+        self, wanted: Mapping[str, str | None], keys: Sequence[str] = (), automatic: Sequence[str] = (), **who: str
+    ) -> None:
+        """NAME → VERSION [hold], or None; what is named counts as asked for, unless it is `automatic`."""
+        before, marks = dict(self.packages), self.marks()
         for name, version in wanted.items():
             if version is None:
                 self.packages.pop(name, None)
+                self.manual.discard(name)
             else:
+                if before.get(name, "").removesuffix(" hold") != version.removesuffix(" hold"):
+                    self.manual.add(name)
                 self.packages[name] = version
-        if before == self.packages:
+        self.manual -= set(automatic)
+        self.keys |= set(keys)
+        if (before, marks) == (self.packages, self.marks()):
             return
+        for name in sorted(self.packages.keys() - before):
+            self.came_along(name, **who)
         bare = {n: v.removesuffix(" hold") for n, v in before.items()}
         now = {n: v.removesuffix(" hold") for n, v in self.packages.items()}
         held, holds = ({n for n, v in some.items() if v.endswith(" hold")} for some in (before, self.packages))
@@ -178,8 +200,29 @@ class Fake:
             removed=[{"name": n, "version": bare[n]} for n in sorted(bare.keys() - now)],
             held=sorted(holds - held),
             unheld=sorted(held - holds),
+            marks=sorted(m for m in self.marks() - marks if m.partition(" ")[2] in before or m.startswith("key ")),
+            unmarked=sorted(m for m in marks - self.marks() if m.startswith("manual ")),
             **who,
         )
+
+    def marks(self) -> set[str]:
+        return {f"manual {name}" for name in self.manual} | {f"key {key}" for key in self.keys}
+
+    def came_along(self, name: str, **who: str) -> None:
+        """What a package's scripts make, and leave when it goes."""
+        for kind, made in (
+            ("user", name),
+            ("group", name),
+            ("kernel", f"6.1-{name}"),
+            ("initramfs", f"/boot/initrd.img-{name}"),
+        ):
+            if (kind, made) in self.states and self.states[kind, made] == "absent":
+                self.set_state(kind, made, "present", **who)
+        path = self.scripts.get(name, "")
+        if path and self.read(path) is None:
+            self._set(path, b"made by a script\n")
+            listed = [{"path": path, "before": "absent", "after": sha(self.read(path))}]
+            self.line("files", id=self.new_id("files"), by="packages", files=listed, unit="", **who)
 
     def versions(self, name: str) -> list[str]:
         """That ever were: no repository has lost one."""
@@ -195,6 +238,7 @@ class Fake:
             ("follow", id, coded(f"unit {unit}\nverb restart\n".encode()), "", "") for id, unit in self.units.items()
         ]
         more += [("content", p, coded(self.files[p])) for p in sorted(paths) if p in self.files]
+        more += self.rows()
         more += [("version", f"{id}/0.old", p, coded(data)) for (id, p), data in self.copies.items()]
         more += [("version", f"{id}/0.new", p, coded(data)) for (id, p), data in self.written.items()]
         names = {
@@ -212,6 +256,11 @@ class Fake:
         )
         return parse_snapshot(text)
 
+    def rows(self) -> list[Sequence[str]]:
+        rows: list[Sequence[str]] = [("mark", one) for one in sorted(self.marks() | {"manual base"})]
+        rows += [("needs", name, word) for name, word in sorted(self.needs)]
+        return [*rows, *(("gives", word, word) for _, word in sorted(self.needs))]
+
     def apply(self, back: UndoPlan, who: Mapping[str, str]) -> None:
         undo_requests(back)  # that it can be asked for
         for files in (*back.engines, back.files):
@@ -227,8 +276,11 @@ class Fake:
             for n in value.get("unhold", ())
             if n in self.packages and n not in wanted
         }
-        self.set_packages(wanted, **who)
+        self.set_packages(wanted, automatic=value.get("automatic", ()), **who)
+        self.keys -= set(value.get("keys", ()))
         self._restore(back.sources, who)
+        for name in back.installers:
+            self.states["runfile", name] = "absent"
         for kind, values in back.settings.items():
             for name, setting in values.items():
                 self.set_state_back(kind, name, setting)
@@ -248,7 +300,8 @@ class Fake:
             self.set_state_back("stream", module, "absent" if stream == "-" else stream)
 
     def set_state_back(self, kind: str, name: str, value: str) -> None:
-        self.states[kind, name] = value
+        if (kind, name) in self.states:
+            self.states[kind, name] = value
 
     def _restore(self, files: FileTransaction | None, who: Mapping[str, str]) -> None:
         if not files:
@@ -370,7 +423,9 @@ class Real(Fake):
             states={key: self.states.get(key, "absent") for key in states},
             manager="apt",
             packages={n: (v, "hold" if self.packages[n].endswith(" hold") else "-") for n, v in installed.items()},
-            marks=frozenset(),
+            marks=frozenset(self.marks() | {"manual base"}),
+            needs=tuple((name, frozenset({word})) for name, word in sorted(self.needs)),
+            gives={word: frozenset({word}) for _, word in self.needs},
             available={name: frozenset(self.versions(name)) for name in names},
             driver="",
             stale=False,

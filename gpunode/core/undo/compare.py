@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from gpunode.core.undo.files import files_before
@@ -20,8 +21,12 @@ def differences(recall: JournalSnapshot, scope: Scope, notes: Sequence[str] = ()
     What a note of the plan names has its reason there, and stays.
     """
     found = [*_files(recall, scope), *_packages(recall, scope), *_states(recall, scope), *_driver(recall, scope)]
-    named = "\n".join(notes)
-    return [text for thing, text in found if thing not in named]
+    return [text for thing, text in found if not any(_names(note, thing) for note in notes)]
+
+
+def _names(note: str, thing: str) -> bool:
+    """As a whole: nvidia-open is not in a note of nvidia-open-580."""
+    return bool(re.search(rf"(?<![\w.+/-]){re.escape(thing)}(?![\w+/-]|\.\w)", note))
 
 
 def _files(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:

@@ -142,6 +142,10 @@ class Files:
         late = [*self._late, *(self._dependencies_added() if not packages.kept else ())]
         return self._together(late) if late else None
 
+    def left_by(self, packages: Packages) -> list[tuple[str, str]]:
+        """What scripts wrote of packages that do not all go."""
+        return [("", file.path) for file in self._dependencies_added()] if packages.kept else []
+
     def _is_late(self, file: FileRestore, first: Mapping[str, Record], back: Mapping[str, FileRestore]) -> bool:
         """Whether it is a repository that packages may still be needed from.
 
@@ -205,7 +209,7 @@ class Files:
                 id=record.id,
                 before=file["before"],
                 after=file["after"],
-                mine=id(record) in mine and record.more.get("by") != BY_PACKAGES,
+                mine=id(record) in mine and (path not in self.brought or record.more.get("by") != BY_PACKAGES),
                 edited=path in self.recall.undo.get(record.id, {}) or bool(self._unit_of(path)),
             )
             for record, file in file_records(self.scope.known, path)

@@ -7,7 +7,7 @@ and a note says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpunode.core.model import Problem
@@ -29,6 +29,8 @@ GPU_UNITS = (
     "dcgm-exporter.service",
     "nvsm.service",
 )
+
+MADE_BY_PACKAGES = ("user", "group", "kernel", "initramfs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,8 @@ def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
     )
     last = files.last(packages)
     states = dict(states_to_restore(recall, scope))
+    made = [*files.left_by(packages), *(key for key in states if packages.kept and key[0] in MADE_BY_PACKAGES)]
+    states = {key: value for key, value in states.items() if key not in made}
     booted = modules_loaded_at_boot(recall, scope.records, scope.known, set(packages.remove))
     gone = packages.remove or any(_of(states, "runfile", ABSENT)) or booted.unload
     stop = [name for kind, name, _ in _of(states, "active", "inactive")]
@@ -100,7 +104,14 @@ def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
         idle=tuple(name for kind, name, _ in _of(first_states(scope), "active", "inactive")),
         awake=tuple(name for kind, name, _ in _of(first_states(scope), "active", "active")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
-        notes=(*files.notes, *packages.notes, *set_since(recall, scope), *_installers(scope), *_unknown(scope)),
+        notes=(
+            *files.notes,
+            *packages.notes,
+            *_made(made),
+            *set_since(recall, scope),
+            *_installers(scope),
+            *_unknown(scope),
+        ),
         theirs=files.theirs,
         problems=(*files.problems, *packages.problems, *_kept_packages(recall, scope)),
     )
@@ -116,12 +127,27 @@ def _left_behind(recall: JournalSnapshot, scope: Scope) -> bool:
     return recall.stale and any(r.more.get("changed") or r.more.get("removed") for r in done)
 
 
+def _made(things: Sequence[tuple[str, str]]) -> list[str]:
+    """The journal does not say which package's scripts made what: while one of them stays, all of it does."""
+    named = ", ".join(" ".join(filter(None, thing)) for thing in things)
+    return [f"made by scripts of packages, and left as long as some of these stay: {named}"] if things else []
+
+
 def _installers(scope: Scope) -> list[str]:
     """What an installer replaced, or gpunode took off, cannot be had without that installer."""
-    was = [(r.more["name"], r.more["from"]) for r in scope.records if r.op == "state" and r.more["kind"] == "runfile"]
-    was += [(r.more["kind"], r.more["remove"]) for r in scope.records if r.op == "runfile" and "remove" in r.more]
-    gone = dict.fromkeys(pair for pair in was if pair[1] != ABSENT)
-    return [f"the {name} {version} was of a runfile: run its installer to have it back" for name, version in gone]
+    before: dict[str, str] = {}  # by what it is: the version that was there first
+    for record in scope.records:
+        more = record.more
+        if record.op == "state" and more["kind"] == "runfile":
+            before.setdefault(more["name"], more["from"])
+        elif record.op == "runfile" and "remove" in more:
+            name = f"{more['kind']}-{more['remove']}" if more["kind"] == "cuda" else more["kind"]
+            before.setdefault(name, more["remove"])
+    return [
+        f"the {name.partition('-')[0]} {version} was of a runfile: run its installer to have it back"
+        for name, version in before.items()
+        if version != ABSENT
+    ]
 
 
 def _unknown(scope: Scope) -> list[str]:
