@@ -9,7 +9,7 @@ import click
 
 from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
 from gpunode.cli.lazy import Verb
-from gpunode.cli.output import echo, print_json
+from gpunode.cli.output import echo, fitted, print_json, terminal_width
 from gpunode.core.errors import error_data
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     "  gpunode doctor --local\n"
     "  gpunode doctor -i inventory/hosts.yml\n"
     "  gpunode doctor --log /var/log/kern.log --log install.log.gz\n"
+    "  gpunode doctor -i inventory/hosts.yml --fix\n"
     "  journalctl -u kubelet | gpunode doctor --log - --format json\n\n"
     "Exit codes: 0 nothing known is wrong, 1 something was found, 2 a log cannot be read, 4 a host is unreachable.",
 )
@@ -34,9 +35,22 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="A log, or text pasted from anywhere; - is standard input. Repeatable; no host is asked.",
 )
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Where `gpunode provision` is the fix of what was found: plan, ask, apply, verify, and look once more.",
+)
 @PROBES
 @format_option("text", "json")
-def doctor(targets: Targets, logs: tuple[Path, ...], probes: tuple[Path, ...], output_format: str) -> int:
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    targets: Targets,
+    logs: tuple[Path, ...],
+    fix: bool,
+    probes: tuple[Path, ...],
+    output_format: str,
+) -> int:
     """Diagnose a node, or logs: cause, evidence and fix, the most likely root cause first."""
     from gpunode.core.doctor import diagnosis_data, diagnosis_text
     from gpunode.edge.doctor import Examined, examine_hosts, examine_logs, load_faults
@@ -44,6 +58,8 @@ def doctor(targets: Targets, logs: tuple[Path, ...], probes: tuple[Path, ...], o
     targets = with_probes(targets, probes)
     if logs and (targets.hosts or targets.inventory or targets.local or targets.probes):
         raise click.UsageError("logs and hosts given together: leave out one of them")
+    if fix and (logs or targets.probes or output_format == "json"):
+        raise click.UsageError("--fix needs hosts, and answers as text")
     if logs:
         results: list[Examined] = [examine_logs(logs)]
     else:
@@ -74,8 +90,33 @@ def doctor(targets: Targets, logs: tuple[Path, ...], probes: tuple[Path, ...], o
     for one in results if output_format == "text" else ():
         if one.diagnosis:
             notes = "".join(f"  note: {note}\n" for note in one.notes)
-            echo(f"{one.host}\n{notes}{diagnosis_text(one.diagnosis, faults)}")
+            echo(fitted(f"{one.host}\n{notes}{diagnosis_text(one.diagnosis, faults)}", terminal_width()))
     if output_format == "text":
         show_errors([(one.host, one.error) for one in results if one.error])
+    if fix and (ours := [one.host for one in results if one.diagnosis and one.diagnosis.ours]):
+        return _fix(ctx, targets, ours)
     failed = any(one.diagnosis and not one.diagnosis.sound for one in results)
     return worst_exit([one.error.outcome for one in results if one.error] + ["failed"] * failed)
+
+
+def _fix(ctx: click.Context, targets: Targets, hosts: list[str]) -> int:
+    """Hand the hosts over to provision, which asks and verifies; then say what is left."""
+    from gpunode.cli.provision import provision
+
+    reach = {
+        name: getattr(targets, name)
+        for name in (
+            "inventory",
+            "local",
+            "forks",
+            "connect_timeout",
+            "timeout",
+            "accept_new_host_keys",
+            "become",
+            "vault_password_files",
+        )
+    }
+    where = {"hosts": (), "limit": ",".join(hosts)} if targets.inventory else {"hosts": targets.hosts, "limit": ""}
+    again = {**reach, **where, "ask_become_pass": bool(targets.become_password)}
+    done = ctx.invoke(provision, **again)
+    return int(done) or int(ctx.invoke(doctor, **again, logs=(), probes=(), fix=False, output_format="text"))

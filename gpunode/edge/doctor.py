@@ -54,7 +54,8 @@ def load_faults() -> Faults:
 
 
 def _read_faults() -> dict[str, Fault]:
-    return parse_faults({layer: _table(_knowledge() / "faults" / f"{layer}.toml") for layer in LAYERS})
+    folder = _knowledge() / "faults"
+    return parse_faults({layer: _table(folder / f"{layer}.toml") for layer in LAYERS}, _table(folder / "actions.toml"))
 
 
 @cache

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -18,12 +19,14 @@ from hypothesis import strategies as st
 from rows import over
 
 from benchmarks.doctor import LINES as ORDINARY
+from gpunode.cli.common import target_options
 from gpunode.cli.main import cli
 from gpunode.core.doctor import Diagnosis, diagnose, diagnosis_data, diagnosis_text, scan
 from gpunode.core.doctor.logs import KEPT, PART
 from gpunode.core.doctor.read import diagnose_logs
 from gpunode.core.doctor.state import split_sections, state_faults
 from gpunode.core.doctor.table import LAYERS, Fault, Faults, Message, parse_faults, parse_messages
+from gpunode.core.doctor.text import Evidence
 from gpunode.core.errors import InputError
 from gpunode.core.model import (
     Cdi,
@@ -41,7 +44,8 @@ from gpunode.core.model import (
     Service,
     Xid,
 )
-from gpunode.edge.doctor import load_codes, load_faults
+from gpunode.edge.detect import Targets
+from gpunode.edge.doctor import Examined, load_codes, load_faults
 from gpunode.edge.load import load_scheduler_rules
 
 FOLDER = Path(__file__).parents[1] / "cases" / "doctor"
@@ -143,6 +147,7 @@ def test_a_report_is_read_the_same_however_it_comes(name: str, size: int) -> Non
 
 
 ROW = {"severity": "error", "cause": "c", "fix": "f", "source": "s"}
+ACTIONS = {"action": [{"id": "reload", "disturbs": "d", "check": "c"}], "default": {"driver": "reload"}}
 
 
 def faults_of(*rows: tuple[str, str, list[str]]) -> Faults:
@@ -151,7 +156,7 @@ def faults_of(*rows: tuple[str, str, list[str]]) -> Faults:
     faults = [{"id": name, "causes": causes, **ROW} for name, _, causes in rows]
     return Faults(
         parse_messages({"x": {"source": [{"from": "s", "message": messages}]}}),
-        lambda: parse_faults({"driver": {"fault": faults}}),
+        lambda: parse_faults({"driver": {"fault": faults}}, ACTIONS),
         load_codes,
     )
 
@@ -195,10 +200,10 @@ def test_messages_that_cannot_be_used_are_refused(change: dict[str, Any], words:
         parse_messages({"x": {"source": [{"from": "s", "message": [row]}]}})
 
 
-@over([({"causes": ["nothing"]}, "names nothing"), ({"meaning": "x"}, "meaning")])
+@over([({"causes": ["nothing"]}, "names nothing"), ({"meaning": "x"}, "meaning"), ({"action": "wait"}, "wait")])
 def test_faults_that_cannot_be_used_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        parse_faults({"driver": {"fault": [{"id": "one", **ROW} | change]}})
+        parse_faults({"driver": {"fault": [{"id": "one", **ROW} | change]}}, ACTIONS)
 
 
 NOISE = "2026-11-22T01:02:03+0800 主机 systemd[1]: Started 日志.\n{}\nNov 22 kubelet: unrelated\n"
@@ -566,9 +571,42 @@ def test_logs_from_files_packed_or_not_and_from_standard_input(tmp_path: Path) -
     data = json.loads(out)
     assert code == 1 and {f["id"] for f in data["findings"]} == {"cuda-35", "cuda-803"}
     assert (data["xids"], data["next"], data["earlier"]) == ([], [], [])
-    assert set(data["findings"][0]) >= {"id", "root", "evidence", "cause", "fix", "confidence", "source"}
+    assert set(data["findings"][0]) >= {
+        "id",
+        "root",
+        "evidence",
+        "cause",
+        "fix",
+        "action",
+        "check",
+        "confidence",
+        "source",
+    }
     code, out = run("--log", "-", text=a_line_of("docker-no-driver"))
     assert code == 1 and "docker-no-driver" in out and "gpunode provision" in out
+
+
+def test_fix_hands_over_to_provision_and_looks_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where provision fixes what was found; what is left after it is said."""
+    asked: list[tuple[str, ...]] = []
+    left = [{"engine-stopped": ["x"]}, {}, {"power-cable": ["x"]}]
+
+    def examined(targets: Targets, on_done: Any = None) -> list[Examined]:
+        state = {name: [Evidence(source="state", line=0, text=t) for t in seen] for name, seen in left.pop(0).items()}
+        return [Examined(host="n1", diagnosis=diagnose(FAULTS, [], state))]
+
+    @click.command()
+    @target_options
+    def provision(targets: Targets) -> int:
+        asked.append((*targets.hosts, *targets.inventory, targets.limit, str(targets.become)))
+        return 0
+
+    monkeypatch.setattr("gpunode.edge.doctor.examine_hosts", examined)
+    monkeypatch.setattr("gpunode.cli.provision.provision", provision)
+    code, out = run("-i", "n1,", "--become", "--fix")
+    assert (code, asked) == (0, [("n1,", "n1", "True")]) and "nothing known matches" in out
+    assert run("-i", "n1,", "--fix")[0] == 1 and len(asked) == 1, "a cable is nothing for provision"
+    assert run("--log", "-", "--fix", text="x")[0] == 99, "a usage error"
 
 
 def test_a_log_that_says_nothing_known_is_exit_code_0(tmp_path: Path) -> None:

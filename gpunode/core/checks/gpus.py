@@ -210,13 +210,16 @@ def _recovery(gpu: NvmlGpu) -> tuple[Verdict, str]:
     return ("good", "") if gpu.recovery == "None" else ("bad", f"the driver recommends «{gpu.recovery}»")
 
 
-def _recovery_fix(words: str) -> str:
-    action = words.partition("«")[2].removesuffix("»")
-    return _ACTIONS.get(action, f"drain the node; {_LOG}")
+def recovery_fix(action: str) -> str:
+    """What to do where the driver recommends that action, by nvidia-smi or by Xid 154."""
+    return "nothing" if action == "None" else _ACTIONS.get(action, f"drain the node; {_LOG}")
 
 
 _RECOVERY = _Rule(
-    id="gpu.recovery", judge=_recovery, good="the driver recommends no reset and no reboot", fix=_recovery_fix
+    id="gpu.recovery",
+    judge=_recovery,
+    good="the driver recommends no reset and no reboot",
+    fix=lambda words: recovery_fix(words.partition("«")[2].removesuffix("»")),
 )
 
 

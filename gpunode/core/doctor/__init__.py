@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpunode.core.checks.gpus import recovery_fix
 from gpunode.core.doctor.checks import Cause, next_commands
-from gpunode.core.doctor.codes import XidSeen
+from gpunode.core.doctor.codes import XidSeen, verdict
 from gpunode.core.doctor.logs import Scan, scan
 from gpunode.core.doctor.table import LAYERS, Confidence, Fault, Faults
 from gpunode.core.doctor.text import Evidence
@@ -47,6 +48,11 @@ class Diagnosis:
     @property
     def sound(self) -> bool:
         return not self.findings and not self.xids
+
+    @property
+    def ours(self) -> bool:
+        """Whether `gpunode provision` fixes a root of it."""
+        return any(one.root and one.fault.command == "gpunode provision" for one in self.findings)
 
 
 def diagnose(
@@ -164,7 +170,10 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
                 "evidence": [_evidence_text(e) for e in finding.evidence],
                 "cause": finding.fault.cause,
                 "fix": finding.fault.fix,
+                "action": finding.fault.action.id,
+                "disturbs": finding.fault.action.disturbs,
                 "command": finding.fault.command or None,
+                "check": finding.fault.action.check,
                 "confidence": finding.confidence,
                 "source": finding.fault.source,
             }
@@ -215,6 +224,7 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
         lines += [f"    seen     {_evidence_text(e)}" for e in finding.evidence[:_SHOWN]]
         lines += [f"    cause    {fault.cause}", f"    fix      {fault.fix}"]
         lines += [f"    command  {fault.command}"] if fault.command else []
+        lines += [f"    action   {fault.action.id}: {fault.action.disturbs}", f"    check    {fault.action.check}"]
         lines += [f"    source   {fault.source}"]
     for seen in diagnosis.xids:
         lines += _xid_lines(seen, faults)
@@ -234,5 +244,6 @@ def _xid_lines(seen: XidSeen, faults: Faults) -> list[str]:
     if known and (known.immediate or known.investigatory):
         then = f", then {known.investigatory}" if known.investigatory else ""
         lines += [f"    NVIDIA   {known.immediate or 'no immediate action'}{then}"]
+    lines += [f"    driver   {told}: {recovery_fix(told)}"] if (told := verdict(seen)) else []
     lines += [f"    meaning  {known.plain}"] if known and known.plain else []
     return lines

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpunode.core.model import NvmlGpu
 
-MARK = re.compile(r"=NVSMI LOG=|<nvidia_smi_log>")  # both forms begin with it
+MARK = re.compile(r"=NVSMI LOG=|<nvidia_smi_log>|^GPU [0-9A-F]{8}:[0-9A-F:.]+$", re.M)  # its beginning
 _GPU = re.compile(r'^(?:GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)|\s*<gpu id="([0-9A-Fa-f:.]+)">)\s*$')
 _TEXT = re.compile(r"^( {4,40})(\S[^:]{0,60}?) *(?:: (.{0,80}))?$")
 _ELEMENT = re.compile(r"^\s*<(\w{1,60})>(?:([^<]{0,80})</\1>)?\s*$")

@@ -56,6 +56,15 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Action:
+    """A kind of fix: what it disturbs, and the check that shows that it worked."""
+
+    id: str
+    disturbs: str
+    check: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fault:
     """One thing that goes wrong on GPU nodes."""
 
@@ -64,6 +73,7 @@ class Fault:
     severity: Literal["error", "warning", "hint"]  # hint: says where to look next, where nothing else was found
     cause: str
     fix: str
+    action: Action  # what kind of thing the fix is
     command: str = ""  # what of gpunode fixes it or says more
     causes: tuple[str, ...] = ()  # ids of its consequences
     refuted_by: str = ""  # a fact of the same machine by which it is not, or not any more
@@ -206,9 +216,14 @@ def _message(row: Mapping[str, Any], program: str, source: str) -> Message:
     return message
 
 
-def parse_faults(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Fault]:
-    """The parsed files of faults by layer.  Raises InputError for a row that cannot be used."""
-    rows = {row["id"]: _fault(row, layer) for layer, data in files.items() for row in data["fault"]}
+def parse_faults(files: Mapping[str, Mapping[str, Any]], actions: Mapping[str, Any]) -> dict[str, Fault]:
+    """The parsed files of faults by layer, and actions.toml.  Raises InputError for a row that cannot be used."""
+    kinds = {row["id"]: Action(**row) for row in actions["action"]}
+    rows = {
+        row["id"]: _fault({"action": actions["default"][layer], **row}, layer, kinds)
+        for layer, data in files.items()
+        for row in data["fault"]
+    }
     for fault in rows.values():
         unknown = set(fault.causes) - rows.keys()
         if unknown:
@@ -216,10 +231,11 @@ def parse_faults(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Fault]:
     return rows
 
 
-def _fault(row: Mapping[str, Any], layer: str) -> Fault:
+def _fault(row: Mapping[str, Any], layer: str, actions: Mapping[str, Action]) -> Fault:
     try:
-        return Fault(layer=layer, **{**row, "causes": tuple(row.get("causes", ()))})
-    except TypeError as error:
+        action, causes = actions[row["action"]], tuple(row.get("causes", ()))
+        return Fault(layer=layer, **{**row, "causes": causes, "action": action})
+    except (KeyError, TypeError) as error:
         raise InputError(f"faults/{layer}.toml: {row.get('id', row)!r}: {error}", expected="a complete row") from error
 
 
