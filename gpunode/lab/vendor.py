@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -61,6 +61,20 @@ SMI: dict[str, tuple[Source, str]] = {
     "595": (NOBLE_MULTIVERSE, "nvidia-utils-595-server"),
     "615": (NOBLE_MULTIVERSE, "nvidia-utils-615-server"),
 }
+# branch → where its nvidia-cuda-mps-control is, and in which package
+MPS: dict[str, tuple[Source, str]] = {
+    "390": (JAMMY_UPDATES, "nvidia-compute-utils-390"),
+    "418": (JAMMY_UPDATES, "nvidia-compute-utils-418-server"),
+    "450": (JAMMY, "nvidia-compute-utils-450-server"),
+    "470": (NOBLE_UPDATES, "nvidia-compute-utils-470"),
+    "510": (JAMMY, "nvidia-compute-utils-510"),
+    "535": (BOOKWORM, "nvidia-cuda-mps"),
+    "545": (JAMMY_UPDATES, "nvidia-compute-utils-545"),
+    "550": (TRIXIE, "nvidia-cuda-mps"),
+    "580": (NOBLE_UPDATES, "nvidia-compute-utils-580-server"),
+    "595": (NOBLE_MULTIVERSE, "nvidia-compute-utils-595-server"),
+    "615": (NOBLE_MULTIVERSE, "nvidia-compute-utils-615-server"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,16 +95,25 @@ def nvidia_smi(branch: str, *, log: Log = print) -> Program:
 
     Raises InputError for a branch that no archive has, RefusedError where the archive cannot be reached.
     """
-    if branch not in SMI:
-        raise InputError(f"nvidia-smi of branch {branch!r}", expected=f"one of {', '.join(SMI)}")
-    source, package = SMI[branch]
-    home = folder() / "smi" / branch
+    return _program("nvidia-smi", "smi", SMI, branch, log)
+
+
+def mps_control(branch: str, *, log: Log = print) -> Program:
+    """The real nvidia-cuda-mps-control, in the same way."""
+    return _program("nvidia-cuda-mps-control", "mps", MPS, branch, log)
+
+
+def _program(name: str, kind: str, table: Mapping[str, tuple[Source, str]], branch: str, log: Log) -> Program:
+    if branch not in table:
+        raise InputError(f"{name} of branch {branch!r}", expected=f"one of {', '.join(table)}")
+    source, package = table[branch]
+    home = folder() / kind / branch
     if not (home / "version").exists():
         with machine.lock("vendor", log=log):
             if not (home / "version").exists():
                 [deb] = debs(source, [package], log=log)
-                _unpack(deb, "nvidia-smi", home)
-    return Program(path=home / "nvidia-smi", version=(home / "version").read_text().strip())
+                _unpack(deb, name, home)
+    return Program(path=home / name, version=(home / "version").read_text().strip())
 
 
 def here(branch: str) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_MEMORY = "set_default_device_pinned_mem_limit"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
@@ -97,4 +99,5 @@ def question_variables(questions: Questions) -> dict[str, str]:
         ),
         "SMI_REMAPPED": ",".join(questions.probe_remapped),
         "SMI_REMAPPED_SINCE": str(max(questions.remapped[name].since for name in questions.probe_remapped)),
+        "SMI_MPS_MEMORY_SINCE": next(one.since for one in questions.commands if one.words[:1] == (_MEMORY,)),
     }

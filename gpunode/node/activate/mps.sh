@@ -20,12 +20,20 @@ smi() { nvidia-smi "$@" 2>&1 </dev/null 9>&-; }
 control() { echo "$1" | nvidia-cuda-mps-control 2>&1 9>&-; }
 main_pid() { systemctl show -p MainPID "$UNIT" 2>/dev/null | sed -n 's/^MainPID=//p'; }
 
+# limits_memory: the loaded driver's control daemon knows the command for it
+limits_memory() {
+  _limits_driver=$(cut -d . -f 1 /sys/module/nvidia/version 2>/dev/null)
+  [ "${_limits_driver:-0}" -ge "$SMI_MPS_MEMORY_SINCE" ]
+}
+
 # settings: the GPU's threads and the memory of the smallest GPU in equal parts, for every GPU alike
+# sets: memory
 settings() {
+  limits_memory && memory=1 || memory=0
   smi --query-gpu=index,memory.total --format=csv,noheader,nounits >"$GPUNODE_IN/.memory" || finish refused "nvidia-smi does not answer: $(head -n 1 "$GPUNODE_IN/.memory")" "gpunode provision installs and loads the driver"
-  awk -F ', ' -v shares="$(word replicas)" '{ gpu[NR] = $1; if (NR == 1 || $2 < least) least = $2 }
+  awk -F ', ' -v shares="$(word replicas)" -v memory="$memory" '{ gpu[NR] = $1; if (NR == 1 || $2 < least) least = $2 }
     END { print "set_default_active_thread_percentage " int(100 / shares)
-      if (least > 0) for (i = 1; i <= NR; i++) print "set_default_device_pinned_mem_limit " gpu[i] " " int(least / shares) "M" }' "$GPUNODE_IN/.memory" >"$GPUNODE_IN/settings"
+      if (memory && least > 0) for (i = 1; i <= NR; i++) print "set_default_device_pinned_mem_limit " gpu[i] " " int(least / shares) "M" }' "$GPUNODE_IN/.memory" >"$GPUNODE_IN/settings"
 }
 
 # stale: the daemon runs with older settings, or not at all
@@ -84,4 +92,5 @@ fi
 [ "$changes" != 0 ] || finish unchanged "MPS is up to date"
 ! checking || finish changed "$changes change(s) would be made"
 [ -z "$(word remove)" ] || finish changed "MPS is off, and nothing of it is left on the node"
+[ "$memory" = 1 ] || finish changed "the MPS control daemon runs, and begins with the machine; each client may take all memory: drivers before $SMI_MPS_MEMORY_SINCE know no limit of it"
 finish changed "the MPS control daemon runs, and begins with the machine"
