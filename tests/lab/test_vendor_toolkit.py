@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,10 @@ from typing import Any
 import pytest
 import yaml
 from daemon_node import DaemonNode
+from test_gpu_containers import SMI_IMAGE
 
 from gpunode.core.cdi import KIND, read_spec
+from gpunode.edge.load import load_questions
 
 FOLDER = os.environ.get("GPUNODE_VENDOR", "")
 SPECIFICATION = "/run/cdi/nvidia.yaml"
@@ -167,6 +170,42 @@ def test_nvidia_container_cli_finds_the_driver(node: Vendor) -> None:
         pytest.skip("GPUNODE_VENDOR has no nvidia-container-cli")
     assert node.sh("nvidia-container-cli info").count("GPU UUID:") == 2
     assert "/usr/bin/nvidia-smi" in node.sh("nvidia-container-cli list").splitlines()
+
+
+@pytest.mark.parametrize("program", ["nvidia-ctk", "nvidia-container-cli"])
+def test_every_row_of_the_table_of_questions_is_taken(program: str, node: Vendor) -> None:
+    if "stand-in" in node.sh(f"{program} --version"):
+        pytest.skip(f"GPUNODE_VENDOR has no {program}")
+    rows = [row for row in load_questions().commands if row.program == program]
+    said = {row.words: node.run(f"{program} {' '.join(row.words).replace('FILE', '/tmp/q.yaml')}") for row in rows}
+    no_driver = "no NVIDIA devices found"  # what needs the driver's numbers in the kernel's /proc/devices
+    failed = {words: done.stderr for words, done in said.items() if done.returncode}
+    assert {
+        words: text for words, text in failed.items() if no_driver not in text.replace("nvidia d", "NVIDIA d")
+    } == {}
+    assert node.run(f"{program} --no-such-option").returncode != 0, "a word that it does not know is refused"
+
+
+def test_a_container_gets_one_mig_device_by_the_specification(node: Vendor) -> None:
+    """In place of the kernel, which every container sees, the node's /lab is mounted."""
+    node.sh("nvidia-smi -mig 1 && nvidia-smi mig -cgi 9,19,19 -C")
+    try:
+        devices = re.findall("MIG-[0-9a-f-]{36}", node.sh("nvidia-smi -L"))
+        assert len(devices) == 6
+        node.sh(f"mkdir -p /run/cdi && nvidia-ctk cdi generate --output={SPECIFICATION} 2>/dev/null")
+        node.sh(SMI_IMAGE)
+        run = "docker run --rm --network=none --runtime=nvidia -v /lab:/lab"
+        ask = f"{run} -e NVIDIA_VISIBLE_DEVICES={{}} smi nvidia-smi -L"
+        with node.config(nvidia_container_runtime__mode="cdi"):
+            for name, wanted in (("0:1", devices[1:2]), (devices[3], devices[3:4]), ("all", devices)):
+                seen = node.sh(ask.format(f"{KIND}={name}"))
+                assert re.findall("MIG-[0-9a-f-]{36}", seen) == wanted, (name, seen)
+            found = node.checks(exit=None)
+        assert found["cdi.fresh"]["status"] == "passed"
+        assert found["containerd.cri-nvidia.gpus"]["status"] == "passed", found["containerd.cri-nvidia.gpus"]
+    finally:
+        node.sh("nvidia-smi mig -dci; nvidia-smi mig -dgi; nvidia-smi -mig 0")
+        node.sh(f"nvidia-ctk cdi generate --output={SPECIFICATION} 2>/dev/null")
 
 
 def test_mig_parted_and_the_specification_find_the_layout_that_gpunode_makes(node: Vendor) -> None:

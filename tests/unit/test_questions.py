@@ -112,6 +112,22 @@ def test_every_word_that_is_sent_to_a_program_of_nvidia_is_in_the_table() -> Non
     assert unknown == []
 
 
+RUN = {
+    "nvidia-smi": "test_questions_real.py",
+    "nvidia-cuda-mps-control": "test_mps_real.py",
+    "nvidia-ctk": "test_vendor_toolkit.py",
+    "nvidia-container-cli": "test_vendor_toolkit.py",
+    "dcgmi": "",  # in no archive but NVIDIA's own: its rows stand by NVIDIA's documentation
+}
+
+
+def test_each_program_is_run_by_a_test_or_named_as_one_that_is_not() -> None:
+    assert {command.program for command in QUESTIONS.commands} == set(RUN)
+    tests = {path.name: path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py")}
+    assert [name for name, file in RUN.items() if file and name not in tests[file]] == []
+    assert {one.source for one in QUESTIONS.commands if not RUN[one.program]} == {"dcgm; dcgmexit"}
+
+
 def test_the_search_for_words_finds_calls_lists_and_advice() -> None:
     found = {(program, word) for program, word, _ in SOURCES}
     assert {
