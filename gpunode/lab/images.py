@@ -235,7 +235,7 @@ def _suites(variant: Variant, archive: machine.Archive) -> list[tuple[str, str, 
 
 
 def _packages(variant: Variant) -> list[str]:
-    kernel = ["linux-image-amd64"] if variant.real_driver else []
+    kernel = ["linux-image-amd64", "linux-headers-amd64"] if variant.real_driver else []
     kubernetes = KUBERNETES if variant.kubernetes else ()
     return [*COMMON, *RELEASES[variant.distro].packages, *kernel, *kubernetes]
 

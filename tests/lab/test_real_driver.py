@@ -32,7 +32,8 @@ def node(
     own = {"driver": {"branch": "distro", "flavour": flavour}, "toolkit": {"version": "none"}}
     some = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), own)
     said = some.gpunode("provision", "--yes", exit=1)
-    assert "modprobe nvidia failed: modprobe: ERROR: could not insert 'nvidia'" in said.stdout + said.stderr
+    last = some.sh("tail -n 40 /var/lib/dkms/*/*/build/make.log /var/log/apt/term.log 2>&1 || true")
+    assert "modprobe nvidia failed: modprobe: ERROR: could not insert 'nvidia'" in said.stdout + said.stderr, last
     return some
 
 
@@ -43,6 +44,14 @@ def test_its_packages_are_installed_and_its_modules_built(case: tuple[str, str, 
     driver = facts["driver"]["userspace"]
     assert driver.startswith(case[2]) and not facts["driver"]["loaded"]
     assert (kernel["module"], kernel["flavour"], kernel["dkms"]) == (driver, case[1], "installed")
+
+
+def test_mps_is_there_and_answers(node: Node) -> None:
+    ask = "get_default_active_thread_percentage"
+    said = node.sh(
+        f"nvidia-cuda-mps-control -d; echo {ask} | nvidia-cuda-mps-control; echo quit | nvidia-cuda-mps-control"
+    )
+    assert "100.0" in said.split()
 
 
 def test_without_a_module_its_programs_say_so_and_doctor_names_it(node: Node) -> None:
