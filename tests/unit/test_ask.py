@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from asked_nodes import desired, node
 
 from gpunode.core.model import NodeFacts, Package
-from gpunode.core.plan.question import OFFERS, Request, read_answer
+from gpunode.core.plan.question import OFFERS, Request, Transaction, question, read_answer
+from gpunode.core.remote import program
 from gpunode.edge.ask import Talk, settle
 from gpunode.edge.desired import Planned
+from gpunode.node import script
 
 OLD, NEW = "6.8.0-134-generic", "6.8.0-151-generic"
 COMMON = "nvidia-kernel-common-{}-server"
@@ -211,3 +217,29 @@ def test_an_answer_that_is_none_names_nothing() -> None:
     assert {offer.version for offer in found.archive.offers} == {"2"} and len(found.archive.offers) <= OFFERS
     text, rc = said(*cannot("x" * 10_000 + "\x1b]0;title\x07"))
     assert len(read_answer(text, rc, ["name"]).why) <= 400
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
+@pytest.mark.parametrize("state", ["no lists", "sources after the lists", "lists"])
+def test_only_lists_of_all_sources_say_that_something_is_missing(tmp_path: Path, state: str) -> None:
+    """A machine whose lists were never fetched, or before its newest source came, lacks nothing that is known."""
+    lists = tmp_path / "lists"
+    for folder in (lists, tmp_path / "etc", tmp_path / "dpkg"):
+        folder.mkdir()
+    (tmp_path / "dpkg/status").touch()
+    sources = tmp_path / "etc/sources.list"
+    sources.touch()
+    os.utime(sources, (0, 0))
+    if state != "no lists":
+        (lists / "archive_main_binary-amd64_Packages").write_text("Package: a\nVersion: 1\n\n")
+    if state == "sources after the lists":
+        os.utime(lists, (1, 1))
+        sources.touch()
+    (tmp_path / "apt.conf").write_text(
+        f'Dir::State "{tmp_path}";\nDir::State::lists "{lists}";\nDir::State::status "{tmp_path}/dpkg/status";\n'
+        f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "-";\nDir::Cache "{tmp_path}";\n'
+    )
+    environment = {**os.environ, "APT_CONFIG": str(tmp_path / "apt.conf"), "DPKG_ADMINDIR": str(tmp_path / "dpkg")}
+    text = program(script("packages.sh"), question(Transaction(value={}), ["linux-headers-6.1.0-50-amd64"]))
+    done = subprocess.run(["sh", "-s"], input=text, env=environment, capture_output=True, text=True, check=False)
+    assert ("gpunode\tfresh\t1" in done.stdout) == (state == "lists"), done.stderr

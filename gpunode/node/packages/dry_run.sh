@@ -33,9 +33,7 @@ not_asked() {
 # what the plan rests on, apart from its transaction: how old the lists are, and what apt has of the names of the request,
 # as lines `offer NAME VERSION [NAME OP VERSION]…` with the bounds on the driver's own packages
 list_offers() {
-  for folder in /var/lib/apt/lists /var/cache/dnf /var/cache/libdnf5 /var/cache/zypp/raw /var/lib/pacman/sync; do
-    [ ! -d "$folder" ] || find "$folder" -maxdepth 2 -mmin -1440 2>/dev/null
-  done | grep -q . && say fresh 1
+  ! lists_are_fresh || say fresh 1
   have apt-cache || return 0
   # shellcheck disable=SC2046 # names
   apt-cache show $(requested names) 2>/dev/null | awk '
@@ -49,6 +47,17 @@ list_offers() {
     }
     /^Package: / { name = $2 } /^Version: / { version = $2 } /^Depends: / { needs = substr($0, 10) } /^$/ { end() } END { end() }'
 }
+
+# apt without lists, or with sources that came after them, knows of the packages that are installed alone
+lists_are_fresh() (
+  lists=
+  if have apt-get; then
+    eval "$(apt-config shell lists Dir::State::lists/d sources Dir::Etc::sourcelist/f parts Dir::Etc::sourceparts/d)"
+    find "$lists" -name '*_Packages*' 2>/dev/null | grep -q . || return 1
+    [ -z "$(find "$sources" "$parts" -newer "$lists" 2>/dev/null)" ] || return 1
+  fi
+  find ${lists:+"$lists"} /var/cache/dnf /var/cache/libdnf5 /var/cache/zypp/raw /var/lib/pacman/sync -maxdepth 2 -mmin -1440 2>/dev/null | grep -q .
+)
 
 # list_dry_run: the differences, and in place of their packages all that the package manager would change, in the same words;
 # a kernel package comes next to the one that is there, under a name of its own (NAME-VERSION)
