@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A log, or text pasted from anywhere; - is standard input. Repeatable; no host is asked.",
+    help="A log, an archive of logs (*.tar.gz), or text pasted from anywhere; - is standard input. Repeatable; no host "
+    "is asked.",
 )
 @click.option(
     "--fix",

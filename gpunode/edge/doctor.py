@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import re
 import sys
-from collections.abc import Callable, Iterator
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
@@ -15,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from gpunode.core.doctor import Diagnosis, Faults, diagnose, scan
 from gpunode.core.doctor.checks import parse_checks
-from gpunode.core.doctor.parts import Parts
+from gpunode.core.doctor.parts import Parts, Piece
 from gpunode.core.doctor.read import diagnose_logs
 from gpunode.core.doctor.table import LAYERS, Codes, Fault, parse_codes, parse_faults, parse_messages
 from gpunode.core.errors import GpunodeError, InputError
@@ -77,8 +81,25 @@ def _table(file: Traversable) -> dict[str, Any]:
 def examine_logs(paths: tuple[Path, ...]) -> Examined:
     """Logs (`-` is standard input; *.gz and *.xz are unpacked) → one diagnosis.  Raises InputError."""
     faults = load_faults()
-    logs = [("stdin" if path == Path("-") else path.name, faults.parts.split(_chunks(path))) for path in paths]
-    return Examined(host="logs", diagnosis=diagnose_logs(faults, logs))
+    return Examined(host="logs", diagnosis=diagnose_logs(faults, _logs(faults.parts, paths)))
+
+
+def _logs(parts: Parts, paths: Iterable[Path]) -> Iterator[tuple[str, Iterable[Piece]]]:
+    """Each log by name, and of an archive (sosreport, must-gather) those of its files that have anything to say."""
+    for path in paths:
+        if _ARCHIVE.search(path.name):
+            with _readable(path), tarfile.open(path, "r|*") as archive:
+                for member in archive:
+                    part = parts.part(f"archive {member.name}")
+                    if part.silent or not member.isfile() or not (stream := archive.extractfile(member)):
+                        continue
+                    packed = gzip.GzipFile(fileobj=stream) if member.name.endswith(".gz") else stream
+                    yield Path(member.name).name, parts.split(_chunks_of(packed), part)  # type: ignore[arg-type]
+        else:
+            yield "stdin" if path == Path("-") else path.name, parts.split(_chunks(path))
+
+
+_ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2)$")
 
 
 def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda found: None) -> list[Examined]:
@@ -136,18 +157,28 @@ def _scheduler_rules() -> SchedulerRules:
 
 def _chunks(path: Path) -> Iterator[str]:
     """The text of a log in chunks of whole lines."""
+    with _readable(path), _opened(path) as stream:
+        yield from _chunks_of(stream)
+
+
+def _chunks_of(stream: IO[bytes]) -> Iterator[str]:
+    rest: list[bytes] = []
+    while block := stream.read(CHUNK):
+        whole, newline, tail = block.rpartition(b"\n")
+        if newline:
+            yield b"".join([*rest, whole, newline]).decode("utf-8", errors="replace")
+            rest = []
+        rest.append(tail)
+    if any(rest):
+        yield b"".join(rest).decode("utf-8", errors="replace")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What cannot be read is named."""
     try:
-        with _opened(path) as stream:
-            rest: list[bytes] = []
-            while block := stream.read(CHUNK):
-                whole, newline, tail = block.rpartition(b"\n")
-                if newline:
-                    yield b"".join([*rest, whole, newline]).decode("utf-8", errors="replace")
-                    rest = []
-                rest.append(tail)
-            if any(rest):
-                yield b"".join(rest).decode("utf-8", errors="replace")
-    except (OSError, EOFError, lzma.LZMAError) as error:
+        yield
+    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError, zlib.error) as error:
         stated = getattr(error, "strerror", None) or str(error)
         raise InputError(f"log {path}: {stated}", fix="name a readable file, or - for standard input") from error
 

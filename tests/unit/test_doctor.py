@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -521,6 +523,14 @@ def test_a_unit_that_runs_now_refutes_what_a_log_says_of_its_start() -> None:
     assert diagnose(FAULTS, scans, active={"nvidia-persistenced", "docker"}).sound
 
 
+def test_a_driver_that_answers_refutes_that_it_is_not_loaded() -> None:
+    text = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n"
+    scans = [scan(FAULTS, "apt", [text])]
+    assert [f.fault.id for f in diagnose(FAULTS, scans).findings] == ["modprobe-key-rejected"]
+    now = diagnose(FAULTS, scans, proven={"driver-answers"})
+    assert now.sound and [f.fault.id for f in now.earlier] == ["modprobe-key-rejected"]
+
+
 def test_the_fabric_manager_of_a_driver_container_has_no_unit() -> None:
     joined = tuple(replace(gpu, fabric_state="Completed") for gpu in SOUND.nvml)
     contained = replace(SOUND, nvswitches=(SWITCH,), nvml=joined, kubernetes=Kubernetes(driver_container=True))
@@ -586,6 +596,23 @@ def test_logs_from_files_packed_or_not_and_from_standard_input(tmp_path: Path) -
     assert code == 1 and "docker-no-driver" in out and "gpunode provision" in out
 
 
+def test_an_archive_is_read_by_its_paths(tmp_path: Path) -> None:
+    """sosreport's kernel log and must-gather's pods speak; a file of an application does not."""
+    files = {
+        "sosreport-n1/sos_commands/kernel/dmesg": a_line_of("rminitadapter"),
+        "must-gather/pods/nvidia-device-plugin-x.log": a_line_of("dp-mps-root"),
+        "sosreport-n1/home/app/training.txt": a_line_of("cuda-35"),
+        "sosreport-n1/var/log/nvidia-bug-report.log": TEXTS["a healthy machine, whose report is full of words"]["text"],
+    }
+    with tarfile.open(tmp_path / "sos.tar.xz", "w:xz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    code, out = run("--log", str(tmp_path / "sos.tar.xz"), "--format", "json")
+    assert code == 1 and {f["id"] for f in json.loads(out)["findings"]} == {"rminitadapter", "dp-mps-root"}
+
+
 def test_fix_hands_over_to_provision_and_looks_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where provision fixes what was found; what is left after it is said."""
     asked: list[tuple[str, ...]] = []
@@ -615,7 +642,7 @@ def test_a_log_that_says_nothing_known_is_exit_code_0(tmp_path: Path) -> None:
     assert code == 0 and "nothing known matches" in out
 
 
-@pytest.mark.parametrize("name", ["missing.log", "broken.gz", "broken.xz"])
+@pytest.mark.parametrize("name", ["missing.log", "broken.gz", "broken.xz", "broken.tar.gz"])
 def test_a_log_that_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
     if "broken" in name:
         (tmp_path / name).write_bytes(b"this is not packed")

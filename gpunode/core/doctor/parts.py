@@ -82,9 +82,9 @@ class Parts:
         known = next((part for pattern, part in self._rows if pattern.search(name)), Part(programs=frozenset()))
         return replace(known, name=name, earlier=bool(self._earlier.search(name)), report=True)
 
-    def split(self, chunks: Iterable[str]) -> Iterator[Piece]:
-        """Chunks of whole lines → pieces in order."""
-        part, line, rest = ANYONE, 1, ""
+    def split(self, chunks: Iterable[str], part: Part = ANYONE) -> Iterator[Piece]:
+        """Chunks of whole lines → pieces in order; `part` is where those before the first heading come from."""
+        line, rest = 1, ""
         for chunk in chunks:
             text, start = rest + chunk, 0
             held = f"\n{text}".rfind("\n____", max(0, len(text) - _LAST))
