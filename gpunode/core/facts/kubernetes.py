@@ -6,18 +6,18 @@ import fnmatch
 import posixpath
 import re
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
+from gpunode.core.errors import InputError
 from gpunode.core.facts.engines import Units, containerd_cgroup, text_of
 from gpunode.core.facts.text import Probe
 from gpunode.core.flags import flag_value
 from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime
+from gpunode.core.untrusted import load_yaml
 
 _DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
-_CGROUP = re.compile(r"^cgroupDriver: *[\"']?(systemd|cgroupfs)\b", re.MULTILINE)
 _CGROUP_ARG = re.compile(r"\bcgroup-driver=(systemd|cgroupfs)\b")
-_FROM_CRI = re.compile(r"\bKubeletCgroupDriverFromCRI[\"']?[:=] *(true|false)\b")
-_ENDPOINT = re.compile(r"^containerRuntimeEndpoint: *[\"']?([^\s\"']+)", re.MULTILINE)
+_FROM_CRI = re.compile(r"\bKubeletCgroupDriverFromCRI=(true|false)\b")
 _RANCHER_ENDPOINT = re.compile(r"^ *[\"']?container-runtime-endpoint[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
 _RANCHER_DOCKER = re.compile(r"^ *[\"']?docker[\"']? *: *[\"']?true\b", re.MULTILINE)
 _RANCHER_DATA = re.compile(r"^ *[\"']?data-dir[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
@@ -69,19 +69,32 @@ def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile])
         return Kubernetes(gpu_operator=operator, driver_container=container)
     flags = _kubelet_flags(kind, units, files)
     paths = [path for path in _KUBELET_CONFIGS.get(kind, _KUBELET_CONFIGS["kubeadm"]) if path in files][:1]
-    driver, source = _cgroup_driver(kind, flags, paths, units, files)
-    gate = _FROM_CRI.search("\n".join([*flags, *(text_of(files, path) for path in paths)]))
+    config = _kubelet_config(files, paths[0]) if paths else {}
+    driver, source = _cgroup_driver(kind, flags, units, files)
+    if not driver and config.get("cgroupDriver") in ("systemd", "cgroupfs"):
+        driver, source = config["cgroupDriver"], paths[0]
+    gates, flag = config.get("featureGates"), _FROM_CRI.search("\n".join(flags))
+    gate = gates.get("KubeletCgroupDriverFromCRI") if isinstance(gates, dict) else None
     return Kubernetes(
         kind=kind,
         role=_role(kind, marks, units),
         kubelet=kubelet[1] if kubelet else "",
-        cri_socket=_socket(kind, flags, paths, units, files).removeprefix("remote:").removeprefix("unix://"),
+        cri_socket=_socket(kind, flags, config, units, files).removeprefix("remote:").removeprefix("unix://"),
         cgroup_driver=driver,
         cgroup_source=source,
-        cgroup_from_cri=gate[1] == "true" if gate else None,
+        cgroup_from_cri=flag[1] == "true" if flag else gate if isinstance(gate, bool) else None,
         gpu_operator=operator,
         driver_container=container,
     )
+
+
+def _kubelet_config(files: Mapping[str, ConfigFile], path: str) -> dict[str, Any]:
+    """The KubeletConfiguration in a file, {} where it is none: then the kubelet does not start either."""
+    try:
+        found = load_yaml(text_of(files, path), path)
+    except InputError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _kubelet_flags(kind: str, units: Units, files: Mapping[str, ConfigFile]) -> tuple[str, ...]:
@@ -92,10 +105,8 @@ def _kubelet_flags(kind: str, units: Units, files: Mapping[str, ConfigFile]) -> 
     return tuple(re.sub(r"\A[\"']?(?:KUBELET_[A-Z_]+=)?[\"']?|[\"']\Z", "", word) for word in words)
 
 
-def _cgroup_driver(
-    kind: str, flags: tuple[str, ...], configs: list[str], units: Units, files: Mapping[str, ConfigFile]
-) -> tuple[str, str]:
-    """The kubelet's cgroup driver and what says so; ("", "") when nothing does."""
+def _cgroup_driver(kind: str, flags: tuple[str, ...], units: Units, files: Mapping[str, ConfigFile]) -> tuple[str, str]:
+    """The cgroup driver that the kubelet's arguments give it, and what says so; ("", "") when nothing does."""
     if driver := flag_value(flags, "--cgroup-driver"):
         return driver, "--cgroup-driver"
     if kind in ("k3s", "rke2"):  # kubelet-arg: cgroup-driver=…
@@ -103,14 +114,11 @@ def _cgroup_driver(
             text = text_of(files, path) if path else " ".join(_start(kind, units))
             if found := _CGROUP_ARG.search(text):
                 return found[1], f"kubelet-arg in {path}" if path else "--kubelet-arg"
-    for path in configs:
-        if found := _CGROUP.search(text_of(files, path)):
-            return found[1], path
     return "", ""
 
 
 def _socket(
-    kind: str, flags: tuple[str, ...], configs: list[str], units: Units, files: Mapping[str, ConfigFile]
+    kind: str, flags: tuple[str, ...], config: Mapping[str, Any], units: Units, files: Mapping[str, ConfigFile]
 ) -> str:
     if kind in ("k3s", "rke2"):
         start = _start(kind, units)
@@ -121,9 +129,9 @@ def _socket(
         return flag_value(start, "--container-runtime-endpoint") or (stated[1] if stated else SOCKETS[kind])
     if kind == "k0s":
         return flag_value(_start(kind, units), "--cri-socket") or SOCKETS[kind]
-    stated = next((m for path in configs if (m := _ENDPOINT.search(text_of(files, path)))), None)
+    stated = config.get("containerRuntimeEndpoint")
     asked = flag_value(flags, "--container-runtime-endpoint").replace("${SNAP_COMMON}", "/var/snap/microk8s/common")
-    return asked or (stated[1] if stated else SOCKETS.get(kind, ""))
+    return asked or (stated if isinstance(stated, str) and stated else SOCKETS.get(kind, ""))
 
 
 def _kind(marks: list[str]) -> str:
