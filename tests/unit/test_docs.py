@@ -95,11 +95,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 DOCS = [page for page in PAGES if page.name != "CHANGELOG.md"]
 
 
-@over(DOCS, name=name_of)
-def test_link_texts_are_titles_and_not_file_names(page: Path) -> None:
-    assert re.findall(r"\[[\w./-]+\.md\]\(", page.read_text()) == []
-
-
 def glued_lists(text: str) -> list[str]:
     """First items of lists that follow a paragraph without a blank line: they would be part of the paragraph."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -109,11 +104,6 @@ def glued_lists(text: str) -> list[str]:
 @over(DOCS, name=name_of)
 def test_lists_stand_after_a_blank_line(page: Path) -> None:
     assert glued_lists(page.read_text()) == []
-
-
-def test_the_checker_of_lists_finds_a_list_in_a_paragraph() -> None:
-    assert glued_lists("**Words**\n- one\n- two\n") == ["- one"]
-    assert glued_lists("Words\n\n- one\n  more\n- two\n\n## A\n- b\n") == []
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -175,11 +165,6 @@ def test_no_shown_command_waits_for_a_plan_to_find_nothing() -> None:
     chained = re.compile(r"gpunode (?:plan|verify|runtime diff)\b[^|;\n]*&&")
     assert chained.search("gpunode plan -o DIR && (cd DIR)")
     assert [(name_of(page), found[0]) for page in PAGES for found in chained.finditer(page.read_text())] == []
-
-
-def test_the_checker_of_shown_commands_finds_mistakes() -> None:
-    assert complaint(["nonsense"]) == "no command 'nonsense'"
-    assert complaint(["completion", "--nonsense"]) == "no option --nonsense"
 
 
 def test_the_tests_that_the_threat_model_names_exist() -> None:

@@ -140,7 +140,3 @@ def test_pages_and_help_have_none_of_the_words_that_the_table_replaces(_name: st
 def test_messages_have_none_of_the_words_that_the_table_replaces() -> None:
     wrong = [f"{place}: {found}" for place, text in messages().items() for found in wrong_words(text)]
     assert wrong == []
-
-
-def test_the_checker_of_words_finds_them() -> None:
-    assert wrong_words("mend it") and wrong_words("Taken back.") and not wrong_words("mended-by; nvidia-mig-parted")

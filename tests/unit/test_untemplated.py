@@ -271,34 +271,5 @@ def test_no_text_of_any_recorded_nodes_facts_becomes_a_template(name: str, tmp_p
             assert untagged_in(tmp_path) == {}, field
 
 
-def words_of(name: str) -> list[tuple[str, str]]:
-    """(probe, word) of each word in a recorded probe, but for the names of its sections."""
-    lines = [line for line in probe_text(name).splitlines() if line.startswith("|")]
-    return [(name, word) for word in dict.fromkeys(re.findall(r"[\w.:-]{3,}", "\n".join(lines)))]
-
-
 def probe_text(name: str) -> str:
     return (CASES / "probes" / name / "probe.txt").read_text(encoding="utf-8")
-
-
-def check_words(words: list[tuple[str, str]], folder: Path) -> None:
-    """Each in turn becomes hostile, wherever it is: nothing is a template, and a host beside is planned as ever."""
-    innocent = Detected(host="good", facts=facts_of(OFTEN_PLANNED[0]))
-    plan = plan_one(innocent, desired()).plan
-    for number, (name, word) in enumerate(words):
-        parts = re.split(rf"(?<![\w.:-]){re.escape(word)}(?![\w.:-])", probe_text(name))
-        written(parse_probe((word + (HOSTILE[0], "{%x%}", HOSTILE[2])[number % 3]).join(parts)), folder)
-        assert untagged_in(folder) == {}, word
-        assert plan_one(innocent, desired()).plan == plan
-
-
-def test_no_word_of_a_probe_becomes_a_template(tmp_path: Path) -> None:
-    check_words([(name, facts_of(name).kernel) for name in OFTEN_PLANNED], tmp_path)
-    check_words(some([word for name in PROBES for word in words_of(name)], 40), tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROBES)
-def test_no_word_of_any_recorded_probe_becomes_a_template(name: str, tmp_path: Path) -> None:
-    words = words_of(name)
-    check_words(some(words, min(len(words), 60)), tmp_path)
