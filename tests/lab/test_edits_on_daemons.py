@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from daemon_node import DaemonNode
@@ -70,3 +71,18 @@ def test_a_full_and_a_read_only_file_system_leave_every_file_as_it_was(daemons: 
             == f"old\n/etc/{folder}:\na\n"
         )
     daemons.sh("umount /etc/full /etc/ro")
+
+
+def test_what_dockerd_says_against_its_file_is_a_problem_before_anything_is_touched(lab_up: Any) -> None:
+    """Debian 13's dockerd has --validate, which Debian 12's lacks; it leaves nothing behind."""
+    node = DaemonNode(lab_up(1, name="t-dockerd", distro="debian:13", gpus=("h100",), engines=("docker",)))
+    node.put("/etc/docker", {"daemon.json": b'{"debug": true, "defaut-runtime": "nvidia"}\n'})
+    node.sh("touch /tmp/before")
+    edit = edit_runtime(node.facts(), RuntimeRequest(runtime="docker"))
+    assert edit.changes == {} and edit.problems[0].what == (
+        "dockerd does not start with /etc/docker/daemon.json: "
+        "the following directives don't match any configuration option: defaut-runtime"
+    )
+    assert node.sh("find /etc /var /run -xdev -newer /tmp/before -path '*docker*'") == ""
+    node.put("/etc/docker", {"daemon.json": b'{"debug": true}\n'})
+    assert edit_runtime(node.facts(), RuntimeRequest(runtime="docker")).changes

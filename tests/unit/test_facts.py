@@ -310,6 +310,8 @@ DOCKERD = (  # 26.1.5 and 20.10.24 of Debian, with a file that has an unknown ke
     "unable to configure the Docker daemon with file /etc/docker/daemon.json: the following directives don't match any "
     "configuration option: defaut-runtime\n\nexit: 1",
     "Status: unknown flag: --validate\nSee 'dockerd --help'., Code: 125\n\nexit: 1",
+    "unable to configure the Docker daemon with file /etc/docker/daemon.json: open /etc/docker/daemon.json: permission "
+    "denied\n\nexit: 1",
 )
 
 
@@ -317,7 +319,7 @@ def test_what_dockerd_says_against_its_file_stands_in_the_plan_with_the_key() ->
     engines = {"runtimes": "binary docker /usr/sbin/dockerd\nDocker version 26.1.5+dfsg1, build 411e817"}
     found = [parse_probe(sections(**engines, docker_check=said)) for said in (*DOCKERD, "configuration OK")]
     why = "the following directives don't match any configuration option: defaut-runtime"
-    assert [facts.runtimes[0].effective_error for facts in found] == [why, "", ""]
+    assert [facts.runtimes[0].effective_error for facts in found] == [why, "", "", ""]
     edits = [edit_runtime(facts, RuntimeRequest(runtime="docker")) for facts in found]
     assert [problem.what for edit in edits for problem in edit.problems] == [
         f"dockerd does not start with /etc/docker/daemon.json: {why}"

@@ -146,12 +146,13 @@ docker_check() {
   have dockerd || return 0
   docker_root
   [ -s "$docker_config" ] || return 0
-  [ "$docker_runs" ] || flags=
-  set -f
-  # shellcheck disable=SC2086 # words of a command line
-  set -- $flags
-  set +f
-  [ $# = 0 ] || shift
+  set --
+  if [ "$docker_runs" ]; then # each word as it was given
+    while IFS= read -r text; do set -- "$@" "$text"; done <<EOF
+$(tr '\0' '\n' <"/proc/$docker_runs/cmdline")
+EOF
+    shift
+  fi
   echo "#: docker_check"
   ask 5 dockerd --validate "$@" --config-file "$docker_config"
 }
@@ -247,7 +248,7 @@ engine_files() {
   "$@" "$containerd_config" "$docker_config" "$crio_config" "$crio_folder"/* "$crio_folder"/*/* $ENGINE_FILES
 }
 
-# docker_root: sets $docker_config, $flags to the command line, and $docker_runs where a dockerd runs
+# docker_root: sets $docker_config, $flags to the command line, and $docker_runs to the PID of a dockerd that runs
 # sets: docker_config docker_runs flags units REPLY
 docker_root() {
   [ "${units+set}" ] || units=$(probe_units)
@@ -257,7 +258,7 @@ docker_root() {
   docker_pid
   docker_runs=
   # of one that runs, with the variables of its unit
-  [ ! -r "/proc/${REPLY:-none}/cmdline" ] || { docker_runs=yes && flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline"); }
+  [ ! -r "/proc/${REPLY:-none}/cmdline" ] || { docker_runs=$REPLY && flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline"); }
   option --config-file --config-file
   docker_config=${REPLY:-$docker_config}
 }
