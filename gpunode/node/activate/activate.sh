@@ -11,7 +11,6 @@ restarted= # units
 
 KERNEL=$(uname -r)
 
-# sets: steps
 changed() {
   steps=$((steps + 1))
   say changed "$1"
@@ -20,7 +19,6 @@ changed() {
 # announced PATTERN: whether earlier steps of this run in check mode would have left a line that begins so (core/items/activation.py)
 announced() { requested foretold | grep -q "^$1"; }
 
-# sets: reboot_reason
 needs_reboot() { [ -n "$reboot_reason" ] || reboot_reason=$1; }
 
 fail() {
@@ -138,7 +136,6 @@ to_be_stopped() {
 }
 
 # unload MODULE: holders first; says a reason for a reboot and returns 1 where it is in use
-# sets: would_unload reboot_reason steps
 unload() {
   loaded "$1" || return 0
   unload_holders "/sys/module/$1/holders/"* || return 1
@@ -153,7 +150,6 @@ unload() {
 }
 
 # unload_holders PATH…: the modules that these links are called by
-# sets: would_unload reboot_reason steps
 unload_holders() {
   while [ $# -gt 0 ]; do
     [ ! -e "$1" ] || unload "${1##*/}" || return 1
@@ -162,7 +158,6 @@ unload_holders() {
 }
 
 # The nvidia modules of another version, if nothing but our own services uses them.
-# sets: carried steps reboot_reason would_unload
 unload_old_driver() {
   was=$(module_version)
   for unit in $GPU_UNITS; do
@@ -191,9 +186,10 @@ upon() (
 
 # carry: what was loaded upon the old driver is loaded upon the new one, where that has it
 carry() {
-  for _carry_module in ${carried:-}; do
-    loaded "$_carry_module" && continue
-    if modinfo "$_carry_module" >/dev/null 2>&1; then load "$_carry_module"; else say note "$_carry_module was loaded, and the driver that is installed now has none"; fi
+  local _module
+  for _module in ${carried:-}; do
+    loaded "$_module" && continue
+    if modinfo "$_module" >/dev/null 2>&1; then load "$_module"; else say note "$_module was loaded, and the driver that is installed now has none"; fi
   done
 }
 
@@ -208,7 +204,6 @@ held_by() (
   return 1
 )
 
-# sets: would_load reboot_reason steps
 load() {
   loaded "$1" && return
   checking && changed "load $1" && would_load="${would_load:-} $1" && return
@@ -239,7 +234,6 @@ load() {
 
 wants() { requested load | grep -qx "$1"; }
 
-# sets: parameter reboot_reason steps
 modules() {
   blocked=
   for module in $(requested unload); do unload "$module" || blocked=1; done
@@ -335,7 +329,6 @@ spare_containers() {
 }
 
 # look_at UNIT: state, enabled (the words of systemctl), and is_enabled
-# sets: state enabled is_enabled
 look_at() {
   state=$(systemctl is-active "$1" 2>/dev/null)
   enabled=$(systemctl is-enabled "$1" 2>/dev/null)

@@ -11,13 +11,13 @@ log=$GPUNODE_IN/.log
 changes=0
 
 # settings: NVIDIA's own settings of the refresh service, as environment variables
-# sets: NVIDIA_*
 settings() {
+  local _key _value
   [ -r "$SETTINGS" ] || return 0
-  while IFS='=' read -r _settings_key _settings_value; do
-    case $_settings_key in NVIDIA_*[!A-Z0-9_]* | NVIDIA_) continue ;; NVIDIA_*) ;; *) continue ;; esac
-    case $_settings_value in \"*\") _settings_value=${_settings_value#\"} _settings_value=${_settings_value%\"} ;; \'*\') _settings_value=${_settings_value#\'} _settings_value=${_settings_value%\'} ;; esac
-    export "$_settings_key=$_settings_value"
+  while IFS='=' read -r _key _value; do
+    case $_key in NVIDIA_*[!A-Z0-9_]* | NVIDIA_) continue ;; NVIDIA_*) ;; *) continue ;; esac
+    case $_value in \"*\") _value=${_value#\"} _value=${_value%\"} ;; \'*\') _value=${_value#\'} _value=${_value%\'} ;; esac
+    export "$_key=$_value"
   done <"$SETTINGS"
 }
 
@@ -75,18 +75,18 @@ ended() { systemctl show -p Result -p ExecMainStartTimestampMonotonic "$1" 2>/de
 
 # prove UNIT: it is run where that is not known of today.  Its conditions may pass this node over (NVIDIA's unit looks for
 # the module by its name), which is no failure, and renews nothing.
-# sets: kept
 prove() {
+  local _seen
   case $(systemctl is-enabled "$1" 2>/dev/null) in masked*) return ;; esac
-  _prove_seen=$(ended "$1")
-  case "$changes $_prove_seen" in
+  _seen=$(ended "$1")
+  case "$changes $_seen" in
     "0 "*Result=success*Monotonic=0* | "0 "*Monotonic=0*Result=success*) ;;
     "0 "*Result=success*) kept=yes && return ;;
   esac
   checking && return
   systemctl start "$1" >>"$log" 2>&1 || :
-  _prove_seen=$(ended "$1")
-  case $_prove_seen in
+  _seen=$(ended "$1")
+  case $_seen in
     *Result=exec-condition*) say note "$1 passes this node over by its ExecCondition: after a new driver, run gpunode again" ;;
     *Monotonic=0*) say note "$1 did not run, its conditions are not met: after a new driver, run gpunode again" ;;
     *Result=success*) kept=yes ;;

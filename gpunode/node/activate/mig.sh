@@ -174,7 +174,6 @@ set_mode() {
 is_now() { [ "$(ask "$1" mig.mode.current)" = "$2" ]; }
 
 # mode SLOT on|off: 1 when it needs a reboot
-# sets: reboot_reason
 mode() {
   if [ "$2" = on ]; then want_=Enabled; else want_=Disabled; fi
   is_now "$1" "$want_" && [ "$(ask "$1" mig.mode.pending)" = "$want_" ] && return
@@ -226,7 +225,6 @@ whole() {
   is_wanted "$1"
 }
 
-# sets: outcome back
 put_back() {
   instances "$1" >"$GPUNODE_IN/.have"
   new=$(awk 'FILENAME == ARGV[1] { old[$2 " " $3]; next } !($2 " " $3 in old) { print $1 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.have")

@@ -21,7 +21,6 @@ new_process() {
 
 # await: within $limit seconds such a process answers, and has then been there for more than $settle s; else $health_error.  The third one
 # that ends decides as well.
-# sets: health_error told_at told_up
 await() {
   touch "$backup/told"
   flush "$backup/told"

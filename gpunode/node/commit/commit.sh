@@ -22,7 +22,6 @@ log=$GPUNODE_IN/.log
 
 # restore: every file of the transaction as it was, what names the others first, so that nothing is named that is not
 # there; files that somebody else changed since are left and named
-# sets: not_restored restored
 restore() {
   not_restored='' restored=yes
   sort -t "$TAB" -k 1,1nr "$backup/plan" >"$GPUNODE_IN/.back"
@@ -50,35 +49,37 @@ restore() {
 
 # prune FOLDER TOP: removes the empty folders from FOLDER up to TOP, which the transaction created
 prune() {
-  _prune_folder=$1
-  while [ "${#_prune_folder}" -ge "${#2}" ] && rmdir "$_prune_folder" 2>/dev/null; do _prune_folder=$(dirname "$_prune_folder"); done
+  local _folder
+  _folder=$1
+  while [ "${#_folder}" -ge "${#2}" ] && rmdir "$_folder" 2>/dev/null; do _folder=$(dirname "$_folder"); done
 }
 
 # records FROM TO: the undo records that the edit has used up, and its own, get another name; again does no harm
 records() {
-  while read -r _records_id; do
-    [ ! -e "$GPUNODE_STATE/backup/$_records_id/$1" ] || mv -f "$GPUNODE_STATE/backup/$_records_id/$1" "$GPUNODE_STATE/backup/$_records_id/$2" 2>>"$log"
+  local _id
+  while read -r _id; do
+    [ ! -e "$GPUNODE_STATE/backup/$_id/$1" ] || mv -f "$GPUNODE_STATE/backup/$_id/$1" "$GPUNODE_STATE/backup/$_id/$2" 2>>"$log"
   done <"$backup/used"
 }
 
 # accepted [,"MORE":JSON]: the transaction stands; its undo record counts from now on
-# sets: journal_id
 accepted() {
+  local _id
   [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_words)"
   records undo.json undo.used.json
-  while read -r _accepted_id; do empty "$GPUNODE_STATE/backup/$_accepted_id/plan"; done <"$backup/used"
+  while read -r _id; do empty "$GPUNODE_STATE/backup/$_id/plan"; done <"$backup/used"
   journal files 'done' "${1:-}"
 }
 
 # empty PLAN: removes the folders that an edit has created, which is now undone, as far as nothing is in them
 empty() {
-  [ ! -e "$1" ] || while IFS=$TAB read -r _ _ _ _ _ _ _empty_made _empty_path; do
-    [ "$_empty_made" = - ] || prune "$(dirname "$_empty_path")" "$_empty_made"
+  local _made _path
+  [ ! -e "$1" ] || while IFS=$TAB read -r _ _ _ _ _ _ _made _path; do
+    [ "$_made" = - ] || prune "$(dirname "$_path")" "$_made"
   done <"$1"
 }
 
 # rejected PHASE [,"MORE":JSON]: it does not
-# sets: journal_id
 rejected() {
   rm -f "$backup/undo" "$backup/undo.json"
   records undo.used.json undo.json
@@ -87,25 +88,25 @@ rejected() {
 
 # undo WHY FIX [STATUS]: put all back, bring the service back, and end
 undo() {
-  _undo_message=$1 _undo_fix=$2 _undo_status=${3:-rolled_back} _undo_phase=undone
+  local _fix _message phase _status
+  _message=$1 _fix=$2 _status=${3:-rolled_back} phase=undone
   restore || {
-    _undo_status=failed _undo_phase=failed
-    _undo_message="$_undo_message; could not restore$not_restored: $(last_words)"
-    _undo_fix="put back by hand from $backup, then restart ${unit:-what reads it}"
+    _status=failed phase=failed
+    _message="$_message; could not restore$not_restored: $(last_words)"
+    _fix="put back by hand from $backup, then restart ${unit:-what reads it}"
   }
   if [ -e "$backup/told" ]; then
     notify_unit || {
-      _undo_message="$_undo_message; and after the files were put back: $health_error"
-      _undo_fix="look at journalctl -u $unit; $_undo_fix"
+      _message="$_message; and after the files were put back: $health_error"
+      _fix="look at journalctl -u $unit; $_fix"
     }
   fi
-  rejected "$_undo_phase" ",\"message\":$(json_text "$_undo_message")"
+  rejected "$phase" ",\"message\":$(json_text "$_message")"
   cat "$log"
-  finish "$_undo_status" "$_undo_message" "$_undo_fix"
+  finish "$_status" "$_message" "$_fix"
 }
 
 # recover: transactions with an intent and no outcome; one whose files are all in place is finished, else undone
-# sets: recovered backup unit verb config health_error affected_containers verdict fix journal_id
 recover() {
   recovered=0
   for journal_id in $(unfinished files); do
@@ -148,14 +149,12 @@ in_place() {
 # ---------------------------------------------------------------- a new transaction
 
 # stale PATH: the caller may read the files again and ask again
-# sets: fix
 stale() {
   say stale "$1"
   fix="run again: it was changed by another program in the meantime"
 }
 
 # compare: every file that was read is still what it was; lists in .todo what is to be done
-# sets: fix
 compare() {
   : >"$GPUNODE_IN/.todo"
   : >"$GPUNODE_IN/.said"
@@ -197,7 +196,6 @@ changed() {
 }
 
 # prepare: backup, plan and intent, all of it on disk before the first write.  The journal's lines number the transactions.
-# sets: backup journal_id plugin_was unit verb config health_error verdict broken
 prepare() {
   journal_id=$(date -u +%Y%m%dT%H%M%SZ)-files-$(printf '%06d' "$(cat "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | wc -l)")
   backup=$GPUNODE_STATE/backup/$journal_id
@@ -237,11 +235,12 @@ no_room() {
 # note_foreign HASH PATH: marks the backup where somebody else has written the file since gpunode last did, and the one that
 # knows how gpunode had left it: both are of use to an undo, which keeps what that person wrote
 note_foreign() {
-  _note_foreign_last=$(last_of "$2")
-  [ -n "$_note_foreign_last" ] || return 0
-  case ${_note_foreign_last#* } in "$1" | any) return 0 ;; esac
-  for _note_foreign_in in "$backup" "$GPUNODE_STATE/backup/${_note_foreign_last%% *}"; do
-    [ ! -d "$_note_foreign_in" ] || : >"$_note_foreign_in/foreign" || return 1
+  local _in _last
+  _last=$(last_of "$2")
+  [ -n "$_last" ] || return 0
+  case ${_last#* } in "$1" | any) return 0 ;; esac
+  for _in in "$backup" "$GPUNODE_STATE/backup/${_last%% *}"; do
+    [ ! -d "$_in" ] || : >"$_in/foreign" || return 1
   done 2>>"$log"
 }
 
@@ -280,7 +279,6 @@ stage_all() {
 }
 
 # validate_staged: when the root config alone changes, the daemon judges the new bytes before they are in place
-# sets: tried fix verdict
 validate_staged() {
   tried=0
   [ "$(grep -c . "$backup/plan")" = 1 ] || return 0
@@ -290,7 +288,6 @@ validate_staged() {
   validate "$(temporary "$path" "$n")" || undo "$verdict" "nothing was changed; $fix"
 }
 
-# sets: foreign fix
 install_all() {
   while IFS=$TAB read -r n action before _ _ _ _ path; do
     [ "$(hash_of "$path")" = "$before" ] || {
@@ -326,10 +323,11 @@ holds_original() { cut -f 8 "$1/plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.
 
 # holds_latest BACKUP LATER…: whether no later one has one of its files
 holds_latest() {
-  _holds_latest_plan=$1/plan
+  local _of _plan
+  _plan=$1/plan
   shift
-  for _holds_latest_of in "$@"; do cut -f 8 "$_holds_latest_of/plan" 2>/dev/null; done >"$GPUNODE_IN/.after_it"
-  cut -f 8 "$_holds_latest_plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.after_it"
+  for _of in "$@"; do cut -f 8 "$_of/plan" 2>/dev/null; done >"$GPUNODE_IN/.after_it"
+  cut -f 8 "$_plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.after_it"
 }
 
 [ -e "$GPUNODE_IN/changes" ] || : >"$GPUNODE_IN/changes"

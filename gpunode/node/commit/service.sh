@@ -4,26 +4,26 @@
 # is healthy then.  Precedes commit.sh; what is asked for is in $backup.
 
 # load ID: what follows the writes of a transaction, from its `after` (lines KEY VALUE)
-# sets: backup unit verb socket plugin plugin_was settle limit config dump handlers broken kind restored told_up health_error process reread client
 load() {
+  local _key _value
   backup=$GPUNODE_STATE/backup/$1
   unit='' verb='' socket='' plugin='' plugin_was='' settle=3 limit=120 config='' dump='' handlers='' broken='' kind='' restored='' told_up='' health_error=''
   process='' reread=''
-  while read -r _load_key _load_value; do
-    case $_load_key in
-      unit) unit=$_load_value ;;
-      verb) verb=$_load_value ;;
-      socket) socket=$_load_value ;;
-      plugin) plugin=$_load_value ;;
-      plugin_was) plugin_was=$_load_value ;;
-      settle) settle=$_load_value ;;
-      limit) limit=$_load_value ;;
-      process) process=$_load_value ;;
-      reread) reread=$_load_value ;;
-      config) config=$_load_value ;;
-      dump) dump=$_load_value ;;
-      handlers) handlers=$_load_value ;;
-      broken) broken=$_load_value ;;
+  while read -r _key _value; do
+    case $_key in
+      unit) unit=$_value ;;
+      verb) verb=$_value ;;
+      socket) socket=$_value ;;
+      plugin) plugin=$_value ;;
+      plugin_was) plugin_was=$_value ;;
+      settle) settle=$_value ;;
+      limit) limit=$_value ;;
+      process) process=$_value ;;
+      reread) reread=$_value ;;
+      config) config=$_value ;;
+      dump) dump=$_value ;;
+      handlers) handlers=$_value ;;
+      broken) broken=$_value ;;
     esac
   done <"$backup/after"
   client=$(engine_client)
@@ -43,7 +43,6 @@ run_with_timeout() {
 
 # judge FILE: the daemon's own check of a root config; what it prints is in .dump, and $verdict what it says against it.
 # True where there is no such check.
-# sets: verdict root
 judge() {
   verdict='' root=$1
   [ -e "$root" ] || root=/dev/null # what is built in
@@ -68,7 +67,6 @@ judge() {
 }
 
 # judge_before: before the first write; where the daemon refuses what is there already, its check decides less afterwards
-# sets: broken verdict root
 judge_before() {
   judge "$config" && return
   broken=yes
@@ -77,8 +75,8 @@ judge_before() {
 
 # validate FILE: the daemon accepts it, and sees the runtimes it was to get; else $verdict, and in $fix what to do.  A check
 # that refused the file before as well decides nothing, unless a daemon would surely not start again.
-# sets: verdict fix root
 validate() {
+  local _handler
   fix="look at the change (gpunode plan --diff, gpunode runtime diff) and report this"
   if ! judge "$1"; then
     [ -n "$broken" ] || { verdict="the new configuration is not valid: $verdict"; return 1; }
@@ -91,9 +89,9 @@ validate() {
     return 0
   fi
   [ -n "$dump" ] && tr -d "\"'" <"$GPUNODE_IN/.dump" | grep '[.]runtimes[.]' >"$GPUNODE_IN/.runtimes" || return 0 # CRI is disabled, say
-  for _validate_handler in $handlers; do
-    grep -qF -e ".runtimes.$_validate_handler]" -e ".runtimes.$_validate_handler." "$GPUNODE_IN/.runtimes" && continue
-    verdict="the daemon would not see the runtime $_validate_handler: no file that it reads says it"
+  for _handler in $handlers; do
+    grep -qF -e ".runtimes.$_handler]" -e ".runtimes.$_handler." "$GPUNODE_IN/.runtimes" && continue
+    verdict="the daemon would not see the runtime $_handler: no file that it reads says it"
     return 1
   done
 }
@@ -179,7 +177,6 @@ cri_plugin_ok() {
 }
 
 # runtimes_known: the running engine has the runtimes it was to get; true where nobody can be asked.  $unknown names the other one
-# sets: unknown
 runtimes_known() {
   [ -n "$handlers" ] && [ -z "$restored" ] && [ "$plugin_was" != bad ] || return 0
   case $kind in
@@ -215,7 +212,6 @@ containers() {
 
 # containers_kept: the containers that ran before run, as the engine has it; else $health_error.  One whose process has ended, while
 # others go on, ended by itself: engines do not stop their containers.
-# sets: health_error
 containers_kept() {
   [ -s "$backup/running" ] || return 0
   for _ in 1 2 3 4 5 6; do
@@ -245,7 +241,6 @@ uptime_now() { # in whole seconds; no clock that somebody sets
 nap() { sleep 0.3 2>/dev/null || sleep 1; }
 
 # is_healthy: the unit is active, answers, has its plugin and knows its runtimes; else $health_error
-# sets: health_error final unknown
 is_healthy() {
   : >"$GPUNODE_IN/.answer" # what the client said last
   health_error="$unit is not active"
@@ -265,7 +260,6 @@ is_healthy() {
 }
 
 # becomes_healthy: within a minute, and stays up with the same process until $settle seconds after it was notified
-# sets: health_error final
 becomes_healthy() {
   begun=$(uptime_now) tries=0 final=''
   until is_healthy; do
@@ -290,7 +284,6 @@ becomes_healthy() {
 }
 
 # read_units: systemd reads its units again where the edit was of some; running containers keep their GPUs
-# sets: health_error affected_containers
 read_units() {
   [ -n "$reread" ] || return 0
   keep_gpus || {
@@ -304,7 +297,6 @@ read_units() {
 action_done() { if [ "$verb" = await ]; then echo "$process started again"; else echo "$unit ${verb}ed"; fi; }
 
 # notify_unit: restart or reload the unit and wait until it is healthy, with the containers it had; or await what it starts
-# sets: health_error told_at told_up affected_containers
 notify_unit() {
   if [ "$verb" = await ]; then
     await

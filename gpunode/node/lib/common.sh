@@ -68,7 +68,6 @@ json_list() {
 
 # journal OP PHASE [,"MORE":JSON]: one line of the operation $journal_id, which gets an id where it has none; the id ties
 # intent and outcome together, the part is the role at work, the run that of the controller
-# sets: journal_id
 journal() {
   begin_journal
   [ -n "${journal_id:-}" ] || journal_id=$(new_id "$1-$$")
@@ -98,11 +97,12 @@ journal_lines() {
 
 # record ID OP PHASE [,"MORE":JSON]: with the controller, where one is behind it: it says when its run has ended (release.sh)
 record() {
-  _record_by=$(word controller) _record_by=${_record_by:+",\"controller\":\"$_record_by\""}
+  local _by
+  _by=$(word controller) _by=${_by:+",\"controller\":\"$_by\""}
   # what is there of a line that was cut off, or NUL bytes, is no part of this one
   [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | tr '\000' x)" ] || echo >>"$GPUNODE_STATE/journal.jsonl"
   (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s","run":"%s","part":"%s"%s}\n' \
-    "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" "$3" "$(word run)" "$(word part)" "$_record_by${4:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
+    "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" "$3" "$(word run)" "$(word part)" "$_by${4:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
     finish failed "cannot write $GPUNODE_STATE/journal.jsonl" "make room on the file system of /var"
   sync "$GPUNODE_STATE/journal.jsonl" 2>/dev/null || sync
 }
@@ -128,20 +128,21 @@ unpause() {
 # baseline: the first record, before gpunode changes anything: what a person or another tool has set up here.  The folder
 # gets its name after the record: where there is such a folder, there was a journal.
 baseline() {
+  local _id _in _to
   [ ! -e "$GPUNODE_IN/state" ] || return 0 # of another tree nothing is known
-  _baseline_id=$(new_id baseline)
-  _baseline_to=$GPUNODE_STATE/backup/$_baseline_id _baseline_in=$GPUNODE_STATE/backup/.baseline
-  rm -rf "$_baseline_in"
-  (umask 077 && mkdir -p "$_baseline_in") || finish failed "cannot write $_baseline_in" "make room on the file system of /var"
-  dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' >"$_baseline_in/packages" 2>/dev/null ||
-    rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$_baseline_in/packages"
-  [ -s "$_baseline_in/packages" ] || pacman -Q >"$_baseline_in/packages" 2>/dev/null
-  systemctl list-unit-files --state=enabled --no-legend --no-pager >"$_baseline_in/units" 2>/dev/null
+  _id=$(new_id baseline)
+  _to=$GPUNODE_STATE/backup/$_id _in=$GPUNODE_STATE/backup/.baseline
+  rm -rf "$_in"
+  (umask 077 && mkdir -p "$_in") || finish failed "cannot write $_in" "make room on the file system of /var"
+  dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' >"$_in/packages" 2>/dev/null ||
+    rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$_in/packages"
+  [ -s "$_in/packages" ] || pacman -Q >"$_in/packages" 2>/dev/null
+  systemctl list-unit-files --state=enabled --no-legend --no-pager >"$_in/units" 2>/dev/null
   find /etc/containerd /etc/docker /etc/crio /etc/containers /etc/cdi /etc/nvidia* /etc/modprobe.d /etc/modules-load.d \
-    -type f -exec sha256sum {} + >"$_baseline_in/files" 2>/dev/null
-  record "$_baseline_id" baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$_baseline_in/packages" | json_list),\"driver\":$(
+    -type f -exec sha256sum {} + >"$_in/files" 2>/dev/null
+  record "$_id" baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$_in/packages" | json_list),\"driver\":$(
     json_text "$(cat /sys/module/nvidia/version 2>/dev/null)"),\"modules\":$(kernels_own | json_list),\"kernel\":$(json_text "$(uname -r)")"
-  mv "$_baseline_in" "$_baseline_to"
+  mv "$_in" "$_to"
 }
 
 # kernels_own: drivers of the kernel's own that are loaded, and that NVIDIA's keeps out at the next boot
@@ -150,20 +151,21 @@ kernels_own() { for _own_module in nouveau nova_core; do [ ! -d "/sys/module/$_o
 # remember FILE [NEW|absent]: what stands there, in the journal before a file is written outside of commit.sh, or goes; of
 # what is new again and again the latest bytes are nobody's, so without NEW the hash afterwards is `any`
 remember() {
+  local _id _in _is _made up _was
   begin_journal
-  _remember_id=$(files_id)
-  _remember_in=$GPUNODE_STATE/backup/$_remember_id _remember_was=absent _remember_is=${2:-any}
-  (umask 077 && mkdir -p "$_remember_in") || finish failed "cannot write $_remember_in" "make room on the file system of /var"
-  [ ! -e "$1" ] || { cp -a "$1" "$_remember_in/1.old" && _remember_was=$(sha256sum <"$1") && _remember_was=${_remember_was%% *}; } ||
+  _id=$(files_id)
+  _in=$GPUNODE_STATE/backup/$_id _was=absent _is=${2:-any}
+  (umask 077 && mkdir -p "$_in") || finish failed "cannot write $_in" "make room on the file system of /var"
+  [ ! -e "$1" ] || { cp -a "$1" "$_in/1.old" && _was=$(sha256sum <"$1") && _was=${_was%% *}; } ||
     finish failed "cannot keep a copy of $1" "make room on the file system of /var"
-  case $_remember_is in any | absent) ;; *)
-    { (umask 077 && cp "$2" "$_remember_in/1.new") && _remember_is=$(sha256sum <"$2") && _remember_is=${_remember_is%% *}; } ||
+  case $_is in any | absent) ;; *)
+    { (umask 077 && cp "$2" "$_in/1.new") && _is=$(sha256sum <"$2") && _is=${_is%% *}; } ||
       finish failed "cannot keep a copy of $2" "make room on the file system of /var" ;;
   esac
-  _remember_made=- _remember_up=$(dirname "$1")
-  while [ ! -d "$_remember_up" ]; do _remember_made=$_remember_up _remember_up=$(dirname "$_remember_up"); done
-  printf '1\twrite\t%s\t%s\t0644\t-\t%s\t%s\n' "$_remember_was" "$_remember_is" "$_remember_made" "$1" >"$_remember_in/plan"
-  record "$_remember_id" files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$_remember_was\",\"after\":\"$_remember_is\"}],\"unit\":\"\""
+  _made=- up=$(dirname "$1")
+  while [ ! -d "$up" ]; do _made=$up up=$(dirname "$up"); done
+  printf '1\twrite\t%s\t%s\t0644\t-\t%s\t%s\n' "$_was" "$_is" "$_made" "$1" >"$_in/plan"
+  record "$_id" files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$_was\",\"after\":\"$_is\"}],\"unit\":\"\""
 }
 
 # put FILE PATH [MODE [again]]: as a whole, under a name that nobody reads until it is all there; with the label of the

@@ -31,7 +31,6 @@ nvidia_nodes() {
 #   exposed   systemd would take them, and whether the container has a right to them cannot be seen: with cgroups of
 #             version 2, its device file could be one that it has made itself
 #   lost      they were taken already
-# sets: names nodes
 gpu_containers() (
   nodes=$(nvidia_nodes)
   [ -n "$nodes" ] || return 0
@@ -56,7 +55,6 @@ container_processes() {
 }
 
 # gpu_container PID CGROUP NODES: its line, from the container's nodes and $nodes, those of this machine
-# sets: allowed noted specification
 gpu_container() (
   unit=${2##*/}
   id=$(printf '%s' "$unit" | sed 's/.*\([0-9a-f]\{64\}\).*/\1/')

@@ -51,7 +51,6 @@ build_error() {
 }
 
 # Package scripts may skip a kernel whose headers came in the same transaction, or fail for one and still succeed.
-# sets: built
 dkms_build() {
   dkms_missing >"$GPUNODE_IN/.unbuilt"
   [ -s "$GPUNODE_IN/.unbuilt" ] || return 0

@@ -38,31 +38,30 @@ temporary() {
 }
 
 # resolve PATH: where it leads, in $target; says what is in the way otherwise, in $trouble and $fix
-# sets: target trouble fix
 resolve() {
+  local above _kind
   target=$1 trouble='' fix=''
   if [ -L "$1" ]; then
     target=$(readlink -f "$1")
     [ -e "${target:-/nowhere/}" ] || dangling "$1" || return 1
   fi
   if [ -e "$target" ] && [ ! -f "$target" ]; then
-    _resolve_kind="no regular file"
-    [ ! -d "$target" ] || _resolve_kind="a directory"
-    trouble="$1 is $_resolve_kind" fix="move it away: a file has to be there"
+    _kind="no regular file"
+    [ ! -d "$target" ] || _kind="a directory"
+    trouble="$1 is $_kind" fix="move it away: a file has to be there"
     return 1
   fi
-  _resolve_above=$(dirname "$target")
-  while [ ! -e "$_resolve_above" ]; do
-    [ ! -L "$_resolve_above" ] || dangling "$_resolve_above" || return 1
-    _resolve_above=$(dirname "$_resolve_above")
+  above=$(dirname "$target")
+  while [ ! -e "$above" ]; do
+    [ ! -L "$above" ] || dangling "$above" || return 1
+    above=$(dirname "$above")
   done
-  [ -d "$_resolve_above" ] || {
-    trouble="$_resolve_above is a file, and $1 needs a directory there" fix="move it away"
+  [ -d "$above" ] || {
+    trouble="$above is a file, and $1 needs a directory there" fix="move it away"
     return 1
   }
 }
 
-# sets: trouble fix
 dangling() {
   trouble="$1 is a symbolic link that leads nowhere ($(readlink "$1"))" fix="remove the link, or create what it names"
   return 1

@@ -5,7 +5,6 @@
 # Nothing here reloads systemd: that takes the GPUs from containers (docs/gpu-containers.md).  Unit files that are new are
 # read when they are first named; `systemctl enable` is called with --no-reload.
 
-# sets: changes
 changed() { changes=$((changes + 1)) && say changed "$1"; }
 last_words() { grep -v '^$' "$log" | tail -n 1 | cut -c 1-400; }
 

@@ -4,31 +4,31 @@
 
 # lock: one writer at a time on this node, as commit.sh does; the lock goes with the process.  Who would be refused is
 # refused before it waits.
-# sets: _lock_mine leased
 lock() {
-  _lock_why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: $(lock_words "$_lock_why")" "it has to be a folder of root's: ls -ld $GPUNODE_STATE; df -h and df -i of its file system"
+  local mine _owner _tries _why
+  _why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: $(lock_words "$_why")" "it has to be a folder of root's: ls -ld $GPUNODE_STATE; df -h and df -i of its file system"
   lease_refuse
   if have flock; then
-    _lock_why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${_lock_why##*: }" "fix that, then run again"
+    _why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${_why##*: }" "fix that, then run again"
     exec 9>>"$GPUNODE_STATE/lock"
     flock -w "$(lock_seconds)" 9 || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
     lock_sign
     lease
     return
   fi
-  _lock_mine=$GPUNODE_STATE/lock.pid _lock_tries=0 # a link that names its owner
-  until ln -s "$(sh -c 'echo $PPID')" "$_lock_mine" 2>/dev/null; do
-    _lock_owner=$(readlink "$_lock_mine")
-    if [ -n "$_lock_owner" ] && [ ! -d "/proc/$_lock_owner" ] && mkdir "$_lock_mine.$_lock_owner" 2>/dev/null; then # one takes it from the dead
-      [ "$(readlink "$_lock_mine")" != "$_lock_owner" ] || rm -f "$_lock_mine"
-      rmdir "$_lock_mine.$_lock_owner"
+  mine=$GPUNODE_STATE/lock.pid _tries=0 # a link that names its owner
+  until ln -s "$(sh -c 'echo $PPID')" "$mine" 2>/dev/null; do
+    _owner=$(readlink "$mine")
+    if [ -n "$_owner" ] && [ ! -d "/proc/$_owner" ] && mkdir "$mine.$_owner" 2>/dev/null; then # one takes it from the dead
+      [ "$(readlink "$mine")" != "$_owner" ] || rm -f "$mine"
+      rmdir "$mine.$_owner"
       continue
     fi
-    _lock_tries=$((_lock_tries + 1))
-    [ "$_lock_tries" -le "$(lock_seconds)" ] || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
+    _tries=$((_tries + 1))
+    [ "$_tries" -le "$(lock_seconds)" ] || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
     sleep 1
   done
-  trap 'rm -f "$_lock_mine"' EXIT
+  trap 'rm -f "$mine"' EXIT
   lock_sign
   lease
 }
@@ -46,8 +46,9 @@ lock_words() {
 
 # lock_seconds: seconds to wait for the lock; long for what an earlier, interrupted run of the same controller still does here
 lock_seconds() {
-  _lock_seconds_of=$(cut -d ' ' -f 2 "$GPUNODE_STATE/lease" 2>/dev/null)
-  if [ -n "$_lock_seconds_of" ] && [ "$_lock_seconds_of" = "$(word controller)" ]; then echo 900; else echo 60; fi
+  local _of
+  _of=$(cut -d ' ' -f 2 "$GPUNODE_STATE/lease" 2>/dev/null)
+  if [ -n "$_of" ] && [ "$_of" = "$(word controller)" ]; then echo 900; else echo 60; fi
 }
 
 # lock_sign: who holds the lock is written into its file, for those that wait; nothing where no controller is behind it
@@ -55,9 +56,10 @@ lock_sign() { (signed >"$GPUNODE_STATE/lock") 2>/dev/null || :; }
 
 # lock_owner: who holds the lock
 lock_owner() {
-  _lock_owner_line=$(head -n 1 "$GPUNODE_STATE/lock" 2>/dev/null)
-  case $_lock_owner_line in
-    *?' '?*) echo "$_lock_owner_line" | awk '{ print "the controller " $1 " (run " $2 ")" }' ;;
+  local _line
+  _line=$(head -n 1 "$GPUNODE_STATE/lock" 2>/dev/null)
+  case $_line in
+    *?' '?*) echo "$_line" | awk '{ print "the controller " $1 " (run " $2 ")" }' ;;
     *) echo "another gpunode" ;;
   esac
 }
@@ -65,8 +67,9 @@ lock_owner() {
 # signed: «CONTROLLER RUN GENERATION» of the run that this script is of; the generation grows with each run that its
 # controller starts.  Nothing without a controller.
 signed() {
-  _signed_run=$(word run) _signed_generation=$(word generation)
-  [ -z "$(word controller)" ] || echo "$(word controller) ${_signed_run:-unknown}${_signed_generation:+ $_signed_generation}"
+  local _generation _run
+  _run=$(word run) _generation=$(word generation)
+  [ -z "$(word controller)" ] || echo "$(word controller) ${_run:-unknown}${_generation:+ $_generation}"
 }
 
 LEASE=180 # seconds from a controller's last command on, by this node's clock
@@ -74,7 +77,6 @@ LEASE=180 # seconds from a controller's last command on, by this node's clock
 # lease: this node is one controller's until LEASE seconds after its last command, or until its run gave it back.  The lock
 # keeps scripts apart, this keeps another controller out between two scripts of a run, and a run out that is not the last
 # one of its own controller.
-# sets: leased
 lease() {
   lease_refuse
   leased=$(word controller)
@@ -94,26 +96,27 @@ lease_now() {
 
 # lease_refuse: ends the script where the node is another controller's, or where a later run of the same one has been
 lease_refuse() {
+  local latest _left mine _other _run
   [ -n "$(word controller)" ] || return 0
-  _lease_refuse_left='' _lease_refuse_other='' _lease_refuse_run='' _lease_refuse_latest=''
-  read -r _lease_refuse_left _lease_refuse_other _lease_refuse_run _lease_refuse_latest <<EOF || :
+  _left='' _other='' _run='' latest=''
+  read -r _left _other _run latest <<EOF || :
 $(lease_now)
 EOF
-  [ -n "$_lease_refuse_latest" ] || return 0
-  if [ "$_lease_refuse_other" != "$(word controller)" ]; then
+  [ -n "$latest" ] || return 0
+  if [ "$_other" != "$(word controller)" ]; then
     [ -z "$(word break_lock)" ] || return 0
-    [ "$_lease_refuse_left" -gt 0 ] || ! has_worked "$(word run)" ||
-      finish refused "the controller $_lease_refuse_other has worked on this node since (run $_lease_refuse_run), while this run slept" \
+    [ "$_left" -gt 0 ] || ! has_worked "$(word run)" ||
+      finish refused "the controller $_other has worked on this node since (run $_run), while this run slept" \
         "start it again: its plan is of the node as it was before (gpunode runs resume)"
-    [ "$_lease_refuse_left" -gt 0 ] || return 0
-    finish refused "the controller $_lease_refuse_other is at work on this node (run $_lease_refuse_run, for $_lease_refuse_left seconds more)" \
+    [ "$_left" -gt 0 ] || return 0
+    finish refused "the controller $_other is at work on this node (run $_run, for $_left seconds more)" \
       "wait for it to end, or take the node from it: --break-lock"
   fi
-  _lease_refuse_mine=$(word generation)
-  [ "${_lease_refuse_mine:-$_lease_refuse_latest}" -lt "$_lease_refuse_latest" ] || return 0
+  mine=$(word generation)
+  [ "${mine:-$latest}" -lt "$latest" ] || return 0
   # who asks for --break-lock takes the node from what is at work now, not from runs that are started later
-  [ "$_lease_refuse_left" -gt 0 ] || [ -z "$(word break_lock)" ] || return 0
-  finish refused "run $_lease_refuse_run of the same controller was started after this one, and has worked on this node" \
+  [ "$_left" -gt 0 ] || [ -z "$(word break_lock)" ] || return 0
+  finish refused "run $_run of the same controller was started after this one, and has worked on this node" \
     "leave the node to that run, or start this one again (gpunode runs resume)"
 }
 
@@ -122,16 +125,18 @@ has_worked() { [ -n "$1" ] && journal_lines | grep -qF "\"run\":\"$1\""; }
 
 # lease_for: the lease is this run's from now on; one that this run has given back is not taken again
 lease_for() {
-  _lease_for_until=$(($(date +%s) + LEASE))
-  [ "$(cat "$GPUNODE_STATE/released" 2>/dev/null)" != "$(signed)" ] || _lease_for_until=0
-  (umask 077 && echo "$_lease_for_until $(signed)" >"$GPUNODE_STATE/.lease") 2>/dev/null &&
+  local _until
+  _until=$(($(date +%s) + LEASE))
+  [ "$(cat "$GPUNODE_STATE/released" 2>/dev/null)" != "$(signed)" ] || _until=0
+  (umask 077 && echo "$_until $(signed)" >"$GPUNODE_STATE/.lease") 2>/dev/null &&
     mv -f "$GPUNODE_STATE/.lease" "$GPUNODE_STATE/lease"
 }
 
 # lease_back: this run is over.  It is written into a file of its own, without the lock: a script of the run that still
 # works here holds that, and writes the lease once more when it ends.
 lease_back() {
-  _lease_back_line=$(head -n 1 "$GPUNODE_STATE/lease" 2>/dev/null)
-  [ -n "$(signed)" ] && [ "${_lease_back_line#* }" = "$(signed)" ] || return 0
+  local _line
+  _line=$(head -n 1 "$GPUNODE_STATE/lease" 2>/dev/null)
+  [ -n "$(signed)" ] && [ "${_line#* }" = "$(signed)" ] || return 0
   (umask 077 && signed >"$GPUNODE_STATE/.released") 2>/dev/null && mv -f "$GPUNODE_STATE/.released" "$GPUNODE_STATE/released"
 }

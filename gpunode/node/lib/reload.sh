@@ -5,7 +5,6 @@
 # keep_gpus: before systemd applies its device rules again (daemon-reload, which `systemctl enable` and package scripts do
 # as well), tells it of the GPUs that it would take from running containers.  Where that is not possible, 1, and $affected_containers
 # names the containers.
-# sets: affected_containers
 keep_gpus() {
   affected_containers=
   systemd_runs || return 0

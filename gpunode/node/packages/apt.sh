@@ -76,7 +76,6 @@ apt_wait() {
   wait_for lock_holder /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock /var/cache/apt/archives/lock
 }
 
-# sets: back
 apt_recover() {
   [ -n "$(dpkg --audit 2>/dev/null)" ] || [ -n "$(ls /var/lib/dpkg/updates 2>/dev/null)" ] || return 0
   say note "dpkg was interrupted: dpkg --configure -a"
@@ -90,7 +89,6 @@ apt_recover() {
 }
 
 # apt_repair [NAME…]: lets apt put right what is half there; NAME… are fetched again, which it does only where it is asked to
-# sets: back
 apt_repair() {
   [ $# = 0 ] || set -- --reinstall "$@"
   apt_ -s --fix-broken install "$@" 2>>"$log" | sed -n 's/^Remv \([^ ]*\) .*/\1/p' >"$GPUNODE_IN/.fixed"
@@ -119,7 +117,6 @@ apt_configured() {
 
 apt_has_lists() { ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1; }
 
-# sets: refreshed_all
 apt_refresh() {
   if [ -n "$(requested refresh)" ]; then
     sources_there
@@ -135,7 +132,6 @@ apt_refresh() {
 }
 
 # All lists of the node.  A repository of somebody else's that is down is not ours to judge: a note.
-# sets: refreshed_all
 apt_refresh_all() {
   refreshed_all=1
   apt_ update >"$GPUNODE_IN/.update" 2>&1 || say note "apt-get update: $(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)"

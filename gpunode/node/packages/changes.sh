@@ -33,7 +33,6 @@ changes_json() {
 }
 
 # remember_packages, forget: what was there before, for a later run that finds the transaction interrupted
-# sets: kept journal_id
 remember_packages() {
   journal_id=$(date -u +%Y%m%dT%H%M%SZ)-packages-$$
   kept=$GPUNODE_STATE/backup/$journal_id
@@ -47,7 +46,6 @@ remember_packages() {
 forget() { rm -rf "$GPUNODE_STATE/backup/${journal_id:?}"; }
 
 # close_packages: gives interrupted transactions their outcome: what they meant to change, and now is another way
-# sets: journal_id kept
 close_packages() {
   for journal_id in $(unfinished packages); do
     kept=$GPUNODE_STATE/backup/$journal_id more=

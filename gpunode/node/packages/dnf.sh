@@ -92,7 +92,6 @@ dnf_refresh() {
   dnf_streams
 }
 
-# sets: refreshed_all
 dnf_refresh_all() {
   refreshed_all=1
   dnf_ -y makecache >>"$log" 2>&1 || say note "dnf makecache: $(tail -n 1 "$log")"

@@ -28,7 +28,6 @@ fewer_marks() {
 }
 
 # taken_back: what is asked in addition to packages when gpunode removes its changes
-# sets: back
 taken_back() {
   lifted=$(requested unhold | while read -r name; do grep -Fx "$name hold" "$GPUNODE_IN/.holds" | cut -d ' ' -f 1; done)
   # shellcheck disable=SC2086 # names

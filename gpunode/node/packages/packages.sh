@@ -22,7 +22,6 @@ log=$GPUNODE_IN/.log
 # ---------------------------------------------------------------- any package manager
 
 # fail MESSAGE FIX: with the log, taken before anything is rolled back, and the journal closed if it was opened
-# sets: failure remedy half
 fail() {
   failure=$1 remedy=${2:-}
   show_log
@@ -48,7 +47,6 @@ undo_changes() {
 }
 
 # put_back: a transaction that broke off half way is undone, by another one that asks for what was there before
-# sets: half failure remedy
 put_back() {
   half=''
   manager_ installed >"$GPUNODE_IN/.after"
@@ -241,8 +239,8 @@ refuse_full_disk() {
 
 # ---------------------------------------------------------------- the transaction
 
-# sets: begun built half kept refreshed_all journal_id
 transaction() {
+  local _why
   cut -d ' ' -f 1,2 "$GPUNODE_IN/.before" >"$GPUNODE_IN/.packages"
   manager_ marks >"$GPUNODE_IN/.marks"
   manager_ refresh
@@ -266,8 +264,8 @@ transaction() {
   } || {
     half=1
     dkms_build
-    _transaction_why=$(manager_ printed)
-    fail "the package manager failed: ${_transaction_why:-it ended without a reason, as when it is killed}" "see the log, then run again"
+    _why=$(manager_ printed)
+    fail "the package manager failed: ${_why:-it ended without a reason, as when it is killed}" "see the log, then run again"
   }
   give_files_back
 }
@@ -288,7 +286,6 @@ give_files_back() {
   done
 }
 
-# sets: manager begun
 main() {
   manager=$(package_manager)
   [ -n "$manager" ] || finish refused "no package manager was found (apt-get, dnf, yum, zypper, pacman)" "use a distribution that docs/knowledge.md lists"

@@ -15,7 +15,6 @@ pacman_options() {
 }
 
 # pacman_alone: a configuration with the node's options, and of repositories and keys those of the request alone
-# sets: alone_conf
 pacman_alone() {
   alone_conf=$GPUNODE_IN/.pacman.conf ring=$GPUNODE_IN/.gnupg
   { awk '/^[ \t]*\[/ { on = /\[options\]/ } on && !/^[ \t]*GPGDir/' /etc/pacman.conf && echo "GPGDir = $ring" && cat "$GPUNODE_IN/.sources"/*; } >"$alone_conf" 2>>"$log"
@@ -84,7 +83,6 @@ pacman_refresh_alone() {
     "Arch does not support partial upgrades: make the bundle from a snapshot of the day of the node's last upgrade, or upgrade the node"
 }
 
-# sets: refreshed_all
 pacman_refresh_all() { refreshed_all=1; }
 
 pacman_words() { requested install | cut -d ' ' -f 1; }

@@ -118,7 +118,6 @@ keep() {
   { mv "$1" "$file" && printf '%s\n' "$sum" >"$file.sha256"; } || fail "cannot write $file" "make room on the file system of /var"
 }
 
-# sets: sum
 fetch() {
   is_there && finish unchanged "$name is installed"
   sum=$(word sha256)
@@ -146,7 +145,6 @@ fetch() {
   finish changed "$name is here, and its checksum is right"
 }
 
-# sets: sum
 download() {
   requested urls >"$GPUNODE_IN/.urls"
   asked=$sum
@@ -206,7 +204,6 @@ why_not() {
   printf '%s' "$said" | cut -c 1-300
 }
 
-# sets: begun was
 install_driver() {
   held=$(packaged)
   [ -z "$held" ] || finish refused "the package $held has the driver's files, and $name would write over them" "remove the driver's packages first, or set driver.method to packages"
@@ -221,7 +218,6 @@ install_driver() {
   say changed "installed driver $release${was:+ in place of $was}"
 }
 
-# sets: begun
 install_cuda() {
   prior runfile "cuda-$release" absent "$release"
   journal runfile intent ",\"name\":$(json_text "$name"),\"version\":\"$release\""
@@ -231,7 +227,6 @@ install_cuda() {
   say changed "installed CUDA $release in $TOOLKIT"
 }
 
-# sets: sum begun was
 install_() {
   there=
   ! is_there || there=1
@@ -255,7 +250,6 @@ install_() {
 
 # ---------------------------------------------------------------- uninstall
 
-# sets: begun was tool
 uninstall() {
   case $kind in
     driver) was=$(driver_version) tool=$(command -v nvidia-uninstall || command -v nvidia-installer) ;;
@@ -295,7 +289,6 @@ take_off_cuda() {
 # ---------------------------------------------------------------- main
 
 # close: an installer that was killed has no outcome in the journal; what it left is seen and fixed by the next run
-# sets: journal_id
 close() {
   # shellcheck disable=SC2034 # by journal
   for journal_id in $(unfinished runfile); do journal runfile failed ',"message":"interrupted"'; done

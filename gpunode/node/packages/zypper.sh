@@ -2,7 +2,6 @@
 # shellcheck disable=SC2154,SC2034  # $log is packages.sh's, $refreshed_all is for it
 # zypper, for packages.sh.  Tried with zypper 1.14.
 
-# sets: repos
 zypper_options() {
   use_proxy
   export ZYPP_LOCK_TIMEOUT=60
@@ -79,7 +78,6 @@ zypper_refresh() {
   done
 }
 
-# sets: refreshed_all
 zypper_refresh_all() {
   refreshed_all=1
   zypper_ refresh >>"$log" 2>&1 || say note "zypper refresh: $(tail -n 1 "$log")"
