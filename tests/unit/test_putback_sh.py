@@ -92,12 +92,13 @@ def test_a_unit_that_does_not_stop_ends_it(node: Node) -> None:
     assert node.called() == ["stop a.service"]
 
 
-def test_images_that_gpunode_made_go_and_again_nothing_is_left_to_do(node: Node) -> None:
-    image = node.root / "initrd.img"
+def test_links_and_images_that_gpunode_made_go_and_again_nothing_is_left_to_do(node: Node) -> None:
+    link, image = node.root / "195:0", node.root / "initrd.img"
+    link.symlink_to("/dev/null")
     image.write_text("x")
-    request = {"initramfs": f"{image} absent\n"}
+    request = {"link": f"{link} absent\n", "initramfs": f"{image} absent\n"}
     assert node.run(**request).status == "changed"
-    assert not image.exists()
+    assert not link.is_symlink() and not image.exists()
     assert node.run(**request).status == "unchanged"
 
 

@@ -11,8 +11,10 @@ from undo_model import Fake, Real, take_back
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime
 from gpunode.core.edits.undo import record
+from gpunode.core.undo.compare import differences
 from gpunode.core.undo.history import Change, replay_file
 from gpunode.core.undo.journal import after_run, parse_snapshot, signature, standing
+from gpunode.core.undo.scope import scope_of
 from gpunode.core.undo.summary import summary
 
 DAEMON, CONFIG = "/etc/docker/daemon.json", "/etc/containerd/config.toml"
@@ -43,6 +45,23 @@ def test_settings_that_an_administrator_made_between_two_runs_stay_in_daemon_jso
     }
     assert done.plan.notes == (f"{DAEMON}: somebody has changed it since; their lines stay",)
     assert done.kept and node.kept()
+
+
+def test_a_file_of_a_person_comes_back_where_a_package_has_come_to_write_one() -> None:
+    node = Fake(scripts={"a": CONFIG})
+    node.person_writes(CONFIG, b"mine\n")
+    node.commit({CONFIG: None}, who=WHO)
+    node.set_packages({"a": "1"}, **WHO)
+    assert node.read(CONFIG) == b"made by a script\n"
+    assert take_back(node, "uninstall").notes == ()
+    assert node.read(CONFIG) == b"mine\n"
+
+
+def test_a_difference_is_named_though_a_note_speaks_of_what_begins_with_its_name() -> None:
+    journal = [packages("p", added={"nvidia-open": "1", "nvidia-open-580": "1"})]
+    recall = parse_snapshot(recall_text(journal, installed={"nvidia-open": "1", "nvidia-open-580": "1"}))
+    scope = scope_of(recall, verb="uninstall")
+    assert differences(recall, scope, ["nvidia-open-580 stays: x needs it"]) == ["nvidia-open is 1, and was not there"]
 
 
 def test_a_file_that_has_nothing_of_gpunode_any_more_is_not_removed() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_text, state, undo_row, wrote
 
+import gpunode.node
 from gpunode.core.errors import InputError
 from gpunode.core.undo.files import FileRestore
+from gpunode.core.undo.journal import STATES
 from gpunode.core.undo.plan import GPU_UNITS, UndoPlan
 from gpunode.core.undo.requests import UndoRequest, compared, diffs, parse_undo_request, undo_requests
 from gpunode.node import part
@@ -442,3 +446,9 @@ def test_an_empty_journal_has_nothing_to_undo() -> None:
 def test_the_scripts_stop_the_same_services_of_gpus() -> None:
     text = part("common.sh").read_text(encoding="utf-8").partition('GPU_UNITS="')[2].partition('"')[0]
     assert [f"{name}.service" for name in text.split()] == [u for u in GPU_UNITS if u.endswith(".service")]
+
+
+def test_undo_knows_each_kind_of_thing_that_a_script_records() -> None:
+    scripts = Path(gpunode.node.__file__).parent.rglob("*.sh")
+    kinds = {kind for path in scripts for kind in re.findall(r"\bprior ([a-z]+) ", path.read_text())}
+    assert {"link", "module"} <= kinds <= STATES

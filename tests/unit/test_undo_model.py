@@ -89,6 +89,7 @@ class Machine(RuleBasedStateMachine):
             ("runfile", "driver"): "present" if runfile else "absent",
             ("user", "b"): "present" if user else "absent",
             ("group", "b"): "absent",
+            ("link", "/dev/char/195:0"): "absent",
             ("kernel", "6.1-b"): "absent",
             ("initramfs", "/boot/initrd.img-b"): "absent",
         }
@@ -210,7 +211,8 @@ class Machine(RuleBasedStateMachine):
     @rule(
         key=st.sampled_from(["sysctl net.a 1", "sysctl net.a 2", "enabled a.service enabled", "module nouveau absent",
                              "alternative cuda manual /g/cuda", "alternative cuda link /g/link",
-                             "module nvidia loaded", "active a.service active", "stream nvidia-driver g1"])
+                             "module nvidia loaded", "link /dev/char/195:0 ../nvidia0",
+                             "active a.service active", "stream nvidia-driver g1"])
     )  # fmt: skip
     def sets(self, key: str) -> None:
         who = self.begin_run()
@@ -284,6 +286,19 @@ class Machine(RuleBasedStateMachine):
     def person_removes(self, which: int) -> None:
         if self.node.read(self.paths[which]) is not None:
             self.person_has(self.paths[which], None)
+
+    @rule()
+    def boots(self) -> None:
+        """Links in /dev are gone."""
+        self.node.states["link", "/dev/char/195:0"] = self.expected["link", "/dev/char/195:0"] = "absent"
+        self.touched.add("link")
+
+    @rule()
+    def person_links(self) -> None:
+        """One that is there points elsewhere."""
+        for states in (self.node.states, self.expected):
+            states["link", "/dev/char/195:0"] = "../theirs"
+        self.touched.add("link")
 
     @rule()
     def person_edits_what_a_script_wrote(self) -> None:

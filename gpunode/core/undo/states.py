@@ -49,7 +49,8 @@ def states_before(recall: JournalSnapshot, scope: Scope) -> dict[tuple[str, str]
 
 def _is_theirs(kind: str, now: str, ours: Iterable[str]) -> bool:
     """Whether somebody else has set it to something else than gpunode had: then it is theirs."""
-    if kind not in ("sysctl", "stream") and not (kind == "alternative" and now.startswith(("manual ", "link "))):
+    named = kind == "alternative" and now.startswith(("manual ", "link "))
+    if kind not in ("sysctl", "stream", "link") and not named:
         return False
     return not any(_same_value(kind, now, one) for one in ours)
 
@@ -72,7 +73,7 @@ def first_states(scope: Scope) -> dict[tuple[str, str], str]:
 
 # kinds of which the value before a change says whether somebody else has set it; a boot, or a package's script, loads
 # modules and starts units, too
-_SET_BY_PEOPLE = ("sysctl", "enabled", "alternative", "stream")
+_SET_BY_PEOPLE = ("sysctl", "enabled", "alternative", "stream", "link")
 
 
 def _wanted(scope: Scope) -> dict[tuple[str, str], tuple[str, set[str]]]:

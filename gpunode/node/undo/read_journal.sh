@@ -114,6 +114,7 @@ kernel() {
     if [ -d "/sys/module/$name" ]; then report module "$name" loaded; else report module "$name" absent; fi
   done
   for key in $(states sysctl); do report sysctl "$key" "$(cat "/proc/sys/$(printf '%s' "$key" | tr . /)" 2>/dev/null)"; done
+  for path in $(states link); do report link "$path" "$(readlink "$path" || echo absent)"; done
   for initrd in $(states initramfs); do if [ -e "$initrd" ]; then report initramfs "$initrd" present; else report initramfs "$initrd" absent; fi; done
 }
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Units, alternatives, kernel settings, modules and the initramfs as they were before gpunode; and the line in the
+# Units, links, alternatives, kernel settings, modules and the initramfs as they were before gpunode; and the line in the
 # journal that says so.  Request and output: core/undo/requests.py.  Runs behind common.sh, devices.sh and reload.sh.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
@@ -79,6 +79,15 @@ settings() {
     checking || printf '%s\n' "$value" 2>>"$log" >"$place" || { trouble "$key could not be set to $value" && continue; }
     changed "$key = $value"
   done <"$GPUNODE_IN/.settings"
+}
+
+links() {
+  requested link >"$GPUNODE_IN/.links"
+  while read -r path _; do
+    [ -L "$path" ] || continue
+    checking || rm -f "$path" 2>>"$log" || { trouble "$path could not be removed" && continue; }
+    changed "remove the link $path"
+  done <"$GPUNODE_IN/.links"
 }
 
 # accounts and folders of kernels that packages made, and left when they went
@@ -176,6 +185,7 @@ disable_units
 reload_units
 alternatives
 settings
+links
 accounts
 kernels
 load_modules
