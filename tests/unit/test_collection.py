@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpunode.core.plan.steps import STEPS, Row
 from gpunode.core.spec import parse_spec
 from gpunode.core.spec.flat import flat_spec, flat_variables
 from gpunode.core.spec.reference import reference
+from gpunode.node import script
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLLECTION = ROOT / "gpunode/collection/ansible_collections/gpunode/node"
@@ -106,14 +108,24 @@ def test_the_documentation_of_an_action_names_its_arguments(name: str) -> None:
     shared = {
         key: {**documented(shape), "default": shape.empty} for key, shape in argument_shapes().get(name, {}).items()
     }
-    code = (COLLECTION / f"plugins/action/{name}.py").read_text()
-    arguments = eval(re.search(r"ARGUMENTS: ClassVar\[dict\] = (\{.*?\n?\})\n\n", code, re.DOTALL)[1])  # type: ignore[index]
+    action = import_module(f"ansible_collections.gpunode.node.plugins.action.{name}")
+    kept = ("type", "elements", "default", "choices")
+    arguments = {
+        key: {k: v for k, v in spec.items() if k in kept} for key, spec in action.ActionModule.ARGUMENTS.items()
+    }
     printed = {
-        key: {k: v for k, v in spec.items() if k in ("type", "elements", "default")}
+        key: {k: v for k, v in spec.items() if k in ("type", "elements", "default", "choices")}
         for key, spec in {**shared, **own.get("options", {})}.items()
     }
     assert own["module"] == name
     assert printed == arguments
+
+
+def test_the_sections_of_facts_are_those_of_the_probe() -> None:
+    from ansible_collections.gpunode.node.plugins.action.facts import SECTIONS
+
+    [printed] = re.findall(r'^SECTIONS="([^"]*)"', script("probe.sh"), re.MULTILINE)
+    assert printed.split() == SECTIONS
 
 
 @pytest.mark.parametrize("name", ACTIONS)

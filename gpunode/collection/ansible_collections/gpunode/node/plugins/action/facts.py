@@ -7,12 +7,18 @@ from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
+SECTIONS = """
+system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology xids gpu_containers
+cuda toolkit cdi units runtimes containers kubernetes sysctl packages holds locks journal first_boot sharing
+files
+""".split()
+
 
 class ActionModule(NodeAction):
     """Send probe.sh, give back the facts in its text, and the text itself where it is asked for."""
 
     ARGUMENTS: ClassVar[dict] = {
-        "sections": {"type": "list", "elements": "str", "default": []},
+        "sections": {"type": "list", "elements": "str", "default": [], "choices": SECTIONS},
         "text": {"type": "bool", "default": False},
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, say
 
 DONE = "gpunode_done_"  # what the tasks of the roles register
 
@@ -19,7 +19,8 @@ class ActionModule(NodeAction):
         from gpunode.core.plan.steps import STEPS
 
         done = {row.variable: self._vars.get(f"{DONE}{row.variable}") or {} for row in STEPS}
-        parts = list(dict.fromkeys(row.role for row in STEPS if done[row.variable].get("changed")))
+        changed = [row.role for row in STEPS if row.role != "preflight" and done[row.variable].get("changed")]
+        parts = list(dict.fromkeys(changed))
         changes = [str(line) for result in done.values() for line in result.get("changes") or ()]
         _text, facts = self.probe("pci", "driver", "nvidia_smi", "cuda", "toolkit", "units", "runtimes")
         result = {
@@ -34,7 +35,9 @@ class ActionModule(NodeAction):
             "toolkit": facts.toolkit,
             "gpus": [gpu.name for gpu in facts.nvml] or [gpu.id for gpu in facts.gpus],
         }
-        return result | {"msg": _sentence(result, check=self.check), "anything_changed": bool(parts)}
+        sentence = _sentence(result, check=self.check)
+        say(f"{self._vars['inventory_hostname']}: {sentence}")  # Ansible's own output shows no message of a task
+        return result | {"msg": sentence, "anything_changed": bool(parts)}
 
 
 def _sentence(result, *, check):

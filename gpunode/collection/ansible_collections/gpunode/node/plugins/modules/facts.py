@@ -15,9 +15,38 @@ description:
   - Sends the probe, which changes nothing, and gives back the facts in its text.
 options:
   sections:
-    description: Sections of the probe to ask for; empty means all.
+    description: Sections of the probe to ask for; empty means all. What belongs to the others is empty then.
     type: list
     elements: str
+    choices:
+      - system
+      - os_release
+      - secure_boot
+      - kernels
+      - dkms
+      - pci
+      - lspci
+      - driver
+      - nvidia_smi
+      - nvlink
+      - topology
+      - xids
+      - gpu_containers
+      - cuda
+      - toolkit
+      - cdi
+      - units
+      - runtimes
+      - containers
+      - kubernetes
+      - sysctl
+      - packages
+      - holds
+      - locks
+      - journal
+      - first_boot
+      - sharing
+      - files
     default: []
   text:
     description:
@@ -37,6 +66,10 @@ EXAMPLES = r"""
 - name: Probe the node
   gpunode.node.facts:
   register: found
+
+- name: Show the driver and the number of GPUs
+  ansible.builtin.debug:
+    msg: "{{ found.facts.gpus | length }} GPUs, driver {{ found.facts.driver.loaded }}"
 """
 
 RETURN = r"""
@@ -45,7 +78,148 @@ probe:
   type: str
   returned: when O(text) is true
 facts:
-  description: The facts that were found, of configuration files the hash and size alone.
+  description:
+    - The facts that were found, of configuration files the hash and size alone. They are no facts of Ansible's, as a
+      node is not trusted; register the result.
   type: dict
   returned: always
+  sample: {distro: {id: ubuntu, version_id: "24.04"}, gpus: [{slot: "0000:17:00.0", id: "10de:2330"}], toolkit: 1.18.1}
+  contains:
+    hostname:
+      description: Hostname.
+      type: str
+    arch:
+      description: Uname -m.
+      type: str
+    distro:
+      description: 'Distro. Keys: id, version_id, codename, like, name.'
+      type: dict
+    boot_id:
+      description: Boot id.
+      type: str
+    init:
+      description: Systemd, other.
+      type: str
+    virtualization:
+      description: 'None, kvm, wsl, docker, podman, lxc, …: systemd-detect-virt''s words.'
+      type: str
+    container:
+      description: The target is a container without an init of its own.
+      type: bool
+    tegra:
+      description: Device-tree model of a Jetson/Tegra board.
+      type: str
+    secure_boot:
+      description: 'None: no EFI variables.'
+      type: bool
+    user:
+      description: User.
+      type: str
+    root:
+      description: Root.
+      type: bool
+    kernels:
+      description: 'Kernels. Keys: release, running, image, headers, module, flavour, dkms.'
+      type: list
+    gpus:
+      description: 'Gpus. Keys: slot, id, class_code, subsystem, driver, virtual_function, label.'
+      type: list
+    nvswitches:
+      description: 'Nvswitches. Keys: slot, id, class_code, subsystem, driver, virtual_function,
+        label.'
+      type: list
+    nvlink5_fabric:
+      description: 'SW_MNG in the VPD of an InfiniBand function: HGX B200 and later.'
+      type: bool
+    nvml:
+      description: 'Nvml. Keys: index, uuid, name, slot, memory_mib, mig_current, mig_pending, persistence,
+        ecc_current, ecc_uncorrected, retired_pending, remap_pending, remap_failure, fabric_state,
+        fabric_status, recovery, event_reasons, fault.'
+      type: list
+    driver:
+      description: 'Driver. Keys: loaded, loaded_flavour, userspace, firmware, nouveau, nova, runfile,
+        parameters, smi.'
+      type: dict
+    cuda:
+      description: Versions under /usr/local/cuda-* or /opt/cuda.
+      type: list
+    cuda_default:
+      description: What /usr/local/cuda leads to.
+      type: str
+    toolkit:
+      description: Version of nvidia-container-toolkit, by its binary.
+      type: str
+    runtimes:
+      description: 'Runtimes. Keys: name, distribution, version, binary, unit, active, enabled,
+        flags, socket, config, files, effective_error, cgroup_driver.'
+      type: list
+    containers:
+      description: 'By engine. Keys: count, names, live_restore, knows_hook, reloads.'
+      type: dict
+    kubernetes:
+      description: 'Kubernetes. Keys: kind, role, kubelet, cri_socket, cgroup_driver, cgroup_source,
+        cgroup_from_cri, gpu_operator, driver_container.'
+      type: dict
+    package_manager:
+      description: Apt, dnf, zypper, pacman.
+      type: str
+    packages:
+      description: 'Only names that concern us. Keys: name, version, held, arch.'
+      type: dict
+    broken_packages:
+      description: Dpkg --audit and the like.
+      type: list
+    package_lock:
+      description: Who holds the package manager's lock, "" when free.
+      type: str
+    services:
+      description: 'Services. Keys: name, active, enabled.'
+      type: dict
+    modules:
+      description: 'Loaded kernel modules that concern us: nvidia, nouveau, overlay, br_netfilter
+        ….'
+      type: list
+    sysctl:
+      description: 'Values in force that concern us; no br_netfilter: no key.'
+      type: dict
+    files:
+      description: 'Files. Keys: path, sha256, mode, owner, size, data, target, regular.'
+      type: dict
+    device_nodes:
+      description: 'Device nodes. Keys: path, number, linked.'
+      type: list
+    gpu_containers:
+      description: 'Gpu containers. Keys: name, id, unit, hook, state, devices.'
+      type: list
+    cdi:
+      description: 'Cdi. Keys: specs, gpus, missing.'
+      type: dict
+    xids:
+      description: 'Xids. Keys: code, slot, line.'
+      type: list
+    nvlink_inactive:
+      description: '"GPU 0 link 3"; "GPU 0: all links" where its like has some up.'
+      type: list
+    topology:
+      description: 'With two GPUs or more. Keys: names, links, cpus, numa.'
+      type: dict
+    first_boot:
+      description: 'First boot. Keys: program, armed, status, at, message, failed.'
+      type: dict
+    sharing:
+      description: 'Sharing. Keys: instances, mig_program, mig_status, mig_message, mps_daemons,
+        mps_threads.'
+      type: dict
+    unread:
+      description: 'Sections that did not say all: what is empty there is not «none», but not known.'
+      type: list
+    unfinished:
+      description: Ids of transactions in the node's journal with an intent and no outcome.
+      type: list
+    notes:
+      description: '"section: what was missing or not permitted".'
+      type: list
+    malformed:
+      description: Malformed.
+      type: list
 """
