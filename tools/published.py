@@ -329,7 +329,8 @@ def update_repos(
 def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
     """repos.toml with the branches that Ubuntu has built modules of, and the kernels: distribution → name → stanza.
 
-    A flavour counts where the modules of its newest kernel take the driver that the archive has.
+    Branches are those of the release's first line of kernels, which is kept to its end; a flavour counts where the
+    modules of its newest kernel take the driver that the archive has.
     """
     document = tomlkit.parse(text)
     for row in document["distros"]:
@@ -339,15 +340,12 @@ def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]
             if match := re.fullmatch(r"linux-image-(?:unsigned-)?((\d+\.\d+)\.\d+-\d+-(\S+))", name):
                 kind = (match[2], match[3])
                 newest[kind] = max(newest.get(kind, ""), match[1], key=version_tuple)
-        modules = {
-            kind: [int(branch) for branch in _branches(index) if _built(index, branch, release)]
-            for kind, release in newest.items()
-        }
+        main = newest.get((str(row.get("ga_kernel", "")), "generic"), "")
+        own = [int(branch) for branch in _branches(index) if main and _built(index, branch, main)]
         built: dict[str, list[str]] = {}
-        for (line, flavour), branches in sorted(modules.items(), key=lambda one: (version_tuple(one[0][0]), one[0][1])):
-            if branches:
+        for line, flavour in sorted(newest, key=lambda kind: (version_tuple(kind[0]), kind[1])):
+            if any(_built(index, str(branch), newest[line, flavour]) for branch in own):
                 built.setdefault(line, []).append(flavour)
-        own = sorted({branch for branches in modules.values() for branch in branches})
         if own and (list(row["own"]), row["built_for"].unwrap()) != (own, built):
             row["own"] = own
             row["built_for"] = built
