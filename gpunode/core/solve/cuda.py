@@ -141,7 +141,9 @@ def _works(case: Case, version: str, *, in_repository: bool) -> bool:
         high and version_tuple(version) > version_tuple(high),
     )
     if in_repository and (before or after):
-        span = f"{low or 'its first'} to {high}" if high else f"{low} and later"
+        newest = max(case.knowledge.cuda, key=version_tuple)
+        read = f", as of {case.distro.read}" if case.distro.read else ""
+        span = f"{low or 'its first'} to {high or newest}{read}"
         case.refuse(
             f"NVIDIA's repository for {case.distro.key} has no CUDA {version} (it has {span})",
             "take one of these, set cuda.method to runfile, or use CUDA in a container, which brings its own toolkit",
