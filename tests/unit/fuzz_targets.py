@@ -23,8 +23,8 @@ from journal_text import packages, recall_text, state, undo_row, wrote
 from gpunode.core.bundle import alpm, deb, manifest, rpm, upstream
 from gpunode.core.cdi import read_spec
 from gpunode.core.checks.health import health_checks
-from gpunode.core.doctor import diagnose, diagnosis_data, diagnosis_text
-from gpunode.core.doctor.logs import scan
+from gpunode.core.doctor import diagnosis_data, diagnosis_text
+from gpunode.core.doctor.read import diagnose_logs
 from gpunode.core.doctor.state import split_sections, state_faults
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
 from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, kubelet_target
@@ -278,13 +278,14 @@ def undo_records() -> list[str]:
 
 
 def logs() -> list[str]:
-    texts = yaml.safe_load((CASES / "doctor" / "texts.yml").read_text())
-    return [case["text"] for case in texts.values()][:60]
+    names = ("reports.yml", "texts.yml")
+    texts = [yaml.safe_load((CASES / "doctor" / name).read_text()) for name in names]
+    return [case["text"] for cases in texts for case in cases.values()][:60]
 
 
 def doctor(text: str) -> None:
     faults = load_faults_once()
-    found = diagnose(faults, [scan(faults, "log", [text[:4000]])])
+    found = diagnose_logs(faults, [("log", faults.parts.split([text[:4000]]))])
     diagnosis_data(found, faults)
     diagnosis_text(found, faults)
 

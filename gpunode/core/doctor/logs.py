@@ -138,6 +138,13 @@ class Scan:
             yield number, start, end, hits
 
     def _read_line(self, line: str, shown: str, number: int, hits: list[tuple[int, Found]]) -> None:
+        for _, found in hits:
+            for program, gap in found.ends:
+                if number - self._over.get(program, -gap) >= gap:
+                    self._over[program] = number
+        hits = [hit for hit in hits if not hit[1].ends]
+        if not hits or _RECIPE.search(line):
+            return
         place = places(shown) if len(shown) > max(len(line), PART) else None
 
         def evidence(first: int) -> Evidence:
@@ -146,12 +153,6 @@ class Scan:
             begin = max(0, min(around, len(shown) - _SHOWN)) if len(shown) > PART else 0
             return Evidence(source=self.source, line=number, text=shown[begin : begin + _SHOWN].strip())
 
-        for _, found in hits:
-            for program, gap in found.ends:
-                if number - self._over.get(program, -gap) >= gap:
-                    self._over[program] = number
-        if _RECIPE.search(line):
-            return
         for match in _longest(self._matches(line, hits)):
             if match.message.of_gpu and not any(slot in line for slot in self._slots):
                 continue
@@ -171,7 +172,8 @@ class Scan:
         number = self._number - old + 1
         for glue in (" ", ""):
             folded = joined(text, glue)
-            hits = [(last - len(found.text) + 1, found) for last, found in self.faults.finder.iter(small(folded))]
+            found_at = self.faults.finder.iter(small(folded))
+            hits = [(last - len(found.text) + 1, found) for last, found in found_at if not found.ends]
             if not hits:
                 continue
             seen_as = joined(shown, glue)

@@ -90,7 +90,8 @@ class Parts:
             held = f"\n{text}".rfind("\n____", max(0, len(text) - _LAST))
             held = len(text) if held < 0 else held  # the name of a heading may be in the next chunk
             text, rest = text[:held], text[held:]
-            for match in [*self._heading.finditer(text), None]:
+            headed = part.report or any(mark in text for mark in self.data["marks"])  # else it is a log, and long
+            for match in [*(self._heading.finditer(text) if headed else ()), None]:
                 end = match.start() if match else len(text)
                 if end > start:
                     yield Piece(part=part, line=line, text=text[start:end])

@@ -131,7 +131,7 @@ class Faults:
     read_faults: Callable[[], Mapping[str, Fault]]
     read_codes: Callable[[], Codes]
     read_checks: Callable[[], Checks] = Checks
-    parts: Parts = Parts({"headings": ["(?!)"], "earlier": "(?!)", "programs": {}, "part": [], "over": []})
+    parts: Parts = Parts({"marks": [], "headings": ["(?!)"], "earlier": "(?!)", "programs": {}, "part": [], "over": []})
 
     @cached_property
     def faults(self) -> Mapping[str, Fault]:
