@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from asked_nodes import desired, node
+from apt_roots import by_version, root
+from asked_nodes import answer, desired, node, planned
 
 from gpunode.core.model import NodeFacts, Package
 from gpunode.core.plan.question import OFFERS, Request, Transaction, question, read_answer
@@ -243,3 +244,19 @@ def test_only_lists_of_all_sources_say_that_something_is_missing(tmp_path: Path,
     text = program(script("packages.sh"), question(Transaction(value={}), ["linux-headers-6.1.0-50-amd64"]))
     done = subprocess.run(["sh", "-s"], input=text, env=environment, capture_output=True, text=True, check=False)
     assert ("gpunode\tfresh\t1" in done.stdout) == (state == "lists"), done.stderr
+
+
+@pytest.mark.slow
+def test_on_the_real_archive_of_debian_13_a_kernel_without_headers_gets_the_newest() -> None:
+    """The node's own script, with the real apt."""
+    there = root("debian:13")
+    kernels = [release for release in there.kernels() if not release.endswith("-unsigned")]
+    newest = max((k for k in kernels if k.endswith("-amd64") and "-cloud" not in k and "-rt" not in k), key=by_version)
+    lost = [k for k in kernels if f"linux-headers-{k}" not in there.names and k.startswith("6.12.")]
+    if not lost or answer(there, {"ask": b"1\n", "check": b"1\n"})[0].count("fresh") == 0:
+        pytest.skip("needs lists of apt that are not older than a day, and a kernel without headers")
+    plans = [planned(there, node("debian:13", "10de:2330", (k,), secure_boot=False)) for k in (newest, lost[0])]
+    for one, without in zip(plans, ((), (lost[0],)), strict=True):
+        driver = one.solution.driver
+        assert driver and one.plan.problems == () and driver.without == without
+        assert there.fault(driver.kernel_packages) == ""
