@@ -34,7 +34,7 @@ def play(node: Lab, tmp_path_factory: pytest.TempPathFactory) -> Play:
         words = [*command, str(playbook), "-e", f"gpunode_config={node.spec}", *arguments]
         done = subprocess.run(words, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
         assert done.returncode == rc, done.stdout + done.stderr
-        return done.stdout
+        return done.stderr + done.stdout
 
     return run
 

@@ -164,3 +164,10 @@ def test_a_failure_in_a_play_names_keys_and_no_options_of_the_command_line(
         monkeypatch.setattr(made, "act", act, raising=False)
         failed = made.run(task_vars={"inventory_hostname": "n-1"} | variables)
         assert failed["fix"] == wanted and failed["msg"].endswith(wanted)
+
+
+def test_an_older_ansible_is_named_with_the_least_one_and_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "ansible_version", "2.18.19")
+    failed = run(task(), {}, monkeypatch)
+    assert failed["failed"] and "needs ansible-core 2.19 or newer; this is 2.18.19 of /" in failed["msg"]
+    assert "environment of its own" in failed["fix"]
