@@ -1,7 +1,7 @@
 """gpunode on a real cluster: API server, controller manager, scheduler, kubelets and NVIDIA's device plugin.
 
 GPUNODE_KUBERNETES names a folder with the programs of Kubernetes and etcd, and for most tests also NVIDIA's
-nvidia-device-plugin, config-manager, gpu-feature-discovery and mps-control-daemon, and
+nvidia-device-plugin, gpu-feature-discovery and mps-control-daemon, and
 gpushare-sche-extender; without it this is skipped.  Not real: the GPUs, the nvidia runtime (the lab's stub) and CUDA.
 """
 

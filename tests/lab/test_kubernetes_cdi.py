@@ -15,7 +15,7 @@ from cluster import FOLDER, REASON, Cluster, wait_for
 
 from gpunode.lab import Lab
 
-_NEEDED = ("nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon")
+_NEEDED = ("nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon")
 _LACKING = [name for name in _NEEDED if not Path(FOLDER, name).exists()]
 pytestmark = [
     pytest.mark.lab,

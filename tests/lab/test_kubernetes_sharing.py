@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cluster import FOLDER, REASON, Cluster, wait_for
 
-_NEEDED = ("nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon")
+_NEEDED = ("nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon")
 _LACKING = [name for name in _NEEDED if not Path(FOLDER, name).exists()]
 pytestmark = [
     pytest.mark.lab,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
 import pytest
 import yaml
 from kube_cases import CASES, KNOWN, Case, complaint
 from kube_cluster import rendered
-from kube_links import dangling_links, pods_in, unfed_readers
 
 from gpunode.core.kube import cluster_of, render
 from gpunode.core.kube.plain import yaml_text
@@ -67,49 +67,70 @@ def test_files_hold_the_objects_and_nothing_else(case: Case) -> None:
     assert sorted(read, key=key) == sorted(rendered.objects, key=key)
 
 
+POOLS = {
+    "whole": {"kubernetes": {"pool": "whole"}},
+    "sliced": {"kubernetes": {"pool": "sliced"}, "sharing": {"strategy": "time-slicing", "replicas": 4}},
+    "mps": {"kubernetes": {"pool": "mps"}, "sharing": {"strategy": "mps", "replicas": 2}},
+    "memory": {"kubernetes": {"pool": "memory"}, "sharing": {"strategy": "gpushare"}},
+}
+
+
+def _pods_on(objects: Any, labels: dict[str, str]) -> dict[str, str]:
+    """The DaemonSets whose pods run on a node with these labels, each with the pool's file that it reads."""
+
+    def fits(one: dict[str, Any]) -> bool:
+        return (labels.get(one["key"]) in one["values"]) is (one["operator"] == "In")
+
+    found = {}
+    for item in objects:
+        if item["kind"] != "DaemonSet" or not item["metadata"]["name"].startswith(("nvidia-", "gpu-", "mps-")):
+            continue
+        spec = item["spec"]["template"]["spec"]
+        rules = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+        terms = rules["nodeSelectorTerms"] if rules else [{"matchExpressions": []}]
+        if any(all(map(fits, term["matchExpressions"])) for term in terms):
+            (config,) = [one["configMap"] for one in spec["volumes"] if "configMap" in one]
+            found[item["metadata"]["name"]] = config["items"][0]["key"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pool", "workloads"),
+    [
+        ("whole", {"nvidia-device-plugin-whole": "whole", "gpu-feature-discovery-whole": "whole"}),
+        ("sliced", {"nvidia-device-plugin-sliced": "sliced", "gpu-feature-discovery-sliced": "sliced"}),
+        (
+            "mps",
+            {"nvidia-device-plugin-mps": "mps", "gpu-feature-discovery-mps": "mps", "mps-control-daemon-mps": "mps"},
+        ),
+        ("", {"nvidia-device-plugin-whole": "whole", "gpu-feature-discovery-whole": "whole"}),
+    ],
+)
+def test_a_node_has_the_pods_of_its_pool_alone(pool: str, workloads: dict[str, str]) -> None:
+    labels = {"nvidia.com/device-plugin.config": pool} if pool else {}
+    assert _pods_on(rendered({}, **POOLS).objects, labels) == workloads
+
+
+def test_a_node_of_gpushare_has_none_of_them() -> None:
+    assert _pods_on(rendered({}, **POOLS).objects, {"gpushare": "true"}) == {}
+
+
 @by_name
-def test_who_reads_the_link_that_config_manager_makes_mounts_what_it_points_into(case: Case) -> None:
-    rendered = case.render()
-    wrong = [
-        f"{item['kind']} {item['metadata']['name']}: {reported}"
-        for item in (*rendered.objects, *rendered.examples)
-        for pod in pods_in(item)
-        for reported in (*dangling_links(pod), *unfed_readers(pod))
-    ]
-    assert wrong == []
+def test_no_configuration_is_exchanged_while_a_pod_runs(case: Case) -> None:
+    """config-manager makes the plugin register twice: the kubelet may lose all GPUs by that, for good."""
+    for item in case.render().objects:
+        spec = item["spec"]["template"]["spec"] if item["kind"] == "DaemonSet" else {}
+        assert "config-manager" not in yaml.safe_dump(spec)
+        assert "shareProcessNamespace" not in spec
 
 
-def test_several_pools_have_config_manager_in_every_pod_that_reads_a_configuration() -> None:
-    (case,) = [case for case in CASES if case.folder.name == "six-pools"]
-    managed = {
-        item["metadata"]["name"]
-        for item in case.render().objects
-        for pod in pods_in(item)
-        if any(one.get("command") == ["config-manager"] for one in pod["containers"])
-    }
-    assert managed == {"nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"}
-
-
-def test_a_container_without_the_folder_behind_the_link_is_found() -> None:
-    manager = {
-        "name": "config-init",
-        "env": [
-            {"name": "CONFIG_FILE_SRCDIR", "value": "/all"},
-            {"name": "CONFIG_FILE_DST", "value": "/one/config.yaml"},
-        ],
-        "volumeMounts": [{"name": "all", "mountPath": "/all"}, {"name": "one", "mountPath": "/one"}],
-    }
-    link = {"name": "one", "mountPath": "/config"}
-    reads = {"name": "plugin", "env": [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]}
-
-    def with_mounts(*mounts: dict[str, str]) -> dict[str, object]:
-        return {"initContainers": [manager], "containers": [{**reads, "volumeMounts": list(mounts)}]}
-
-    assert dangling_links(with_mounts(link, {"name": "all", "mountPath": "/all"})) == []
-    assert len(dangling_links(with_mounts(link))) == 1
-    assert len(dangling_links(with_mounts(link, {"name": "all", "mountPath": "/elsewhere"}))) == 1
-    assert unfed_readers(with_mounts(link)) == []
-    assert len(unfed_readers(with_mounts())) == 1
+def test_names_of_pools_that_no_object_may_have() -> None:
+    names = ("A_b", "a.b", "a-b", "A" * 63)
+    hosts = {f"h{n}": {"kubernetes": {"pool": name}} for n, name in enumerate(names)}
+    found = [item["metadata"]["name"] for item in rendered({}, **hosts).objects if item["kind"] == "DaemonSet"]
+    assert len(set(found)) == 2 * len(names)
+    assert all(re.fullmatch("[a-z0-9-]{1,63}", name) for name in found)
+    assert "nvidia-device-plugin-a-b" in found
 
 
 @by_name
@@ -132,7 +153,7 @@ MPS = {"sharing": {"strategy": "mps", "replicas": 4}}
 
 def _terms(objects: Any) -> list[list[str]]:
     """Keys of the node selector terms of the MPS control daemon's pod."""
-    (daemon,) = [item for item in objects if item["metadata"]["name"] == "mps-control-daemon"]
+    (daemon,) = [item for item in objects if item["metadata"]["name"].startswith("mps-control-daemon")]
     affinity = daemon["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     return [[one["key"] for one in term["matchExpressions"]] for term in terms]

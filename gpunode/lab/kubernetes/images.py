@@ -13,7 +13,7 @@ from gpunode.lab import machine
 from gpunode.lab.kubernetes.archives import libraries, write_archive
 from gpunode.lab.kubernetes.binaries import Binaries
 
-PLUGIN = ("nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon")
+PLUGIN = ("nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon")
 EXTENDER = "gpushare-sche-extender"
 DISCOVERY = ("nfd-master", "nfd-worker", "nfd-gc")
 # The sample adds two vectors with CUDA, which the lab does not have: this passes where the pod was given a GPU.

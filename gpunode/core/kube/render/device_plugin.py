@@ -6,15 +6,14 @@ They say what the chart nvidia-device-plugin says, with the least privilege that
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import re
 from typing import Any
 
 import yaml
 
-from gpunode.core.kube.cluster import POOL_LABEL, Cluster, Object, node_affinity, not_on
+from gpunode.core.kube.cluster import POOL_LABEL, Cluster, Object, Pool, node_affinity, not_on
 from gpunode.core.kube.objects import (
     UNPRIVILEGED,
-    account,
     config_map,
     container,
     daemon_set,
@@ -23,7 +22,6 @@ from gpunode.core.kube.objects import (
     host_path,
     mount,
     pod,
-    rule,
 )
 from gpunode.core.kube.render.discovery import FEATURES
 from gpunode.core.kube.render.plugin_config import MPS_ROOT, mig_strategy, plugin_config
@@ -32,7 +30,7 @@ PLUGIN, DISCOVERY, MPS = "nvidia-device-plugin", "gpu-feature-discovery", "mps-c
 CONFIG = "device-plugin-config"
 MPS_LABEL = "nvidia.com/mps.capable"  # by GPU Feature Discovery, through Node Feature Discovery
 _PRIVILEGED = {"privileged": True}
-_AVAILABLE = "available-configs"  # every pool's configuration, mounted at the path of that name
+_CONFIG_MOUNT = mount("config", "/config", readOnly=True)
 
 
 # At the pod's end: when the daemons have quit (.started goes then), what NVIDIA's program leaves on the host goes, too.
@@ -68,18 +66,30 @@ def default_config(cluster: Cluster) -> str:
 
 
 def device_plugin(cluster: Cluster) -> list[Object]:
-    """Everything for the pools whose GPUs the device plugin offers; [] where there is none."""
+    """Everything for the pools whose GPUs the device plugin offers; [] where there is none.
+
+    Each pool has workloads of its own, so that no pod ever exchanges its configuration while it runs: the plugin would
+    register twice, and a kubelet that hears of the end of the first registration last counts all GPUs as unhealthy
+    (https://github.com/NVIDIA/k8s-device-plugin/issues/1645).
+    """
     if not cluster.plugin_pools:
         return []
     found = [config_map(cluster, CONFIG, PLUGIN, plugin_configs(cluster))]
-    if _several(cluster):  # the config manager reads its node's label
-        found += account(cluster, PLUGIN, [rule(["nodes"], ["get", "list", "watch"])])
-    found.append(_plugin(cluster))
+    found += [_plugin(cluster, pool) for pool in cluster.plugin_pools]
     if cluster.spec.feature_discovery:
-        found.append(_discovery(cluster))
-    if cluster.pools_of("mps"):
-        found.append(_mps_daemon(cluster))
-    return found
+        found += [_discovery(cluster, pool) for pool in cluster.plugin_pools]
+    return found + [_mps_daemon(cluster, pool) for pool in cluster.pools_of("mps")]
+
+
+def of_pool(cluster: Cluster, component: str, pool: Pool) -> str:
+    """The name of a component's workload for a pool: the component's own where there is no other pool.
+
+    A pool's name is a label's value; what no object may be named is replaced, and its hash keeps names apart.
+    """
+    if len(cluster.plugin_pools) == 1:
+        return component
+    word = re.sub("[^a-z0-9]+", "-", pool.name.lower()).strip("-")[:24].strip("-")
+    return f"{component}-{word}" if word == pool.name else f"{component}-{word}-{_digest(pool.name)[:6]}"
 
 
 def plugin_affinity(cluster: Cluster) -> Object:
@@ -88,33 +98,39 @@ def plugin_affinity(cluster: Cluster) -> Object:
     return node_affinity(*not_on([pool for pool in cluster.pools if pool not in mine]))
 
 
-def mps_affinity(cluster: Cluster) -> Object:
-    """Nodes whose pool shares by MPS; of those without a pool, where that is the default, those that GFD calls capable.
+def pool_affinity(cluster: Cluster, pool: Pool) -> Object:
+    """The nodes of a pool; of the default one also those without a pool's label."""
+    if pool.name == default_config(cluster):
+        return node_affinity(*not_on([other for other in cluster.pools if other != pool]))
+    return node_affinity(_labelled(pool))
+
+
+def mps_affinity(cluster: Cluster, pool: Pool) -> Object:
+    """The nodes of a pool; of those without a pool's label, where it is the default, those that GFD calls capable.
 
     Not all of those: the daemon ends with an error on a node without a GPU.
     """
-    shared = cluster.pools_of("mps")
-    names = [pool.name for pool in shared]
-    found = node_affinity({"key": POOL_LABEL, "operator": "In", "values": names})
-    if default_config(cluster) in names:
-        others = not_on([pool for pool in cluster.pools if pool not in shared])
+    found = node_affinity(_labelled(pool))
+    if pool.name == default_config(cluster):
+        others = not_on([other for other in cluster.pools if other != pool])
         capable = {"key": MPS_LABEL, "operator": "In", "values": ["true"]}
         terms = found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         terms.append({"matchExpressions": [capable, *others]})
     return found
 
 
-def mig_environment(cluster: Cluster) -> list[Object]:
+def _labelled(pool: Pool) -> Object:
+    return {"key": POOL_LABEL, "operator": "In", "values": [pool.name]}
+
+
+def mig_environment(pool: Pool) -> list[Object]:
     """Without it the driver hides MIG capabilities from the container."""
-    cut = any(mig_strategy(pool.sharing) != "none" for pool in cluster.plugin_pools)
-    return env(NVIDIA_MIG_MONITOR_DEVICES="all") if cut else []
+    return env(NVIDIA_MIG_MONITOR_DEVICES="all") if mig_strategy(pool.sharing) != "none" else []
 
 
-def _plugin(cluster: Cluster) -> Object:
-    mps = bool(cluster.pools_of("mps"))
+def _plugin(cluster: Cluster, pool: Pool) -> Object:
+    mps = pool.sharing.strategy == "mps"
     cdi = cluster.spec.device_plugin.by_cdi  # the plugin has to see the host's files under /driver-root for that
-    security = _least(cluster)
-    config = _config(cluster, PLUGIN, "nvidia-device-plugin", security)
     main = container(
         cluster, PLUGIN, PLUGIN,
         command=["nvidia-device-plugin"],
@@ -122,28 +138,25 @@ def _plugin(cluster: Cluster) -> Object:
             *env(CONFIG_FILE="/config/config.yaml", NVIDIA_VISIBLE_DEVICES="all"),
             *env(NVIDIA_DRIVER_CAPABILITIES="compute,utility"),
             *(env(MPS_ROOT=MPS_ROOT) if mps else []),
-            *mig_environment(cluster),
+            *mig_environment(pool),
         ],
-        securityContext=security,
+        securityContext=_least(cluster, pool),
         volumeMounts=[
             mount("device-plugins", "/var/lib/kubelet/device-plugins"),
-            *config.mounts,
+            _CONFIG_MOUNT,
             *([mount("cdi", "/var/run/cdi"), mount("driver-root", "/driver-root", readOnly=True)] if cdi else []),
             *(_mps_mounts() if mps else []),
         ],
     )  # fmt: skip
     volumes = [
         host_path("device-plugins", f"{cluster.spec.kubelet_dir}/device-plugins", "Directory"),
-        *config.volumes,
         *([host_path("cdi", "/var/run/cdi"), host_path("driver-root", "/", "Directory")] if cdi else []),
         *(_mps_volumes() if mps else []),
     ]
-    spec = _pod(cluster, config, [main], volumes, affinity=plugin_affinity(cluster))
-    return daemon_set(cluster, PLUGIN, spec, annotations=config.annotations)
+    return _daemon_set(cluster, PLUGIN, pool, [main], volumes, affinity=pool_affinity(cluster, pool))
 
 
-def _discovery(cluster: Cluster) -> Object:
-    config = _config(cluster, DISCOVERY, "gpu-feature-discovery", _PRIVILEGED)
+def _discovery(cluster: Cluster, pool: Pool) -> Object:
     main = container(
         cluster, DISCOVERY, DISCOVERY,
         command=["gpu-feature-discovery"],
@@ -154,18 +167,16 @@ def _discovery(cluster: Cluster) -> Object:
             *env(CONFIG_FILE="/config/config.yaml", NVIDIA_VISIBLE_DEVICES="all"),
             *env(NVIDIA_DRIVER_CAPABILITIES="compute,utility"),
             *env(GFD_USE_NODE_FEATURE_API="false"),  # a file for Node Feature Discovery: no rights on the API
-            *mig_environment(cluster),
+            *mig_environment(pool),
         ],
         securityContext=_PRIVILEGED,  # to read what a vGPU's host says
-        volumeMounts=[mount("features", FEATURES), mount("sys", "/sys", readOnly=True), *config.mounts],
+        volumeMounts=[mount("features", FEATURES), mount("sys", "/sys", readOnly=True), _CONFIG_MOUNT],
     )  # fmt: skip
-    volumes = [host_path("features", FEATURES), host_path("sys", "/sys", "Directory"), *config.volumes]
-    spec = _pod(cluster, config, [main], volumes, affinity=plugin_affinity(cluster))
-    return daemon_set(cluster, DISCOVERY, spec, annotations=config.annotations)
+    volumes = [host_path("features", FEATURES), host_path("sys", "/sys", "Directory")]
+    return _daemon_set(cluster, DISCOVERY, pool, [main], volumes, affinity=pool_affinity(cluster, pool))
 
 
-def _mps_daemon(cluster: Cluster) -> Object:
-    config = _config(cluster, MPS, "/usr/bin/mps-control-daemon", _PRIVILEGED)
+def _mps_daemon(cluster: Cluster, pool: Pool) -> Object:
     prepare = container(
         cluster, MPS, "mount-shm",
         command=["mps-control-daemon", "mount-shm"],
@@ -187,13 +198,12 @@ def _mps_daemon(cluster: Cluster) -> Object:
             *env(NVIDIA_DRIVER_CAPABILITIES="compute,utility"),
         ],
         securityContext=_PRIVILEGED,
-        volumeMounts=[*_mps_mounts(), *config.mounts],
+        volumeMounts=[*_mps_mounts(), _CONFIG_MOUNT],
     )  # fmt: skip
-    spec = _pod(
-        cluster, config, [main, clean_up], [*_mps_volumes(), *config.volumes],
-        first=[prepare], affinity=mps_affinity(cluster), hostPID=True,
+    return _daemon_set(
+        cluster, MPS, pool, [main, clean_up], _mps_volumes(),
+        initContainers=[prepare], affinity=mps_affinity(cluster, pool), hostPID=True,
     )  # fmt: skip
-    return daemon_set(cluster, MPS, spec, annotations=config.annotations)
 
 
 def _mps_mounts() -> list[Object]:
@@ -204,88 +214,33 @@ def _mps_volumes() -> list[Object]:
     return [host_path("mps-root", MPS_ROOT), host_path("mps-shm", f"{MPS_ROOT}/shm")]
 
 
-def _least(cluster: Cluster) -> Object:
+def _least(cluster: Cluster, pool: Pool) -> Object:
     """What the plugin may do: MIG and volume-mounts need SYS_ADMIN, device files for the kubelet all."""
     if cluster.spec.device_plugin.pass_device_specs:
         return _PRIVILEGED
-    if mig_environment(cluster) or "volume-mounts" in cluster.spec.device_plugin.device_list_strategy:
+    if mig_environment(pool) or "volume-mounts" in cluster.spec.device_plugin.device_list_strategy:
         return {"capabilities": {"add": ["SYS_ADMIN"]}}
     return UNPRIVILEGED
 
 
-def _pod(
-    cluster: Cluster, config: _Config, main: list[Object], volumes: list[Object], *,
-    first: list[Object] | None = None, **fields: Any,
-) -> Object:  # fmt: skip
-    several = bool(config.first)
-    share = {} if "hostPID" in fields or not several else {"shareProcessNamespace": True}
-    return pod(
+def _daemon_set(
+    cluster: Cluster, component: str, pool: Pool, containers: list[Object], volumes: list[Object], **fields: Any
+) -> Object:
+    """Its pods read the pool's file; a change of that changes the annotation, so that they start again."""
+    source = {"name": CONFIG, "items": [{"key": pool.name, "path": "config.yaml"}]}
+    spec = pod(
         cluster,
-        containers=[*config.sidecars, *main],
-        initContainers=[*(first or []), *config.first],
-        volumes=volumes,
+        containers=containers,
+        volumes=[*volumes, {"name": "config", "configMap": source}],
         priorityClassName=cluster.spec.device_plugin.priority_class,
         # said always: the API server keeps the one that was under its old alias, serviceAccount
-        serviceAccountName=PLUGIN if several else "default",
-        **({} if several else {"automountServiceAccountToken": False}),
-        **share,
+        serviceAccountName="default",
+        automountServiceAccountToken=False,
         **fields,
     )
+    annotations = {"gpunode/config-sha256": _digest(config_text(cluster, pool.name))}
+    return daemon_set(cluster, of_pool(cluster, component, pool), spec, annotations=annotations)
 
 
-# ---------------------------------------------------------------- how a pod gets its configuration
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Config:
-    volumes: list[Object]
-    mounts: list[Object]
-    annotations: dict[str, str]
-    first: list[Object]
-    sidecars: list[Object]
-
-
-def _several(cluster: Cluster) -> bool:
-    return len(cluster.plugin_pools) > 1
-
-
-def _config(cluster: Cluster, component: str, process: str, security: Object) -> _Config:
-    """One pool: its file, mounted.  Several: the config manager picks the file that the node's label names.
-
-    A change of the one file changes the annotation, so that the pods start again; the manager sends SIGHUP instead.
-    What the manager writes to /config is a symbolic link into its source folder, at the path where the manager itself
-    has that folder: whoever reads the link needs both volumes, at the same paths.
-    """
-    if not _several(cluster):
-        (name, text), *_ = plugin_configs(cluster).items()
-        items = [{"key": name, "path": "config.yaml"}]
-        return _Config(
-            volumes=[{"name": "config", "configMap": {"name": CONFIG, "items": items}}],
-            mounts=[mount("config", "/config", readOnly=True)],
-            annotations={"gpunode/config-sha256": hashlib.sha256(text.encode()).hexdigest()},
-            first=[],
-            sidecars=[],
-        )
-    managers = [
-        container(
-            cluster, component, name,
-            command=["config-manager"],
-            env=[
-                field("NODE_NAME", "spec.nodeName"),
-                *env(ONESHOT=oneshot, KUBECONFIG="", NODE_LABEL=POOL_LABEL, CONFIG_FILE_SRCDIR=f"/{_AVAILABLE}"),
-                *env(CONFIG_FILE_DST="/config/config.yaml", DEFAULT_CONFIG=default_config(cluster)),
-                *env(FALLBACK_STRATEGIES="named,single", SEND_SIGNAL=signal, SIGNAL="1" if signal == "true" else ""),
-                *env(PROCESS_TO_SIGNAL=process if signal == "true" else ""),
-            ],
-            securityContext=security if signal == "true" else UNPRIVILEGED,
-            volumeMounts=[mount(_AVAILABLE, f"/{_AVAILABLE}", readOnly=True), mount("config", "/config")],
-        )
-        for name, oneshot, signal in (("config-init", "true", "false"), ("config-manager", "false", "true"))
-    ]  # fmt: skip
-    return _Config(
-        volumes=[{"name": _AVAILABLE, "configMap": {"name": CONFIG}}, {"name": "config", "emptyDir": {}}],
-        mounts=[mount("config", "/config"), mount(_AVAILABLE, f"/{_AVAILABLE}", readOnly=True)],
-        annotations={},
-        first=managers[:1],
-        sidecars=managers[1:],
-    )
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
