@@ -52,8 +52,8 @@ def test_a_client_of_mps_gets_its_share_and_the_daemon(clean: Cluster) -> None:
     spec = _applied(clean, MPS)
     found = _verified(clean, spec)  # at once: the plugin has not found the daemon yet, and tries again later
     assert _failed(found) == []
-    said = {name: message for name, _, message in found["pool default"]}
-    assert said["kube.allocatable"] == f"8 {GPU}"
+    said = {name: message for name, _, message in found["cluster"]}
+    assert said["kube.gpus"] == f"8 {GPU}"
     assert "kube.shared-gpu" in said
     clean.apply(_pod("client", {GPU: 1}))
     _running(clean, "client")
@@ -147,8 +147,8 @@ def test_mig_instances_are_made_offered_sliced_and_taken_back(clean: Cluster) ->
     _offers(clean, {SMALL: "8", LARGE: "2"})
     found = _verified(clean, mixed)
     assert _failed(found) == []
-    said = {name: message for name, _, message in found["pool default"]}
-    assert said["kube.allocatable"] == f"8 {SMALL}, 2 {LARGE}"
+    said = {name: message for name, _, message in found["cluster"]}
+    assert said["kube.gpus"] == f"8 {SMALL}, 2 {LARGE}"
     assert "exactly one GPU: MIG-" in said["kube.which-gpu"]
     assert f"{LARGE}  0/2" in clean.kube_text("status")
     labels = clean.lab.run(NODE, "cat /etc/kubernetes/node-feature-discovery/features.d/gfd").stdout.splitlines()

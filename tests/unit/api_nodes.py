@@ -19,7 +19,8 @@ GIB = 16  # memory of gpu-0, which claims share
 
 
 class Nodes:
-    """`replicas`: shares of each GPU.  `spoil`: vectoradd, sees-all, no-extender, spread, too-generous, slow, whole.
+    """`replicas`: shares of each GPU.  `spoil`: vectoradd, sees-all, no-extender, spread, too-generous, slow, whole,
+    nowhere.
 
     Claims for memory get it on gpu-0, GIB at most; with `whole` they get all of it.
     """
@@ -62,6 +63,9 @@ class Nodes:
         with self.lock, self.server.changed:
             pod = self.server.get("Pod", name, "gpunode-verify")
             if pod is None:
+                return
+            if self.spoil == "nowhere":
+                self.unschedulable(pod, "0/1 nodes are available: 1 node(s) had untolerated taint(s).")
                 return
             if "resourceClaims" in pod["spec"] and not self.allocated(pod):
                 why = "0/1 nodes are available: 1 cannot allocate all claims."

@@ -114,17 +114,6 @@ def test_what_somebody_changed_in_our_objects_is_put_right(server: ApiServer, ap
     assert live and live["handler"] == "nvidia"
 
 
-def test_pods_of_one_pool_no_longer_have_the_account_that_several_needed(server: ApiServer, api: Api) -> None:
-    server.put(node("gpu1"))
-    server.put(node("gpu2", address="10.0.0.2"))
-    sliced = {"kubernetes": {"pool": "sliced"}, "sharing": {"strategy": "time-slicing", "replicas": 2}}
-    put(api, rendered({}, gpu1={}, gpu2=sliced))
-    assert account_of_plugin(server) == "nvidia-device-plugin"
-    put(api, rendered({}, gpu1={}, gpu2={}))
-    assert account_of_plugin(server) == "default"
-    assert "gpunode/nvidia-device-plugin" not in server.names("ServiceAccount")
-
-
 def account_of_plugin(server: ApiServer) -> str:
     live = server.get("DaemonSet", "nvidia-device-plugin", "gpunode")
     assert live

@@ -17,13 +17,14 @@ from rows import over
 
 from gpunode.core.kube.checks.preflight import with_nodes
 from gpunode.core.kube.cluster import CLIENT_LABEL, MIG_LABEL, MIG_STATE
+from gpunode.core.kube.judge import findings
 from gpunode.core.kube.marks import left_over
-from gpunode.core.kube.render import node_wishes, render
+from gpunode.core.kube.render import render
 from gpunode.edge.kube.apply import remove
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
+from gpunode.edge.kube.reading import read
 from gpunode.edge.kube.verify import ProofOptions, verify
-from gpunode.edge.kube.watch import Watcher, wanted_objects
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -176,15 +177,9 @@ def test_a_layout_that_is_not_in_force_is_found_and_not_proven(state: str, text:
         found = {MIG_STATE: state} if state else {}
         server.edit("Node", "n1", "", lambda item: item["metadata"]["labels"].update(given | found))
         what = render(with_nodes(rendered(pool(**CUT), n1={}).cluster, []))
-        watched = Watcher(api=api, wanted=wanted_objects(what.objects), marks=tuple(node_wishes(what.cluster)))
-        watched.round()
-        first = [one.check for one in watched.found]
-        watched.round()
-        second = [(one.check, one.message) for one in watched.found]
-        message = f"the MIG layout small is not in force: {text}"
-        assert second == ([("kube.mig", message)] if text else [])
-        assert first == ([] if passes or not text else ["kube.mig"])
-        result = verify(api, what, ProofOptions(smoke=False), notify=lambda _: None)[1]
+        found_now = [(one.message, one.passing) for one in findings(read(api, what)[0]) if one.check == "kube.mig"]
+        assert found_now == ([(f"the MIG layout small is not in force: {text}", passes)] if text else [])
+        (result,) = verify(api, what, ProofOptions(patience=0), notify=lambda _: None)
         (check,) = [one for one in result.checks if one.id == "kube.mig"]
         assert check.status == ("failed" if text else "passed")
     finally:
@@ -196,7 +191,7 @@ def test_a_layout_without_a_label_is_no_business_of_ours(server: ApiServer, api:
     what = rendered(pool(strategy="mig", mig={"profiles": {"1g.10gb": 7}}), n1={})
     put(api, what, wait=False)
     assert MIG_LABEL not in labels(server)
-    result = verify(api, what, ProofOptions(smoke=False), notify=lambda _: None)[1]
+    result = verify(api, what, ProofOptions(patience=0), notify=lambda _: None)[0]
     assert "kube.mig" not in {one.id for one in result.checks}
 
 

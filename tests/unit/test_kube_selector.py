@@ -70,12 +70,12 @@ def test_only_the_chosen_nodes_have_to_offer_gpus(server: ApiServer, tmp_path: P
     run(server, tmp_path, "apply", "--nodes", "team=gpu", "--no-wait", spec={})
     lost = {"nvidia.com/gpu": "0"}
     server.edit("Node", "c", "", lambda item: item["status"].update(allocatable=lost))
-    chosen = ("--no-smoke", "--nodes", "team=gpu")
+    chosen = ("--nodes", "team=gpu")
     assert run(server, tmp_path, "verify", *chosen, spec={}).return_value == Exit.OK
     server.edit("Node", "a", "", lambda item: item["status"].update(allocatable=lost))
     failed = run(server, tmp_path, "verify", *chosen, spec={})
     assert failed.return_value == Exit.FAILED
-    assert "a offers no GPUs" in " ".join(failed.output.split())
+    assert "FAILED kube.gpus node a: " in " ".join(failed.output.split())
 
 
 @pytest.mark.usefixtures("nodes")
@@ -118,24 +118,21 @@ def test_several_pools_by_label_are_applied_without_an_inventory(server: ApiServ
     assert "nothing to do" in run(server, tmp_path, "apply", "--no-wait", spec=POOLS).stdout
 
 
-def test_each_node_of_pools_by_label_is_proven_under_its_pool(server: ApiServer, tmp_path: Path) -> None:
+def test_pools_by_label_are_judged_one_by_one(server: ApiServer, tmp_path: Path) -> None:
     spec = {"kubernetes": {"pools": {"a": {"nodes": "team=gpu"}, "b": {"nodes": "team=web"}, "c": {"nodes": "x=y"}}}}
     for name, team in (("n1", "gpu"), ("n2", "web"), ("n3", "")):
         server.put(node(name, labels={"team": team}, allocatable={"nvidia.com/gpu": "4"}))
     run(server, tmp_path, "apply", "--no-wait", spec=spec)
     server.edit("Node", "n1", "", lambda item: item["status"].update(allocatable={"nvidia.com/gpu": "0"}))
-    done = run(server, tmp_path, "verify", "--no-smoke", "--format", "json", spec=spec)
-    hosts = {host["host"]: host for host in json.loads(done.stdout)["hosts"]}
-    found = {
-        name: [(one["id"], one["status"], one["message"]) for one in host["checks"]] for name, host in hosts.items()
-    }
-    assert found["pool a"] == [("kube.allocatable", "failed", "n1 offers no GPUs")]
-    assert found["pool b"] == [("kube.allocatable", "passed", "4 nvidia.com/gpu")]
-    assert found["pool c"] == [("kube.allocatable", "not-proven", "no node of the cluster is chosen by 'x=y'")]
+    done = run(server, tmp_path, "verify", "--format", "json", spec=spec)
+    ((cluster),) = json.loads(done.stdout)["hosts"]
+    found = {(one["id"], one["status"]): one["message"] for one in cluster["checks"]}
+    assert found["kube.pool", "failed"] == "pool a: none of its nodes offers a GPU: n1"
+    assert found["kube.pool", "not-proven"] == "pool c: no node of the cluster is chosen by 'x=y'"
 
 
 @pytest.mark.usefixtures("nodes")
-@pytest.mark.parametrize("verb", ["apply", "verify", "watch"])
+@pytest.mark.parametrize("verb", ["apply", "verify"])
 def test_a_node_of_two_pools_is_refused_with_its_name(server: ApiServer, tmp_path: Path, verb: str) -> None:
     pools = {"all": {"nodes": "team"}, "gpu": {"nodes": "team!=web"}}
     done = run(server, tmp_path, verb, spec={"kubernetes": {"pools": pools}})
@@ -218,7 +215,7 @@ def test_a_folder_marks_nodes_by_their_labels() -> None:
     ]
 
 
-@over([("apply", ("-i", "a,")), ("verify", ("--limit", "a")), ("watch", ("-i", "a,", "--once"))], name=str)
+@over([("apply", ("-i", "a,")), ("verify", ("--limit", "a"))], name=str)
 def test_a_selector_and_an_inventory_are_two_answers_to_one_question(verb: str, more: tuple[str, ...]) -> None:
     done = CliRunner().invoke(kube, [verb, "--nodes", "team=gpu", *more])
     assert done.exit_code == 2

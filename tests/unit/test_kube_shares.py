@@ -76,9 +76,10 @@ def test_three_and_five_gib_share_a_gpu_and_seventeen_stay_pending(tmp_path: Pat
         assert apply(plane.api, what, notify=silent, timeout=30).problems == ()
         for item in what.examples:  # classes, claims and pods: all of it a server takes
             post(plane.api, item)
-        (pool,) = [r for r in verify(plane.api, what, ProofOptions(timeout=20), notify=silent) if "pool" in r.host]
+        (pool,) = [
+            r for r in verify(plane.api, what, ProofOptions(smoke=True, timeout=20), notify=silent) if "pool" in r.host
+        ]
         found = {check.id: (check.status, check.message) for check in pool.checks}
-        assert found["kube.allocatable"] == ("passed", "65536 gpu.nvidia.com/gpu")
         status, message = found["kube.dra-memory-two-pods"]
         assert (status, message) == ("passed", "pods with 3 and 5 GiB run side by side: 8 GiB on gpu-0")
         status, message = found["kube.dra-memory-too-large-stays-pending"]

@@ -177,7 +177,6 @@ OWN = {
     "core/bundle/manifest.py": "a manifest, whose size its reader bounds",
     "core/knowledge/pciids.py": "a table that a maintainer gives",
     "core/kube/owned.py": "gpunode's own record in the cluster, of 1 MiB at most",
-    "core/kube/render/__init__.py": "what gpunode kube render wrote",
     "core/selftest/readings.py": "a record of this machine",
     "core/selftest/record.py": "a record of this machine",
     "core/undo/journal.py": "a line of the journal, whose size the probe bounds",

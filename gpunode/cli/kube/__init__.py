@@ -11,7 +11,6 @@ COMMANDS: Table = {
     "apply": ("gpunode.cli.kube.apply:apply", "Make a cluster so: server-side apply, wait, delete what is left over."),
     "verify": ("gpunode.cli.kube.verify:verify", "Prove that a cluster is so: differences, and pods on its GPUs."),
     "status": ("gpunode.cli.kube.status:status", "Who uses which GPU: allocated and total, however they are shared."),
-    "watch": ("gpunode.cli.kube.watch:watch", "Report drift, lost GPUs and full pools, and change nothing."),
     "remove": ("gpunode.cli.kube.apply:remove", "Take everything that apply made out of the cluster."),
     "scheduler": ("gpunode.cli.kube.scheduler:scheduler", "This host's kube-scheduler: configure, unconfigure, diff."),
     "kubelet": ("gpunode.cli.kube.kubelet:kubelet", "This host's kubelet: configure, unconfigure, diff."),

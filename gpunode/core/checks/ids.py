@@ -88,15 +88,23 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "boot.secure-boot": "(warning) Secure Boot is on: modules that DKMS built load only with an enrolled key",
     },
     "The cluster (`gpunode kube verify`)": {
-        "kube.object": "an object of the API could not be read; it is named, and the rest was checked without it",
-        "kube.error": "the cluster or a pool could not be checked; the other pools were",
-        "kube.applied": "a dry run of apply would change something (exit code 3 when only these fail)",
-        "kube.problem": "apply would be refused (exit code 5)",
-        "kube.ready": "a workload of gpunode is not ready",
-        "kube.node": "a host of the inventory is no node",
-        "kube.allocatable": "the nodes of the pool do not offer what its sharing should",
+        "kube.drift": "an object, label or taint is not as gpunode.yml says, somebody added to the pods of a workload "
+        "(named with the time), or what was applied earlier is no longer asked for; what an admission policy rewrote "
+        "on its way is none (exit code 3 when only these fail)",
+        "kube.ready": "a workload of gpunode is not ready: with what its pods say, or why they are not created (quota, "
+        "pod security, limits, webhooks)",
+        "kube.node": "a node with GPUs is not Ready, a host of the inventory is no node, a node is in two pools, or "
+        "its engine has not the runtime that pods name",
+        "kube.gpus": "a node offers fewer GPUs than it has, none, or not what its pool shares; pods on a GPU hold more "
+        "of its memory than it has",
         "kube.mig": "the MIG layout that a node's label asks for is not in force (`nvidia.com/mig.config.state`)",
-        "kube.node-proof": "not proven where `--each-node --max-failures` left the node out",
+        "kube.pool": "none of a pool's nodes offers a GPU; not proven where its selector chooses no node",
+        "kube.waiting": "(warning) pods wait for GPUs that nobody has free, or that no node offers",
+        "kube.unread": "not proven: it could not be read, and the rest was judged without it",
+        "kube.problem": "(`--exact`) apply would be refused",
+        "kube.error": "a pool or a node could not be proven; the others were",
+        "kube.pool-proof": "not proven where each node of the pool is cordoned, tainted or down",
+        "kube.node-proof": "not proven where `--max-failures` left the node out",
         "kube.vectoradd": "passes when a pod adds two vectors on a GPU, and its log says «Test PASSED»",
         "kube.which-gpu": "passes when `nvidia-smi -L` in a container that asked for one GPU lists exactly one",
         "kube.shared-gpu": "passes when one pod more than a node has GPUs runs there at the same time, and two of "

@@ -80,10 +80,6 @@ def _wrong_values(spec: KubernetesSpec) -> Iterator[tuple[str, str, str]]:
         yield "gpushare.node_port", f"{spec.gpushare.node_port} is no port", "choose one of 30000 to 32767"
     if not re.fullmatch(r"(\d+(ms|s|m|h))+", spec.monitoring.interval):
         yield "monitoring.interval", f"{spec.monitoring.interval!r} is no duration", "write it as 30s"
-    if spec.watch.image and (reported := words.image(spec.watch.image)):
-        yield "watch.image", reported, "write NAME:TAG, with its registry in front"
-    if not 1 <= spec.watch.interval <= 86400:
-        yield "watch.interval", f"{spec.watch.interval} is no time to wait", "write seconds, 1 to 86400"
     if not spec.device_plugin.device_list_strategy:
         yield "device_plugin.device_list_strategy", "it is empty", "write [envvar]"
     if not spec.kubelet_dir.startswith("/"):

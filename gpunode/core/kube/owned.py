@@ -6,6 +6,7 @@ ones) and after (with the new ones alone), so that nothing that we made is ever 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from gpunode.core.errors import RefusedError
 from gpunode.core.kube.cluster import OWNED, Object
 from gpunode.core.kube.plain import yaml_text
 
+MANAGER = "gpunode"  # the field manager of everything that we apply
 INVENTORY = "gpunode-inventory"
 INVENTORY_LABELS = {"app.kubernetes.io/name": INVENTORY, "app.kubernetes.io/part-of": "gpunode", **OWNED}
 INVENTORY_FORMAT = 1
@@ -94,10 +96,15 @@ class NodeMarks:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What we applied.  Adding two gives what either of them has."""
+    """What we applied.  Adding two gives what either of them has.
+
+    `digests` of objects as they were rendered: what differs on an object that is rendered alike came by other hands, or
+    by an admission policy that rewrote gpunode's own request.
+    """
 
     objects: tuple[Key, ...] = ()
     nodes: Mapping[str, NodeMarks] = field(default_factory=dict)
+    digests: Mapping[Key, str] = field(default_factory=dict)
 
     def __add__(self, other: Inventory) -> Inventory:
         nodes = dict(self.nodes)
@@ -107,12 +114,18 @@ class Inventory:
                 labels=tuple(dict.fromkeys((*before.labels, *marks.labels))),
                 taints=tuple(dict.fromkeys((*before.taints, *marks.taints))),
             )
-        return Inventory(objects=tuple(dict.fromkeys((*self.objects, *other.objects))), nodes=nodes)
+        objects = tuple(dict.fromkeys((*self.objects, *other.objects)))
+        return Inventory(objects=objects, nodes=nodes, digests={**self.digests, **other.digests})
 
     def without(self, kept: Iterable[Key]) -> tuple[Key, ...]:
         """Our objects that are not among these, in whatever version of their API; what was applied last comes first."""
         names = {key.same for key in kept}
         return tuple(key for key in reversed(self.objects) if key.same not in names)
+
+
+def digest(item: Object) -> str:
+    """Of an object as it is rendered."""
+    return hashlib.sha256(json.dumps(item, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def inventory_key(namespace: str) -> Key:
@@ -123,7 +136,9 @@ def inventory_object(inventory: Inventory, namespace: str) -> Object:
     data = {
         "format": INVENTORY_FORMAT,
         "objects": [
-            {"apiVersion": k.api, "kind": k.kind, "namespace": k.namespace, "name": k.name} for k in inventory.objects
+            {"apiVersion": k.api, "kind": k.kind, "namespace": k.namespace, "name": k.name}
+            | ({"rendered": inventory.digests[k]} if k in inventory.digests else {})
+            for k in inventory.objects
         ],
         "nodes": {
             name: {"labels": list(marks.labels), "taints": list(marks.taints)}
@@ -146,8 +161,10 @@ def parse_inventory(live: Object) -> Inventory:
         data = json.loads((live.get("data") or {})["inventory.json"])
         if data["format"] != INVENTORY_FORMAT:
             raise RefusedError(f"{where} has format {data['format']}", expected=f"format {INVENTORY_FORMAT}", fix=fix)
+        keys = [Key(o["apiVersion"], o["kind"], o["namespace"], o["name"]) for o in data["objects"]]
         return Inventory(
-            objects=tuple(Key(o["apiVersion"], o["kind"], o["namespace"], o["name"]) for o in data["objects"]),
+            objects=tuple(keys),
+            digests={key: str(o["rendered"]) for key, o in zip(keys, data["objects"], strict=True) if "rendered" in o},
             nodes={
                 name: NodeMarks(labels=tuple(marks["labels"]), taints=tuple(marks["taints"]))
                 for name, marks in data["nodes"].items()

@@ -143,13 +143,6 @@ class MonitoringSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchSpec:
-    image: str = option("", "image with gpunode in it, made from the Containerfile; empty: no Deployment watches")
-    interval: int = option(60, "seconds between two looks")
-    events: bool = option(True, "write Kubernetes Events about what is found, and the right to do so")
-
-
-@dataclass(frozen=True, kw_only=True)
 class PoolSpec:
     """A node pool whose nodes are chosen by their labels, without an inventory."""
 
@@ -184,7 +177,6 @@ class KubernetesSpec:
     )
     gpushare: GpushareSpec = option(GpushareSpec(), "gpushare, for sharing.strategy gpushare")
     monitoring: MonitoringSpec = option(MonitoringSpec(), "monitoring")
-    watch: WatchSpec = option(WatchSpec(), "gpunode kube watch as a Deployment, which reports and changes nothing")
 
     @property
     def has_discovery_objects(self) -> bool:

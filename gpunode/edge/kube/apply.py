@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.kube.applied import Applied, Change, How
-from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, last_warning, pods_trouble, readiness
+from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, last_warning, pods_trouble, readiness, wanted_pods
 from gpunode.core.kube.cluster import MIG_LABEL, Object
 from gpunode.core.kube.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.core.kube.owned import (
@@ -18,6 +18,7 @@ from gpunode.core.kube.owned import (
     inventory_object,
     is_ours,
 )
+from gpunode.core.kube.plain import mapping
 from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.render.mig import LAYOUTS
 from gpunode.edge.kube.client import Api, ApiError, segment
@@ -204,8 +205,25 @@ def _trouble(api: Api, key: Key) -> str:
         return ""
     if found := pods_trouble(pods):
         return "; ".join(found[:3])
+    if len(pods) < wanted_pods(live or {}) and (denied := creation_denied(api, key)):
+        return denied
     waits = [pod["metadata"]["name"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"][:3]
     return "; ".join(f"pod {name}: {text}" for name in waits if (text := pod_warning(api, key.namespace, name)))
+
+
+def creation_denied(api: Api, key: Key) -> str:
+    """Why pods of a workload are not even created (quota, pod security, limits, a webhook); "" for nothing known.
+
+    The controller says it of the workload itself, of a Deployment's ReplicaSet.
+    """
+    where = f"/api/v1/namespaces/{segment(key.namespace)}/events"
+    try:
+        events = api.items(where, odd=[], fieldSelector="reason=FailedCreate")
+    except ApiError:
+        return ""
+    about = [mapping(event, "involvedObject").get("name", "") for event in events]
+    mine = [e for e, name in zip(events, about, strict=True) if name == key.name or name.startswith(f"{key.name}-")]
+    return last_warning([event for event in mine if mapping(event, "involvedObject").get("kind") != "Pod"])
 
 
 def pod_warning(api: Api, namespace: str, name: str) -> str:

@@ -19,12 +19,11 @@ from urllib.parse import quote, urlencode
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser, UnreachableError
 from gpunode.core.kube.cluster import Object
-from gpunode.core.kube.owned import Key
+from gpunode.core.kube.owned import MANAGER, Key
 from gpunode.core.kube.shape import LIST, RESOURCES, REVIEW, VERSION, checked, checked_object
 from gpunode.core.model import HostOutcome
 from gpunode.core.printable import printable, shortened
 
-MANAGER = "gpunode"  # the field manager of everything that we apply
 CHUNK = 500  # objects of one answer to a list
 MOST = 64 << 20  # bytes of one answer: 500 objects, each of them far larger than those of real clusters
 MOST_LISTED = 1 << 30  # bytes of all parts of a list: 150,000 pods, the most that a cluster is made for, have less

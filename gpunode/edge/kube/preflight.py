@@ -28,6 +28,7 @@ from gpunode.core.kube.owned import (
     Inventory,
     Key,
     NodeMarks,
+    digest,
     inventory_key,
     is_ours,
     key_of,
@@ -62,7 +63,8 @@ class Ground:
         """What will be ours."""
         objects = tuple(key for key in self.wanted if key not in self.kept)
         nodes = {name: NodeMarks(labels=tuple(labels), taints=taints) for name, (labels, taints) in self.marks.items()}
-        return Inventory(objects=objects, nodes=nodes)
+        digests = {key: digest(self.wanted[key]) for key in objects}
+        return Inventory(objects=objects, nodes=nodes, digests=digests)
 
 
 def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:

@@ -1,74 +1,82 @@
-"""Prove on a cluster that its GPUs can be used: proof pods in a namespace of their own, gone again afterwards."""
+"""Whether a cluster is as gpunode.yml says, by reading; and with proof pods, in a namespace of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from gpunode.core.errors import GpunodeError, RefusedError, UnreachableError
-from gpunode.core.kube.checks.preflight import Right, mig_state, node_names
+from gpunode.core.kube.checks.preflight import Right, node_names
 from gpunode.core.kube.checks.proof_rules import NAMESPACE, Proof, Seen, is_done, judge
-from gpunode.core.kube.checks.proofs import allocatable, namespace_object, node_proofs, offers, proofs
-from gpunode.core.kube.checks.ready import WORKLOADS, gates
-from gpunode.core.kube.cluster import MIG_LABEL, Object, Pool
+from gpunode.core.kube.checks.proofs import closed_nodes, namespace_object, node_proofs, offers, pool_proofs
+from gpunode.core.kube.checks.ready import gates, unschedulable
+from gpunode.core.kube.cluster import Object, Pool
+from gpunode.core.kube.judge import Reading, checks_of, findings
 from gpunode.core.kube.owned import Key, is_ours, key_of
 from gpunode.core.kube.render import Rendered
-from gpunode.core.kube.render.device_plugin import plugin_configs
-from gpunode.core.kube.usage import Usage, Use
+from gpunode.core.kube.usage import Use
 from gpunode.core.model import Check, HostOutcome, HostResult
-from gpunode.core.sharing.rules import cuts
 from gpunode.edge.isolate import as_error, isolated
-from gpunode.edge.kube.apply import apply, await_gone, pod_warning, wait_ready
+from gpunode.edge.kube.apply import apply, await_gone, pod_warning
 from gpunode.edge.kube.client import Api, ApiError
 from gpunode.edge.kube.preflight import missing_rights
-from gpunode.edge.kube.status import read_usage
+from gpunode.edge.kube.reading import read
 
 Notify = Callable[[str], None]
 _NAMESPACE = Key("v1", "Namespace", "", NAMESPACE)
 ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespace
 GONE_SECONDS = 180.0
-GATE_SECONDS = 20.0  # until a controller has let a new pod go
-OFFER_SECONDS = 30.0  # until a kubelet reports the GPUs of a device plugin that has just started
+SOON_SECONDS = 20.0  # until a controller has let a new pod go, and the scheduler has found a node for it
 LIST_SECONDS = 60.0  # until nvidia-smi has listed the GPUs of a container
-RETRY_SECONDS = 35.0  # until a device plugin that did not find its MPS control daemon has tried again
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProofOptions:
-    """Without `smoke` nothing is started; `keep` leaves the pods of failed proofs.  `timeout` seconds for each proof.
+    """`smoke` starts pods that use GPUs, on each node; else the cluster is only read.
 
-    `each_node`: pods of one pool's every node, too; nodes after more than `max_failures` that failed are not tried.
+    `exact`: objects are compared by the server's dry run, which needs the rights of apply.  `keep` leaves the pods of
+    failed proofs; `timeout` seconds for each proof; nodes after more than `max_failures` that failed are not tried.
+    `patience`: seconds in which what may pass by itself is waited for.
     """
 
-    smoke: bool = True
+    smoke: bool = False
+    exact: bool = False
     keep: bool = False
     timeout: float = 300
-    each_node: bool = False
     max_failures: int | None = None
+    patience: float = 60
 
 
 def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *, notify: Notify) -> list[HostResult]:
-    """What `gpunode kube verify` reports: the cluster as a whole, then each pool, and each node where that is asked."""
+    """What `gpunode kube verify` reports: the cluster as a whole; with `smoke` also each pool, and each node."""
     how = options or ProofOptions()
     if rendered.problems:
         raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
-    first, more = _alone("cluster", partial(_cluster, api, rendered, notify)), list[Check]()
-    odd: dict[str, None] = {}  # objects that could not be read, each once
+    notify("reading the cluster")
+    reading, checks = settled(api, rendered, how.patience)
+    if how.exact:
+        checks = [*(check for check in checks if check.id != "kube.drift"), *_exact(api, rendered, notify)]
+    if not how.smoke:
+        return [_result("cluster", checks)]
+    with _namespace(api, keep=how.keep, notify=notify) as cleaned:
+        run = _Runner(api, how.timeout, how.keep, notify)
+        results = [*_pools(rendered, reading, run), *_each_node(rendered, reading, run, how, notify)]
+    return [_result("cluster", [*checks, *cleaned]), *results]
 
-    def pools(run: _Runner | None) -> list[HostResult]:
-        known = rendered.cluster.pools
-        found = [_alone(f"pool {pool.name}", partial(_pool, api, rendered, pool, run, odd, notify)) for pool in known]
-        return [*found, *(_each_node(api, rendered, run, how, notify) if run and how.each_node else ())]
 
-    if how.smoke:
-        with _namespace(api, keep=how.keep, notify=notify) as more:
-            results = pools(_Runner(api, how.timeout, how.keep, notify))
-    else:
-        results = pools(None)
-    more = [*(Check(id="kube.object", status="failed", message=text) for text in odd), *more]
-    return [_result(first.host, [*first.checks, *more], refused=first.outcome == "refused"), *results]
+def settled(api: Api, rendered: Rendered, patience: float) -> tuple[Reading, list[Check]]:
+    """A reading and its checks, read again for so many seconds while what is wrong may pass by itself."""
+    deadline = api.clock() + patience
+    while True:
+        reading, unread = read(api, rendered)
+        found = findings(reading)
+        lasting = not any(one.passing and one.check != "kube.waiting" for one in found)
+        if lasting or api.clock() >= deadline:
+            checks = [*checks_of(reading, found)]
+            return reading, [*checks, *(Check(id="kube.unread", status="not-proven", message=one) for one in unread)]
+        api.pause(1)
 
 
 def _alone(name: str, call: Callable[[], HostResult]) -> HostResult:
@@ -85,90 +93,49 @@ def _alone(name: str, call: Callable[[], HostResult]) -> HostResult:
     return found
 
 
-# ---------------------------------------------------------------- the cluster, and a pool
+# ---------------------------------------------------------------- the cluster, pools and nodes
 
 
-def _cluster(api: Api, rendered: Rendered, notify: Notify) -> HostResult:
-    """What was rendered is applied, and ready."""
+def _exact(api: Api, rendered: Rendered, notify: Notify) -> Iterator[Check]:
+    """What apply would change, and what it would refuse."""
     applied = apply(api, rendered, dry_run=True, notify=notify)
-    checks = [Check(id="kube.problem", status="failed", message=p.what, fix=p.fix) for p in applied.problems]
+    for problem in applied.problems:
+        yield Check(id="kube.problem", status="failed", message=problem.what, fix=problem.fix)
     differ = [change for change in applied.changes if change.how not in ("unchanged", "kept")]
     for change in differ:
         text = f"{change.key} would be {change.how}"
-        checks.append(Check(id="kube.applied", status="failed", message=text, fix="gpunode kube apply --dry-run"))
-    if not checks:
-        text = f"{len(applied.changes)} objects are as gpunode.yml asks for"
-        checks.append(Check(id="kube.applied", status="passed", message=text))
-    there = [change.key for change in applied.changes if change.how in ("unchanged", "changed")]
-    for key in (key for key in there if key.kind in WORKLOADS):
-        (why,) = wait_ready(api, [key], 0, notify) or ("",)
-        status = Check(id="kube.ready", status="failed", message=why, fix=f"kubectl -n {key.namespace} get pods")
-        checks.append(status if why else Check(id="kube.ready", status="passed", message=f"{key} is ready"))
-    return _result("cluster", checks, refused=bool(applied.problems))
+        yield Check(id="kube.drift", status="failed", message=text, fix="gpunode kube apply --dry-run")
+    if not differ and not applied.problems:
+        text = f"{len(applied.changes)} objects are as gpunode.yml asks for, by the server's dry run"
+        yield Check(id="kube.drift", status="passed", message=text)
 
 
-def _pool(
-    api: Api, rendered: Rendered, pool: Pool, run: _Runner | None, odd: dict[str, None], notify: Notify
-) -> HostResult:
-    notify(f"pool {pool.name}: looking at what it offers")
-    nodes = api.items("/api/v1/nodes", odd=[]) if pool.hosts or cuts(pool.sharing) else []
-    names, lost = node_names(pool.hosts, nodes) if pool.hosts else ({}, [])
-    patience = OFFER_SECONDS + (RETRY_SECONDS if pool.sharing.strategy == "mps" else 0)
-    found, there, offered = _settled(api, rendered, pool, names, min(patience, run.timeout) if run else 0)
-    odd |= dict.fromkeys(found.errors)
-    checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
-    mine = [node for node in nodes if not pool.has_known_nodes or node["metadata"]["name"] in names.values()]
-    checks += _mig(pool, mine)
-    checks.append(offered)
-    if run and there:
-        for proof in proofs(rendered.cluster, pool, there):
-            checks.append(run.prove(proof) if isinstance(proof, Proof) else proof)
-            notify(f"pool {pool.name}: {checks[-1].id}: {checks[-1].status}")
-    return _result(f"pool {pool.name}", checks)
+def _usable(rendered: Rendered, reading: Reading, pool: Pool) -> tuple[list[tuple[str, Use]], str]:
+    """(node, use) of what a pool offers where a proof pod may run; why there is none."""
+    names = node_names(pool.hosts, reading.nodes)[0]
+    there = [(node, use) for node, use in offers(pool, reading.usage, names) if use.total]
+    closed = closed_nodes(rendered.cluster, reading.nodes)
+    free = [(node, use) for node, use in there if node not in closed]
+    shut = ", ".join(f"{node} ({closed[node]})" for node in dict.fromkeys(node for node, _ in there) if node in closed)
+    return free, "" if free else f"no proof pod may run: {shut}" if shut else "no node that is Ready offers its GPUs"
 
 
-def _settled(
-    api: Api, rendered: Rendered, pool: Pool, names: Mapping[str, str], seconds: float
-) -> tuple[Usage, list[tuple[str, Use]], Check]:
-    """What the pool offers, and the check of it; asked again for so many seconds while it offers too little."""
-    deadline = api.clock() + seconds
-    while True:
-        found = read_usage(api, configs=plugin_configs(rendered.cluster))
-        there = _offered(pool, found, names)
-        offered = allocatable(pool, there, names, found) if pool.hosts or not pool.selector else _no_node(pool)
-        if offered.status != "failed" or api.clock() >= deadline:
-            return found, there, offered
-        api.pause(1)
+def _pools(rendered: Rendered, reading: Reading, run: _Runner) -> Iterator[HostResult]:
+    """What one node of a pool is enough for: shares of the same GPU, requests that are too large."""
+    for pool in rendered.cluster.pools:
+        there, why = _usable(rendered, reading, pool)
+        planned = pool_proofs(rendered.cluster, pool, there) if there else [_unproven("kube.pool-proof", why)]
+        yield _alone(f"pool {pool.name}", partial(_proven, f"pool {pool.name}", planned, run))
 
 
-def _mig(pool: Pool, nodes: list[Object]) -> Iterator[Check]:
-    """That the layout is in force where a label asks for one: of NVIDIA's MIG manager, or of our own unit."""
-    labelled = [node for node in nodes if MIG_LABEL in (node["metadata"].get("labels") or {})]
-    if not cuts(pool.sharing) or not labelled:
-        return
-    wrong = [f"{node['metadata']['name']}: {text}" for node in labelled if (text := mig_state(node))]
-    if wrong:
-        yield Check(
-            id="kube.mig", status="failed", message="; ".join(wrong[:5]), fix="the log of its MIG manager's pod"
-        )
-    else:
-        yield Check(id="kube.mig", status="passed", message=f"the MIG layout is in force on {len(labelled)} nodes")
-
-
-def _no_node(pool: Pool) -> Check:
-    """A pool of a cloud may have no node for now."""
-    text, fix = f"no node of the cluster is chosen by {pool.selector!r}", "kubectl get nodes --show-labels"
-    return Check(id="kube.allocatable", status="not-proven", message=text, fix=fix)
-
-
-def _each_node(api: Api, rendered: Rendered, run: _Runner, how: ProofOptions, notify: Notify) -> list[HostResult]:
-    """A result for every node that offers what its pool's sharing should, pool by pool."""
-    found = read_usage(api, configs=plugin_configs(rendered.cluster))
-    nodes = api.items("/api/v1/nodes", odd=[])
+def _each_node(
+    rendered: Rendered, reading: Reading, run: _Runner, how: ProofOptions, notify: Notify
+) -> list[HostResult]:
+    """Whether pods can use the GPUs of every node, pool by pool."""
     todo = [
         (pool, name, [(node, use) for node, use in there if node == name])
         for pool in rendered.cluster.pools
-        for there in [_offered(pool, found, node_names(pool.hosts, nodes)[0])]
+        for there, _ in [_usable(rendered, reading, pool)]
         for name in sorted({node for node, _ in there})
     ]
     results: list[HostResult] = []
@@ -176,30 +143,29 @@ def _each_node(api: Api, rendered: Rendered, run: _Runner, how: ProofOptions, no
         failed = sum(result.outcome == "failed" for result in results)
         if how.max_failures is not None and failed > how.max_failures:
             text = f"not tried: {failed} nodes failed before (--max-failures {how.max_failures})"
-            checks = (Check(id="kube.node-proof", status="not-proven", message=text),)
-            results.append(HostResult(host=f"node {name}", message=text, checks=checks))
+            results.append(HostResult(host=f"node {name}", message=text, checks=(_unproven("kube.node-proof", text),)))
             continue
         notify(f"node {name} (pool {pool.name}, {number} of {len(todo)})")
-        results.append(_alone(f"node {name}", partial(_node, rendered, pool, name, there, run)))
+        planned = node_proofs(rendered.cluster, pool, there)
+        results.append(_alone(f"node {name}", partial(_proven, f"node {name}", planned, run)))
         notify(f"node {name}: {results[-1].message}")
     return results
 
 
-def _node(rendered: Rendered, pool: Pool, name: str, there: list[tuple[str, Use]], run: _Runner) -> HostResult:
-    planned = node_proofs(rendered.cluster, pool, there)
-    return _result(f"node {name}", [run.prove(one) if isinstance(one, Proof) else one for one in planned])
+def _proven(name: str, planned: Iterable[Proof | Check], run: _Runner) -> HostResult:
+    return _result(name, [run.prove(one) if isinstance(one, Proof) else one for one in planned])
 
 
-def _offered(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str, Use]]:
-    return [(node, use) for node, use in offers(pool, found, names) if use.total]
+def _unproven(found: str, why: str) -> Check:
+    return Check(id=found, status="not-proven", message=why)
 
 
-def _result(host: str, checks: list[Check], *, refused: bool = False) -> HostResult:
+def _result(host: str, checks: list[Check]) -> HostResult:
     failed = {check.id for check in checks if check.status == "failed"}
     count = sum(check.status == "failed" for check in checks)
-    outcome: HostOutcome = "ok" if not failed else "pending" if failed == {"kube.applied"} else "failed"
+    outcome: HostOutcome = "ok" if not failed else "pending" if failed == {"kube.drift"} else "failed"
     message = f"{count} of {len(checks)} checks failed" if failed else f"{len(checks)} checks"
-    return HostResult(host=host, outcome="refused" if refused else outcome, message=message, checks=tuple(checks))
+    return HostResult(host=host, outcome=outcome, message=message, checks=tuple(checks))
 
 
 # ---------------------------------------------------------------- one proof
@@ -239,9 +205,11 @@ class _Runner:
                 last[0] = live
                 return True if is_done(proof.until, live) else None
 
-            held = min(self.timeout, GATE_SECONDS)  # a queue that lets pods of no queue go does so at once
-            self.api.follow(_pod(name), until, max(0.0, deadline - self.timeout + held - self.api.clock()))
-            if not (last[0] and (is_done(proof.until, last[0]) or gates(last[0]))):
+            # a queue lets pods of no queue go at once, and a scheduler that has no node for one says so at once
+            soon = max(0.0, deadline - self.timeout + min(self.timeout, SOON_SECONDS) - self.api.clock())
+            self.api.follow(_pod(name), until, soon)
+            live = last[0]
+            if not (live and (is_done(proof.until, live) or gates(live) or unschedulable(live))):
                 self.api.follow(_pod(name), until, max(0.0, deadline - self.api.clock()))
             pods.append(last[0])
         waits = [n for n, live in zip(proof.pods, pods, strict=True) if live and not is_done(proof.until, live)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,6 +89,9 @@ def judge(proof: Proof, seen: Seen) -> Check:
     ]
     if undone:
         return _failed(proof, "; ".join(undone[:3]))
+    if proof.rule == "pending" and (other := _other_reason(proof, seen)):
+        text = f"{proof.title}: it waits for another reason: {other}"
+        return Check(id=proof.id, status="not-proven", message=text, fix="kubectl describe nodes")
     problem, says = _RULES[proof.rule](proof, seen)
     return _failed(proof, problem) if problem else Check(id=proof.id, status="passed", message=f"{proof.title}: {says}")
 
@@ -124,6 +127,21 @@ def _pending(proof: Proof, seen: Seen) -> tuple[str, str]:
     if node or not live:
         return f"it was put on {node}", ""
     return "", unschedulable(live)
+
+
+def _other_reason(proof: Proof, seen: Seen) -> str:
+    """What keeps the pod from every node, where that is not the amount that it asks for."""
+    (live,) = seen.pods
+    message = unschedulable(live) if live and not _node(live) else ""
+    asks = [name for item in proof.objects for name in _limits(item)]
+    short = any(f"Insufficient {name}" in message for name in asks) or "Insufficient GPU Memory" in message
+    by_claim = any("resourceClaims" in (item.get("spec") or {}) for item in proof.objects) and "claim" in message
+    return message if message and not (short or by_claim) else ""
+
+
+def _limits(item: Object) -> Iterator[str]:
+    for container in (item.get("spec") or {}).get("containers") or []:
+        yield from (container.get("resources") or {}).get("limits") or {}
 
 
 def _cards(proof: Proof, seen: Seen) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.core.kube.checks.proof_rules import NAMESPACE, Proof
-from gpunode.core.kube.cluster import OWNED, Cluster, Object, Pool
+from gpunode.core.kube.cluster import OWNED, Cluster, Object, Pool, tolerations
 from gpunode.core.kube.objects import pod, selector
 from gpunode.core.kube.render.dra import DRIVER, claim, claim_template
 from gpunode.core.kube.render.gpushare import MEMORY
@@ -37,12 +37,6 @@ def kinds(pool: Pool) -> tuple[Kind, ...]:
     return ("dra-memory",) if pool.sharing.dra.shares == "memory" else _KIND[pool.sharing.strategy]
 
 
-_WHOLE_DEVICES = (
-    "the DRA driver offers whole devices: install it with the values that gpunode kube render writes (its gate for "
-    "shares has to be on, and that of Kubernetes on kube-apiserver, which else drops what the driver says)"
-)
-
-
 def namespace_object() -> Object:
     labels = {**OWNED, "app.kubernetes.io/part-of": "gpunode", "pod-security.kubernetes.io/enforce": "baseline"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
@@ -65,33 +59,25 @@ def offers(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str
     ]
 
 
-def allocatable(pool: Pool, there: Sequence[tuple[str, Use]], names: Mapping[str, str], found: Usage) -> Check:
-    """Whether every node of the pool (where the inventory names them) offers what its sharing should."""
-    down = {node.name for node in found.nodes if not node.is_ready}
-    silent = sorted({names[host] for host in pool.hosts if host in names} - {node for node, use in there if use.total})
-    what = "GPUs" + ("" if pool.sharing.strategy == "none" else f" by {pool.sharing.strategy}")
-    if silent or not any(use.total for _, use in there):
-        fix = "gpunode kube status; the log of the device plugin's pod on that node; gpunode verify NODE"
-        if pool.sharing.strategy == "mps":
-            fix = "gpunode kube status; the logs of the device plugin's and the MPS control daemon's pods on that node"
-        if pool.sharing.strategy == "dra":
-            fix = "gpunode kube status; the log of the DRA driver's pod on that node; gpunode verify NODE"
-        if "dra-memory" in kinds(pool) and any(use.kind == "dra" for node in found.nodes for use in node.uses):
-            fix = _WHOLE_DEVICES
-        who = ", ".join(f"{node} (NotReady)" if node in down else node for node in silent)
-        return Check(
-            id="kube.allocatable",
-            status="failed",
-            message=f"{who} offers no {what}" if who else f"no node offers {what}",
-            fix=fix,
-        )
-    totals: Counter[str] = Counter()
-    for _, use in there:
-        totals[use.resource] += use.total
-    return Check(
-        id="kube.allocatable",
-        status="passed",
-        message=", ".join(f"{count} {resource}" for resource, count in totals.items()),
+def closed_nodes(cluster: Cluster, nodes: Sequence[Object]) -> dict[str, str]:
+    """Node → why no proof pod may run there: it is cordoned, or has a taint that the pods do not tolerate."""
+    found = {}
+    for node in nodes:
+        spec = node.get("spec") or {}
+        taints = [one for one in spec.get("taints") or () if one.get("effect") in ("NoSchedule", "NoExecute")]
+        foreign = [one["key"] for one in taints if not any(_tolerates(own, one) for own in tolerations(cluster))]
+        if spec.get("unschedulable"):
+            found[node["metadata"]["name"]] = "cordoned"
+        elif foreign:
+            found[node["metadata"]["name"]] = f"taint {', '.join(foreign)}"
+    return found
+
+
+def _tolerates(own: Object, taint: Object) -> bool:
+    """https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/"""
+    same = own.get("operator") == "Exists" or own.get("value", "") == taint.get("value", "")
+    return (
+        (not own.get("key") or own["key"] == taint["key"]) and own.get("effect", "") in ("", taint["effect"]) and same
     )
 
 
@@ -125,6 +111,11 @@ def proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> It
     else:
         most, node = max((other.total, name) for name, other in there if other.resource == use.resource)
         yield _too_large(cluster, "kube.too-many-stays-pending", node, use.resource, most + 1)
+
+
+def pool_proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> Iterator[Proof | Check]:
+    """What one node of the pool is enough for."""
+    yield from (proof for proof in proofs(cluster, pool, there) if proof.id not in _OF_A_NODE)
 
 
 def node_proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> Iterator[Proof | Check]:

@@ -45,6 +45,12 @@ def readiness(live: Object | None) -> Readiness:
     return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods{nowhere}")
 
 
+def wanted_pods(live: Object) -> int:
+    """How many pods its controller wants to have."""
+    status, spec = live.get("status") or {}, live.get("spec") or {}
+    return int(status.get("desiredNumberScheduled", 0) if live.get("kind") == "DaemonSet" else spec.get("replicas", 1))
+
+
 def pods_trouble(pods: Iterable[Object]) -> tuple[str, ...]:
     """What is wrong with each pod that is not ready, one line each."""
     return tuple(f"pod {pod['metadata']['name']}: {trouble}" for pod in pods if (trouble := pod_trouble(pod)))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpunode.core.errors import InputError
 from gpunode.core.kube.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POOL_LABEL, Cluster, Object, Pool
 from gpunode.core.kube.objects import labels, thing
-from gpunode.core.kube.plain import yaml_documents
 from gpunode.core.kube.render.dcgm import monitoring
 from gpunode.core.kube.render.device_plugin import device_plugin
 from gpunode.core.kube.render.discovery import COMPONENT as DISCOVERY
@@ -21,10 +18,8 @@ from gpunode.core.kube.render.helm import Release, releases
 from gpunode.core.kube.render.mig import LAYOUTS, mig_labels, mig_objects, mig_problems
 from gpunode.core.kube.render.operator_values import operator_problem, operator_release
 from gpunode.core.kube.render.plugin_config import check_sharing
-from gpunode.core.kube.render.watch import watch
 from gpunode.core.model import Problem, Reason
 
-OBJECTS, MARKS = "objects.yaml", "nodes.json"  # files of the ConfigMap that gpunode kube watch reads in the cluster
 PRESENT = ("kube-system", "default", "kube-public")  # in every cluster
 
 
@@ -96,7 +91,6 @@ def render(cluster: Cluster) -> Rendered:
     objects += mig_objects(cluster)
     objects += device_plugin(cluster) if cluster.spec.install == "manifest" else []
     wishes = tuple(node_wishes(cluster))
-    objects += watch(cluster, objects, {OBJECTS: yaml_documents(in_order(objects)), **_marks_file(wishes)})
     charts = [operator_release(cluster), *releases(cluster)] if operator else releases(cluster)
     return Rendered(
         cluster=cluster,
@@ -140,29 +134,6 @@ def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
         if charts and not spec.node_feature_discovery and spec.install != "operator":
             labels["nvidia.com/gpu.present"] = "true"  # the charts' affinity, where nobody discovers
         yield NodeWish(pool=pool.name, hosts=pool.hosts, labels=labels, taints=taints, selector=pool.selector)
-
-
-def _marks_file(wishes: Sequence[NodeWish]) -> dict[str, str]:
-    """The pools whose nodes are known, for `gpunode kube watch` in the cluster; of a selector not who they are now."""
-    known = [replace(wish, hosts=()) if wish.selector else wish for wish in wishes if wish.hosts or wish.selector]
-    return {MARKS: json.dumps([asdict(wish) for wish in known], indent=1) + "\n"} if known else {}
-
-
-def parse_marks(text: str, where: str) -> tuple[NodeWish, ...]:
-    """What is in such a file.  Raises InputError."""
-    try:
-        return tuple(
-            NodeWish(
-                pool=one["pool"],
-                hosts=tuple(one["hosts"]),
-                labels=dict(one["labels"]),
-                taints=tuple(one["taints"]),
-                selector=one["selector"],
-            )
-            for one in json.loads(text)
-        )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{where} cannot be read: {error!r}", expected="what gpunode kube apply wrote") from error
 
 
 # ---------------------------------------------------------------- notes and problems

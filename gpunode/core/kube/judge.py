@@ -1,32 +1,34 @@
-"""What `gpunode kube watch` finds: objects that drifted, workloads that are not ready, GPUs and pools that are lost.
+"""What is wrong with a cluster: objects that drifted, workloads that are not ready, GPUs and pools that are lost.
 
-Everything is judged from what reading gives: no dry run, which would need the right to write.  A finding is known again
-by its check and what it is about, so that only changes are reported.
+Everything is judged from one reading: no dry run, which would need the right to write.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from gpunode.core.kube.checks.preflight import chosen_by, fits, mig_state, node_names, offers_gpus
-from gpunode.core.kube.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness
-from gpunode.core.kube.cluster import GPUSHARE_LABEL, MIG_STATE, POOL_LABEL, Object
-from gpunode.core.kube.marks import node_key, parse_taint
-from gpunode.core.kube.owned import Inventory, Key, NodeMarks, is_ours, owner_words, serves_as_ours
-from gpunode.core.kube.plain import mapping
+from gpunode.core.kube.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness, wanted_pods
+from gpunode.core.kube.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object
+from gpunode.core.kube.marks import parse_taint
+from gpunode.core.kube.owned import MANAGER, Inventory, Key, NodeMarks, digest, is_ours, owner_words, serves_as_ours
+from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.kube.render import NodeWish
 from gpunode.core.kube.usage import Usage, Use
+from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
 
 CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.mig", "kube.pool", "kube.waiting")
 COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the driver sees
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 _OFFERED = ("nvidia.com/gpu", "nvidia.com/mig-", "aliyun.com/gpu-")  # prefixes of what device plugins offer
+_AGAIN = "kubectl delete {key}; gpunode kube apply makes it again"
 _APPLY = "gpunode kube apply --dry-run shows it, gpunode kube apply corrects it"
 _MIG = "nvidia.com/mig-"
 _PAUSED = "paused-for-mig-change"  # by NVIDIA's MIG manager, which sets it back by itself
@@ -35,16 +37,12 @@ _MOST = 5  # differences, pods or nodes that a message names
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Finding:
-    """`about`: the object, node or pool; `key` where an Event can be written about it.
-
-    `passing`: it is normal for a while (a rollout), and a finding only when it is still so at the next look.
-    """
+    """`about`: the object, node or pool.  `passing`: it is normal for a while, as during a rollout."""
 
     check: str
     about: str
     message: str
     fix: str
-    key: Key
     passing: bool = False
 
     @property
@@ -53,8 +51,8 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """What was read in one round; `live` has None for an object that is gone, and lacks those that cannot be read.
+class Reading:
+    """What was read at once; `live` has None for an object that is gone, and lacks those that cannot be read.
 
     `marks`: what the nodes of each pool have to carry, None where nobody knows.  `recorded`: what apply recorded as
     applied.  `recently`: the time since which a container's end counts as recent, as the API writes times.
@@ -67,12 +65,19 @@ class Look:
     usage: Usage
     marks: Sequence[NodeWish] | None = None
     recorded: Inventory = field(default_factory=Inventory)
-    most: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # devices that a node has offered so far
+    denied: Mapping[Key, str] = field(default_factory=dict)  # workload → why its pods are not even created
+    kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # pool → the kinds of Use that its nodes offer
+    handler: str = ""  # the runtime that pods with GPUs name, "" for the engine's default
     recently: str = ""
 
     @cached_property
     def wishes(self) -> dict[str, tuple[NodeWish, ...]]:
         return wished(self.marks or (), self.nodes)
+
+    def concerns(self, node: Object) -> bool:
+        """Whether its GPUs are those of a pool: where all pools name their nodes, those of others are not."""
+        known = bool(self.marks) and all(wish.hosts or wish.selector for wish in self.marks or ())
+        return not known or node["metadata"]["name"] in self.wishes
 
     def pool_of(self, node: Object) -> str:
         """The pool that a node is in by the spec, else the one that it is marked for; "" for none."""
@@ -101,14 +106,15 @@ def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
     return () if wish.selector else tuple(host for host in wish.hosts if host not in names)
 
 
-def findings(look: Look, before: Look | None = None) -> tuple[Finding, ...]:
-    """All that is not as it should be, in the order of CHECKS."""
+def findings(look: Reading, before: Reading | None = None) -> tuple[Finding, ...]:
+    """All that is not as it should be, in the order of CHECKS; `before`: an earlier reading, where there is one."""
     found = [
         *_objects(look),
         *_orphans(look),
         *_marks(look),
         *_stale_marks(look),
         *_nodes(look, before),
+        *_handlers(look),
         *_overcommitted(look),
         *_mig(look),
         *_pools(look),
@@ -117,54 +123,59 @@ def findings(look: Look, before: Look | None = None) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda one: (CHECKS.index(one.check), one.about)))
 
 
-State = Literal["found", "gone"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """A finding that is new, has another message, or is gone."""
-
-    state: State
-    finding: Finding
-
-
-def turns(before: Iterable[Finding], now: Iterable[Finding]) -> tuple[Turn, ...]:
-    """What changed from one round to the next."""
-    old, new = {one.name: one for one in before}, {one.name: one for one in now}
-    fresh = [Turn(state="found", finding=one) for one in new.values() if old.get(one.name) != one]
-    gone = [Turn(state="gone", finding=one) for name, one in old.items() if name not in new]
-    return (*fresh, *gone)
-
-
-def settled(now: Iterable[Finding], before: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those of `now` that do not pass by themselves, or were there in the round before."""
-    known = {one.name for one in before}
-    return tuple(one for one in now if not one.passing or one.name in known)
-
-
-def finding_data(finding: Finding) -> dict[str, Any]:
-    """The shape of a finding in JSON (docs/kubernetes.md)."""
-    return {"check": finding.check, "about": finding.about, "message": finding.message, "fix": finding.fix}
-
-
 # ---------------------------------------------------------------- objects
 
 
-def _objects(look: Look) -> Iterator[Finding]:
+def _objects(look: Reading) -> Iterator[Finding]:
     for key, wanted in look.wanted.items():
         if key not in look.live:
             continue
         live = look.live[key]
         if live is None:
-            yield Finding(check="kube.drift", about=str(key), message="it is gone", fix=_APPLY, key=key)
+            yield Finding(check="kube.drift", about=str(key), message="it is gone", fix=_APPLY)
             continue
-        if text := _drift(wanted, live):
-            yield Finding(check="kube.drift", about=str(key), message=text, fix=_APPLY, key=key)
+        if text := _drift(wanted, live, applied=look.recorded.digests.get(key) == digest(wanted)):
+            fix = _APPLY if differences(wanted, live) else _AGAIN.format(key=key)
+            yield Finding(check="kube.drift", about=str(key), message=text, fix=fix)
         if key.kind in WORKLOADS:
-            yield from _workload(key, live, look.pods.get(key, ()), look.recently)
+            yield from _workload(key, live, look.pods.get(key, ()), look)
 
 
-def _orphans(look: Look) -> Iterator[Finding]:
+def _should_run(key: Key, look: Reading) -> list[str]:
+    """The nodes of pools, and others with GPUs, that a DaemonSet was rendered for."""
+    spec = mapping(look.wanted[key], "spec", "template", "spec")
+    return [
+        node["metadata"]["name"]
+        for node in look.nodes
+        if (look.pool_of(node) or any(offered(node, "capacity").values())) and chosen_for(spec, node)
+    ]
+
+
+def chosen_for(spec: Object, node: Object) -> bool:
+    """Whether a pod's node selector and required node affinity take a node; taints are not looked at."""
+    labels = node["metadata"].get("labels") or {}
+    required = mapping(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    terms = mappings(required, "nodeSelectorTerms")
+
+    def met(one: Mapping[str, Any]) -> bool:
+        there = labels.get(one["key"])
+        return {
+            "In": there in (one.get("values") or ()),
+            "NotIn": there not in (one.get("values") or ()),
+            "Exists": there is not None,
+            "DoesNotExist": there is None,
+        }.get(one["operator"], True)
+
+    fitting = any(all(map(met, mappings(term, "matchExpressions"))) for term in terms) if terms else True
+    return fits(mapping(spec, "nodeSelector"), node) and fitting
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"{', '.join(names[:_MOST])}{more}"
+
+
+def _orphans(look: Reading) -> Iterator[Finding]:
     """Objects that were applied earlier and are not wanted any more.
 
     What somebody else took over stays theirs.  An object that cannot be read is believed to be there: its record is.
@@ -174,37 +185,104 @@ def _orphans(look: Look) -> Iterator[Finding]:
         if key in look.live and (live is None or not is_ours(live) or live["metadata"].get("deletionTimestamp")):
             continue
         text = "applied earlier, and no longer in gpunode.yml: gpunode kube apply would remove it"
-        yield Finding(check="kube.drift", about=str(key), message=text, fix=_APPLY, key=key, passing=True)
+        yield Finding(check="kube.drift", about=str(key), message=text, fix=_APPLY, passing=True)
 
 
-def _drift(wanted: Object, live: Object) -> str:
-    """ "" also for what is somebody else's and as it is needed: apply keeps that."""
+def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
+    """`applied`: the object as it is wanted now is what was applied last.
+
+    "" also for what is somebody else's and as it is needed: apply keeps that.
+    """
     if live["metadata"].get("deletionTimestamp"):
         return "it is being deleted"
     if not is_ours(live):
         theirs = f"it is not gpunode's but {owner_words(live)}'s"
         return "" if serves_as_ours(wanted, live) else printable(" ".join(theirs.split()))
-    differ = differences(wanted, live)
+    differ = differences(wanted, live, owned=(ours_in(live) or None) if applied else None)
+    differ += additions(live)
     more = f" and {len(differ) - _MOST} more" if len(differ) > _MOST else ""
     return f"differs from what was rendered: {'; '.join(differ[:_MOST])}{more}" if differ else ""
 
 
-def _workload(key: Key, live: Object, pods: Sequence[Object], recently: str) -> Iterator[Finding]:
-    loops = [f"pod {pod['metadata']['name']}: {text}" for pod in pods if (text := crash_loop(pod, recently))]
+def _workload(key: Key, live: Object, pods: Sequence[Object], look: Reading) -> Iterator[Finding]:
+    if key in look.plugins and not wanted_pods(live) and (names := _should_run(key, look)):
+        text = f"it has no pod, and should have one on {_listed(names)}: no node fits its node selector and affinity"
+        yield Finding(check="kube.ready", about=str(key), message=text, fix=_AGAIN.format(key=key))
+        return
+    loops = [f"pod {pod['metadata']['name']}: {text}" for pod in pods if (text := crash_loop(pod, look.recently))]
     state, trouble = readiness(live), tuple(dict.fromkeys((*pods_trouble(pods), *loops)))
     if state.ready and not trouble:
         return
-    text = "; ".join((*(() if state.ready else (state.text,)), *trouble[:_MOST]))
+    denied = look.denied.get(key, "")
+    text = "; ".join((*(() if state.ready else (state.text,)), *((denied,) if denied else ()), *trouble[:_MOST]))
     fix = f"kubectl -n {key.namespace} describe pods; kubectl -n {key.namespace} logs"
-    passing = not state.failed and not loops and not any("CrashLoop" in one or "ImagePull" in one for one in trouble)
-    yield Finding(check="kube.ready", about=str(key), message=printable(text), fix=fix, key=key, passing=passing)
+    if denied:
+        fix = f"what the message names: a quota, the namespace's pod security or a webhook of {key.namespace}"
+    lasting = any("CrashLoop" in one or "ImagePull" in one for one in trouble)
+    passing = not (state.failed or loops or denied or lasting)
+    yield Finding(check="kube.ready", about=str(key), message=printable(text), fix=fix, passing=passing)
 
 
-def differences(wanted: Any, live: Any, at: str = "") -> list[str]:
+# ---------------------------------------------------------------- who wrote which field
+
+# What of a pod decides where it runs and what it does; whoever else writes there changes what gpunode applied.
+_DECIDES = ("f:nodeSelector", "f:affinity", "f:tolerations")
+_DECIDES_IN_CONTAINERS = ("f:env", "f:args", "f:command", "f:image", "f:resources", "f:securityContext")
+
+
+def ours_in(live: Object) -> Mapping[str, Any]:
+    """The fields that gpunode wrote last, in the form of managedFields: {"f:spec": {"f:replicas": {}}}."""
+    for entry in live["metadata"].get("managedFields") or ():
+        if entry.get("manager") == MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource"):
+            return dict(mapping(entry, "fieldsV1"))
+    return {}
+
+
+def additions(live: Object) -> list[str]:
+    """What others wrote into the pods of a workload of gpunode's, and where gpunode wrote nothing: who, and when."""
+    spec = ("f:spec", "f:template", "f:spec")
+    mine, found = mapping(ours_in(live), *spec), []
+    for entry in live["metadata"].get("managedFields") or ():
+        if entry.get("manager") == MANAGER or entry.get("subresource"):
+            continue
+        theirs = mapping(entry, "fieldsV1", *spec)
+        paths = [*_beside(theirs, mine, _DECIDES, "")]
+        for kind in ("f:containers", "f:initContainers"):
+            for name, fields in mapping(theirs, kind).items():
+                if name in mapping(mine, kind):  # another container is a sidecar of its own
+                    paths += _beside(
+                        mapping(fields), mapping(mine, kind, name), _DECIDES_IN_CONTAINERS, f"{_name(name)}."
+                    )
+        if paths:
+            who = f"{entry.get('manager')} at {entry.get('time', 'an unknown time')}"
+            found.append(printable(f"{who} added {', '.join(paths[:_MOST])}"))
+    return found
+
+
+def _name(step: str) -> str:
+    """
+    >>> _name('k:{"name":"ctr"}'), _name("f:disk"), _name('k:{"key":"a","effect":"NoSchedule"}')
+    ('ctr', 'disk', '{"key":"a","effect":"NoSchedule"}')
+    """
+    found = re.fullmatch(r'k:\{"name":"([^"]*)"\}', step)
+    return found[1] if found else step.partition(":")[2]
+
+
+def _beside(theirs: Mapping[str, Any], mine: Mapping[str, Any], fields: Sequence[str], at: str) -> Iterator[str]:
+    for field_name in (one for one in fields if one in theirs):
+        inner = [one for one in mapping(theirs, field_name) if one != "."]
+        known = mapping(mine, field_name)
+        if field_name not in mine or any(one not in known for one in inner):
+            new = [_name(one) for one in inner if one not in known]
+            yield f"{at}{field_name.removeprefix('f:')}" + (f" {', '.join(new[:_MOST])}" if new else "")
+
+
+def differences(wanted: Any, live: Any, at: str = "", owned: Mapping[str, Any] | None = None) -> list[str]:
     """Where a live object does not say what the rendered one says, as `path: live, not wanted`.
 
     What only the live one has (defaults, status, what others added) is no difference; items of a list are matched by
-    their name where they have one; quantities are compared as numbers.
+    their name where they have one; quantities are compared as numbers.  `owned`: fields (`ours_in`) whose value came by
+    gpunode's own request, and may have been rewritten by an admission policy on its way.
 
     >>> differences({"a": {"b": 1, "c": []}}, {"a": {"b": 2}})
     ['a.b: 2, not 1']
@@ -216,15 +294,15 @@ def differences(wanted: Any, live: Any, at: str = "") -> list[str]:
             one
             for key, value in wanted.items()
             if (at, key) != ("", "apiVersion")  # the same object in another version of its API
-            for one in differences(value, live.get(key), f"{at}.{key}".lstrip("."))
+            for one in differences(value, live.get(key), f"{at}.{key}".lstrip("."), _below(owned, f"f:{key}"))
         ]
     if isinstance(wanted, list):
-        return _lists(wanted, live, at)
-    same = wanted == live or (not wanted and not live) or _same_quantity(wanted, live)
+        return _lists(wanted, live, at, owned)
+    same = wanted == live or (not wanted and not live) or _same_quantity(wanted, live) or owned is not None
     return [] if same else [_differ(at, live, wanted)]
 
 
-def _lists(wanted: list[Any], live: Any, at: str) -> list[str]:
+def _lists(wanted: list[Any], live: Any, at: str, owned: Mapping[str, Any] | None) -> list[str]:
     there = live if isinstance(live, list) else []
     key = "mountPath" if at.endswith(".volumeMounts") else "name"  # by which a server merges items
     names = [item.get(key) if isinstance(item, Mapping) else None for item in wanted]
@@ -234,12 +312,24 @@ def _lists(wanted: list[Any], live: Any, at: str) -> list[str]:
             one
             for name, item in zip(names, wanted, strict=True)
             for one in (
-                differences(item, by_name[name], f"{at}[{name}]") if name in by_name else [f"{at}[{name}]: gone"]
+                differences(item, by_name[name], f"{at}[{name}]", _below(owned, f'k:{{"{key}":"{name}"}}'))
+                if name in by_name
+                else [f"{at}[{name}]: gone"]
             )
         ]
     if len(wanted) != len(there):
-        return [_differ(at, live, wanted)]
-    return [one for number, item in enumerate(wanted) for one in differences(item, there[number], f"{at}[{number}]")]
+        return [] if owned == {} else [_differ(at, live, wanted)]
+    atomic: Mapping[str, Any] | None = {} if owned == {} else None
+    return [
+        one for number, item in enumerate(wanted) for one in differences(item, there[number], f"{at}[{number}]", atomic)
+    ]
+
+
+def _below(owned: Mapping[str, Any] | None, step: str) -> Mapping[str, Any] | None:
+    """What is owned below a step; all of it where the field is owned as a whole, None where it is not ours."""
+    if not owned:
+        return owned
+    return mapping(owned, step) if step in owned else None
 
 
 def _same_quantity(wanted: Any, live: Any) -> bool:
@@ -264,24 +354,24 @@ def _short(value: Any) -> str:
 # ---------------------------------------------------------------- labels and taints of nodes
 
 
-def _marks(look: Look) -> Iterator[Finding]:
+def _marks(look: Reading) -> Iterator[Finding]:
     """Nodes without what apply put on them; hosts of the inventory that are no nodes any more."""
     by_name = {node["metadata"]["name"]: node for node in look.nodes}
     for wish in look.marks or ():
         for host in lost_hosts(wish, look.nodes):
             text, fix = "no node of this cluster has that name or address", "did it leave the cluster?"
-            yield Finding(check="kube.node", about=f"host {host}", message=text, fix=fix, key=node_key(host))
+            yield Finding(check="kube.node", about=f"host {host}", message=text, fix=fix)
     for name, wishes in look.wishes.items():
         if len(wishes) > 1:
             text = f"it is in the pools {' and '.join(wish.pool for wish in wishes)}"
             fix = "make the selectors of kubernetes.pools exclude each other"
-            yield Finding(check="kube.node", about=f"node {name}", message=text, fix=fix, key=node_key(name))
+            yield Finding(check="kube.node", about=f"node {name}", message=text, fix=fix)
         elif lacking := [*_labels(by_name[name], wishes[0].labels), *_taints(by_name[name], wishes[0].taints)]:
             text = printable("; ".join(lacking))
-            yield Finding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY, key=node_key(name))
+            yield Finding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY)
 
 
-def _stale_marks(look: Look) -> Iterator[Finding]:
+def _stale_marks(look: Reading) -> Iterator[Finding]:
     """Labels and taints that were applied earlier to nodes for which nothing asks for them any more."""
     if look.marks is None:
         return
@@ -295,7 +385,7 @@ def _stale_marks(look: Look) -> Iterator[Finding]:
         if stale:
             text = printable(f"applied earlier, and no longer in gpunode.yml: {', '.join(stale)}")
             yield Finding(
-                check="kube.drift", about=f"marks of node {name}", message=text, fix=_APPLY, key=node_key(name),
+                check="kube.drift", about=f"marks of node {name}", message=text, fix=_APPLY,
                 passing=True,
             )  # fmt: skip
 
@@ -323,62 +413,56 @@ def offered(node: Object, what: str) -> dict[str, int]:
     return {name: quantity(amount) for name, amount in listed.items() if name.startswith(_OFFERED)}
 
 
-def _nodes(look: Look, before: Look | None) -> Iterator[Finding]:
+def _nodes(look: Reading, before: Reading | None) -> Iterator[Finding]:
     earlier = {node["metadata"]["name"]: offered(node, "capacity") for node in before.nodes} if before else {}
-    for node in look.nodes:
+    for node in filter(look.concerns, look.nodes):
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
         capacity = offered(node, "capacity") or offered(node, "allocatable")
         counted = quantity(labels.get(COUNT_LABEL, "0"))
         expected = _has_plugin(look, node) and not _offers_anything(look, name)
         left = [resource for resource in capacity if resource.startswith(_OFFERED[:2])] if expected else []
         pool = "" if _offers_anything(look, name) else look.pool_of(node)  # whose nodes should offer GPUs
-        fewer = _fewer_devices(name, look)
-        if not (any(capacity.values()) or counted or any(earlier.get(name, {}).values()) or left or pool or fewer):
+        if not (any(capacity.values()) or counted or any(earlier.get(name, {}).values()) or left or pool):
             continue
         if why := _not_ready(node):
             fix = f"kubectl describe node {name}; the kubelet's log on it"
-            yield Finding(check="kube.node", about=f"node {name}", message=why, fix=fix, key=node_key(name))
+            yield Finding(check="kube.node", about=f"node {name}", message=why, fix=fix)
             continue
-        lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {})), *fewer]
+        lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {}))]
         if left and not lost:  # a kubelet keeps the resource of a device plugin that went, with 0, until it restarts
             lost = [f"no {', '.join(left)} any more"]
-        new = bool(pool) and not lost  # its device plugin may just be starting
-        if new:
+        if not lost and (other := _other_kind(look, node)):
+            lost = [other]
+        if pool and not lost:
             lost = [f"it is in the pool {printable(pool)}, and offers no GPU"]
         if lost:
             fix = f"the log of the device plugin's pod on {name}; gpunode verify and gpunode doctor for it"
             text = "; ".join(lost)
-            yield Finding(
-                check="kube.gpus", about=f"node {name}", message=text, fix=fix, key=node_key(name), passing=new
-            )
+            yield Finding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, passing=True)
 
 
-def _fewer_devices(name: str, look: Look) -> list[str]:
-    """What a DRA driver offers no longer: its slices are no resource of the node, and nobody else counts them."""
-    now, most = devices(look.usage).get(name, {}), look.most.get(name, {})
-    less = [(what, count) for what, count in most.items() if now.get(what, 0) < count]
-    return [f"{now.get(what, 0)} of {count} {what} are offered" for what, count in less]
+def _handlers(look: Reading) -> Iterator[Finding]:
+    """Nodes of pools whose engine has no runtime of that name; kubelets say which it has from 1.30 on."""
+    for node in look.nodes:
+        handlers = [one.get("name", "") for one in mappings(mapping(node, "status"), "runtimeHandlers")]
+        if look.handler and any(handlers) and look.handler not in handlers and look.pool_of(node):
+            name = node["metadata"]["name"]
+            text = f"its container engine has no runtime {look.handler}: pods of the RuntimeClass cannot start"
+            fix = f"gpunode verify {name}; gpunode provision configures the engine"
+            yield Finding(check="kube.node", about=f"node {name}", message=printable(text), fix=fix)
 
 
-def devices(usage: Usage) -> dict[str, dict[str, int]]:
-    """Node → resource of its DRA driver → how many."""
-    return {
-        node.name: {use.resource: use.total for use in node.uses if use.kind == "dra"}
-        for node in usage.nodes
-        if any(use.kind == "dra" for use in node.uses)
-    }
+def _other_kind(look: Reading, node: Object) -> str:
+    """What a node offers in place of what its pool shares, such as whole GPUs in place of shares; "" for nothing."""
+    pool, name = look.pool_of(node), node["metadata"]["name"]
+    there = [use for one in look.usage.nodes if one.name == name for use in one.uses if use.total]
+    if not pool or not there or any(use.kind in look.kinds.get(pool, (use.kind,)) for use in there):
+        return ""
+    offers = ", ".join(f"{use.total} {use.resource}" for use in there)
+    return f"it is in the pool {printable(pool)}, and offers {offers}, not {' or '.join(look.kinds[pool])}"
 
 
-def most_devices(before: Mapping[str, Mapping[str, int]], usage: Usage) -> dict[str, dict[str, int]]:
-    """The most that each node has offered so far."""
-    found = {name: dict(most) for name, most in before.items()}
-    for name, now in devices(usage).items():
-        known = found.setdefault(name, {})
-        known |= {what: max(count, known.get(what, 0)) for what, count in now.items()}
-    return found
-
-
-def _overcommitted(look: Look) -> Iterator[Finding]:
+def _overcommitted(look: Reading) -> Iterator[Finding]:
     """GPUs that gpushare's extender gave more of away than they have, as it does while pods end."""
     for node in look.usage.nodes:
         for use in node.uses:
@@ -389,31 +473,28 @@ def _overcommitted(look: Look) -> Iterator[Finding]:
                     about=f"GPU {printable(gpu.name)} of node {node.name}",
                     message=printable(f"its pods hold {gpu.allocated} of {gpu.total} {use.unit or use.resource}"),
                     fix=f"gpunode kube status -d {node.name} names the pods: end one of them",
-                    key=node_key(node.name),
                     passing=True,
                 )
 
 
-def _mig(look: Look) -> Iterator[Finding]:
+def _mig(look: Reading) -> Iterator[Finding]:
     """Nodes whose MIG layout is not in force; while it is being changed only when that lasts."""
     for node in look.nodes:
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
         if text := mig_state(node):
             fix = f"the log of the MIG manager's pod on {name} (gpunode verify {name}, where gpunode cuts it)"
             passing = labels.get(MIG_STATE) != "failed"
-            yield Finding(
-                check="kube.mig", about=f"node {name}", message=text, fix=fix, key=node_key(name), passing=passing
-            )
+            yield Finding(check="kube.mig", about=f"node {name}", message=text, fix=fix, passing=passing)
 
 
-def _has_plugin(look: Look, node: Object) -> bool:
+def _has_plugin(look: Reading, node: Object) -> bool:
     """Whether a device plugin of ours selects the node."""
     return any(
         fits(mapping(plugin, "spec", "template", "spec", "nodeSelector"), node) for plugin in look.plugins.values()
     )
 
 
-def _offers_anything(look: Look, name: str) -> bool:
+def _offers_anything(look: Reading, name: str) -> bool:
     return any(use.total for node in look.usage.nodes if node.name == name for use in node.uses)
 
 
@@ -471,7 +552,7 @@ def pool_of(node: Object) -> str:
     return labels.get(POOL_LABEL, "") or ("gpushare" if labels.get(GPUSHARE_LABEL) == "true" else "")
 
 
-def _pools(look: Look) -> Iterator[Finding]:
+def _pools(look: Reading) -> Iterator[Finding]:
     """Pools whose nodes offer nothing at all."""
     members: dict[str, list[Object]] = defaultdict(list)
     for node in look.nodes:
@@ -483,17 +564,11 @@ def _pools(look: Look) -> Iterator[Finding]:
         if able.isdisjoint(names):
             more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
             text = f"none of its nodes offers a GPU: {', '.join(names[:_MOST])}{more}"
-            fix = "gpunode kube status; gpunode kube verify --no-smoke"
-            yield Finding(check="kube.pool", about=f"pool {pool}", message=text, fix=fix, key=node_key(names[0]))
-    chosen = {wish.pool for wishes in look.wishes.values() for wish in wishes}
-    for wish in look.marks or ():
-        if wish.selector and wish.pool not in chosen:
-            text = f"no node of the cluster is chosen by {printable(wish.selector)!r}"
-            fix, key = "kubectl get nodes --show-labels", next(iter([*look.plugins, *look.wanted]), node_key(""))
-            yield Finding(check="kube.pool", about=f"pool {wish.pool}", message=text, fix=fix, key=key)
+            fix = "gpunode kube status; gpunode kube verify"
+            yield Finding(check="kube.pool", about=f"pool {pool}", message=text, fix=fix, passing=True)
     if not members and not able and look.plugins:  # one pool alone needs no label
-        text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify --no-smoke"
-        yield Finding(check="kube.pool", about="the cluster", message=text, fix=fix, key=next(iter(look.plugins)))
+        text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify"
+        yield Finding(check="kube.pool", about="the cluster", message=text, fix=fix, passing=True)
 
 
 def _free(use: Use) -> Iterator[tuple[str, int]]:
@@ -505,7 +580,7 @@ def _free(use: Use) -> Iterator[tuple[str, int]]:
         yield use.resource, use.free
 
 
-def _waiting(look: Look) -> Iterator[Finding]:
+def _waiting(look: Reading) -> Iterator[Finding]:
     """Resources that pods wait for: none free anywhere, or offered by no node."""
     free: dict[str, int] = defaultdict(int)
     for node in look.usage.nodes:
@@ -519,6 +594,62 @@ def _waiting(look: Look) -> Iterator[Finding]:
         names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods[:_MOST])
         why = f"{free[resource]} are free" if resource in free else "no node offers it"
         text = f"{len(pods)} pod{'s'[: len(pods) > 1]} wait{'s'[: len(pods) == 1]} for it, and {why}: {names}"
-        key = Key("v1", "Pod", pods[0].namespace, pods[0].name)
         fix = "gpunode kube status --details shows who has them"
-        yield Finding(check="kube.waiting", about=resource, message=printable(text), fix=fix, key=key, passing=True)
+        yield Finding(check="kube.waiting", about=resource, message=printable(text), fix=fix, passing=True)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def checks_of(look: Reading, found: Sequence[Finding]) -> Iterator[Check]:
+    """A failed check for each finding, and one that passed for what has none, with what it was judged by."""
+    for check in CHECKS:
+        mine = [one for one in found if one.check == check]
+        for one in mine:
+            yield Check(
+                id=check,
+                status="warning" if check == "kube.waiting" else "failed",  # those who wait may just be many
+                message=f"{one.about}: {one.message}",
+                fix=one.fix,
+            )
+        if not mine and (text := _good(look, check)):
+            yield Check(id=check, status="passed", message=text)
+    chosen = {wish.pool for wishes in look.wishes.values() for wish in wishes}
+    for wish in look.marks or ():
+        if wish.selector and wish.pool not in chosen:  # a pool of a cloud may have no node for now
+            text = f"pool {wish.pool}: no node of the cluster is chosen by {printable(wish.selector)!r}"
+            yield Check(id="kube.pool", status="not-proven", message=text, fix="kubectl get nodes --show-labels")
+
+
+_VALUES = {"passed": 1, "warning": 1, "failed": 0}
+
+
+def metrics(results: Iterable[HostResult]) -> str:
+    """The checks in the text format of Prometheus: of each what is worst; those that are not proven have no value."""
+    found: dict[tuple[str, str], int] = {}
+    for result in results:
+        for check in result.checks:
+            if check.status in _VALUES:
+                at = (result.host, check.id)
+                found[at] = min(found.get(at, 1), _VALUES[check.status])
+    head = "# HELP gpunode_kube_check 1 where a check passed, 0 where it failed\n# TYPE gpunode_kube_check gauge\n"
+    lines = (f'gpunode_kube_check{{about="{at[0]}",check="{at[1]}"}} {value}\n' for at, value in found.items())
+    return head + "".join(lines)
+
+
+def _good(look: Reading, check: str) -> str:
+    """What is right, "" for nothing that could be wrong."""
+    nodes = look.usage.nodes
+    totals: Counter[str] = Counter()
+    for use in (use for node in nodes if node.is_ready for use in node.uses):
+        totals[use.resource] += use.total
+    mig = sum(bool((node["metadata"].get("labels") or {}).get(MIG_LABEL)) for node in look.nodes)
+    return {
+        "kube.drift": f"{len(look.live)} objects are as gpunode.yml asks for",
+        "kube.ready": ", ".join(str(key) for key in look.live if key.kind in WORKLOADS),
+        "kube.node": f"{len(nodes)} nodes with GPUs are Ready" if nodes else "",
+        "kube.gpus": ", ".join(f"{count} {resource}" for resource, count in totals.items()),
+        "kube.mig": f"the MIG layout is in force on {mig} nodes" if mig else "",
+        "kube.pool": "",
+        "kube.waiting": "no pod waits for GPUs that nobody has",
+    }[check]

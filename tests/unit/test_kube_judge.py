@@ -1,0 +1,673 @@
+"""What is wrong with a cluster by one reading of it, and that nothing but reading is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from api_server import ApiServer, workloads_become_ready
+from hypothesis import given
+from hypothesis import strategies as st
+from kube_cases import CASES, Case
+from kube_cluster import mutating, node, put, quick, rendered
+from rows import over
+
+from gpunode.core.kube import Rendered, render
+from gpunode.core.kube.checks.preflight import with_nodes
+from gpunode.core.kube.cluster import POOL_LABEL
+from gpunode.core.kube.judge import Finding, Reading, additions, checks_of, differences, findings, metrics
+from gpunode.core.kube.owned import INVENTORY, key_of
+from gpunode.core.kube.usage import GpuUse, NodeUse, Usage, Use, Waiting
+from gpunode.core.model import HostResult
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.kubeconfig import connect
+from gpunode.edge.kube.reading import read
+
+pytest_plugins = ("kube_fixtures",)
+
+GPU = "nvidia.com/gpu"
+COUNT = "nvidia.com/gpu.count"
+PLUGIN = "nvidia-device-plugin"
+
+
+def gpu_node(name: str = "gpu1", capacity: str = "4", allocatable: str = "4", **labels: str) -> dict[str, Any]:
+    found = node(name, labels=labels, allocatable={GPU: allocatable})
+    found["status"]["capacity"] = {GPU: capacity, "cpu": "8"}
+    return found
+
+
+class Watched:
+    """A cluster that is read and judged again and again."""
+
+    def __init__(self, api: Api, what: Rendered) -> None:
+        self.api, self.what = api, what
+        self.unread: tuple[str, ...] = ()
+        self.before: Reading | None = None
+
+    def findings(self) -> tuple[Finding, ...]:
+        reading, self.unread = read(self.api, self.what)
+        found = findings(reading, self.before)
+        self.before = reading
+        return found
+
+
+def watcher(api: Api, spec: dict[str, Any] | None = None) -> Watched:
+    what = rendered(spec)
+    put(api, what)
+    return Watched(api, what)
+
+
+def seen(watched: Watched) -> dict[tuple[str, str], str]:
+    return {one.name: one.message for one in watched.findings()}
+
+
+def plugin_set(server: ApiServer) -> dict[str, Any]:
+    found = server.get("DaemonSet", PLUGIN, "gpunode")
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------- findings
+
+
+def test_a_cluster_as_it_should_be_has_no_finding_and_is_only_read(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(**{COUNT: "4"}))
+    watched = watcher(api)
+    server.requests.clear()
+    assert seen(watched) == {}
+    assert watched.unread == ()
+    assert mutating(server) == []
+    assert not [line for line in server.requests if not line.startswith("GET")]
+
+
+def test_what_was_changed_or_deleted_by_hand_is_drift(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node())
+    watched = watcher(api)
+    live = plugin_set(server)
+    live["spec"]["template"]["spec"]["containers"][0]["image"] = "evil\x1b[31m:1"
+    live["spec"]["template"]["spec"]["containers"].append({"name": "sidecar", "image": "mesh:1"})
+    server.put(live)
+    server.gone(("node.k8s.io/v1", "runtimeclasses", "", "nvidia"))
+    found = seen(watched)
+    assert found[("kube.drift", "RuntimeClass nvidia")] == "it is gone"
+    drift = found[("kube.drift", f"DaemonSet gpunode/{PLUGIN}")]
+    assert "image: evil" in drift and "\x1b" not in drift and "sidecar" not in drift
+
+
+def shared_before(allocatable: str) -> dict[str, Any]:
+    """A node whose GPUs were offered as shares of another name before."""
+    item = gpu_node(allocatable=allocatable)
+    for amounts in (item["status"]["capacity"], item["status"]["allocatable"]):
+        amounts["nvidia.com/gpu.shared"] = "0" if amounts is item["status"]["allocatable"] else "16"
+    return item
+
+
+NODES: list[tuple[str, dict[str, Any], str]] = [
+    ("offered under another name now", shared_before("4"), ""),
+    (
+        "and lost since",
+        shared_before("0"),
+        "0 of 4 nvidia.com/gpu can be allocated; 0 of 16 nvidia.com/gpu.shared can be allocated",
+    ),
+    ("unhealthy", gpu_node(capacity="4", allocatable="3"), "3 of 4 nvidia.com/gpu can be allocated"),
+    ("fewer than counted", gpu_node(**{COUNT: "8"}), "4 nvidia.com/gpu are offered, and 8 GPUs are counted there"),
+    (
+        "fewer shares",
+        gpu_node(**{COUNT: "4", "nvidia.com/gpu.replicas": "4"}),
+        "4 nvidia.com/gpu are offered, and 4 GPUs are counted there with 4 shares each",
+    ),
+    ("sound", gpu_node(**{COUNT: "4"}), ""),
+    ("no GPU node", node("cpu1"), ""),
+    (
+        "cut by MIG",
+        gpu_node(capacity="0", allocatable="0", **{COUNT: "1", "nvidia.com/gpu.product": "H100-MIG-1g.10gb"}),
+        "",
+    ),
+    ("hostile numbers", gpu_node(**{COUNT: "1e999999999"}), "*"),
+]
+
+
+@over(NODES, name=lambda row: row[0])
+def test_nodes_that_lost_gpus(_name: str, item: dict[str, Any], message: str) -> None:
+    look = Reading(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
+    found = [one.message for one in findings(look) if one.check == "kube.gpus"]
+    assert message == "*" or found == ([message] if message else [])
+
+
+def test_a_node_that_offers_none_any_more_or_is_not_ready_is_found(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(**{POOL_LABEL: "default"}))
+    watched = watcher(api)
+    assert seen(watched) == {}
+    server.put(gpu_node(capacity="0", allocatable="0", **{POOL_LABEL: "default"}))
+    assert seen(watched) == {
+        ("kube.gpus", "node gpu1"): "no nvidia.com/gpu any more (4 before)",
+        ("kube.pool", "pool default"): "none of its nodes offers a GPU: gpu1",
+    }
+    down = gpu_node()
+    down["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting"}]
+    server.put(down)
+    assert ("kube.node", "node gpu1") in seen(watched)
+
+
+def test_pods_that_wait_for_what_nobody_has_free(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(capacity="1", allocatable="1"))
+    watched = watcher(api)
+    for name, resource in (("a", GPU), ("b", GPU), ("c", GPU), ("d", "nvidia.com/mig-1g.5gb")):
+        limits = {"limits": {resource: "1"}, "requests": {resource: "1"}}
+        placed = {"nodeName": "gpu1"} if name == "a" else {}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "team"},
+            "spec": {"containers": [{"name": "c", "resources": limits}], **placed},
+            "status": {"phase": "Running" if name == "a" else "Pending"},
+        }
+        server.put(pod)
+    found = seen(watched)
+    assert found[("kube.waiting", GPU)] == "2 pods wait for it, and 0 are free: team/b, team/c"
+    assert found[("kube.waiting", "nvidia.com/mig-1g.5gb")] == "1 pod waits for it, and no node offers it: team/d"
+
+
+# ---------------------------------------------------------------- comparing
+
+ALIKE: list[tuple[str, Any, Any]] = [
+    ("defaults", {"a": 1}, {"a": 1, "b": 2}),
+    ("quantity", {"cpu": "0.5"}, {"cpu": "500m"}),
+    ("left out when empty", {"a": "", "b": [], "c": {}, "d": False, "e": 0}, {}),
+    ("list by name", [{"name": "a", "v": 1}], [{"name": "x"}, {"name": "a", "v": 1, "w": 2}]),
+    ("other version", {"apiVersion": "a/v1"}, {"apiVersion": "a/v2"}),
+]
+UNLIKE: list[tuple[str, Any, Any, list[str]]] = [
+    ("value", {"a": {"b": "x"}}, {"a": {"b": "y"}}, ["a.b: y, not x"]),
+    ("type", {"a": {"b": 1}}, {"a": "text"}, ["a: text, not {'b': 1}"]),
+    ("gone item", [{"name": "a"}], [], ["[a]: gone"]),
+    ("length", {"a": ["x"]}, {"a": ["x", "y"]}, ["a: ['x', 'y'], not ['x']"]),
+    ("number", {"a": "8"}, {"a": "9"}, ["a: 9, not 8"]),
+    ("nothing", {"a": 1}, None, [": nothing, not {'a': 1}"]),
+    ("true", {"a": True}, {}, ["a: nothing, not True"]),
+]
+
+
+@over(ALIKE, name=lambda row: row[0])
+def test_what_is_no_difference(_name: str, wanted: Any, live: Any) -> None:
+    assert differences(wanted, live) == []
+
+
+@over(UNLIKE, name=lambda row: row[0])
+def test_what_is_a_difference(_name: str, wanted: Any, live: Any, found: list[str]) -> None:
+    assert differences(wanted, live) == found
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(JSON, JSON)
+def test_comparing_never_raises_and_is_printable(wanted: Any, live: Any) -> None:
+    assert differences(wanted, wanted) == []
+    assert all("\x1b" not in one and "\n" not in one for one in differences(wanted, live))
+
+
+def as_stored(item: Any) -> Any:
+    """What an API server makes of an object: defaults are there, what is empty is not."""
+    if isinstance(item, list):
+        return [as_stored(one) for one in item]
+    if not isinstance(item, dict):
+        return item
+    found = {k: as_stored(v) for k, v in item.items() if v not in ("", None, False, 0, {}, []) or k == "emptyDir"}
+    if "image" in found and "name" in found:
+        found |= {"terminationMessagePath": "/dev/termination-log"}
+    if "containerPort" in found:
+        found["protocol"] = "TCP"
+    if "containers" in found:
+        found = {"securityContext": {}} | found | {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
+    return found
+
+
+@over(CASES, name=lambda case: case.folder.name)
+def test_an_object_as_servers_store_it_is_no_difference(case: Case) -> None:
+    objects = case.render().objects
+    assert [differences(item, as_stored(item)) for item in objects] == [[]] * len(objects)
+
+
+def test_a_volume_that_is_mounted_twice_is_compared_by_path() -> None:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/b"}]}
+    assert differences(mounts, mounts, "c") == []
+    live = {"volumeMounts": [{"name": "v", "mountPath": "/a"}, {"name": "w", "mountPath": "/b"}]}
+    assert differences(mounts, live, "c") == ["c.volumeMounts[/b].name: w, not v"]
+
+
+def test_what_apply_keeps_of_somebody_else_is_no_drift_and_a_rival_is(server: ApiServer, api: Api) -> None:
+    """k3s makes a RuntimeClass nvidia of its own."""
+    server.put(gpu_node())
+    foreign = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+    server.put({**foreign, "handler": "nvidia"}, "k3s")
+    watched = watcher(api)
+    assert seen(watched) == {}
+    owner = {"objectset.rio.cattle.io/owner-name": "x"}
+    server.put({**foreign, "metadata": {"name": "nvidia", "annotations": owner}, "handler": "other"}, "k3s")
+    assert seen(watched) == {("kube.drift", "RuntimeClass nvidia"): "it is not gpunode's but k3s's"}
+    server.edit(
+        "DaemonSet", PLUGIN, "gpunode", lambda d: d["metadata"].update(deletionTimestamp="2026-11-23T12:00:00Z")
+    )
+    assert seen(watched)[("kube.drift", f"DaemonSet gpunode/{PLUGIN}")] == "it is being deleted"
+
+
+def test_an_object_of_no_kubernetes_is_named_and_the_rest_is_looked_at(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(allocatable="3"))
+    watched = watcher(api)
+    server.edit("DaemonSet", PLUGIN, "gpunode", lambda d: d["spec"]["selector"].update(matchLabels="\x1b[31m"))
+    assert seen(watched) == {("kube.gpus", "node gpu1"): "3 of 4 nvidia.com/gpu can be allocated"}
+    (unread,) = watched.unread
+    assert unread.startswith(f"DaemonSet gpunode/{PLUGIN}: ")
+    assert "\x1b" not in unread
+
+
+def test_a_single_pool_without_labels_that_lost_its_gpus_is_found_at_the_first_look(
+    server: ApiServer, api: Api
+) -> None:
+    """The kubelet keeps the resource of a device plugin that went, with 0, until it restarts."""
+    server.put(gpu_node(capacity="0", allocatable="0"))
+    server.put(node("cpu1"))
+    watched = watcher(api)
+    assert seen(watched) == {
+        ("kube.gpus", "node gpu1"): "no nvidia.com/gpu any more",
+        ("kube.pool", "the cluster"): "no node that is Ready offers a GPU",
+    }
+    shared = gpu_node(capacity="0", allocatable="0")
+    for what in ("capacity", "allocatable"):
+        shared["status"][what]["nvidia.com/gpu.shared"] = "8"
+    server.put(shared)
+    assert seen(watched) == {}
+
+
+def test_a_node_that_no_device_plugin_of_ours_selects_may_have_lost_its_gpus(server: ApiServer, api: Api) -> None:
+    spec = {"kubernetes": {"node_selector": {"gpu": "yes"}}}
+    server.put(gpu_node(capacity="0", allocatable="0"))
+    server.put(gpu_node("gpu2", gpu="yes"))
+    assert seen(watcher(api, spec)) == {}
+
+
+def test_a_node_of_a_pool_that_never_offered_a_gpu_is_found(server: ApiServer, api: Api) -> None:
+    """The other nodes of its pool do: the pool as a whole is well."""
+    for name in ("gpu1", "gpu2"):
+        server.put(gpu_node(name) if name == "gpu1" else node(name))
+    what = rendered({"kubernetes": {"pools": {"a": {"nodes": "kubernetes.io/os!=windows"}}}})
+    watched = Watched(api, what)
+    put(api, what)
+    assert seen(watched) == {("kube.gpus", "node gpu2"): "it is in the pool a, and offers no GPU"}
+    down = node("gpu2")
+    down["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "KubeletNotReady"}]
+    server.put(down)
+    assert ("kube.node", "node gpu2") in seen(watched)
+
+
+def test_instances_are_compared_with_what_is_counted_of_their_profile() -> None:
+    mig = "nvidia.com/mig-1g.10gb"
+    item = node("gpu1", labels={f"{mig}.count": "7", f"{mig}.replicas": "2", COUNT: "1"}, allocatable={mig: "12"})
+    item["status"]["capacity"] = {mig: "12"}
+    look = Reading(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
+    assert [one.message for one in findings(look)] == [f"12 {mig} are offered, and 14 are counted there"]
+
+
+LOOPS: list[tuple[str, dict[str, Any], bool]] = [
+    ("lately", {"restartCount": 3, "at": "2026-11-23T11:55:00Z"}, True),
+    ("long ago", {"restartCount": 30, "at": "2026-11-23T11:40:00Z"}, False),
+    ("once", {"restartCount": 1, "at": "2026-11-23T11:55:00Z"}, False),
+]
+
+
+@over(LOOPS, name=lambda row: row[0])
+def test_a_container_that_runs_between_two_crashes_is_found(_name: str, given: dict[str, Any], found: bool) -> None:
+    plugin = next(item for item in rendered().objects if item["metadata"]["name"] == PLUGIN)
+    key = key_of(plugin)
+    ended = {"exitCode": 1, "reason": "Error", "message": "a\nno \x1b[31mNVML\n", "finishedAt": given["at"]}
+    status = {"name": "c", "state": {"running": {}}, "lastState": {"terminated": ended}}
+    pod = {
+        "metadata": {"name": "p"},
+        "status": {"containerStatuses": [{**status, "restartCount": given["restartCount"]}]},
+    }
+    live = {**plugin, "status": {"numberAvailable": 1, "desiredNumberScheduled": 1, "updatedNumberScheduled": 1}}
+    look = Reading(
+        wanted={key: plugin}, live={key: live}, pods={key: [pod]}, nodes=[], usage=Usage(nodes=(), waiting=()),
+        recently="2026-11-23T11:50:00Z",
+    )  # fmt: skip
+    text = "pod p: c ends again and again, with exit status 1: no \\x1b[31mNVML"
+    assert [(one.message, one.passing) for one in findings(look) if one.check == "kube.ready"] == [
+        (text, False)
+    ] * found
+
+
+def test_labels_and_taints_that_somebody_took_off_are_drift(server: ApiServer, api: Api) -> None:
+    what = rendered({"kubernetes": {"taint": True, "node_selector": {"gpu": "yes"}}}, gpu1={}, gpu2={})
+    for name in ("gpu1", "gpu2"):
+        server.put({**gpu_node(name), "spec": {"taints": [{"key": "other", "effect": "NoExecute"}]}})
+    put(api, what)
+    watched = Watched(api, what)
+    assert seen(watched) == {}
+    server.edit("Node", "gpu1", "", lambda item: item["metadata"]["labels"].update(gpu="\x1b[31m"))
+    server.edit("Node", "gpu1", "", lambda item: item.update(spec={}))
+    server.gone(("v1", "nodes", "", "gpu2"))
+    found = seen(watched)
+    assert found[("kube.drift", "node gpu1")] == (
+        "the label gpu is \\x1b[31m, not yes; the taint nvidia.com/gpu=present:NoSchedule is missing"
+    )
+    assert found[("kube.node", "host gpu2")] == "no node of this cluster has that name or address"
+
+
+STALE = "applied earlier, and no longer in gpunode.yml: "
+PLAIN: dict[str, Any] = {"kubernetes": {"taint": True}}
+GPUSHARE = {"sharing": {"strategy": "gpushare"}}
+
+
+def test_what_was_applied_and_is_not_rendered_any_more_is_drift_until_it_is_gone(server: ApiServer, api: Api) -> None:
+    """The same objects and marks that apply would take away."""
+    server.put(gpu_node())
+    put(api, rendered(PLAIN, gpu1={}))
+    what = rendered(GPUSHARE, gpu1={})
+    server.edit("Node", "gpu1", "", lambda item: item["metadata"].update(labels={"gpushare": "true"}))
+    watched = Watched(api, what)
+    server.requests.clear()
+    found = {about for (_, about), text in seen(watched).items() if text.startswith(STALE)}
+    assert found == {
+        "DaemonSet gpunode/gpu-feature-discovery",
+        f"DaemonSet gpunode/{PLUGIN}",
+        "ConfigMap gpunode/device-plugin-config",
+        "marks of node gpu1",
+    }
+    assert mutating(server) == []
+    removed = {str(change.key) for change in put(api, what, dry_run=True).changes if change.how == "deleted"}
+    assert found - {"marks of node gpu1"} == removed
+    server.edit("DaemonSet", PLUGIN, "gpunode", lambda item: item["metadata"].update(labels={}))  # taken over
+    server.gone(("v1", "configmaps", "gpunode", "device-plugin-config"))
+    left = {about for (_, about), text in seen(watched).items() if text.startswith(STALE)}
+    assert left == {"DaemonSet gpunode/gpu-feature-discovery", "marks of node gpu1"}
+    server.gone(("apps/v1", "daemonsets", "gpunode", PLUGIN))
+    assert put(api, what).problems == ()
+    assert not [text for text in seen(watched).values() if text.startswith(STALE)]
+
+
+def test_an_inventory_of_another_namespace_is_found_as_apply_finds_it(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node())
+    put(api, rendered({"kubernetes": {"namespace": "old"}}))
+    watched = Watched(api, rendered())
+    assert f"DaemonSet old/{PLUGIN}" in {about for _, about in seen(watched)}
+
+
+def test_an_inventory_that_cannot_be_read_is_named_and_the_rest_is_looked_at(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(allocatable="3"))
+    watched = watcher(api)
+    server.edit("ConfigMap", INVENTORY, "gpunode", lambda item: item.update(data={"inventory.json": "{"}))
+    assert seen(watched) == {("kube.gpus", "node gpu1"): "3 of 4 nvidia.com/gpu can be allocated"}
+    assert [text.split(":")[0] for text in watched.unread] == ["what apply recorded"]
+
+
+BY_LABEL: dict[str, Any] = {
+    "kubernetes": {
+        "pools": {"a": {"nodes": "team=a"}, "b": {"nodes": "team=b", "sharing": {"strategy": "mps", "replicas": 2}}},
+    }
+}
+
+
+def test_pools_by_label_are_judged_by_the_nodes_of_now(server: ApiServer, api: Api) -> None:
+    """A node that joins, one that is in no pool any more, one of two pools, and a pool without any."""
+    what = rendered(BY_LABEL)
+    server.put(gpu_node("n1", team="a"))
+    shares = gpu_node("n2", team="b")
+    shares["metadata"]["labels"]["nvidia.com/gpu.replicas"] = "2"
+    server.put(shares)
+    nodes = [server.get("Node", name) or {} for name in ("n1", "n2")]
+    put(api, render(with_nodes(what.cluster, nodes)))
+    watched = Watched(api, what)
+    assert seen(watched) == {}
+    server.put(gpu_node("n3", team="a"))
+    server.edit("Node", "n2", "", lambda item: item["metadata"]["labels"].update(team="c"))
+    assert seen(watched) == {
+        ("kube.drift", "node n3"): f"the label {POOL_LABEL} is nothing, not a",
+        ("kube.drift", "marks of node n2"): f"{STALE}the label {POOL_LABEL}",
+    }
+    unproven = [check.message for check in checks_of(*judged(watched)) if check.status == "not-proven"]
+    assert unproven == ["pool b: no node of the cluster is chosen by 'team=b'"]
+
+
+def judged(watched: Watched) -> tuple[Reading, tuple[Finding, ...]]:
+    found = watched.findings()
+    assert watched.before is not None
+    return watched.before, found
+
+
+def test_a_node_that_gets_into_a_second_pool_is_found(server: ApiServer, api: Api) -> None:
+    both = {"kubernetes": {"pools": {"a": {"nodes": "team=a"}, "b": {"nodes": "gpu=b"}}}}
+    what = rendered(both)
+    server.put(gpu_node("n1", team="a", gpu="b"))
+    watched = Watched(api, what)
+    assert seen(watched)[("kube.node", "node n1")] == "it is in the pools a and b"
+
+
+def test_a_gpu_whose_pods_hold_more_than_it_has_is_found(server: ApiServer, api: Api) -> None:
+    memory = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
+    server.put(node("gpu1", allocatable=memory))
+    for name, amount in (("a", "9"), ("b", "8"), ("c", "16")):
+        asks = {"limits": {"aliyun.com/gpu-mem": amount}}
+        server.put({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "team",
+                         "annotations": {"ALIYUN_COM_GPU_MEM_IDX": "1" if name == "c" else "0"}},
+            "spec": {"nodeName": "gpu1", "containers": [{"name": "c", "resources": asks}]},
+            "status": {"phase": "Running"},
+        })  # fmt: skip
+    found = seen(Watched(api, rendered(GPUSHARE)))
+    assert found[("kube.gpus", "GPU 0 of node gpu1")] == "its pods hold 17 of 16 GiB"
+
+
+def test_memory_that_claims_wait_for_is_compared_with_memory_and_devices_with_devices() -> None:
+    gpus = (GpuUse(name="gpu-0", allocated=70000, total=81920), GpuUse(name="gpu-1", allocated=1, total=81920))
+    use = Use(kind="dra-memory", resource="gpu.nvidia.com/gpu", allocated=70001, total=163840, gpus=gpus, unit="MiB")
+    there = NodeUse(name="gpu1", address="", product="", state="Ready", uses=(use,))
+
+    def found(asks: dict[str, int]) -> list[str]:
+        waiting = Waiting(namespace="team", name="p", asks=asks, why="")
+        look = Reading(wanted={}, live={}, pods={}, nodes=(), usage=Usage(nodes=(there,), waiting=(waiting,)))
+        return [one.message for one in findings(look) if one.check == "kube.waiting"]
+
+    assert found({"gpu.nvidia.com/gpu (MiB)": 3072}) == []
+    assert found({"gpu.nvidia.com/gpu": 1}) == ["1 pod waits for it, and 0 are free: team/p"]
+
+
+# ---------------------------------------------------------------- healthy and broken states of one cluster
+
+POOLS: dict[str, Any] = {
+    "gpu1": {"kubernetes": {"pool": "whole"}},
+    "gpu2": {"kubernetes": {"pool": "sliced"}, "sharing": {"strategy": "time-slicing", "replicas": 2}},
+}
+SLICED = f"{PLUGIN}-sliced"
+Change = Callable[[ApiServer], object]
+
+
+def shared_node(name: str, allocatable: str = "8", **labels: str) -> dict[str, Any]:
+    return gpu_node(name, "8", allocatable, **{POOL_LABEL: "sliced", "nvidia.com/gpu.replicas": "2"}, **labels)
+
+
+def plugin(change: Callable[[dict[str, Any]], object], name: str = SLICED) -> Change:
+    return lambda server: server.edit("DaemonSet", name, "gpunode", change)
+
+
+def on_node(change: Callable[[dict[str, Any]], object], name: str = "gpu2") -> Change:
+    return lambda server: server.edit("Node", name, "", change)
+
+
+def full(server: ApiServer) -> None:
+    asks = {"limits": {GPU: "4"}, "requests": {GPU: "4"}}
+    server.put({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "all", "namespace": "team"},
+        "spec": {"containers": [{"name": "c", "resources": asks}], "nodeName": "gpu1"}, "status": {"phase": "Running"},
+    })  # fmt: skip
+
+
+def denied(server: ApiServer) -> None:
+    """A quota: the DaemonSet's pods are not created, and only its own event says why."""
+    unready = {"desiredNumberScheduled": 1, "updatedNumberScheduled": 0, "numberAvailable": 0}
+    server.edit("DaemonSet", SLICED, "gpunode", lambda item: item["status"].update(unready))
+    server.put({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "gpunode"}, "type": "Warning",
+        "reason": "FailedCreate", "message": 'pods "x" is forbidden: exceeded quota: one', "lastTimestamp": "2026",
+        "involvedObject": {"kind": "DaemonSet", "name": SLICED, "namespace": "gpunode"},
+    })  # fmt: skip
+
+
+def no_pods(server: ApiServer) -> None:
+    """Somebody's node selector: no node fits any more, and the controller wants 0 pods."""
+    none = {"desiredNumberScheduled": 0, "updatedNumberScheduled": 0, "numberAvailable": 0}
+    server.edit("DaemonSet", SLICED, "gpunode", lambda item: item["status"].update(none))
+
+
+def mirrored(item: dict[str, Any]) -> None:
+    item["spec"]["template"]["spec"]["containers"][0]["image"] = "mirror.lan/plugin:1"
+    item["status"]["observedGeneration"] = 99
+
+
+STATES: list[tuple[str, Change, dict[str, str]]] = [
+    ("idle", lambda server: None, {}),
+    ("one full", full, {}),
+    ("one cordoned", on_node(lambda item: item.update(spec={"unschedulable": True})), {}),
+    (
+        "a taint of its own",
+        on_node(
+            lambda item: item.update(spec={"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]})
+        ),
+        {},
+    ),
+    (
+        "images rewritten on their way by a policy",
+        plugin(mirrored),
+        {},
+    ),
+    (
+        "a runtime that its engine lists",
+        on_node(lambda item: item["status"].update(runtimeHandlers=[{"name": ""}, {"name": "nvidia"}])),
+        {},
+    ),
+    (
+        "a pool's GPUs are gone",
+        lambda server: server.put(shared_node("gpu2", "0")),
+        {"kube.gpus": "0 of 8 nvidia.com/gpu can be allocated", "kube.pool": "none of its nodes"},
+    ),
+    ("a quota denies pods", denied, {"kube.ready": "FailedCreate: pods"}),
+    ("no node fits", no_pods, {"kube.ready": "it has no pod, and should have one on gpu2"}),
+    (
+        "the engine lost its runtime",
+        on_node(lambda item: item["status"].update(runtimeHandlers=[{"name": ""}, {"name": "runc"}])),
+        {"kube.node": "no runtime nvidia"},
+    ),
+    (
+        "the plugin is deleted",
+        lambda server: server.gone(("apps/v1", "daemonsets", "gpunode", SLICED)),
+        {"kube.drift": "it is gone"},
+    ),
+    (
+        "a kubelet is dead",
+        on_node(lambda item: item["status"].update(conditions=[{"type": "Ready", "status": "Unknown"}])),
+        {"kube.node": "the node is not Ready", "kube.pool": "none of its nodes"},
+    ),
+    (
+        "whole GPUs in place of shares",
+        lambda server: server.put(gpu_node("gpu2", **{POOL_LABEL: "sliced", "nvidia.com/gpu.replicas": "1"})),
+        {"kube.gpus": "offers 4 nvidia.com/gpu, not slices"},
+    ),
+]
+
+
+@over(STATES, name=lambda row: row[0])
+def test_a_healthy_cluster_raises_no_alarm_and_a_broken_one_is_told(
+    _name: str, change: Change, expected: dict[str, str]
+) -> None:
+    server = ApiServer()
+    server.controllers.append(workloads_become_ready)
+    try:
+        with TemporaryDirectory() as folder:
+            api = quick(connect(str(server.kubeconfig(Path(folder) / "k"))))
+            server.put(gpu_node("gpu1", **{POOL_LABEL: "whole"}))
+            server.put(shared_node("gpu2"))
+            what = rendered({"runtimes": {"containerd": {"default_runtime": "runc"}}}, **POOLS)
+            put(api, what)
+            server.controllers.clear()
+            change(server)
+            own_all(server)
+            found = seen(Watched(api, what))
+    finally:
+        server.close()
+    assert {check for check, _ in found} == set(expected), found
+    for check, text in expected.items():
+        assert any(text in message for (one, _), message in found.items() if one == check), found
+
+
+def own_all(server: ApiServer) -> None:
+    """As a real server tells: what gpunode applied is its own, also where a policy rewrote it on its way."""
+    for key, item in server.objects.items():
+        if key[1] in ("daemonsets", "deployments"):
+            entry = {"manager": "gpunode", "operation": "Apply", "fieldsV1": fields_of(item["spec"], "spec")}
+            item["metadata"]["managedFields"] = [entry]
+
+
+def fields_of(value: Any, name: str) -> dict[str, Any]:
+    """managedFields as a server writes them: maps by key, lists of named items by name, all else as a whole."""
+
+    def inner(value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return {f"f:{key}": inner(one) for key, one in value.items()}
+        if isinstance(value, list) and value and all(isinstance(one, dict) and "name" in one for one in value):
+            return {f'k:{{"name":"{one["name"]}"}}': inner(one) for one in value}
+        return {}
+
+    return {f"f:{name}": inner(value)}
+
+
+def test_what_somebody_else_added_to_our_pods_is_named() -> None:
+    item = next(one for one in rendered().objects if one["metadata"]["name"] == PLUGIN)
+    template = {"nodeSelector": {"disk": "ssd"}, "containers": item["spec"]["template"]["spec"]["containers"]}
+    theirs = {"f:spec": {"f:template": {"f:spec": {
+        "f:nodeSelector": {".": {}, "f:disk": {}},
+        "f:containers": {
+            f'k:{{"name":"{PLUGIN}"}}': {"f:env": {'k:{"name":"PASS_DEVICE_SPECS"}': {}}},
+            'k:{"name":"mesh"}': {"f:env": {}, "f:image": {}},
+        },
+    }}}}  # fmt: skip
+    managed = [
+        {"manager": "gpunode", "operation": "Apply", "fieldsV1": fields_of(item["spec"], "spec")},
+        {"manager": "kubectl-patch", "operation": "Update", "time": "2026-11-24T20:00:00Z", "fieldsV1": theirs},
+        {"manager": "kube-controller-manager", "operation": "Update", "subresource": "status",
+         "fieldsV1": {"f:status": {}}},
+    ]  # fmt: skip
+    live = {
+        **item,
+        "metadata": {**item["metadata"], "managedFields": managed},
+        "spec": {"template": {"spec": template}},
+    }
+    assert additions(live) == [
+        f"kubectl-patch at 2026-11-24T20:00:00Z added nodeSelector disk, {PLUGIN}.env PASS_DEVICE_SPECS"
+    ]
+
+
+def test_an_object_that_is_rendered_otherwise_now_is_drift_though_gpunode_owns_it(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node())
+    put(api, rendered())
+    own_all(server)
+    changed = rendered({"kubernetes": {"images": {"registry": "mirror.lan"}}})
+    found = seen(Watched(api, changed))
+    assert "mirror.lan" in found[("kube.drift", f"DaemonSet gpunode/{PLUGIN}")]
+
+
+def test_the_checks_of_a_reading_say_what_is_right(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(**{COUNT: "4"}))
+    watched = watcher(api)
+    found = {check.id: (check.status, check.message) for check in checks_of(*judged(watched))}
+    assert found["kube.gpus"] == ("passed", "4 nvidia.com/gpu")
+    assert found["kube.drift"][0] == found["kube.ready"][0] == "passed"
+    results = [HostResult(host="cluster", checks=tuple(checks_of(*judged(watched))))]
+    assert 'gpunode_kube_check{about="cluster",check="kube.gpus"} 1\n' in metrics(results)
