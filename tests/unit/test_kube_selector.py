@@ -70,7 +70,7 @@ def test_only_the_chosen_nodes_have_to_offer_gpus(server: ApiServer, tmp_path: P
     run(server, tmp_path, "apply", "--nodes", "team=gpu", "--no-wait", spec={})
     lost = {"nvidia.com/gpu": "0"}
     server.edit("Node", "c", "", lambda item: item["status"].update(allocatable=lost))
-    chosen = ("--nodes", "team=gpu")
+    chosen = ("--timeout", "1", "--nodes", "team=gpu")
     assert run(server, tmp_path, "verify", *chosen, spec={}).return_value == Exit.OK
     server.edit("Node", "a", "", lambda item: item["status"].update(allocatable=lost))
     failed = run(server, tmp_path, "verify", *chosen, spec={})
@@ -124,7 +124,7 @@ def test_pools_by_label_are_judged_one_by_one(server: ApiServer, tmp_path: Path)
         server.put(node(name, labels={"team": team}, allocatable={"nvidia.com/gpu": "4"}))
     run(server, tmp_path, "apply", "--no-wait", spec=spec)
     server.edit("Node", "n1", "", lambda item: item["status"].update(allocatable={"nvidia.com/gpu": "0"}))
-    done = run(server, tmp_path, "verify", "--format", "json", spec=spec)
+    done = run(server, tmp_path, "verify", "--timeout", "1", "--format", "json", spec=spec)
     ((cluster),) = json.loads(done.stdout)["hosts"]
     found = {(one["id"], one["status"]): one["message"] for one in cluster["checks"]}
     assert found["kube.pool", "failed"] == "pool a: none of its nodes offers a GPU: n1"

@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 @click.option("--exact", is_flag=True, help="Compare objects by the server's dry run; needs the rights of apply.")
 @click.option("--keep", is_flag=True, help="Leave the pods of failed proofs and their namespace, to look at them.")
 @click.option(
-    "--timeout", type=click.FloatRange(0), default=300.0, show_default=True, metavar="S", help="Seconds for each proof."
+    "--timeout",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds for each proof, and at most for what passes by itself.",
 )
 @click.option(
     "--max-failures",
@@ -61,14 +66,21 @@ def verify(
     It only reads, and an account that may read is enough. The proof pods of --smoke run in the namespace
     gpunode-verify, which is deleted afterwards, also when you interrupt it.
     """
-    from gpunode.edge.kube.verify import ProofOptions
+    from gpunode.edge.kube.verify import PATIENCE, ProofOptions
     from gpunode.edge.kube.verify import verify as prove
 
     if (max_failures is not None or keep) and not smoke:
         raise click.UsageError("--keep and --max-failures are for the pods of --smoke")
     if every and smoke:
         raise click.UsageError("--every only reads: run --smoke by itself")
-    how = ProofOptions(smoke=smoke, exact=exact, keep=keep, timeout=timeout, max_failures=max_failures)
+    how = ProofOptions(
+        smoke=smoke,
+        exact=exact,
+        keep=keep,
+        timeout=timeout,
+        max_failures=max_failures,
+        patience=min(timeout, PATIENCE),
+    )
     before = signal.signal(signal.SIGTERM, _interrupt)  # so that the pods go then too
     try:
         with notifying(output_format) as notify:

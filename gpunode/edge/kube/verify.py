@@ -26,6 +26,7 @@ from gpunode.edge.kube.reading import read
 
 Notify = Callable[[str], None]
 _NAMESPACE = Key("v1", "Namespace", "", NAMESPACE)
+PATIENCE = 60.0  # for kubelets to report the GPUs of a device plugin that has just started, or waits for MPS
 ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespace
 GONE_SECONDS = 180.0
 SOON_SECONDS = 20.0  # until a controller has let a new pod go, and the scheduler has found a node for it
@@ -46,7 +47,7 @@ class ProofOptions:
     keep: bool = False
     timeout: float = 300
     max_failures: int | None = None
-    patience: float = 60
+    patience: float = PATIENCE
 
 
 def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *, notify: Notify) -> list[HostResult]:
