@@ -57,6 +57,17 @@ def test_a_file_of_a_person_comes_back_where_a_package_has_come_to_write_one() -
     assert node.read(CONFIG) == b"mine\n"
 
 
+def test_what_gpunode_wrote_over_is_named_though_somebody_has_removed_the_file_since() -> None:
+    node = Fake()
+    node.commit({CONFIG: b"g1\n"}, who=WHO)
+    node.person_writes(CONFIG, b"g1\nmine\n")
+    node.commit({CONFIG: b"g2\n"}, who=WHO)
+    node.person_writes(CONFIG, None)
+    [note] = take_back(node, "uninstall").notes
+    assert note.startswith(f"{CONFIG}: what somebody else wrote there, and what is not there now, is in ")
+    assert b"g1\nmine\n" in node.kept()
+
+
 def test_a_difference_is_named_though_a_note_speaks_of_what_begins_with_its_name() -> None:
     journal = [packages("p", added={"nvidia-open": "1", "nvidia-open-580": "1"})]
     recall = parse_snapshot(recall_text(journal, installed={"nvidia-open": "1", "nvidia-open-580": "1"}))

@@ -65,6 +65,8 @@ def replay_file(changes: Iterable[Change], now: str, texts: Mapping[str, bytes])
         history.add(change)
     if not history.without:  # by scripts of packages alone: with these it goes, or stays
         return Replayed(wanted=Without(hash=now))
+    if now in history.without and now != history.last != ANY:  # as an earlier version was, without what came after it
+        history.aside += [version for version in history.theirs if version != now]
     wanted = history.of(now, "")
     aside, unmerged = (tuple(dict.fromkeys(found)) for found in (history.aside, history.unmerged))
     return Replayed(wanted=wanted, theirs=history.theirs, aside=aside, unmerged=unmerged)
@@ -79,7 +81,7 @@ class _History:
         self.theirs: dict[str, str] = {}
         self.aside: list[str] = []
         self.unmerged: list[str] = []
-        self._last, self._edited = "", False
+        self.last, self._edited = "", False
 
     def add(self, change: Change) -> None:
         if not self.without and not change.mine:
@@ -93,14 +95,14 @@ class _History:
             self.without[change.after] = Without(hash=change.after)
         else:
             self.without[change.after] = self._less(change.before, change.after, edited=True)
-        self._last, self._edited = change.after, change.edited
+        self.last, self._edited = change.after, change.edited
 
     def of(self, version: str, id: str) -> Without:
         """Of a version that the transaction `id` found; one that nobody knows is somebody else's."""
         if version not in self.without:
-            if self._last != ANY:
+            if self.last != ANY:
                 self.theirs[version] = id
-            self.without[version] = self._less(self._last, version, edited=self._edited)
+            self.without[version] = self._less(self.last, version, edited=self._edited)
         return self.without[version]
 
     def _less(self, base: str, version: str, *, edited: bool) -> Without:
