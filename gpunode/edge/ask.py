@@ -81,9 +81,8 @@ class Talk:
     def _left(self, repositories: Sequence[str]) -> tuple[str, ...]:
         """What to say of repositories that the plan sets up; of those whose index was looked up nothing."""
         left = [name for name in repositories if name not in self.planned.looked_up]
-        return (
-            (f"the packages of {', '.join(left)}: the plan sets that up, and its index was not read",) if left else ()
-        )
+        text = f"the packages of {', '.join(left)}: the plan sets it up, and no index was read (--check-repositories)"
+        return (text,) if left else ()
 
     def end(self, plan: Plan) -> bool:
         """The plan as it stands."""
