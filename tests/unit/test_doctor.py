@@ -30,6 +30,7 @@ from gpunode.core.doctor.state import split_sections, state_faults
 from gpunode.core.doctor.table import LAYERS, Fault, Faults, Message, parse_faults, parse_messages
 from gpunode.core.doctor.text import Evidence
 from gpunode.core.errors import InputError
+from gpunode.core.facts import parse_probe
 from gpunode.core.model import (
     Cdi,
     CdiGpu,
@@ -514,6 +515,28 @@ def test_a_sound_node_has_no_fault() -> None:
     assert state_faults(sound, {}, load_scheduler_rules(), FAULTS.checks) == {}
 
 
+PROBES = Path(__file__).parents[1] / "cases" / "probes"
+ILL = {  # saved probe → the root causes in its state; a fresh node has no driver, and the others are sound
+    "debian12-crio-podman": "cdi-stale",
+    "debian12-driver-mismatch": "nvml-version-mismatch module-next-kernel",
+    "debian12-kubeadm-two-engines": "cgroup-driver-mismatch",
+    "debian12-no-root": "driver-missing",
+    "debian12-stock-engines": "driver-missing",
+    "ubuntu2004-cri-dockerd": "cgroup-driver-mismatch",
+    "ubuntu2204-hgx-h100-kubelet": "fm-state-in-progress nvlink-inactive",
+    "ubuntu2404-microk8s": "cgroup-driver-mismatch",
+    "ubuntu2404-two-models": "reset-required module-next-kernel",
+}
+
+
+@over(sorted(path.parent.name for path in PROBES.glob("*/probe.txt")))
+def test_of_each_saved_node_the_state_says_what_is_known_of_it(name: str) -> None:
+    facts = parse_probe((PROBES / name / "probe.txt").read_text(encoding="utf-8"))
+    findings = diagnose(FAULTS, [], state_faults(facts, {}, load_scheduler_rules(), FAULTS.checks)).findings
+    known = ILL.get(name, "driver-missing" if name.endswith("-fresh") else "")
+    assert {one.fault.id for one in findings if one.root} == set(known.split())
+
+
 def test_a_unit_that_runs_now_refutes_what_a_log_says_of_its_start() -> None:
     """The package starts the daemon before the module is loaded; the daemon runs since the module is."""
     text = "systemd[1]: nvidia-persistenced.service: Failed with result 'exit-code'.\n"
@@ -651,7 +674,6 @@ def test_a_log_that_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_a_saved_probe_is_judged_by_its_state(tmp_path: Path) -> None:
-    probes = Path(__file__).parents[1] / "cases" / "probes"
-    code, out = run("--probe", str(probes / "debian12-driver-mismatch" / "probe.txt"), "--format", "json")
+    code, out = run("--probe", str(PROBES / "debian12-driver-mismatch" / "probe.txt"), "--format", "json")
     (host,) = json.loads(out)["hosts"]
     assert code == 1 and "nvml-version-mismatch" in {f["id"] for f in host["findings"]}

@@ -264,7 +264,7 @@ def _units(facts: NodeFacts) -> Signs:
     broken = [name for name in facts.broken_packages if re.search(r"nvidia|cuda", name)]
     if broken:
         yield "dpkg-nvidia-configure", f"broken: {', '.join(broken[:5])}"
-    read = facts.driver.loaded and facts.nvml and facts.root and "device_nodes" not in facts.unread
+    read = facts.driver.loaded and facts.nvml and facts.device_nodes and "device_nodes" not in facts.unread
     if read and not any(re.search(r"/nvidia\d+$", node.path) for node in facts.device_nodes):
         yield "device-node-missing", f"the driver has {len(facts.nvml)} GPUs, and there is no /dev/nvidia0"
 
