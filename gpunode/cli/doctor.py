@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Where `gpunode provision` is the fix of what was found: plan, ask, apply, verify, and look once more.",
 )
+@click.option("-y", "--yes", is_flag=True, help="With --fix: do not ask.")
 @PROBES
 @format_option("text", "json")
 @click.pass_context
@@ -49,6 +50,7 @@ def doctor(
     targets: Targets,
     logs: tuple[Path, ...],
     fix: bool,
+    yes: bool,
     probes: tuple[Path, ...],
     output_format: str,
 ) -> int:
@@ -59,6 +61,8 @@ def doctor(
     targets = with_probes(targets, probes)
     if logs and (targets.hosts or targets.inventory or targets.local or targets.probes):
         raise click.UsageError("logs and hosts given together: leave out one of them")
+    if yes and not fix:
+        raise click.UsageError("--yes goes with --fix")
     if fix and (logs or targets.probes or output_format == "json"):
         raise click.UsageError("--fix needs hosts, and answers as text")
     if logs:
@@ -95,29 +99,28 @@ def doctor(
     if output_format == "text":
         show_errors([(one.host, one.error) for one in results if one.error])
     if fix and (ours := [one.host for one in results if one.diagnosis and one.diagnosis.ours]):
-        return _fix(ctx, targets, ours)
+        return _fix(ctx, targets, ours, yes=yes)
     failed = any(one.diagnosis and not one.diagnosis.sound for one in results)
     return worst_exit([one.error.outcome for one in results if one.error] + ["failed"] * failed)
 
 
-def _fix(ctx: click.Context, targets: Targets, hosts: list[str]) -> int:
+def _fix(ctx: click.Context, targets: Targets, hosts: list[str], *, yes: bool) -> int:
     """Hand the hosts over to provision, which asks and verifies; then say what is left."""
     from gpunode.cli.provision import provision
 
-    reach = {
-        name: getattr(targets, name)
-        for name in (
-            "inventory",
-            "local",
-            "forks",
-            "connect_timeout",
-            "timeout",
-            "accept_new_host_keys",
-            "become",
-            "vault_password_files",
-        )
-    }
-    where = {"hosts": (), "limit": ",".join(hosts)} if targets.inventory else {"hosts": targets.hosts, "limit": ""}
-    again = {**reach, **where, "ask_become_pass": bool(targets.become_password)}
-    done = ctx.invoke(provision, **again)
-    return int(done) or int(ctx.invoke(doctor, **again, logs=(), probes=(), fix=False, output_format="text"))
+    given = [*(f"--inventory={path}" for path in targets.inventory), *["--local"] * targets.local]
+    given += [f"--limit={','.join(hosts)}"] if targets.inventory else targets.hosts
+    given += [
+        f"--forks={targets.forks}",
+        f"--connect-timeout={targets.connect_timeout}",
+        f"--timeout={targets.timeout}",
+    ]
+    given += ["--accept-new-host-keys"] * targets.accept_new_host_keys + ["--become"] * targets.become
+    given += ["--ask-become-pass"] * bool(targets.become_password)
+    given += [f"--vault-password-file={path}" for path in targets.vault_password_files]
+
+    def run(command: click.Command, *more: str) -> int:
+        with command.make_context(command.name, [*given, *more], parent=ctx.parent) as made:
+            return int(command.invoke(made))
+
+    return run(provision, *["--yes"] * yes) or run(doctor)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rows import over
 
 from benchmarks.doctor import LINES as ORDINARY
-from gpunode.cli.common import target_options
+from gpunode.cli.common import spec_option, target_options
 from gpunode.cli.main import cli
 from gpunode.core.doctor import Diagnosis, diagnose, diagnosis_data, diagnosis_text, scan
 from gpunode.core.doctor.logs import KEPT, PART
@@ -636,7 +636,7 @@ def test_an_archive_is_read_by_its_paths(tmp_path: Path) -> None:
     assert code == 1 and {f["id"] for f in json.loads(out)["findings"]} == {"rminitadapter", "dp-mps-root"}
 
 
-def test_fix_hands_over_to_provision_and_looks_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fix_hands_over_to_provision_and_looks_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where provision fixes what was found; what is left after it is said."""
     asked: list[tuple[str, ...]] = []
     left = [{"engine-stopped": ["x"]}, {}, {"power-cable": ["x"]}]
@@ -647,14 +647,18 @@ def test_fix_hands_over_to_provision_and_looks_once_more(monkeypatch: pytest.Mon
 
     @click.command()
     @target_options
-    def provision(targets: Targets) -> int:
-        asked.append((*targets.hosts, *targets.inventory, targets.limit, str(targets.become)))
+    @spec_option
+    @click.option("--yes", is_flag=True)
+    def provision(targets: Targets, spec_data: dict[str, Any], yes: bool) -> int:
+        asked.append((*targets.inventory, targets.limit, f"{targets.become} {yes}", *spec_data))
         return 0
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpunode.yml").write_text("driver: {branch: auto}\n")
     monkeypatch.setattr("gpunode.edge.doctor.examine_hosts", examined)
     monkeypatch.setattr("gpunode.cli.provision.provision", provision)
-    code, out = run("-i", "n1,", "--become", "--fix")
-    assert (code, asked) == (0, [("n1,", "n1", "True")]) and "nothing known matches" in out
+    code, out = run("-i", "n1,", "--become", "--fix", "--yes")
+    assert (code, asked) == (0, [("n1,", "n1", "True True", "driver")]) and "nothing known matches" in out
     assert run("-i", "n1,", "--fix")[0] == 1 and len(asked) == 1, "a cable is nothing for provision"
     assert run("--log", "-", "--fix", text="x")[0] == 99, "a usage error"
 

@@ -22,7 +22,9 @@ from gpunode.core.doctor.text import Evidence, joined, places, plain, small, sta
 KEPT = 5  # lines of evidence for one fault in one log, the newest
 PART = 1000  # characters of a line that are read for a pattern, and half of that on each side
 _SHOWN = 400  # characters of a line that are shown
-_RECIPE = re.compile(r"^\s*@?echo\b.*\\\s*$|\becho >&2 ")  # of make, which prints it before it runs
+_NO_NEWS = re.compile(
+    r"^\s*@?echo\b.*\\\s*$|\becho >&2 |\bcleanup warnings\b"
+)  # recipes that make prints; containerd, of pods that end
 _OF_NVIDIA = re.compile(r"pci ([0-9a-f:.]{7,16}): \[10de:")
 _TAIL = 2000  # characters of a chunk that are joined with the next one
 
@@ -143,7 +145,7 @@ class Scan:
                 if number - self._over.get(program, -gap) >= gap:
                     self._over[program] = number
         hits = [hit for hit in hits if not hit[1].ends]
-        if not hits or _RECIPE.search(line):
+        if not hits or _NO_NEWS.search(line):
             return
         place = places(shown) if len(shown) > max(len(line), PART) else None
 
