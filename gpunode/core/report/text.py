@@ -61,7 +61,7 @@ def class_text(plans: Sequence[Plan], *, chosen: str = "", detail: Detail = STEP
     lines += [f"  warning: {text}" for text in _where([(plan.host, plan.warnings) for plan in plans])]
     for problem in first.problems:
         lines += [f"  problem: {problem.what}", f"      fix: {problem.fix}"]
-    for number, step in enumerate(_news(first), 1):
+    for number, step in enumerate(news(first), 1):
         lines.append(f"  {number:>2}. {step.title}  ({step.id})")
         alike = [(plan.host, _same_step(plan, step)) for plan in plans]
         lines += _step_lines(alike, detail, sources)
@@ -102,7 +102,7 @@ def _from_to(now: str, to: str) -> str:
 def summary_text(plans: Sequence[Plan], chosen: Mapping[str, str]) -> str:
     """What is to be done on all hosts together, in a line; `chosen` are the versions of each."""
     todo = [plan for plan in plans if plan.steps]
-    counts = sorted({len(_news(plan)) for plan in todo})
+    counts = sorted({len(news(plan)) for plan in todo})
     steps = counted(counts[0], "step") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} steps"
     versions = Counter(chosen.get(plan.host, "") for plan in todo)
     many = len(versions) > 1
@@ -231,10 +231,10 @@ def _headline(plans: Sequence[Plan], chosen: str) -> str:
         return f"refused, {counted(len(first.problems), 'problem')}"
     if not first.steps:
         return "nothing to do"
-    return " · ".join([*filter(None, [chosen]), counted(len(_news(first)), "step"), *_effects(plans)])
+    return " · ".join([*filter(None, [chosen]), counted(len(news(first)), "step"), *_effects(plans)])
 
 
-def _news(plan: Plan) -> list[Step]:
+def news(plan: Plan) -> list[Step]:
     """The steps that are worth a line: not those that every plan begins and ends with, and that change nothing."""
     return [step for step in plan.steps if step.id not in _IN_EVERY_PLAN] or list(plan.steps)
 

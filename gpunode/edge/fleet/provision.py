@@ -19,7 +19,7 @@ from gpunode.core.model import Check, HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, group_names, make_playbook
-from gpunode.core.report.text import names
+from gpunode.core.report.text import names, news
 from gpunode.core.rollout import Pool, Progress, make_pools
 from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
 from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
@@ -486,7 +486,7 @@ def _result(
         return result
     if check:
         return replace(result, outcome="pending", message=f"would change {len(done.changed)} things")
-    settled = _settled(result, after, len(_plan(before).steps))
+    settled = _settled(result, after, len(news(_plan(before))))
     return _with_gpus(settled, after, expected) if settled.ok and after else settled
 
 
