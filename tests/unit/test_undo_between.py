@@ -247,3 +247,12 @@ def test_a_file_that_scripts_of_packages_alone_have_changed_stays_as_it_is() -> 
     changes = [Change(id="1", before="a", after="b", mine=False, edited=False)]
     found = replay_file(changes, "c", {})
     assert (found.wanted.hash, found.wanted.exact, dict(found.theirs)) == ("c", True, {})
+
+
+def test_a_dependency_that_gpunode_removed_and_installed_again_is_one_afterwards() -> None:
+    node = Fake(packages={"a": "1"})
+    node.set_packages({"a": None}, **WHO)
+    node.set_packages({"a": "2"}, **WHO)
+    assert node.manual == {"a"}
+    take_back(node, "uninstall")
+    assert (node.packages, node.manual) == ({"a": "1"}, set())

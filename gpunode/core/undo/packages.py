@@ -69,7 +69,7 @@ def plan_package_undo(
         remove=tuple(remove),
         unhold=tuple(n for n, hold in held.items() if not hold and _state(recall, n) == "hold"),
         purge=tuple(purge),
-        automatic=_automatic(recall, marks, [str(item["name"]) for item in install]),
+        automatic=_automatic(recall, marks, [str(item["name"]) for item in install], _marks_of_removed(records)),
         keys=tuple(mark.partition(" ")[2] for mark in marks if mark in recall.marks and mark.startswith("key ")),
         refresh=tuple(restored) if install else (),
         keep=tuple(path for path in theirs if recall.files.get(path, ABSENT) != ABSENT) if remove else (),
@@ -130,7 +130,18 @@ def _first(records: Sequence[Record], lost: str, gained: str) -> dict[str, bool]
     return found
 
 
-def _automatic(recall: JournalSnapshot, marks: Mapping[str, bool], install: Sequence[str]) -> tuple[str, ...]:
+def _marks_of_removed(records: Sequence[Record]) -> dict[str, bool]:
+    """Of packages that were removed: asked for, if the mark went along.  gpunode may have installed them again."""
+    found: dict[str, bool] = {}
+    for record in _done(records):
+        for item in record.more.get("removed", ()):
+            found.setdefault(item["name"], f"manual {item['name']}" in record.more.get("unmarked", ()))
+    return found
+
+
+def _automatic(
+    recall: JournalSnapshot, marks: Mapping[str, bool], install: Sequence[str], removed: Mapping[str, bool]
+) -> tuple[str, ...]:
     """Packages that nobody asked for: those that count as asked for now, and those that will by being named.
 
     A manager that keeps no such marks shows none at all.
@@ -140,7 +151,8 @@ def _automatic(recall: JournalSnapshot, marks: Mapping[str, bool], install: Sequ
         return ()
     before = {mark.partition(" ")[2]: was for mark, was in marks.items() if mark.startswith("manual ")}
     now = (name for name, was in before.items() if not was and name in manual)
-    return tuple(dict.fromkeys((*now, *(name for name in install if not before.get(name, name in manual)))))
+    again = (name for name in install if not before.get(name, removed.get(name, name in manual)))
+    return tuple(dict.fromkeys((*now, *again)))
 
 
 def _ours(known: Sequence[Record]) -> set[tuple[str, str]]:
