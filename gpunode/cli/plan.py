@@ -109,7 +109,9 @@ def plan(
     desired = DesiredState(spec_data, to_run=bool(output), lock=lock, look_up=look_up)
     with probing(output_format) as on_done:
         hosts = workflow.plan(targets, desired, on_done=on_done)
-    if output:
+    usable = any(h.plan and not h.plan.problems for h in hosts)
+    written: list[Path] = []
+    if output and usable:
         workflow.write_plan(output, hosts, targets, desired)
         written = write_shards(output, hosts, targets, shards) if shards else []
     if output_format == "json":
@@ -120,7 +122,9 @@ def plan(
         hosts = show_plans(hosts, detail)
         if (text := plan_summary(hosts)) and len(hosts) > 1:
             echo(text)
-    if output and output_format == "text":
+    if output and not usable:
+        echo(f"not written: {output}: no host has a plan that can be applied", err=True)
+    elif output and output_format == "text":
         files = ", ".join(sorted(path.name for path in Path(output).iterdir() if path.is_file()))
         echo(f"written: {output}: {files}")
         echo(f"next: gpunode provision {output}")

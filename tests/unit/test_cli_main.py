@@ -337,3 +337,10 @@ def test_a_gpunode_yml_that_cannot_be_read_is_one_error(
     ran = run_gpunode("plan", "--local", "-c", file, exit=2)
     assert says in ran.stderr
     assert "unexpected" not in ran.stderr
+
+
+def test_a_plan_that_nobody_can_apply_is_not_written(run_gpunode: Run, tmp_path: Path) -> None:
+    (tmp_path / "gpunode.yml").write_text("driver: {branch: '390'}\n")
+    probe = Path(__file__).parents[1] / "cases/probes/debian12-h100-fresh"
+    ran = run_gpunode("plan", "--probe", str(probe), "-o", "review", exit=5, cwd=tmp_path)
+    assert "not written: review" in ran.stderr and not (tmp_path / "review").exists()
