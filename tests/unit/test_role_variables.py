@@ -87,3 +87,13 @@ def test_a_host_that_was_not_reached_goes_through_the_role_untouched(tmp_path: P
     done = played(tmp_path, one, words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "UNREACHABLE" in done.stdout and "failed=0" in done.stdout and "Error while" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["gpunode_driver_branch", "gpunode_spec"])
+def test_a_wrong_value_is_named_with_its_file_and_line(name: str, tmp_path: Path) -> None:
+    value = "58" if name == "gpunode_driver_branch" else {"driver": {"branch": "58"}}
+    one, _words = site("x", "", roles=["gpunode.node.node"], vars={name: value})
+    done = played(tmp_path, one, [])
+    assert done.returncode != 0 and "driver.branch is '58'" in done.stdout
+    said = " ".join(done.stdout.replace("\\n", " ").split())
+    assert f"set by: {name}" in said and "site.yml:" in said, said

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 from typing import ClassVar
 
@@ -35,7 +36,11 @@ class ActionModule(NodeAction):
         config = args["config"] or self._templar.template(self._vars.get("gpunode_config") or "")
         desired = DesiredState(load_spec_data(config) if config else {}, source=config or "gpunode_spec")
         over = merge_spec(self.inventory_spec(), args["spec"])
-        asked = sha256(repr(desired.spec(over, host=host)).encode()).hexdigest()
+        try:
+            spec = desired.spec(over, host=host)
+        except InputError as error:
+            raise self._located(error) from None
+        asked = sha256(repr(spec).encode()).hexdigest()
         earlier = self._earlier(asked)
         if earlier:
             return earlier
@@ -96,6 +101,26 @@ class ActionModule(NodeAction):
         )
         settle([talk], lambda requests: {n: self.send("packages.sh", request) for n, request in requests.items()})
         return talk.planned
+
+    def _located(self, error):
+        """The error, with the variable, file and line that each wrong value is from."""
+        from ansible._internal._datatag._tags import Origin
+
+        from gpunode.core.spec.flat import flat_variables
+
+        for one in (error, *error.others):
+            for variable in flat_variables().values():
+                if not re.search(rf": {re.escape(variable.key)}\b", one.what):
+                    continue
+                name, value = variable.name, self._vars.get(variable.name)
+                if value in (None, ""):
+                    name, value = "gpunode_spec", self._vars.get("gpunode_spec")
+                    for key in variable.path:
+                        value = value.get(key) if isinstance(value, dict) else None
+                origin = Origin.get_tag(value)
+                if value is not None:
+                    one.excerpt = f"  set by:   {name}{f', {origin}' if origin else ''}"
+        return error
 
     def _check_secrets(self, secrets):
         """Later tasks get references, and can follow only those to gpunode_spec and gpunode_config."""
