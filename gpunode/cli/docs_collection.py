@@ -395,7 +395,9 @@ def _handlers(role: Role) -> str:
 ---
 {NOTE}# Handlers of other roles and plays listen to the same topic; Ansible wants one at least.
 - name: Note that gpunode has changed its part {role.name}
-  ansible.builtin.meta: noop
+  ansible.builtin.debug:
+    msg: gpunode has changed its part {role.name}
+    verbosity: 1
   listen: gpunode {role.name} changed
 """
 

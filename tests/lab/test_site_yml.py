@@ -108,7 +108,13 @@ def play(node: Lab, tmp_path_factory: pytest.TempPathFactory) -> Play:
 
 def ran(output: str) -> dict[str, str]:
     """Title → how the task ended."""
-    return dict(re.findall(r"^TASK \[(?:[\w.]+ : )?(.*?)\] \*+\n(?:\[WARNING.*\n)*(\w+):", output, re.MULTILINE))
+    return dict(
+        re.findall(
+            r"^TASK \[(?:[\w.]+ : )?(.*?)\] \*+\n(?:(?!TASK|PLAY).*\n)*?(ok|changed|skipping|fatal):",
+            output,
+            re.MULTILINE,
+        )
+    )
 
 
 def count(output: str, word: str = "changed") -> int:
