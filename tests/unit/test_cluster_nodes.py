@@ -283,8 +283,28 @@ def test_what_a_node_says_from_before_its_reboot_counts_for_nothing(
         with pytest.raises(GpunodeError, match="has not booted yet"):
             nodes.give_back(taken, soon, boot_id=now)
         assert unschedulable(server)
-        server.later(0.3, lambda: boot(server, "its new one"))
+        server.later(0.3, lambda: boot(server, now if cluster == before else "its new one"))
     nodes.give_back(taken, DRAIN, boot_id=now)
+    assert not unschedulable(server)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_node_that_an_earlier_run_left_has_to_come_back_from_its_second_reboot(
+    own: bool, server: ApiServer, api: Api, nodes: ClusterNodes
+) -> None:
+    """It was given back by what the cluster still told of the boot between the two, while its kubelet was dead."""
+    names = {boot_id: f"machine {boot_id}" if own else boot_id for boot_id in ("one", "two", "three")}
+    add(server)
+    boot(server, names["one"])
+    nodes.take("gpu1", on_boot("one"), DRAIN)  # this run ends while the node is away
+    boot(server, names["two"])
+    again = ClusterNodes(lambda: api, silent)
+    taken = again.take("gpu1", on_boot("two"), DRAIN)
+    with pytest.raises(GpunodeError, match="has not booted yet"):
+        again.give_back(taken, replace(DRAIN, ready_timeout=1), boot_id="three")
+    assert unschedulable(server)
+    boot(server, names["three"])
+    again.give_back(taken, DRAIN, boot_id="three")
     assert not unschedulable(server)
 
 
@@ -351,7 +371,8 @@ def provision(
     again: Callable[..., Iterable[Detected]] = lambda hosts, where: list(hosts)  # noqa: E731
     monkeypatch.setattr(fleet, "run_playbook", run_playbook)
     monkeypatch.setattr(fleet, "probe", again)
-    monkeypatch.setattr(fleet, "plan_one", lambda found, desired: HostPlan(detected=found, planned=empty))
+    plans = lambda found, *_: [HostPlan(detected=one, planned=empty) for one in found]  # noqa: E731
+    monkeypatch.setattr(fleet, "plan_all", plans)
     (result,) = fleet.provision(
         [host], Targets(hosts=("gpu1",)), desired, options=fleet.RunOptions(cluster=lambda: api)
     )

@@ -236,7 +236,7 @@ def test_it_waits_for_the_boot_the_kubelet_and_the_gpus(server: ApiServer, api: 
     for i, state in enumerate(states, 1):
         server.later(0.2 * i, lambda state=state: server.edit("Node", "gpu1", "", lambda o: o["status"].update(state)))
     reported: list[str] = []
-    wait_ready(api, "gpu1", {"nvidia.com/gpu": 8}, boot_id=old, timeout=10, notify=reported.append)
+    wait_ready(api, "gpu1", {"nvidia.com/gpu": 8}, stale=old, timeout=10, notify=reported.append)
     assert reported == ["gpu1: has not booted yet", "gpu1: offers 0 nvidia.com/gpu, not 8", "gpu1: ready"]
 
 

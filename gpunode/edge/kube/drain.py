@@ -142,18 +142,20 @@ def wait_ready(
     offers: Mapping[str, int] = {},
     *,
     boot_id: str = "",
+    stale: str = "",
     timeout: float = 900,
     notify: Notify,
 ) -> None:
     """Wait until the node is Ready and offers as much of each resource: {"nvidia.com/gpu": 8}; {ANY: 1}: of any GPUs.
 
-    `boot_id`: the one from before a reboot; what the node says while that is still so is old.  Raises GpunodeError.
+    `boot_id`: the boot that the host itself tells of; `stale`: the one from before a reboot, where cluster and host
+    name them otherwise.  What the node says of another boot is old.  Raises GpunodeError.
     """
     last = ""
 
     def judge(live: Object | None) -> bool | None:
         nonlocal last
-        now = _state(live, offers, boot_id)
+        now = _state(live, offers, boot_id, stale)
         if now != last:
             notify(f"{node}: {now or 'ready'}")
         last = now
@@ -177,13 +179,14 @@ def gpus_offered(live: Object) -> dict[str, int]:
 # ---------------------------------------------------------------- helpers
 
 
-def _state(live: Object | None, offers: Mapping[str, int], boot: str) -> str:
+def _state(live: Object | None, offers: Mapping[str, int], boot: str, stale: str) -> str:
     """What is missing, "" for nothing."""
     if live is None:
         return "is not in the cluster"
     status = live.get("status") or {}
     ready: Object = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
-    if boot and (status.get("nodeInfo") or {}).get("bootID", "") == boot:
+    told = (status.get("nodeInfo") or {}).get("bootID", "")
+    if (boot and told != boot) or (stale and told == stale):
         return "has not booted yet"
     if ready.get("status") != "True":
         return f"NotReady: {ready.get('message') or ready.get('reason') or 'it says nothing'}"

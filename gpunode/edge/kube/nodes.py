@@ -78,6 +78,13 @@ class Taken:
         booted = self.host_boot_id and boot_id not in ("", self.host_boot_id, self.boot_id)
         return self.boot_id if booted else ""
 
+    def expected(self, boot_id: str) -> str:
+        """The boot that the cluster has to tell of, where it once told of the one that the host told of; "" for any.
+
+        However often the host has booted since, what the cluster tells of any earlier boot is old.
+        """
+        return boot_id if self.boot_id and self.boot_id == self.host_boot_id else ""
+
 
 def concerns(drain: DrainSpec, facts: NodeFacts, plan: Plan) -> bool:
     """Whether a host is to be emptied first: a node of Kubernetes, for a plan that disturbs what runs there."""
@@ -131,7 +138,7 @@ class ClusterNodes:
         api = self._patient(float(options.timeout), say)
         node = self._node(api, host, facts)
         live = api.find(api.path(node_key(node)))
-        before, taken = our_mark(live or {"metadata": {}}) or "", _taken(live, node, facts)
+        before, taken = our_mark(live or {"metadata": {}}) or "", _taken(live, node, facts, anew=True)
         self._refuse_others(taken)
         pods_to_evict(api, node, rules)
         relaid = taken.relaid or relaid
@@ -196,7 +203,8 @@ class ClusterNodes:
             api,
             taken.node,
             {ANY: 1} if taken.relaid and taken.offers else taken.offers,
-            boot_id=taken.stale(boot_id),
+            stale=taken.stale(boot_id),
+            boot_id=taken.expected(boot_id),
             timeout=float(options.ready_timeout),
             notify=say,
         )
@@ -351,21 +359,28 @@ def _side_by_side(act: Callable[[str], None], hosts: Iterable[str]) -> None:
         list(pool.map(act, names))
 
 
-def _taken(live: Object | None, node: str, facts: NodeFacts) -> Taken:
-    """What a node is like; for one that we had cordoned already: what it was like then."""
+def _taken(live: Object | None, node: str, facts: NodeFacts, *, anew: bool = False) -> Taken:
+    """What a node is like; for one that we had cordoned already: what it was like then.
+
+    `anew`: it is taken once more, so that its boots are those of now where cluster and host never told of the same one.
+    """
     live = live or {"metadata": {}}
     closed = (live.get("spec") or {}).get("unschedulable")
     marks = (live["metadata"].get("annotations") or {}) if closed else {}
     then = dict(word.split("=", 1) for word in marks.get(CORDONED, "").split() if "=" in word)
     status = live.get("status") or {}
     relaid = then.get("offers") == "changes"
+    boot, host = (status.get("nodeInfo") or {}).get("bootID", ""), facts.boot_id
+    agreed = then.get("boot") and then.get("boot") == then.get("host")
+    if "host" in then and (agreed or not anew or not host):
+        boot, host = then.get("boot", ""), then["host"]
     return Taken(
         node=node,
         ours=CORDONED in marks,
         offers=_marked(then) or ({ANY: 1} if relaid else gpus_offered(live)),
         relaid=relaid,
-        boot_id=then.get("boot", (status.get("nodeInfo") or {}).get("bootID", "")),
-        host_boot_id=then.get("host", facts.boot_id),
+        boot_id=boot,
+        host_boot_id=host,
         controller=then.get("by", ""),
         run=then.get("run", ""),
         begun=then.get("begun") == "yes",
