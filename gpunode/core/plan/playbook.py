@@ -130,22 +130,19 @@ def _play(group: str, members: list[Plan]) -> dict[str, Any]:
         "hosts": group,
         "gather_facts": False,
         "strategy": "free",  # one slow DKMS build holds nobody up
-        "tasks": [part for one in ROLES if (part := _part(one.name, members))],
+        "tasks": [task for one in ROLES for task in _tasks(one.name, members)],
     }
 
 
-def _part(role: str, members: list[Plan]) -> dict[str, Any] | None:
-    """The steps of a role as a block of tasks: every value is a literal argument, which no variable overrides."""
+def _tasks(role: str, members: list[Plan]) -> list[dict[str, Any]]:
+    """The steps of a role as tasks: every value is a literal argument, which no variable overrides."""
     first = members[0]
     steps = [s for s in first.steps if s.role == role]
-    tags: Any = f"gpunode_{role}"
     if role == "preflight":
-        tags = ["always", tags]  # no choice of tags leaves the check out
         recover = [s for plan in members for s in plan.steps if s.id == "preflight.recover"]
         steps = [*recover[:1], *(s for s in steps if s.id != "preflight.recover")]
     there = {s.id for s in first.steps}
-    tasks = [_task(s, there) for s in steps]
-    return {"name": role.capitalize() if role != "cuda" else "CUDA", "tags": tags, "block": tasks} if tasks else None
+    return [_task(s, there) for s in steps]
 
 
 def _task(step: Step, there: Collection[str]) -> dict[str, Any]:
@@ -163,6 +160,8 @@ def _task(step: Step, there: Collection[str]) -> dict[str, Any]:
         "name": step.title,
         f"gpunode.node.{row.kind.action}": arguments,
         **({"register": f"{DONE}{row.variable}"} if kept else {}),
+        # no choice of tags leaves the check out
+        "tags": ["always", "gpunode_preflight"] if step.role == "preflight" else f"gpunode_{step.role}",
     }
 
 

@@ -280,7 +280,7 @@ class NodeAction(ActionBase):
         )
 
     def _part(self):
-        """The role at work; of a generated play, which has tasks alone, the tag of its block."""
+        """The role at work; of a generated play, which has tasks alone, their tag."""
         if self._task._role:
             return self._task._role.get_name().rpartition(".")[2]
         tags = (str(tag) for tag in self._task.tags)
