@@ -25,6 +25,8 @@ from gpunode.edge.load import load_support
 from gpunode.edge.ssh.shell import local_run
 from gpunode.node import script
 
+_UNJUDGED = "not validated by dockerd"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -91,8 +93,17 @@ def find(options: Options) -> Engine:
         judges = not options.version or release(options.version) == release(runtime.version)
         return Activation(unit="", verb="", config=target.root, validate=found.validate if judges else ())
 
+    def edit(files: Files) -> Edit:
+        """Where no dockerd of this machine reads the file, an edit says that none has judged it."""
+        found = target.edit(files)
+        judged = options.here and runtime is not None
+        if judged or target.name != "docker" or not found.changes or any(_UNJUDGED in r.why for r in found.reasons):
+            return found
+        note = Reason(what=target.root, why=f"{_UNJUDGED}: it is not part of this machine", source="")
+        return replace(found, reasons=(*found.reasons, note))
+
     return Engine(
-        target=replace(target, activation=activation),
+        target=replace(target, activation=activation, edit=edit),
         root=options.root,
         notes=_unread(options, runtime, target),
         options=options,
@@ -102,8 +113,6 @@ def find(options: Options) -> Engine:
 
 def _unread(options: Options, runtime: Runtime | None, target: Target) -> tuple[Reason, ...]:
     """What to know of a config that the engine of this machine does not read: an edit of it has no effect there."""
-    if target.name == "docker" and (not options.here or runtime is None):
-        return (Reason(what=target.root, why="not validated by dockerd: it is not part of this machine", source=""),)
     if not options.config or not options.here or runtime is None:
         return ()
     found = target.activation({}, Edit())
