@@ -302,3 +302,22 @@ def test_bad_input_is_one_clear_message(case: str, form: str, server: ApiServer,
         assert ran.stderr.count("error: ") == 1
         assert says in ran.stderr and "Traceback" not in ran.stderr
     assert [r for r in server.requests if r.startswith("PATCH")] == []
+
+
+@pytest.mark.parametrize("way", ["fails", "missing", "empty"])
+def test_a_credential_plugin_that_gives_nothing_is_no_login(server: ApiServer, tmp_path: Path, way: str) -> None:
+    """It ended as «forbidden: User system:anonymous», with the fix to ask for a right."""
+    plugin = tmp_path / "login"
+    body = "echo 'the SSO session has expired' >&2; exit 1" if way == "fails" else "echo '{}'"
+    if way != "missing":
+        plugin.write_text(f"#!/bin/sh\n{body}\n")
+        plugin.chmod(0o755)
+    path = server.kubeconfig(tmp_path / "kubeconfig")
+    data = yaml.safe_load(path.read_text())
+    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "interactiveMode": "Never"}
+    data["users"][0]["user"] = {"exec": run}
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(UnreachableError) as caught:
+        connect(str(path))
+    assert f"no login to the cluster: {plugin} of the kubeconfig: " in caught.value.what
+    assert ("the SSO session has expired" in caught.value.what) is (way == "fails")

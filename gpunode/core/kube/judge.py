@@ -646,8 +646,8 @@ def _good(look: Reading, check: str) -> str:
     mig = sum(bool((node["metadata"].get("labels") or {}).get(MIG_LABEL)) for node in look.nodes)
     return {
         "kube.drift": f"{len(look.live)} objects are as gpunode.yml asks for",
-        "kube.ready": ", ".join(str(key) for key in look.live if key.kind in WORKLOADS),
-        "kube.node": f"{len(nodes)} nodes with GPUs are Ready" if nodes else "",
+        "kube.ready": ", ".join(str(key) for key, live in look.live.items() if live and key.kind in WORKLOADS),
+        "kube.node": f"{len(nodes)} node{'s'[: len(nodes) > 1]} with GPUs, all Ready" if nodes else "",
         "kube.gpus": ", ".join(f"{count} {resource}" for resource, count in totals.items()),
         "kube.mig": f"the MIG layout is in force on {mig} nodes" if mig else "",
         "kube.pool": "",

@@ -5,14 +5,16 @@ The package kubernetes reads them and opens the connection: certificates, tokens
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import InputError, UnreachableError
 from gpunode.core.untrusted import load_yaml
 from gpunode.edge.extras import install_command
 from gpunode.edge.kube.client import Api, verify_as_kubectl
@@ -56,8 +58,10 @@ def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> 
                 expected=f"one of {', '.join(names)}",
                 fix="kubectl config get-contexts",
             )
-        config.load_kube_config(config_file=paths, context=context, client_configuration=configuration)
+        with _heard() as heard:
+            config.load_kube_config(config_file=paths, context=context, client_configuration=configuration)
         user = next((item["context"].get("user", "") for item in contexts if item["name"] == context), "")
+        _check_login(_user(paths, user), configuration, heard)
         headers = tuple(_impersonated(paths, user))
     except (ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
         text = str(error) or type(error).__name__
@@ -71,16 +75,48 @@ def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> 
     return Api(verify_as_kubectl(client.ApiClient(configuration)), context=context, timeout=timeout, headers=headers)
 
 
+@contextlib.contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What the Python client has to say of a credential plugin: it logs that, and goes on as nobody."""
+    heard: list[str] = []
+    root = logging.getLogger()
+    known, handler = root.handlers[:], logging.Handler(logging.ERROR)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    root.handlers[:] = [handler]
+    try:
+        yield heard
+    finally:
+        root.handlers[:] = known
+
+
+def _check_login(stated: Mapping[str, Any], configuration: Any, heard: Sequence[str]) -> None:
+    """Raises UnreachableError where a credential plugin gave no credentials: an expired login of EKS, GKE or AKS."""
+    plugin = stated.get("exec")
+    if not isinstance(plugin, Mapping) or configuration.api_key or configuration.cert_file:
+        return
+    text = "; ".join(" ".join(line.split()) for line in heard) or "it gave no token and no certificate"
+    raise UnreachableError(
+        f"no login to the cluster: {plugin.get('command')} of the kubeconfig: {text}",
+        expected="credentials from that program",
+        fix="run it as the kubeconfig does, or log in again (aws, gcloud, az, tsh …)",
+    )
+
+
+def _user(paths: str, user: str) -> Mapping[str, Any]:
+    """What the kubeconfig says of a user."""
+    kube_config: Any  # untyped
+    from kubernetes.config import kube_config
+
+    found = kube_config.KubeConfigMerger(paths).config["users"].get_with_name(user, safe=True) if user else None
+    return (found.value.get("user") if found else None) or {}
+
+
 def _impersonated(paths: str, user: str) -> Iterator[tuple[str, str]]:
     """The headers of a user who acts as another one, which the Python client passes over: `as`, `as-groups` …
 
     https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation
     """
-    kube_config: Any  # untyped
-    from kubernetes.config import kube_config
-
-    found = kube_config.KubeConfigMerger(paths).config["users"].get_with_name(user, safe=True) if user else None
-    stated = (found.value.get("user") if found else None) or {}
+    stated = _user(paths, user)
     for key, header in (("as", "Impersonate-User"), ("as-uid", "Impersonate-Uid")):
         if stated.get(key):
             yield header, str(stated[key])
