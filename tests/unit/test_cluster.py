@@ -321,3 +321,8 @@ def test_a_credential_plugin_that_gives_nothing_is_no_login(server: ApiServer, t
         connect(str(path))
     assert f"no login to the cluster: {plugin} of the kubeconfig: " in caught.value.what
     assert ("the SSO session has expired" in caught.value.what) is (way == "fails")
+
+
+def test_a_version_that_an_overloaded_server_refuses_is_asked_for_again(server: ApiServer, tmp_path: Path) -> None:
+    server.faults.append(Fault("version", 500, "InternalError", "etcdserver: leader changed", times=4))
+    assert quick(connect(str(server.kubeconfig(tmp_path / "k")))).version()

@@ -80,9 +80,13 @@ class Resource:
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """When a request is sent again: after an HTTP status of `statuses`, and after a lost update."""
+    """When a request is sent again: after an HTTP status of `statuses`, and after a lost update.
+
+    `unanswered`: attempts at a server that has never answered yet.
+    """
 
     attempts: int = ATTEMPTS
+    unanswered: int = ATTEMPTS
     statuses: frozenset[int] = AGAIN
     lost_update: bool = True
 
@@ -157,7 +161,9 @@ class Api:
             try:
                 return self._once(method, path, query, body, content)
             except (ApiError, UnreachableError) as error:
-                most = rule.attempts if self.answered else min(rule.attempts, _attempts_to_reach(error))
+                most = (
+                    rule.attempts if self.answered else min(rule.attempts, rule.unanswered, _attempts_to_reach(error))
+                )
                 waits = self.answered and isinstance(error, UnreachableError) and self.clock() < self._until
                 if not _may_pass(error, rule) or (attempt >= most and not waits):
                     raise
@@ -320,7 +326,7 @@ class Api:
 
         One that is configured to behave as an older release (--emulated-version, from 1.31 on) serves that one's APIs.
         """
-        stated = checked(self.request("GET", "/version", retry=Retry(attempts=2)), VERSION, self.server)
+        stated = checked(self.request("GET", "/version", retry=Retry(unanswered=2)), VERSION, self.server)
         version, minor = str(stated.get("gitVersion", "")), str(stated.get("emulationMinor") or "")
         emulated = f"v{stated.get('emulationMajor', 1)}.{minor}"
         return version if not minor or re.match(rf"{emulated}(\D|\Z)", version) else f"{emulated}.0"
