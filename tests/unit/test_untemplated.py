@@ -123,7 +123,6 @@ OTHER_WRITERS = {
     "manifest.py": "gpunode.yml",
     "scheduler_config.py": "kube-scheduler",
     "yamltext.py": "k3s, k0s, the kubelet",
-    "__init__.py": "Kubernetes",
     "plain.py": "Kubernetes",
     "mig.py": "NVIDIA's MIG manager",
     "device_plugin.py": "the device plugin",
@@ -134,7 +133,6 @@ OTHER_WRITERS = {
     "molecule.py": "the lab: no text of a node",
     "pki.py": "kubeconfigs of the lab",
     "seeds.py": "kubelets of the lab",
-    "driver.py": "the lab's mock of NVML",
 }
 
 
