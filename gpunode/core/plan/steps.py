@@ -1,6 +1,6 @@
 """The one table of steps: every option of a role, in the order in which a plan runs them.
 
-Whatever names a role's options is made from these rows or reads them: the plan, the playbook, roles/, the documentation
+Whatever names a step is made from these rows or reads them: the plan, the playbook, the tasks in roles/, the documentation
 of the collection (gpunode/cli/docs_collection.py).  All values are empty by default, and an empty one does nothing.
 """
 
