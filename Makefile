@@ -57,7 +57,7 @@ test: $(VENV)/.molecule  ## check, wheel, one lab path per engine, two Molecule 
 test-all: $(VENV)/.molecule  ## everything: all scenarios, ansible-test sanity, a real DKMS build, benchmarks
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/test.sh all
 
-test-gpu: install  ## gpunode against the GPUs of this machine: a table and an archive (ARGS=--change for more)
+test-gpu: install  ## gpunode against the GPUs of this machine: a table and an archive
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m gpunode selftest $(ARGS)
 
 demo: install  ## a node with a faked GPU on this machine, from nothing to verified (KEEP=1 keeps the node)
