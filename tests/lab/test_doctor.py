@@ -1,4 +1,4 @@
-"""doctor on a node: what its state and the ends of its logs say, over real SSH."""
+"""doctor on a node: silent after the first provision, and the cause first when something is broken, over real SSH."""
 
 from __future__ import annotations
 
@@ -8,62 +8,125 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from test_provision import Node
 
 from gpunode.lab import Lab
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
-INSTALLER = "ERROR: The Nouveau kernel driver is currently in use by your system.\n"
-CHECKPOINT = json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": []}}})
+CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+UNLOAD = (
+    "systemctl stop nvidia-persistenced; for m in nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia; "
+    "do rmmod $m 2>/dev/null || true; done; test ! -e /sys/module/nvidia; "
+)
+LOAD = "modprobe nvidia; systemctl start nvidia-persistenced"
+MODULES = "$(find /lib/modules/$(uname -r) -name 'nvidia*.ko*')"
+INSTALLER = "echo 'ERROR: The Nouveau kernel driver is currently in use by your system.' >/var/log/nvidia-installer.log"
+RECIPE = """mkdir -p /var/lib/dkms/nvidia/1/build; """
+RECIPE += (
+    r"""printf 'echo >&2 "  ERROR: Kernel configuration is invalid.";\\\n' >/var/lib/dkms/nvidia/1/build/make.log"""
+)
+
+# what is broken → how, how it is mended, the root cause; "" where something only looks as if it were
+BROKEN: dict[str, tuple[str, str, str]] = {
+    "the module is not loaded": (UNLOAD, LOAD, "module-not-loaded"),
+    "modprobe.d keeps it out": (
+        UNLOAD + "echo 'install nvidia /bin/false' >/etc/modprobe.d/zz-no.conf",
+        f"rm /etc/modprobe.d/zz-no.conf; {LOAD}",
+        "modprobe-blocked",
+    ),
+    "the kernel has no module": (
+        UNLOAD + f"mkdir /root/k; mv {MODULES} /root/k/; depmod",
+        f"d=/lib/modules/$(uname -r)/updates/dkms; mkdir -p $d; mv /root/k/* $d/; rmdir /root/k; depmod; {LOAD}",
+        "modprobe-not-found",
+    ),
+    "the next kernel has none": (
+        "mkdir -p /lib/modules/9.9.9-test; : >/boot/vmlinuz-9.9.9-test",
+        "rm -r /lib/modules/9.9.9-test /boot/vmlinuz-9.9.9-test",
+        "module-next-kernel",
+    ),
+    "Docker is stopped": (
+        "systemctl stop docker.socket docker",
+        "systemctl start docker.socket docker",
+        "engine-stopped",
+    ),
+    "daemon.json is torn": (
+        "cp /etc/docker/daemon.json /root/d; echo '{,' >/etc/docker/daemon.json",
+        "cp /root/d /etc/docker/daemon.json",
+        "docker-daemon-json",
+    ),
+    "the default runtime is not there": (
+        """cp /etc/docker/daemon.json /root/d; echo '{"default-runtime": "nvidia"}' >/etc/docker/daemon.json""",
+        "cp /root/d /etc/docker/daemon.json",
+        "docker-default-runtime-missing",
+    ),
+    "CDI is of another driver": (
+        "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml 2>/dev/null; "
+        r"sed -i 's/\.so\.[0-9][0-9.]*/.so.111.11/g' /etc/cdi/nvidia.yaml",
+        "rm /etc/cdi/nvidia.yaml",
+        "cdi-stale",
+    ),
+    "the daemon has crashed": (
+        "systemctl kill -s SEGV nvidia-persistenced; sleep 1",
+        "systemctl reset-failed; systemctl restart nvidia-persistenced",
+        "persistenced-fail",
+    ),
+    "the plugin offers nothing": (
+        f"mkdir -p $(dirname {CHECKPOINT}); "
+        f"""echo '{{"Data":{{"RegisteredDevices":{{"nvidia.com/gpu":[]}}}}}}' >{CHECKPOINT}""",
+        f"rm -r $(dirname {CHECKPOINT})",
+        "plugin-no-devices",
+    ),
+    "an installer's old log": (INSTALLER, "rm /var/log/nvidia-installer.log", ""),
+    "a recipe in make's log": (RECIPE, "rm -r /var/lib/dkms/nvidia/1", ""),
+}
+MENDED = ("the module is not loaded", "Docker is stopped")  # by doctor --fix
 
 
-def test_logs_and_state_of_a_node_are_read(lab_up: Callable[..., Lab], run_gpunode: Callable[..., Any]) -> None:
+def roots(node: Node) -> set[str]:
+    return {one["id"] for one in node.json("doctor", exit=None)["findings"] if one["root"]}
+
+
+@pytest.fixture(scope="module")
+def node(lab_up: Callable[..., Lab], run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """Debian 12 with containerd and Docker, after its first provision."""
+    some = Node(lab_up(1, name="t-doctor"), run_gpunode, tmp_path_factory.mktemp("spec"), {})
+    assert roots(some) == {"driver-missing"}, "before"
+    some.gpunode("provision", "--yes")
+    return some
+
+
+def test_right_after_the_first_provision_there_is_nothing_to_say(node: Node) -> None:
+    found = node.json("doctor", exit=0)
+    assert (found["findings"], found["xids"]) == ([], [])
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_cause_is_named_first(node: Node, name: str) -> None:
+    how, mend, cause = BROKEN[name]
+    node.sh(how)
+    try:
+        assert roots(node) == ({cause} if cause else set())
+    finally:
+        node.sh(mend)
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_fix_mends_it_and_verify_is_green(node: Node, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.sh(BROKEN[name][0])
+    monkeypatch.chdir(node.spec.parent)
+    Path("gpunode.yml").write_text(node.spec.read_text())
+    node.gpunode("doctor", "--fix", "--yes")
+    assert roots(node) == set()
+    node.gpunode("verify", "--no-smoke")
+
+
+def test_logs_of_a_node_without_a_driver_are_read(lab_up: Callable[..., Lab], run_gpunode: Callable[..., Any]) -> None:
     lab = lab_up(1)
-    node = lab.nodes[0]
-    files = {
-        "/var/log/nvidia-installer.log": INSTALLER,
-        "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint": CHECKPOINT,
-    }
-    for path, text in files.items():
-        assert lab.run(node, f"mkdir -p $(dirname {path}) && cat >{path}", stdin=text).returncode == 0
-    found = findings(run_gpunode, lab)
-    assert found["nouveau-in-use"]["root"]
-    assert found["nouveau-in-use"]["evidence"][0].startswith("nvidia-installer:1:")
-    assert "plugin-no-devices" in found
-    assert "nvml-version-mismatch" not in found
-
-
-def test_a_docker_that_somebody_has_stopped_is_reported_and_started(
-    lab_up: Callable[..., Lab], run_gpunode: Callable[..., Any], tmp_path: Path
-) -> None:
-    """A step of the plan, a finding of doctor, a check of verify; provision starts it, and none of them is left."""
-    lab = lab_up(1)
-    spec = tmp_path / "gpunode.yml"
-    spec.write_text(yaml.safe_dump(yaml.safe_load(lab.spec.read_text()) | {"driver": {"branch": "580"}}))
-    words = ("-i", str(lab.inventory), "-c", str(spec), "--format", "json")
-    run_gpunode("provision", *words, "--yes")
-    assert lab.run(lab.nodes[0], "systemctl stop docker.socket docker.service").returncode == 0
-
-    planned = run_gpunode("plan", *words, exit=3)
-    steps = [step["title"] for step in json.loads(planned.stdout)["hosts"][0]["steps"]]
-    assert [title for title in steps if "Start docker" in title], steps
-    assert "docker.service is enabled and does not run" in findings(run_gpunode, lab)["engine-stopped"]["evidence"][0]
-    assert "engine.stopped" in checks(run_gpunode("verify", *words, "--no-smoke", exit=None))
-    ran = json.loads(run_gpunode("provision", *words, "--yes").stdout)["hosts"][0]
-    assert "started docker.service" in ran["changed"], ran
-    assert lab.run(lab.nodes[0], "systemctl is-active docker.service").stdout == "active\n"
-    assert json.loads(run_gpunode("plan", *words).stdout)["hosts"][0]["converged"]
-    assert "engine.stopped" not in checks(run_gpunode("verify", *words, "--no-smoke", exit=None))
-
-
-def checks(ran: Any) -> set[str]:
-    (host,) = json.loads(ran.stdout)["hosts"]
-    return {check["id"] for check in host["checks"] if check["status"] != "ok"}
-
-
-def findings(run_gpunode: Callable[..., Any], lab: Lab) -> dict[str, Any]:
+    assert lab.run(lab.nodes[0], INSTALLER).returncode == 0
     ran = run_gpunode("doctor", "-i", str(lab.inventory), "--format", "json", exit=1)
     (host,) = json.loads(ran.stdout)["hosts"]
     assert host["error"] is None and host["notes"] == []
-    return {finding["id"]: finding for finding in host["findings"]}
+    found = {finding["id"]: finding for finding in host["findings"]}
+    assert found["nouveau-in-use"]["evidence"][0].startswith("nvidia-installer:1:")
+    assert "nvml-version-mismatch" not in found

@@ -59,7 +59,8 @@ def test_without_a_module_its_programs_say_so_and_doctor_names_it(node: Node) ->
     node.sh("systemctl restart nvidia-persistenced || true")
     assert "Failed to query NVIDIA devices" in node.sh("journalctl -u nvidia-persistenced --no-pager")
     findings = {finding["id"]: finding["root"] for finding in node.json("doctor", exit=1)["findings"]}
-    assert findings["smi-cannot-communicate"] and not findings["persistenced-fail"]
+    assert not findings["smi-cannot-communicate"] and not findings["persistenced-fail"]
+    assert {name for name, root in findings.items() if root} & {"module-not-loaded", "modprobe-not-found"}
     failed = {
         check["id"] for check in node.json("verify", "--no-smoke", exit=1)["checks"] if check["status"] == "failed"
     }
