@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubespray import snippet, written
 
 from gpunode.lab import Lab
 
@@ -221,14 +220,3 @@ def test_a_file_that_another_role_has_written_is_named(node: Lab, play: Play) ->
     done = play(NODE)
     said = " ".join((done.stdout + done.stderr).split())
     assert "/etc/docker/daemon.json: somebody has written it since gpunode edited it" in said
-
-
-@pytest.mark.parametrize("release", ["2.24", "2.31 with containerd 1"])
-def test_pods_of_kubesprays_configuration_start(release: str, node: Lab, play: Play) -> None:
-    """Its spelling of the systemd driver, with the snippet of the page: nothing is edited, and a pod gets the GPU."""
-    text = written(release, snippet()).decode().replace("/usr/local/bin/runc", "/usr/sbin/runc")
-    node.run(node.nodes[0], f"cat >/etc/containerd/config.toml <<'E'\n{text}E\nsystemctl restart containerd")
-    done = play(NODE, "-e", "gpunode_verify=always", "-e", "gpunode_containerd_default_runtime=keep")
-    found = ran(done.stdout)
-    assert found["Prove it with real use of the GPU"] == "ok"
-    assert found["Give the container engines the nvidia runtime"] == "skipping"
