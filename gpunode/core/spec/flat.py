@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-import yaml
-
+from gpunode.core.errors import InputError
 from gpunode.core.spec import Spec, Whole
+from gpunode.core.untrusted import load_yaml
 
 _LEFT_OUT = ("rollout", "kubernetes")
 _OPENED = ("runtimes", "sharing")  # what is in these has a name of its own: gpunode_docker_default_runtime
@@ -130,8 +130,8 @@ def _read(value: Any, hint: Any) -> Any:
     if any(kind is str or typing.get_origin(kind) is Literal for kind in kinds):
         return value
     try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
+        return load_yaml(value, "the value")
+    except InputError:
         return value
 
 
