@@ -353,7 +353,6 @@ enables() {
 }
 
 services() {
-  started=
   for unit in $(requested services); do
     look_at "$unit"
     [ "$state" != active ] || [ -z "$is_enabled" ] || continue
@@ -369,14 +368,6 @@ services() {
       fail "$unit does not start" "journalctl -u $unit on the node; the end of it is in the log"
     }
     changed "enabled and started $unit"
-    started="$started $unit"
-  done
-  [ -n "$started" ] && [ -z "$reboot_reason" ] && ! checking || return 0
-  sleep 1 # units that count as started as soon as they have forked (nvidia-imex) end a moment later where they cannot work
-  for unit in $started; do
-    [ "$(systemctl is-failed "$unit" 2>/dev/null)" = failed ] || continue
-    journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1
-    fail "$unit has started and ended" "journalctl -u $unit on the node; the end of it is in the log"
   done
 }
 
