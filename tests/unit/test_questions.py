@@ -116,7 +116,7 @@ RUN = {
     "nvidia-smi": "test_questions_real.py",
     "nvidia-cuda-mps-control": "test_mps_real.py",
     "nvidia-ctk": "test_vendor_toolkit.py",
-    "nvidia-container-cli": "test_vendor_toolkit.py",
+    "nvidia-container-cli": "test_ubuntu_fabric.py",
     "dcgmi": "",  # in no archive but NVIDIA's own: its rows stand by NVIDIA's documentation
 }
 
