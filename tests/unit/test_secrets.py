@@ -306,8 +306,6 @@ def test_no_output_of_the_command_line_has_a_secret(keys: list[Any], tmp_path: P
         ["plan", "--diff"],
         ["plan", "--format", "json"],
         ["plan", "-o", str(folder)],
-        ["solve"],
-        ["solve", "--format", "json"],
     ):
         done = CliRunner().invoke(cli, [*words, "--probe", str(FRESH), "-c", str(config)])
         assert "debian12-h100-fresh" in done.output and CANARY not in done.output, words
