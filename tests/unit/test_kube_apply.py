@@ -379,3 +379,23 @@ def test_an_inventory_of_a_newer_gpunode_is_not_guessed_at(server: ApiServer, ap
     )
     with pytest.raises(RefusedError, match="has format 9"):
         remove(api, "gpunode", notify=silent)
+
+
+def test_a_node_that_offers_no_gpu_is_waited_for_and_named(server: ApiServer, api: Api) -> None:
+    """Ready pods prove nothing: a device plugin that found no GPU is ready as well."""
+    chosen = {"feature.node.kubernetes.io/pci-10de.present": "true"}
+    for name, count in (("gpu1", "8"), ("gpu2", "0")):
+        server.put(node(name, labels=chosen, allocatable={"nvidia.com/gpu": count}))
+    spec = {"kubernetes": {"node_selector": chosen, "feature_discovery": False}}
+    applied = apply(api, rendered(spec), timeout=0.2, notify=silent)
+    assert applied.exit == Exit.FAILED
+    (text,) = applied.waiting
+    assert text.startswith("node gpu2: no nvidia.com/gpu any more (the log of the device plugin's pod on gpu2")
+
+    def offer(item: dict[str, Any]) -> None:
+        item["status"]["allocatable"] = {"nvidia.com/gpu": "8"}
+
+    server.later(0.3, lambda: server.edit("Node", "gpu2", "", offer))
+    applied = apply(api, rendered(spec), timeout=10, notify=silent)
+    assert (applied.exit, applied.waiting) == (Exit.OK, ())
+    assert apply(api, rendered(spec), wait=False, notify=silent).exit == Exit.OK

@@ -123,6 +123,17 @@ def findings(look: Reading, before: Reading | None = None) -> tuple[Finding, ...
     return tuple(sorted(found, key=lambda one: (CHECKS.index(one.check), one.about)))
 
 
+def not_offering(look: Reading) -> tuple[Finding, ...]:
+    """Nodes that a device plugin of ours is for, and that do not offer what their pool should."""
+    specs = [mapping(plugin, "spec", "template", "spec") for plugin in look.plugins.values()]
+    ours = {
+        f"node {node['metadata']['name']}"
+        for node in filter(look.concerns, look.nodes)
+        if any(chosen_for(spec, node) for spec in specs)
+    }
+    return tuple(one for one in (*_nodes(look, None), *_mig(look)) if one.check != "kube.node" and one.about in ours)
+
+
 # ---------------------------------------------------------------- objects
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.kube.applied import Applied, Change, How
-from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, last_warning, pods_trouble, readiness, wanted_pods
+from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, pods_trouble, readiness, wanted_pods
 from gpunode.core.kube.cluster import MIG_LABEL, Object
+from gpunode.core.kube.judge import not_offering
 from gpunode.core.kube.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.core.kube.owned import (
     Inventory,
@@ -18,10 +19,10 @@ from gpunode.core.kube.owned import (
     inventory_object,
     is_ours,
 )
-from gpunode.core.kube.plain import mapping
 from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.render.mig import LAYOUTS
-from gpunode.edge.kube.client import Api, ApiError, segment
+from gpunode.edge.kube.client import Api, ApiError
+from gpunode.edge.kube.pods import creation_denied, pod_warning, pods_of
 from gpunode.edge.kube.preflight import (
     Ground,
     inventories,
@@ -31,6 +32,7 @@ from gpunode.edge.kube.preflight import (
     right_of,
     strangers,
 )
+from gpunode.edge.kube.reading import read
 
 Notify = Callable[[str], None]
 # A ConfigMap is renewed in pods after the kubelet's sync period (1 min) and the delay of its cache:
@@ -80,8 +82,7 @@ def apply(
     error = run.carry_out(lambda: _apply_all(run, rendered.cluster.spec.namespace, ground))
     waiting: list[str] = []
     if not error and wait:
-        workloads = [key for key in ground.after.objects if key.kind in WORKLOADS]
-        error = run.carry_out(lambda: waiting.extend(wait_ready(api, workloads, timeout, notify)))
+        error = run.carry_out(lambda: waiting.extend(_await_all(api, rendered, ground, timeout, notify)))
     left = tuple(run.left) if error else ()
     return Applied(changes=tuple(run.changes), notes=notes, waiting=tuple(waiting), left=left, error=error)
 
@@ -168,6 +169,34 @@ def _mark(api: Api, name: str, labels: dict[str, str], taints: tuple[str, ...], 
 # ---------------------------------------------------------------- waiting
 
 
+def _await_all(api: Api, rendered: Rendered, ground: Ground, timeout: float, notify: Notify) -> tuple[str, ...]:
+    deadline = api.clock() + timeout
+    waiting = wait_ready(api, [key for key in ground.after.objects if key.kind in WORKLOADS], timeout, notify)
+    return (*waiting, *_await_offers(api, rendered, deadline, notify))
+
+
+def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify) -> tuple[str, ...]:
+    """Wait until each node offers what its pool should: a device plugin that is ready may have found no GPU."""
+    told: tuple[str, ...] = ()
+    while True:
+        try:
+            reading, _ = read(api, rendered)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            notify(f"not known whether the nodes offer their GPUs: {error.what}")
+            return ()
+        lacking = not_offering(reading)
+        texts = tuple(f"{one.about}: {one.message} ({one.fix})" for one in lacking)
+        if not lacking or api.clock() >= deadline or not any(one.passing for one in lacking):
+            return texts
+        for text in texts:
+            if text not in told:
+                notify(text)
+        told = texts
+        api.pause(2)
+
+
 def wait_ready(api: Api, workloads: list[Key], timeout: float, notify: Notify) -> tuple[str, ...]:
     """Wait until all are ready; why those are not that are not ready in time."""
     deadline = api.clock() + timeout
@@ -189,13 +218,6 @@ def wait_ready(api: Api, workloads: list[Key], timeout: float, notify: Notify) -
     return tuple(waiting)
 
 
-def pods_of(api: Api, key: Key, live: Object) -> list[Object]:
-    """The pods that a workload selects.  Raises ApiError."""
-    labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
-    chosen = ",".join(f"{name}={value}" for name, value in labels.items())
-    return api.items(f"/api/v1/namespaces/{segment(key.namespace)}/pods", labelSelector=chosen) if labels else []
-
-
 def _trouble(api: Api, key: Key) -> str:
     """What is wrong with a workload's pods; "" when nothing is seen, or nobody lets us look."""
     live = api.find(api.path(key))
@@ -209,30 +231,6 @@ def _trouble(api: Api, key: Key) -> str:
         return denied
     waits = [pod["metadata"]["name"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"][:3]
     return "; ".join(f"pod {name}: {text}" for name in waits if (text := pod_warning(api, key.namespace, name)))
-
-
-def creation_denied(api: Api, key: Key) -> str:
-    """Why pods of a workload are not even created (quota, pod security, limits, a webhook); "" for nothing known.
-
-    The controller says it of the workload itself, of a Deployment's ReplicaSet.
-    """
-    where = f"/api/v1/namespaces/{segment(key.namespace)}/events"
-    try:
-        events = api.items(where, odd=[], fieldSelector="reason=FailedCreate")
-    except ApiError:
-        return ""
-    about = [mapping(event, "involvedObject").get("name", "") for event in events]
-    mine = [e for e, name in zip(events, about, strict=True) if name == key.name or name.startswith(f"{key.name}-")]
-    return last_warning([event for event in mine if mapping(event, "involvedObject").get("kind") != "Pod"])
-
-
-def pod_warning(api: Api, namespace: str, name: str) -> str:
-    """The latest event that warns of a pod; "" for none, and where nobody lets us look."""
-    about = f"involvedObject.kind=Pod,involvedObject.name={name}"
-    try:
-        return last_warning(api.items(f"/api/v1/namespaces/{segment(namespace)}/events", odd=[], fieldSelector=about))
-    except ApiError:
-        return ""
 
 
 # ---------------------------------------------------------------- taking away

@@ -13,8 +13,8 @@ from gpunode.core.kube.judge import Reading
 from gpunode.core.kube.owned import Inventory, Key, key_of
 from gpunode.core.kube.render import Rendered, node_wishes
 from gpunode.core.kube.render.device_plugin import plugin_configs
-from gpunode.edge.kube.apply import creation_denied, pods_of
 from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.pods import creation_denied, pods_of
 from gpunode.edge.kube.preflight import inventories
 from gpunode.edge.kube.status import read_usage
 

@@ -19,8 +19,9 @@ from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.usage import Use
 from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.isolate import as_error, isolated
-from gpunode.edge.kube.apply import apply, await_gone, pod_warning
+from gpunode.edge.kube.apply import apply, await_gone
 from gpunode.edge.kube.client import Api, ApiError
+from gpunode.edge.kube.pods import pod_warning
 from gpunode.edge.kube.preflight import missing_rights
 from gpunode.edge.kube.reading import read
 
