@@ -98,7 +98,7 @@ class Part:
 
 PARTS = {
     "driver": Part(
-        sections=("driver", "reboot", "reboot_controller", "image"),
+        sections=("driver", "reboot", "reboot_controller", "reboot_timeout", "image"),
         example={"gpunode_driver_branch": "580"},
         disturbs="B(May reboot the node) where nothing else makes the driver run; C(gpunode_reboot: never) forbids "
         "that. A loaded driver is exchanged only while nothing uses the GPUs, else by that reboot.",

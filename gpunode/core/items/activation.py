@@ -20,12 +20,13 @@ from gpunode.core.grammar import WORD
 from gpunode.core.items.item import ABSENT, PRESENT, Case, Item, StepKind
 from gpunode.core.model import NodeFacts
 from gpunode.core.remote import node_lines
-from gpunode.core.validation import as_lines, check_value, flag, mapping, pairs, text, texts
+from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
 
 REBOOT = ("never", "if-needed", "always")
 REBOOTS = {
     "reboot": text("Whether the node may be rebooted where nothing else helps.", choices=REBOOT),
     "reboot_controller": flag("Whether that holds for the machine Ansible runs on, too; it is known by its boot id."),
+    "reboot_timeout": number("Seconds that the node may take to come back from a reboot."),
 }
 _WORD = r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*"
 _SETTING = r"[^\s'\"$`\\]+"

@@ -134,4 +134,5 @@ def unlike(have: str) -> str:
 
 def reboots(spec: Spec) -> dict[str, Any]:
     """What the spec says of reboots, as a role's value has it."""
-    return {"reboot": spec.reboot, **({"reboot_controller": True} if spec.reboot_controller else {})}
+    timeout = {"reboot_timeout": spec.reboot_timeout} if spec.reboot_timeout != type(spec)().reboot_timeout else {}
+    return {"reboot": spec.reboot, **({"reboot_controller": True} if spec.reboot_controller else {}), **timeout}

@@ -159,6 +159,7 @@ class Spec:
         "if-needed", "may provision reboot a node: never, if-needed, always (after a driver change)"
     )
     reboot_controller: bool = option(False, "may provision reboot the machine that it runs on itself")
+    reboot_timeout: int = option(900, "seconds that a node may take to come back from a reboot")
     image: ImageSpec = option(ImageSpec(), "machines and images prepared before their GPUs are there")
     rollout: RolloutSpec = option(RolloutSpec(), "how a fleet is gone through: waves and budgets")
     verify: VerifySpec = option(VerifySpec(), "verify")
@@ -311,12 +312,18 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
+def _check_reboot(spec: Spec, where: str) -> None:
+    if spec.reboot_timeout < 1:
+        raise InputError(f"{where}: reboot_timeout is {spec.reboot_timeout}", expected="seconds, 1 or more")
+
+
 def _rules(spec: Spec, where: str) -> Iterator[Callable[[], None]]:
     """What has to hold of and between values that fit each by itself; each raises InputError."""
     yield partial(_check_branch, spec.driver, where)
     yield partial(check_bundle, spec.bundle, where)
     yield partial(check_image, spec.image, where)
     yield partial(check_parameters, spec.driver.module_parameters, where)
+    yield partial(_check_reboot, spec, where)
     yield partial(check_rollout, spec.rollout, where)
     yield partial(_check_version, spec.driver, where)
     yield partial(_check_cuda, spec.cuda, where)

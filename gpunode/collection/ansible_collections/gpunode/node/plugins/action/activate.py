@@ -24,7 +24,6 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {
         "activate": {"type": "dict", "default": {}},
         "after": {"type": "list", "elements": "dict", "default": []},
-        "reboot_timeout": {"type": "int", "default": 900},
     }
 
     def act(self, args):
@@ -32,9 +31,9 @@ class ActionModule(NodeAction):
 
         value = args["activate"]
         self._before = [line for result in args["after"] for line in result.get("changes", ())] if self.check else []
-        return {} if activate_nothing(value) else self.rebooting(self._activate, value, args["reboot_timeout"])
+        return {} if activate_nothing(value) else self.rebooting(self._activate, value)
 
-    def rebooting(self, run, value, timeout):
+    def rebooting(self, run, value):
         """`run(value)` -> (result, what it said); again after a reboot, where one is wanted and allowed."""
         from gpunode.core.items.activation import may_reboot
 
@@ -47,7 +46,7 @@ class ActionModule(NodeAction):
             return result | {"warnings": [f"reboot needed: {why} ({hindered})"], "reboot_needed": True}
         if self.check:
             return result | {"changed": True, "changes": [*result["changes"], f"reboot: {why}"]}
-        self._reboot(stated.boot_id, timeout)
+        self._reboot(stated.boot_id, value.get("reboot_timeout", 900))
         again, stated = run(value)
         again["changes"] = [*result["changes"], f"rebooted: {why}", *again["changes"]]
         if stated.reboot:
@@ -78,7 +77,7 @@ class ActionModule(NodeAction):
         else:
             raise GpunodeError(
                 f"the node did not come back within {timeout} s after the reboot",
-                fix="look at its console; raise reboot_timeout if it boots slowly",
+                fix="look at its console; if it only boots slowly, raise reboot_timeout in gpunode.yml",
             )
         while time.monotonic() < deadline and self._ask("systemctl is-system-running") in BOOTING:
             time.sleep(2)

@@ -16,7 +16,6 @@ class ActionModule(Activate):
     ARGUMENTS: ClassVar[dict] = {
         "mig": {"type": "dict", "default": {}},
         "mps": {"type": "dict", "default": {}},
-        "reboot_timeout": {"type": "int", "default": 900},
     }
 
     def act(self, args):
@@ -30,7 +29,7 @@ class ActionModule(Activate):
             return {}
         # a change of MIG by itself is none that `always` is about
         policy = "never" if value.get("reboot", "never") == "never" else "if-needed"
-        return self.rebooting(self._mig, value | {"reboot": policy}, args["reboot_timeout"])
+        return self.rebooting(self._mig, value | {"reboot": policy})
 
     def _mig(self, value):
         from gpunode.core.items.activation import parse_activation

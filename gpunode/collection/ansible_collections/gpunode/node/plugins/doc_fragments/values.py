@@ -81,6 +81,10 @@ options:
         type: bool
         description:
           - Whether that holds for the machine Ansible runs on, too; it is known by its boot id.
+      reboot_timeout:
+        type: int
+        description:
+          - Seconds that the node may take to come back from a reboot.
     default: {}
 """
 
@@ -435,6 +439,10 @@ options:
             type: bool
             description:
               - Whether that holds for the machine Ansible runs on, too; it is known by its boot id.
+          reboot_timeout:
+            type: int
+            description:
+              - Seconds that the node may take to come back from a reboot.
       cdi:
         type: dict
         description:
@@ -800,6 +808,10 @@ options:
         type: bool
         description:
           - Whether that holds for the machine Ansible runs on, too; it is known by its boot id.
+      reboot_timeout:
+        type: int
+        description:
+          - Seconds that the node may take to come back from a reboot.
     default: {}
   mps:
     type: dict

@@ -22,10 +22,6 @@ options:
     type: list
     elements: dict
     default: []
-  reboot_timeout:
-    description: Seconds that the node has to come back.
-    type: int
-    default: 900
 """
 
 EXAMPLES = r"""

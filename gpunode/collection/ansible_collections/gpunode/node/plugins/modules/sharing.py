@@ -17,11 +17,6 @@ description:
   - Refuses, and names the processes, while a GPU or an instance that has to change is in use.
   - Reboots the node where only that changes the MIG mode, as far as C(reboot) of the value allows.
   - Or runs the MPS control daemon as a unit of systemd.
-options:
-  reboot_timeout:
-    description: Seconds to wait for the node after a reboot.
-    type: int
-    default: 900
 """
 
 EXAMPLES = r"""
