@@ -93,12 +93,13 @@ def test_a_unit_that_does_not_stop_ends_it(node: Node) -> None:
 
 
 def test_links_and_images_that_gpunode_made_go_and_again_nothing_is_left_to_do(node: Node) -> None:
-    link, image = node.root / "195:0", node.root / "initrd.img"
+    link, image, cdi = node.root / "195:0", node.root / "initrd.img", node.root / "nvidia.yaml"
     link.symlink_to("/dev/null")
     image.write_text("x")
-    request = {"link": f"{link} absent\n", "initramfs": f"{image} absent\n"}
-    assert node.run(**request).status == "changed"
-    assert not link.is_symlink() and not image.exists()
+    cdi.write_text("x")
+    request = {"link": f"{link} absent\n", "initramfs": f"{image} absent\n", "cdi": f"{cdi} absent\n"}
+    assert node.run(**request).changed[-2:] == (f"remove {cdi}", f"remove {image}")
+    assert not link.is_symlink() and not image.exists() and not cdi.exists()
     assert node.run(**request).status == "unchanged"
 
 

@@ -82,6 +82,23 @@ def test_a_unit_that_package_scripts_have_started_is_reported(
     assert run(tmp_path, "came_along", MISSING=missing) == printed
 
 
+@pytest.mark.parametrize("toolkit", [True, False])
+@pytest.mark.parametrize("there", [True, False])
+def test_the_specification_that_the_toolkit_makes_in_its_own_time_is_kept_in_mind(
+    there: bool, toolkit: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    spec = tmp_path / "nvidia.yaml"
+    if there:
+        spec.touch()
+    run(tmp_path, f'CDI={spec}\nlist_side_effects "$GPUNODE_IN/.beside"')
+    if toolkit:
+        (tmp_path / "bin/nvidia-ctk").write_text("#!/bin/sh\n")
+        (tmp_path / "bin/nvidia-ctk").chmod(0o755)
+    said = [] if there or not toolkit else [f"cdi {spec} absent present"]
+    assert run(tmp_path, f"CDI={spec}\ncame_along") == said
+
+
 def run(folder: Path, text: str, **environment: str) -> list[str]:
     """What the shell says; its errors are none."""
     environment |= {"PATH": f"{folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GPUNODE_IN": str(folder), "NODE": str(NODE)}

@@ -263,6 +263,7 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
             state("sysctl", "vm.swappiness", "60", "10"),
             state("alternative", "cuda", "auto", "/usr/local/cuda-12.8"),
             state("user", "nvidia-persistenced", "absent", "present"),
+            state("cdi", "/var/run/cdi/nvidia.yaml", "absent", "present"),
             state("runes", "x", "absent", "present"),
         ],
         states={
@@ -278,6 +279,7 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
             ("sysctl", "vm.swappiness"): "30",
             ("alternative", "cuda"): "manual /usr/local/cuda-12.8",
             ("user", "nvidia-persistenced"): "present",
+            ("cdi", "/var/run/cdi/nvidia.yaml"): "present",
         },
     )
     found = back(text)
@@ -289,6 +291,7 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
     assert found.settings == {
         "alternative": {"cuda": "auto"},
         "sysctl": {"net.ipv4.ip_forward": "0"},
+        "cdi": {"/var/run/cdi/nvidia.yaml": "absent"},
         "user": {"nvidia-persistenced": "absent"},
     }
     assert found.notes == (

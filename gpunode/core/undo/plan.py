@@ -30,7 +30,7 @@ GPU_UNITS = (
     "nvsm.service",
 )
 
-MADE_BY_PACKAGES = ("user", "group", "kernel", "initramfs")
+MADE_BY_PACKAGES = ("user", "group", "kernel", "initramfs", "cdi")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
     loaded = bool(recall.driver) and "nvidia" not in unload
     settings = {
         kind: {name: value for (k, name), value in states.items() if k == kind}
-        for kind in ("alternative", "sysctl", "link", "initramfs", "user", "group", "kernel")
+        for kind in ("alternative", "sysctl", "link", "cdi", "initramfs", "user", "group", "kernel")
     }
     return UndoPlan(
         stop=(*stop, *(u for u in GPU_UNITS if gone and "nvidia" in unload and u not in stop)),

@@ -1,8 +1,8 @@
 """The requests that carry out a UndoPlan: for node/undo/restore.sh, commit.sh, activate.sh and packages.sh, in order.
 
 Request files of restore.sh: `stop`, `disable`, `enable`, `start` units and `load` modules, one name a line;
-`alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link` and
-`initramfs` paths to remove; `rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files have changed), `close`
+`alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link`, `cdi`
+and `initramfs` paths to remove; `rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files changed), `close`
 the verb that is done, with `to` the run after which the node is again, `keep` (1; copies of files that an uninstall
 leaves), `check` (1).
 """

@@ -3,6 +3,8 @@
 # What packages and their scripts make in addition to files of their own, and leave when they go.  Stands behind common.sh, before
 # packages.sh, which keeps in .beside what was there before.
 
+CDI=/var/run/cdi/nvidia.yaml # of nvidia-cdi-refresh
+
 # gpu_units: lines `idle UNIT` and `runs UNIT` of NVIDIA's units that are there; package scripts start them, and stop them
 gpu_units() {
   ! have systemctl || for _gpu_unit in $GPU_UNITS; do
@@ -18,6 +20,7 @@ list_side_effects() {
     sed 's/^\([^:]*\):.*/user \1/' /etc/passwd && sed 's/^\([^:]*\):.*/group \1/' /etc/group &&
       for tree in /lib/modules/*; do [ ! -d "$tree" ] || echo "kernel ${tree##*/}"; done &&
       for image in /boot/init*; do [ ! -f "$image" ] || echo "initramfs $image"; done &&
+      if [ -e "$CDI" ]; then echo "cdi $CDI"; fi &&
       gpu_units &&
       find /etc -xdev -type d -exec printf 'folder %s\n' {} + && find /etc -xdev -type f -exec printf 'file %s\n' {} + &&
       echo end
@@ -32,6 +35,8 @@ came_along() {
   whole_list "$GPUNODE_IN/.beside" && list_side_effects "$GPUNODE_IN/.beside.after" && whole_list "$GPUNODE_IN/.beside.after" || return 0
   awk 'NR == FNR { before[$0]; next } !($0 in before)' "$GPUNODE_IN/.beside" "$GPUNODE_IN/.beside.after" >"$GPUNODE_IN/.new"
   grep -E '^(user|group|kernel|initramfs) ' "$GPUNODE_IN/.new" | while read -r kind name; do prior "$kind" "$name" absent present; done
+  # nvidia-cdi-refresh makes it in its own time
+  grep -q '^cdi ' "$GPUNODE_IN/.beside" || ! have nvidia-ctk || prior cdi "$CDI" absent present
   awk 'NR == FNR { after[$0]; next } /^idle / && !($0 in after) { print $2 }' "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" |
     while read -r unit; do ! systemctl is-active -q "$unit" || prior active "$unit" inactive active; done
   awk 'NR == FNR { after[$0]; next } /^runs / && !($0 in after) { print $2 }' "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" |

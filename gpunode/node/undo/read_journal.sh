@@ -115,7 +115,9 @@ kernel() {
   done
   for key in $(states sysctl); do report sysctl "$key" "$(cat "/proc/sys/$(printf '%s' "$key" | tr . /)" 2>/dev/null)"; done
   for path in $(states link); do report link "$path" "$(readlink "$path" || echo absent)"; done
-  for initrd in $(states initramfs); do if [ -e "$initrd" ]; then report initramfs "$initrd" present; else report initramfs "$initrd" absent; fi; done
+  for kind in cdi initramfs; do
+    for path in $(states "$kind"); do if [ -e "$path" ]; then report "$kind" "$path" present; else report "$kind" "$path" absent; fi; done
+  done
 }
 
 # old_initramfs: whether one is older than a folder whose files go into it: something in there was put back, or went

@@ -127,12 +127,17 @@ load_modules() {
 # initramfs: rebuilt first, since some tools make one for each kernel
 initramfs() {
   [ -z "$(requested rebuild)" ] || rebuild
-  requested initramfs >"$GPUNODE_IN/.initramfs"
-  while read -r image _; do
-    [ -e "$image" ] || continue
-    checking || rm -f "$image" 2>>"$log" || { trouble "$image could not be removed" && continue; }
-    changed "remove $image"
-  done <"$GPUNODE_IN/.initramfs"
+  made initramfs
+}
+
+# made KIND: files that scripts and units of packages made
+made() {
+  requested "$1" >"$GPUNODE_IN/.made"
+  while read -r path _; do
+    [ -e "$path" ] || continue
+    checking || rm -f "$path" 2>>"$log" || { trouble "$path could not be removed" && continue; }
+    changed "remove $path"
+  done <"$GPUNODE_IN/.made"
 }
 
 rebuild() {
@@ -186,6 +191,7 @@ reload_units
 alternatives
 settings
 links
+made cdi
 accounts
 kernels
 load_modules
