@@ -71,17 +71,27 @@ class Talk:
         if fails or (left and self._rounds == ROUNDS):
             return self.end(refused(plan, cannot(self._first)))
         self.planned = again
-        unknown = (answer.why,) if answer.verdict == "unknown" else ()
-        return not left and self.end(not_resolved(again.plan, (*unknown, *self._left(self._asked.unasked))))
+        unknown = self._unknown(answer.why) if answer.verdict == "unknown" else ()
+        why = "; ".join((*self._left(self._asked.unasked), *unknown))
+        return not left and self.end(not_resolved(again.plan, (why,) if why else ()))
 
     def _same(self, again: Planned) -> bool:
         """Whether it has the transaction that was asked about."""
         return transaction(again.plan, again.solution) == self._asked
 
+    def _unknown(self, why: str) -> tuple[str, ...]:
+        """What to say where the package manager could not tell; of headers alone only where some are to come."""
+        assert self._asked
+        if not self._asked.unasked:
+            return (why,)
+        new = [one["name"] for one in self._asked.value["install"] if one["name"] not in self.planned.facts.packages]
+        return (f"{', '.join(new)}: {why}",) if new else ()
+
     def _left(self, repositories: Sequence[str]) -> tuple[str, ...]:
         """What to say of repositories that the plan sets up; of those whose index was looked up nothing."""
         left = [name for name in repositories if name not in self.planned.looked_up]
-        text = f"the packages of {', '.join(left)}: the plan sets it up, and no index was read (--check-repositories)"
+        one = "repository" if len(left) == 1 else "repositories"
+        text = f"{one} {', '.join(left)}: set up by this plan, and no index was read (--check-repositories)"
         return (text,) if left else ()
 
     def end(self, plan: Plan) -> bool:

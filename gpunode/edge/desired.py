@@ -239,7 +239,7 @@ class DesiredState:
         repositories = [replace(one, url=secrets.open(one.url)) for one in solution.repositories]
         found = indexes.look_up(facts, solution, plan, repositories, self.knowledge, proxy)
         problems = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found.problems)
-        warnings = tuple(f"not resolved: the packages of {secrets.seal(one)}" for one in found.unread)
+        warnings = tuple(f"not resolved: repository {secrets.seal(one)}" for one in found.unread)
         if problems:
             return replace(plan, steps=(), problems=(*plan.problems, *problems)), solution
         if solution.driver and found.driver:

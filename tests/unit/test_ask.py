@@ -163,7 +163,7 @@ def test_a_removal_that_the_plan_does_not_show_is_refused_before_it_begins() -> 
 
 NOT_RESOLVED = {
     "old lists": (said(*cannot("no such package"), fresh=False), "lists on the node are older than a day"),
-    "no lists": (said("unasked the repository is not configured yet", *RESOLVES[1:]), "is not configured yet"),
+    "no lists": (said("unasked the node has no lists of these packages yet", *RESOLVES[1:]), "no lists"),
     "killed": (said(fresh=False), "the node's script ended early"),
     "not reached": ("the package manager was not asked: gpu1: timed out", "timed out"),
 }
@@ -172,7 +172,7 @@ NOT_RESOLVED = {
 @pytest.mark.parametrize(("answer", "says"), NOT_RESOLVED.values(), ids=NOT_RESOLVED.keys())
 def test_what_could_not_be_resolved_is_said_first(answer: tuple[str, int] | str, says: str) -> None:
     planned, _ = asked(ubuntu(NEW), [answer])
-    assert planned.plan.steps and planned.plan.warnings[0].startswith("not resolved: ")
+    assert planned.plan.steps and planned.plan.warnings[0].startswith("not resolved by the node's package manager: ")
     assert says in planned.plan.warnings[0]
 
 
@@ -184,7 +184,11 @@ def test_a_repository_that_the_plan_sets_up_is_not_asked_about_but_the_headers_a
         ["linux-headers-6.12.94+deb13-amd64"],
         ["linux-image-amd64", "linux-headers-amd64"],
     ]
-    assert planned.plan.warnings[0].startswith("not resolved: the packages of nvidia-cuda")
+    assert planned.plan.warnings[0] == (
+        "not resolved by the node's package manager: repositories nvidia-cuda, nvidia-container-toolkit: "
+        "set up by this plan, and no index was read (--check-repositories)"
+    )
+    assert "not resolved" not in planned.plan.warnings[1]
     assert any("linux-headers-6.12.94+deb13-amd64 is neither" in reason.why for reason in planned.plan.reasons)
 
 
@@ -195,6 +199,18 @@ def test_headers_without_a_newer_kernel_are_refused() -> None:
     [problem] = planned.plan.problems
     assert problem.what.startswith("linux-headers-6.12.94+deb13-amd64 is neither on the node nor in its archive")
     assert planned.plan.steps == ()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_one_line_says_what_is_not_known_of_a_node_without_lists(there: bool) -> None:
+    facts = node("rocky:9", "10de:2330", ("5.14.0-570.el9.x86_64",), secure_boot=False)
+    headers = ("kernel-devel-5.14.0-570.el9.x86_64", "kernel-devel-matched", "kernel-headers")
+    if there:
+        facts = replace(facts, packages={name: Package(name=name, version="5.14") for name in headers})
+    planned, _ = asked(facts, [said("unasked the node has no lists of these packages yet", *RESOLVES[1:])])
+    [line] = [text for text in planned.plan.warnings if "not resolved" in text]
+    assert "repositories nvidia-cuda, nvidia-container-toolkit: set up by this plan" in line
+    assert (", ".join(headers) + ": the node has no lists" in line) != there
 
 
 def test_a_converged_node_is_not_asked() -> None:

@@ -83,7 +83,7 @@ def test_check_mode_names_each_difference_and_asks_no_repository_that_is_not_the
         "hold lib",
         "remove nvidia-open",
     )
-    assert outcome.notes == ("the repository is not configured yet: the package manager was not asked",)
+    assert outcome.notes == ("the node has no lists of these packages yet: the package manager was not asked",)
     assert node.calls == ""
 
 

@@ -17,6 +17,7 @@ from gpunode.core.model import Archive, Offer, Plan, Problem, Solution, Unresolv
 from gpunode.core.remote import parse_outcome, values_of
 from gpunode.core.validation import as_lines
 
+NOT_RESOLVED = "not resolved by the node's package manager: "
 OFFERS, WHY = 1_000, 400  # at most: packages with their versions, characters of a reason
 _CANNOT = "the package manager cannot do it: "  # node/packages/dry_run.sh
 _OPERATORS = ("<<", "<=", "=", ">=", ">>")
@@ -137,4 +138,4 @@ def cannot(why: str) -> Problem:
 
 def not_resolved(plan: Plan, why: Sequence[str]) -> Plan:
     """The plan with what could not be asked in its first lines."""
-    return replace(plan, warnings=(*(f"not resolved: {text}" for text in why), *plan.warnings))
+    return replace(plan, warnings=(*(NOT_RESOLVED + text for text in why), *plan.warnings))

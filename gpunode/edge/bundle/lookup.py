@@ -54,7 +54,7 @@ class Indexes:
         for name, wants in _wanted(solution, plan, knowledge).items():
             index = self.index(by_name[name], facts, knowledge, proxy) if name in by_name else None
             if isinstance(index, GpunodeError):
-                unread.append(f"{name}: {index.what}")
+                unread.append(f"{name}, whose index was not read: {index.what}")
             elif index is not None:
                 driver = solution.driver if solution.driver and solution.driver.repository == name else None
                 stream = driver.stream if driver else ""

@@ -8,7 +8,7 @@ in_check_mode() {
   if [ -n "$in_check_mode_missing" ]; then
     not_asked "$(printf '%s\n' "$in_check_mode_missing" | tr '\n' ' ')not there yet, and sets up a repository"
   elif ! manager_ configured; then
-    not_asked "the repository is not configured yet"
+    not_asked "the node has no lists of these packages yet"
   elif manager_ simulate >"$GPUNODE_IN/.would"; then
     ! asking || say resolved 1
     refuse_surprises
