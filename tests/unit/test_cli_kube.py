@@ -81,33 +81,6 @@ def test_a_server_on_which_dra_is_off_is_reported(tmp_path: Path, version: str, 
     assert (f"note: DRA is off by default on {version}: " in run.stderr) is reported
 
 
-@pytest.mark.parametrize(
-    ("version", "runtime_class"),
-    [
-        ("1.11", ""),
-        ("1.13", ""),
-        ("1.14", "node.k8s.io/v1beta1"),
-        ("1.19", "node.k8s.io/v1beta1"),
-        ("1.20", "node.k8s.io/v1"),
-        ("1.24", "node.k8s.io/v1"),
-        ("v1.37.2+k3s1", "node.k8s.io/v1"),
-    ],
-)
-def test_old_servers_differ_in_runtime_class_only(tmp_path: Path, version: str, runtime_class: str) -> None:
-    """From 1.25 on the schemas say the rest."""
-    run = render(tmp_path, {"kubernetes": {"namespace": "kube-system"}}, version=version)
-    objects = list(yaml.safe_load_all(run.stdout))
-    assert [item["apiVersion"] for item in objects if item["kind"] == "RuntimeClass"] == [runtime_class] * bool(
-        runtime_class
-    )
-    rest = [item for item in objects if item["kind"] != "RuntimeClass"]
-    assert rest == [
-        item
-        for item in yaml.safe_load_all(render(tmp_path, {"kubernetes": {"namespace": "kube-system"}}).stdout)
-        if item["kind"] != "RuntimeClass"
-    ]
-
-
 SHARES = {"strategy": "time-slicing", "replicas": 4}
 MEMORY = {"strategy": "dra", "dra": {"shares": "memory"}}
 
@@ -117,9 +90,9 @@ MEMORY = {"strategy": "dra", "dra": {"shares": "memory"}}
     [
         ({}, "", Exit.INPUT, "the server version is not given"),
         ({}, "latest", Exit.INPUT, "the server version is 'latest'"),
-        ({}, "1.38", Exit.REFUSED, "Kubernetes 1.38 is not known\n  expected: 1.11 to 1.37"),
-        ({}, "1.10", Exit.REFUSED, "Kubernetes 1.10 is not known\n  expected: 1.11 to 1.37\n  do next:  upgrade"),
-        ({}, "1.16", Exit.REFUSED, "error: Kubernetes 1.16 allows system-node-critical pods in kube-system only"),
+        ({}, "1.38", Exit.REFUSED, "Kubernetes 1.38 is not known\n  expected: 1.28 to 1.37"),
+        ({}, "1.27", Exit.REFUSED, "Kubernetes 1.27 is older than 1.28, the oldest that gpunode supports\n"
+         "  expected: 1.28 to 1.37\n  do next:  upgrade the cluster"),
         ({"sharing": {"strategy": "dra"}}, "1.31", Exit.REFUSED, "error: Kubernetes 1.31 has no DRA that NVIDIA's"),
         ({"sharing": {"strategy": "dra"}, "kubernetes": {"device_plugin": {"enabled": True}}}, "1.34", Exit.REFUSED,
          "error: the device plugin and the DRA driver on one node hand out the same GPUs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from api_server import ApiServer
@@ -9,8 +10,12 @@ from kube_cases import CASES
 from kube_cluster import foreign, hows, mutating, put, rendered
 from rows import over
 
+from gpunode.core.knowledge.kubernetes import Server
+from gpunode.core.kube import cluster_of, render
+from gpunode.core.spec import parse_spec
 from gpunode.edge.kube.apply import remove
 from gpunode.edge.kube.client import Api
+from gpunode.edge.load import load_kube_knowledge
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -62,8 +67,11 @@ def test_another_one_in_the_cluster_is_not_fought(server: ApiServer, api: Api) -
 
 
 def test_servers_before_its_own_oldest_are_refused() -> None:
-    (problem,) = rendered(OBJECTS, "1.23").problems
-    assert problem.what == "Node Feature Discovery 0.19.0 needs Kubernetes 1.24, this is 1.23"
+    known = load_kube_knowledge()
+    chart = replace(known.charts["node-feature-discovery"], kube=Server(1, 30))
+    newer = replace(known, charts={**known.charts, "node-feature-discovery": chart})
+    (problem,) = render(cluster_of({"": parse_spec(OBJECTS)}, "1.29", newer)).problems
+    assert problem.what == "Node Feature Discovery 0.19.0 needs Kubernetes 1.30, this is 1.29"
 
 
 def test_what_gpu_feature_discovery_writes_is_what_the_worker_reads_and_the_master_publishes() -> None:

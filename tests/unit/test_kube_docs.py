@@ -30,7 +30,7 @@ def test_the_table_of_servers_is_what_is_known() -> None:
     shown: dict[int, str] = {}
     for first, last, rest in re.findall(r"^\| 1\.(\d+)(?: to 1\.(\d+))? (\|.*\|)$", PAGE, re.MULTILINE):
         shown |= dict.fromkeys(range(int(first), int(last or first) + 1), rest)
-    assert shown == {minor: row(minor) for minor in range(KNOWN.least.minor, KNOWN.newest.minor + 1)}
+    assert shown == {minor: row(minor) for minor in range(KNOWN.oldest.minor, KNOWN.newest.minor + 1)}
 
 
 @pytest.mark.parametrize("text", EXAMPLES)

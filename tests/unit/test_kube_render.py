@@ -179,10 +179,9 @@ def test_the_mps_daemons_pod_takes_what_it_mounted_on_the_host_away() -> None:
 GPUSHARE = {"sharing": {"strategy": "gpushare"}}
 
 
-@pytest.mark.parametrize(("version", "names"), [("1.24", 2), ("1.34", 1)])
-def test_servers_that_warn_of_the_older_role_get_the_newer_alone(version: str, names: int) -> None:
-    text = json.dumps([item for item in rendered(GPUSHARE, version).objects if item["kind"] == "Deployment"])
-    assert text.count("node-role.kubernetes.io/") == 2 * names
+def test_the_older_role_of_control_planes_which_servers_warn_of_is_not_named() -> None:
+    text = json.dumps([item for item in rendered(GPUSHARE).objects if item["kind"] == "Deployment"])
+    assert text.count("node-role.kubernetes.io/control-plane") == 2 and "node-role.kubernetes.io/master" not in text
 
 
 def test_the_note_on_feature_discovery_comes_with_what_renders_it_alone() -> None:

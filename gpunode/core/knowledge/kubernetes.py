@@ -57,10 +57,8 @@ class MemoryShares:
 class KubeKnowledge:
     """What is known of servers, images and charts."""
 
-    least: Server
     oldest: Server
     newest: Server
-    critical_anywhere: Server
     apis: Mapping[str, tuple[ApiVersion, ...]]
     images: Mapping[str, str]
     tags: Mapping[str, str]  # component → pattern of the tags of its image that a refresh may choose from
@@ -79,10 +77,8 @@ def parse_kube_knowledge(table: Table, xids: Table) -> KubeKnowledge:
     servers = table["servers"]
     return KubeKnowledge(
         ignored_xids=tuple(sorted(row["code"] for row in xids["xid"] if row.get("ignored"))),
-        least=server_of(servers["least"]),
         oldest=server_of(servers["oldest"]),
         newest=server_of(servers["newest"]),
-        critical_anywhere=server_of(servers["critical_anywhere"]),
         apis={row["kind"]: tuple(map(_api, row["versions"])) for row in table["apis"]},
         images={row["component"]: row["image"] for row in table["images"]},
         tags={row["component"]: row["tags"] for row in table["images"] if "tags" in row},

@@ -192,12 +192,12 @@ def parse_server(text: str, knowledge: KubeKnowledge) -> Server:
             fix="give --server-version, or kubernetes.server_version; kubectl version shows it",
         )
     server = Server(whole(found[1]), whole(found[2]))
-    if not knowledge.least <= server <= knowledge.newest:
-        raise RefusedError(
-            f"Kubernetes {server} is not known",
-            expected=f"{knowledge.least} to {knowledge.newest}",
-            fix="a newer gpunode may know it" if server > knowledge.newest else "upgrade the cluster",
-        )
+    expected = f"{knowledge.oldest} to {knowledge.newest}"
+    if server < knowledge.oldest:
+        what = f"Kubernetes {server} is older than {knowledge.oldest}, the oldest that gpunode supports"
+        raise RefusedError(what, expected=expected, fix="upgrade the cluster")
+    if server > knowledge.newest:
+        raise RefusedError(f"Kubernetes {server} is not known", expected=expected, fix="a newer gpunode may know it")
     return server
 
 

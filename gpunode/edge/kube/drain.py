@@ -91,13 +91,12 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
     """
     deadline = api.clock() + options.timeout
     plan = pods_to_evict(api, node, options)
-    version = _eviction_version(api)
     waiting = {pod["metadata"]["uid"]: pod for pod in plan.evict}
     stated = dict.fromkeys(waiting, "is terminating")
     due = dict.fromkeys((uid for uid, pod in waiting.items() if not pod["metadata"].get("deletionTimestamp")), 0.0)
     while waiting:
         for uid in [uid for uid, at in due.items() if at <= api.clock()]:
-            refusal = _evict(api, waiting[uid], version, options)
+            refusal = _evict(api, waiting[uid], options)
             if refusal:
                 if refusal != stated[uid]:
                     tried = f"tried every {options.retry:g} s, until {options.timeout:g} s have passed"
@@ -228,19 +227,13 @@ def _pods(api: Api, node: str) -> list[Object]:
     return api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
 
 
-def _eviction_version(api: Api) -> str:
-    """policy/v1 from Kubernetes 1.22 on, policy/v1beta1 before."""
-    served: Object = next((item for item in api.served("/api/v1") if item["name"] == "pods/eviction"), {})
-    return f"{served.get('group', 'policy')}/{served.get('version', 'v1')}"
-
-
-def _evict(api: Api, pod: Object, version: str, options: DrainOptions) -> str:
+def _evict(api: Api, pod: Object, options: DrainOptions) -> str:
     """Ask for an eviction: "" when it was granted or the pod is gone, else why not now."""
     metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
     requests: Object = {"preconditions": {"uid": pod["metadata"]["uid"]}}
     requests |= {} if options.grace is None else {"gracePeriodSeconds": options.grace}
     path = api.path(Key("v1", "Pod", metadata["namespace"], metadata["name"]))
-    body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata, "deleteOptions": requests}
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": requests}
     try:
         api.request("POST", f"{path}/eviction", body=body, retry=Retry(statuses=AGAIN - {429}, lost_update=False))
     except ApiError as error:

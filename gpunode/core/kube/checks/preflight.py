@@ -21,8 +21,6 @@ from gpunode.core.numbers import release
 from gpunode.core.printable import printable
 from gpunode.core.sharing.rules import cuts
 
-# On by default since then: https://kubernetes.io/blog/2019/09/18/kubernetes-1-16-release-announcement/
-SERVER_SIDE_APPLY = Server(1, 16)
 GPU_OPERATOR = "/apis/nvidia.com/v1/clusterpolicies"
 # Images whose containers hand out GPUs to the kubelet: NVIDIA's device plugin, Aliyun's, NVIDIA's DRA driver
 _OFFERS = re.compile(r"k8s-device-plugin|gpushare-plugin|gpushare-device-plugin|dra-driver-(?:nvidia-)?gpu")
@@ -44,11 +42,6 @@ class Right:
 
 def server_problems(server: Server, printed: str, where: str) -> Iterator[Problem]:
     """The server against `kubernetes.server_version`: a spec for another version is likely for another cluster."""
-    if server < SERVER_SIDE_APPLY:
-        yield Problem(
-            what=f"Kubernetes {server} has no server-side apply (it needs {SERVER_SIDE_APPLY})",
-            fix="gpunode kube render -o FOLDER, and kubectl apply -f FOLDER",
-        )
     if printed and printed.removeprefix("v").split(".")[:2] != [str(server.major), str(server.minor)]:
         yield Problem(
             what=f"kubernetes.server_version is {printed}, and {where} runs {server}",

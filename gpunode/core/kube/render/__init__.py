@@ -141,12 +141,6 @@ def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
 
 def _notes(cluster: Cluster) -> Iterator[Reason]:
     spec, known = cluster.spec, cluster.knowledge
-    if cluster.server < known.oldest:
-        kinds = "RuntimeClass " + (known.api("RuntimeClass", cluster.server) or "is not there: pods cannot name one")
-        yield Reason(
-            what=f"Kubernetes {cluster.server} is older than {known.oldest}",
-            why=f"its objects are not checked against its schemas; {kinds}; kube-scheduler's configuration differs",
-        )
     url = extender_url(cluster)
     if cluster.pools_of("gpushare") and url:
         yield Reason(
@@ -203,11 +197,6 @@ def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
             what=f"with kube-proxy's mode {cluster.spec.gpushare.kube_proxy} 127.0.0.1 does not lead to the extender",
             fix="set kubernetes.gpushare.extender_url: http://ADDRESS:NODEPORT of a control-plane node, or "
             f"http://CLUSTER-IP:{PORT} (kubectl -n {cluster.spec.namespace} get service {EXTENDER})",
-        )
-    if cluster.server < cluster.knowledge.critical_anywhere and cluster.spec.namespace != "kube-system":
-        yield Problem(
-            what=f"Kubernetes {cluster.server} allows system-node-critical pods in kube-system only",
-            fix="set kubernetes.namespace: kube-system",
         )
     discovery = cluster.knowledge.charts[DISCOVERY]
     if cluster.spec.has_discovery_objects and cluster.server < discovery.kube:

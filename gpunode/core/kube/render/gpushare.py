@@ -6,7 +6,6 @@ Upstream's manifests select and tolerate node-role.kubernetes.io/master only, wh
 from __future__ import annotations
 
 from gpunode.core.edits.kubernetes.scheduler import PREFIX
-from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, Cluster, Object, tolerations
 from gpunode.core.kube.objects import (
     UNPRIVILEGED,
@@ -28,8 +27,7 @@ from gpunode.core.kube.objects import (
 EXTENDER, PLUGIN = "gpushare-extender", "gpushare-device-plugin"
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 PORT = 12345
-_ROLES = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
-_ONE_ROLE = Server(1, 25)  # kubeadm sets neither label nor taint of the second one from here on, and servers warn of it
+_ROLE = "node-role.kubernetes.io/control-plane"
 
 _READ, _POD = ["get", "list", "watch"], ["update", "patch", "get", "list", "watch"]
 # pods/binding is what binds: without it a pod is annotated, and stays Pending
@@ -88,10 +86,9 @@ def _extender(cluster: Cluster) -> Object:
         readinessProbe={"tcpSocket": {"port": "http"}, "periodSeconds": 5},
         securityContext=UNPRIVILEGED,
     )  # fmt: skip
-    roles = _ROLES if cluster.server < _ONE_ROLE else _ROLES[:1]
-    terms = [{"matchExpressions": [{"key": role, "operator": "Exists"}]} for role in roles]
+    terms = [{"matchExpressions": [{"key": _ROLE, "operator": "Exists"}]}]
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    taints = (*roles, "node.cloudprovider.kubernetes.io/uninitialized")
+    taints = (_ROLE, "node.cloudprovider.kubernetes.io/uninitialized")
     tolerated = [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
     spec = pod(
         cluster, containers=[main], gpu=False,
