@@ -12,8 +12,10 @@ from kube_cluster import foreign, hows, inventory, mutating, node, put, rendered
 
 from gpunode.core.errors import Exit, InterruptedByUser
 from gpunode.core.kube.owned import INVENTORY, Key
+from gpunode.core.kube.usage import usage_data, usage_text
 from gpunode.edge.kube.apply import apply, remove
 from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.status import read_usage, unready
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -399,3 +401,23 @@ def test_a_node_that_offers_no_gpu_is_waited_for_and_named(server: ApiServer, ap
     applied = apply(api, rendered(spec), timeout=10, notify=silent)
     assert (applied.exit, applied.waiting) == (Exit.OK, ())
     assert apply(api, rendered(spec), wait=False, notify=silent).exit == Exit.OK
+
+
+def test_status_says_why_pods_are_not_there(server: ApiServer, api: Api) -> None:
+    put(api, rendered({"kubernetes": {"feature_discovery": False}}))
+    assert unready(api) == ()
+    server.controllers.clear()
+
+    def become(item: dict[str, Any]) -> None:
+        item["status"] = {"observedGeneration": 9, "desiredNumberScheduled": 2}
+
+    server.edit("DaemonSet", "nvidia-device-plugin", "gpunode", become)
+    server.put({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "gpunode"}, "type": "Warning",
+        "reason": "FailedCreate", "message": "pods is forbidden: exceeded quota: none",
+        "involvedObject": {"kind": "DaemonSet", "name": "nvidia-device-plugin"},
+    })  # fmt: skip
+    why = f"{PLUGIN}: 0 of 2 pods; FailedCreate: pods is forbidden: exceeded quota: none"
+    found = replace(read_usage(api), unready=unready(api))
+    assert found.unready == (why,)
+    assert f"Not ready:\n  {why}" in usage_text(found) and usage_data(found)["unready"] == [why]

@@ -16,7 +16,8 @@ from gpunode.core.spec import parse_spec
 from gpunode.edge.load import load_scheduler_rules
 
 PAGE = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+EXAMPLES = [text for text in BLOCKS if not text.startswith("apiVersion:")]  # others are objects
 
 
 def row(minor: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 def status(nodes: tuple[str, ...], details: bool, connect: Callable[[], Api], output_format: str) -> int:
     """Who uses which GPU: allocated and total of whole GPUs, shares, MIG, gpushare memory and DRA."""
     from gpunode.core.kube.usage import usage_data, usage_text
-    from gpunode.edge.kube.status import read_usage
+    from gpunode.edge.kube.status import read_usage, unready
 
-    found = read_usage(connect(), nodes)
+    api = connect()
+    found = replace(read_usage(api, nodes), unready=unready(api))
     if output_format == "json":
         print_json(usage_data(found))
     else:

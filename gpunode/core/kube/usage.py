@@ -95,11 +95,12 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """`errors`: what could not be read, a sentence each; all else is without it."""
+    """`errors`: what could not be read, a sentence each; all else is without it.  `unready`: workloads of gpunode's."""
 
     nodes: tuple[NodeUse, ...]
     waiting: tuple[Waiting, ...]
     errors: tuple[str, ...] = ()
+    unready: tuple[str, ...] = ()
 
 
 Found = NodeUse | Waiting | None
@@ -451,6 +452,8 @@ def usage_text(found: Usage, *, details: bool = False) -> str:
             parts.append("\n".join(_details(kind, rows) if details else _summary(kind, rows)))
     if found.waiting:
         parts.append("\n".join(_waiting(found)))
+    if found.unready:
+        parts.append("\n".join(["Not ready:", *(f"  {one}" for one in found.unready)]))
     if found.errors:
         parts.append("\n".join(["Not read, and missing above:", *(f"  {error}" for error in found.errors)]))
     return "\n\n".join(parts) + "\n" if parts else "no node offers GPUs\n"
@@ -467,6 +470,7 @@ def usage_data(found: Usage) -> dict[str, Any]:
     return {
         "nodes": [asdict(node) for node in found.nodes],
         "waiting": [asdict(pod) for pod in found.waiting],
+        "unready": list(found.unready),
         "errors": list(found.errors),
         "cluster": [
             {"kind": kind, "resource": resource, "unit": unit, "allocated": allocated, "total": total}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.kube.applied import Applied, Change, How
-from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, pods_trouble, readiness, wanted_pods
+from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, readiness
 from gpunode.core.kube.cluster import MIG_LABEL, Object
 from gpunode.core.kube.judge import not_offering
 from gpunode.core.kube.marks import left_over, node_key, node_labels, overwritten, taints_patch
@@ -22,7 +22,7 @@ from gpunode.core.kube.owned import (
 from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.render.mig import LAYOUTS
 from gpunode.edge.kube.client import Api, ApiError
-from gpunode.edge.kube.pods import creation_denied, pod_warning, pods_of
+from gpunode.edge.kube.pods import pods_missing
 from gpunode.edge.kube.preflight import (
     Ground,
     inventories,
@@ -213,24 +213,9 @@ def wait_ready(api: Api, workloads: list[Key], timeout: float, notify: Notify) -
 
         found = api.follow(key, judge, max(0.0, deadline - api.clock()))
         if found is None or found.failed:
-            trouble = _trouble(api, key)
+            trouble = pods_missing(api, key, api.find(api.path(key)) or {})
             waiting.append(f"{key} is not ready: {last[-1].text}" + (f"; {trouble}" if trouble else ""))
     return tuple(waiting)
-
-
-def _trouble(api: Api, key: Key) -> str:
-    """What is wrong with a workload's pods; "" when nothing is seen, or nobody lets us look."""
-    live = api.find(api.path(key))
-    try:
-        pods = pods_of(api, key, live or {})
-    except ApiError:
-        return ""
-    if found := pods_trouble(pods):
-        return "; ".join(found[:3])
-    if len(pods) < wanted_pods(live or {}) and (denied := creation_denied(api, key)):
-        return denied
-    waits = [pod["metadata"]["name"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"][:3]
-    return "; ".join(f"pod {name}: {text}" for name in waits if (text := pod_warning(api, key.namespace, name)))
 
 
 # ---------------------------------------------------------------- taking away

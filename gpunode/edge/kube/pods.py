@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.core.kube.checks.ready import last_warning
+from gpunode.core.kube.checks.ready import last_warning, pods_trouble, wanted_pods
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import Key
 from gpunode.core.kube.plain import mapping
@@ -38,3 +38,17 @@ def pod_warning(api: Api, namespace: str, name: str) -> str:
         return last_warning(api.items(f"/api/v1/namespaces/{segment(namespace)}/events", odd=[], fieldSelector=about))
     except ApiError:
         return ""
+
+
+def pods_missing(api: Api, key: Key, live: Object) -> str:
+    """What is wrong with a workload's pods; "" when nothing is seen, or nobody lets us look."""
+    try:
+        pods = pods_of(api, key, live)
+    except ApiError:
+        return ""
+    if found := pods_trouble(pods):
+        return "; ".join(found[:3])
+    if len(pods) < wanted_pods(live) and (denied := creation_denied(api, key)):
+        return denied
+    waits = [pod["metadata"]["name"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"][:3]
+    return "; ".join(f"pod {name}: {text}" for name in waits if (text := pod_warning(api, key.namespace, name)))

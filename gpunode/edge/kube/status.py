@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.kube.checks.ready import WORKLOADS, readiness
 from gpunode.core.kube.cluster import Object
-from gpunode.core.kube.owned import OWNED_SELECTOR
+from gpunode.core.kube.owned import OWNED_SELECTOR, Key
 from gpunode.core.kube.render.device_plugin import CONFIG
 from gpunode.core.kube.usage import Usage, usage
+from gpunode.core.printable import printable
 from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api, ApiError
+from gpunode.edge.kube.pods import pods_missing
 
 _NAMED = 20  # nodes that a message names
 _DRA = ("resource.k8s.io/v1", "resource.k8s.io/v1beta2", "resource.k8s.io/v1beta1")
@@ -36,6 +40,19 @@ def read_usage(api: Api, names: tuple[str, ...] = (), *, configs: Mapping[str, s
     seen = usage(chosen, found, slices=slices, claims=claims, classes=classes, configs=known_configs, guard=isolated)
     errors = (*(f"{error.what} (fix: {error.fix})" for error in odd), *seen.errors)
     return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting, errors=tuple(errors))
+
+
+def unready(api: Api) -> tuple[str, ...]:
+    """gpunode's workloads that are not ready, and why their pods are not there, as apply says it."""
+    found: list[str] = []
+    for kind in filter(partial(api.resource, "apps/v1"), WORKLOADS):
+        for item in _readable(api, f"/apis/apps/v1/{kind.lower()}s", labelSelector=OWNED_SELECTOR):
+            live = {"kind": kind, **item}  # items of a list come without their kind
+            state, key = readiness(live), Key("apps/v1", kind, live["metadata"]["namespace"], live["metadata"]["name"])
+            if not state.ready:
+                trouble = pods_missing(api, key, live)
+                found.append(printable(f"{key}: {state.text}" + (f"; {trouble}" if trouble else "")))
+    return tuple(found)
 
 
 def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object], list[Object]]:
