@@ -271,3 +271,17 @@ def test_certificates_are_verified_but_not_as_strictly_as_python_3_13_would(
     context = api._client.rest_client.pool_manager.connection_pool_kw["ssl_context"]
     assert not context.verify_flags & ssl.VERIFY_X509_STRICT
     assert context.verify_mode == ssl.CERT_REQUIRED
+
+
+def test_a_tightened_pod_security_is_not_overruled(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+
+    def tighten(item: dict[str, Any]) -> None:
+        item["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
+
+    server.edit("Namespace", "gpunode", "", tighten)
+    before = mutating(server)
+    for dry_run in (True, False):
+        (problem,) = put(api, rendered(), dry_run=dry_run).problems
+        assert "Namespace gpunode is labelled pod-security.kubernetes.io/enforce=restricted" in problem.what
+    assert mutating(server) == before

@@ -108,6 +108,7 @@ def _typos(key: str, found: Mapping[str, str], known: Collection[str]) -> Iterat
 
 Object = dict[str, Any]
 
+POD_SECURITY = "pod-security.kubernetes.io/enforce"  # label of a namespace: which pods are let in
 MIG_LABEL, MIG_STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"  # of NVIDIA's MIG manager
 CLIENT_LABEL = "nvidia.com/gpu.deploy.client"  # daemon sets that select it make room for a change of MIG
 POOL_LABEL = "nvidia.com/device-plugin.config"

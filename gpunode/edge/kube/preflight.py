@@ -18,6 +18,7 @@ from gpunode.core.kube.checks.preflight import (
     needs_cdi,
     node_names,
     other_problems,
+    pod_security_problem,
     selector_problems,
     server_problems,
 )
@@ -202,6 +203,8 @@ def _objects(api: Api, ground: Ground) -> Iterator[Problem]:
                 ground.kept.append(key)
             else:
                 yield foreign_problem(key, live)
+        elif found := pod_security_problem(key, live):
+            yield found
     for key in ground.stale:
         ground.live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import Server
-from gpunode.core.kube.cluster import MIG_LABEL, MIG_STATE, Cluster, Object, Pool
+from gpunode.core.kube.cluster import MIG_LABEL, MIG_STATE, POD_SECURITY, Cluster, Object, Pool
 from gpunode.core.kube.owned import Key, is_ours, owner_words
 from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.render import NodeWish, Rendered
@@ -47,6 +47,17 @@ def server_problems(server: Server, printed: str, where: str) -> Iterator[Proble
             what=f"kubernetes.server_version is {printed}, and {where} runs {server}",
             fix="is it the right cluster (--context)? Else set kubernetes.server_version to it, or leave it out",
         )
+
+
+def pod_security_problem(key: Key, live: Object) -> Problem | None:
+    """A namespace of ours whose pod security somebody tightened: that is theirs to take back, not apply's."""
+    level = (live["metadata"].get("labels") or {}).get(POD_SECURITY, "privileged")
+    if key.kind != "Namespace" or level == "privileged":
+        return None
+    return Problem(
+        what=printable(f"{key} is labelled {POD_SECURITY}={level}, and gpunode's pods mount paths of the host"),
+        fix=f"kubectl label namespace {key.name} --overwrite {POD_SECURITY}=privileged, or set kubernetes.namespace",
+    )
 
 
 def selector_problems(cluster: Cluster, nodes: Sequence[Object], requests: Sequence[NodeWish]) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.core.kube.checks.proof_rules import NAMESPACE, Proof
-from gpunode.core.kube.cluster import OWNED, Cluster, Object, Pool, tolerations
+from gpunode.core.kube.cluster import OWNED, POD_SECURITY, Cluster, Object, Pool, tolerations
 from gpunode.core.kube.objects import pod, selector
 from gpunode.core.kube.render.dra import DRIVER, claim, claim_template
 from gpunode.core.kube.render.gpushare import MEMORY
@@ -38,7 +38,7 @@ def kinds(pool: Pool) -> tuple[Kind, ...]:
 
 
 def namespace_object() -> Object:
-    labels = {**OWNED, "app.kubernetes.io/part-of": "gpunode", "pod-security.kubernetes.io/enforce": "baseline"}
+    labels = {**OWNED, "app.kubernetes.io/part-of": "gpunode", POD_SECURITY: "baseline"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
 
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpunode.core.kube.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POOL_LABEL, Cluster, Object, Pool
+from gpunode.core.kube.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POD_SECURITY, POOL_LABEL, Cluster, Object, Pool
 from gpunode.core.kube.objects import labels, thing
 from gpunode.core.kube.render.dcgm import monitoring
 from gpunode.core.kube.render.device_plugin import device_plugin
@@ -29,7 +29,7 @@ def namespace(cluster: Cluster) -> list[Object]:
     if name in PRESENT:
         return []
     found = thing("Namespace", "v1", name, "namespace", {})
-    found["metadata"]["labels"] = {**labels("namespace"), "pod-security.kubernetes.io/enforce": "privileged"}
+    found["metadata"]["labels"] = {**labels("namespace"), POD_SECURITY: "privileged"}
     return [found]
 
 
