@@ -49,7 +49,7 @@ lint: install
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/lint.sh
 
 unit: install
-	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -q -n 2 tests/unit -m 'not slow'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -q -n 2 tests/unit -m 'not slow and not extended'
 
 test: $(VENV)/.molecule  ## check, wheel, one lab path per engine, two Molecule scenarios; needs root, up to 40 min
 	@PATH="$(CURDIR)/$(BIN):$$PATH" SCENARIOS="$(SCENARIOS)" sh .ci/test.sh

@@ -379,8 +379,7 @@ def _task(row: Row) -> str:
     value = f"{PLAN}.variables.{row.variable}"
     if row.role == "verify":
         value = (
-            f"{{'changed': {value}, 'always': {PLAN}.smoke, 'never': {{}}}}\n      "
-            "[gpunode_verify | default('changed')]"
+            f"{{'changed': {value}, 'always': {PLAN}.smoke,\n      'never': {{}}}}[gpunode_verify | default('changed')]"
         )
     text = f'- name: {row.title}\n  gpunode.node.{row.kind.action}:\n    {row.kind.argument}: "{{{{ {value} }}}}"\n'
     if row.results_of:

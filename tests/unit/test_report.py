@@ -118,7 +118,6 @@ def test_what_a_probe_says_of_versions_and_gpus() -> None:
         "gpu.ecc",
         "gpu.recovery",
         "gpu.remap-pending",
-        "gpu.xid",
     }
     assert seen_from(json.loads(json.dumps(asdict(found)))) == found
 

@@ -195,20 +195,6 @@ def test_a_journal_of_a_newer_gpunode_is_left_alone(tmp_path: Path) -> None:
         Runs(path)
 
 
-def test_a_journal_of_an_older_gpunode_is_read_on(tmp_path: Path) -> None:
-    path = tmp_path / "runs.sqlite"
-    Runs(path).begin("r1", "provision", {}, "ctl:1", rows("waiting"))
-    with sqlite3.connect(path) as db:  # as format 1 was
-        db.execute("alter table hosts drop column found")
-        db.execute("drop table states")
-        db.execute("pragma user_version = 1")
-    runs = Runs(path)
-    runs.keep({"key": NodeFacts(toolkit="1.18.1")})
-    runs.ended("r1", [HostResult(host="h0")], {"h0": "key"})
-    (row,) = Runs(path).hosts("r1")
-    assert (row.state, row.found, runs.state(row.found)["toolkit"]) == ("done", "key", "1.18.1")
-
-
 def test_equal_hosts_have_one_state_in_the_journal(tmp_path: Path) -> None:
     runs = Runs(tmp_path / "runs.sqlite")
     for version in ("1.18.1", "1.19.0"):  # what is there already stays

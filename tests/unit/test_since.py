@@ -15,6 +15,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, HostResult, Kernel, NodeFacts, Package, Service
 from gpunode.core.plan.since import differences, since_checks, state_of
+from gpunode.edge import detect as edge_detect
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import since, workflow
@@ -155,7 +156,9 @@ def test_a_machine_without_a_gpu_is_said_and_accepted_only_when_asked(
     verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(workflow, "detect", lambda where, **_: [Detected(host="gpu1", facts=NO_GPU)])
+    found = [Detected(host="gpu1", facts=NO_GPU)]
+    monkeypatch.setattr(workflow, "detect", lambda where, **_: found)
+    monkeypatch.setattr(edge_detect, "probe", lambda hosts, where, **_: found)
     run = CliRunner().invoke
     done = run(cli, [*verb, "gpu1"], standalone_mode=False)
     assert done.return_value == 3 and "no NVIDIA GPU on PCI" in done.output and "--allow-no-gpu" in done.output
