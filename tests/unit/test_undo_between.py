@@ -256,3 +256,15 @@ def test_a_dependency_that_gpunode_removed_and_installed_again_is_one_afterwards
     assert node.manual == {"a"}
     take_back(node, "uninstall")
     assert (node.packages, node.manual) == ({"a": "1"}, set())
+
+
+def test_what_an_uninstall_leaves_of_a_file_that_an_edit_made_is_left_at_the_second_look() -> None:
+    node = Fake()
+    path = "/etc/made.conf"
+    first, theirs, second = b"g1\n", b"g1\np1\n", b"g1\ng2\ng3\np1\n"
+    node.commit({path: first}, undo={path: record(None, first)}, who={"run": "r1", "part": "runtime"})
+    node.person_writes(path, theirs)
+    node.commit({path: second}, undo={path: record(theirs, second)}, who={"run": "r2", "part": "runtime"})
+    done = take_back(node, "uninstall")
+    assert node.read(path) == theirs
+    assert "1 of gpunode's changes were not found again" in done.notes[0]

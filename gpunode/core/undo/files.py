@@ -165,6 +165,8 @@ class Files:
         wanted, expect = found.wanted, "" if now == ABSENT else now
         by_lines = not wanted.exact and (found.changed_since or bool(self._unit_of(path)) or any(self._edits(path)))
         self._name(path, now, found, by_lines=by_lines)
+        if found.theirs and self._is_left_so(path, now):
+            return None
         if by_lines:
             return self._changed_since(path, expect)
         if wanted.hash == now or (not wanted.exact and self._is_undone(path, now)):
@@ -200,6 +202,13 @@ class Files:
         """Whether an undo has left it so."""
         last = [r.part for r, f in file_records(self.scope.known, path) if f["after"] == now][-1:]
         return bool(last) and last[0] in ("uninstall", ROLLBACK)
+
+    def _is_left_so(self, path: str, now: str) -> bool:
+        """Whether this uninstall, which has no end yet, has left it so by records of edits that are gone since."""
+        if any(self._edits(path)) or any(r.op == "uninstall" for r in self.scope.records):
+            return False
+        last = [(r.part, f["after"]) for r, f in file_records(self.scope.records, path)][-1:]
+        return last == [("uninstall", now)]
 
     def replayed(self, path: str) -> Replayed:
         mine = {id(record) for record in self.scope.records}
