@@ -177,7 +177,7 @@ def in_repository(case: Case, own: bool, *, built: bool = False, flavour: str = 
             what=f"is not among the packages of {row.key}",
             holds=lambda b: b.branch in fit,
             why=f"{row.key} itself has {what} {case.knowledge.ranges(fit or there)}"
-            + f"{'' if fit else ', none of them'} with {flavour} modules" * (fit != there)
+            + f"{'' if fit else ', none of them'} with {flavour} modules{'' if fit else ' that fit'}" * (fit != there)
             + _as_of(row.own_read),
             source=row.source,
         )
