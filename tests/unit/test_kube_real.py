@@ -100,6 +100,21 @@ def test_everything_is_taken_kept_and_given_back(api: Api) -> None:
     assert api.items("/apis/apiextensions.k8s.io/v1/customresourcedefinitions") == []
 
 
+def test_a_node_does_not_remember_gpunode_after_it_was_removed(api: Api) -> None:
+    def managers(name: str) -> set[str]:
+        return {entry["manager"] for entry in (api.find(api.path(node_key(name))) or {})["metadata"]["managedFields"]}
+
+    for name in ("n1", "n2"):
+        api.request(
+            "PATCH", api.path(node_key(name)), query={"fieldManager": "kubelet"},
+            body={"metadata": {"annotations": {"a": "b"}}}, content="application/merge-patch+json",
+        )  # fmt: skip
+    put(api, of_now(api, SPEC), wait=False)
+    assert managers("n1") == managers("n2") == {"gpunode", "kubelet"}
+    assert remove(api, "gpunode", notify=lambda _: None).error is None
+    assert managers("n1") == managers("n2") == {"kubelet"}
+
+
 def test_a_read_only_account_finds_what_nobody_wants_any_more(plane: ControlPlane, api: Api) -> None:
     put(api, of_now(api, SPEC), wait=False)
     less = {**SPEC, "kubernetes": {**SPEC["kubernetes"], "monitoring": {"enabled": False}}}

@@ -12,6 +12,7 @@ from gpunode.core.kube.cluster import MIG_LABEL, Object
 from gpunode.core.kube.judge import not_offering
 from gpunode.core.kube.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.core.kube.owned import (
+    MANAGER,
     Inventory,
     Key,
     NodeMarks,
@@ -246,12 +247,27 @@ def _remove_all(run: _Run, before: Inventory, served: tuple[Key, ...], places: t
     for name, marks in before.nodes.items():
         if not run.dry_run:
             _mark(run.api, name, {}, (), marks)
+            _forget(run.api, name)
         run.add(node_key(name), "changed", "our labels and taints taken off")
     namespaces = [key for key in served if key.kind == "Namespace"]
     for key in (*(key for key in served if key not in namespaces), *places, *namespaces):
         _delete_ours(run, key, (*served, *places))
     if not run.dry_run:
         await_gone(run.api, [change.key for change in run.changes if change.how == "deleted"], timeout)
+
+
+def _forget(api: Api, name: str) -> None:
+    """Take our entry off the node's managedFields; somebody who writes the node at this moment leaves it there."""
+    node = api.find(api.path(node_key(name))) or {"metadata": {}}
+    entries = node["metadata"].get("managedFields") or []
+    rest = [entry for entry in entries if entry.get("manager") != MANAGER]
+    if rest and len(rest) < len(entries):
+        metadata = {"managedFields": rest, "resourceVersion": node["metadata"]["resourceVersion"]}
+        try:
+            api.merge(node_key(name), {"metadata": metadata})
+        except ApiError as error:
+            if error.status != 409:
+                raise
 
 
 def _delete_ours(run: _Run, key: Key, ours: tuple[Key, ...]) -> bool:
