@@ -249,11 +249,14 @@ def test_a_file_that_scripts_of_packages_alone_have_changed_stays_as_it_is() -> 
     assert (found.wanted.hash, found.wanted.exact, dict(found.theirs)) == ("c", True, {})
 
 
-def test_a_dependency_that_gpunode_removed_and_installed_again_is_one_afterwards() -> None:
+@pytest.mark.parametrize("removed_again", [False, True])
+def test_a_dependency_that_gpunode_removed_and_installed_again_is_one_afterwards(removed_again: bool) -> None:
     node = Fake(packages={"a": "1"})
     node.set_packages({"a": None}, **WHO)
     node.set_packages({"a": "2"}, **WHO)
     assert node.manual == {"a"}
+    if removed_again:
+        node.set_packages({"a": None}, **WHO)
     take_back(node, "uninstall")
     assert (node.packages, node.manual) == ({"a": "1"}, set())
 

@@ -69,7 +69,7 @@ def plan_package_undo(
         remove=tuple(remove),
         unhold=tuple(n for n, hold in held.items() if not hold and _state(recall, n) == "hold"),
         purge=tuple(purge),
-        automatic=_automatic(recall, marks, [str(item["name"]) for item in install], _marks_of_removed(records)),
+        automatic=_automatic(recall, _asked_for(records), [str(item["name"]) for item in install]),
         keys=tuple(mark.partition(" ")[2] for mark in marks if mark in recall.marks and mark.startswith("key ")),
         refresh=tuple(restored) if install else (),
         keep=tuple(path for path in theirs if recall.files.get(path, ABSENT) != ABSENT) if remove else (),
@@ -130,18 +130,29 @@ def _first(records: Sequence[Record], lost: str, gained: str) -> dict[str, bool]
     return found
 
 
-def _marks_of_removed(records: Sequence[Record]) -> dict[str, bool]:
-    """Of packages that were removed: asked for, if the mark went along.  gpunode may have installed them again."""
+def _asked_for(records: Sequence[Record]) -> dict[str, bool]:
+    """Whether somebody had asked for a package before the records, of those whose mark changed or that were removed.
+
+    One that somebody else has asked for in between is to be as that person left it.
+    """
     found: dict[str, bool] = {}
+    last: dict[str, bool] = {}  # as the record before left it; none where gpunode has installed it since
     for record in _done(records):
-        for item in record.more.get("removed", ()):
-            found.setdefault(item["name"], f"manual {item['name']}" in record.more.get("unmarked", ()))
+        lost, gained = (
+            {mark.partition(" ")[2] for mark in record.more.get(key, ()) if mark.startswith("manual ")}
+            for key in ("unmarked", "marks")
+        )
+        removed = {item["name"] for item in record.more.get("removed", ())}
+        for name in (*gained, *lost, *removed):
+            if name not in found or last.get(name, name in lost) != (name in lost):
+                found[name] = name in lost
+            last[name] = name in gained
+        for item in record.more.get("added", ()):
+            last.pop(item["name"], None)
     return found
 
 
-def _automatic(
-    recall: JournalSnapshot, marks: Mapping[str, bool], install: Sequence[str], removed: Mapping[str, bool]
-) -> tuple[str, ...]:
+def _automatic(recall: JournalSnapshot, before: Mapping[str, bool], install: Sequence[str]) -> tuple[str, ...]:
     """Packages that nobody asked for: those that count as asked for now, and those that will by being named.
 
     A manager that keeps no such marks shows none at all.
@@ -149,9 +160,8 @@ def _automatic(
     manual = {mark.partition(" ")[2] for mark in recall.marks if mark.startswith("manual ")}
     if not manual:
         return ()
-    before = {mark.partition(" ")[2]: was for mark, was in marks.items() if mark.startswith("manual ")}
     now = (name for name, was in before.items() if not was and name in manual)
-    again = (name for name in install if not before.get(name, removed.get(name, name in manual)))
+    again = (name for name in install if not before.get(name, name in manual))
     return tuple(dict.fromkeys((*now, *again)))
 
 
