@@ -143,7 +143,7 @@ def _asked_for(records: Sequence[Record]) -> dict[str, bool]:
             for key in ("unmarked", "marks")
         )
         removed = {item["name"] for item in record.more.get("removed", ())}
-        for name in (*gained, *lost, *removed):
+        for name in gained | lost | removed:
             if name not in found or last.get(name, name in lost) != (name in lost):
                 found[name] = name in lost
             last[name] = name in gained

@@ -13,7 +13,6 @@ from gpunode.core.edits.target import PATH, Activation, Files, Target
 from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts.kubelet import default_runtime, wanted_driver
-from gpunode.core.knowledge.support import programs_of, too_old
 from gpunode.core.model import Distribution, Edit, NodeFacts, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.remote import program
@@ -21,7 +20,6 @@ from gpunode.core.validation import as_lines
 from gpunode.edge.host import target as host_target
 from gpunode.edge.host.target import Host, Result, Subject
 from gpunode.edge.host.tree import Tree
-from gpunode.edge.load import load_support
 from gpunode.edge.ssh.shell import local_run
 from gpunode.node import script
 
@@ -76,9 +74,6 @@ def find(options: Options) -> Engine:
     mine = (r for r in facts.runtimes if r.name == options.runtime and options.distribution in (None, r.distribution))
     runtime = next(mine, None)  # the kubelet's stands first of two
     request = _request(options, facts, runtime)
-    for name, version in (*programs_of(facts, [options.runtime]), (options.runtime, options.version)):
-        if old := too_old(name, version, load_support()):
-            raise RefusedError(old.what, fix=old.fix)
     known = runtime or Runtime(name=request.runtime, distribution=request.distribution)
     target = runtime_target(request, replace(facts, runtimes=(known,)))
 
@@ -135,12 +130,25 @@ def state(subject: Subject[Engine]) -> RuntimeState:
 
 def configure(options: Options, *, check: bool = False) -> Result[Engine]:
     """Register the nvidia runtime with the engine; no outcome where the edit has problems."""
+    options = replace(options, facts=options.facts or probed(options.root))
+    _refuse_old(options)
     return host_target.configure(_finder(options), check=check)
 
 
 def unconfigure(options: Options, *, check: bool = False) -> Result[Engine]:
     """Undo what configure did, by the records it left in the journal, newest first."""
     return host_target.unconfigure(_finder(options), check=check)
+
+
+def _refuse_old(options: Options) -> None:
+    """An engine below the support window is not configured; it can be looked at, and what is ours taken out."""
+    from gpunode.core.knowledge.support import programs_of, too_old
+    from gpunode.edge.load import load_support
+
+    there = programs_of(options.facts, [options.runtime]) if options.facts else ()
+    for name, version in (*there, (options.runtime, options.version)):
+        if old := too_old(name, version, load_support()):
+            raise RefusedError(old.what, fix=old.fix)
 
 
 def _finder(options: Options) -> Callable[[bool], Engine]:
