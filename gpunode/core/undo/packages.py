@@ -69,7 +69,7 @@ def plan_package_undo(
         remove=tuple(remove),
         unhold=tuple(n for n, hold in held.items() if not hold and _state(recall, n) == "hold"),
         purge=tuple(purge),
-        automatic=_automatic(recall, records, [str(item["name"]) for item in install]),
+        automatic=_automatic(recall, records, marks, [str(item["name"]) for item in install]),
         keys=tuple(mark.partition(" ")[2] for mark in marks if mark in recall.marks and mark.startswith("key ")),
         refresh=tuple(restored) if install else (),
         keep=tuple(path for path in theirs if recall.files.get(path, ABSENT) != ABSENT) if remove else (),
@@ -152,7 +152,9 @@ def _asked_for(records: Sequence[Record]) -> dict[str, bool]:
     return found
 
 
-def _automatic(recall: JournalSnapshot, records: Sequence[Record], install: Sequence[str]) -> tuple[str, ...]:
+def _automatic(
+    recall: JournalSnapshot, records: Sequence[Record], marks: Mapping[str, bool], install: Sequence[str]
+) -> tuple[str, ...]:
     """Packages that nobody asked for: those that count as asked for now, and those that will by being named.
 
     A manager that keeps no such marks shows none at all, now or in the records.
@@ -162,7 +164,12 @@ def _automatic(recall: JournalSnapshot, records: Sequence[Record], install: Sequ
     if not manual and not any(mark.startswith("manual ") for mark in recorded):
         return ()
     before = _asked_for(records)
-    now = (name for name, was in before.items() if not was and name in manual)
+    given: dict[str, None] = {}  # the marks that are gpunode's own by the last record
+    for record in _done(records):
+        given |= dict.fromkeys(record.more.get("marks", ()))
+        for mark in record.more.get("unmarked", ()):
+            given.pop(mark, None)
+    now = (name for name in sorted(manual) if f"manual {name}" in given and not marks[f"manual {name}"])
     again = (name for name in install if not before.get(name, name in manual))
     return tuple(dict.fromkeys((*now, *again)))
 
