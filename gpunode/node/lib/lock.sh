@@ -5,7 +5,7 @@
 # lock: one writer at a time on this node, as commit.sh does; the lock goes with the process.  Who would be refused is
 # refused before it waits.
 lock() {
-  local mine _owner _tries _why
+  local _owner _tries _why
   _why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: $(lock_words "$_why")" "it has to be a folder of root's: ls -ld $GPUNODE_STATE; df -h and df -i of its file system"
   lease_refuse
   if have flock; then
@@ -16,19 +16,20 @@ lock() {
     lease
     return
   fi
-  mine=$GPUNODE_STATE/lock.pid _tries=0 # a link that names its owner
-  until ln -s "$(sh -c 'echo $PPID')" "$mine" 2>/dev/null; do
-    _owner=$(readlink "$mine")
-    if [ -n "$_owner" ] && [ ! -d "/proc/$_owner" ] && mkdir "$mine.$_owner" 2>/dev/null; then # one takes it from the dead
-      [ "$(readlink "$mine")" != "$_owner" ] || rm -f "$mine"
-      rmdir "$mine.$_owner"
+  lock_link=$GPUNODE_STATE/lock.pid # names its owner; not local: the trap removes it
+  _tries=0
+  until ln -s "$(sh -c 'echo $PPID')" "$lock_link" 2>/dev/null; do
+    _owner=$(readlink "$lock_link")
+    if [ -n "$_owner" ] && [ ! -d "/proc/$_owner" ] && mkdir "$lock_link.$_owner" 2>/dev/null; then # one takes it from the dead
+      [ "$(readlink "$lock_link")" != "$_owner" ] || rm -f "$lock_link"
+      rmdir "$lock_link.$_owner"
       continue
     fi
     _tries=$((_tries + 1))
     [ "$_tries" -le "$(lock_seconds)" ] || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
     sleep 1
   done
-  trap 'rm -f "$mine"' EXIT
+  trap 'rm -f "$lock_link"' EXIT
   lock_sign
   lease
 }
