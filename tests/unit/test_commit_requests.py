@@ -92,6 +92,9 @@ class Action(ActionModule):
         toolkit = self.toolkit if "toolkit" in sections else ""
         return "", NodeFacts(runtimes=(runtime,), files={path: file}, toolkit=toolkit)
 
+    def send(self, name: str, request: dict[str, bytes]) -> tuple[str, int]:
+        return "", 0  # a node without a journal
+
     def node(self, name: str, request: dict[str, bytes]) -> tuple[Outcome, str]:
         self.asked.append(request)
         return self.outcomes.pop(0), ""
@@ -103,7 +106,7 @@ def masked(data: bytes) -> str:
 
 
 STALE = Outcome(status="refused", message="changed", stale=("/etc/docker/daemon.json",))
-ARGUMENTS = {"files": [], "runtimes": [{"runtime": "docker"}], "toolkit": {}, "recover": False}
+ARGUMENTS = {"files": [], "runtimes": [{"runtime": "docker"}], "toolkit": {}, "recover": False, "expect": {}}
 
 
 def test_edit_file_reads_and_edits_again_when_a_file_has_changed() -> None:

@@ -56,10 +56,15 @@ class ActionModule(NodeAction):
 
     def _overwritten(self, changes, facts):
         """A warning for each file that an earlier edit has left otherwise: two roles that write it would never end."""
+        from gpunode.core.errors import InputError
         from gpunode.core.undo.journal import parse_snapshot
 
         left = {}
-        for record in parse_snapshot(self.send("read_journal.sh", {})[0]).records:
+        try:
+            records = parse_snapshot(self.send("read_journal.sh", {})[0]).records
+        except InputError:  # a warning that cannot be given is no reason to leave an engine as it is
+            records = ()
+        for record in records:
             if record.op == "files" and record.phase in ("intent", "done"):
                 left |= {file["path"]: (file["after"], record.at) for file in record.more.get("files", ())}
         return [
