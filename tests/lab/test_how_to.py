@@ -122,7 +122,7 @@ def test_kubeadm_and_then_awx(site: Site, cluster: ApiServer) -> None:
 
 def test_k3s(site: Site, cluster: ApiServer) -> None:
     lab = site.host("k1", distro="debian:12", gpus=("h100",), engines=("containerd",))
-    at(lab, K3S.replace("v1.28.9", "v1.34.2"))
+    at(lab, K3S.replace("v1.31.5", "v1.34.2"))
     cluster.put(cluster_node("k1", address=lab.nodes[0].address, allocatable={"nvidia.com/gpu": "1"}))
     site.follow("cluster.md", "k3s and RKE2")
     assert "default-runtime: nvidia" in at(lab, "cat /etc/rancher/k3s/config.yaml")

@@ -31,7 +31,7 @@ echo 0 >/proc/sys/net/ipv4/ip_forward
 # its root is where a lab node has a file system that overlays can be made on
 K3S_SCRIPT = r"""#!/bin/sh
 case $1 in
---version) echo "k3s version v1.28.9+k3s1 (0000000)"; exit ;;
+--version) echo "k3s version v1.31.5+k3s1 (0000000)"; exit ;;
 ctr) shift; exec /usr/bin/ctr "$@" ;;
 esac
 config=/var/lib/rancher/k3s/agent/etc/containerd/config.toml
