@@ -27,7 +27,7 @@ RECIPE += (
     r"""printf 'echo >&2 "  ERROR: Kernel configuration is invalid.";\\\n' >/var/lib/dkms/nvidia/1/build/make.log"""
 )
 
-# what is broken → how, how it is mended, the root cause; "" where something only looks as if it were
+# what is broken → how, how it is repaired, the root cause; "" where something only looks as if it were
 BROKEN: dict[str, tuple[str, str, str]] = {
     "the module is not loaded": (UNLOAD, LOAD, "module-not-loaded"),
     "modprobe.d keeps it out": (
@@ -103,12 +103,12 @@ def test_right_after_the_first_provision_there_is_nothing_to_say(node: Node) -> 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_cause_is_named_first(node: Node, name: str) -> None:
-    how, mend, cause = BROKEN[name]
+    how, repair, cause = BROKEN[name]
     node.sh(how)
     try:
         assert roots(node) == ({cause} if cause else set())
     finally:
-        node.sh(mend)
+        node.sh(repair)
 
 
 @pytest.mark.parametrize("name", MENDED)

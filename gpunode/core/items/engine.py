@@ -84,7 +84,7 @@ class Configured(Item):
         """Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go).
 
         So a toolkit that is new to an engine needs a restart even where its configuration is right.  One that is
-        upgraded does not: engines start its programs anew for each container.
+        upgraded does not: engines start its programs for each container.
         """
         toolkit = Key("toolkit", "packages", "nvidia-container-toolkit-base")
         return self.name in DAEMONS and not self.upgrade and toolkit in pending

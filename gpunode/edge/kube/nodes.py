@@ -138,7 +138,7 @@ class ClusterNodes:
         api = self._patient(float(options.timeout), say)
         node = self._node(api, host, facts)
         live = api.find(api.path(node_key(node)))
-        before, taken = our_mark(live or {"metadata": {}}) or "", _taken(live, node, facts, anew=True)
+        before, taken = our_mark(live or {"metadata": {}}) or "", _taken(live, node, facts, retaken=True)
         self._refuse_others(taken)
         pods_to_evict(api, node, rules)
         relaid = taken.relaid or relaid
@@ -359,10 +359,10 @@ def _side_by_side(act: Callable[[str], None], hosts: Iterable[str]) -> None:
         list(pool.map(act, names))
 
 
-def _taken(live: Object | None, node: str, facts: NodeFacts, *, anew: bool = False) -> Taken:
+def _taken(live: Object | None, node: str, facts: NodeFacts, *, retaken: bool = False) -> Taken:
     """What a node is like; for one that we had cordoned already: what it was like then.
 
-    `anew`: it is taken once more, so that its boots are those of now where cluster and host never told of the same one.
+    `retaken`: taken once more, so that its boots are those of now where cluster and host never told of the same one.
     """
     live = live or {"metadata": {}}
     closed = (live.get("spec") or {}).get("unschedulable")
@@ -372,7 +372,7 @@ def _taken(live: Object | None, node: str, facts: NodeFacts, *, anew: bool = Fal
     relaid = then.get("offers") == "changes"
     boot, host = (status.get("nodeInfo") or {}).get("bootID", ""), facts.boot_id
     agreed = then.get("boot") and then.get("boot") == then.get("host")
-    if "host" in then and (agreed or not anew or not host):
+    if "host" in then and (agreed or not retaken or not host):
         boot, host = then.get("boot", ""), then["host"]
     return Taken(
         node=node,
