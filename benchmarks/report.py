@@ -18,7 +18,7 @@ from selenium import webdriver
 from benchmarks.measure import log, row, seconds
 from gpunode.core.facts import parse_probe
 from gpunode.core.report.html import html_text
-from gpunode.core.report.model import Host, HostRun, Report, Run, Seen
+from gpunode.core.report.model import HostRun, ProbeSummary, Report, ReportHost, ReportRun
 from gpunode.core.report.seen import see
 from gpunode.core.report.summary import make_host, make_report
 from gpunode.edge.load import load_knowledge
@@ -51,7 +51,7 @@ def fleet(count: int) -> Report:
     kinds = [see(parse_probe((PROBES / name / "probe.txt").read_text()), knowledge) for name in RECORDED]
     kinds = [replace(kinds[0], checks=tuple(c for c in kinds[0].checks if c.status == "passed")), *kinds[1:]]
     hosts = [_host(number, count, kinds) for number in range(count)]
-    run = Run(
+    run = ReportRun(
         name="20261122T080000Z-5d1c7e",
         verb="provision",
         status="running",
@@ -69,7 +69,7 @@ def fleet(count: int) -> Report:
     )
 
 
-def _host(number: int, count: int, kinds: list[Seen]) -> Host:
+def _host(number: int, count: int, kinds: list[ProbeSummary]) -> ReportHost:
     name, pool = f"gpu{number:04}", ("train-a", "train-b", "inference", "lab")[number * 4 // count]
     kind = kinds[0 if number % 10 < 6 else 1 if number % 10 < 9 else 2 + number // 10 % 3]
     seen = replace(

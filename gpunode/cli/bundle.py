@@ -18,7 +18,7 @@ from gpunode.core.printable import json_text
 
 if TYPE_CHECKING:
     from gpunode.core.bundle.manifest import Manifest
-    from gpunode.core.bundle.target import Target
+    from gpunode.core.bundle.target import BundleTarget
     from gpunode.core.bundle.upstream import Upstream
     from gpunode.core.model import NodeFacts
     from gpunode.edge.desired import DesiredState
@@ -288,20 +288,20 @@ def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool
 # ---------------------------------------------------------------- options
 
 
-def _targets(given: Iterable[str], desired: DesiredState) -> list[Target]:
+def _targets(given: Iterable[str], desired: DesiredState) -> list[BundleTarget]:
     from gpunode.core.bundle.target import parse_target
 
     return [parse_target(one, desired.knowledge) for text in given for one in text.split(",") if one]
 
 
-def _probed(paths: tuple[Path, ...], desired: DesiredState) -> dict[Target, tuple[NodeFacts, ...]]:
+def _probed(paths: tuple[Path, ...], desired: DesiredState) -> dict[BundleTarget, tuple[NodeFacts, ...]]:
     """The machines of saved probes, by target."""
     if not paths:
         return {}
     from gpunode.core.bundle.target import parse_target
     from gpunode.edge.detect import Targets, detect
 
-    found: dict[Target, tuple[NodeFacts, ...]] = {}
+    found: dict[BundleTarget, tuple[NodeFacts, ...]] = {}
     for one in detect(Targets(probes=paths)):
         if one.error:
             raise one.error
@@ -311,7 +311,7 @@ def _probed(paths: tuple[Path, ...], desired: DesiredState) -> dict[Target, tupl
     return found
 
 
-def _given(text: str, desired: DesiredState) -> tuple[Target, tuple[Upstream, ...]]:
+def _given(text: str, desired: DesiredState) -> tuple[BundleTarget, tuple[Upstream, ...]]:
     """TARGET=PATH → the repositories that the file, or the files of the folder, name."""
     from gpunode.core.bundle.target import parse_target
     from gpunode.edge.bundle.reference import read_repositories

@@ -18,10 +18,10 @@ from gpunode.cli.docs_api import api_page
 from gpunode.cli.docs_tables import NOTE
 from gpunode.cli.docs_tables import cell as _cell
 from gpunode.cli.lazy import LOG_OPTIONS
-from gpunode.core.doctor.table import LAYERS, Xid
+from gpunode.core.doctor.table import LAYERS, XidRow
 from gpunode.core.errors import Exit
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.spec.reference import Key, reference
+from gpunode.core.spec.reference import SpecKey, reference
 
 MEANING = {
     Exit.OK: "done, or nothing to do",
@@ -64,7 +64,7 @@ def spec_page() -> str:
     )
 
 
-def _spec_text(key: Key) -> str:
+def _spec_text(key: SpecKey) -> str:
     text = f"{'###' if '.' in key.path else '##'} `{key.path}`\n\n{key.doc}\n"
     return f"{text}\nValues: {key.values}. Default: `{key.default}`.\n" if key.values else text
 
@@ -105,7 +105,7 @@ def faults_page() -> str:
     )
 
 
-def _blame(code: Xid) -> str:
+def _blame(code: XidRow) -> str:
     return ", ".join([*["application"] * code.application, *["ignored"] * code.ignored])
 
 

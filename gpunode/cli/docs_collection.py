@@ -24,7 +24,7 @@ from gpunode.core.edits.kubernetes.request import SHAPES
 from gpunode.core.items.item import StepKind
 from gpunode.core.model import NodeFacts
 from gpunode.core.plan.playbook import dump
-from gpunode.core.plan.steps import DONE, PLAN, ROLES, STEPS, Role, Row
+from gpunode.core.plan.steps import DONE, PLAN, ROLES, STEPS, Role, StepRow
 from gpunode.core.spec import Spec
 from gpunode.core.spec.flat import Variable, flat_variables, is_record
 from gpunode.core.undo.requests import SHAPE as UNDO
@@ -69,20 +69,20 @@ def _other(argument: str, shape: Shape, action: str = "component") -> StepKind:
 
 
 _OTHER_ROWS = (
-    Row(
+    StepRow(
         "kubelet",
         "edit",
         "Give the kubelet the settings of a GPU node, or undo that",
         _other("kubelet", SHAPES["kubelet"]),
     ),
-    Row(
+    StepRow(
         "scheduler",
         "edit",
         "Have kube-scheduler ask gpushare's extender, or no longer",
         _other("scheduler", SHAPES["scheduler"]),
     ),
-    Row("scheduler", "config", "", _other("config", _CONFIG)),
-    Row("undo", "what", "Undo what gpunode has changed", _other("what", UNDO, "undo")),
+    StepRow("scheduler", "config", "", _other("config", _CONFIG)),
+    StepRow("undo", "what", "Undo what gpunode has changed", _other("what", UNDO, "undo")),
 )
 _NAMES = {"scheduler_config": "gpunode_config"}  # of the others gpunode_ROLE
 
@@ -178,7 +178,7 @@ def collection_files() -> dict[str, str]:
     return found | {f"roles/node/{path}": text for path, text in (tasks | _about(ENTRY, _ALL)).items()}
 
 
-def rows_of(role: str) -> list[Row]:
+def rows_of(role: str) -> list[StepRow]:
     """The options of a role, in the order of its tasks."""
     return [row for row in (*STEPS, *_OTHER_ROWS) if row.role == role]
 
@@ -375,7 +375,7 @@ def _apply(role: Role) -> str:
     return f"---\n{NOTE}" + "".join(f"\n{_task(row)}" for row in rows_of(role.name))
 
 
-def _task(row: Row) -> str:
+def _task(row: StepRow) -> str:
     value = f"{PLAN}.variables.{row.variable}"
     if row.role == "verify":
         value = (
@@ -470,11 +470,11 @@ def _other_role(role: Role) -> dict[str, str]:
     }
 
 
-def _other_name(row: Row) -> str:
+def _other_name(row: StepRow) -> str:
     return _NAMES.get(row.variable, f"gpunode_{row.role}")
 
 
-def _readme_rows(row: Row) -> Iterator[tuple[str, str, str]]:
+def _readme_rows(row: StepRow) -> Iterator[tuple[str, str, str]]:
     yield _other_name(row), kind_of(row.kind.shape), plain(row.about or row.kind.shape.doc)
     yield from leaves(row.kind.shape, f"{_other_name(row)}.")
 

@@ -11,7 +11,7 @@ from gpunode.cli.completion import complete_keys
 from gpunode.cli.output import echo, print_json
 
 if TYPE_CHECKING:
-    from gpunode.core.spec.reference import Key
+    from gpunode.core.spec.reference import SpecKey
 
 
 @click.command(
@@ -43,14 +43,14 @@ def explain(key: str, recursive: bool, output_format: str) -> int:
     return 0
 
 
-def _depth(key: Key) -> int:
+def _depth(key: SpecKey) -> int:
     """How many keys it is in, itself included; names that a person gives are none."""
     from gpunode.core.spec.reference import NAMED
 
     return sum(word != NAMED for word in key.path.split("."))
 
 
-def _text(key: Key) -> str:
+def _text(key: SpecKey) -> str:
     import textwrap
 
     lines = textwrap.wrap(key.doc, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)

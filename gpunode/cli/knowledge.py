@@ -12,7 +12,7 @@ from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, InputError
 
 if TYPE_CHECKING:
-    from gpunode.core.knowledge.rows import Row
+    from gpunode.core.knowledge.rows import KnowledgeRow
 
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
 
@@ -121,21 +121,21 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
 # ---------------------------------------------------------------- helpers
 
 
-def _rows() -> list[Row]:
+def _rows() -> list[KnowledgeRow]:
     from gpunode.core.knowledge.rows import rows
     from gpunode.edge.load import knowledge_tables, load_knowledge
 
     return list(rows(knowledge_tables(), load_knowledge()))
 
 
-def _age(row: Row) -> int:
+def _age(row: KnowledgeRow) -> int:
     """Days since its source was written."""
     from datetime import UTC, date, datetime
 
     return (datetime.now(UTC).date() - date.fromisoformat(row.source_date)).days
 
 
-def _data(row: Row) -> dict[str, Any]:
+def _data(row: KnowledgeRow) -> dict[str, Any]:
     return {
         "table": row.table,
         "keys": list(row.keys),
@@ -147,13 +147,13 @@ def _data(row: Row) -> dict[str, Any]:
     }
 
 
-def _count(every: list[Row]) -> dict[str, int]:
+def _count(every: list[KnowledgeRow]) -> dict[str, int]:
     from collections import Counter
 
     return dict(Counter(row.table for row in every))
 
 
-def _show_tables(every: list[Row], output_format: str) -> None:
+def _show_tables(every: list[KnowledgeRow], output_format: str) -> None:
     tables = _count(every)
     dates = {table: [row.source_date for row in every if row.table == table and row.source_date] for table in tables}
     oldest = {table: min(found, default="") for table, found in dates.items()}

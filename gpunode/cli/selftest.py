@@ -16,7 +16,7 @@ from gpunode.core.errors import Exit, InputError
 NO_GPU = "no NVIDIA GPU here: PCI has none, and nvidia-smi lists none"
 
 if TYPE_CHECKING:
-    from gpunode.core.selftest.record import Record
+    from gpunode.core.selftest.record import SelftestRecord
 
 
 @click.command(
@@ -88,10 +88,10 @@ def _list(output_format: str) -> int:
 def _nothing(output_format: str) -> int:
     """Of a machine on which no check is possible: one paragraph, and no archive."""
     from gpunode.core.selftest.checks import CHECKS
-    from gpunode.core.selftest.record import Record, results_data
+    from gpunode.core.selftest.record import SelftestRecord, results_data
 
     if output_format == "json":
-        print_json({**results_data(Record(gpunode=__version__), ()), "archive": None, "reason": NO_GPU})
+        print_json({**results_data(SelftestRecord(gpunode=__version__), ()), "archive": None, "reason": NO_GPU})
     else:
         echo(
             f"{NO_GPU}. Nothing was checked, and no archive was written.\n"
@@ -101,7 +101,7 @@ def _nothing(output_format: str) -> int:
     return Exit.REFUSED
 
 
-def _run(limit: float) -> Record:
+def _run(limit: float) -> SelftestRecord:
     from gpunode.cli.output import console
     from gpunode.edge.selftest.run import examine
 
@@ -112,7 +112,7 @@ def _run(limit: float) -> Record:
         return examine(limit, on_step=lambda step: status.update(f"after {step}"))
 
 
-def _show(record: Record, path: Path | None, output_format: str) -> int:
+def _show(record: SelftestRecord, path: Path | None, output_format: str) -> int:
     from gpunode.core.selftest.record import outcome_of, results_data, results_text, times_text
     from gpunode.edge.selftest.run import gpus_of, results_of
 

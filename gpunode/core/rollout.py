@@ -18,7 +18,7 @@ State = Literal["waiting", "running", "done", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class RolloutPool:
     """Hosts with one budget, in the order in which they are done; `ends`: how many are done when each wave is over."""
 
     name: str
@@ -82,7 +82,7 @@ class Stop:
 Action = Start | Gate | Stop
 
 
-def make_pools(hosts: Sequence[tuple[str, RolloutSpec]], last: Collection[str] = ()) -> tuple[Pool, ...]:
+def make_pools(hosts: Sequence[tuple[str, RolloutSpec]], last: Collection[str] = ()) -> tuple[RolloutPool, ...]:
     """Hosts with their merged `rollout` sections, in the inventory's order → pools; those in `last` end their pool."""
     members: dict[RolloutSpec, list[str]] = {}
     for host, spec in hosts:
@@ -94,7 +94,7 @@ def make_pools(hosts: Sequence[tuple[str, RolloutSpec]], last: Collection[str] =
         count = len(found)
         ends = tuple(sorted({share(wave, count) for wave in spec.waves} - {0}))
         pools.append(
-            Pool(
+            RolloutPool(
                 name=f"{name}-{number}" if names[name] > 1 else name,
                 hosts=tuple(sorted(sorted(found) if spec.order == "name" else found, key=lambda host: host in last)),
                 ends=ends,
@@ -106,7 +106,7 @@ def make_pools(hosts: Sequence[tuple[str, RolloutSpec]], last: Collection[str] =
     return tuple(pools)
 
 
-def next_actions(pools: Sequence[Pool], progress: Progress) -> tuple[Action, ...]:
+def next_actions(pools: Sequence[RolloutPool], progress: Progress) -> tuple[Action, ...]:
     """What to do now; () means: wait for what runs, or, when nothing runs, that it is over."""
     if progress.stopped:
         return ()
@@ -115,7 +115,7 @@ def next_actions(pools: Sequence[Pool], progress: Progress) -> tuple[Action, ...
     return stops or tuple(found)
 
 
-def _next(pool: Pool, progress: Progress) -> Action | None:
+def _next(pool: RolloutPool, progress: Progress) -> Action | None:
     states = Counter(progress.state(host) for host in pool.hosts)
     if states["failed"] > pool.max_failures and states["waiting"]:
         return Stop(pool=pool.name, why=f"{states['failed']} failed, {pool.max_failures} may (rollout.max_failures)")
@@ -137,7 +137,7 @@ def _next(pool: Pool, progress: Progress) -> Action | None:
     return Gate(pool=pool.name, wave=number, soak=pool.soak, hosts=verified)
 
 
-def summary(pools: Sequence[Pool], progress: Progress) -> dict[str, dict[str, list[str]]]:
+def summary(pools: Sequence[RolloutPool], progress: Progress) -> dict[str, dict[str, list[str]]]:
     """Hosts by state, for each pool."""
     return {
         pool.name: {

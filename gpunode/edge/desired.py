@@ -14,7 +14,7 @@ from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import facts_hash, secret_parts
 from gpunode.core.items.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
 from gpunode.core.items.gpu_containers import describe_gpu_containers
-from gpunode.core.items.item import Key
+from gpunode.core.items.item import ItemKey
 from gpunode.core.items.smoke import smoke_now
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Archive, NodeFacts, Plan, Problem, Repository, Runfile, Solution
@@ -268,7 +268,7 @@ class DesiredState:
             if problem := self._runfiles[runfile]:
                 yield problem
 
-    def pending(self, planned: Planned) -> dict[Key, str]:
+    def pending(self, planned: Planned) -> dict[ItemKey, str]:
         """What differs from the spec on the planned host."""
         return pending_items(planned.facts, planned.spec, planned.solution, self.templates)
 

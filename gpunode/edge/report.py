@@ -14,7 +14,7 @@ from typing import Any
 from gpunode import __version__
 from gpunode.core.errors import GpunodeError, InputError, error_data
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.report.model import Host, HostRun, Report, Run, Seen
+from gpunode.core.report.model import HostRun, ProbeSummary, Report, ReportHost, ReportRun
 from gpunode.core.report.schema import seen_from
 from gpunode.core.report.seen import see
 from gpunode.core.report.summary import headline, make_host, make_report
@@ -69,7 +69,7 @@ def of_run(name: str) -> Report:
         _card(row.host, partial(_of_row, row, plans.get(row.host), results.get(row.host))) for row in rows.values()
     ]
     hosts += [_card(host, partial(_of_data, plan)) for host, plan in plans.items() if host not in rows]
-    reported = Run(
+    reported = ReportRun(
         name=run.name,
         verb=run.verb,
         status=run.outcome,
@@ -127,7 +127,7 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
     return _report(hosts, title=folder.resolve().name, source=f"folder {folder}")
 
 
-def _report(hosts: list[Host], *, title: str, source: str, run: Run | None = None) -> Report:
+def _report(hosts: list[ReportHost], *, title: str, source: str, run: ReportRun | None = None) -> Report:
     made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     return make_report(hosts, title=title, made=made, version=__version__, source=source, run=run)
 
@@ -135,13 +135,13 @@ def _report(hosts: list[Host], *, title: str, source: str, run: Run | None = Non
 # ---------------------------------------------------------------- one host
 
 
-def _card(name: str, make: Callable[[], Host]) -> Host:
+def _card(name: str, make: Callable[[], ReportHost]) -> ReportHost:
     """The card of a host; where none can be made of what was found, one that says so."""
     host = isolated(name, make)
     return make_host(name, plan={"error": error_data(host)}) if isinstance(host, GpunodeError) else host
 
 
-def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> Host:
+def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> ReportHost:
     """A host of a run; one without a pool had nothing to be done on it, or nothing could be."""
     if not row.pool:
         return _of_data(plan) if plan else make_host(row.host, result={"exit": row.exit}, last_message=row.message)
@@ -158,7 +158,7 @@ def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, A
     return make_host(row.host, pool=row.pool, seen=seen, plan=plan, result=result, run=run, last_message=row.message)
 
 
-def _of_data(host: Mapping[str, Any]) -> Host:
+def _of_data(host: Mapping[str, Any]) -> ReportHost:
     """A host of a plan's JSON."""
     return make_host(host["host"], pool=host.get("pool", ""), seen=_seen(host), plan=host)
 
@@ -204,7 +204,7 @@ def _reported(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict
     return reported | ({"pool": host["pool"]} if host.get("pool") else {})
 
 
-def _seen(data: Mapping[str, Any] | None) -> Seen | None:
+def _seen(data: Mapping[str, Any] | None) -> ProbeSummary | None:
     return seen_from(data["found"]) if data and data.get("found") else None
 
 

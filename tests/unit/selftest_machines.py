@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from gpunode.core.selftest.record import Capture, Record
+from gpunode.core.selftest.record import Capture, SelftestRecord
 from gpunode.edge.load import load_mig
 
 PROBE = (Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt").read_text()
@@ -78,7 +78,7 @@ def placed(*gpus: Gpu) -> tuple[Gpu, ...]:
     return tuple(replace(gpu, slot=f"0000:{0x17 + 7 * n:02x}:00.0") for n, gpu in enumerate(gpus))
 
 
-def machine(*models: Gpu, driver: str = "580.95.05", flavour: str = "open", virtual: bool = False) -> Record:
+def machine(*models: Gpu, driver: str = "580.95.05", flavour: str = "open", virtual: bool = False) -> SelftestRecord:
     """The record of a healthy machine with these GPUs, every part of a selftest included."""
     gpus = placed(*models)
     texts = {
@@ -101,15 +101,15 @@ def machine(*models: Gpu, driver: str = "580.95.05", flavour: str = "open", virt
     texts |= {f"probe-{shell}.txt": texts["probe.txt"] for shell in ("dash", "bash", "busybox")}
     codes = {"plan.json": 3, "verify.json": 3}
     captures = {name: Capture(text=text, exit=codes.get(name, 0), seconds=0.5) for name, text in texts.items()}
-    return Record(captures=captures, gpunode="0.1.0", at="2026-11-23T10:00:00Z", root=True, seconds=90.0)
+    return SelftestRecord(captures=captures, gpunode="0.1.0", at="2026-11-23T10:00:00Z", root=True, seconds=90.0)
 
 
-def without(record: Record, *names: str, why: str = "nvidia-smi is not on this machine") -> Record:
+def without(record: SelftestRecord, *names: str, why: str = "nvidia-smi is not on this machine") -> SelftestRecord:
     """The record of a machine that lacks what these captures come from."""
     return replace(record, captures={**record.captures, **dict.fromkeys(names, Capture(error=why))})
 
 
-def edited(record: Record, name: str, edit: Callable[[str], str]) -> Record:
+def edited(record: SelftestRecord, name: str, edit: Callable[[str], str]) -> SelftestRecord:
     """The record with one capture changed; fails where the edit changes nothing."""
     old = record.captures[name]
     text = edit(old.text)

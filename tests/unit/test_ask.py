@@ -13,7 +13,7 @@ import pytest
 from apt_roots import by_version, root
 from asked_nodes import answer, desired, node, planned
 
-from gpunode.core.model import NodeFacts, Package
+from gpunode.core.model import InstalledPackage, NodeFacts
 from gpunode.core.plan.question import OFFERS, Request, Transaction, question, read_answer
 from gpunode.core.remote import program
 from gpunode.edge.ask import Talk, settle
@@ -103,7 +103,7 @@ def test_a_node_that_has_all_but_what_its_archive_lacks_has_converged() -> None:
         ubuntu(NEW, OLD),
         kernels=(replace(ubuntu(NEW).kernels[0], module="595.91.07", flavour="open"), ubuntu(OLD).kernels[0]),
         packages={
-            name: Package(name=name, version="595.91.07-0ubuntu0.24.04.1", held=True)
+            name: InstalledPackage(name=name, version="595.91.07-0ubuntu0.24.04.1", held=True)
             for name in (
                 *(MODULES.format(595, kernel) for kernel in (NEW, "generic")),
                 *(f"nvidia-{part}-595-server" for part in ("utils", "compute-utils")),
@@ -206,7 +206,7 @@ def test_one_line_says_what_is_not_known_of_a_node_without_lists(there: bool) ->
     facts = node("rocky:9", "10de:2330", ("5.14.0-570.el9.x86_64",), secure_boot=False)
     headers = ("kernel-devel-5.14.0-570.el9.x86_64", "kernel-devel-matched", "kernel-headers")
     if there:
-        facts = replace(facts, packages={name: Package(name=name, version="5.14") for name in headers})
+        facts = replace(facts, packages={name: InstalledPackage(name=name, version="5.14") for name in headers})
     planned, _ = asked(facts, [said("unasked the node has no lists of these packages yet", *RESOLVES[1:])])
     [line] = [text for text in planned.plan.warnings if "not resolved" in text]
     assert "repositories nvidia-cuda, nvidia-container-toolkit: set up by this plan" in line

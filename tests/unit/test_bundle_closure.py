@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.bundle.closure import dependency_problem
-from gpunode.core.bundle.deb import Universe, parse_packages
+from gpunode.core.bundle.deb import DebUniverse, parse_packages
 from gpunode.core.bundle.upstream import Upstream, parse_sources
 from gpunode.core.deb_versions import Relation, fits, parse_relations, version_key
 from gpunode.core.errors import InputError, RefusedError
@@ -79,7 +79,9 @@ def solved(stanzas: list[str], *wants: str, base: str = "", patterns: tuple[str,
     assert solv
     from gpunode.edge.bundle.resolve import chosen
 
-    universe = Universe(parse_packages("\n".join(stanzas), repository="r", base="u"), arch="amd64", patterns=patterns)
+    universe = DebUniverse(
+        parse_packages("\n".join(stanzas), repository="r", base="u"), arch="amd64", patterns=patterns
+    )
     asked = [PackageWant(name=name, version=version) for name, _, version in (w.partition("=") for w in wants)]
     found = dependency_problem(universe, asked, base=frozenset(base.split()))
     assert found.missing == ()
@@ -145,7 +147,7 @@ def test_what_cannot_be_had_together_is_said_by_name() -> None:
 
 
 def test_what_no_repository_has_is_named() -> None:
-    universe = Universe(parse_packages(stanza("a", "1"), repository="r", base="u"), arch="amd64")
+    universe = DebUniverse(parse_packages(stanza("a", "1"), repository="r", base="u"), arch="amd64")
     asked = [PackageWant(name="a", version="2*"), PackageWant(name="b")]
     assert dependency_problem(universe, asked, base=frozenset()).missing == ("a 2*", "b")
 

@@ -17,7 +17,7 @@ from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.file import File
-from gpunode.core.items.item import Key, Question, Wanted
+from gpunode.core.items.item import ItemKey, Question, Wanted
 from gpunode.core.model import (
     Cdi,
     CdiGpu,
@@ -255,7 +255,7 @@ def test_the_probe_gives_specifications_gpus_and_what_is_missing() -> None:
 
 # ---------------------------------------------------------------- in the plan, and in verify
 
-KEY = Key("runtime", "cdi", "/var/run/cdi/nvidia.yaml")
+KEY = ItemKey("runtime", "cdi", "/var/run/cdi/nvidia.yaml")
 TOOLKIT = Solution(toolkit=ToolkitChoice(version="1.20.0", method="packages", packages=(), repository=""))
 
 
@@ -282,7 +282,7 @@ def test_the_plan_says_what_the_specification_is() -> None:
 
 PODMAN_4 = Runtime(name="podman", version="4.9.3+ds1-1ubuntu0.2")
 FLAG = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes"
-SETTINGS_KEY = Key("runtime", "files", "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
+SETTINGS_KEY = ItemKey("runtime", "files", "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 
 
 def setting(found: Wanted) -> str | None:

@@ -15,7 +15,7 @@ import gpunode
 from gpunode.cli import docs_collection
 from gpunode.cli.docs_collection import argument_shapes, collection_files, documentation, documented
 from gpunode.core.items import file
-from gpunode.core.plan.steps import STEPS, Row
+from gpunode.core.plan.steps import STEPS, StepRow
 from gpunode.core.spec import parse_spec
 from gpunode.core.spec.flat import flat_spec, flat_variables
 from gpunode.core.spec.reference import reference
@@ -41,7 +41,7 @@ def test_the_collection_is_what_make_docs_would_write() -> None:
 
 
 def test_a_row_of_the_table_is_enough_for_all_that_names_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docs_collection, "STEPS", (*STEPS, Row("runtime", "limits", "Set limits", file.STEP)))
+    monkeypatch.setattr(docs_collection, "STEPS", (*STEPS, StepRow("runtime", "limits", "Set limits", file.STEP)))
     before, after = collected(), docs_collection.collection_files()
     assert {path for path, text in after.items() if before[path] != text} == {"roles/runtime/tasks/apply.yml"}
 

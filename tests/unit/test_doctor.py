@@ -37,11 +37,11 @@ from gpunode.core.model import (
     CdiSpec,
     ConfigFile,
     DriverState,
+    InstalledPackage,
     Kernel,
     Kubernetes,
     NodeFacts,
     NvmlGpu,
-    Package,
     PciDevice,
     Runtime,
     Service,
@@ -431,7 +431,11 @@ STATES: list[tuple[str, dict[str, Any]]] = [
     ("docker-daemon-json", docker(b"{,}")),
     (
         "apt-docker2-conflict",
-        {"packages": {n: Package(name=n, version="1") for n in ("nvidia-docker2", "nvidia-container-toolkit")}},
+        {
+            "packages": {
+                n: InstalledPackage(name=n, version="1") for n in ("nvidia-docker2", "nvidia-container-toolkit")
+            }
+        },
     ),
     (
         "cdi-stale",
@@ -462,7 +466,7 @@ def unloaded(*, module: str = "580.95.05", driver: str = "", **kernel: Any) -> N
         gpus=(replace(GPU, driver=driver),),
         driver=DriverState(userspace="580.95.05"),
         kernels=(row,),
-        packages={"nvidia-dkms-580-open": Package(name="nvidia-dkms-580-open", version="580.95.05")},
+        packages={"nvidia-dkms-580-open": InstalledPackage(name="nvidia-dkms-580-open", version="580.95.05")},
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.core.checks.health import drift_checks
 from gpunode.core.items.repository import revoked_files
-from gpunode.core.model import ConfigFile, DriverState, Kernel, NodeFacts, Package, Service
+from gpunode.core.model import ConfigFile, DriverState, InstalledPackage, Kernel, NodeFacts, Service
 from gpunode.core.openpgp import fingerprints
 from gpunode.edge.load import load_knowledge
 
@@ -20,8 +20,8 @@ def node(**more: object) -> NodeFacts:
     return NodeFacts(driver=DriverState(loaded="580.95.05"), **more)  # type: ignore[arg-type]
 
 
-def packages(**versions: str) -> dict[str, Package]:
-    return {n.replace("_", "-"): Package(name=n.replace("_", "-"), version=v) for n, v in versions.items()}
+def packages(**versions: str) -> dict[str, InstalledPackage]:
+    return {n.replace("_", "-"): InstalledPackage(name=n.replace("_", "-"), version=v) for n, v in versions.items()}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from gpunode.core.doctor.state import state_faults
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.activation import Module
-from gpunode.core.items.activation import Service as Started
+from gpunode.core.items.activation import ServiceItem as Started
 from gpunode.core.items.engine import activation_title
 from gpunode.core.items.stopped_engine import engine_checks, stopped
 from gpunode.core.model import NodeFacts, Runtime, Service

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import ConfigFile, NodeFacts, Package, Plan
+from gpunode.core.model import ConfigFile, InstalledPackage, NodeFacts, Plan
 from gpunode.core.repo_files import enabled_repositories, has_secret, sections, with_enabled
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
@@ -53,7 +53,9 @@ def test_no_step_installs_a_repository_together_with_what_comes_from_it() -> Non
 
 
 def test_a_node_with_epel_has_no_such_step() -> None:
-    there = replace(FRESH, packages={**FRESH.packages, "epel-release": Package(name="epel-release", version="0:9-7")})
+    there = replace(
+        FRESH, packages={**FRESH.packages, "epel-release": InstalledPackage(name="epel-release", version="0:9-7")}
+    )
     found = values(plan(there))
     assert "driver.repositories" not in found and "after" not in found["driver.packages"]
 

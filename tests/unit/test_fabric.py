@@ -12,7 +12,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.activation import Module
 from gpunode.core.items.driver import FABRIC_CONF
-from gpunode.core.model import ConfigFile, NodeFacts, Package, PciDevice, Plan, Service
+from gpunode.core.model import ConfigFile, InstalledPackage, NodeFacts, PciDevice, Plan, Service
 from gpunode.core.solve import SolveRequest, parse_driver, solution_data, solve
 from gpunode.core.solve.fabric import IMEX_NODES
 from gpunode.core.spec import parse_spec
@@ -112,7 +112,7 @@ def test_imex_that_runs_is_started_again_when_its_domain_changes(monkeypatch: py
 
 
 def test_old_dcgm_goes_when_the_new_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = Package(name="datacenter-gpu-manager", version="1:3.3.9")
+    old = InstalledPackage(name="datacenter-gpu-manager", version="1:3.3.9")
     found = steps(planned(gb200(packages={old.name: old}), {"dcgm": "auto"}, monkeypatch))
     assert found["fabric.packages"]["remove"] == [old.name]
     assert [package["name"] for package in found["fabric.packages"]["install"]] == dcgm(13)

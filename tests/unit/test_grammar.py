@@ -22,7 +22,7 @@ from gpunode.core.facts import VOLATILE, facts_from_data, facts_hash, facts_to_d
 from gpunode.core.facts.vet import RULES, vetted
 from gpunode.core.grammar import Grammar
 from gpunode.core.items.preflight import mismatches
-from gpunode.core.model import Distro, Kernel, NodeFacts, Package
+from gpunode.core.model import Distro, InstalledPackage, Kernel, NodeFacts
 from gpunode.core.report.text import Detail, plan_data, plan_text
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
@@ -158,7 +158,7 @@ def test_facts_that_were_saved_are_vetted_again_and_good_ones_stay_the_same_obje
 def test_an_object_without_a_name_goes_whole_and_another_field_alone() -> None:
     facts = NodeFacts(
         kernels=(Kernel(release="6.1.0"), Kernel(release="{{x}}"), Kernel(release="6.2.0", module="{%x%}")),
-        packages={"a": Package(name="a", version="1"), "{#b#}": Package(name="b", version="1")},
+        packages={"a": InstalledPackage(name="a", version="1"), "{#b#}": InstalledPackage(name="b", version="1")},
         distro=Distro(id="debian", version_id="12 or so"),
     )
     found = vetted(facts, volatile=VOLATILE)

@@ -14,7 +14,7 @@ import pytest
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.repository import keyrings_rid_of, revoked_files
-from gpunode.core.model import ConfigFile, NodeFacts, Package
+from gpunode.core.model import ConfigFile, InstalledPackage, NodeFacts
 from gpunode.core.openpgp import fingerprints, without
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
@@ -47,7 +47,7 @@ def no_key_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 def old(name: str, **versions: str) -> NodeFacts:
     """The node with these packages as well: nvidia_docker2="2.0.3…"."""
     facts = probe(name)
-    more = {n.replace("_", "-"): Package(name=n.replace("_", "-"), version=v) for n, v in versions.items()}
+    more = {n.replace("_", "-"): InstalledPackage(name=n.replace("_", "-"), version=v) for n, v in versions.items()}
     return replace(facts, packages={**facts.packages, **more})
 
 

@@ -379,7 +379,7 @@ def test_the_toolkit_takes_gpus_by_mounts_where_the_device_plugin_gives_them_so(
     spec = parse_spec({"kubernetes": plugin, "toolkit": {"config": {MOUNTS: asked}}})
     question = Question(facts=probe("debian12-kubeadm-two-engines"), spec=spec, solution=Solution(), templates={})
     found = list(toolkit.wanted(question))
-    assert next((one.settings for one in found if isinstance(one, toolkit.Config)), {}) == settings
+    assert next((one.settings for one in found if isinstance(one, toolkit.ToolkitConfig)), {}) == settings
     assert len([one for one in found if isinstance(one, Problem) and "volume-mounts" in one.what]) == problems
 
 

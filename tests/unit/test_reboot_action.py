@@ -10,7 +10,7 @@ from ansible_collections.gpunode.node.plugins.action import activate
 from ansible_collections.gpunode.node.plugins.action.activate import ActionModule
 
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.items.activation import Activation
+from gpunode.core.items.activation import ActivationResult
 from gpunode.core.items.item import reboots
 from gpunode.core.spec import parse_spec
 
@@ -31,9 +31,9 @@ def answers(*reasons: str, boot_id: str) -> Any:
     """A script that says these reasons for a reboot, one a run."""
     left = list(reasons)
 
-    def run(value: dict[str, Any]) -> tuple[dict[str, Any], Activation]:
+    def run(value: dict[str, Any]) -> tuple[dict[str, Any], ActivationResult]:
         reason = left.pop(0)
-        return {"changed": True, "changes": ["x"]}, Activation(reboot=reason, boot_id=boot_id)
+        return {"changed": True, "changes": ["x"]}, ActivationResult(reboot=reason, boot_id=boot_id)
 
     return run
 

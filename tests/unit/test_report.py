@@ -24,7 +24,18 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.report.html import html_text
 from gpunode.core.report.junit import junit_text
 from gpunode.core.report.markdown import markdown_text
-from gpunode.core.report.model import STATES, Finding, Host, HostRun, Report, Run, Seen, Versions, between, duration
+from gpunode.core.report.model import (
+    STATES,
+    HostRun,
+    ProbeSummary,
+    Report,
+    ReportFinding,
+    ReportHost,
+    ReportRun,
+    Versions,
+    between,
+    duration,
+)
 from gpunode.core.report.schema import report_data, report_schema, seen_from
 from gpunode.core.report.seen import see
 from gpunode.core.report.summary import headline, left_title, make_host, make_report
@@ -39,19 +50,19 @@ JUNIT = xmlschema.XMLSchema(ROOT / "docs/junit.xsd")
 SCHEMA = jsonschema.Draft202012Validator(report_schema())
 
 
-def seen(*checks: Finding, kind: str = "debian:12/x86_64/1x10de:2330", **versions: Any) -> Seen:
-    return Seen(kind=kind, versions=Versions(**versions), checks=checks)
+def seen(*checks: ReportFinding, kind: str = "debian:12/x86_64/1x10de:2330", **versions: Any) -> ProbeSummary:
+    return ProbeSummary(kind=kind, versions=Versions(**versions), checks=checks)
 
 
-def finding(id: str, status: Any = "failed", message: str = "it is so", fix: str = "") -> Finding:
-    return Finding(id=id, status=status, message=message, fix=fix)
+def finding(id: str, status: Any = "failed", message: str = "it is so", fix: str = "") -> ReportFinding:
+    return ReportFinding(id=id, status=status, message=message, fix=fix)
 
 
 def check(id: str, status: str = "failed", message: str = "it is so") -> dict[str, str]:
     return {"id": id, "status": status, "message": message, "fix": ""}
 
 
-def report(*hosts: Host, run: Run | None = None) -> Report:
+def report(*hosts: ReportHost, run: ReportRun | None = None) -> Report:
     return make_report(hosts, title="t", made="2026-11-22T10:00:00Z", version="1", source="folder x", run=run)
 
 
@@ -197,7 +208,7 @@ def test_versions_of_a_class_the_most_frequent_first() -> None:
 
 def test_the_waves_of_a_run() -> None:
     at = "2026-11-22T08:0{}:00Z".format
-    run = Run(name="r", verb="provision", status="failed", started=at(0), ended="", controller="c")
+    run = ReportRun(name="r", verb="provision", status="failed", started=at(0), ended="", controller="c")
     parts = [("a", 0, "done", at(0), at(2)), ("b", 0, "failed", at(1), at(3)), ("c", 1, "running", at(4), "")]
     hosts = [
         make_host(n, pool="p", run=HostRun(wave=w, state=s, exit=int(s == "failed"), started=b, ended=e))  # type: ignore[arg-type]
@@ -231,7 +242,10 @@ def test_numbers_of_a_fleet_agree_with_its_hosts(fleet_of_200: Report) -> None:
 
 TEXT = st.text(max_size=30)
 FINDINGS = st.builds(
-    Finding, id=TEXT, status=st.sampled_from(["failed", "warning", "passed", "skipped", "not-proven"]), message=TEXT
+    ReportFinding,
+    id=TEXT,
+    status=st.sampled_from(["failed", "warning", "passed", "skipped", "not-proven"]),
+    message=TEXT,
 )
 REPORTS = st.lists(st.tuples(TEXT, st.lists(FINDINGS, max_size=3)), max_size=3).map(
     lambda hosts: report(*(make_host(name, pool="p", seen=seen(*found)) for name, found in hosts))
@@ -374,7 +388,7 @@ def test_how_long_something_took(start: str, end: str, seconds: int | None) -> N
 
 
 def test_the_title_of_a_run_says_what_happened() -> None:
-    run = Run(name="r1", verb="provision", status="failed", started="", ended="", controller="")
+    run = ReportRun(name="r1", verb="provision", status="failed", started="", ended="", controller="")
     bad = make_host("gpu2", result={"exit": 1, "message": "no space (fix: df /var)"})
     assert headline(report(make_host("gpu1"), bad, run=run)) == "provision: 2 hosts: 1 failed, 1 ok"
     assert headline(report(bad, run=run)) == "provision: gpu2 failed"

@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.core.items.activation import (
-    Activation,
+    ActivationResult,
     activate_nothing,
     activate_request,
     may_reboot,
@@ -77,13 +77,13 @@ def test_a_policy_and_a_version_alone_need_no_round_trip() -> None:
     ],
 )
 def test_the_policy_decides_about_the_reboot(policy: str, reason: str, changed: bool, wanted: bool, done: bool) -> None:
-    why, hindered = may_reboot({"reboot": policy}, Activation(reboot=reason), changed=changed, here=False)
+    why, hindered = may_reboot({"reboot": policy}, ActivationResult(reboot=reason), changed=changed, here=False)
     assert (bool(why), bool(why) and not hindered) == (wanted, done)
 
 
 @pytest.mark.parametrize("policy", ["if-needed", "always"])
 def test_the_machine_that_it_runs_on_is_rebooted_only_when_that_was_asked_for(policy: str) -> None:
-    printed = Activation(reboot="nouveau is in use")
+    printed = ActivationResult(reboot="nouveau is in use")
     why, hindered = may_reboot({"reboot": policy}, printed, changed=True, here=True)
     assert (why, "reboot_controller" in hindered) == ("nouveau is in use", True)
     asked = {"reboot": policy, "reboot_controller": True}
@@ -93,4 +93,4 @@ def test_the_machine_that_it_runs_on_is_rebooted_only_when_that_was_asked_for(po
 
 def test_boot_id_and_reason_are_read_from_their_lines() -> None:
     text = "log\ngpunode\tboot_id\tb-1\ngpunode\treboot\tnouveau is in use\ngpunode\tstatus\tunchanged\n"
-    assert parse_activation(text) == Activation(reboot="nouveau is in use", boot_id="b-1")
+    assert parse_activation(text) == ActivationResult(reboot="nouveau is in use", boot_id="b-1")

@@ -18,7 +18,7 @@ from gpunode.core.edits.kubernetes.request import (
     records,
     spec_values,
 )
-from gpunode.core.edits.target import Target, probed_files
+from gpunode.core.edits.target import EditTarget, probed_files
 from gpunode.core.edits.target import texts as texts_of
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
@@ -43,7 +43,7 @@ def texts(files: dict[str, ConfigFile]) -> dict[str, bytes]:
 
 
 def request_of(
-    target: Target, edit: Edit, files: Mapping[str, ConfigFile], used: tuple[str, ...] | None = None
+    target: EditTarget, edit: Edit, files: Mapping[str, ConfigFile], used: tuple[str, ...] | None = None
 ) -> dict[str, bytes]:
     seen = probed_files(files, target.files)
     return target_request(target, edit, seen, target.activation(texts_of(seen), edit), used=used)

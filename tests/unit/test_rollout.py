@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpunode.core.errors import InputError
-from gpunode.core.rollout import Gate, Pool, Progress, Start, Stop, make_pools, next_actions, summary
+from gpunode.core.rollout import Gate, Progress, RolloutPool, Start, Stop, make_pools, next_actions, summary
 from gpunode.core.spec import parse_spec
 from gpunode.core.spec.rollout import RolloutSpec, share
 
 HOSTS = tuple(f"gpu{n:02d}" for n in range(20))
 
 
-def one_pool(**options: Any) -> Pool:
+def one_pool(**options: Any) -> RolloutPool:
     (pool,) = make_pools([(host, RolloutSpec(**options)) for host in HOSTS])
     return pool
 
@@ -128,7 +128,7 @@ class Fleet(RuleBasedStateMachine):
         self.progress = Progress()
         self.ended: dict[str, int] = {}
 
-    def pool(self, name: str) -> Pool:
+    def pool(self, name: str) -> RolloutPool:
         return next(pool for pool in self.pools if pool.name == name)
 
     @rule(data=st.data())

@@ -12,7 +12,7 @@ import pytest
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.runfile import runfile_request, runfile_value
-from gpunode.core.model import NodeFacts, Package, Plan
+from gpunode.core.model import InstalledPackage, NodeFacts, Plan
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.core.solve.runfile import installer_options
 from gpunode.core.spec import CudaSpec, DriverSpec, parse_spec
@@ -181,8 +181,11 @@ def test_a_node_whose_runfile_driver_is_the_one_wanted_is_left_alone(monkeypatch
 
 
 def test_packages_of_a_driver_go_before_its_runfile_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = {name: Package(name=name, version="595.91.07-1") for name in ("nvidia-open", "libnvidia-ml1", "libcuda1")}
-    kept = {"nvidia-container-toolkit": Package(name="nvidia-container-toolkit", version="1.20.0-1")}
+    held = {
+        name: InstalledPackage(name=name, version="595.91.07-1")
+        for name in ("nvidia-open", "libnvidia-ml1", "libcuda1")
+    }
+    kept = {"nvidia-container-toolkit": InstalledPackage(name="nvidia-container-toolkit", version="1.20.0-1")}
     steps = {step.id: step.value for step in plan(facts(packages={**held, **kept}), RUNFILE, monkeypatch).steps}
     assert set(steps["driver.packages"]["remove"]) == set(held)
 

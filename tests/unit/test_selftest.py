@@ -28,8 +28,8 @@ from gpunode.core.selftest.checks import CHECKS
 from gpunode.core.selftest.readings import XML_FIELDS, compare, read_profiles, read_smi
 from gpunode.core.selftest.record import (
     Capture,
-    Record,
     Result,
+    SelftestRecord,
     archive_files,
     outcome_of,
     read_record,
@@ -48,7 +48,7 @@ CUT = machine(A100)
 NO_SMI = ("nvidia-smi.xml", "nvidia-smi-list.txt", "mig-profiles.txt", "nvml.json")
 
 
-def no_driver() -> Record:
+def no_driver() -> SelftestRecord:
     def bare(text: str) -> str:
         lines = [
             line
@@ -64,7 +64,7 @@ def no_driver() -> Record:
     return edited(record, "lspci.txt", swapped("\tKernel driver in use: nvidia\n", ""))
 
 
-def mismatch() -> Record:
+def mismatch() -> SelftestRecord:
     why = "exit code 18: NVML library version: 580.105"
     record = without(machine(L4), *NO_SMI, "cdi.yaml", why=why)
 
@@ -84,7 +84,7 @@ def mismatch() -> Record:
     return record
 
 
-MACHINES: Mapping[str, Record] = {
+MACHINES: Mapping[str, SelftestRecord] = {
     "all H100": NODE,
     "A100 with MIG": CUT,
     "L4, proprietary modules": machine(L4, flavour="proprietary"),
@@ -93,12 +93,12 @@ MACHINES: Mapping[str, Record] = {
 }
 
 
-def failed(record: Record) -> dict[str, Result]:
+def failed(record: SelftestRecord) -> dict[str, Result]:
     return {result.id: result for result in results_of(record) if result.status == "failed"}
 
 
 @over(MACHINES.items(), name=lambda row: row[0])
-def test_a_healthy_machine_fails_no_check(name: str, record: Record) -> None:
+def test_a_healthy_machine_fails_no_check(name: str, record: SelftestRecord) -> None:
     assert {result.id: (result.message, result.details) for result in failed(record).values()} == {}
 
 
@@ -111,7 +111,7 @@ def test_nearly_every_check_says_something_about_a_node_of_h100() -> None:
 
 @over([("no driver", no_driver), ("driver mismatch", mismatch)], name=lambda row: row[0])
 def test_a_driver_that_does_not_work_is_one_failure_and_the_rest_is_not_possible(
-    name: str, record: Callable[[], Record]
+    name: str, record: Callable[[], SelftestRecord]
 ) -> None:
     found = results_of(record())
     assert {result.id for result in found if result.status == "failed"} == {"driver.works"}
@@ -123,7 +123,7 @@ def test_a_driver_that_does_not_work_is_one_failure_and_the_rest_is_not_possible
 # ---------------------------------------------------------------- each check can fail
 
 
-def broken_json(path: str, change: Callable[[Any], Any], base: Record = NODE) -> Record:
+def broken_json(path: str, change: Callable[[Any], Any], base: SelftestRecord = NODE) -> SelftestRecord:
     return edited(base, path, json_edited(change))
 
 
@@ -131,26 +131,26 @@ def first_gpu(**values: Any) -> Callable[[Any], Any]:
     return lambda data: data["gpus"][0].update(values)
 
 
-def stopped(name: str) -> Record:
+def stopped(name: str) -> SelftestRecord:
     return with_capture(name, Capture(text="half", error="stopped after 45 s", stopped=True, seconds=45))
 
 
-def with_capture(name: str, one: Capture) -> Record:
+def with_capture(name: str, one: Capture) -> SelftestRecord:
     return replace(NODE, captures={**NODE.captures, name: one})
 
 
-def crashed(name: str) -> Record:
+def crashed(name: str) -> SelftestRecord:
     return edited(NODE, f"{name}.json", lambda text: f"error: unexpected KeyError: 'gpus'\n{text}")
 
 
-def foreign(pci_id: str) -> Record:
+def foreign(pci_id: str) -> SelftestRecord:
     """A node whose GPU nobody has in a table."""
     return machine(replace(L4, id=pci_id))
 
 
 XID = "| [9.1] NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.\n"
 
-BROKEN: Mapping[str, Callable[[], Record]] = {
+BROKEN: Mapping[str, Callable[[], SelftestRecord]] = {
     "probe.shells": lambda: edited(NODE, "probe-busybox.txt", swapped("kernel 6.1.0-41-amd64\n", "kernel 6.1\n")),
     "probe.readable": lambda: edited(NODE, "probe.txt", swapped(" 10de:2330 0302 ", " 10de-2330 0302 ")),
     "driver.works": mismatch,
@@ -202,7 +202,7 @@ def test_every_check_has_a_machine_on_which_it_fails() -> None:
 
 
 @over(BROKEN.items(), name=lambda row: row[0])
-def test_a_check_fails_where_its_two_sides_differ(name: str, record: Callable[[], Record]) -> None:
+def test_a_check_fails_where_its_two_sides_differ(name: str, record: Callable[[], SelftestRecord]) -> None:
     found = failed(record())
     assert name in found, [*found]
     assert found[name].details, "what differs is shown"
@@ -330,7 +330,7 @@ KERNEL_LINE = "node-a01 nvidia: 10.20.30.40 0a:1b:2c:3d:4e:5f /home/alice/x\n" +
 SECRET_FILE = b"node-a01 password: hunter2\n" * 4
 
 
-def private() -> Record:
+def private() -> SelftestRecord:
     """A node whose outputs name it, its people and what runs there."""
     record = edited(
         NODE, "dmesg.txt", lambda text: text + "node-a01 nvidia: 10.20.30.40 0a:1b:2c:3d:4e:5f /home/alice/x\n"
@@ -358,7 +358,7 @@ def test_the_archive_names_no_machine_and_no_person() -> None:
 
 
 @over(MACHINES.items(), name=lambda row: row[0])
-def test_a_redacted_record_is_judged_as_the_machine_was(name: str, record: Record) -> None:
+def test_a_redacted_record_is_judged_as_the_machine_was(name: str, record: SelftestRecord) -> None:
     again = read_record(redacted(record))
     assert [(r.id, r.status) for r in results_of(again)] == [(r.id, r.status) for r in results_of(record)]
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gpunode.cli.main import cli
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import ConfigFile, HostResult, Kernel, NodeFacts, Package, Service
+from gpunode.core.model import ConfigFile, HostResult, InstalledPackage, Kernel, NodeFacts, Service
 from gpunode.core.plan.since import differences, since_checks, state_of
 from gpunode.edge import detect as edge_detect
 from gpunode.edge.desired import DesiredState
@@ -25,8 +25,8 @@ PROBE = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/prob
 FACTS = parse_probe(PROBE.read_text())
 
 
-def package(version: str) -> dict[str, Package]:
-    return {"nvidia-open": Package(name="nvidia-open", version=version)}
+def package(version: str) -> dict[str, InstalledPackage]:
+    return {"nvidia-open": InstalledPackage(name="nvidia-open", version=version)}
 
 
 def file(text: str, mode: int = 0o644) -> dict[str, ConfigFile]:
@@ -70,7 +70,7 @@ def test_a_state_holds_no_file_and_no_long_text() -> None:
 
 
 def test_very_many_differences_are_counted() -> None:
-    many = {f"p{n}": Package(name=f"p{n}", version="1") for n in range(50)}
+    many = {f"p{n}": InstalledPackage(name=f"p{n}", version="1") for n in range(50)}
     checks = since_checks(state_of(NodeFacts()), state_of(NodeFacts(packages=many)), "r1")
     assert len(checks) == 21 and checks[-1].message.endswith("and 30 more")
 

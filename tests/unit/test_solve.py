@@ -16,7 +16,7 @@ from rows import over
 
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
-from gpunode.core.model import ConfigFile, Distro, Kernel, NodeFacts, Package, PackageWant, PciDevice, Solution
+from gpunode.core.model import ConfigFile, Distro, InstalledPackage, Kernel, NodeFacts, PackageWant, PciDevice, Solution
 from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, request_of, solution_data, solve
 from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec, parse_spec
 from gpunode.core.spec.toolkit import ToolkitConfigSpec, ToolkitSpec
@@ -224,7 +224,7 @@ FACTS = NodeFacts(
         Kernel(release="6.1.0-40-amd64"),  # its image is gone: it cannot boot
     ),
     gpus=(PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302"),),
-    packages={"nvidia-docker2": Package(name="nvidia-docker2", version="2.14.0-1")},
+    packages={"nvidia-docker2": InstalledPackage(name="nvidia-docker2", version="2.14.0-1")},
     files={"/etc/apt/sources.list": ConfigFile(path="/etc/apt/sources.list", data=b"deb http://x/ bookworm main\n")},
 )
 

@@ -10,7 +10,7 @@ from gpunode.core.deb_versions import Relation
 from gpunode.core.model import PackageWant
 
 
-class Package(Protocol):
+class BundlePackage(Protocol):
     """What a package manager's entry has to say."""
 
     @property
@@ -27,10 +27,10 @@ class Package(Protocol):
     def provides(self) -> Sequence[Relation]: ...
 
 
-P = TypeVar("P", bound=Package)
+P = TypeVar("P", bound=BundlePackage)
 
 
-class Universe(Protocol[P]):
+class PackageUniverse(Protocol[P]):
     """All packages of some repositories, and how their package manager looks for them."""
 
     @property
@@ -61,7 +61,7 @@ class DependencyProblem(Generic[P]):
 
 
 def dependency_problem(
-    universe: Universe[P], wants: Sequence[PackageWant], *, base: Base, first: bool = True
+    universe: PackageUniverse[P], wants: Sequence[PackageWant], *, base: Base, first: bool = True
 ) -> DependencyProblem[P]:
     """All that can be reached from the wants.
 
@@ -90,7 +90,7 @@ def dependency_problem(
     return _numbered(universe, found, groups, asked, missing, there)
 
 
-def _options(universe: Universe[P], group: Sequence[Relation], there: frozenset[str], *, first: bool) -> list[P]:
+def _options(universe: PackageUniverse[P], group: Sequence[Relation], there: frozenset[str], *, first: bool) -> list[P]:
     """The packages that meet one dependency; none where the base does."""
     if any(one.name in there for one in group):
         return []
@@ -102,7 +102,7 @@ def _options(universe: Universe[P], group: Sequence[Relation], there: frozenset[
 
 
 def _numbered(
-    universe: Universe[P],
+    universe: PackageUniverse[P],
     found: dict[int, P],
     groups: dict[int, list[list[P]]],
     asked: list[list[P]],

@@ -86,7 +86,7 @@ def parse_packages(text: str, *, repository: str, base: str, origin: str = "") -
         yield Deb(name[1], version[1], stanza, repository, base, origin)
 
 
-class Universe:
+class DebUniverse:
     """All packages of some repositories; of names that exist in a version asked for, only that version."""
 
     def __init__(self, debs: Iterable[Deb], *, arch: str, patterns: Sequence[str] = ()) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
 from gpunode.core.items.item import Question
-from gpunode.core.items.package import Package
+from gpunode.core.items.package import PackageItem
 from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.model import Distro, Kernel, NodeFacts, PackageWant, PciDevice, Repository, Solution
 from gpunode.core.plan.steps import wanted
@@ -20,7 +20,7 @@ _TARGET = re.compile(r"(?P<distro>[a-z][a-z0-9-]*(:[\w.]+)?)/(?P<arch>x86_64|aar
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Target:
+class BundleTarget:
     """debian:12 on x86_64."""
 
     distro: str
@@ -52,7 +52,7 @@ class Wants:
         return tuple(dict.fromkeys(p.version for p in self.packages if p.version))
 
 
-def parse_target(text: str, knowledge: Knowledge) -> Target:
+def parse_target(text: str, knowledge: Knowledge) -> BundleTarget:
     """DISTRO:RELEASE/ARCH → Target.  Raises InputError."""
     match = _TARGET.match(text.strip())
     if not match:
@@ -62,11 +62,11 @@ def parse_target(text: str, knowledge: Knowledge) -> Target:
         raise InputError(
             f"distribution {match['distro']!r} is not known", expected=f"one of {', '.join(knowledge.solved_distros())}"
         )
-    return Target(distro=row.key, arch=match["arch"])
+    return BundleTarget(distro=row.key, arch=match["arch"])
 
 
 def bare_node(
-    target: Target, row: DistroRow, knowledge: Knowledge, gpus: Sequence[str], kernels: Sequence[str]
+    target: BundleTarget, row: DistroRow, knowledge: Knowledge, gpus: Sequence[str], kernels: Sequence[str]
 ) -> NodeFacts:
     """A machine of that kind without any software: with these GPUs (PCI ids), and the kernels that are its own."""
     name, _, version = target.distro.partition(":")
@@ -92,7 +92,7 @@ def _device(number: int, pci_id: str, kind: str) -> PciDevice:
 def wants_of(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> Wants:
     """What provision would have installed on that machine, whatever is there already."""
     items = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates)).items
-    packages = [i.package for i in items.values() if i.option == "packages" and isinstance(i, Package)]
+    packages = [i.package for i in items.values() if i.option == "packages" and isinstance(i, PackageItem)]
     stream = solution.driver.stream if solution.driver else ""
     return Wants(
         packages=tuple(dict.fromkeys(packages)),

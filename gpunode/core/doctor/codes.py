@@ -10,7 +10,7 @@ from gpunode.core.doctor.text import Evidence
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class CodeReport:
     """How a program reports a code: `pattern` matches where `text` begins and names the code, and often the GPU."""
 
     text: str  # lower case
@@ -19,8 +19,8 @@ class Report:
     nvswitch: bool = False
 
 
-def _report(text: str, pattern: str, line: str, nvswitch: bool = False) -> Report:
-    return Report(text=text, pattern=re.compile(pattern, re.IGNORECASE), line=line, nvswitch=nvswitch)
+def _report(text: str, pattern: str, line: str, nvswitch: bool = False) -> CodeReport:
+    return CodeReport(text=text, pattern=re.compile(pattern, re.IGNORECASE), line=line, nvswitch=nvswitch)
 
 
 _XID = r"\bXid \((?P<gpu>[^) ]{1,60})[^)]{0,60}\):"
@@ -97,7 +97,7 @@ class XidSeen:
 
 
 def add_code(
-    seen: dict[tuple[int, bool], XidSeen], report: Report, match: re.Match[str], evidence: Evidence, load: int
+    seen: dict[tuple[int, bool], XidSeen], report: CodeReport, match: re.Match[str], evidence: Evidence, load: int
 ) -> None:
     """Count a code that a line reports; the further lines of an NVSwitch's error belong to the first one."""
     code, gpu = int(match["code"]), (match.groupdict().get("gpu") or "").lower().removeprefix("pci:")

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 from gpunode.core.doctor.checks import Checks
-from gpunode.core.doctor.codes import REPORTS, Report
+from gpunode.core.doctor.codes import REPORTS, CodeReport
 from gpunode.core.doctor.parts import Parts
 from gpunode.core.doctor.text import plain, small
 from gpunode.core.errors import InputError
@@ -83,7 +83,7 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Xid:
+class XidRow:
     """A code of the driver of GPUs (Xid) or of NVSwitches (SXid), and what NVIDIA says to do about it."""
 
     code: int
@@ -107,8 +107,8 @@ class Xid:
 class Codes:
     """NVIDIA's catalogues of Xids and SXids."""
 
-    xids: Mapping[int, Xid]
-    sxids: Mapping[int, Xid]
+    xids: Mapping[int, XidRow]
+    sxids: Mapping[int, XidRow]
     xid_source: str
     sxid_source: str
 
@@ -119,7 +119,7 @@ class Found:
 
     text: str
     messages: list[Message] = field(default_factory=list)
-    reports: list[Report] = field(default_factory=list)
+    reports: list[CodeReport] = field(default_factory=list)
     ends: list[tuple[str, int]] = field(default_factory=list)  # programs whose earlier messages are over
 
 
@@ -241,17 +241,17 @@ def _fault(row: Mapping[str, Any], layer: str, actions: Mapping[str, Action]) ->
 
 def parse_codes(xids: Mapping[str, Any], sxids: Mapping[str, Any]) -> Codes:
     return Codes(
-        xids={row["code"]: Xid(**row) for row in xids["xid"]},
+        xids={row["code"]: XidRow(**row) for row in xids["xid"]},
         sxids={row["code"]: _sxid(row, sxids["class"]) for row in sxids["sxid"]},
         xid_source=str(xids["source"]),
         sxid_source=str(sxids["source"]),
     )
 
 
-def _sxid(row: Mapping[str, Any], classes: Mapping[str, Mapping[str, str]]) -> Xid:
+def _sxid(row: Mapping[str, Any], classes: Mapping[str, Mapping[str, str]]) -> XidRow:
     """What the row does not say, its class does."""
     known = classes[row["class"]]
-    return Xid(
+    return XidRow(
         code=row["code"],
         severity=row["class"],
         description=row["description"],

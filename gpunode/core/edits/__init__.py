@@ -1,6 +1,6 @@
 """Rewriting the configuration of container engines: files → files, nothing else.
 
-`runtime_target` is a request as a `Target`; `configure_runtime` and `unconfigure_runtime` edit files they are given,
+`runtime_target` is a request as an `EditTarget`; `configure_runtime` and `unconfigure_runtime` edit the files they get,
 `runtime_files` says which those are; `edit_runtime` takes them from a node's facts; `activation` says how the engine
 takes the change up.
 """
@@ -13,11 +13,11 @@ from typing import get_args
 
 from gpunode.core.edits.target import (
     Activation,
+    EditTarget,
     Engine,
     Files,
     RuntimeRequest,
     RuntimeState,
-    Target,
     check_request,
     probed_files,
     problem_of,
@@ -104,7 +104,7 @@ def _engine(request: RuntimeRequest) -> Engine:
     return found
 
 
-def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> Target:
+def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> EditTarget:
     """What is asked of an engine; `facts` say how it takes an edit up."""
     engine = _engine(request)
     name, root = request.distribution or request.runtime, request.config or engine.CONFIG
@@ -120,7 +120,7 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> T
             return False
         return not after or {*before} - {request.name} <= {*after}
 
-    return Target(
+    return EditTarget(
         name=name,
         root=root,
         label=f"{name} {root} {request.name}",
@@ -188,7 +188,7 @@ def edit_runtime(facts: NodeFacts, request: RuntimeRequest) -> Edit:
         return Edit(problems=(problem_of(error),))
 
 
-def probed_runtime_files(facts: NodeFacts, runtime: Runtime, target: Target) -> dict[str, ConfigFile | None]:
+def probed_runtime_files(facts: NodeFacts, runtime: Runtime, target: EditTarget) -> dict[str, ConfigFile | None]:
     """The files that the edit needs, out of those that the probe read; RefusedError when one of them is not there."""
     for path in runtime.files:
         if path != target.root and path not in facts.files:

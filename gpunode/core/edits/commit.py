@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.core.edits.target import Activation, Seen, Target, texts
+from gpunode.core.edits.target import Activation, EditTarget, FileSnapshot, texts
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit
@@ -102,9 +102,9 @@ def _after(after: Activation) -> dict[str, bytes]:
 
 
 def target_request(
-    target: Target,
+    target: EditTarget,
     edit: Edit,
-    seen: Mapping[str, Seen | None],
+    seen: Mapping[str, FileSnapshot | None],
     after: Activation,
     *,
     used: Sequence[str] | None = None,

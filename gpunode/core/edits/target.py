@@ -1,6 +1,6 @@
 """Editing the files of a program on a host: the one interface, for container engines and Kubernetes' components.
 
-A `Target` is what somebody asks of a program, as functions of its files, and all that a commit loop needs
+A `EditTarget` is what somebody asks of a program, as functions of its files, and all that a commit loop needs
 (edge/host/target.py on this machine, the actions component and edit_file on a node).  `RuntimeRequest` is what is asked
 of a container engine, `Engine` what an engine's module offers.
 """
@@ -69,7 +69,7 @@ class Activation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class EditTarget:
     """What is asked of a program, as functions of its files (absolute path → bytes; a path not there has no file).
 
     `root` is the file that names the others: it is written last.  `label` says whose an undo record is.  `patterns`
@@ -157,7 +157,7 @@ def problem_of(error: GpunodeError) -> Problem:
 # ---------------------------------------------------------------- the files of a host
 
 
-class Seen(Protocol):
+class FileSnapshot(Protocol):
     """A file as it was read."""
 
     @property
@@ -168,7 +168,7 @@ class Seen(Protocol):
     def mode(self) -> int: ...
 
 
-S = TypeVar("S", bound=Seen)
+S = TypeVar("S", bound=FileSnapshot)
 
 
 def gathered(
@@ -186,7 +186,7 @@ def gathered(
     return seen
 
 
-def texts(seen: Mapping[str, Seen | None]) -> dict[str, bytes]:
+def texts(seen: Mapping[str, FileSnapshot | None]) -> dict[str, bytes]:
     """The files that are there."""
     return {path: found.data or b"" for path, found in seen.items() if found}
 

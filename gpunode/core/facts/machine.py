@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gpunode.core.facts.text import Probe
-from gpunode.core.model import Distro, FirstBoot, Kernel, Package, PciDevice
+from gpunode.core.model import Distro, FirstBoot, InstalledPackage, Kernel, PciDevice
 
 _NATIVE = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _INDEPENDENT = ("all", "noarch", "any", "")
@@ -17,7 +17,7 @@ _LOCK_LINE = re.compile(
 )
 
 
-def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, Package], tuple[str, ...]]:
+def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, InstalledPackage], tuple[str, ...]]:
     """(package manager, packages by name, broken packages).
 
     A package of another architecture than the node's stands under NAME:ARCH.  An rpm version is EPOCH:VERSION-RELEASE,
@@ -27,7 +27,7 @@ def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, Package], tup
     locks = _locks(probe)
     manager = probe.value("packages", "manager")
     native = _NATIVE.get(arch, (arch,))
-    packages: dict[str, Package] = {}
+    packages: dict[str, InstalledPackage] = {}
     broken = []
     for line in probe.lines("packages"):
         cells = line.split("\t")
@@ -41,14 +41,16 @@ def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, Package], tup
         if state[1] in "nc":
             continue
         known = not arch or package_arch in native or package_arch in _INDEPENDENT
-        package = Package(name=name, version=version, held=state[0] == "h" or _locked(name, locks), arch=package_arch)
+        package = InstalledPackage(
+            name=name, version=version, held=state[0] == "h" or _locked(name, locks), arch=package_arch
+        )
         packages[name if known else f"{name}:{package_arch}"] = package
         if manager in ("dnf", "zypper") and name.startswith("kernel") and "-devel" in name:
             packages |= dict.fromkeys(_kernel_names(package), package)
     return manager, packages, tuple(broken)
 
 
-def _kernel_names(package: Package) -> tuple[str, str]:
+def _kernel_names(package: InstalledPackage) -> tuple[str, str]:
     """As dnf names one version (NAME-VERSION-RELEASE.ARCH), and without the number of SUSE's last rebuild.
 
     uname -r says 6.4.0-150600.21-default where the package's release is 150600.21.2.

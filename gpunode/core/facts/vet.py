@@ -59,12 +59,12 @@ from gpunode.core.model import (
     DriverState,
     FirstBoot,
     GpuContainer,
+    InstalledPackage,
     Kernel,
     Kubernetes,
     MigInstance,
     NodeFacts,
     NvmlGpu,
-    Package,
     PciDevice,
     Running,
     Runtime,
@@ -84,14 +84,14 @@ class Prose:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class TextMapping:
     """A mapping with texts as values."""
 
     key: Grammar
     value: Grammar | Prose
 
 
-Rule = Grammar | Prose | Pairs
+Rule = Grammar | Prose | TextMapping
 
 LINE, ARGUMENT = Prose(1_000), Prose(4_096)
 
@@ -107,15 +107,15 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "cuda": CUDA,
         "cuda_default": CUDA,
         "toolkit": VERSION,
-        "containers": Pairs(WORD, LINE),
+        "containers": TextMapping(WORD, LINE),
         "package_manager": WORD,
-        "packages": Pairs(PACKAGE, LINE),
+        "packages": TextMapping(PACKAGE, LINE),
         "broken_packages": PACKAGE,
         "package_lock": LINE,
-        "services": Pairs(UNIT, LINE),
+        "services": TextMapping(UNIT, LINE),
         "modules": MODULE,
-        "sysctl": Pairs(SYSCTL, SETTING),
-        "files": Pairs(PATH, LINE),
+        "sysctl": TextMapping(SYSCTL, SETTING),
+        "files": TextMapping(PATH, LINE),
         "nvlink_inactive": LINE,
         "unread": WORD,
         "unfinished": RECORD,
@@ -156,7 +156,7 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "userspace": VERSION,
         "firmware": VERSION,
         "runfile": VERSION,
-        "parameters": Pairs(MODULE, ARGUMENT),
+        "parameters": TextMapping(MODULE, ARGUMENT),
         "smi": LINE,
     },
     ConfigFile: {"path": PATH, "sha256": SHA256, "owner": OWNER, "target": PATH},
@@ -182,7 +182,7 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "cgroup_driver": WORD,
         "cgroup_source": LINE,
     },
-    Package: {"name": PACKAGE, "version": VERSION, "arch": PACKAGE_ARCH},
+    InstalledPackage: {"name": PACKAGE, "version": VERSION, "arch": PACKAGE_ARCH},
     Service: {"name": UNIT, "active": WORD, "enabled": WORD},
     DeviceNode: {"path": PATH, "number": DEVICE},
     GpuContainer: {"name": LINE, "id": CONTAINER, "unit": UNIT, "state": WORD, "devices": PATH},
@@ -279,7 +279,7 @@ def _text(rule: Rule | None, text: str, doubt: _Doubt) -> Any:
 
 
 def _mapping(rule: Rule | None, value: Mapping[str, Any], doubt: _Doubt) -> Mapping[str, Any]:
-    assert isinstance(rule, Pairs)
+    assert isinstance(rule, TextMapping)
     kept = {}
     for key, one in value.items():
         if not rule.key.fits(key):

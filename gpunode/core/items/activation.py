@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.grammar import WORD
-from gpunode.core.items.item import ABSENT, PRESENT, Case, Item, StepKind
+from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, StepKind
 from gpunode.core.model import NodeFacts
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
@@ -75,7 +75,7 @@ class Module(Item):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service(Item):
+class ServiceItem(Item):
     """A unit that runs, and starts at boot."""
 
     NAME = "service {unit}"
@@ -109,7 +109,7 @@ class Enabled(Item):
 
 def services_of(items: Iterable[Item]) -> list[str]:
     """The units among them that are to run."""
-    return [item.unit for item in items if isinstance(item, Service)]
+    return [item.unit for item in items if isinstance(item, ServiceItem)]
 
 
 def enabled_of(items: Iterable[Item]) -> list[str]:
@@ -118,14 +118,15 @@ def enabled_of(items: Iterable[Item]) -> list[str]:
 
 
 def step(
-    value: Callable[[Case, str, Sequence[Item]], Any], disrupts: Callable[[Case, Sequence[Item]], str] | None = None
+    value: Callable[[HostCase, str, Sequence[Item]], Any],
+    disrupts: Callable[[HostCase, Sequence[Item]], str] | None = None,
 ) -> StepKind:
     """The step that activates what a role has brought; `value` is the role's own, and what it disturbs."""
     return StepKind(shape=SHAPE, action="activate", argument="activate", value=value, disrupts=disrupts)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Activation:
+class ActivationResult:
     """What activate.sh said besides its outcome: why a reboot is needed ("" when it is not), and this boot's id."""
 
     reboot: str = ""
@@ -166,14 +167,14 @@ def activate_nothing(value: Mapping[str, Any]) -> bool:
     return not any(value.get(key) for key in (*_LISTS, *_FLAGS, "alternatives", "sysctl"))
 
 
-def parse_activation(stdout: str) -> Activation:
+def parse_activation(stdout: str) -> ActivationResult:
     """What the script printed → Activation."""
     found = dict(node_lines(stdout))
     boot_id = found.get("boot_id", "")
-    return Activation(reboot=found.get("reboot", ""), boot_id=boot_id if WORD.fits(boot_id) else "")
+    return ActivationResult(reboot=found.get("reboot", ""), boot_id=boot_id if WORD.fits(boot_id) else "")
 
 
-def may_reboot(value: Mapping[str, Any], printed: Activation, *, changed: bool, here: bool) -> tuple[str, str]:
+def may_reboot(value: Mapping[str, Any], printed: ActivationResult, *, changed: bool, here: bool) -> tuple[str, str]:
     """(why the node is to be rebooted, "" when it is not; what hinders that, "" for nothing).
 
     `value` has the policy, one of REBOOT; `here` says that the node is the machine this runs on.

@@ -13,7 +13,7 @@ from typing import Any
 from gpunode.core.cdi import PATH, made_by_ctk, stale, too_old
 from gpunode.core.engines import BY_CDI, RuntimeName
 from gpunode.core.items.file import File
-from gpunode.core.items.item import Case, Item, StepKind
+from gpunode.core.items.item import HostCase, Item, StepKind
 from gpunode.core.model import NodeFacts, Reason
 from gpunode.core.numbers import version_tuple
 from gpunode.core.validation import check_value, mapping, text
@@ -88,7 +88,7 @@ def without_groups(text: str) -> str:
     return "\n".join([*lines, f"{_FLAGS}={_NO_GROUPS}"]) + "\n"
 
 
-def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
+def value(case: HostCase, role: str, mine: Sequence[Item]) -> Any:
     """How it is made."""
     [found] = [item.value for item in mine if isinstance(item, Specification)]
     return found

@@ -8,8 +8,8 @@ from typing import Any
 
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File, render
-from gpunode.core.items.item import Case, Found, Item, Question
-from gpunode.core.items.package import Package
+from gpunode.core.items.item import Found, HostCase, Item, Question
+from gpunode.core.items.package import PackageItem
 from gpunode.core.items.runfile import Installed
 from gpunode.core.model import NodeFacts
 from gpunode.core.numbers import version_tuple
@@ -40,7 +40,7 @@ def wanted(asked: Question) -> Found:
     if cuda is None:
         return
     for package in cuda.packages:
-        yield Package(role="cuda", package=package)
+        yield PackageItem(role="cuda", package=package)
     for runfile in cuda.runfiles:
         yield Installed(role="cuda", runfile=runfile)
     if not cuda.versions:
@@ -50,7 +50,7 @@ def wanted(asked: Question) -> Found:
     yield Default(version=cuda.version)
 
 
-def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """The link to the default toolkit."""
     [default] = [item for item in mine if isinstance(item, Default)]
     return {"alternatives": {"cuda": f"/usr/local/cuda-{default.version}"}}

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.items.activation import Module, Service, enabled_of, services_of
+from gpunode.core.items.activation import Module, ServiceItem, enabled_of, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File, render
-from gpunode.core.items.item import ABSENT, PRESENT, Case, Found, Item, Question, reboots
-from gpunode.core.items.package import NoPackage, Package
+from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, reboots
+from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.items.runfile import Installed, Uninstalled
 from gpunode.core.model import ConfigFile, DriverChoice, NodeFacts, Problem, Reason
 from gpunode.core.module_parameters import CONF as PARAMETERS_CONF
@@ -90,7 +90,7 @@ class LoadedFlavour(Item):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InForce(Item):
+class LoadedParameters(Item):
     """Parameters of the driver's modules, as the loaded ones have them."""
 
     NAME = "parameters"
@@ -123,7 +123,7 @@ class Built(Item):
         return PRESENT if kernel.flavour in ("", self.flavour) else f"{kernel.flavour} modules"
 
 
-LOADED = (Module, Service, Version, LoadedFlavour, InForce)  # what needs the GPU
+LOADED = (Module, ServiceItem, Version, LoadedFlavour, LoadedParameters)  # what needs the GPU
 
 
 def wanted(asked: Question) -> Found:
@@ -153,7 +153,7 @@ def wanted(asked: Question) -> Found:
             built = "runfile" if driver.runfile else "packages"
             yield Built(option=built, kernel=kernel.release, flavour=driver.flavour)
     for unit in driver.services:
-        yield Service(role="driver", unit=unit)
+        yield ServiceItem(role="driver", unit=unit)
 
 
 def _installed(facts: NodeFacts, driver: DriverChoice) -> Found:
@@ -163,9 +163,9 @@ def _installed(facts: NodeFacts, driver: DriverChoice) -> Found:
     elif facts.driver.runfile:
         yield Uninstalled()
     for package in driver.repository_packages:
-        yield Package(role="driver", option="repositories", package=package)
+        yield PackageItem(role="driver", option="repositories", package=package)
     for package in (*driver.kernel_packages, *driver.packages):
-        yield Package(role="driver", package=package)
+        yield PackageItem(role="driver", package=package)
     for name in driver.remove:
         yield NoPackage(role="driver", package=name)
 
@@ -213,12 +213,12 @@ def _parameters(facts: NodeFacts, parameters: Parameters, templates: Mapping[str
     if any(parameters.values()):
         text = render(templates["nvidia-parameters.conf.j2"], parameters=parameters)
         yield File(role="driver", path=PARAMETERS_CONF, text=text)
-        yield InForce(parameters=parameters)
+        yield LoadedParameters(parameters=parameters)
     elif PARAMETERS_CONF in facts.files:
         yield File(role="driver", path=PARAMETERS_CONF, text=None)
 
 
-def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """What loads the driver; of a machine that waits for its GPU units are enabled, and the initramfs is rebuilt."""
     if not case.spec.image.load:
         return {"enable": enabled_of(mine), "initramfs": True, "reboot": "never"}
@@ -238,13 +238,15 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
     }
 
 
-def disruption(case: Case, mine: Sequence[Item]) -> str:
+def disruption(case: HostCase, mine: Sequence[Item]) -> str:
     """Nothing can use the GPU while a driver that is loaded, or nouveau, is exchanged; the node may have to reboot."""
     if not case.spec.image.load:
         return ""
     reboot = "" if case.spec.reboot == "never" else ", or the node reboots"
     if case.facts.driver.loaded:
-        other = any(isinstance(item, Version | LoadedFlavour | InForce) and case.pending(item) for item in mine)
+        other = any(
+            isinstance(item, Version | LoadedFlavour | LoadedParameters) and case.pending(item) for item in mine
+        )
         if other or _another_driver(case):
             return f"exchanges the driver {case.facts.driver.loaded}: what uses the GPU has to end{reboot}"
     if case.facts.driver.nouveau:
@@ -252,7 +254,7 @@ def disruption(case: Case, mine: Sequence[Item]) -> str:
     return ""
 
 
-def _another_driver(case: Case) -> bool:
+def _another_driver(case: HostCase) -> bool:
     """Whether packages or a runfile bring another driver than the one that is loaded: of a branch, or the exact one."""
     driver, loaded, asked = case.solution.driver, case.facts.driver.loaded, case.spec.driver.version
     if driver is None or driver.method not in ("packages", "runfile"):

@@ -18,18 +18,18 @@ from gpunode.core.facts.kubelet import (
     mismatch,
     wanted_driver,
 )
-from gpunode.core.items.activation import Module, Service, services_of
+from gpunode.core.items.activation import Module, ServiceItem, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.cdi import Specification
 from gpunode.core.items.cdi import settings as cdi_settings
 from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
-from gpunode.core.items.item import Case, Found, Item, Key, KeyOf, Question, StepKind
-from gpunode.core.items.package import Package
+from gpunode.core.items.item import Found, HostCase, Item, ItemKey, KeyOf, Question, StepKind
+from gpunode.core.items.package import PackageItem
 from gpunode.core.items.stopped_engine import stopped
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
-from gpunode.core.items.sysctl import Setting
+from gpunode.core.items.sysctl import Sysctl
 from gpunode.core.model import Edit, NodeFacts, PackageWant, Problem, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.spec import RuntimeSpec, Spec
@@ -80,13 +80,13 @@ class Configured(Item):
     def difference(self, have: str) -> str:
         return have
 
-    def follows(self, pending: Mapping[Key, Item]) -> bool:
+    def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go).
 
         So a toolkit that is new to an engine needs a restart even where its configuration is right.  One that is
         upgraded does not: engines start its programs for each container.
         """
-        toolkit = Key("toolkit", "packages", "nvidia-container-toolkit-base")
+        toolkit = ItemKey("toolkit", "packages", "nvidia-container-toolkit-base")
         return self.name in DAEMONS and not self.upgrade and toolkit in pending
 
     def changes(self, key_of: KeyOf) -> Iterator[tuple[str, bytes | None]]:
@@ -106,7 +106,7 @@ def wanted(asked: Question) -> Found:
     yield from _cdi(asked)
 
 
-def value(case: Case, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
+def value(case: HostCase, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
     """One edit an engine, with the files that it was worked out on."""
     return [_edit_value(case.facts, item) for item in mine if isinstance(item, Configured)]
 
@@ -121,9 +121,9 @@ def _edit_value(facts: NodeFacts, item: Configured) -> dict[str, Any]:
     }
 
 
-def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """What engines and Kubernetes need, now."""
-    sysctl = {item.setting: item.wanted for item in mine if isinstance(item, Setting)}
+    sysctl = {item.setting: item.wanted for item in mine if isinstance(item, Sysctl)}
     return {
         "load": [item.module for item in mine if isinstance(item, Module)],
         "unload": [],
@@ -136,7 +136,7 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
     }
 
 
-def activation_title(case: Case, mine: Sequence[Item]) -> str:
+def activation_title(case: HostCase, mine: Sequence[Item]) -> str:
     """Of engines that are there and stopped, and nothing else."""
     stands = {engine.unit.removesuffix(".service") for engine in case.facts.runtimes if stopped(engine)}
     units = services_of(mine)
@@ -146,7 +146,7 @@ def activation_title(case: Case, mine: Sequence[Item]) -> str:
 ACTIVATION = replace(activation_step(activation_value), title=activation_title)
 
 
-def disruption(case: Case, mine: Sequence[Item]) -> str:
+def disruption(case: HostCase, mine: Sequence[Item]) -> str:
     """What applying the configuration disturbs: one whose files stay as they are is restarted."""
     facts, sentences = _with_new_toolkit(case), []
     for item in mine:
@@ -159,7 +159,7 @@ def disruption(case: Case, mine: Sequence[Item]) -> str:
     return "; ".join(filter(None, sentences))
 
 
-def _with_new_toolkit(case: Case) -> NodeFacts:
+def _with_new_toolkit(case: HostCase) -> NodeFacts:
     """The facts as they will be once the toolkit's packages are there: no daemon that runs has looked for its hook."""
     facts = case.facts
     if facts.toolkit or not any(case.pending(item) for item in case.of("toolkit", "packages")):
@@ -214,10 +214,10 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
     if engine.manage == "install":
         separate = ("docker-cli",) if request.runtime == "docker" and facts.distro.key in DOCKER_CLI_SEPARATE else ()
         for name in (*ROWS[request.runtime].installs, *separate):
-            yield Package(role="runtime", package=PackageWant(name=name))
-        yield Service(role="runtime", unit=request.runtime)
+            yield PackageItem(role="runtime", package=PackageWant(name=name))
+        yield ServiceItem(role="runtime", unit=request.runtime)
     elif installed and stopped(installed):
-        yield Service(role="runtime", unit=installed.unit.removesuffix(".service"))
+        yield ServiceItem(role="runtime", unit=installed.unit.removesuffix(".service"))
     if facts.kubernetes.present or (request.runtime == "containerd" and engine.manage == "install"):
         yield from _kernel(templates)
     if request.runtime in DAEMONS and needs_links(facts, request):
@@ -253,7 +253,7 @@ def _kernel(templates: Mapping[str, str]) -> Iterator[Item]:
     for module in ENGINE_MODULES:
         yield Module(role="runtime", module=module)
     for setting in SYSCTL:
-        yield Setting(setting=setting)
+        yield Sysctl(setting=setting)
 
 
 DOCKER_CLI_SEPARATE = ("debian:13",)  # since trixie the client is a package of its own, which docker.io recommends

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from gpunode.core.errors import GpunodeError
-from gpunode.core.items.item import ABSENT, PRESENT, Case, Item, KeyOf, StepKind
+from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, KeyOf, StepKind
 from gpunode.core.model import NodeFacts, Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.validation import rows
@@ -93,7 +93,7 @@ class KeyFile(File):
         yield from ()  # its armored text says nothing to a reader
 
 
-def value(case: Case, role: str, mine: Sequence[Item]) -> Sequence[dict[str, Any]]:
+def value(case: HostCase, role: str, mine: Sequence[Item]) -> Sequence[dict[str, Any]]:
     """The value of a step that writes files."""
     found = []
     for item in mine:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items import activation, cdi, smoke
-from gpunode.core.items.activation import Enabled, Service
+from gpunode.core.items.activation import Enabled, ServiceItem
 from gpunode.core.items.cdi import Specification
 from gpunode.core.items.driver import LOADED, MODULES
 from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import Links
-from gpunode.core.items.item import ABSENT, Case, Item, Key, Question, StepKind, unlike
+from gpunode.core.items.item import ABSENT, HostCase, Item, ItemKey, Question, StepKind, unlike
 from gpunode.core.model import Check, DriverChoice, NodeFacts, Problem
 from gpunode.core.remote import program
 from gpunode.core.sharing.rules import mig_profiles
@@ -58,7 +58,7 @@ def program_hash(value: Mapping[str, Any], scripts: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program(Item):
+class FirstBootProgram(Item):
     """What the first boot runs."""
 
     NAME = PROGRAM
@@ -86,7 +86,7 @@ class Armed(Enabled):
         return self.wanted if facts.first_boot.status == "passed" else super().actual(facts)
 
 
-def without_loading(items: Mapping[Key, Item], driver: DriverChoice, asked: Question) -> Iterator[Item]:
+def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, asked: Question) -> Iterator[Item]:
     """The items of a machine with its GPU → those of the same machine before.
 
     The first boot counts the GPUs itself.
@@ -95,7 +95,7 @@ def without_loading(items: Mapping[Key, Item], driver: DriverChoice, asked: Ques
     kept = [item for item in everything if item.role != "sharing" and not isinstance(item, (Specification, Links))]
     later = {item.key for item in kept if item.role in ("driver", "fabric") and isinstance(item, LOADED)}
     yield from (item for item in kept if item.key not in later)
-    separate = [item.unit for item in everything if item.role == "fabric" and isinstance(item, Service)]
+    separate = [item.unit for item in everything if item.role == "fabric" and isinstance(item, ServiceItem)]
     specification = [item.value for item in everything if isinstance(item, Specification)]
     smoke_value = smoke.smoke_request(asked.facts, asked.spec, asked.solution)
     value: dict[str, Any] = {
@@ -109,7 +109,7 @@ def without_loading(items: Mapping[Key, Item], driver: DriverChoice, asked: Ques
         "smoke": {**smoke_value, "gpus": "found", "image": ""},  # no registry is needed at boot
     }
     yield File(role="driver", path=UNIT_PATH, text=asked.templates["firstboot.service.j2"])
-    yield Program(value=value, sha256=program_hash(value, asked.templates))
+    yield FirstBootProgram(value=value, sha256=program_hash(value, asked.templates))
     for unit in driver.services:
         yield Enabled(role="driver", unit=unit)
     yield Armed()
@@ -117,9 +117,9 @@ def without_loading(items: Mapping[Key, Item], driver: DriverChoice, asked: Ques
         yield Enabled(role="fabric", unit=unit)
 
 
-def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
+def value(case: HostCase, role: str, mine: Sequence[Item]) -> Any:
     """What the first boot does."""
-    [found] = [item.value for item in mine if isinstance(item, Program)]
+    [found] = [item.value for item in mine if isinstance(item, FirstBootProgram)]
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.core.edits import RuntimeRequest
 from gpunode.core.engines import DAEMONS
-from gpunode.core.items.item import Item, Key
+from gpunode.core.items.item import Item, ItemKey
 from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, Step
 
 LINKS_RULE = "/etc/udev/rules.d/72-gpunode-nvidia-dev-char.rules"
@@ -34,7 +34,7 @@ class Links(Item):
     def actual(self, facts: NodeFacts) -> str:
         return links_found(facts)
 
-    def follows(self, pending: Mapping[Key, Item]) -> bool:
+    def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """The driver brings the devices."""
         return any(key.role == "driver" for key in pending)
 

@@ -16,7 +16,7 @@ PRESENT = "present"
 KeyOf = Callable[[Repository], bytes]
 
 
-class Key(NamedTuple):
+class ItemKey(NamedTuple):
     """Which item: the role and option say which step brings it about, the name is for a reader."""
 
     role: str
@@ -57,7 +57,7 @@ class Item:
         """What the node has instead, in words."""
         return f"{have}, to be removed" if self.wanted == ABSENT else f"{have or 'nothing'}; wanted {self.wanted}"
 
-    def follows(self, pending: Mapping[Key, Item]) -> bool:
+    def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Whether it is to be done again because of these."""
         return False
 
@@ -66,8 +66,8 @@ class Item:
         yield from ()
 
     @property
-    def key(self) -> Key:
-        return Key(self.role, self.option, self.name)
+    def key(self) -> ItemKey:
+        return ItemKey(self.role, self.option, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +87,19 @@ Found = Iterator[Item | Problem]  # what a part of the spec wants, or what stand
 class Wanted:
     """The whole wanted state of a node."""
 
-    items: Mapping[Key, Item]
+    items: Mapping[ItemKey, Item]
     problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class HostCase:
     """One host's case: what its steps are made from.  `have` is the actual value of every wanted item."""
 
     facts: NodeFacts
     spec: Spec
     solution: Solution
-    items: Mapping[Key, Item]
-    have: Mapping[Key, str]
+    items: Mapping[ItemKey, Item]
+    have: Mapping[ItemKey, str]
     key_of: KeyOf
 
     def of(self, role: str, option: str) -> list[Item]:
@@ -122,9 +122,9 @@ class StepKind:
     shape: Shape
     action: str
     argument: str
-    value: Callable[[Case, str, Sequence[Item]], Any]
-    disrupts: Callable[[Case, Sequence[Item]], str] | None = None
-    title: Callable[[Case, Sequence[Item]], str] | None = None
+    value: Callable[[HostCase, str, Sequence[Item]], Any]
+    disrupts: Callable[[HostCase, Sequence[Item]], str] | None = None
+    title: Callable[[HostCase, Sequence[Item]], str] | None = None
 
 
 def unlike(have: str) -> str:

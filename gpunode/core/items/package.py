@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.core.items.item import ABSENT, Case, Item, StepKind
+from gpunode.core.items.item import ABSENT, HostCase, Item, StepKind
 from gpunode.core.items.repository import sources_path
 from gpunode.core.model import NodeFacts, PackageWant
 from gpunode.core.remote import values_of
@@ -58,7 +58,7 @@ TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package(Item):
+class PackageItem(Item):
     """A package that is to be there, in a version that may end in `*`, or in any."""
 
     option: str = "packages"
@@ -106,9 +106,9 @@ class NoPackage(Item):
         return found.version if found else ABSENT
 
 
-def repositories_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+def repositories_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """Packages that set up repositories, in a transaction of their own."""
-    found = [item.package for item in mine if isinstance(item, Package)]
+    found = [item.package for item in mine if isinstance(item, PackageItem)]
     return {"install": [_named(one) for one in found], "proxy": case.spec.proxy}
 
 
@@ -117,9 +117,9 @@ def _named(package: PackageWant) -> dict[str, Any]:
     return {"name": package.name} | ({"version": package.version} if package.version else {})
 
 
-def value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+def value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """All wanted packages of the role, not only the missing ones: the package manager solves them as one set."""
-    wanted = [item.package for item in case.of(role, "packages") if isinstance(item, Package)]
+    wanted = [item.package for item in case.of(role, "packages") if isinstance(item, PackageItem)]
     solution, driver = case.solution, case.solution.driver if role == "driver" else None
     part = getattr(solution, role, None)
     alone = any(r.name == DISTRIBUTION for r in solution.repositories)

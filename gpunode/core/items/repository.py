@@ -32,7 +32,7 @@ _KEY_FOLDERS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SourcesLayout:
     """Where a package manager has its sources and keys; {name} is the repository's."""
 
     folder: str
@@ -44,24 +44,28 @@ class Layout:
 # apt reads armored keys by the ending .asc (man sources.list(5), DEB822-STYLE FORMAT; man yum.conf(5); man zypper(8))
 _RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-{name}"
 LAYOUTS = {
-    "apt": Layout(
+    "apt": SourcesLayout(
         folder="/etc/apt/sources.list.d",
         sources="gpunode-{name}.sources",
         key="/usr/share/keyrings/gpunode-{name}.asc",
         template="apt.sources.j2",
     ),
-    "dnf": Layout(folder="/etc/yum.repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"),
-    "pacman": Layout(
+    "dnf": SourcesLayout(
+        folder="/etc/yum.repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"
+    ),
+    "pacman": SourcesLayout(
         folder="/etc/pacman.d",
         sources="gpunode-{name}.conf",
         key="/etc/pacman.d/gpunode-{name}.asc",
         template="pacman.conf.j2",
     ),
-    "zypper": Layout(folder="/etc/zypp/repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"),
+    "zypper": SourcesLayout(
+        folder="/etc/zypp/repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"
+    ),
 }
 
 
-def layout(facts: NodeFacts) -> Layout:
+def layout(facts: NodeFacts) -> SourcesLayout:
     """The layout of the node's package manager; apt's where the probe did not say."""
     return LAYOUTS.get(facts.package_manager, LAYOUTS["apt"])
 

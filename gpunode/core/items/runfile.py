@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import InputError
-from gpunode.core.items.item import ABSENT, Case, Item, StepKind
+from gpunode.core.items.item import ABSENT, HostCase, Item, StepKind
 from gpunode.core.model import Flavour, NodeFacts, Runfile
 from gpunode.core.remote import values_of
 from gpunode.core.validation import as_lines, check_one, rows, text, texts
@@ -70,14 +70,14 @@ class Uninstalled(Item):
         return facts.driver.runfile or ABSENT
 
 
-def value(case: Case, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
+def value(case: HostCase, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
     """Every installer of the role: one that has been run says so itself, and builds what modules are missing."""
     flavour = case.solution.driver.flavour if role == "driver" and case.solution.driver else None
     wanted = [item.runfile for item in case.of(role, "runfile") if isinstance(item, Installed)]
     return [runfile_value(role, one, proxy=case.spec.proxy, modules=flavour) for one in wanted]
 
 
-def uninstall_value(case: Case, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
+def uninstall_value(case: HostCase, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
     """The driver that is taken off."""
     return [{"kind": role, "version": case.facts.driver.runfile}]
 

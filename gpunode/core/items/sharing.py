@@ -12,9 +12,9 @@ import yaml
 
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
-from gpunode.core.items.activation import REBOOTS, Enabled, Service
+from gpunode.core.items.activation import REBOOTS, Enabled, ServiceItem
 from gpunode.core.items.file import File
-from gpunode.core.items.item import ABSENT, PRESENT, Case, Found, Item, Question, StepKind, reboots, unlike
+from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, StepKind, reboots, unlike
 from gpunode.core.model import MigInstance, MigLayout, NodeFacts, SharingChoice
 from gpunode.core.remote import program
 from gpunode.core.sharing.mig import Group, mig_parted
@@ -146,7 +146,7 @@ _HEAD = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout(Item):
+class MigItem(Item):
     """The MIG instances of a GPU."""
 
     NAME = "GPU {slot}"
@@ -239,16 +239,16 @@ def wanted(asked: Question) -> Found:
         yield from _mps(choice, texts)
 
 
-def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
+def value(case: HostCase, role: str, mine: Sequence[Item]) -> Any:
     """The whole layout, or all of MPS, whatever of it differs."""
     option = mine[0].option
     [found] = [item.value for item in case.of(role, option) if isinstance(item, (MigProgram, MpsSettings))]
     return found
 
 
-def disruption(case: Case, mine: Sequence[Item]) -> str:
+def disruption(case: HostCase, mine: Sequence[Item]) -> str:
     """Whose GPUs nothing may use meanwhile: gpunode refuses while a program does."""
-    gpus = [item.name for item in mine if isinstance(item, Layout) and case.pending(item)]
+    gpus = [item.name for item in mine if isinstance(item, MigItem) and case.pending(item)]
     if gpus:
         reboot = "" if case.spec.reboot == "never" else ", and a change of the MIG mode may need a reboot"
         return f"no program may use {', '.join(gpus)} meanwhile{reboot}"
@@ -296,7 +296,7 @@ def config_text(layouts: tuple[MigLayout, ...]) -> str:
 def _mig(choice: SharingChoice, value: dict[str, Any], texts: Mapping[str, str]) -> Iterator[Item]:
     removed = choice.mig is None
     for gpu in value["gpus"]:
-        yield Layout(slot=gpu["slot"], profiles=tuple(instance["profile"] for instance in gpu["instances"]))
+        yield MigItem(slot=gpu["slot"], profiles=tuple(instance["profile"] for instance in gpu["instances"]))
     for path, content in ((f"{UNITS}{MIG_UNIT}", value.get("unit")), (MIG_CONFIG, value.get("config"))):
         yield File(role="sharing", option="mig", path=path, text=content)
     program = ABSENT if removed else hashlib.sha256(boot_program(value, texts["mig.sh"])).hexdigest()
@@ -310,7 +310,7 @@ def _mps(choice: SharingChoice, texts: Mapping[str, str]) -> Iterator[Item]:
     yield File(role="sharing", option="mps", path=f"{UNITS}{MPS_UNIT}", text=text if choice.mps else None)
     yield MpsSettings(value={"replicas": choice.mps, "unit": text} if choice.mps else {"remove": True})
     if choice.mps:
-        yield Service(role="sharing", option="mps", unit=MPS_UNIT)
+        yield ServiceItem(role="sharing", option="mps", unit=MPS_UNIT)
         yield Threads(replicas=choice.mps)
 
 

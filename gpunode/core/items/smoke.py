@@ -16,7 +16,7 @@ from gpunode.core.engines import ROWS
 from gpunode.core.facts.kubelet import default_runtime
 from gpunode.core.grammar import WORD
 from gpunode.core.items.engine import manages
-from gpunode.core.items.item import Case, Item, StepKind
+from gpunode.core.items.item import HostCase, Item, StepKind
 from gpunode.core.model import Check, NodeFacts, Runtime, Solution
 from gpunode.core.printable import shortened
 from gpunode.core.remote import parse_outcome, values_of
@@ -91,7 +91,7 @@ def smoke_now(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any
     return {**everything, "runtimes": [], "default_runtime": {}, "gpus": 0, "toolkit": False}
 
 
-def value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+def value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """What is proven after every change."""
     return smoke_now(case.facts, case.spec, case.solution)
 

@@ -23,7 +23,7 @@ _FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting(Item):
+class Sysctl(Item):
     """A kernel setting in force."""
 
     NAME = "sysctl {setting}"

@@ -10,8 +10,8 @@ from typing import Any, get_args, get_type_hints
 from gpunode.core.edits.engines.toolkit import CONFIG, toolkit_target
 from gpunode.core.edits.target import probed_files, problem_of, texts
 from gpunode.core.errors import GpunodeError
-from gpunode.core.items.item import Case, Found, Item, KeyOf, Question, StepKind
-from gpunode.core.items.package import NoPackage, Package
+from gpunode.core.items.item import Found, HostCase, Item, KeyOf, Question, StepKind
+from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason
 from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.spec.toolkit import ToolkitConfigSpec
@@ -37,7 +37,7 @@ _BOUND = re.compile(r"\+docker(\d[\d.]*)")  # 2.0.3+docker18.09.2-1 asks for tha
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Item):
+class ToolkitConfig(Item):
     """The settings in the toolkit's own file.  `edit` is worked out on the file as it is now."""
 
     NAME = CONFIG
@@ -76,12 +76,12 @@ def wanted(asked: Question) -> Found:
         if by_mounts and _BY_MOUNTS not in spec.toolkit.config.settings:
             strategy = "kubernetes.device_plugin.device_list_strategy has volume-mounts, which the runtime passes over"
             reasons = (*reasons, Reason(what=_BY_MOUNTS, why=f"{strategy} unless that is set"))
-        yield Config(settings=settings, edit=edit, reasons=reasons)
+        yield ToolkitConfig(settings=settings, edit=edit, reasons=reasons)
     toolkit = solution.toolkit
     if toolkit is None:
         return
     for package in toolkit.packages:
-        yield Package(role="toolkit", package=package)
+        yield PackageItem(role="toolkit", package=package)
     for name in toolkit.remove:
         found = facts.packages.get(name)
         bound = _BOUND.search(found.version) if found else None
@@ -95,9 +95,9 @@ def wanted(asked: Question) -> Found:
         yield NoPackage(role="driver" if early else "toolkit", package=name, reasons=reasons)
 
 
-def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
+def value(case: HostCase, role: str, mine: Sequence[Item]) -> Any:
     """The settings."""
-    [found] = [item.settings for item in mine if isinstance(item, Config)]
+    [found] = [item.settings for item in mine if isinstance(item, ToolkitConfig)]
     return found
 
 

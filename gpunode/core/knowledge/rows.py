@@ -13,7 +13,7 @@ Table = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class KnowledgeRow:
     """One thing that is known: `keys` name it, `data` is plain.
 
     `checked` is the day it was compared with `source`, `source_date` the day of that source, "" for one that is not
@@ -30,7 +30,7 @@ class Row:
     settled: bool = False
 
 
-def rows(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[Row]:
+def rows(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[KnowledgeRow]:
     """Every row, in the order of the files."""
     gpus, drivers, cuda, repos = (tables[name] for name in ("gpus", "drivers", "cuda", "repos"))
     for model in knowledge.gpus.values():
@@ -38,7 +38,7 @@ def rows(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[Row]:
         source = "; ".join(gpus["sources"][letter] for letter in model.source)
         dated = source_date_of({"source": "; ".join(model.source)}, gpus)
         keys = (model.id, model.name)
-        yield Row(
+        yield KnowledgeRow(
             table="GPU", keys=keys, data=data, source=source, checked=gpus["checked"], source_date=dated, settled=True
         )
     for branch in drivers["branches"]:
@@ -66,8 +66,8 @@ _GPU = (
 )  # fmt: skip
 
 
-def _row(table: str, keys: tuple[str, ...], row: Table, file: Table, *, settled: bool = False) -> Row:
-    return Row(
+def _row(table: str, keys: tuple[str, ...], row: Table, file: Table, *, settled: bool = False) -> KnowledgeRow:
+    return KnowledgeRow(
         table=table,
         keys=keys,
         data={k: v for k, v in row.items() if k not in ("source", "source_date", "checked")},
@@ -79,7 +79,7 @@ def _row(table: str, keys: tuple[str, ...], row: Table, file: Table, *, settled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class RowFault:
     """What stands against a row, or against many alike."""
 
     table: str
@@ -87,22 +87,22 @@ class Fault:
     what: str
 
 
-def faults(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[Fault]:
+def faults(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[RowFault]:
     """What the knowledge says and cannot prove: the reason why nothing should rest on it before it is looked up."""
     gpus, drivers, cuda, repos = (tables[name] for name in ("gpus", "drivers", "cuda", "repos"))
     for row in drivers["branches"]:
         number, kind, end = row["branch"], row["kind"], row["eol"]
         keys = (str(number),)
         if kind == "unknown" and (not end or drivers["as_of"][:7] <= end != "past"):
-            yield Fault(table="driver branch", keys=keys, what="its kind is not known")
+            yield RowFault(table="driver branch", keys=keys, what="its kind is not known")
         elif not end and kind != "NFB":  # a new-feature branch has no day of its end
-            yield Fault(table="driver branch", keys=keys, what="the end of its support is not known")
+            yield RowFault(table="driver branch", keys=keys, what="the end of its support is not known")
         yield from _not_covered("driver branch", keys, (number,), row, drivers)
     for row in repos["distros"]:
         yield from _not_covered("distribution", tuple(row["keys"]), tuple(row["keys"]), row, repos)
     for row in rows(tables, knowledge):
         if not row.source_date:
-            yield Fault(table=row.table, keys=row.keys, what=f"no source of it was read ({row.source})")
+            yield RowFault(table=row.table, keys=row.keys, what=f"no source of it was read ({row.source})")
     for table, file, found in (
         ("compute capability", cuda, cuda["capabilities"]),
         ("rule", drivers, drivers["rules"]),
@@ -110,23 +110,25 @@ def faults(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[Fault]:
     ):
         for key, one in found.items():
             if _unverified(one["source"], file):
-                yield Fault(table=table, keys=(key,), what=f"no source of it was read ({source_of(one, file)})")
+                yield RowFault(table=table, keys=(key,), what=f"no source of it was read ({source_of(one, file)})")
     for column, source, number in (
         ("compute capability", "cc", len({model.chip for model in knowledge.gpus.values()})),
         ("memory", "memory", sum(model.memory_gb is not None for model in knowledge.gpus.values())),
     ):
         if source not in gpus["dates"]:
             what = f"{column} of {number} rests on «{gpus['sources'][source]}» alone"
-            yield Fault(table="GPU", keys=(column,), what=what)
+            yield RowFault(table="GPU", keys=(column,), what=what)
 
 
-def _not_covered(table: str, keys: tuple[str, ...], names: tuple[Any, ...], row: Table, file: Table) -> Iterator[Fault]:
+def _not_covered(
+    table: str, keys: tuple[str, ...], names: tuple[Any, ...], row: Table, file: Table
+) -> Iterator[RowFault]:
     """The sources of a row that speak of other rows alone."""
     for part in str(row["source"]).split(";"):
         source = part.strip().partition(" ")[0]
         covered = file.get("covers", {}).get(source)
         if covered is not None and not set(covered) & set(names):
-            yield Fault(table=table, keys=keys, what=f"its source «{source}» does not speak of it")
+            yield RowFault(table=table, keys=keys, what=f"its source «{source}» does not speak of it")
 
 
 def _unverified(source: str, file: Table) -> bool:
@@ -135,7 +137,7 @@ def _unverified(source: str, file: Table) -> bool:
     return all(name in file["sources"] and name not in file["dates"] for name in names)
 
 
-def find(wanted: str, found: Iterator[Row]) -> list[Row]:
+def find(wanted: str, found: Iterator[KnowledgeRow]) -> list[KnowledgeRow]:
     """The rows that a word names: an id, a branch, a release; rocky:9.4 names rocky:9; else a part of a name."""
     word = wanted.strip().lower()
     every = list(found)

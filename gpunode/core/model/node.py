@@ -170,7 +170,7 @@ class Kubernetes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package:
+class InstalledPackage:
     """A package that the package manager's database has as installed."""
 
     name: str
@@ -318,7 +318,7 @@ class NodeFacts:
     containers: Mapping[str, Running] = field(default_factory=dict)  # by engine
     kubernetes: Kubernetes = Kubernetes()
     package_manager: str = ""  # apt, dnf, zypper, pacman
-    packages: Mapping[str, Package] = field(default_factory=dict)  # only names that concern us
+    packages: Mapping[str, InstalledPackage] = field(default_factory=dict)  # only names that concern us
     broken_packages: tuple[str, ...] = ()  # dpkg --audit and the like
     package_lock: str = ""  # who holds the package manager's lock, "" when free
     services: Mapping[str, Service] = field(default_factory=dict)

@@ -18,11 +18,11 @@ from gpunode.core.facts.kubelet import kubelet_warnings
 from gpunode.core.items.engine import manages, requests
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
-from gpunode.core.items.item import Case, Item, Key, KeyOf, Question, Wanted
+from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted
 from gpunode.core.items.sysctl import boot_warnings
 from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
-from gpunode.core.plan.steps import BY_ID, STEPS, Row, wanted
+from gpunode.core.plan.steps import BY_ID, STEPS, StepRow, wanted
 from gpunode.core.spec import Spec
 
 TOOLKIT = "/usr/local/nvidia/toolkit"  # where its toolkit container installs
@@ -56,7 +56,7 @@ def _toolkits(facts: NodeFacts, name: str) -> bool:
     return any(TOOLKIT.encode() in file.data for file in files if file and file.data)
 
 
-def reasons(case: Case, mine: Sequence[Item]) -> tuple[Reason, ...]:
+def reasons(case: HostCase, mine: Sequence[Item]) -> tuple[Reason, ...]:
     """What differs, item by item, then why it is wanted so."""
     found = [Reason(what=item.name, why=difference(item, case.have[item.key])) for item in mine]
     return (*found, *(reason for item in mine for reason in item.reasons))
@@ -67,7 +67,7 @@ def difference(item: Item, have: str) -> str:
     return item.difference(have) if item.differs(have) else f"{have}, done again because of an earlier step"
 
 
-def step_diff(case: Case, mine: Sequence[Item]) -> str:
+def step_diff(case: HostCase, mine: Sequence[Item]) -> str:
     """The unified diff of the files that the step changes; "" for steps that change none."""
     changes = [change for item in mine for change in item.changes(case.key_of)]
     files = case.facts.files
@@ -118,14 +118,16 @@ def make_plan(
     if solution.toolkit:
         managed: dict[str, str] = {name: getattr(spec.runtimes, name).manage for name in ENGINES}
         base = replace(base, warnings=(*base.warnings, *kubelet_warnings(facts, managed), *boot_warnings(facts)))
-    case = Case(facts=facts, spec=spec, solution=solution, items=want.items, have=actual(facts, want), key_of=key_of)
+    case = HostCase(
+        facts=facts, spec=spec, solution=solution, items=want.items, have=actual(facts, want), key_of=key_of
+    )
     steps = _steps(case)
     if steps:
         steps = [*_preflight(case, steps), *steps, _step(case, BY_ID["verify.smoke"], ())]
     return replace(base, steps=tuple(steps), files=_files_rested_on(facts, want))
 
 
-def pending_items(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> dict[Key, str]:
+def pending_items(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> dict[ItemKey, str]:
     """What differs from the spec, in words by key; empty on a converged node."""
     want = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates))
     have = actual(facts, want)
@@ -145,12 +147,12 @@ def class_key(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def actual(facts: NodeFacts, want: Wanted) -> dict[Key, str]:
+def actual(facts: NodeFacts, want: Wanted) -> dict[ItemKey, str]:
     """What the node has for each wanted item, in the same words."""
     return {key: item.actual(facts) for key, item in want.items.items()}
 
 
-def _steps(case: Case) -> list[Step]:
+def _steps(case: HostCase) -> list[Step]:
     pending = {key: item for key, item in case.items.items() if case.pending(item)}
     pending |= _consequences(case.items, pending)
     steps = []
@@ -161,7 +163,7 @@ def _steps(case: Case) -> list[Step]:
     return steps
 
 
-def _step(case: Case, row: Row, mine: Sequence[Item]) -> Step:
+def _step(case: HostCase, row: StepRow, mine: Sequence[Item]) -> Step:
     return Step(
         role=row.role,
         option=row.option,
@@ -173,19 +175,19 @@ def _step(case: Case, row: Row, mine: Sequence[Item]) -> Step:
     )
 
 
-def _title(case: Case, row: Row, mine: Sequence[Item]) -> str:
+def _title(case: HostCase, row: StepRow, mine: Sequence[Item]) -> str:
     own = row.kind.title(case, mine) if row.kind.title else ""
     return own or (row.title if case.spec.image.load else row.prepared or row.title)
 
 
-def _consequences(items: Mapping[Key, Item], pending: Mapping[Key, Item]) -> dict[Key, Item]:
+def _consequences(items: Mapping[ItemKey, Item], pending: Mapping[ItemKey, Item]) -> dict[ItemKey, Item]:
     """What has to be done again because of another step: new driver packages → load; a new toolkit → engines; CDI."""
     changed = {f"{key.role}.{key.option}" for key in pending}
     due = {(row.role, row.option) for row in STEPS if changed & {*row.again}}
     return {key: item for key, item in items.items() if (key.role, key.option) in due or item.follows(pending)}
 
 
-def _preflight(case: Case, found: Sequence[Step]) -> list[Step]:
+def _preflight(case: HostCase, found: Sequence[Step]) -> list[Step]:
     recover, expect, fetch = (BY_ID[f"preflight.{option}"] for option in ("recover", "expect", "fetch"))
     steps = [_step(case, expect, ())]
     if case.facts.unfinished:

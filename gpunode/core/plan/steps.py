@@ -42,7 +42,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Row:
+class StepRow:
     """A step that a plan may have: `role` and `option` name the variable that holds its value."""
 
     role: str
@@ -94,35 +94,35 @@ EXPECT = "gpunode_expect"  # host variable of generated plays: the node and the 
 DONE = "gpunode_done_"  # beginning of the names under which tasks register their results
 PLAN = "gpunode_plan"  # what gpunode.node.plan registers in the roles
 STEPS = (
-    Row("preflight", "recover", "Finish or undo what an interrupted run left", preflight.RECOVER),
-    Row("preflight", "expect", "Make sure that this is the node the plan was made for", preflight.EXPECT),
-    Row(
+    StepRow("preflight", "recover", "Finish or undo what an interrupted run left", preflight.RECOVER),
+    StepRow("preflight", "expect", "Make sure that this is the node the plan was made for", preflight.EXPECT),
+    StepRow(
         "preflight",
         "fetch",
         "Fetch NVIDIA's installers and compare their checksums",
         preflight.FETCH,
         about="Installers to have on the node, with the right checksum, before anything is changed.",
     ),
-    Row("driver", "sources", "Set up the repository of the driver", file.STEP),
-    Row("driver", "uninstall", "Take off the driver that NVIDIA's runfile installed", runfile.UNINSTALL_STEP),
-    Row(
+    StepRow("driver", "sources", "Set up the repository of the driver", file.STEP),
+    StepRow("driver", "uninstall", "Take off the driver that NVIDIA's runfile installed", runfile.UNINSTALL_STEP),
+    StepRow(
         "driver",
         "repositories",
         "Set up the repositories that the driver's packages come from",
         package.REPOSITORIES,
         about="Packages that set up repositories, such as epel-release, in a transaction of their own before the next.",
     ),
-    Row("driver", "packages", "Install the NVIDIA driver and the headers of every kernel", package.STEP),
-    Row(
+    StepRow("driver", "packages", "Install the NVIDIA driver and the headers of every kernel", package.STEP),
+    StepRow(
         "driver",
         "runfile",
         "Run NVIDIA's installer, and build its modules for every kernel",
         runfile.STEP,
         about="Installers to run.",
     ),
-    Row("driver", "files", "Keep nouveau off the GPU", file.STEP),
-    Row("driver", "first_boot", "Leave what loads and proves the driver at the first boot", first_boot.STEP),
-    Row(
+    StepRow("driver", "files", "Keep nouveau off the GPU", file.STEP),
+    StepRow("driver", "first_boot", "Leave what loads and proves the driver at the first boot", first_boot.STEP),
+    StepRow(
         "driver",
         "activate",
         "Load the NVIDIA driver and start its services",
@@ -131,47 +131,47 @@ STEPS = (
         again=("driver.packages", "driver.runfile", "driver.files"),
         results_of=("packages", "files"),
     ),
-    Row("fabric", "sources", "Set up the repository of DCGM", file.STEP),
-    Row("fabric", "packages", "Install DCGM", package.STEP),
-    Row("fabric", "files", "Write the nodes of the NVLink domain, and what measures the GPUs", file.STEP),
-    Row(  # IMEX reads its nodes when it starts
+    StepRow("fabric", "sources", "Set up the repository of DCGM", file.STEP),
+    StepRow("fabric", "packages", "Install DCGM", package.STEP),
+    StepRow("fabric", "files", "Write the nodes of the NVLink domain, and what measures the GPUs", file.STEP),
+    StepRow(  # IMEX reads its nodes when it starts
         "fabric", "activate", "Start what manages the fabric and the GPUs", fabric.ACTIVATION, again=("fabric.files",)
     ),
-    Row("cuda", "sources", "Set up the repository of CUDA", file.STEP),
-    Row("cuda", "packages", "Install the CUDA toolkit", package.STEP),
-    Row("cuda", "runfile", "Run the installers of the CUDA toolkits", runfile.STEP, about="Installers to run."),
-    Row("cuda", "files", "Put CUDA on the PATH of login shells", file.STEP),
-    Row("cuda", "activate", "Choose the default CUDA toolkit", cuda.ACTIVATION),
-    Row("toolkit", "sources", "Set up the repository of the NVIDIA Container Toolkit", file.STEP),
-    Row("toolkit", "packages", "Install the NVIDIA Container Toolkit", package.STEP),
-    Row("toolkit", "files", "Write the files of the NVIDIA Container Toolkit", file.STEP),
-    Row("toolkit", "config", "Set the options of the NVIDIA Container Toolkit", toolkit.STEP),
-    Row(  # no instance outlives the driver that made it
+    StepRow("cuda", "sources", "Set up the repository of CUDA", file.STEP),
+    StepRow("cuda", "packages", "Install the CUDA toolkit", package.STEP),
+    StepRow("cuda", "runfile", "Run the installers of the CUDA toolkits", runfile.STEP, about="Installers to run."),
+    StepRow("cuda", "files", "Put CUDA on the PATH of login shells", file.STEP),
+    StepRow("cuda", "activate", "Choose the default CUDA toolkit", cuda.ACTIVATION),
+    StepRow("toolkit", "sources", "Set up the repository of the NVIDIA Container Toolkit", file.STEP),
+    StepRow("toolkit", "packages", "Install the NVIDIA Container Toolkit", package.STEP),
+    StepRow("toolkit", "files", "Write the files of the NVIDIA Container Toolkit", file.STEP),
+    StepRow("toolkit", "config", "Set the options of the NVIDIA Container Toolkit", toolkit.STEP),
+    StepRow(  # no instance outlives the driver that made it
         "sharing",
         "mig",
         "Cut the GPUs into MIG instances, now and at every boot, or make them whole again",
         sharing.MIG_STEP,
         again=("driver.packages",),
     ),
-    Row("sharing", "mps", "Have programs share the GPUs by MPS, or no longer", sharing.MPS_STEP),
-    Row("runtime", "sources", "Set up the repository of the container engines", file.STEP),
-    Row("runtime", "packages", "Install the container engines", package.STEP),
-    Row("runtime", "files", "Have kernel modules loaded, settings made and GPU devices linked at boot", file.STEP),
-    Row(
+    StepRow("sharing", "mps", "Have programs share the GPUs by MPS, or no longer", sharing.MPS_STEP),
+    StepRow("runtime", "sources", "Set up the repository of the container engines", file.STEP),
+    StepRow("runtime", "packages", "Install the container engines", package.STEP),
+    StepRow("runtime", "files", "Have kernel modules loaded, settings made and GPU devices linked at boot", file.STEP),
+    StepRow(
         "runtime",
         "activate",
         "Load kernel modules, make settings, link GPU devices and start the container engines",
         engine.ACTIVATION,
     ),
-    Row("runtime", "edits", "Give the container engines the nvidia runtime", engine.STEP),
-    Row(
+    StepRow("runtime", "edits", "Give the container engines the nvidia runtime", engine.STEP),
+    StepRow(
         "runtime",
         "cdi",
         "Make the CDI specification of the GPUs, and keep it fresh",
         cdi.STEP,
         again=("driver.packages", "toolkit.packages", "sharing.mig"),
     ),
-    Row(
+    StepRow(
         "verify",
         "smoke",
         "Prove it with real use of the GPU",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunode.core.printable import json_text, printable
-from gpunode.core.report.model import STATES, Gpu, Host, HostRun, Report, between, duration
+from gpunode.core.report.model import STATES, Gpu, HostRun, Report, ReportHost, between, duration
 from gpunode.core.report.seen import fleet_gpus
 from gpunode.core.report.summary import COMPONENTS, left_title
 
@@ -71,7 +71,7 @@ def html_text(report: Report, templates: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------- rows, and what a row opens
 
 
-def _row(host: Host) -> dict[str, Any]:
+def _row(host: ReportHost) -> dict[str, Any]:
     """The cells of a host's row that are not plainly in it."""
     gpus = host.seen.gpus if host.seen else ()
     unseen = sum(gpu.index is None for gpu in gpus)
@@ -180,7 +180,7 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
     start, whole = _span(report)
     if not whole or not report.run:
         return []
-    members: dict[tuple[str, int], list[Host]] = {}
+    members: dict[tuple[str, int], list[ReportHost]] = {}
     for host in report.hosts:
         if host.run and host.run.started:
             members.setdefault((host.pool, host.run.wave + 1), []).append(host)
@@ -202,11 +202,11 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
     return lanes
 
 
-def _when(host: Host) -> tuple[str, str]:
+def _when(host: ReportHost) -> tuple[str, str]:
     return (host.run.started, host.run.ended) if host.run else ("", "")
 
 
-def _bar(host: Host) -> str:
+def _bar(host: ReportHost) -> str:
     """A bar tells of the run, not of what was found on the host besides."""
     if host.run and host.run.state == "done":
         return "ok"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from xml.etree import ElementTree as Tree
 
 from gpunode.core.printable import printable
-from gpunode.core.report.model import Finding, Host, Report, Status, between
+from gpunode.core.report.model import Report, ReportFinding, ReportHost, Status, between
 
 # A case has failed when a check has, or something is left to do; it is an error when nobody could look.
 _ELEMENTS: Mapping[Status, str] = {
@@ -31,7 +31,7 @@ def junit_text(report: Report) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{Tree.tostring(root, encoding="unicode")}\n'
 
 
-def _suite(host: Host, report: Report) -> Tree.Element:
+def _suite(host: ReportHost, report: Report) -> Tree.Element:
     cases = [_case(finding, host.name) for finding in _cases(host)]
     counts = {element: sum(case.find(element) is not None for case in cases) for element in set(_ELEMENTS.values())}
     suite = Tree.Element(
@@ -53,7 +53,7 @@ def _suite(host: Host, report: Report) -> Tree.Element:
     return suite
 
 
-def _case(finding: Finding, host: str) -> Tree.Element:
+def _case(finding: ReportFinding, host: str) -> Tree.Element:
     case = Tree.Element("testcase", classname=_clean(host), name=_clean(finding.id), time="0")
     message = _clean(finding.message)
     more = f"do next: {_clean(finding.fix)}" if finding.fix else ""
@@ -67,12 +67,12 @@ def _case(finding: Finding, host: str) -> Tree.Element:
     return case
 
 
-def _cases(host: Host) -> list[Finding]:
+def _cases(host: ReportHost) -> list[ReportFinding]:
     """What is reported, then what passed; a host that nothing is known of by name has one case all the same."""
-    found = [*host.findings, *(Finding(id=name, status="passed", message="") for name in host.passed)]
+    found = [*host.findings, *(ReportFinding(id=name, status="passed", message="") for name in host.passed)]
     if host.state in ("waiting", "running"):
-        found.append(Finding(id=f"run.{host.state}", status="skipped", message=host.message or host.state))
-    return found or [Finding(id="host.state", status="passed", message=host.message)]
+        found.append(ReportFinding(id=f"run.{host.state}", status="skipped", message=host.message or host.state))
+    return found or [ReportFinding(id="host.state", status="passed", message=host.message)]
 
 
 def _clean(text: str) -> str:

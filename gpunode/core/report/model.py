@@ -55,7 +55,7 @@ class Versions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ReportFinding:
     """A check of verify or of the probe, a problem of a plan, or a step that is left to do (`plan.ROLE.OPTION`)."""
 
     id: str
@@ -65,7 +65,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ProbeSummary:
     """What one probe says of a host, as far as a report shows it."""
 
     kind: str  # the class of the host: DISTRIBUTION/ARCHITECTURE/GPUs
@@ -74,7 +74,7 @@ class Seen:
     nvswitches: int = 0
     topology: Topology = Topology()
     links_down: tuple[str, ...] = ()  # "GPU 0 link 3"
-    checks: tuple[Finding, ...] = ()  # of its health
+    checks: tuple[ReportFinding, ...] = ()  # of its health
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +91,15 @@ class HostRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class ReportHost:
     """One host.  `findings` are worst first, without those that passed or were skipped."""
 
     name: str
     state: State
     pool: str = ""
     message: str = ""  # the worst of it in a sentence
-    seen: Seen | None = None  # null: never read, or the input says nothing of it
-    findings: tuple[Finding, ...] = ()
+    seen: ProbeSummary | None = None  # null: never read, or the input says nothing of it
+    findings: tuple[ReportFinding, ...] = ()
     passed: tuple[str, ...] = ()  # ids of checks
     run: HostRun | None = None
 
@@ -183,7 +183,7 @@ class Wave:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ReportRun:
     name: str
     verb: str
     status: str  # running, done, stopped (a budget), failed, interrupted, killed
@@ -208,8 +208,8 @@ class Report:
     pools: tuple[PoolRow, ...] = ()
     classes: tuple[ClassRow, ...] = ()
     gpus: tuple[GpuRow, ...] = ()
-    run: Run | None = None
-    hosts: tuple[Host, ...] = ()  # worst first
+    run: ReportRun | None = None
+    hosts: tuple[ReportHost, ...] = ()  # worst first
 
 
 # ---------------------------------------------------------------- times

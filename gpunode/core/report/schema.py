@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
-from gpunode.core.report.model import Report, Seen
+from gpunode.core.report.model import ProbeSummary, Report
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SIMPLE = {str: "string", int: "integer", bool: "boolean", types.NoneType: "null"}
@@ -20,12 +20,12 @@ def report_data(report: Report) -> dict[str, Any]:
     return dataclasses.asdict(report)
 
 
-def seen_from(data: Mapping[str, Any]) -> Seen:
+def seen_from(data: Mapping[str, Any]) -> ProbeSummary:
     """The inverse of asdict(Seen).  Raises InputError."""
     from cattrs import structure
 
     try:
-        return structure(data, Seen)
+        return structure(data, ProbeSummary)
     except Exception as error:
         raise InputError(
             f"{error}: not what gpunode has found out about a host", fix="make the plan again with this gpunode"

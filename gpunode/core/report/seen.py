@@ -9,12 +9,12 @@ from gpunode.core.checks.health import health_checks
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, NodeFacts
 from gpunode.core.plan.lockfile import class_of
-from gpunode.core.report.model import Finding, Gpu, Seen, Versions
+from gpunode.core.report.model import Gpu, ProbeSummary, ReportFinding, Versions
 
 
-def see(facts: NodeFacts, knowledge: Knowledge) -> Seen:
+def see(facts: NodeFacts, knowledge: Knowledge) -> ProbeSummary:
     """One host's versions, GPUs and health."""
-    return Seen(
+    return ProbeSummary(
         kind=class_of(facts),
         versions=_versions(facts),
         gpus=tuple(_gpus(facts, knowledge)),
@@ -25,8 +25,8 @@ def see(facts: NodeFacts, knowledge: Knowledge) -> Seen:
     )
 
 
-def finding(check: Check) -> Finding:
-    return Finding(id=check.id, status=check.status, message=check.message, fix=check.fix)
+def finding(check: Check) -> ReportFinding:
+    return ReportFinding(id=check.id, status=check.status, message=check.message, fix=check.fix)
 
 
 def fleet_gpus(gpus: Sequence[Gpu]) -> str:

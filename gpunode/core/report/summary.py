@@ -13,16 +13,16 @@ from gpunode.core.report.model import (
     STATES,
     STATUSES,
     ClassRow,
-    Finding,
     Gpu,
     GpuRow,
-    Host,
     HostRun,
     Issue,
     PoolRow,
+    ProbeSummary,
     Report,
-    Run,
-    Seen,
+    ReportFinding,
+    ReportHost,
+    ReportRun,
     State,
     Status,
     Variant,
@@ -33,7 +33,7 @@ from gpunode.core.report.seen import fleet_gpus
 
 # Checks that find what has moved since a host was set up, and does not hurt yet.
 _DRIFT = re.compile(r"plan\.(?!problem)|boot\.|driver\.held|repository\.twice|fence\.")
-COMPONENTS: Mapping[str, Callable[[Seen], str]] = {
+COMPONENTS: Mapping[str, Callable[[ProbeSummary], str]] = {
     "kernel": lambda seen: seen.versions.kernel,
     "driver": lambda seen: f"{seen.versions.driver} {seen.versions.flavour}".strip(),
     "CUDA": lambda seen: ", ".join(seen.versions.cuda),
@@ -44,7 +44,7 @@ COMPONENTS: Mapping[str, Callable[[Seen], str]] = {
 
 
 def make_report(
-    hosts: Iterable[Host], *, title: str, made: str, version: str, source: str, run: Run | None = None
+    hosts: Iterable[ReportHost], *, title: str, made: str, version: str, source: str, run: ReportRun | None = None
 ) -> Report:
     """The report of these hosts; `made` is the time of it in UTC."""
     ordered = sorted(hosts, key=lambda host: (STATES.index(host.state), host.name))
@@ -86,22 +86,22 @@ def left_title(report: Report) -> str:
     return "Pending" if all(issue.status == "pending" for issue in report.drift) else "Pending and drift"
 
 
-def _by(hosts: Iterable[Host], key: Callable[[Host], str]) -> dict[str, list[Host]]:
-    groups: dict[str, list[Host]] = {}
+def _by(hosts: Iterable[ReportHost], key: Callable[[ReportHost], str]) -> dict[str, list[ReportHost]]:
+    groups: dict[str, list[ReportHost]] = {}
     for host in hosts:
         groups.setdefault(key(host), []).append(host)
     return dict(sorted(groups.items()))
 
 
-def _read(hosts: Iterable[Host]) -> list[Host]:
+def _read(hosts: Iterable[ReportHost]) -> list[ReportHost]:
     return [host for host in hosts if host.seen]
 
 
-def _kind(host: Host) -> str:
+def _kind(host: ReportHost) -> str:
     return host.seen.kind if host.seen else ""
 
 
-def _states(hosts: Iterable[Host]) -> dict[str, int]:
+def _states(hosts: Iterable[ReportHost]) -> dict[str, int]:
     counts = Counter(host.state for host in hosts)
     return {state: counts[state] for state in STATES if counts[state]}
 
@@ -113,7 +113,7 @@ def _is_drift(issue: Issue) -> bool:
     return issue.status in ("pending", "warning") and bool(_DRIFT.match(issue.id))
 
 
-def _issues(hosts: Sequence[Host]) -> list[Issue]:
+def _issues(hosts: Sequence[ReportHost]) -> list[Issue]:
     """Findings of all hosts by status and id, the worst and most frequent first."""
     found: dict[tuple[Status, str], dict[tuple[str, str], list[str]]] = {}
     for host in hosts:
@@ -129,7 +129,7 @@ def _issues(hosts: Sequence[Host]) -> list[Issue]:
     return sorted(issues, key=lambda issue: (STATUSES.index(issue.status), -issue.hosts, issue.id))
 
 
-def _shared(finding: Finding, host: str) -> tuple[str, str]:
+def _shared(finding: ReportFinding, host: str) -> tuple[str, str]:
     own = rf"(?<![\w.-]){re.escape(host)}(?![\w-])"
     return re.sub(own, "HOST", finding.message), re.sub(own, "HOST", finding.fix)
 
@@ -137,7 +137,7 @@ def _shared(finding: Finding, host: str) -> tuple[str, str]:
 # ---------------------------------------------------------------- pools, classes, GPUs
 
 
-def _pool(name: str, hosts: Sequence[Host]) -> PoolRow:
+def _pool(name: str, hosts: Sequence[ReportHost]) -> PoolRow:
     roles = Counter(role for host in hosts for role in {_role(f) for f in host.findings} - {""})
     return PoolRow(
         name=name,
@@ -152,25 +152,25 @@ def _pool(name: str, hosts: Sequence[Host]) -> PoolRow:
     )
 
 
-def _role(finding: Finding) -> str:
+def _role(finding: ReportFinding) -> str:
     """Of plan.driver.packages it is driver."""
     parts = finding.id.split(".")
     return parts[1] if finding.status == "pending" and parts[0] == "plan" and len(parts) == 3 else ""
 
 
-def _has(host: Host, *statuses: str) -> bool:
+def _has(host: ReportHost, *statuses: str) -> bool:
     return any(finding.status in statuses for finding in host.findings)
 
 
-def _reached(host: Host) -> bool:
+def _reached(host: ReportHost) -> bool:
     return host.state != "unreachable" and (host.seen is not None or not _has(host, "unreachable"))
 
 
-def _accepted(host: Host) -> bool:
+def _accepted(host: ReportHost) -> bool:
     return _reached(host) and not _has(host, "refused")
 
 
-def _provisioned(host: Host) -> bool:
+def _provisioned(host: ReportHost) -> bool:
     ended = host.run is None or host.run.state == "done"
     return _accepted(host) and ended and not _has(host, "pending")
 
@@ -178,13 +178,13 @@ def _provisioned(host: Host) -> bool:
 _OF_GPUS = ("driver.", "gpu.", "nvlink.", "fabric.")
 
 
-def _healthy(host: Host) -> bool:
+def _healthy(host: ReportHost) -> bool:
     """What of the GPUs could not be proven is not known to be well."""
     unknown = any(f.status == "not-proven" and f.id.startswith(_OF_GPUS) for f in host.findings)
     return _provisioned(host) and not _has(host, "failed") and not unknown
 
 
-def _class(kind: str, hosts: Sequence[Host]) -> ClassRow:
+def _class(kind: str, hosts: Sequence[ReportHost]) -> ClassRow:
     versions = {}
     for name, of in COMPONENTS.items():
         found: dict[str, list[str]] = {}
@@ -197,7 +197,7 @@ def _class(kind: str, hosts: Sequence[Host]) -> ClassRow:
     return ClassRow(kind=kind, gpus=fleet_gpus(first.gpus) if first else "", hosts=len(hosts), versions=versions)
 
 
-def _gpus(hosts: Sequence[Host]) -> tuple[GpuRow, ...]:
+def _gpus(hosts: Sequence[ReportHost]) -> tuple[GpuRow, ...]:
     models: dict[str, list[tuple[str, Gpu]]] = {}
     for host in hosts:
         for gpu in host.seen.gpus if host.seen else ():
@@ -225,8 +225,8 @@ def _gpu_row(found: Sequence[tuple[str, Gpu]]) -> GpuRow:
 # ---------------------------------------------------------------- a run
 
 
-def _waves(hosts: Sequence[Host]) -> tuple[Wave, ...]:
-    members: dict[tuple[str, int], list[Host]] = {}
+def _waves(hosts: Sequence[ReportHost]) -> tuple[Wave, ...]:
+    members: dict[tuple[str, int], list[ReportHost]] = {}
     for host in hosts:
         if host.run:
             members.setdefault((host.pool, host.run.wave), []).append(host)
@@ -271,12 +271,12 @@ def make_host(
     name: str,
     *,
     pool: str = "",
-    seen: Seen | None = None,
+    seen: ProbeSummary | None = None,
     plan: Mapping[str, Any] | None = None,
     result: Mapping[str, Any] | None = None,
     run: HostRun | None = None,
     last_message: str = "",
-) -> Host:
+) -> ReportHost:
     """One host from what is known of it.
 
     `plan` as plan_data, or with an `error` {what, fix, exit} in place of steps, `result` as results_data (verify's, or
@@ -293,7 +293,7 @@ def make_host(
     found = [*_errors((plan or {}).get("error")), *left, *checks]
     found += _ended(result, run, last_message, found)
     open_ = sorted((f for f in found if f.status not in ("passed", "skipped")), key=lambda f: STATUSES.index(f.status))
-    return Host(
+    return ReportHost(
         name=name,
         state=_state(open_, run),
         pool=pool,
@@ -305,34 +305,34 @@ def make_host(
     )
 
 
-def _errors(error: Mapping[str, Any] | None) -> Iterator[Finding]:
+def _errors(error: Mapping[str, Any] | None) -> Iterator[ReportFinding]:
     if error:
         status = _BY_EXIT.get(error.get("exit", 1), "failed")
-        yield Finding(id=f"host.{status}", status=status, message=error["what"], fix=error.get("fix", ""))
+        yield ReportFinding(id=f"host.{status}", status=status, message=error["what"], fix=error.get("fix", ""))
 
 
-def _planned(plan: Mapping[str, Any]) -> Iterator[Finding]:
+def _planned(plan: Mapping[str, Any]) -> Iterator[ReportFinding]:
     for problem in plan.get("problems", ()):
-        yield Finding(id="plan.problem", status="refused", message=problem["what"], fix=problem["fix"])
+        yield ReportFinding(id="plan.problem", status="refused", message=problem["what"], fix=problem["fix"])
     for step in plan.get("steps", ()):
         if step["role"] not in _AROUND:
             more = f" ({step['disruptive']})" if step["disruptive"] else ""
             message = f"{step['title']}{more}"
-            yield Finding(id=f"plan.{step['id']}", status="pending", message=message, fix="gpunode provision")
+            yield ReportFinding(id=f"plan.{step['id']}", status="pending", message=message, fix="gpunode provision")
 
 
-def _checked(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _checked(result: Mapping[str, Any]) -> Iterator[ReportFinding]:
     """Checks of verify; that a plan is not empty is no failure, but something to do."""
     for check in result.get("checks", ()):
-        finding = Finding(**{key: check[key] for key in ("id", "status", "message", "fix")})
+        finding = ReportFinding(**{key: check[key] for key in ("id", "status", "message", "fix")})
         if finding.status == "failed" and finding.id.startswith("plan."):
             finding = replace(finding, status="refused" if finding.id == "plan.problem" else "pending")
         yield finding
 
 
 def _ended(
-    result: Mapping[str, Any] | None, run: HostRun | None, last_message: str, found: list[Finding]
-) -> Iterator[Finding]:
+    result: Mapping[str, Any] | None, run: HostRun | None, last_message: str, found: list[ReportFinding]
+) -> Iterator[ReportFinding]:
     """A bad end that no check explains."""
     code = run.exit if run else (result or {}).get("exit")
     status = _BY_EXIT.get(code or 0, "failed")
@@ -341,16 +341,18 @@ def _ended(
     message = last_message or (result or {}).get("message", "") or f"exit {code}"
     fixed = _FIX.fullmatch(message)
     message, fix = (fixed[1], fixed[2]) if fixed else (message, "")
-    yield Finding(id="plan.left" if status == "pending" else f"host.{status}", status=status, message=message, fix=fix)
+    yield ReportFinding(
+        id="plan.left" if status == "pending" else f"host.{status}", status=status, message=message, fix=fix
+    )
 
 
-def _state(findings: list[Finding], run: HostRun | None) -> State:
+def _state(findings: list[ReportFinding], run: HostRun | None) -> State:
     if run and run.state in ("waiting", "running"):
         return run.state
     return next((_STATE_OF[f.status] for f in findings if f.status in _STATE_OF), "ok")
 
 
-def _message(findings: list[Finding], run: HostRun | None, last_message: str) -> str:
+def _message(findings: list[ReportFinding], run: HostRun | None, last_message: str) -> str:
     if run and run.state == "waiting":
         return "not started"
     if run and run.state == "running":

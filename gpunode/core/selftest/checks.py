@@ -19,8 +19,8 @@ from gpunode.core.knowledge import GpuModel, Knowledge
 from gpunode.core.model import NodeFacts
 from gpunode.core.numbers import version_tuple
 from gpunode.core.selftest import readings
-from gpunode.core.selftest.readings import Reading
-from gpunode.core.selftest.record import Capture, Record, Result
+from gpunode.core.selftest.readings import SourceReading
+from gpunode.core.selftest.record import Capture, Result, SelftestRecord
 from gpunode.core.sharing.mig import Product, product_of
 from gpunode.core.solve import parse_driver, request_of, solve
 from gpunode.core.spec import Spec
@@ -33,7 +33,7 @@ class NotPossible(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class SourceFinding:
     """What a check compared, and the differences."""
 
     message: str
@@ -41,10 +41,10 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ParsedRecord:
     """One record with all that the checks read out of it, each thing once."""
 
-    record: Record
+    record: SelftestRecord
     knowledge: Knowledge
     products: tuple[Product, ...]
 
@@ -53,14 +53,14 @@ class Seen:
         return parse_probe(self.record.text("probe.txt"))
 
     @cached_property
-    def smi(self) -> Reading:
+    def smi(self) -> SourceReading:
         return readings.read_smi(self.record.text("nvidia-smi.xml"))
 
     @cached_property
-    def nvml(self) -> Reading:
+    def nvml(self) -> SourceReading:
         return readings.read_nvml(self.record.data("nvml.json"))
 
-    def reading(self, source: str) -> Reading:
+    def reading(self, source: str) -> SourceReading:
         text = self.record.text
         if source in ("smi", "nvml"):
             return self.smi if source == "smi" else self.nvml
@@ -90,21 +90,21 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Check:
+class SourceCheck:
     """A row of the table: what it compares, the captures that it needs, and who judges them."""
 
     id: str
     compares: str
     needs: tuple[str, ...]
-    judge: Callable[[Seen], Finding]
+    judge: Callable[[ParsedRecord], SourceFinding]
 
 
-def judge(seen: Seen) -> tuple[Result, ...]:
+def judge(seen: ParsedRecord) -> tuple[Result, ...]:
     """Every check of the table on one record, in the table's order."""
     return tuple(_result(check, seen) for check in CHECKS)
 
 
-def _result(check: Check, seen: Seen) -> Result:
+def _result(check: SourceCheck, seen: ParsedRecord) -> Result:
     row = partial(Result, id=check.id)
     for need in check.needs:
         capture = seen.record.captures.get(need, Capture(error="it was not asked for"))
@@ -132,7 +132,7 @@ def _counted(differences: Sequence[str]) -> str:
 SHELLS = ("dash", "bash", "busybox")
 
 
-def _shells(seen: Seen) -> Finding:
+def _shells(seen: ParsedRecord) -> SourceFinding:
     """Facts under each shell against those of /bin/sh, as far as they rest on the machine alone."""
     asked = {shell: seen.record.captures.get(f"probe-{shell}.txt", Capture(error="not there")) for shell in SHELLS}
     texts = {shell: one for shell, one in asked.items() if one.text or one.stopped}
@@ -146,15 +146,15 @@ def _shells(seen: Seen) -> Finding:
             differences.append(f"{shell}: {error.what}")
             continue
         differences += [f"{shell}: {name} differs" for name in wanted if found.get(name) != wanted[name]]
-    return Finding(message=f"the same facts under {', '.join(texts)}", differences=differences)
+    return SourceFinding(message=f"the same facts under {', '.join(texts)}", differences=differences)
 
 
-def _readable(seen: Seen) -> Finding:
+def _readable(seen: ParsedRecord) -> SourceFinding:
     lost = [note for note in seen.facts.notes if ": not understood: " in note]
-    return Finding(message="every line of the probe was understood", differences=[*seen.facts.malformed, *lost])
+    return SourceFinding(message="every line of the probe was understood", differences=[*seen.facts.malformed, *lost])
 
 
-def _driver(seen: Seen) -> Finding:
+def _driver(seen: ParsedRecord) -> SourceFinding:
     facts, trouble = seen.facts, []
     on_pci = [gpu for gpu in facts.gpus if gpu.driver != "vfio-pci"]
     if not on_pci:
@@ -165,28 +165,30 @@ def _driver(seen: Seen) -> Finding:
         trouble.append(f"kernel module {facts.driver.loaded}, libraries {facts.driver.userspace}")
     if facts.driver.smi:
         trouble.append(f"nvidia-smi: {facts.driver.smi}")
-    return Finding(message=f"driver {facts.driver.loaded or 'none'} answers", differences=trouble)
+    return SourceFinding(message=f"driver {facts.driver.loaded or 'none'} answers", differences=trouble)
 
 
-def _in_time(seen: Seen) -> Finding:
+def _in_time(seen: ParsedRecord) -> SourceFinding:
     late = [f"{name}: {one.error}" for name, one in seen.record.captures.items() if one.stopped]
-    return Finding(message=f"{len(seen.record.captures)} captures ended within their limits", differences=late)
+    return SourceFinding(message=f"{len(seen.record.captures)} captures ended within their limits", differences=late)
 
 
 # ---------------------------------------------------------------- facts, field by field
 
 
-def _compared(one: str, other: str, seen: Seen) -> Finding:
+def _compared(one: str, other: str, seen: ParsedRecord) -> SourceFinding:
     first, second = seen.reading(one), seen.reading(other)
     passed_through = [gpu.slot for gpu in seen.facts.gpus if gpu.driver == "vfio-pci"]
     absent = passed_through if {one, other} & {"smi", "nvml", "proc"} else ()
     number, differences = readings.compare(first, second, absent=absent)
     if not number and not differences:
         raise NotPossible(f"{first.source} and {second.source} have no field in common")
-    return Finding(message=f"{first.source} and {second.source}: {number} fields compared", differences=differences)
+    return SourceFinding(
+        message=f"{first.source} and {second.source}: {number} fields compared", differences=differences
+    )
 
 
-def _virtual(seen: Seen) -> Finding:
+def _virtual(seen: ParsedRecord) -> SourceFinding:
     """Whether gpunode knows a virtual GPU as one: its driver comes from the vendor of the hypervisor."""
     if not seen.virtual:
         raise NotPossible("no virtual GPU here")
@@ -194,10 +196,10 @@ def _virtual(seen: Seen) -> Finding:
     missed = [
         f"{slot}: nvidia-smi says VGPU, gpunode takes it for a whole GPU" for slot in sorted(seen.virtual - known)
     ]
-    return Finding(message="virtual GPUs are known as such", differences=missed)
+    return SourceFinding(message="virtual GPUs are known as such", differences=missed)
 
 
-def _nvlink(seen: Seen) -> Finding:
+def _nvlink(seen: ParsedRecord) -> SourceFinding:
     indexes = {gpu.slot: gpu.index for gpu in seen.facts.nvml}
     links = {
         indexes[slot]: gpu["nvlink"] for slot, gpu in seen.nvml.gpus.items() if "nvlink" in gpu and slot in indexes
@@ -216,20 +218,20 @@ def _nvlink(seen: Seen) -> Finding:
     reported = set(seen.facts.nvlink_inactive)
     differences = [f"{link}: NVML says down, gpunode does not" for link in sorted(down - reported)]
     differences += [f"{link}: gpunode says down, NVML does not" for link in sorted(reported - down)]
-    return Finding(message=f"{sum(map(len, links.values()))} NVLinks compared", differences=differences)
+    return SourceFinding(message=f"{sum(map(len, links.values()))} NVLinks compared", differences=differences)
 
 
 # ---------------------------------------------------------------- knowledge against the device
 
 
-def _known(seen: Seen) -> Finding:
+def _known(seen: ParsedRecord) -> SourceFinding:
     gpus = _gpus(seen)
     unknown = [f"{gpu.slot} {gpu.id}: not in gpus.toml" for gpu in gpus if not seen.knowledge.gpu(gpu.id)]
     names = sorted({model.name for model in seen.models.values()})
-    return Finding(message=f"PCI ids known: {', '.join(names) or 'none'}", differences=unknown)
+    return SourceFinding(message=f"PCI ids known: {', '.join(names) or 'none'}", differences=unknown)
 
 
-def _gpus(seen: Seen) -> tuple[Any, ...]:
+def _gpus(seen: ParsedRecord) -> tuple[Any, ...]:
     if not seen.facts.gpus:
         raise NotPossible("no NVIDIA GPU on PCI")
     return seen.facts.gpus
@@ -243,7 +245,7 @@ _BRANDS = (
 )
 
 
-def _class(seen: Seen) -> Finding:
+def _class(seen: ParsedRecord) -> SourceFinding:
     """The kind that the knowledge has for the model against the brand that the driver says."""
     compared, differences = 0, []
     for slot, gpu, model in _known_gpus(seen):
@@ -256,20 +258,20 @@ def _class(seen: Seen) -> Finding:
     return _found(compared, "brand", differences)
 
 
-def _known_gpus(seen: Seen) -> Iterator[tuple[str, Mapping[str, str], GpuModel]]:
+def _known_gpus(seen: ParsedRecord) -> Iterator[tuple[str, Mapping[str, str], GpuModel]]:
     """(slot, what nvidia-smi says, what the knowledge has) of each GPU that both have."""
     for slot, gpu in seen.smi.gpus.items():
         if slot in seen.models:
             yield slot, gpu, seen.models[slot]
 
 
-def _found(compared: int, what: str, differences: Sequence[str]) -> Finding:
+def _found(compared: int, what: str, differences: Sequence[str]) -> SourceFinding:
     if not compared and not differences:
         raise NotPossible(f"the driver does not say the {what} of a GPU that is known")
-    return Finding(message=f"{what} of {compared} GPUs as in the knowledge", differences=differences)
+    return SourceFinding(message=f"{what} of {compared} GPUs as in the knowledge", differences=differences)
 
 
-def _architecture(seen: Seen) -> Finding:
+def _architecture(seen: ParsedRecord) -> SourceFinding:
     rows = [(slot, gpu["architecture"], model) for slot, gpu, model in _known_gpus(seen) if "architecture" in gpu]
     differences = [
         f"{slot} {model.id}: {model.arch} in the knowledge, the driver says {stated}"
@@ -283,7 +285,7 @@ def _generation(name: str) -> str:
     return name.lower().removesuffix(" lovelace")
 
 
-def _capability(seen: Seen) -> Finding:
+def _capability(seen: ParsedRecord) -> SourceFinding:
     stated = {slot: gpu["compute_capability"] for slot, gpu in seen.nvml.gpus.items() if "compute_capability" in gpu}
     rows = [(slot, stated[slot], model) for slot, model in seen.models.items() if slot in stated]
     differences = [
@@ -294,7 +296,7 @@ def _capability(seen: Seen) -> Finding:
     return _found(len(rows), "compute capability", differences)
 
 
-def _memory(seen: Seen) -> Finding:
+def _memory(seen: ParsedRecord) -> SourceFinding:
     differences, compared = [], 0
     for slot, gpu, model in _known_gpus(seen):
         if slot in seen.virtual or not model.memory_gb or "memory_mib" not in gpu:
@@ -309,7 +311,7 @@ def _memory(seen: Seen) -> Finding:
     return _found(compared, "memory", differences)
 
 
-def _mig_capability(seen: Seen) -> Finding:
+def _mig_capability(seen: ParsedRecord) -> SourceFinding:
     differences, compared, hidden = [], 0, 0
     for slot, gpu, model in _known_gpus(seen):
         if slot in seen.virtual or model.mig == "unknown":
@@ -326,7 +328,7 @@ def _mig_capability(seen: Seen) -> Finding:
     return _found(compared - hidden, "MIG capability", differences)
 
 
-def _mig_profiles(seen: Seen) -> Finding:
+def _mig_profiles(seen: ParsedRecord) -> SourceFinding:
     listed = readings.read_profiles(seen.record.text("mig-profiles.txt"))
     if not listed:
         raise NotPossible("nvidia-smi mig -lgip lists no profile: no GPU has MIG, or has it enabled")
@@ -355,10 +357,10 @@ def _mig_profiles(seen: Seen) -> Finding:
             least, most = (0.94 * one.usable_gib, 1.06 * one.usable_gib) if published else (one.usable_gib, one.gb)
             if not least <= row.gib <= most:
                 differences.append(f"{where} {name}: {one.usable_gib} GiB in the knowledge, {row.gib} GiB on the GPU")
-    return Finding(message=f"{len(listed)} MIG profiles compared", differences=differences)
+    return SourceFinding(message=f"{len(listed)} MIG profiles compared", differences=differences)
 
 
-def _open_module(seen: Seen) -> Finding:
+def _open_module(seen: ParsedRecord) -> SourceFinding:
     flavour = seen.facts.driver.loaded_flavour
     if not flavour or not seen.models:
         raise NotPossible("no NVIDIA kernel module is loaded, or no GPU is known")
@@ -377,7 +379,7 @@ def _open_module(seen: Seen) -> Finding:
     return _found(len(rows), f"module flavour ({flavour})", differences)
 
 
-def _branch(seen: Seen) -> Finding:
+def _branch(seen: ParsedRecord) -> SourceFinding:
     """A driver that runs a GPU is within the range that the knowledge has for it, and its branch is known."""
     loaded = seen.facts.driver.loaded
     if not loaded:
@@ -394,10 +396,10 @@ def _branch(seen: Seen) -> Finding:
             )
         if arch.last_branch and version[0] > arch.last_branch:
             differences.append(f"{slot} {model.id}: {loaded} runs it, last branch in the knowledge {arch.last_branch}")
-    return Finding(message=f"driver {loaded} is in the range of {len(rows)} GPUs", differences=differences)
+    return SourceFinding(message=f"driver {loaded} is in the range of {len(rows)} GPUs", differences=differences)
 
 
-def _solver(seen: Seen) -> Finding:
+def _solver(seen: ParsedRecord) -> SourceFinding:
     """The solver, asked for the branch and flavour that run, has no objection."""
     driver = seen.facts.driver
     if not driver.loaded or not seen.facts.gpus:
@@ -410,7 +412,7 @@ def _solver(seen: Seen) -> Finding:
     spec = Spec(driver=parse_driver(asked))
     solution = solve(request_of(replace(seen.facts), spec), seen.knowledge)
     problems = [problem.what for problem in solution.problems]
-    return Finding(message=f"the solver accepts driver {asked} on {seen.facts.distro.key}", differences=problems)
+    return SourceFinding(message=f"the solver accepts driver {asked} on {seen.facts.distro.key}", differences=problems)
 
 
 # ---------------------------------------------------------------- commands
@@ -425,7 +427,7 @@ COMMANDS: Mapping[str, tuple[int, ...]] = {  # exit codes that a machine in any 
 _BUG = re.compile(r"Traceback \(most recent call last\)|unexpected [A-Z]\w+(?:Error|Exception)\b")
 
 
-def _command(name: str, seen: Seen) -> Finding:
+def _command(name: str, seen: ParsedRecord) -> SourceFinding:
     capture = seen.record.captures[f"{name}.json"]
     trouble = [line.strip()[:200] for line in capture.text.splitlines() if _BUG.search(line)]
     if capture.exit not in COMMANDS[name]:
@@ -433,20 +435,22 @@ def _command(name: str, seen: Seen) -> Finding:
         trouble.append(f"exit code {capture.exit}: {stated[-1][:200] if stated else ''}")
     elif not trouble and seen.record.data(f"{name}.json") is None:
         trouble.append("it printed no JSON")
-    return Finding(message=f"gpunode {name}: exit code {capture.exit} in {capture.seconds:.1f} s", differences=trouble)
+    return SourceFinding(
+        message=f"gpunode {name}: exit code {capture.exit} in {capture.seconds:.1f} s", differences=trouble
+    )
 
 
-def _any(name: str, *values: str) -> Callable[[Seen], bool]:
+def _any(name: str, *values: str) -> Callable[[ParsedRecord], bool]:
     return lambda seen: any(gpu.get(name, "") in values for gpu in seen.nvml.gpus.values())
 
 
-def _unjoined(seen: Seen) -> bool:
+def _unjoined(seen: ParsedRecord) -> bool:
     states = [(gpu.get("fabric_state", ""), gpu.get("fabric_status", "Success")) for gpu in seen.nvml.gpus.values()]
     return any(state in ("Not Started", "In Progress") or (state and status != "Success") for state, status in states)
 
 
 # check of `gpunode verify` → whether NVML, or the kernel log, says the same
-_SIGNS: Mapping[str, Callable[[Seen], bool]] = {
+_SIGNS: Mapping[str, Callable[[ParsedRecord], bool]] = {
     "gpu.ecc": lambda seen: any(gpu.get("ecc_uncorrected", "0") != "0" for gpu in seen.nvml.gpus.values()),
     "gpu.remap-pending": _any("remap_pending", "Yes"),
     "gpu.remap-failure": _any("remap_failure", "Yes"),
@@ -461,7 +465,7 @@ _SIGNS: Mapping[str, Callable[[Seen], bool]] = {
 }
 
 
-def _alarms(seen: Seen) -> Finding:
+def _alarms(seen: ParsedRecord) -> SourceFinding:
     """gpunode's health checks that fail are those for which NVML has a sign, and no others."""
     hosts = (seen.record.data("verify.json") or {}).get("hosts") or [{}]
     status = {check["id"]: check for check in hosts[0].get("checks", ())}
@@ -475,13 +479,13 @@ def _alarms(seen: Seen) -> Finding:
             differences.append(f"{name}: verify fails ({status[name]['message']}), NVML says the GPUs are healthy")
         if sick and not failed:
             differences.append(f"{name}: NVML says the GPUs are not healthy, verify does not")
-    return Finding(message=f"{len(rows)} health checks agree with NVML", differences=differences)
+    return SourceFinding(message=f"{len(rows)} health checks agree with NVML", differences=differences)
 
 
 _HARDWARE = ("kernel", "driver", "fabric")  # layers in which a machine that NVML calls healthy has no fault
 
 
-def _findings(seen: Seen) -> Finding:
+def _findings(seen: ParsedRecord) -> SourceFinding:
     """The doctor finds no root cause in the driver's layers where NVML says that all is well."""
     hosts = (seen.record.data("doctor.json") or {}).get("hosts") or [{}]
     if any(sign(seen) for sign in _SIGNS.values()):
@@ -492,10 +496,12 @@ def _findings(seen: Seen) -> Finding:
         for one in found
         if one["root"] and one["severity"] == "error" and one["layer"] in _HARDWARE
     ]
-    return Finding(message=f"{len(found)} findings, none of them a false alarm about the driver", differences=wrong)
+    return SourceFinding(
+        message=f"{len(found)} findings, none of them a false alarm about the driver", differences=wrong
+    )
 
 
-def _cdi(seen: Seen) -> Finding:
+def _cdi(seen: ParsedRecord) -> SourceFinding:
     """The CDI specification that nvidia-ctk makes today is one that gpunode reads, with every GPU in it."""
     spec = read_spec("nvidia.yaml", seen.record.text("cdi.yaml").encode())
     wanted = {gpu["uuid"] for gpu in seen.smi.gpus.values() if "uuid" in gpu and gpu.get("mig_current") != "Enabled"}
@@ -505,65 +511,65 @@ def _cdi(seen: Seen) -> Finding:
         differences.append(f"{len(wanted)} GPUs, devices {', '.join(spec.devices)}")
     if spec.driver and spec.driver != seen.facts.driver.loaded:
         differences.append(f"made for driver {spec.driver}, loaded is {seen.facts.driver.loaded}")
-    return Finding(message=f"nvidia-ctk's specification has {len(spec.devices)} devices", differences=differences)
+    return SourceFinding(message=f"nvidia-ctk's specification has {len(spec.devices)} devices", differences=differences)
 
 
 # ---------------------------------------------------------------- the table
 
 _PROBE, _SMI, _NVML = "probe.txt", "nvidia-smi.xml", "nvml.json"
 
-CHECKS: tuple[Check, ...] = (
-    Check("probe.shells", "the probe under dash, bash and busybox", (_PROBE,), _shells),
-    Check("probe.readable", "every line of the probe with the form that is known", (_PROBE,), _readable),
-    Check("driver.works", "loaded kernel module, libraries and nvidia-smi", (_PROBE,), _driver),
-    Check("captures.in-time", "each command with its time limit", (), _in_time),
-    Check("facts.smi", "facts with nvidia-smi -q -x", (_PROBE, _SMI), partial(_compared, "facts", "smi")),
-    Check("facts.nvml", "facts with NVML", (_PROBE, _NVML), partial(_compared, "facts", "nvml")),
-    Check("smi.nvml", "nvidia-smi -q -x with NVML", (_PROBE, _SMI, _NVML), partial(_compared, "smi", "nvml")),
-    Check("facts.lspci", "facts with lspci -nn", (_PROBE, "lspci.txt"), partial(_compared, "facts", "lspci")),
-    Check("facts.sysfs", "facts with sysfs", (_PROBE, "sysfs.json"), partial(_compared, "facts", "sysfs")),
-    Check(
+CHECKS: tuple[SourceCheck, ...] = (
+    SourceCheck("probe.shells", "the probe under dash, bash and busybox", (_PROBE,), _shells),
+    SourceCheck("probe.readable", "every line of the probe with the form that is known", (_PROBE,), _readable),
+    SourceCheck("driver.works", "loaded kernel module, libraries and nvidia-smi", (_PROBE,), _driver),
+    SourceCheck("captures.in-time", "each command with its time limit", (), _in_time),
+    SourceCheck("facts.smi", "facts with nvidia-smi -q -x", (_PROBE, _SMI), partial(_compared, "facts", "smi")),
+    SourceCheck("facts.nvml", "facts with NVML", (_PROBE, _NVML), partial(_compared, "facts", "nvml")),
+    SourceCheck("smi.nvml", "nvidia-smi -q -x with NVML", (_PROBE, _SMI, _NVML), partial(_compared, "smi", "nvml")),
+    SourceCheck("facts.lspci", "facts with lspci -nn", (_PROBE, "lspci.txt"), partial(_compared, "facts", "lspci")),
+    SourceCheck("facts.sysfs", "facts with sysfs", (_PROBE, "sysfs.json"), partial(_compared, "facts", "sysfs")),
+    SourceCheck(
         "smi.sysfs",
         "nvidia-smi -q -x with sysfs",
         (_PROBE, _SMI, "sysfs.json"),
         partial(_compared, "smi", "sysfs"),
     ),
-    Check(
+    SourceCheck(
         "facts.proc",
         "facts with /proc/driver/nvidia",
         (_PROBE, "proc.txt"),
         partial(_compared, "facts", "proc"),
     ),
-    Check(
+    SourceCheck(
         "smi.proc",
         "nvidia-smi -q -x with /proc/driver/nvidia",
         (_PROBE, _SMI, "proc.txt"),
         partial(_compared, "smi", "proc"),
     ),
-    Check("facts.virtual", "virtual GPUs in the facts with nvidia-smi", (_PROBE, _SMI), _virtual),
-    Check("facts.nvlink", "NVLinks that are down with NVML", (_PROBE, _NVML), _nvlink),
-    Check("knowledge.pci-id", "PCI ids with the table of GPUs", (_PROBE,), _known),
-    Check("knowledge.class", "kind of GPU with the driver's brand", (_PROBE, _SMI), _class),
-    Check("knowledge.architecture", "architecture with the driver's", (_PROBE, _SMI), _architecture),
-    Check("knowledge.compute-capability", "compute capability with NVML's", (_PROBE, _NVML), _capability),
-    Check("knowledge.memory", "memory of the model with the GPU's", (_PROBE, _SMI), _memory),
-    Check("knowledge.mig-capability", "whether the model has MIG with the GPU", (_PROBE, _SMI), _mig_capability),
-    Check(
+    SourceCheck("facts.virtual", "virtual GPUs in the facts with nvidia-smi", (_PROBE, _SMI), _virtual),
+    SourceCheck("facts.nvlink", "NVLinks that are down with NVML", (_PROBE, _NVML), _nvlink),
+    SourceCheck("knowledge.pci-id", "PCI ids with the table of GPUs", (_PROBE,), _known),
+    SourceCheck("knowledge.class", "kind of GPU with the driver's brand", (_PROBE, _SMI), _class),
+    SourceCheck("knowledge.architecture", "architecture with the driver's", (_PROBE, _SMI), _architecture),
+    SourceCheck("knowledge.compute-capability", "compute capability with NVML's", (_PROBE, _NVML), _capability),
+    SourceCheck("knowledge.memory", "memory of the model with the GPU's", (_PROBE, _SMI), _memory),
+    SourceCheck("knowledge.mig-capability", "whether the model has MIG with the GPU", (_PROBE, _SMI), _mig_capability),
+    SourceCheck(
         "knowledge.mig-profiles",
         "MIG profiles with nvidia-smi mig -lgip",
         (_PROBE, "mig-profiles.txt"),
         _mig_profiles,
     ),
-    Check(
+    SourceCheck(
         "knowledge.open-module",
         "whether open modules may drive it with those that do",
         (_PROBE, _SMI),
         _open_module,
     ),
-    Check("knowledge.branch", "branches of the model with the driver that runs", (_PROBE, _SMI), _branch),
-    Check("solver.accepts", "the solver with the driver that runs", (_PROBE, _SMI), _solver),
+    SourceCheck("knowledge.branch", "branches of the model with the driver that runs", (_PROBE, _SMI), _branch),
+    SourceCheck("solver.accepts", "the solver with the driver that runs", (_PROBE, _SMI), _solver),
     *(
-        Check(
+        SourceCheck(
             f"command.{name}",
             f"gpunode {name}: exit code, no traceback, JSON",
             (f"{name}.json",),
@@ -571,7 +577,7 @@ CHECKS: tuple[Check, ...] = (
         )
         for name in COMMANDS
     ),
-    Check("verify.alarms", "health checks of verify with NVML", (_PROBE, _NVML, "verify.json"), _alarms),
-    Check("doctor.alarms", "findings of the doctor with NVML", (_PROBE, _NVML, "doctor.json"), _findings),
-    Check("smi.cdi", "nvidia-ctk's CDI specification with the GPUs", (_PROBE, _SMI, "cdi.yaml"), _cdi),
+    SourceCheck("verify.alarms", "health checks of verify with NVML", (_PROBE, _NVML, "verify.json"), _alarms),
+    SourceCheck("doctor.alarms", "findings of the doctor with NVML", (_PROBE, _NVML, "doctor.json"), _findings),
+    SourceCheck("smi.cdi", "nvidia-ctk's CDI specification with the GPUs", (_PROBE, _SMI, "cdi.yaml"), _cdi),
 )

@@ -26,7 +26,7 @@ _DISPLAY = ("0300", "0302")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class SourceReading:
     """What one source says: of the machine, and of each GPU by slot."""
 
     source: str
@@ -34,7 +34,7 @@ class Reading:
     gpus: Mapping[str, Values] = field(default_factory=dict)
 
 
-def compare(one: Reading, other: Reading, *, absent: Sequence[str] = ()) -> tuple[int, list[str]]:
+def compare(one: SourceReading, other: SourceReading, *, absent: Sequence[str] = ()) -> tuple[int, list[str]]:
     """(how many fields both have, their differences); a GPU that only one has is one, but for slots in `absent`."""
     compared, differences = 0, []
     for slot in sorted({*one.gpus, *other.gpus} - set(absent)):
@@ -123,7 +123,7 @@ _XML: Mapping[str, tuple[tuple[str, ...], Callable[[str], str]]] = {
 XML_FIELDS = (*_XML, "ecc_uncorrected", "mig_devices", "processes")
 
 
-def read_smi(text: str) -> Reading:
+def read_smi(text: str) -> SourceReading:
     """`nvidia-smi -q -x`; InputError where it is none."""
     start = text.find("<?xml")
     if start < 0 or "<!ENTITY" in text:
@@ -135,7 +135,7 @@ def read_smi(text: str) -> Reading:
     machine = {"driver": _at(log, "driver_version"), "cuda": _at(log, "cuda_version")}
     gpus = {slot_of(gpu.get("id") or _at(gpu, "pci/pci_bus_id")): dict(_xml_fields(gpu)) for gpu in log.iter("gpu")}
     machine["gpus"] = _at(log, "attached_gpus") or str(len(gpus))
-    return Reading(source="nvidia-smi -q -x", machine=_printed(machine), gpus=gpus)
+    return SourceReading(source="nvidia-smi -q -x", machine=_printed(machine), gpus=gpus)
 
 
 def _xml_fields(gpu: ElementTree.Element) -> Iterator[tuple[str, str]]:
@@ -171,7 +171,7 @@ def _printed(values: Mapping[str, str]) -> dict[str, str]:
 # ---------------------------------------------------------------- NVML, sysfs, lspci, /proc, the facts
 
 
-def read_nvml(data: Any) -> Reading:
+def read_nvml(data: Any) -> SourceReading:
     """The dump of edge/host/nvml.py: {"machine": {…}, "gpus": [{"slot": …, …}]}."""
     if not isinstance(data, dict) or not isinstance(data.get("gpus"), list):
         raise InputError("no dump of NVML", expected='{"machine": {…}, "gpus": […]}')
@@ -182,10 +182,10 @@ def read_nvml(data: Any) -> Reading:
         for gpu in data["gpus"]
     }
     machine = _printed({name: str(value) for name, value in data.get("machine", {}).items() if value is not None})
-    return Reading(source="NVML", machine=machine, gpus=gpus)
+    return SourceReading(source="NVML", machine=machine, gpus=gpus)
 
 
-def read_sysfs(text: str) -> Reading:
+def read_sysfs(text: str) -> SourceReading:
     """{slot: {vendor, device, class, subsystem_vendor, subsystem_device, driver, …}} as JSON."""
     gpus = {}
     for slot, one in json.loads(text).items():
@@ -198,14 +198,14 @@ def read_sysfs(text: str) -> Reading:
             "class": hexes["class"][:4],
             "kernel_driver": one.get("driver", ""),
         }
-    return Reading(source="sysfs", gpus={slot: _printed(one) for slot, one in gpus.items()})
+    return SourceReading(source="sysfs", gpus={slot: _printed(one) for slot, one in gpus.items()})
 
 
 # 0000:17:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 SXM5 80GB] [10de:2330] (rev a1)
 _LSPCI = re.compile(r"([0-9a-f:.]+) [^\[\n]*\[(\w{4})\]: .*\[(\w{4}:\w{4})\]")
 
 
-def read_lspci(text: str) -> Reading:
+def read_lspci(text: str) -> SourceReading:
     """`lspci -D -nn -k -d 10de:`."""
     gpus: dict[str, dict[str, str]] = {}
     current: dict[str, str] = {}
@@ -218,7 +218,7 @@ def read_lspci(text: str) -> Reading:
             current["subsystem"] = match[1]
         elif match := re.match(r"\s+Kernel driver in use: (\S+)", line):
             current["kernel_driver"] = match[1]
-    return Reading(source="lspci", gpus=gpus)
+    return SourceReading(source="lspci", gpus=gpus)
 
 
 _INFORMATION = {
@@ -230,7 +230,7 @@ _INFORMATION = {
 }
 
 
-def read_proc(text: str) -> Reading:
+def read_proc(text: str) -> SourceReading:
     """Files of /proc/driver/nvidia, each behind a line `=== PATH`."""
     machine: dict[str, str] = {}
     gpus: dict[str, dict[str, str]] = {}
@@ -247,10 +247,10 @@ def read_proc(text: str) -> Reading:
             one = gpus.setdefault(match[1].lower(), {})
             if key in _INFORMATION and not _NOTHING.match(value) and "?" not in value:
                 one[_INFORMATION[key]] = value
-    return Reading(source="/proc/driver/nvidia", machine=_printed(machine), gpus=gpus)
+    return SourceReading(source="/proc/driver/nvidia", machine=_printed(machine), gpus=gpus)
 
 
-def read_facts(facts: NodeFacts) -> Reading:
+def read_facts(facts: NodeFacts) -> SourceReading:
     """What gpunode made of its probe: the GPUs on PCI, and what nvidia-smi's table said of them."""
     minors = {gpu.uuid: str(gpu.minor) for gpu in facts.cdi.gpus if gpu.uuid}
     driver = {
@@ -283,7 +283,7 @@ def read_facts(facts: NodeFacts) -> Reading:
     stated = {slot: {k: v for k, v in one.items() if v != "N/A"} for slot, one in driver.items()}
     gpus = {slot: _printed({**pci.get(slot, {}), **stated.get(slot, {})}) for slot in {**pci, **driver}}
     machine = {"driver": facts.driver.loaded, "flavour": facts.driver.loaded_flavour}
-    return Reading(source="gpunode", machine=_printed(machine), gpus=gpus)
+    return SourceReading(source="gpunode", machine=_printed(machine), gpus=gpus)
 
 
 # ---------------------------------------------------------------- nvidia-smi mig -lgip

@@ -31,7 +31,7 @@ class Capture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class SelftestRecord:
     """Captures by the names that they have in the archive, and what is known of the run itself."""
 
     captures: Mapping[str, Capture] = field(default_factory=dict)
@@ -85,14 +85,14 @@ def results_text(results: Sequence[Result]) -> str:
     return "\n".join([*lines, summary(results)])
 
 
-def times_text(record: Record) -> str:
+def times_text(record: SelftestRecord) -> str:
     """How long each capture took, the slowest first; what took less than a tenth of a second is left out."""
     slow = sorted(record.captures.items(), key=lambda item: -item[1].seconds)
     shown = [f"{name} {one.seconds:.1f} s" for name, one in slow if one.seconds >= 0.1]
     return f"times: {', '.join(shown)}; all {record.seconds:.0f} s" if shown else f"times: all {record.seconds:.0f} s"
 
 
-def results_data(record: Record, results: Sequence[Result]) -> dict[str, Any]:
+def results_data(record: SelftestRecord, results: Sequence[Result]) -> dict[str, Any]:
     """The shape of `gpunode selftest --format json` (docs/selftest.md)."""
     counts = Counter(result.status for result in results)
     return {
@@ -120,7 +120,7 @@ _ENCODED = re.compile(r'"(?![0-9a-f]+")[A-Za-z0-9+/]{24,}={0,2}(?:\\n[A-Za-z0-9+
 _BUILDER = re.compile(r"(NVRM version:[^\n]*\()[^()\n]*(\))")  # who compiled the module, and where
 
 
-def redacted(record: Record) -> dict[str, str]:
+def redacted(record: SelftestRecord) -> dict[str, str]:
     """The files of the archive: captures without serials, UUIDs, host and user names, addresses and process names.
 
     The same thing has the same placeholder in all of them, so that they can still be compared.
@@ -163,7 +163,7 @@ def _serials(texts: Mapping[str, str]) -> frozenset[str]:
     return frozenset(word for word in found if any(c.isdigit() for c in word))
 
 
-def archive_files(record: Record, results: Sequence[Result]) -> dict[str, str]:
+def archive_files(record: SelftestRecord, results: Sequence[Result]) -> dict[str, str]:
     """All files of the archive, the guide first.  The results are those of the redacted record."""
     files = redacted(record)
     table = f"{printable(results_text(results))}\n{times_text(record)}\n"
@@ -198,7 +198,7 @@ _MEANING = {
 }
 
 
-def read_record(files: Mapping[str, str]) -> Record:
+def read_record(files: Mapping[str, str]) -> SelftestRecord:
     """The record of an archive's files; InputError where they are none."""
     try:
         meta = json.loads(files[META])
@@ -208,7 +208,7 @@ def read_record(files: Mapping[str, str]) -> Record:
             name: Capture(text=files.get(name, ""), **{k: one[k] for k in ("error", "stopped", "exit", "seconds")})
             for name, one in meta["captures"].items()
         }
-        return Record(
+        return SelftestRecord(
             captures=captures,
             gpunode=str(meta["gpunode"]),
             at=str(meta["at"]),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpunode.core.deb_versions import fits, parse_relations, version_key
 from gpunode.core.knowledge import Branch, Knowledge
 from gpunode.core.model import Offer
-from gpunode.core.solve.case import Case, SolveRequest
+from gpunode.core.solve.case import SolveCase, SolveRequest
 from gpunode.core.solve.families import version_pattern
 from gpunode.core.solve.rules import Rule
 
@@ -50,7 +50,7 @@ class Fit:
     why: str = ""
 
 
-def built_fit(case: Case, branch: Branch, flavour: str) -> Fit:
+def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
     """Ubuntu's built modules for the kernels that can boot: a kernel's are of one version of the driver.
 
     The newest version that all kernels have modules of; else the newest, and the kernels that it leaves without.
@@ -73,7 +73,7 @@ def built_fit(case: Case, branch: Branch, flavour: str) -> Fit:
     return Fit(without=without, why="; ".join(_why_not(k, modules[k], versions[0]) for k in without))
 
 
-def _module(case: Case, branch: Branch, flavour: str, release: str) -> str:
+def _module(case: SolveCase, branch: Branch, flavour: str, release: str) -> str:
     rules = case.knowledge.rules
     kind = flavour or ("open" if branch.branch >= rules["open_default_from"]["branch"] else "proprietary")
     words = {"branch": branch.branch, "open": "-open" if kind == "open" else ""}
@@ -91,7 +91,7 @@ def _why_not(kernel: str, modules: list[Offer], version: str) -> str:
     return f"those for {kernel} need {', '.join(modules[-1].needs)}, and the archive has {version}"
 
 
-def taken_by_all(case: Case, flavour: str) -> Rule:
+def taken_by_all(case: SolveCase, flavour: str) -> Rule:
     """That every kernel that can boot has modules of the branch."""
     return Rule(
         what="has no modules for every kernel",
@@ -100,7 +100,7 @@ def taken_by_all(case: Case, flavour: str) -> Rule:
     )
 
 
-def resolves(case: Case, *, own: bool) -> list[Rule]:
+def resolves(case: SolveCase, *, own: bool) -> list[Rule]:
     """That the node's package manager has not said of the branch that it cannot be installed."""
     return [
         Rule(
@@ -114,7 +114,7 @@ def resolves(case: Case, *, own: bool) -> list[Rule]:
     ]
 
 
-def explain_without(case: Case, without: tuple[str, ...], why: str, what: str) -> None:
+def explain_without(case: SolveCase, without: tuple[str, ...], why: str, what: str) -> None:
     """The kernels that the plan leaves without the driver, and what that means on the node."""
     running = [kernel.release for kernel in case.request.kernels if kernel.running and kernel.release in without]
     others = [release for release in without if release not in running]

@@ -141,7 +141,7 @@ class Notes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class SolveCase:
     """One question and all that its answer rests on; the parts of the solver take it whole."""
 
     request: SolveRequest

@@ -8,14 +8,14 @@ from dataclasses import replace
 from gpunode.core.knowledge import CudaRelease, Knowledge
 from gpunode.core.model import CudaChoice, DriverChoice, PackageWant
 from gpunode.core.numbers import version_tuple
-from gpunode.core.solve.case import Case, Notes
+from gpunode.core.solve.case import Notes, SolveCase
 from gpunode.core.solve.rules import forward_compatible
 from gpunode.core.solve.runfile import cuda_runfiles
 
 NEWEST = "newest"
 
 
-def solve_cuda(case: Case, driver: DriverChoice | None) -> CudaChoice | None:
+def solve_cuda(case: SolveCase, driver: DriverChoice | None) -> CudaChoice | None:
     """The toolkits asked for; None when none is, or when one cannot work (then a problem stands in `notes`)."""
     if not case.request.cuda.versions:
         return None
@@ -55,7 +55,7 @@ def solve_cuda(case: Case, driver: DriverChoice | None) -> CudaChoice | None:
     )
 
 
-def _arch_cuda(case: Case, versions: Sequence[str]) -> CudaChoice | None:
+def _arch_cuda(case: SolveCase, versions: Sequence[str]) -> CudaChoice | None:
     """Arch's own package, in /opt/cuda with a profile.d of its own."""
     names = case.knowledge.packages["arch-own"]
     if tuple(versions) != (NEWEST,):
@@ -69,7 +69,7 @@ def _arch_cuda(case: Case, versions: Sequence[str]) -> CudaChoice | None:
     return CudaChoice(version="", versions=(), method="packages", packages=packages, repository="")
 
 
-def _versions(case: Case, driver: DriverChoice | None) -> tuple[str, ...] | None:
+def _versions(case: SolveCase, driver: DriverChoice | None) -> tuple[str, ...] | None:
     """The versions asked for, each once; `newest` becomes the newest that the GPUs, the driver and the source have."""
     asked = case.request.cuda.versions
     if NEWEST not in asked:
@@ -106,7 +106,7 @@ def _packages(kind: str, versions: Sequence[str], knowledge: Knowledge) -> tuple
     )
 
 
-def _refuse_compat(case: Case, compat: Sequence[str]) -> bool:
+def _refuse_compat(case: SolveCase, compat: Sequence[str]) -> bool:
     case.refuse(
         f"CUDA {', '.join(compat)} needs its forward-compatibility package, which is in no runfile",
         "set cuda.method to packages, or take a newer driver.branch",
@@ -114,7 +114,7 @@ def _refuse_compat(case: Case, compat: Sequence[str]) -> bool:
     return False
 
 
-def _works(case: Case, version: str, *, in_repository: bool) -> bool:
+def _works(case: SolveCase, version: str, *, in_repository: bool) -> bool:
     if version not in case.knowledge.cuda:
         near = sorted(case.knowledge.cuda, key=lambda v: _distance(v, version))[:3]
         case.refuse(f"CUDA {version} is not known", f"nearest known: {', '.join(sorted(near, key=version_tuple))}")
@@ -152,7 +152,7 @@ def _works(case: Case, version: str, *, in_repository: bool) -> bool:
     return good
 
 
-def _runs(case: Case, release: CudaRelease, driver: DriverChoice | None) -> str:
+def _runs(case: SolveCase, release: CudaRelease, driver: DriverChoice | None) -> str:
     """How the driver runs the toolkit: native, minor, forward; "" with a problem in `notes`, where it does not."""
     if driver is None or not release.native:
         return "native"  # as far as can be said

@@ -8,7 +8,7 @@ from gpunode.core.knowledge import Branch, GpuModel, Precompiled
 from gpunode.core.model import DriverChoice, Flavour
 from gpunode.core.numbers import version_tuple, whole
 from gpunode.core.solve.archive import built_fit, resolves, taken_by_all
-from gpunode.core.solve.case import Case
+from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import refused_on_arch
 from gpunode.core.solve.gpus import range_text, serves
 from gpunode.core.solve.packages import driver_choice
@@ -30,7 +30,7 @@ MOK = (
 )
 
 
-def solve_driver(case: Case) -> DriverChoice | None:
+def solve_driver(case: SolveCase) -> DriverChoice | None:
     """The driver for these GPUs, or None: not wanted, or refused (then a problem stands in `notes`)."""
     spec = case.request.driver
     if spec.branch == "none":
@@ -76,7 +76,7 @@ def solve_driver(case: Case) -> DriverChoice | None:
     return driver_choice(case, branch, chosen, own=own, built=built)
 
 
-def _refused(case: Case) -> bool:
+def _refused(case: SolveCase) -> bool:
     """Whether what is asked for contradicts itself or the node; the problem is noted."""
     spec = case.request.driver
     if case.request.runfile and spec.method == "auto":
@@ -99,7 +99,7 @@ def _refused(case: Case) -> bool:
     return case.distro.family == "arch" and spec.method != "runfile" and refused_on_arch(case)
 
 
-def _preinstalled(case: Case) -> DriverChoice | None:
+def _preinstalled(case: SolveCase) -> DriverChoice | None:
     if not case.request.loaded_driver:
         case.refuse(
             "driver.method is preinstalled, but there is no driver on the node",
@@ -120,7 +120,7 @@ def _preinstalled(case: Case) -> DriverChoice | None:
 # ---------------------------------------------------------------- flavour
 
 
-def _flavour_asked(case: Case) -> str | None:
+def _flavour_asked(case: SolveCase) -> str | None:
     """The flavour where GPUs or the user leave no choice, "" where the branch decides, None on a conflict."""
     only = [g for g in case.gpus if g.open == "only"]
     never = [g for g in case.gpus if g.open == "no"]
@@ -157,7 +157,7 @@ def _flavour_asked(case: Case) -> str | None:
     return "" if asked == "auto" else asked
 
 
-def _flavour(case: Case, branch: Branch, asked: str) -> Flavour | None:
+def _flavour(case: SolveCase, branch: Branch, asked: str) -> Flavour | None:
     default, last = case.knowledge.rules["open_default_from"], case.knowledge.rules["open_only_from"]
     if asked:
         return "open" if asked == "open" else "proprietary"
@@ -177,7 +177,7 @@ def _flavour(case: Case, branch: Branch, asked: str) -> Flavour | None:
 # ---------------------------------------------------------------- where from
 
 
-def _from_distro(case: Case, flavour: str) -> bool:
+def _from_distro(case: SolveCase, flavour: str) -> bool:
     """Whether the distribution's own packages are taken: when asked for, or for their signature under Secure Boot."""
     spec = case.request.driver
     if spec.branch == "distro":
@@ -222,7 +222,7 @@ def _from_distro(case: Case, flavour: str) -> bool:
     return True
 
 
-def _installed_own(case: Case) -> bool:
+def _installed_own(case: SolveCase) -> bool:
     """Whether the driver that is loaded has the distribution's built modules, by the names that would be asked for."""
     names, spec = case.knowledge.packages[f"{case.distro.family}-own"], case.request.driver
     loaded = _loaded(case)
@@ -234,7 +234,7 @@ def _installed_own(case: Case) -> bool:
     return any(name.startswith(start) for name in case.request.installed)
 
 
-def _only_distro(case: Case, flavour: str) -> bool:
+def _only_distro(case: SolveCase, flavour: str) -> bool:
     """Whether only the distribution itself has a branch that fits: an old GPU on a new release."""
     if case.request.driver.version or not case.distro.own:
         return False
@@ -255,7 +255,7 @@ def _only_distro(case: Case, flavour: str) -> bool:
 # ---------------------------------------------------------------- branch
 
 
-def _where(case: Case, *, own: bool, flavour: str = "", built: bool = False) -> list[Rule]:
+def _where(case: SolveCase, *, own: bool, flavour: str = "", built: bool = False) -> list[Rule]:
     """What the place that the driver comes from asks of a branch."""
     if case.request.driver.method == "runfile":
         return builds(case)
@@ -270,18 +270,18 @@ def _where(case: Case, *, own: bool, flavour: str = "", built: bool = False) -> 
     return rules
 
 
-def _best(case: Case, rules: Sequence[Rule]) -> Branch | None:
+def _best(case: SolveCase, rules: Sequence[Rule]) -> Branch | None:
     return best_branch(case.knowledge, rules, _kinds(case))
 
 
-def _kinds(case: Case) -> Sequence[str]:
+def _kinds(case: SolveCase) -> Sequence[str]:
     """The kinds of branches that may be taken unasked; Arch has one branch, of whatever kind."""
     if case.request.driver.branch == "lts":
         return ("LTSB",)
     return (*SUPPORTED, "NFB", "unknown") if case.distro.family == "arch" else SUPPORTED
 
 
-def _for_every_kernel(case: Case, rules: Sequence[Rule], best: Branch, flavour: str) -> Branch:
+def _for_every_kernel(case: SolveCase, rules: Sequence[Rule], best: Branch, flavour: str) -> Branch:
     """The best branch with modules for every kernel, by the archive; where there is none, the best."""
     found = _best(case, [*rules, taken_by_all(case, flavour)]) or best
     if found != best:
@@ -290,7 +290,7 @@ def _for_every_kernel(case: Case, rules: Sequence[Rule], best: Branch, flavour: 
     return found
 
 
-def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> Branch | None:
+def _branch(case: SolveCase, flavour: str, own: bool, built: Precompiled | None) -> Branch | None:
     asked, where = needs(case, flavour), _where(case, own=own, flavour=flavour, built=built is not None)
     if built and not built.own:
         where = [in_repository(case, False), *rules_of(case, built, flavour)]
@@ -316,7 +316,7 @@ def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> B
     return best
 
 
-def _say_why(case: Case, best: Branch, rules: Sequence[Rule]) -> None:
+def _say_why(case: SolveCase, best: Branch, rules: Sequence[Rule]) -> None:
     """The reasons of a branch that was chosen as the newest, and what is to be known of its support."""
     ended = best.ended(case.knowledge.as_of)
     word = {"LTSB": "long-term", "PB": "production"}.get(best.kind, "only")
@@ -338,19 +338,19 @@ def _say_why(case: Case, best: Branch, rules: Sequence[Rule]) -> None:
         case.because("warning: branch", f"{best.branch} gets no security updates any more", best.source)
 
 
-def _loaded(case: Case) -> int:
+def _loaded(case: SolveCase) -> int:
     """The branch of the driver that is there, 0 where none is."""
     number = case.request.loaded_driver.partition(".")[0]
     return whole(number) if number.isdigit() else 0
 
 
-def _useless(case: Case) -> bool:
+def _useless(case: SolveCase) -> bool:
     """Whether the driver that is there does not drive one of the GPUs: then an older one is right."""
     branch = case.knowledge.branches.get(_loaded(case))
     return branch is not None and not all(serves(branch, model, case.knowledge) for model in case.gpus)
 
 
-def _newer_than(case: Case, rules: Sequence[Rule], best: Branch) -> Branch | None:
+def _newer_than(case: SolveCase, rules: Sequence[Rule], best: Branch) -> Branch | None:
     """The branch that is there and newer than what `auto` would take, which never goes back; None with a problem."""
     branch = case.knowledge.branches.get(_loaded(case))
     if branch is not None and all(rule.holds(branch) for rule in rules):
@@ -371,7 +371,7 @@ def _newer_than(case: Case, rules: Sequence[Rule], best: Branch) -> Branch | Non
     return None
 
 
-def _ways_out(case: Case, asked: Sequence[Rule], flavour: str, own: bool) -> str:
+def _ways_out(case: SolveCase, asked: Sequence[Rule], flavour: str, own: bool) -> str:
     """The other places that have a branch, for the end of a sentence: the other repository, NVIDIA's runfile."""
     if case.request.driver.method == "runfile":
         return ""
@@ -386,7 +386,7 @@ def _ways_out(case: Case, asked: Sequence[Rule], flavour: str, own: bool) -> str
     return "".join(f", or {way}" for way in ways)
 
 
-def _present(case: Case, rules: Sequence[Rule]) -> Branch | None:
+def _present(case: SolveCase, rules: Sequence[Rule]) -> Branch | None:
     """The branch that is installed, if it still is a good choice: `auto` does not ask to disturb a node that works."""
     branch = case.knowledge.branches.get(_loaded(case))
     if branch is None or branch.kind not in _kinds(case) or branch.ended(case.knowledge.as_of):
@@ -394,7 +394,7 @@ def _present(case: Case, rules: Sequence[Rule]) -> Branch | None:
     return branch if all(rule.holds(branch) for rule in rules) else None
 
 
-def _checked(case: Case, number: int, rules: Sequence[Rule], best: Branch | None) -> Branch | None:
+def _checked(case: SolveCase, number: int, rules: Sequence[Rule], best: Branch | None) -> Branch | None:
     """The branch the user chose, if it can work."""
     instead = (
         f"set driver.branch to {best.branch} or auto" if best else "no other branch fits either: change what is asked"
@@ -430,7 +430,7 @@ def _kind_of(branch: Branch) -> str:
     return f"{branch.branch} is {kind}" if kind else f"what kind of branch {branch.branch} is, is not known: {where}"
 
 
-def _refuse_all(case: Case, rules: Sequence[Rule], other: str) -> None:
+def _refuse_all(case: SolveCase, rules: Sequence[Rule], other: str) -> None:
     """Say which two demands no branch satisfies together; with several GPUs name the odd one."""
     for model in case.gpus:
         if not any(serves(b, model, case.knowledge) for b in case.knowledge.branches.values()):
@@ -458,7 +458,7 @@ def _refuse_all(case: Case, rules: Sequence[Rule], other: str) -> None:
             return
 
 
-def _only_new(case: Case, rules: Sequence[Rule], other: str) -> bool:
+def _only_new(case: SolveCase, rules: Sequence[Rule], other: str) -> bool:
     """Whether only new-feature branches fit: none is taken unasked, and the problem names them."""
     kinds = ("NFB", "unknown")
     newest = best_branch(case.knowledge, rules, kinds)
@@ -480,7 +480,7 @@ def _only_new(case: Case, rules: Sequence[Rule], other: str) -> bool:
     return True
 
 
-def _odd_one(case: Case) -> GpuModel:
+def _odd_one(case: SolveCase) -> GpuModel:
     """The model without which the most branches remain; of equals the oldest generation."""
 
     def left(model: GpuModel) -> int:

@@ -10,7 +10,7 @@ import re
 
 from gpunode.core.knowledge import Precompiled
 from gpunode.core.model import PackageWant
-from gpunode.core.solve.case import Case
+from gpunode.core.solve.case import SolveCase
 from gpunode.core.spec.source import DISTRIBUTION
 
 _EPEL_PACKAGE = re.compile(r"epel-release|oracle-epel-release-el\d+")
@@ -19,7 +19,7 @@ _PACKAGE_HUB = re.compile(r"(?i).*package[-_]?hub")
 _EPEL_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}.noarch.rpm"
 
 
-def repository_packages(case: Case, built: Precompiled | None = None) -> tuple[PackageWant, ...] | None:
+def repository_packages(case: SolveCase, built: Precompiled | None = None) -> tuple[PackageWant, ...] | None:
     """What is installed before the driver's packages, in a transaction of its own; None with a problem in its notes."""
     if DISTRIBUTION in case.request.sources:  # the node's own repositories are not asked
         return ()
@@ -45,12 +45,12 @@ def repository_packages(case: Case, built: Precompiled | None = None) -> tuple[P
     return tuple(PackageWant(name=name) for name in case.distro.repositories)
 
 
-def builder(case: Case, built: Precompiled | None = None) -> str:
+def builder(case: SolveCase, built: Precompiled | None = None) -> str:
     """The id of the repository that is to be enabled beside EPEL, "" for none."""
     return "" if built or DISTRIBUTION in case.request.sources else case.distro.builder
 
 
-def _explain_product(case: Case) -> None:
+def _explain_product(case: SolveCase) -> None:
     """SUSE's Package Hub has what NVIDIA's packages depend on; it belongs to a subscription, so its owner adds it."""
     if not case.distro.product or any(map(_PACKAGE_HUB.match, case.request.repositories)):
         return
@@ -64,13 +64,13 @@ def _explain_product(case: Case) -> None:
     )
 
 
-def _set_up_otherwise(case: Case) -> bool:
+def _set_up_otherwise(case: SolveCase) -> bool:
     """Whether a mirror of somebody's own gives EPEL, without the package that would set it up."""
     by_package = any(name in case.request.installed for name in case.distro.repositories)
     return not by_package and any(map(_EPEL_REPOSITORY.match, case.request.repositories))
 
 
-def _by_a_person(case: Case) -> bool:
+def _by_a_person(case: SolveCase) -> bool:
     """Red Hat's own distribution has no package for EPEL: it comes by URL, which is for the owner to trust."""
     there = any(map(_EPEL_PACKAGE.fullmatch, case.request.installed)) or any(
         map(_EPEL_REPOSITORY.match, case.request.repositories)

@@ -12,13 +12,15 @@ import re
 from gpunode.core.knowledge import Branch, Table
 from gpunode.core.model import DriverChoice, FabricChoice, PackageWant
 from gpunode.core.numbers import version_tuple, whole
-from gpunode.core.solve.case import Case
+from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import version_pattern
 
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 
-def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list[PackageWant], tuple[str, ...]] | None:
+def joined(
+    case: SolveCase, branch: Branch, names: Table, *, own: bool
+) -> tuple[list[PackageWant], tuple[str, ...]] | None:
     """Packages and services that go with the driver, only where the hardware asks; None when it cannot be served."""
     rule = case.knowledge.rules["fabric_equals_driver"]
     switches = bool(case.request.nvswitches) or case.request.nvlink5_fabric
@@ -73,12 +75,12 @@ def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list
     return wants, ("nvidia-fabricmanager.service",) if switches else ()
 
 
-def fabric_modules(case: Case) -> tuple[str, ...]:
+def fabric_modules(case: SolveCase) -> tuple[str, ...]:
     """Kernel modules that the fabric manager needs beside the driver's."""
     return tuple(case.knowledge.packages["nvlink5"]["modules"]) if case.request.nvlink5_fabric else ()
 
 
-def extra_modules(case: Case) -> list[PackageWant]:
+def extra_modules(case: SolveCase) -> list[PackageWant]:
     """The packages that hold these modules, for every kernel that can boot, where they are apart from the kernel's."""
     family = case.knowledge.packages[case.distro.family]
     if not fabric_modules(case) or "modules_extra" not in family:
@@ -95,7 +97,7 @@ def extra_modules(case: Case) -> list[PackageWant]:
     return [PackageWant(name=name) for name in names if not case.request.archive.lacks(name)]
 
 
-def solve_fabric(case: Case, driver: DriverChoice | None) -> FabricChoice | None:
+def solve_fabric(case: SolveCase, driver: DriverChoice | None) -> FabricChoice | None:
     """The IMEX domain and DCGM, where the spec asks for them."""
     nodes = case.request.fabric.imex_nodes
     if nodes and not any(g.fabric == "imex" for g in case.gpus):
@@ -118,7 +120,7 @@ def solve_fabric(case: Case, driver: DriverChoice | None) -> FabricChoice | None
     )
 
 
-def _dcgm(case: Case, driver: DriverChoice | None) -> tuple[PackageWant, ...]:
+def _dcgm(case: SolveCase, driver: DriverChoice | None) -> tuple[PackageWant, ...]:
     names = case.knowledge.packages["dcgm"]
     if not case.distro.dir:
         case.refuse(

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from gpunode.core.knowledge import Branch, DistroRow, Precompiled, Table
 from gpunode.core.model import Flavour, Kernel, PackageWant
-from gpunode.core.solve.case import Case
+from gpunode.core.solve.case import SolveCase
 
 
-def version_pattern(case: Case, branch: Branch) -> str:
+def version_pattern(case: SolveCase, branch: Branch) -> str:
     """What package versions must match: packagers add -1, -1.el9, -0ubuntu1 … to the driver's version."""
     return f"{case.request.driver.version}-*" if case.request.driver.version else f"{branch.branch}.*"
 
 
-def rpm_repository(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+def rpm_repository(case: SolveCase, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     """NVIDIA's repository for dnf, yum and zypper: metapackages, and before those were there what they name."""
     names, version = case.knowledge.packages[case.distro.family], version_pattern(case, branch)
     before = names["before_meta"]
@@ -24,7 +24,7 @@ def rpm_repository(case: Case, branch: Branch, flavour: Flavour) -> list[Package
     return [*(PackageWant(name=n) for n in needs), *(PackageWant(name=n, version=version) for n in meta)]
 
 
-def precompiled_rpm(case: Case, branch: Branch, built: Precompiled) -> list[PackageWant]:
+def precompiled_rpm(case: SolveCase, branch: Branch, built: Precompiled) -> list[PackageWant]:
     """The driver with modules that are built already; where the version is exact, those of each kernel by name."""
     version, exact = version_pattern(case, branch), case.request.driver.version
     needs = [n for n in case.distro.needs if "versionlock" not in n or case.request.driver.hold]
@@ -34,7 +34,7 @@ def precompiled_rpm(case: Case, branch: Branch, built: Precompiled) -> list[Pack
     return [*plain, *(PackageWant(name=name, version=version) for name in built.packages)]
 
 
-def stream(case: Case, branch: Branch, flavour: Flavour, built: Precompiled | None) -> str:
+def stream(case: SolveCase, branch: Branch, flavour: Flavour, built: Precompiled | None) -> str:
     """The stream of the dnf module that holds the branch (nvidia-driver:580-open), "" where there are no modules."""
     if built and built.stream:
         return built.stream.format(branch=branch.branch)
@@ -62,7 +62,7 @@ def _suse_generation(branch: Branch, names: Table) -> str:
     return str([g for first, g in names["generations"].items() if int(first) <= branch.branch][-1])
 
 
-def suse_own(case: Case, branch: Branch, _flavour: Flavour) -> list[PackageWant]:
+def suse_own(case: SolveCase, branch: Branch, _flavour: Flavour) -> list[PackageWant]:
     """SUSE's signed kernel modules, and the user space of the same version from NVIDIA's repository."""
     # a kernel module package is called 580.95.05_k6.4.0_150600.21-lp156.1.1
     names, version = case.knowledge.packages["suse-own"], f"{case.request.driver.version or f'{branch.branch}.'}*"
@@ -74,7 +74,7 @@ def suse_own(case: Case, branch: Branch, _flavour: Flavour) -> list[PackageWant]
     return [PackageWant(name=n, version=version) for n in (*modules, *space)]
 
 
-def arch_own(case: Case, _branch: Branch, _flavour: Flavour) -> list[PackageWant]:
+def arch_own(case: SolveCase, _branch: Branch, _flavour: Flavour) -> list[PackageWant]:
     """Arch's: a package of modules for each of its main kernels, DKMS as soon as there is another kernel."""
     names = case.knowledge.packages["arch-own"]
     modules = [names["dkms"]]
@@ -83,13 +83,13 @@ def arch_own(case: Case, _branch: Branch, _flavour: Flavour) -> list[PackageWant
     return [PackageWant(name=n) for n in (*modules, *names["userspace"])]
 
 
-def arch_dkms(case: Case) -> bool:
+def arch_dkms(case: SolveCase) -> bool:
     """Whether DKMS builds all: as asked, or a kernel is there for which Arch has no package of built modules."""
     built = set(case.knowledge.packages["arch-own"]["modules"])
     return case.request.driver.modules == "dkms" or not set(_arch_kernels(case)) <= built
 
 
-def _arch_kernels(case: Case) -> list[str]:
+def _arch_kernels(case: SolveCase) -> list[str]:
     """The packages of the kernels: linux, linux-lts …; a kernel of nobody knows where is called other."""
     found = [header_packages(case.distro, kernel) for kernel in case.request.kernels]
     return list(dict.fromkeys(names[0].name.removesuffix("-headers") if names else "other" for names in found))
@@ -106,7 +106,7 @@ def header_packages(row: DistroRow, kernel: Kernel) -> list[PackageWant]:
     return []
 
 
-def refused_on_arch(case: Case) -> bool:
+def refused_on_arch(case: SolveCase) -> bool:
     """What Arch cannot serve: a chosen version, and GPUs that its one branch does not drive any more."""
     spec = case.request.driver
     if spec.version or spec.branch.isdigit():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpunode.core.knowledge import Branch, DistroRow, Precompiled, Table
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
 from gpunode.core.solve.archive import Fit, built_fit, explain_without
-from gpunode.core.solve.case import Case
+from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.extra import builder, repository_packages
 from gpunode.core.solve.fabric import extra_modules, fabric_modules, joined
 from gpunode.core.solve.families import (
@@ -44,7 +44,7 @@ _CONFLICTS: dict[Flavour, tuple[str, ...]] = {
 
 
 def driver_choice(
-    case: Case, branch: Branch, flavour: Flavour, *, own: bool, built: Precompiled | None = None
+    case: SolveCase, branch: Branch, flavour: Flavour, *, own: bool, built: Precompiled | None = None
 ) -> DriverChoice | None:
     """The packages of the driver, held against unattended upgrades where the spec says so.
 
@@ -103,7 +103,7 @@ def driver_choice(
     )
 
 
-def _of_one_kernel(case: Case, wants: Sequence[PackageWant]) -> tuple[str, ...]:
+def _of_one_kernel(case: SolveCase, wants: Sequence[PackageWant]) -> tuple[str, ...]:
     """Modules named after a kernel: they follow the driver that is held, and a metapackage brings those of the next."""
     endings = tuple(f"-{kernel.release}" for kernel in case.request.kernels or ())
     return tuple(want.name for want in wants if endings and want.name.endswith(endings))
@@ -113,7 +113,7 @@ def _names(packages: Sequence[PackageWant]) -> str:
     return ", ".join(p.name for p in packages)
 
 
-def _explain_version(case: Case, branch: Branch, *, own: bool) -> None:
+def _explain_version(case: SolveCase, branch: Branch, *, own: bool) -> None:
     if case.request.driver.version:
         case.because("version", f"{case.request.driver.version}, as asked", "driver.version")
     elif branch.latest:
@@ -125,7 +125,7 @@ def _explain_version(case: Case, branch: Branch, *, own: bool) -> None:
 # ---------------------------------------------------------------- names by repository
 
 
-def _cuda_repository(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+def _cuda_repository(case: SolveCase, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     names, family = case.knowledge.packages["cuda-repository"], case.knowledge.packages[case.distro.family]
     version = version_pattern(case, branch)
     meta = names[flavour]
@@ -140,7 +140,7 @@ def _cuda_repository(case: Case, branch: Branch, flavour: Flavour) -> list[Packa
     ]
 
 
-def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+def _ubuntu_own(case: SolveCase, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     names, family = case.knowledge.packages["ubuntu-own"], case.knowledge.packages["ubuntu"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
     fit = built_fit(case, branch, flavour)
@@ -158,14 +158,14 @@ def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWan
     ]
 
 
-def _ubuntu_dkms(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+def _ubuntu_dkms(case: SolveCase, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     names, version = case.knowledge.packages["ubuntu-own"], version_pattern(case, branch)
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
     wanted = (name.format(**words) for name in (names["dkms"], *names["userspace"]))
     return [PackageWant(name=name, version=version) for name in wanted]
 
 
-def _ubuntu_flavours(case: Case, family: Table) -> list[str]:
+def _ubuntu_flavours(case: SolveCase, family: Table) -> list[str]:
     """Kernel flavours as the metapackages name them: generic, generic-hwe-24.04, aws …"""
     found = []
     for kernel in case.request.kernels:
@@ -181,7 +181,7 @@ def _ubuntu_flavours(case: Case, family: Table) -> list[str]:
     return found or ["generic"]
 
 
-def _followed(case: Case, flavour: str) -> str:
+def _followed(case: SolveCase, flavour: str) -> str:
     """The line of kernels that the node's own metapackage follows: azure-lts-24.04 of linux-image-azure-lts-24.04.
 
     Of one flavour there are several, and each brings another kernel: modules have to come with the same.  "" where no
@@ -192,7 +192,7 @@ def _followed(case: Case, flavour: str) -> str:
     return "" if not lines or f"linux-image-{flavour}" in case.request.installed else lines[-1]
 
 
-def _debian_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+def _debian_own(case: SolveCase, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     names = case.knowledge.packages["debian-own"]
     version = version_pattern(case, branch)
     if branch.branch in names["tesla"].get(case.distro.key, ()):
@@ -207,7 +207,7 @@ def _debian_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWan
     ]
 
 
-def _has_components(case: Case) -> bool:
+def _has_components(case: SolveCase) -> bool:
     if case.request.components is None:
         case.because(
             "repository",
@@ -241,7 +241,7 @@ _WAYS: dict[tuple[bool, str], Callable[..., list[PackageWant]]] = {  # (the dist
 # ---------------------------------------------------------------- kernels and conflicts
 
 
-def headers_of(case: Case) -> tuple[PackageWant, ...] | None:
+def headers_of(case: SolveCase) -> tuple[PackageWant, ...] | None:
     """Headers of every kernel that can boot next: without them the GPU is gone after a reboot into it.
 
     For kernels whose headers the archive has no more the newest one comes, with its headers.
@@ -277,14 +277,14 @@ def headers_of(case: Case) -> tuple[PackageWant, ...] | None:
     return tuple(wants)
 
 
-def lost_headers(case: Case) -> tuple[str, ...]:
+def lost_headers(case: SolveCase) -> tuple[str, ...]:
     """The kernels whose headers are neither on the node nor in its archive any more."""
     headers = case.knowledge.packages[case.distro.family].get("headers", "")
     archive, kernels = case.request.archive, case.request.kernels
     return tuple(k.release for k in kernels if not k.headers and archive.lacks(headers.format(release=k.release)))
 
 
-def _newest_kernel(case: Case, family: Table, kernel: Kernel) -> list[PackageWant]:
+def _newest_kernel(case: SolveCase, family: Table, kernel: Kernel) -> list[PackageWant]:
     """The newest kernel of the flavour with its headers, in place of one whose headers are gone; refused without."""
     match = re.match(family["kernel"], kernel.release)
     names = [f"linux-{kind}-{match['flavour']}" for kind in ("image", "headers")] if match else []
@@ -299,7 +299,7 @@ def _newest_kernel(case: Case, family: Table, kernel: Kernel) -> list[PackageWan
     return [PackageWant(name=name) for name in names]
 
 
-def _deb_headers(case: Case, family: Table, kernel: Kernel) -> list[PackageWant]:
+def _deb_headers(case: SolveCase, family: Table, kernel: Kernel) -> list[PackageWant]:
     match = re.match(family["kernel"], kernel.release)
     if not match:
         return []
@@ -315,7 +315,7 @@ def headers_fit(row: DistroRow, family: Table, release: str) -> bool:
 
 
 def _conflicts(
-    case: Case, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant], names: Table
+    case: SolveCase, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant], names: Table
 ) -> tuple[str, ...]:
     """Installed packages of another branch or flavour; the package manager would stumble over them."""
     wanted = {p.name for p in packages}
@@ -335,7 +335,7 @@ def _conflicts(
     return tuple(dict.fromkeys([*found, *(name for name in more if name not in wanted)]))
 
 
-def _replaced(case: Case, branch: Branch, *, own: bool) -> tuple[str, ...]:
+def _replaced(case: SolveCase, branch: Branch, *, own: bool) -> tuple[str, ...]:
     """What is installed under the names that another source or age of drivers has, and has to go as a whole."""
     names = case.knowledge.packages.get(f"{case.distro.family}-own", {})
     like = re.compile(names.get("only_there_like" if own else "only_own_like", r"(?!)"))
@@ -351,7 +351,7 @@ def _replaced(case: Case, branch: Branch, *, own: bool) -> tuple[str, ...]:
     return (*found, *later)
 
 
-def _unversioned(case: Case, branch: Branch) -> tuple[str, ...]:
+def _unversioned(case: SolveCase, branch: Branch) -> tuple[str, ...]:
     """Of a branch whose packages' names no longer say it, before one whose names do: nothing else tells them apart."""
     family = case.knowledge.packages[case.distro.family]
     since = family.get("unversioned_from", 0)

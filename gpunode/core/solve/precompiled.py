@@ -10,14 +10,14 @@ import re
 
 from gpunode.core.knowledge import Precompiled
 from gpunode.core.numbers import version_tuple
-from gpunode.core.solve.case import Case
+from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import arch_dkms
 from gpunode.core.solve.rules import EVERY, Rule, best_branch, in_repository, needs
 
 _TRADE = "no compiler, no headers, seconds instead of minutes; a new kernel has to wait for its modules"
 
 
-def built_modules(case: Case, *, own: bool, flavour: str) -> Precompiled | None:
+def built_modules(case: SolveCase, *, own: bool, flavour: str) -> Precompiled | None:
     """The built modules that the driver is to use; None where DKMS builds them."""
     found = case.knowledge.built_modules(case.distro, case.request.arch)
     spec = case.request.driver
@@ -41,7 +41,7 @@ def built_modules(case: Case, *, own: bool, flavour: str) -> Precompiled | None:
     return found
 
 
-def _own_by_dkms(case: Case, found: Precompiled, flavour: str) -> bool:
+def _own_by_dkms(case: SolveCase, found: Precompiled, flavour: str) -> bool:
     """Whether DKMS has to build what the distribution itself has: its built modules lack the kernel, or the branch."""
     if not case.distro.own_dkms:
         return False
@@ -59,7 +59,7 @@ def _own_by_dkms(case: Case, found: Precompiled, flavour: str) -> bool:
     return fits is not None
 
 
-def unbuilt(case: Case) -> list[str]:
+def unbuilt(case: SolveCase) -> list[str]:
     """The kernels that can boot and that the distribution builds no modules for, or no longer."""
     pattern, built_for = case.knowledge.packages[case.distro.family].get("kernel", ""), case.distro.built_for
     if not built_for or case.request.arch != "x86_64":  # the archive was read for amd64 alone
@@ -73,7 +73,7 @@ def unbuilt(case: Case) -> list[str]:
     return found
 
 
-def refused_kernels(case: Case) -> bool:
+def refused_kernels(case: SolveCase) -> bool:
     """Whether the distribution's built modules are the way, and it builds none for a kernel; the problem is noted."""
     spec, kernels = case.request.driver, unbuilt(case)
     if not kernels or spec.modules == "dkms" or not (case.request.secure_boot or spec.modules == "precompiled"):
@@ -90,7 +90,7 @@ def refused_kernels(case: Case) -> bool:
     return True
 
 
-def asked_branch(case: Case) -> list[Rule]:
+def asked_branch(case: SolveCase) -> list[Rule]:
     """That it is the branch which is asked for by number; nothing where none is."""
     spec = case.request.driver
     number = spec.version[:3] if spec.version else spec.branch
@@ -99,7 +99,7 @@ def asked_branch(case: Case) -> list[Rule]:
     return [Rule(what=f"is not {number}", holds=lambda b: b.branch == int(number), why=f"{number} is asked for")]
 
 
-def alternative(case: Case, flavour: str) -> Precompiled | None:
+def alternative(case: SolveCase, flavour: str) -> Precompiled | None:
     """Built modules that `driver.modules: precompiled` would take here in place of those of DKMS."""
     spec = case.request.driver
     if spec.modules == "dkms" or spec.branch == "distro" or case.request.nvlink5_fabric:
@@ -108,7 +108,7 @@ def alternative(case: Case, flavour: str) -> Precompiled | None:
     return found if found and _new_enough(case, found) and _fits(case, found, flavour) else None
 
 
-def refused_modules(case: Case) -> bool:
+def refused_modules(case: SolveCase) -> bool:
     """Whether built modules are asked for and nobody has any; the problem is noted."""
     spec = case.request.driver
     if spec.modules != "precompiled":
@@ -132,7 +132,7 @@ def refused_modules(case: Case) -> bool:
     return True
 
 
-def rules_of(case: Case, built: Precompiled, flavour: str) -> list[Rule]:
+def rules_of(case: SolveCase, built: Precompiled, flavour: str) -> list[Rule]:
     """What modules that are built ask of a branch."""
     listed = ", ".join(map(str, built.branches))
     rules = [
@@ -151,7 +151,7 @@ def rules_of(case: Case, built: Precompiled, flavour: str) -> list[Rule]:
     return rules
 
 
-def explain_modules(case: Case, built: Precompiled | None, other: Precompiled | None) -> None:
+def explain_modules(case: SolveCase, built: Precompiled | None, other: Precompiled | None) -> None:
     """Note which modules are taken and what the choice costs; nothing where there is no choice."""
     if built and case.distro.family != "arch":
         case.because("modules", f"built by {built.signer}: {_TRADE}", built.source)
@@ -166,12 +166,12 @@ def explain_modules(case: Case, built: Precompiled | None, other: Precompiled | 
         )
 
 
-def _new_enough(case: Case, found: Precompiled) -> bool:
+def _new_enough(case: SolveCase, found: Precompiled) -> bool:
     release = version_tuple(case.request.distro.partition(":")[2])
     return len(release) < 2 or release >= version_tuple(found.since)
 
 
-def _fits(case: Case, found: Precompiled, flavour: str) -> bool:
+def _fits(case: SolveCase, found: Precompiled, flavour: str) -> bool:
     """Whether a branch of the built modules serves what is asked for."""
     spec, flavour = case.request.driver, flavour or found.flavour
     number = spec.version[:3] if spec.version else spec.branch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpunode.core.knowledge import Branch, CudaRelease, DistroRow, GpuModel, Knowledge
 from gpunode.core.numbers import version_tuple
-from gpunode.core.solve.case import Case
+from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.gpus import range_text, serves
 
 
@@ -21,7 +21,7 @@ class Rule:
     source: str = ""
 
 
-def needs(case: Case, flavour: str) -> list[Rule]:
+def needs(case: SolveCase, flavour: str) -> list[Rule]:
     """What GPUs, flavour, CUDA and kernels ask of a branch."""
     return [
         *(_gpu_rule(model, case) for model in case.gpus),
@@ -31,7 +31,7 @@ def needs(case: Case, flavour: str) -> list[Rule]:
     ]
 
 
-def _gpu_rule(model: GpuModel, case: Case) -> Rule:
+def _gpu_rule(model: GpuModel, case: SolveCase) -> Rule:
     version = case.request.driver.version
     return Rule(
         what=f"does not drive {model.name}",
@@ -41,7 +41,7 @@ def _gpu_rule(model: GpuModel, case: Case) -> Rule:
     )
 
 
-def _flavour_rules(case: Case, flavour: str) -> list[Rule]:
+def _flavour_rules(case: SolveCase, flavour: str) -> list[Rule]:
     only = case.knowledge.rules["open_only_from"]
     if flavour == "proprietary":
         row = case.distro
@@ -74,7 +74,7 @@ def _flavour_rules(case: Case, flavour: str) -> list[Rule]:
     return []
 
 
-def _cuda_rule(case: Case, release: CudaRelease) -> Rule:
+def _cuda_rule(case: SolveCase, release: CudaRelease) -> Rule:
     by_hand = case.request.driver.version or case.request.driver.branch.isdigit()
     oldest = release.compat or release.native
     exact = version_tuple(case.request.driver.version)
@@ -98,7 +98,7 @@ def _cuda_rule(case: Case, release: CudaRelease) -> Rule:
     )
 
 
-def forward_compatible(case: Case, release: CudaRelease, branch: Branch) -> bool:
+def forward_compatible(case: SolveCase, release: CudaRelease, branch: Branch) -> bool:
     """Whether cuda-compat lets this older branch run the release: data centre GPUs and long-lived branches only."""
     rule = case.knowledge.cuda_forward
     base = rule["bases"].get(release.version.partition(".")[0])
@@ -107,7 +107,7 @@ def forward_compatible(case: Case, release: CudaRelease, branch: Branch) -> bool
     return base is not None and datacenter and older and branch.branch >= base and branch.kind in rule["kinds"]
 
 
-def _kernel_rules(case: Case) -> list[Rule]:
+def _kernel_rules(case: SolveCase) -> list[Rule]:
     rule = case.knowledge.rules["kernel_4_15_from"]
     return [
         Rule(
@@ -121,7 +121,7 @@ def _kernel_rules(case: Case) -> list[Rule]:
     ]
 
 
-def builds(case: Case) -> list[Rule]:
+def builds(case: SolveCase) -> list[Rule]:
     """What kernels ask of modules that NVIDIA's own sources are built into; a distribution patches those it ships."""
     newest = max(_kernels(case), key=lambda release: version_tuple(release)[:2], default="")
     release = version_tuple(newest)[:2]
@@ -139,7 +139,7 @@ def builds(case: Case) -> list[Rule]:
     ]
 
 
-def warn_of_kernels(case: Case, branch: Branch, *, own_sources: bool) -> None:
+def warn_of_kernels(case: SolveCase, branch: Branch, *, own_sources: bool) -> None:
     """Note the kernels that the version is known not to compile for, where NVIDIA's own sources are built."""
     if not own_sources:  # a distribution patches those it ships
         return
@@ -161,12 +161,12 @@ def _reached(release: str, changed: Sequence[str]) -> Iterator[bool]:
         yield kernel[: len(since)] >= since and (len(since) == 2 or kernel[: len(since) - 1] == since[:-1])
 
 
-def _kernels(case: Case) -> list[str]:
+def _kernels(case: SolveCase) -> list[str]:
     """The kernels that can boot next; where none is known, that which the release began with."""
     return [kernel.release for kernel in case.request.kernels] or [case.distro.ga_kernel]
 
 
-def in_repository(case: Case, own: bool, *, built: bool = False, flavour: str = "") -> Rule:
+def in_repository(case: SolveCase, own: bool, *, built: bool = False, flavour: str = "") -> Rule:
     """That the branch is where it would come from.  `built`: of the distribution's own, those with built modules."""
     row = case.distro
     if own:

@@ -8,14 +8,14 @@ from dataclasses import replace
 from gpunode.core.knowledge import Branch, Table
 from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
 from gpunode.core.numbers import version_tuple
-from gpunode.core.solve.case import Case
+from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.extra import builder, repository_packages
 from gpunode.core.solve.packages import DRIVER_PACKAGE, headers_of, lost_headers
 from gpunode.core.spec.runfile import RunfileSpec
 from gpunode.core.spec.source import filled_in
 
 
-def runfile_driver(case: Case, branch: Branch, flavour: Flavour) -> DriverChoice | None:
+def runfile_driver(case: SolveCase, branch: Branch, flavour: Flavour) -> DriverChoice | None:
     """The driver by its runfile, with what DKMS needs to build it for every kernel; None with a problem in `notes`."""
     table, version = case.knowledge.driver_runfile, case.request.driver.version or _newest(case, branch)
     if not version:
@@ -59,7 +59,7 @@ def runfile_driver(case: Case, branch: Branch, flavour: Flavour) -> DriverChoice
     )
 
 
-def _newest(case: Case, branch: Branch) -> str:
+def _newest(case: SolveCase, branch: Branch) -> str:
     """The newest version that is known of the branch, or a newer one that an installer left: auto never goes back."""
     there = case.request.runfile
     newer = there.startswith(f"{branch.branch}.") and version_tuple(there) > version_tuple(branch.latest)
@@ -75,7 +75,7 @@ def installer_options(version: str, flavour: Flavour, table: Table) -> tuple[str
 
 
 def _driver_file(
-    case: Case, spec: RunfileSpec, version: str, arch: str, flavour: Flavour, table: Table
+    case: SolveCase, spec: RunfileSpec, version: str, arch: str, flavour: Flavour, table: Table
 ) -> Runfile | None:
     words = {"version": version, "arch": arch, "folder": table["folders"].get(arch, arch)}
     vendor = Runfile(
@@ -89,14 +89,14 @@ def _driver_file(
 
 
 def cuda_runfiles(
-    case: Case, versions: Sequence[str], specs: Mapping[str, RunfileSpec], arch: str
+    case: SolveCase, versions: Sequence[str], specs: Mapping[str, RunfileSpec], arch: str
 ) -> tuple[Runfile, ...] | None:
     """The toolkits' installers, in the order of `versions`; None with a problem in `notes`."""
     found = [_cuda_file(case, v, specs.get(v, RunfileSpec()), arch, case.knowledge.cuda_runfile) for v in versions]
     return tuple(runfile for runfile in found if runfile) if all(found) else None
 
 
-def _cuda_file(case: Case, version: str, spec: RunfileSpec, arch: str, table: Table) -> Runfile | None:
+def _cuda_file(case: SolveCase, version: str, spec: RunfileSpec, arch: str, table: Table) -> Runfile | None:
     key, update = f"cuda.runfiles.{version}", table["updates"].get(version)
     if update is None and not (spec.url or spec.path):
         case.refuse(f"the name of CUDA {version}'s runfile is not known", f"set {key}: {{url: …, sha256: …}}")
@@ -118,7 +118,7 @@ def _cuda_file(case: Case, version: str, spec: RunfileSpec, arch: str, table: Ta
 
 
 def _runfile(
-    case: Case, spec: RunfileSpec, key: str, vendor: Runfile, *, published: bool, source: str
+    case: SolveCase, spec: RunfileSpec, key: str, vendor: Runfile, *, published: bool, source: str
 ) -> Runfile | None:
     """The vendor's file, or the one that the spec names; refused where no checksum would tell a wrong one.
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from gpunode.core.knowledge import RepositoryKey
 from gpunode.core.model import PackageWant, Repository, ToolkitChoice
 from gpunode.core.numbers import version_tuple
-from gpunode.core.solve.case import Case
+from gpunode.core.solve.case import SolveCase
 from gpunode.core.spec.source import DISTRIBUTION, filled_in
 
 
-def solve_toolkit(case: Case) -> ToolkitChoice | None:
+def solve_toolkit(case: SolveCase) -> ToolkitChoice | None:
     """NVIDIA Container Toolkit: four packages that must have one version."""
     names = case.knowledge.packages["container-toolkit"]
     asked = case.request.toolkit.version
@@ -52,7 +52,7 @@ def solve_toolkit(case: Case) -> ToolkitChoice | None:
     )
 
 
-def _auto_toolkit(case: Case, newest: str) -> tuple[str, str]:
+def _auto_toolkit(case: SolveCase, newest: str) -> tuple[str, str]:
     """The newest version, and why; never below what is installed."""
     installed, offered = case.request.installed_toolkit, case.request.offered_toolkit
     if offered and version_tuple(offered) > version_tuple(installed):
@@ -62,7 +62,7 @@ def _auto_toolkit(case: Case, newest: str) -> tuple[str, str]:
     return newest, "the newest known"
 
 
-def _arch_toolkit(case: Case) -> ToolkitChoice | None:
+def _arch_toolkit(case: SolveCase) -> ToolkitChoice | None:
     names = case.knowledge.packages["arch-own"]
     if case.request.toolkit.version != "auto":
         case.refuse(
@@ -75,7 +75,7 @@ def _arch_toolkit(case: Case) -> ToolkitChoice | None:
     return ToolkitChoice(version="", method="packages", packages=packages, repository="")
 
 
-def solve_repositories(case: Case, used: Sequence[str]) -> tuple[Repository, ...]:
+def solve_repositories(case: SolveCase, used: Sequence[str]) -> tuple[Repository, ...]:
     """The repositories named in `used`, at the vendor or at the mirror that the spec's `sources` names."""
     for name in case.request.sources:
         if name not in case.knowledge.repositories and name != DISTRIBUTION:
@@ -90,7 +90,7 @@ def solve_repositories(case: Case, used: Sequence[str]) -> tuple[Repository, ...
     return (*own, *(_repository(case, name) for name in used))
 
 
-def _distribution(case: Case) -> Repository:
+def _distribution(case: SolveCase) -> Repository:
     """The repository that stands for all of the distribution's own."""
     source = case.request.sources[DISTRIBUTION]
     url = filled_in(source.url, _words(case, case.request.arch))
@@ -104,7 +104,7 @@ def _distribution(case: Case) -> Repository:
     )
 
 
-def _words(case: Case, arch: str) -> dict[str, str]:
+def _words(case: SolveCase, arch: str) -> dict[str, str]:
     """What stands for the placeholders of a URL."""
     return {
         "dir": case.distro.dir,
@@ -114,7 +114,7 @@ def _words(case: Case, arch: str) -> dict[str, str]:
     }
 
 
-def _repository(case: Case, name: str) -> Repository:
+def _repository(case: SolveCase, name: str) -> Repository:
     table = case.knowledge.repositories[name]
     deb = case.distro.family in ("ubuntu", "debian") or "rpm_url" not in table
     url, archs = (table["url"], table["arch"]) if deb else (table["rpm_url"], table["rpm_arch"])
@@ -141,7 +141,7 @@ def _repository(case: Case, name: str) -> Repository:
     )
 
 
-def _explain_key(case: Case, name: str, key: RepositoryKey, fingerprint: str, *, own_key: bool) -> None:
+def _explain_key(case: SolveCase, name: str, key: RepositoryKey, fingerprint: str, *, own_key: bool) -> None:
     if fingerprint or own_key:
         whose = f"as sources.{name} says" if own_key else f"NVIDIA's key {key.id}"
         source = f"sources.{name}" if own_key else key.source

@@ -18,7 +18,7 @@ NAMED = "NAME"  # in a path: any name, such as that of a repository
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class SpecKey:
     """One key: `driver.branch`, `sources.NAME.url`; `values` and `default` are "" of a key that has keys of its own."""
 
     path: str
@@ -27,12 +27,12 @@ class Key:
     default: str = ""
 
 
-def reference() -> tuple[Key, ...]:
+def reference() -> tuple[SpecKey, ...]:
     """All keys, in the order of gpunode.yml, each behind the one that it is in."""
     return tuple(_keys(Spec, ""))
 
 
-def find_keys(path: str) -> tuple[Key, ...]:
+def find_keys(path: str) -> tuple[SpecKey, ...]:
     """The key of that path and those in it.  Raises InputError for one that there is not.
 
     >>> [key.path for key in find_keys("bundle")]
@@ -57,7 +57,7 @@ def _is_in(path: list[str], wanted: list[str]) -> bool:
     return len(path) >= len(wanted) and all(a in (b, NAMED) for a, b in zip(path, wanted, strict=False))
 
 
-def _keys(kind: type, prefix: str) -> Iterator[Key]:
+def _keys(kind: type, prefix: str) -> Iterator[SpecKey]:
     hints = typing.get_type_hints(kind)
     default = kind()
     for field in dataclasses.fields(kind):
@@ -67,9 +67,9 @@ def _keys(kind: type, prefix: str) -> Iterator[Key]:
         record = hint if dataclasses.is_dataclass(hint) and isinstance(hint, type) else inner
         if record is None:
             shown = json.dumps(getattr(default, field.name), ensure_ascii=False)
-            yield Key(path=path, doc=text, values=_values(hint), default=shown)
+            yield SpecKey(path=path, doc=text, values=_values(hint), default=shown)
         else:
-            yield Key(path=path, doc=text)
+            yield SpecKey(path=path, doc=text)
             yield from _keys(record, f"{path}.{NAMED}." if inner else f"{path}.")
 
 

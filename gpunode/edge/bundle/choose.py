@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from gpunode.core.bundle import closure
 from gpunode.core.bundle.alpm import Alpm, Sync
 from gpunode.core.bundle.closure import P, dependency_problem
-from gpunode.core.bundle.deb import Deb, Universe
+from gpunode.core.bundle.deb import Deb, DebUniverse
 from gpunode.core.bundle.rpm import Rpm
-from gpunode.core.bundle.target import MANAGERS, Target, Wants
+from gpunode.core.bundle.target import MANAGERS, BundleTarget, Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import RefusedError
 from gpunode.edge.bundle.alpm import read_alpm
@@ -33,7 +33,7 @@ Chosen = tuple[tuple[Package, ...], Mapping[str, str]]
 
 
 def choose(
-    target: Target,
+    target: BundleTarget,
     family: str,
     wants: Sequence[Wants],
     sources: Sequence[Source],
@@ -52,18 +52,24 @@ def choose(
 
 
 def _debs(
-    target: Target, wants: Sequence[Wants], sources: Sequence[Source], web: Web, *, base: frozenset[str], expired: bool
+    target: BundleTarget,
+    wants: Sequence[Wants],
+    sources: Sequence[Source],
+    web: Web,
+    *,
+    base: frozenset[str],
+    expired: bool,
 ) -> Chosen:
     lists = [
         deb for source in sources for deb in read_apt(source.upstream, target.arch, source.keys, web, expired=expired)
     ]
     arch = ARCHS[target.arch]
     return tuple(
-        deb for want in wants for deb in _closure(Universe(lists, arch=arch, patterns=want.patterns), want, base)
+        deb for want in wants for deb in _closure(DebUniverse(lists, arch=arch, patterns=want.patterns), want, base)
     ), {}
 
 
-def _closure(universe: closure.Universe[P], want: Wants, base: frozenset[str]) -> tuple[P, ...]:
+def _closure(universe: closure.PackageUniverse[P], want: Wants, base: frozenset[str]) -> tuple[P, ...]:
     """The packages for one kind of machine; where the first alternatives exclude each other, by the others."""
     first = dependency_problem(universe, want.packages, base=base)
     if first.missing:
@@ -78,14 +84,26 @@ def _closure(universe: closure.Universe[P], want: Wants, base: frozenset[str]) -
 
 
 def _alpms(
-    target: Target, wants: Sequence[Wants], sources: Sequence[Source], web: Web, *, base: frozenset[str], expired: bool
+    target: BundleTarget,
+    wants: Sequence[Wants],
+    sources: Sequence[Source],
+    web: Web,
+    *,
+    base: frozenset[str],
+    expired: bool,
 ) -> Chosen:
     lists = [package for source in sources for package in read_alpm(source.upstream, source.keys, web)]
     return tuple(package for want in wants for package in _closure(Sync(lists), want, base)), {}
 
 
 def _rpms(
-    target: Target, wants: Sequence[Wants], sources: Sequence[Source], web: Web, *, base: frozenset[str], expired: bool
+    target: BundleTarget,
+    wants: Sequence[Wants],
+    sources: Sequence[Source],
+    web: Web,
+    *,
+    base: frozenset[str],
+    expired: bool,
 ) -> Chosen:
     lists = [read_rpm(source.upstream, source.keys, web) for source in sources]
     packages = tuple(rpm for want in wants for rpm in rpm_closure(lists, want, target.arch, base))

@@ -34,7 +34,7 @@ from gpunode.core.bundle.manifest import (
 )
 from gpunode.core.bundle.rpm import Rpm
 from gpunode.core.bundle.spdx import sbom
-from gpunode.core.bundle.target import MANAGERS, Target, Wants, bare_node, together, wants_of
+from gpunode.core.bundle.target import MANAGERS, BundleTarget, Wants, bare_node, together, wants_of
 from gpunode.core.bundle.upstream import ARCH_KEYRING, Upstream
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import NodeFacts
@@ -58,11 +58,11 @@ Notify = Callable[[str], None]
 class Order:
     """What a bundle is to hold."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[BundleTarget, ...]
     gpus: tuple[str, ...] = ()  # PCI ids
     kernels: tuple[str, ...] = ()
-    facts: Mapping[Target, tuple[NodeFacts, ...]] = field(default_factory=dict)  # of saved probes
-    repositories: Mapping[Target, tuple[Upstream, ...]] = field(default_factory=dict)  # the distribution's own
+    facts: Mapping[BundleTarget, tuple[NodeFacts, ...]] = field(default_factory=dict)  # of saved probes
+    repositories: Mapping[BundleTarget, tuple[Upstream, ...]] = field(default_factory=dict)  # the distribution's own
     base: frozenset[str] = frozenset()
     base_name: str = NOTHING
     packages: tuple[str, ...] = ()  # more packages: NAME or NAME=VERSION
@@ -75,7 +75,7 @@ class Order:
 class Part:
     """One target, worked out: its packages, whose signature vouches for each repository, and dnf's modules."""
 
-    target: Target
+    target: BundleTarget
     family: str
     wants: tuple[Wants, ...]
     sources: tuple[Source, ...]
@@ -163,7 +163,7 @@ def _extras(order: Order, desired: DesiredState, web: Web, notify: Notify) -> Ex
 # ---------------------------------------------------------------- what is wanted
 
 
-def _work_out(order: Order, target: Target, desired: DesiredState, web: Web, notify: Notify) -> Part:
+def _work_out(order: Order, target: BundleTarget, desired: DesiredState, web: Web, notify: Notify) -> Part:
     row = desired.knowledge.distro(target.distro)
     assert row is not None  # parse_target has seen to it
     wants = tuple(together([*_wants(order, target, desired)], order.packages))
@@ -181,7 +181,7 @@ def _source(upstream: Upstream, desired: DesiredState) -> Source:
     return Source(upstream=replace(upstream, fingerprints=trusted), keys=tuple(keys))
 
 
-def _wants(order: Order, target: Target, desired: DesiredState) -> Iterator[Wants]:
+def _wants(order: Order, target: BundleTarget, desired: DesiredState) -> Iterator[Wants]:
     """What provision would install on a bare machine with each of the GPUs, or on the machines that were probed."""
     row = desired.knowledge.distro(target.distro)
     assert row is not None
@@ -217,7 +217,7 @@ def _vendors(wants: Sequence[Wants], desired: DesiredState, manager: str) -> Ite
         )
 
 
-def _distribution(order: Order, target: Target, desired: DesiredState) -> tuple[Upstream, ...]:
+def _distribution(order: Order, target: BundleTarget, desired: DesiredState) -> tuple[Upstream, ...]:
     """The distribution's own repositories: the spec's, those that were given, else the public ones."""
     from gpunode.edge.load import load_archives
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from gpunode.core.bundle.target import Target
+from gpunode.core.bundle.target import BundleTarget
 from gpunode.core.bundle.upstream import ARCH_KEYRING, Upstream, parse_sources
 from gpunode.core.errors import InputError
 from gpunode.core.openpgp import fingerprints
@@ -16,7 +16,7 @@ PACMAN = "pacman.conf"
 DEBIANS_KEYRINGS = Path("/usr/share/keyrings")  # Debian's package archlinux-keyring
 
 
-def read_repositories(path: Path, target: Target) -> tuple[Upstream, ...]:
+def read_repositories(path: Path, target: BundleTarget) -> tuple[Upstream, ...]:
     """All repositories that a file, or the files of a folder, name; keys are looked for beside them as well.
 
     Raises InputError.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import HostResult
-from gpunode.core.rollout import Gate, Pool, Progress, Start, Stop, next_actions
+from gpunode.core.rollout import Gate, Progress, RolloutPool, Start, Stop, next_actions
 from gpunode.edge.isolate import isolated
 
 Results = Mapping[str, HostResult]
@@ -50,7 +50,7 @@ class Rollout:
 
     def __init__(
         self,
-        pools: Sequence[Pool],
+        pools: Sequence[RolloutPool],
         classes: Mapping[str, str],
         hooks: Hooks,
         *,

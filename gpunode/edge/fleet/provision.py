@@ -20,7 +20,7 @@ from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, group_names, make_playbook
 from gpunode.core.report.text import names, news
-from gpunode.core.rollout import Pool, Progress, make_pools
+from gpunode.core.rollout import Progress, RolloutPool, make_pools
 from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
 from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
 from gpunode.edge.desired import DesiredState, Planned
@@ -177,7 +177,9 @@ class _Run:
     def __post_init__(self) -> None:
         self.nodes = ClusterNodes(self.options.cluster or connect, self.callbacks.notice)
 
-    def go(self, pools: Sequence[Pool], deadline: float, untouched: Sequence[tuple[HostPlan, HostResult]]) -> Progress:
+    def go(
+        self, pools: Sequence[RolloutPool], deadline: float, untouched: Sequence[tuple[HostPlan, HostResult]]
+    ) -> Progress:
         classes = {host: class_key(_plan(h)) for host, h in self.todo.items()}
         hooks = Hooks(
             do=self._do, verify=self._verify, on_start=self._started, on_end=self._ended, on_wave=self.callbacks.wave,
@@ -207,7 +209,7 @@ class _Run:
     def _begin(
         self,
         runs: Runs,
-        pools: Sequence[Pool],
+        pools: Sequence[RolloutPool],
         classes: Mapping[str, str],
         untouched: Sequence[tuple[HostPlan, HostResult]],
     ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpunode.core.edits import SECTIONS, RuntimeRequest, RuntimeState, completed, runtime_state, runtime_target
-from gpunode.core.edits.target import PATH, Activation, Files, Target
+from gpunode.core.edits.target import PATH, Activation, EditTarget, Files
 from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts.kubelet import default_runtime, wanted_driver
@@ -106,7 +106,7 @@ def find(options: Options) -> Engine:
     )
 
 
-def _unread(options: Options, runtime: Runtime | None, target: Target) -> tuple[Reason, ...]:
+def _unread(options: Options, runtime: Runtime | None, target: EditTarget) -> tuple[Reason, ...]:
     """What to know of a config that the engine of this machine does not read: an edit of it has no effect there."""
     if not options.config or not options.here or runtime is None:
         return ()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from gpunode.core.edits.commit import TRIES, target_request
-from gpunode.core.edits.target import Activation, Target, gathered
+from gpunode.core.edits.target import Activation, EditTarget, gathered
 from gpunode.core.edits.target import texts as texts_of
 from gpunode.core.edits.undo import recorded_edits
 from gpunode.core.errors import InputError
@@ -99,7 +99,7 @@ class Host:
     `wait` False leaves the program running with what it has.  `notes` are what to know of any edit.
     """
 
-    target: Target
+    target: EditTarget
     root: Path = Path("/")
     wait: bool = True
     notes: tuple[Reason, ...] = ()

@@ -17,11 +17,11 @@ from gpunode import __version__
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.remote import program
-from gpunode.core.selftest.checks import SHELLS, Seen, judge
+from gpunode.core.selftest.checks import SHELLS, ParsedRecord, judge
 from gpunode.core.selftest.record import (
     Capture,
-    Record,
     Result,
+    SelftestRecord,
     archive_files,
     lines_about_nvidia,
     read_record,
@@ -50,14 +50,14 @@ OUTPUTS: Mapping[str, tuple[tuple[str, ...], float]] = {
 _SYSFS = ("vendor", "device", "class", "subsystem_vendor", "subsystem_device", "numa_node")
 
 
-def examine(limit: float = LIMIT, on_step: Callable[[str], None] = lambda step: None) -> Record:
+def examine(limit: float = LIMIT, on_step: Callable[[str], None] = lambda step: None) -> SelftestRecord:
     """Capture everything on this machine.  What cannot be had has its reason; nothing here raises for that."""
     clock = Clock(limit)
     captures: dict[str, Capture] = {}
     for name, one in _captured(clock, captures):
         captures[name] = one
         on_step(name)
-    return Record(
+    return SelftestRecord(
         captures=captures,
         gpunode=__version__,
         at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
@@ -149,12 +149,12 @@ def _elsewhere(words: list[str], folder: Path, clock: Clock, environment: Mappin
 # ---------------------------------------------------------------- judged, packed, and read again
 
 
-def results_of(record: Record) -> tuple[Result, ...]:
+def results_of(record: SelftestRecord) -> tuple[Result, ...]:
     """The table of checks for a record, by the knowledge of this gpunode."""
-    return judge(Seen(record=record, knowledge=load_knowledge(), products=load_mig()))
+    return judge(ParsedRecord(record=record, knowledge=load_knowledge(), products=load_mig()))
 
 
-def write_archive(path: Path, record: Record) -> None:
+def write_archive(path: Path, record: SelftestRecord) -> None:
     """One tar.gz (0600) of the redacted record; what is judged for it is the redacted record as well."""
     stem = path.name.removesuffix(".tar.gz")
     files = archive_files(record, results_of(record))
@@ -171,7 +171,7 @@ def write_archive(path: Path, record: Record) -> None:
         raise InputError(f"cannot write {path}: {error.strerror}", fix="choose another file: -o FILE") from error
 
 
-def load_record(path: Path) -> Record:
+def load_record(path: Path) -> SelftestRecord:
     """The record of an archive, or of the folder that it was unpacked to.  Raises InputError."""
     try:
         if path.is_dir():
@@ -192,7 +192,7 @@ def gpu_here(clock: Clock) -> bool:
     return "GPU " in capture(("nvidia-smi", "-L"), clock, 45).text
 
 
-def gpus_of(record: Record) -> int:
+def gpus_of(record: SelftestRecord) -> int:
     """How many NVIDIA GPUs the machine of a record has on PCI."""
     try:
         return len(parse_probe(record.text("probe.txt")).gpus)

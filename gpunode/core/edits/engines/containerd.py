@@ -22,9 +22,9 @@ from gpunode.core.edits.engines.containerd_files import (
     RUNC,
     RUNTIMES,
     SOURCE,
-    Config,
+    ContainerdConfig,
+    ContainerdFile,
     Difference,
-    File,
     built_in_runc,
     default_in_force,
     difference,
@@ -46,7 +46,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 from gpunode.core.numbers import release
 
-Files = dict[str, File]
+Files = dict[str, ContainerdFile]
 
 
 def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
@@ -86,12 +86,12 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     return Edit(changes=changes, reasons=reasons, meant=dumped(meant, off=config.without_cri is not None))
 
 
-def _without_runtime(there: Files, config: Config, request: RuntimeRequest, default: str) -> Files:
+def _without_runtime(there: Files, config: ContainerdConfig, request: RuntimeRequest, default: str) -> Files:
     edited = {path: _without(file, config, request, default) for path, file in there.items()}
     return {path: file for path, file in edited.items() if file is not there[path]}
 
 
-def _without(file: File, config: Config, request: RuntimeRequest, default: str) -> File:
+def _without(file: ContainerdFile, config: ContainerdConfig, request: RuntimeRequest, default: str) -> ContainerdFile:
     """The file without the runtime; where that was the default, with `default`, or without a say in it."""
     removes: list[toml.Path] = []
     sets: dict[toml.Path, Any] = {}
@@ -112,7 +112,7 @@ def _without(file: File, config: Config, request: RuntimeRequest, default: str) 
     return replace(file, content=file.content.edit(sets, removes)) if sets or removes else file
 
 
-def _states(file: File) -> bool:
+def _states(file: ContainerdFile) -> bool:
     """Whether a file says anything besides its version, be it in a comment."""
     return "#" in file.content.text or any(path != ("version",) for path in settings(file.content.doc))
 
@@ -129,13 +129,15 @@ def _not_importing(files: Files, gone: str) -> Files:
     return after
 
 
-def _loaded(files: Mapping[str, bytes], config: Config, edited: Files, request: RuntimeRequest, without: str) -> Config:
+def _loaded(
+    files: Mapping[str, bytes], config: ContainerdConfig, edited: Files, request: RuntimeRequest, without: str
+) -> ContainerdConfig:
     kept = {path: data for path, data in files.items() if path != without}
     known = {path: file for path, file in ({f.path: f for f in config.files} | edited).items() if path != without}
     return load(kept, request, known)
 
 
-def _with_runc(after: Config) -> Files:
+def _with_runc(after: ContainerdConfig) -> Files:
     """1.x: the runtimes that are left do not have the default one among them."""
     name = after.plugin(after.root, "containerd.runtimes")
     file = next((file for file in reversed(after.files) if name in file.plugins), after.root)
@@ -146,12 +148,12 @@ def _with_runc(after: Config) -> Files:
 # ---------------------------------------------------------------- saying
 
 
-def _removed(changes: Mapping[str, bytes | None], after: Config, request: RuntimeRequest) -> list[Reason]:
+def _removed(changes: Mapping[str, bytes | None], after: ContainerdConfig, request: RuntimeRequest) -> list[Reason]:
     why = f"removes the runtime {request.name}; the default runtime is {default_in_force(after)}"
     return [Reason(what=" and ".join(sorted(changes)), why=why, source=SOURCE)]
 
 
-def _stays(after: Config, request: RuntimeRequest, without: str) -> list[Reason]:
+def _stays(after: ContainerdConfig, request: RuntimeRequest, without: str) -> list[Reason]:
     stays = []
     if after.cri.get("enable_cdi"):
         stays.append(("enable_cdi", "other runtimes may use CDI devices"))
@@ -217,7 +219,7 @@ def _enable_cri(files: Mapping[str, bytes], request: RuntimeRequest) -> dict[str
 
 
 def _written(
-    files: Mapping[str, bytes], config: Config, wanted: Difference, request: RuntimeRequest
+    files: Mapping[str, bytes], config: ContainerdConfig, wanted: Difference, request: RuntimeRequest
 ) -> tuple[dict[str, bytes], str]:
     """The first way of writing it after which the daemon has in force what is wanted, and nothing else has changed.
 
@@ -237,7 +239,7 @@ def _written(
     raise refused
 
 
-def _edited(file: File, config: Config, wanted: Difference) -> File:
+def _edited(file: ContainerdFile, config: ContainerdConfig, wanted: Difference) -> ContainerdFile:
     """The file with what is wanted, below the name of the CRI plugin that counts in it."""
 
     def full(path: toml.Path) -> toml.Path:
@@ -248,7 +250,7 @@ def _edited(file: File, config: Config, wanted: Difference) -> File:
     return replace(file, content=file.content.edit(sets, [full(path) for path in wanted.removes]))
 
 
-def _in_place(config: Config, wanted: Difference) -> Iterator[dict[str, File]]:
+def _in_place(config: ContainerdConfig, wanted: Difference) -> Iterator[dict[str, ContainerdFile]]:
     """In the file whose CRI section is in force; where tables are merged, in the root or else in a later file."""
     with_cri = [file for file in reversed(config.files) if any(name in file.plugins for name in NAMES)]
     order = [config.root, *with_cri]
@@ -260,8 +262,8 @@ def _in_place(config: Config, wanted: Difference) -> Iterator[dict[str, File]]:
 
 
 def _as_drop_in(
-    files: Mapping[str, bytes], config: Config, wanted: Difference, request: RuntimeRequest
-) -> Iterator[dict[str, File]]:
+    files: Mapping[str, bytes], config: ContainerdConfig, wanted: Difference, request: RuntimeRequest
+) -> Iterator[dict[str, ContainerdFile]]:
     """In our own file, and `imports` of the root where it does not cover that one yet."""
     path, root = drop_in_path(request), config.root
     if any(key[:3] == (*RUNTIMES, request.name) for key in wanted.sets):
@@ -282,19 +284,19 @@ def _as_drop_in(
         if not _only_ours(found, request):
             return
     for version in dict.fromkeys((root.version, config.version, 0)):
-        empty = File(path, toml.load(path, b""), version)
+        empty = ContainerdFile(path, toml.load(path, b""), version)
         content = empty.content.edit({("version",): version} if version else {})
         yield {path: _edited(replace(empty, content=content), config, wanted), **roots}
 
 
-def _import(path: str, config: Config, files: Mapping[str, bytes]) -> str:
+def _import(path: str, config: ContainerdConfig, files: Mapping[str, bytes]) -> str:
     """The usual glob, or the path alone where the glob would bring in files that nobody reads now."""
     pattern = f"{posixpath.dirname(path)}/*.toml"
     unread = set(resolve(pattern, files)) - {path, *(file.path for file in config.files)}
     return path if unread or path not in resolve(pattern, [path]) else pattern
 
 
-def _only_ours(file: File, request: RuntimeRequest) -> bool:
+def _only_ours(file: ContainerdFile, request: RuntimeRequest) -> bool:
     """Whether a file says nothing but its version and the runtime that is being configured."""
     ours = {("plugins", name, *RUNTIMES, request.name) for name in NAMES}
     allowed = {("plugins", name, "containerd", "default_runtime_name") for name in NAMES} | {("version",)}
@@ -302,7 +304,11 @@ def _only_ours(file: File, request: RuntimeRequest) -> bool:
 
 
 def _prove(
-    files: Mapping[str, bytes], before: Config, changes: Mapping[str, File], wanted: Difference, request: RuntimeRequest
+    files: Mapping[str, bytes],
+    before: ContainerdConfig,
+    changes: Mapping[str, ContainerdFile],
+    wanted: Difference,
+    request: RuntimeRequest,
 ) -> None:
     """Read the outcome as containerd does: it must say what was asked, and all else what it said before."""
     path = request.config or CONFIG
@@ -320,7 +326,7 @@ def _prove(
         )
 
 
-def _states_one(file: File, paths: Collection[toml.Path]) -> bool:
+def _states_one(file: ContainerdFile, paths: Collection[toml.Path]) -> bool:
     tables = [file.plugins[name] for name in NAMES if name in file.plugins]
     return any(toml.lookup(table, path) is not None for table in tables for path in paths)
 
@@ -328,7 +334,7 @@ def _states_one(file: File, paths: Collection[toml.Path]) -> bool:
 # ---------------------------------------------------------------- saying
 
 
-def _no_drop_in(changes: Mapping[str, File], refused: Refusal | None, request: RuntimeRequest) -> str:
+def _no_drop_in(changes: Mapping[str, ContainerdFile], refused: Refusal | None, request: RuntimeRequest) -> str:
     """Why the drop-in was not written, "" where it was or nobody asks."""
     if drop_in_path(request) in changes or request.in_place:
         return ""
@@ -352,7 +358,7 @@ def _reasons(wanted: Difference, changes: Mapping[str, bytes], enabled: bool, in
     return [*reasons, *([Reason(what="no drop-in is written", why=instead, source=SOURCE)] if instead else [])]
 
 
-def _remarks(config: Config) -> tuple[Reason, ...]:
+def _remarks(config: ContainerdConfig) -> tuple[Reason, ...]:
     remarks = []
     off, default = config.without_cri, default_in_force(config)
     if off:

@@ -35,11 +35,11 @@ _TABLE, _TEXT, _LIST, _BOOL = "a table", "a string", "an array of strings", "tru
 
 
 @dataclass(frozen=True)
-class File:
+class ContainerdFile:
     """One config file as it is read; `version` is 0 where it names none."""
 
     path: str
-    content: toml.Document
+    content: toml.TomlDocument
     version: int
 
     @property
@@ -87,28 +87,28 @@ def settings(doc: Mapping[str, Any], at: toml.Path = ()) -> Iterator[toml.Path]:
 # ---------------------------------------------------------------- reading
 
 
-def parse(path: str, data: bytes, request: RuntimeRequest) -> toml.Document:
+def parse(path: str, data: bytes, request: RuntimeRequest) -> toml.TomlDocument:
     """The file as TOML; InputError says where it is none."""
     if release(request.version) < (2, 0):
         data = data.removeprefix(BOM)  # containerd 1.x skips it, 2.x refuses it
     return toml.load(path, data)
 
 
-def read(path: str, data: bytes, request: RuntimeRequest) -> File:
+def read(path: str, data: bytes, request: RuntimeRequest) -> ContainerdFile:
     """One file, its shape checked as far as this package looks into it."""
     content = parse(path, data, request)
     version = content.doc.get("version", 0)
     if type(version) is not int or version < 0:
         where = f"{path}:{_place(content, ('version',))}"
         raise Refusal(f"{where}: version is {version!r}, not the number of a config version", "write version = 2")
-    file = File(path, content, version)
+    file = ContainerdFile(path, content, version)
     _check_escapes(file, request)
     _check_shape(file)
     _check_globs(file, request)
     return file
 
 
-def _check_escapes(file: File, request: RuntimeRequest) -> None:
+def _check_escapes(file: ContainerdFile, request: RuntimeRequest) -> None:
     """Refuse keys with an escape on the way to the runtimes below 2.0: its TOML library takes them as they are spelled.
 
     Source: go-toml v1 keysparsing.go, which containerd 1.x reads with; tried with containerd 1.6.20.
@@ -130,7 +130,7 @@ def _leads_to_runtimes(path: toml.Path) -> bool:
     return any(all(a == b for a, b in zip(*way, strict=False)) for way in ways)
 
 
-def _check_globs(file: File, request: RuntimeRequest) -> None:
+def _check_globs(file: ContainerdFile, request: RuntimeRequest) -> None:
     """Refuse what depends on the folder containerd was started in: relative globs before 1.6.29 and 1.7.16."""
     found = re.match(r"v?1\.([67])\.(\d+)", request.version)
     relative = [item for item in file.content.doc.get("imports", []) if "*" in item and not item.startswith("/")]
@@ -141,7 +141,7 @@ def _check_globs(file: File, request: RuntimeRequest) -> None:
         )
 
 
-def _check_shape(file: File) -> None:
+def _check_shape(file: ContainerdFile) -> None:
     doc = file.content.doc
     for key in ("imports", "disabled_plugins", "required_plugins"):
         _must_be(file, (key,), doc.get(key), _LIST)
@@ -153,7 +153,7 @@ def _check_shape(file: File) -> None:
             _check_cri(file, ("plugins", name), file.plugins[name])
 
 
-def _check_cri(file: File, at: toml.Path, cri: dict[str, Any]) -> None:
+def _check_cri(file: ContainerdFile, at: toml.Path, cri: dict[str, Any]) -> None:
     _must_be(file, (*at, "enable_cdi"), cri.get("enable_cdi"), _BOOL)
     _must_be(file, (*at, "containerd"), cri.get("containerd"), _TABLE)
     at, section = (*at, "containerd"), cri.get("containerd", {})
@@ -168,7 +168,7 @@ def _check_cri(file: File, at: toml.Path, cri: dict[str, Any]) -> None:
         _must_be(file, (*at, *path, "options", "SystemdCgroup"), stated.get("options", {}).get("SystemdCgroup"), _BOOL)
 
 
-def _must_be(file: File, path: toml.Path, value: Any, wanted: str) -> None:
+def _must_be(file: ContainerdFile, path: toml.Path, value: Any, wanted: str) -> None:
     """Raise Refusal with the place in the file, where a value that is there has another shape."""
     if value is None or _is(value, wanted):
         return
@@ -179,7 +179,7 @@ def _must_be(file: File, path: toml.Path, value: Any, wanted: str) -> None:
     )
 
 
-def _place(content: toml.Document, path: toml.Path) -> str:
+def _place(content: toml.TomlDocument, path: toml.Path) -> str:
     """Where a setting stands, or the innermost thing around it that has a place of its own."""
     for depth in range(len(path), 0, -1):
         way = path[:depth]
@@ -222,7 +222,7 @@ _PARTS = {GRPC, RUNTIME, IMAGES}  # plugins without which containerd 2 has no CR
 
 
 @dataclass(frozen=True)
-class Config:
+class ContainerdConfig:
     """All files in force, in the order in which containerd reads them, and what they say together.
 
     `daemon` is containerd's major and minor, the oldest one that reads the files where it is unknown.  `version` is
@@ -230,14 +230,14 @@ class Config:
     without the built-in ones.
     """
 
-    files: tuple[File, ...]
+    files: tuple[ContainerdFile, ...]
     daemon: tuple[int, int]
     version: int
     plugins: Mapping[str, Any]
     cri: dict[str, Any]
 
     @property
-    def root(self) -> File:
+    def root(self) -> ContainerdFile:
         return self.files[0]
 
     @property
@@ -249,11 +249,11 @@ class Config:
     def migrates_each(self) -> bool:
         return self.daemon >= (2, 3)
 
-    def file(self, path: str) -> File | None:
+    def file(self, path: str) -> ContainerdFile | None:
         return next((file for file in self.files if file.path == path), None)
 
     @property
-    def without_cri(self) -> File | None:
+    def without_cri(self) -> ContainerdFile | None:
         """A file that disables the CRI plugin, None when it is on."""
         names = _PARTS if self.merges else {V1 if self.version == 1 else GRPC}
         for file in self.files:
@@ -265,13 +265,13 @@ class Config:
         return None
 
     @property
-    def unseen(self) -> list[File]:
+    def unseen(self) -> list[ContainerdFile]:
         """Files of an older version, with settings for the CRI plugin, that 2.0 to 2.2 read as version 3."""
         if not self.merges or self.migrates_each or self.version < 3:
             return []
         return [file for file in self.files if file.version < 3 and GRPC in file.renamed]
 
-    def plugin(self, file: File, key: str) -> str:
+    def plugin(self, file: ContainerdFile, key: str) -> str:
         """The name under which `file` has to say `key` (containerd.runtimes, enable_cdi …) so that it counts."""
         if not self.merges:
             return V1 if self.version == 1 else GRPC
@@ -321,7 +321,7 @@ def _has(plugins: Mapping[str, Any], name: str, key: str) -> bool:
 # ---------------------------------------------------------------- which files
 
 
-def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, repair: bool = False) -> Config:
+def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, repair: bool = False) -> ContainerdConfig:
     """What is in force, of a root that is missing or says nothing too: such a one gets a version.
 
     Raises Refusal where containerd does not start.  To `fix` it, a drop-in of ours that keeps it from starting counts
@@ -331,7 +331,7 @@ def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, repair: boo
     root = read(path, files.get(path, b""), request)
     if not root.content.doc:
         version = 3 if release(request.version) >= (2, 0) else 2
-        root = File(path, root.content.edit({("version",): version}), version)
+        root = ContainerdFile(path, root.content.edit({("version",): version}), version)
     try:
         return load(files, request, {path: root}, absent=drop_in if repair else "")
     except Refusal:
@@ -341,12 +341,14 @@ def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, repair: boo
         return load(without, request, {path: root}, absent=drop_in)
 
 
-def load(files: Mapping[str, bytes], request: RuntimeRequest, known: Mapping[str, File], *, absent: str = "") -> Config:
+def load(
+    files: Mapping[str, bytes], request: RuntimeRequest, known: Mapping[str, ContainerdFile], *, absent: str = ""
+) -> ContainerdConfig:
     """The root and what it imports.  Refusal where containerd would not start.
 
     `known` are files that were read already, or that are to be written; the file `absent` may be missing.
     """
-    found: dict[str, File] = {}
+    found: dict[str, ContainerdFile] = {}
     pending = [request.config or CONFIG]
     there = {**files, **known}
     while pending:
@@ -368,7 +370,7 @@ def load(files: Mapping[str, bytes], request: RuntimeRequest, known: Mapping[str
 # ---------------------------------------------------------------- what they say together
 
 
-def together(files: tuple[File, ...], request: RuntimeRequest) -> Config:
+def together(files: tuple[ContainerdFile, ...], request: RuntimeRequest) -> ContainerdConfig:
     """What the files say, as the daemon of the request reads them."""
     named = [file.version for file in files if file.version]
     daemon = release(request.version)
@@ -385,7 +387,7 @@ def together(files: tuple[File, ...], request: RuntimeRequest) -> Config:
     return config
 
 
-def _check_versions(files: tuple[File, ...], daemon: tuple[int, int], request: RuntimeRequest) -> None:
+def _check_versions(files: tuple[ContainerdFile, ...], daemon: tuple[int, int], request: RuntimeRequest) -> None:
     """Raise Refusal for a version above the daemon's: the last one named counts, from 2.3 on the root's."""
     named = [file for file in files if file.version]
     number = release(request.version)
@@ -402,23 +404,25 @@ def _check_versions(files: tuple[File, ...], daemon: tuple[int, int], request: R
             )
 
 
-def _replaced(files: tuple[File, ...], daemon: tuple[int, int], version: int) -> Config:
+def _replaced(files: tuple[ContainerdFile, ...], daemon: tuple[int, int], version: int) -> ContainerdConfig:
     plugins: dict[str, Any] = {}
     for file in files:
         plugins |= file.plugins
-    return Config(files, daemon, version, plugins, plugins.get(V1 if version == 1 else GRPC, {}))
+    return ContainerdConfig(files, daemon, version, plugins, plugins.get(V1 if version == 1 else GRPC, {}))
 
 
-def _migrated_once(files: tuple[File, ...], daemon: tuple[int, int]) -> Config:
+def _migrated_once(files: tuple[ContainerdFile, ...], daemon: tuple[int, int]) -> ContainerdConfig:
     plugins: dict[str, Any] = {}
     version = 3
     for file in files:
         plugins = merged(plugins, file.renamed)
         version = file.version if file.version > 1 else version
-    return Config(files, daemon, version, plugins, _migrated(plugins) if version < 3 else plugins.get(RUNTIME, {}))
+    return ContainerdConfig(
+        files, daemon, version, plugins, _migrated(plugins) if version < 3 else plugins.get(RUNTIME, {})
+    )
 
 
-def _migrated_each(files: tuple[File, ...], daemon: tuple[int, int]) -> Config:
+def _migrated_each(files: tuple[ContainerdFile, ...], daemon: tuple[int, int]) -> ContainerdConfig:
     plugins: dict[str, Any] = {}
     cri: dict[str, Any] = {}
     highest, first = 0, files[0]
@@ -433,7 +437,7 @@ def _migrated_each(files: tuple[File, ...], daemon: tuple[int, int]) -> Config:
             )
         plugins = merged(plugins, file.renamed)
         cri = merged(cri, _migrated(file.renamed) if file.version < 4 else file.plugins.get(RUNTIME, {}))
-    return Config(files, daemon, highest or 1, plugins, cri)
+    return ContainerdConfig(files, daemon, highest or 1, plugins, cri)
 
 
 def _migrated(plugins: Mapping[str, Any]) -> dict[str, Any]:
@@ -454,7 +458,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def _check_names(config: Config) -> None:
+def _check_names(config: ContainerdConfig) -> None:
     """Raise Refusal for plugin names that keep containerd from starting."""
     for file in config.files:
         listed = [(key, name) for key in ("disabled_plugins", "required_plugins") for name in file.names(key)]
@@ -485,7 +489,7 @@ def differences(before: Any, after: Any, at: toml.Path = ()) -> Iterator[toml.Pa
         yield from differences(sides[0].get(key), sides[1].get(key), (*at, key))
 
 
-def unmeant(before: Config, after: Config, paths: Collection[toml.Path]) -> toml.Path | None:
+def unmeant(before: ContainerdConfig, after: ContainerdConfig, paths: Collection[toml.Path]) -> toml.Path | None:
     """A setting that differs though no path below the CRI plugin's table leads to it, None when there is none."""
     tables = [("cri",), *(("plugins", name) for name in NAMES)]
     meant = [(*table, *path) for path in paths for table in tables]
@@ -548,13 +552,13 @@ class Difference:
         return (*self.sets, *self.removes)
 
 
-def built_in_runc(config: Config) -> dict[str, Any]:
+def built_in_runc(config: ContainerdConfig) -> dict[str, Any]:
     """The runc table that 1.x has as long as no file has a table of runtimes, as its `config default` prints it."""
     mode = {"sandbox_mode": "podsandbox"} if config.daemon == (1, 7) else {}
     return {"runtime_type": RUNC, **mode, "options": dict(_BUILT_IN_OPTIONS)}
 
 
-def runtimes_in_force(config: Config) -> dict[str, Any]:
+def runtimes_in_force(config: ContainerdConfig) -> dict[str, Any]:
     """All runtimes, with the built-in runc: 1.x has it while there is no table of runtimes, 2.x always."""
     stated = toml.lookup(config.cri, RUNTIMES)
     if config.merges or stated is None:
@@ -562,11 +566,11 @@ def runtimes_in_force(config: Config) -> dict[str, Any]:
     return dict(stated)
 
 
-def default_in_force(config: Config) -> str:
+def default_in_force(config: ContainerdConfig) -> str:
     return toml.lookup(config.cri, DEFAULT) or "runc"
 
 
-def difference(config: Config, request: RuntimeRequest) -> Difference:
+def difference(config: ContainerdConfig, request: RuntimeRequest) -> Difference:
     """What differs between what is in force and what is asked for."""
     stated = toml.lookup(config.cri, RUNTIMES) or {}
     default = default_in_force(config)
@@ -598,7 +602,7 @@ def _runc_option(sets: Mapping[toml.Path, Any], runc: Mapping[str, Any], systemd
     return {(*at, "options", "SystemdCgroup"): systemd}
 
 
-def _check_old_keys(config: Config, default: str, wanted: str) -> None:
+def _check_old_keys(config: ContainerdConfig, default: str, wanted: str) -> None:
     """Raise Refusal where keys of containerd 1.x overrule the default, or forbid another one."""
     if config.merges or default == wanted:
         return

@@ -55,7 +55,7 @@ _ANNOTATIONS = (
 
 
 @dataclass(frozen=True)
-class Document:
+class CrioFile:
     """One file as it is read; `section` is its [crio.runtime], with its tables of runtimes apart."""
 
     path: str
@@ -65,7 +65,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class InForce:
+class CrioSettings:
     """What all files, and the daemon's arguments, come to."""
 
     section: Mapping[str, Any]
@@ -95,14 +95,14 @@ def drop_in_of(request: RuntimeRequest) -> str:
     return request.drop_in or f"{found}/{NAME}"
 
 
-def documents_of(files: Mapping[str, bytes], request: RuntimeRequest) -> list[Document]:
+def documents_of(files: Mapping[str, bytes], request: RuntimeRequest) -> list[CrioFile]:
     """The root and the drop-ins in the order in which CRI-O reads them: filepath.Walk goes by the parts of paths."""
     root, below = request.config or CONFIG, folder(request) + "/"
     drop_ins = sorted((path for path in files if path.startswith(below) and path != root), key=lambda p: p.split("/"))
     return [read(path, files[path]) for path in (root, *drop_ins) if path in files]
 
 
-def read(path: str, data: bytes) -> Document:
+def read(path: str, data: bytes) -> CrioFile:
     text, doc = dropin.load(path, data)
     section = _table(_table(doc, path, ("crio",)).get("crio"), f"{path}: crio", ("runtime",)).get("runtime")
     section = _table(section, f"{path}: crio.runtime", (*FLAGS, "runtimes"))
@@ -114,7 +114,7 @@ def read(path: str, data: bytes) -> Document:
             raise Refusal(f"{path}: {key} is {section[key]!r}, not a string", "fix the file: CRI-O refuses it too")
     if not isinstance(section.get(CDI, []), list):
         raise Refusal(f"{path}: {CDI} is no list of paths", "fix the file: CRI-O refuses it too")
-    return Document(path, text, {key: value for key, value in section.items() if key != "runtimes"}, runtimes)
+    return CrioFile(path, text, {key: value for key, value in section.items() if key != "runtimes"}, runtimes)
 
 
 def _table(value: Any, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _table(value: Any, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
     return found
 
 
-def in_force(documents: Sequence[Document], request: RuntimeRequest) -> InForce:
+def in_force(documents: Sequence[CrioFile], request: RuntimeRequest) -> CrioSettings:
     version = release(request.version)
     own = "" if version == (0, 0) else "crun" if version >= (1, 31) else "runc"
     section: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def in_force(documents: Sequence[Document], request: RuntimeRequest) -> InForce:
     for key, flag in FLAGS.items():
         if given := flag_values(request.flags, flag):
             section[key] = given[-1]
-    return InForce(section, runtimes, section.get(DEFAULT) or own)
+    return CrioSettings(section, runtimes, section.get(DEFAULT) or own)
 
 
 def _built_in(version: tuple[int, int]) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
 # ---------------------------------------------------------------- deciding
 
 
-def _wanted(documents: Sequence[Document], request: RuntimeRequest) -> tuple[dict[toml.Path, Any], list[str]]:
+def _wanted(documents: Sequence[CrioFile], request: RuntimeRequest) -> tuple[dict[toml.Path, Any], list[str]]:
     """What to set below [crio.runtime], only what differs from what is in force; and files to unset the default in."""
     now = in_force(documents, request)
     sets: dict[toml.Path, Any] = {}
@@ -213,7 +213,7 @@ def _wanted(documents: Sequence[Document], request: RuntimeRequest) -> tuple[dic
     return sets, unset
 
 
-def _runtime(now: InForce, request: RuntimeRequest) -> dict[str, Any]:
+def _runtime(now: CrioSettings, request: RuntimeRequest) -> dict[str, Any]:
     """The runtime's table as it should be: one that is there keeps its keys, a new one inherits from the default."""
     have = now.runtimes.get(request.name)
     if have is None:
@@ -231,7 +231,7 @@ def _runtime(now: InForce, request: RuntimeRequest) -> dict[str, Any]:
     return {**have, "runtime_path": request.path, **own}
 
 
-def _parent(now: InForce, request: RuntimeRequest) -> Mapping[str, Any]:
+def _parent(now: CrioSettings, request: RuntimeRequest) -> Mapping[str, Any]:
     """The runtime to inherit from: the default one, or the first usual one, of those that conmon runs."""
     for name in (now.default, "crun", "runc"):
         found = None if name == request.name else now.runtimes.get(name)
@@ -240,13 +240,13 @@ def _parent(now: InForce, request: RuntimeRequest) -> Mapping[str, Any]:
     return {}
 
 
-def _low_level(documents: Sequence[Document], request: RuntimeRequest) -> str:
+def _low_level(documents: Sequence[CrioFile], request: RuntimeRequest) -> str:
     """The binary of the runtime to wrap where nvidia-container-runtime would not find it on the PATH, else ""."""
     binary = str(_parent(in_force(documents, request), request).get("runtime_path", ""))
     return binary if posixpath.dirname(binary) not in ("", *PATH) else ""
 
 
-def _candidates(files: Mapping[str, bytes], documents: Sequence[Document], request: RuntimeRequest) -> list[str]:
+def _candidates(files: Mapping[str, bytes], documents: Sequence[CrioFile], request: RuntimeRequest) -> list[str]:
     """The toolkit's list with that binary behind what is there; [] where the list can stay.
 
     CRI-O's own packages keep crun and runc in /usr/libexec/crio: no container of the nvidia runtime would start.
@@ -261,21 +261,21 @@ def _candidates(files: Mapping[str, bytes], documents: Sequence[Document], reque
     return [] if any(name.startswith("/") for name in have) else [*have, binary]
 
 
-def _former_default(documents: Sequence[Document], request: RuntimeRequest) -> tuple[list[str], str | None]:
+def _former_default(documents: Sequence[CrioFile], request: RuntimeRequest) -> tuple[list[str], str | None]:
     """Where to unset the default so that what stood below it counts again, or else what to set.
 
     A usual runtime that has a table, or "", for which CRI-O takes its built-in one.
     """
     drop_in = drop_in_of(request)
     mine = [d.path for d in documents if d.path == drop_in and d.section.get(DEFAULT) == request.name]
-    rest = [Document(d.path, d.text, {}, d.runtimes) if d.path in mine else d for d in documents]
+    rest = [CrioFile(d.path, d.text, {}, d.runtimes) if d.path in mine else d for d in documents]
     if in_force(rest, request).default != request.name:
         return mine, None
     tables = {name for document in documents for name in document.runtimes}
     return [], next((name for name in ("crun", "runc") if name in tables), "")
 
 
-def _cgroup(now: InForce, request: RuntimeRequest) -> dict[toml.Path, Any]:
+def _cgroup(now: CrioSettings, request: RuntimeRequest) -> dict[toml.Path, Any]:
     """cgroup_manager; conmon itself then has to be in the pod's cgroup: a slice is refused with cgroupfs."""
     asked = request.cgroup_driver
     if not asked or (now.section.get(CGROUP) or "systemd") == asked:
@@ -284,7 +284,7 @@ def _cgroup(now: InForce, request: RuntimeRequest) -> dict[toml.Path, Any]:
     return {(CGROUP,): asked} | ({(CONMON_CGROUP,): "pod"} if pod else {})
 
 
-def _cdi(now: InForce, request: RuntimeRequest) -> dict[toml.Path, Any]:
+def _cdi(now: CrioSettings, request: RuntimeRequest) -> dict[toml.Path, Any]:
     """cdi_spec_dirs, of 1.24 and later: CDI is on where there are any; there is no other switch."""
     if request.cdi is None:
         return {}
@@ -317,7 +317,7 @@ def _overruled(flag: str, key: str) -> Refusal:
 # ---------------------------------------------------------------- writing
 
 
-def _home(documents: Sequence[Document], key: toml.Path, request: RuntimeRequest) -> str:
+def _home(documents: Sequence[CrioFile], key: toml.Path, request: RuntimeRequest) -> str:
     """The file for a setting: the drop-in, or a later one that has the last word; in place the last, or the root."""
     drop_in = drop_in_of(request)
     for document in reversed(documents):
@@ -354,7 +354,7 @@ def _reasons(
         yield Reason(what=TOOLKIT, why=why, source=LOW_LEVEL)
 
 
-def _remarks(files: Mapping[str, bytes], documents: Sequence[Document], request: RuntimeRequest) -> Iterator[Reason]:
+def _remarks(files: Mapping[str, bytes], documents: Sequence[CrioFile], request: RuntimeRequest) -> Iterator[Reason]:
     """What an edit of these files cannot fix."""
     if UNREAD in files:
         yield Reason(
@@ -399,10 +399,10 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     return Edit(changes=changes, reasons=tuple(reasons), meant=_meant(request) if changes else ())
 
 
-def _instead(documents: Sequence[Document], request: RuntimeRequest) -> str:
+def _instead(documents: Sequence[CrioFile], request: RuntimeRequest) -> str:
     """The default to set where nothing below ours names one and only another usual runtime has a table, else ""."""
     rest = [
-        Document(
+        CrioFile(
             document.path,
             document.text,
             {key: value for key, value in document.section.items() if (key, value) != (DEFAULT, request.name)},

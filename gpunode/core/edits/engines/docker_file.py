@@ -54,11 +54,11 @@ FIX = "fix the file: dockerd does not start with it"
 Check = Callable[[Any], bool]
 
 
-class Pairs(list[tuple[str, Any]]):
+class JsonPairs(list[tuple[str, Any]]):
     """A JSON object as it is written, keys that stand twice included."""
 
 
-def last(pairs: Pairs, key: str) -> Any:
+def last(pairs: JsonPairs, key: str) -> Any:
     """The value in force of a key: the last one that is not null, as null leaves a field alone."""
     return next((value for name, value in reversed(pairs) if name == key and value is not None), None)
 
@@ -76,7 +76,7 @@ def _strings(value: Any) -> bool:
 
 
 def _object(item: Check) -> Check:
-    return lambda value: isinstance(value, Pairs) and all(one is None or item(one) for _, one in value)
+    return lambda value: isinstance(value, JsonPairs) and all(one is None or item(one) for _, one in value)
 
 
 _FIELDS: Mapping[str, Check] = {  # of a runtime, found in any case, as Go finds them
@@ -92,7 +92,7 @@ def _right_field(key: str, value: Any) -> bool:
 
 
 def _is_runtime(value: Any) -> bool:
-    return isinstance(value, Pairs) and all(_right_field(key, one) for key, one in value)
+    return isinstance(value, JsonPairs) and all(_right_field(key, one) for key, one in value)
 
 
 # key → its check, what it should be, what its members should be
@@ -110,14 +110,14 @@ _TYPES: Mapping[str, tuple[Check, str, str]] = {
 }
 
 
-def _check_types(path: str, pairs: Pairs) -> None:
+def _check_types(path: str, pairs: JsonPairs) -> None:
     """Raise InputError for a key that is read here and whose value is of a type that dockerd cannot read it as."""
     for key, value in pairs:
         if key not in _TYPES or value is None or _TYPES[key][0](value):
             continue
         right, words, of_members = _TYPES[key]
-        if of_members and isinstance(value, Pairs):
-            name, one = next((name, one) for name, one in value if not right(Pairs([(name, one)])))
+        if of_members and isinstance(value, JsonPairs):
+            name, one = next((name, one) for name, one in value if not right(JsonPairs([(name, one)])))
             name, one = _wrong_field(name, one) if key == "runtimes" else (name, one)
             raise InputError(f"{path}: {key}.{name} is {shown(one, key, name)}", expected=of_members, fix=FIX)
         raise InputError(f"{path}: {key} is {shown(value, key)}", expected=words, fix=FIX)
@@ -125,7 +125,7 @@ def _check_types(path: str, pairs: Pairs) -> None:
 
 def _wrong_field(name: str, runtime: Any) -> tuple[str, Any]:
     """Of a runtime's entry the field that is wrong, or the entry itself."""
-    fields = runtime if isinstance(runtime, Pairs) else ()
+    fields = runtime if isinstance(runtime, JsonPairs) else ()
     return next(((f"{name}.{key}", one) for key, one in fields if not _right_field(key, one)), (name, runtime))
 
 
@@ -230,9 +230,9 @@ def _decoded(path: str, data: bytes, request: RuntimeRequest) -> tuple[str, byte
 # ---------------------------------------------------------------- how Go decodes
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> Pairs:
+def _pairs(pairs: list[tuple[str, Any]]) -> JsonPairs:
     """An object whose names hold no half of a pair of surrogates (\\ud800): Go reads U+FFFD there."""
-    return Pairs((name.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), one) for name, one in pairs)
+    return JsonPairs((name.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), one) for name, one in pairs)
 
 
 def _float(text: str) -> float:
@@ -241,7 +241,7 @@ def _float(text: str) -> float:
     return value
 
 
-def _merged(pairs: Pairs, key: str) -> Iterator[tuple[str, Any]]:
+def _merged(pairs: JsonPairs, key: str) -> Iterator[tuple[str, Any]]:
     """The members in force of an object: those of the same key written twice count together, null empties it."""
     found: dict[str, Any] = {}
     for name, value in pairs:
@@ -250,7 +250,7 @@ def _merged(pairs: Pairs, key: str) -> Iterator[tuple[str, Any]]:
     yield from found.items()
 
 
-def _runtime(value: Pairs | None) -> DaemonRuntime:
+def _runtime(value: JsonPairs | None) -> DaemonRuntime:
     names = {"path": "path", "runtimetype": "kind", "runtimeargs": "args", "options": "options"}
     stated: dict[str, Any] = {}
     keys: dict[str, str] = {}

@@ -70,7 +70,7 @@ def _uncommented(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Setting:
+class K3sSetting:
     """A value of the command line or a config file; `path` "" stands for the command line."""
 
     value: str
@@ -103,17 +103,17 @@ class Node:
         paths = [path for path in (self.config, *sorted(dropped)) if path in self.files]
         return {path: yamltext.parse(path, self.files[path]) for path in paths}
 
-    def setting(self, *names: str) -> Setting | None:
+    def setting(self, *names: str) -> K3sSetting | None:
         """What counts of a setting: the command line, else the last file that says it."""
         words = self.request.flags
         for at in reversed(range(len(words))):
             name, equals, value = words[at].partition("=")
             if name in [f"--{n}" if len(n) > 1 else f"-{n}" for n in names]:
-                return Setting(value if equals else next(iter(words[at + 1 :]), ""))
+                return K3sSetting(value if equals else next(iter(words[at + 1 :]), ""))
         for path, (_, values) in reversed(self.documents.items()):
             for name in names:
                 if isinstance(values.get(name), str | int | float):
-                    return Setting(str(values[name]), path)
+                    return K3sSetting(str(values[name]), path)
         return None
 
     # ------------------------------------------------------------ containerd's files

@@ -27,7 +27,7 @@ SOURCE = "https://github.com/containers/common/blob/main/docs/containers.conf.5.
 
 
 @dataclass(frozen=True)
-class Document:
+class PodmanFile:
     """One file as it is read; `engine` is its [engine]."""
 
     path: str
@@ -74,14 +74,14 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     )
 
 
-def _documents(files: Mapping[str, bytes], request: RuntimeRequest) -> list[Document]:
+def _documents(files: Mapping[str, bytes], request: RuntimeRequest) -> list[PodmanFile]:
     root = request.config or CONFIG
     below = sorted(path for path in files if fnmatch.fnmatchcase(path, f"{root}.d/*.conf"))
     here = [path for path in below if posixpath.dirname(path) == f"{root}.d"]
     return [_read(path, files[path]) for path in dict.fromkeys((VENDOR, root, *here)) if path in files]
 
 
-def _read(path: str, data: bytes) -> Document:
+def _read(path: str, data: bytes) -> PodmanFile:
     text, doc = dropin.load(path, data)
     engine = dropin.table(doc.get("engine"), f"{path}: engine", "podman")
     for name, paths in dropin.table(engine.get("runtimes"), f"{path}: engine.runtimes", "podman").items():
@@ -90,10 +90,10 @@ def _read(path: str, data: bytes) -> Document:
     for key in ("runtime", "cgroup_manager"):
         if not isinstance(engine.get(key, ""), str):
             raise Refusal(f"{path}: engine.{key} is no string", "fix the file: podman refuses it too")
-    return Document(path, text, engine)
+    return PodmanFile(path, text, engine)
 
 
-def _in_force(documents: Sequence[Document]) -> dict[str, Any]:
+def _in_force(documents: Sequence[PodmanFile]) -> dict[str, Any]:
     engine: dict[str, Any] = {}
     runtimes: dict[str, Any] = {}
     for document in documents:
@@ -102,7 +102,7 @@ def _in_force(documents: Sequence[Document]) -> dict[str, Any]:
     return {**engine, "runtimes": runtimes}
 
 
-def _wanted(documents: Sequence[Document], request: RuntimeRequest) -> tuple[dict[toml.Path, Any], list[str]]:
+def _wanted(documents: Sequence[PodmanFile], request: RuntimeRequest) -> tuple[dict[toml.Path, Any], list[str]]:
     """What to set below [engine], only what differs from what is in force; and files to unset the default in."""
     now = _in_force(documents)
     sets: dict[toml.Path, Any] = {}
@@ -119,7 +119,7 @@ def _wanted(documents: Sequence[Document], request: RuntimeRequest) -> tuple[dic
     return sets, unset
 
 
-def _home(documents: Sequence[Document], key: toml.Path, request: RuntimeRequest) -> str:
+def _home(documents: Sequence[PodmanFile], key: toml.Path, request: RuntimeRequest) -> str:
     """The file for a setting: the drop-in, or a later one that has the last word; in place the last, or the root."""
     root = request.config or CONFIG
     for document in reversed(documents):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunode.core.edits.engines import dropin
-from gpunode.core.edits.target import Activation, Files, Records, Refusal, Target
+from gpunode.core.edits.target import Activation, EditTarget, Files, Records, Refusal
 from gpunode.core.edits.text import toml
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, Reason
@@ -42,7 +42,7 @@ _LOGS: Mapping[toml.Path, str] = {
 }
 
 
-def toolkit_target(settings: Mapping[str, Any]) -> Target:
+def toolkit_target(settings: Mapping[str, Any]) -> EditTarget:
     """The file with `settings` (keys of toolkit.config in gpunode.yml).  Raises InputError for unknown ones."""
     unknown = [key for key in settings if key not in (*_PLACES, "debug")]
     if unknown:
@@ -51,7 +51,7 @@ def toolkit_target(settings: Mapping[str, Any]) -> Target:
     def kept(_files: Files, _undo: Records) -> Edit:
         raise Refusal(f"{CONFIG}: nobody knows which settings are gpunode's", "edit the file by hand")
 
-    return Target(
+    return EditTarget(
         name="the container toolkit",
         root=CONFIG,
         label=f"toolkit {CONFIG}",

@@ -13,9 +13,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults
-from gpunode.core.edits.target import Activation, Files, Records, Refusal, Target, asks, units_changed
+from gpunode.core.edits.target import Activation, EditTarget, Files, Records, Refusal, asks, units_changed
 from gpunode.core.edits.text import yamltext
-from gpunode.core.edits.text.unitfile import FOLDERS, Program, append_word, change_program, program_of, unit_patterns
+from gpunode.core.edits.text.unitfile import (
+    FOLDERS,
+    UnitProgram,
+    append_word,
+    change_program,
+    program_of,
+    unit_patterns,
+)
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import Gone, SchedulerRules, minor_of
@@ -115,7 +122,7 @@ class _State:
     reasons: tuple[Reason, ...] = ()
 
     @property
-    def program(self) -> Program:
+    def program(self) -> UnitProgram:
         return program_of(self.files, self.unit, NAME)
 
     @property
@@ -321,10 +328,10 @@ def completed(files: Mapping[str, bytes], request: KubeletRequest) -> KubeletReq
     return replace(request, unit=unit)
 
 
-def kubelet_target(request: KubeletRequest, rules: SchedulerRules) -> Target:
+def kubelet_target(request: KubeletRequest, rules: SchedulerRules) -> EditTarget:
     """What is asked of the kubelet.  Raises InputError for what none takes."""
     check_kubelet_request(request)
-    return Target(
+    return EditTarget(
         name=NAME,
         root=request.unit,
         label=f"{NAME} {request.unit}",

@@ -16,7 +16,7 @@ from gpunode.core.edits.kubernetes.scheduler import (
     completed,
     scheduler_target,
 )
-from gpunode.core.edits.target import Files, Target
+from gpunode.core.edits.target import EditTarget, Files
 from gpunode.core.edits.undo import recorded_edits
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge.scheduler import SchedulerRules
@@ -60,7 +60,7 @@ def component_paths(value: Mapping[str, Any]) -> tuple[str, ...]:
     return (*named, MANIFEST, *UNITS, *KUBELET_UNITS, RECORDS)
 
 
-def component_target(kind: str, value: Mapping[str, Any], files: Files, rules: SchedulerRules) -> Target:
+def component_target(kind: str, value: Mapping[str, Any], files: Files, rules: SchedulerRules) -> EditTarget:
     """{state, server_version, …} of a role's option → what is asked; `files` are those of component_paths.
 
     Raises InputError for what makes no sense, RefusedError where the node has no such component.

@@ -25,9 +25,9 @@ from gpunode.core.edits.kubernetes.scheduler_config import (
     without_extender,
 )
 from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
-from gpunode.core.edits.target import Activation, Files, Refusal, Target, asks, units_changed
+from gpunode.core.edits.target import Activation, EditTarget, Files, Refusal, asks, units_changed
 from gpunode.core.edits.text import yamltext
-from gpunode.core.edits.text.unitfile import FOLDERS, Program, change_program, program_of, unit_patterns
+from gpunode.core.edits.text.unitfile import FOLDERS, UnitProgram, change_program, program_of, unit_patterns
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
@@ -99,7 +99,7 @@ class Host:
     """What starts the scheduler, a static pod or a unit, with its flags."""
 
     pod: Pod | None
-    program: Program | None
+    program: UnitProgram | None
 
     @property
     def words(self) -> list[str]:
@@ -341,11 +341,11 @@ def completed(files: Mapping[str, bytes], request: SchedulerRequest) -> Schedule
     return replace(request, server_version=version)
 
 
-def scheduler_target(request: SchedulerRequest, rules: SchedulerRules) -> Target:
+def scheduler_target(request: SchedulerRequest, rules: SchedulerRules) -> EditTarget:
     """What is asked of kube-scheduler: that it asks gpushare's extender.  Raises InputError for what makes no sense."""
     _check_request(request)
     root = request.manifest or request.unit
-    return Target(
+    return EditTarget(
         name=NAME,
         root=root,
         label=f"{NAME} {root}",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tomlkit.container import Container
     from tomlkit.items import InlineTable, Item, Key
 
-__all__ = ["Document", "Path", "Piece", "edit", "literal", "load", "lookup", "parse"]
+__all__ = ["Path", "TomlDocument", "TomlPiece", "edit", "literal", "load", "lookup", "parse"]
 
 Path = tuple[str, ...]
 
@@ -40,9 +40,9 @@ _COMMENT = re.compile(rf"(?:{_STRING})|(?P<comment>#[^\r\n]*)", re.DOTALL)
 # ---------------------------------------------------------------- reading
 
 
-def load(path: str, data: bytes) -> Document:
+def load(path: str, data: bytes) -> TomlDocument:
     """A TOML file; InputError carries path:line:column."""
-    return Document(*parse(path, data))
+    return TomlDocument(*parse(path, data))
 
 
 def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
@@ -112,18 +112,18 @@ def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[
     A table that is not there yet is written after its nearest relatives.  Raises Refusal where a value stands in the
     way of a table or the other way round, TOMLDecodeError for text that is no TOML.
     """
-    return Document(text, _read(text)).edit(sets, removes).text
+    return TomlDocument(text, _read(text)).edit(sets, removes).text
 
 
 @dataclass(frozen=True)
-class Document:
+class TomlDocument:
     """A TOML file that was read: its text, and what it says as plain values (shared: never change them)."""
 
     text: str
     doc: dict[str, Any]
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[TomlPiece, ...]:
         """The text in pieces, in order."""
         return tuple(_pieces(self.text))
 
@@ -137,7 +137,7 @@ class Document:
                 yield from _members(piece, at)
             at += len(piece.text)
 
-    def edit(self, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> Document:
+    def edit(self, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> TomlDocument:
         """What `edit` makes of it, proven; the document itself when nothing is to change."""
         gone = [path for path in removes if path and _depth(self.doc, path) == len(path)]
         if not gone and all(_states(self.doc, path, value) for path, value in _leaves(sets or {})):
@@ -159,7 +159,7 @@ class Document:
             raise Refusal(
                 f"{', '.join('.'.join(path) for path in [*(sets or ()), *removes])}: {_UNEDITABLE}", _AS_TABLES
             )
-        return Document(text, made.doc)
+        return TomlDocument(text, made.doc)
 
 
 _UNEDITABLE = "this part of the file is written in a way that gpunode cannot edit"
@@ -205,7 +205,7 @@ def _common(one: Path, other: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TomlPiece:
     """A header, a pair, a comment line or a blank one, with its line end.
 
     `path` is what a header opens or a pair sets, () of other lines.  `table` is the path of the table that a pair or a
@@ -235,7 +235,7 @@ class Piece:
         return self.text[: len(self.text) - len(self.text.lstrip(" \t"))]
 
 
-def _pieces(text: str) -> list[Piece]:
+def _pieces(text: str) -> list[TomlPiece]:
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
@@ -255,7 +255,7 @@ def _pieces(text: str) -> list[Piece]:
     return found
 
 
-def _of_table(container: Container, path: Path, spelled: tuple[str, ...]) -> Iterator[Piece]:
+def _of_table(container: Container, path: Path, spelled: tuple[str, ...]) -> Iterator[TomlPiece]:
     """The pieces of a table's own lines and of the tables below it."""
     from tomlkit.items import AoT, Table
 
@@ -270,26 +270,26 @@ def _of_table(container: Container, path: Path, spelled: tuple[str, ...]) -> Ite
             yield _pair(key, item, path)
         else:
             lines = item.as_string().splitlines(keepends=True)
-            yield from (Piece(line, table=path) for line in lines)
+            yield from (TomlPiece(line, table=path) for line in lines)
 
 
-def _header(table: Any, path: Path, name: str) -> Piece:
+def _header(table: Any, path: Path, name: str) -> TomlPiece:
     trivia, brackets = table.trivia, 2 if table.is_aot_element() else 1
     name = table.display_name or name
     head = f"{'[' * brackets}{name}{']' * brackets}"
-    return Piece(f"{trivia.indent}{head}{trivia.comment_ws}{trivia.comment}{trivia.trail}", path, path, head)
+    return TomlPiece(f"{trivia.indent}{head}{trivia.comment_ws}{trivia.comment}{trivia.trail}", path, path, head)
 
 
-def _pair(key: Key, item: Item, table: Path) -> Piece:
+def _pair(key: Key, item: Item, table: Path) -> TomlPiece:
     path, spelled = (*table, key.key), key.as_string()
     while key.is_dotted():
         [(inner, item)] = item.value.body
         spelled = f"{spelled}.{inner.as_string()}"
         path, key = (*path, inner.key), inner
-    return _written(Piece("", path, table, f"{spelled}{key.sep}", item))
+    return _written(TomlPiece("", path, table, f"{spelled}{key.sep}", item))
 
 
-def _written(pair: Piece, value: str = "") -> Piece:
+def _written(pair: TomlPiece, value: str = "") -> TomlPiece:
     """The pair with the text of its value, and the white space and comment that it has."""
     assert pair.item is not None
     trivia, value = pair.item.trivia, value or pair.item.as_string()
@@ -307,7 +307,7 @@ def _entries(container: Container) -> list[tuple[int, Path, str, Any]]:
     return found
 
 
-def _members(pair: Piece, start: int = 0) -> Iterator[tuple[int, str, Path]]:
+def _members(pair: TomlPiece, start: int = 0) -> Iterator[tuple[int, str, Path]]:
     """The keys of the inline tables that a pair's value is made of, in order."""
     at = len(pair.indent) + len(pair.key)
     for path, key in _inner(pair.path, pair.item):
@@ -349,7 +349,7 @@ def _key(path: Path) -> str:
 class _Edit:
     """The pieces of a text, changed one path at a time, and the plain values that they are to say."""
 
-    def __init__(self, pieces: list[Piece], doc: dict[str, Any], end: str) -> None:
+    def __init__(self, pieces: list[TomlPiece], doc: dict[str, Any], end: str) -> None:
         self.pieces = pieces
         self.doc = doc
         self.end = end
@@ -365,8 +365,8 @@ class _Edit:
         if inline is not None:
             self._changed(inline, _member_removed, path[len(self.pieces[inline].path) :])
             return
-        kept: list[Piece] = []
-        blanks: list[Piece] = []  # of the table that goes, as long as it is open whether it ends before them
+        kept: list[TomlPiece] = []
+        blanks: list[TomlPiece] = []  # of the table that goes, as long as it is open whether it ends before them
         going = False
         for piece in self.pieces:
             if not piece.path or not _below(piece.path, path):
@@ -394,14 +394,14 @@ class _Edit:
         ways = (path[:depth] for depth in range(1, len(path)))
         return next((way for way in ways if not any(_below(one, way) for one in left)), path)
 
-    def _comments(self, piece: Piece) -> list[Piece]:
+    def _comments(self, piece: TomlPiece) -> list[TomlPiece]:
         """The comments of a piece that goes, as lines."""
         found = []
         for match in _COMMENT.finditer(piece.text):
             if match["comment"]:
                 line = piece.text[piece.text.rfind("\n", 0, match.start()) + 1 :]
                 indent = line[: len(line) - len(line.lstrip(" \t"))]
-                found.append(Piece(f"{indent}{match['comment'].rstrip()}{self.end}", table=piece.table))
+                found.append(TomlPiece(f"{indent}{match['comment'].rstrip()}{self.end}", table=piece.table))
         return found
 
     # ------------------------------------------------------------ in
@@ -470,7 +470,7 @@ class _Edit:
         elif opened is not None:
             self._insert(first, path, value, _deeper(self.pieces[opened]))
         else:
-            self._insert(body.stop if body.stop < len(self.pieces) else 0, path, value, Piece(""))
+            self._insert(body.stop if body.stop < len(self.pieces) else 0, path, value, TomlPiece(""))
         return True
 
     def _body(self, first: int) -> range:
@@ -478,9 +478,9 @@ class _Edit:
         ends = (n for n in range(first, len(self.pieces)) if self.pieces[n].header)
         return range(first, next(ends, len(self.pieces)))
 
-    def _insert(self, at: int, path: Path, value: Any, like: Piece) -> None:
+    def _insert(self, at: int, path: Path, value: Any, like: TomlPiece) -> None:
         key = f"{_key(path[len(like.table) :])} = "
-        pair = Piece(f"{like.indent}{key}{literal(value)}{self.end}", path, like.table, key, _item(value))
+        pair = TomlPiece(f"{like.indent}{key}{literal(value)}{self.end}", path, like.table, key, _item(value))
         assert pair.item is not None
         pair.item.trivia.indent, pair.item.trivia.trail = like.indent, self.end
         self.pieces.insert(at, pair)
@@ -504,8 +504,8 @@ class _Edit:
             at = self._body_end(near[-1])
         separate = bool(self.pieces) and (at == len(self.pieces) or self.pieces[at].blank)
         name = _key(table)
-        header = Piece(f"{indent}[{name}]{self.end}", table, table, name)
-        self.pieces[at:at] = [*([Piece(self.end)] if separate else []), header]
+        header = TomlPiece(f"{indent}[{name}]{self.end}", table, table, name)
+        self.pieces[at:at] = [*([TomlPiece(self.end)] if separate else []), header]
         if value != {}:
             self._insert(at + separate + 1, path, value, _deeper(header))
 
@@ -518,7 +518,7 @@ class _Edit:
         return at if at == len(self.pieces) or self.pieces[at].blank else end
 
 
-def _deeper(piece: Piece) -> Piece:
+def _deeper(piece: TomlPiece) -> TomlPiece:
     """A piece indented one step more, where there is any indentation."""
     step = "\t" if piece.indent.endswith("\t") else "  " if piece.indent else ""
     return replace(piece, text=f"{piece.indent}{step}.")

@@ -36,7 +36,7 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class UnitProgram:
     """What a unit starts: all words in order, each with the segment and its number there; files in the order read."""
 
     segments: tuple[Segment, ...]
@@ -67,7 +67,7 @@ def unit_patterns(files: Mapping[str, bytes], unit: str) -> tuple[str, ...]:
     return (unit, *(f"{folder}/*.conf" for folder in drop_in_folders(unit)), *dict.fromkeys(named))
 
 
-def program_of(files: Mapping[str, bytes], unit: str, name: str) -> Program:
+def program_of(files: Mapping[str, bytes], unit: str, name: str) -> UnitProgram:
     """What the unit starts.  Refusal where that is no plain command line of the program `name`."""
     texts = {path: decode(path, data) for path, data in files.items()}
     start: tuple[str, int, int] | None = None
@@ -98,7 +98,7 @@ def _joined(
     environment: tuple[str, ...],
     unit: str,
     name: str,
-) -> Program:
+) -> UnitProgram:
     segments, order, used = [main], list[tuple[int, int]](), list[str]()
     for number, word in enumerate(main.words):
         found = _VARIABLE.match(word.text)
@@ -121,7 +121,7 @@ def _joined(
     if not there:
         raise Refusal(f"{unit} does not start {name}", f"name the unit of {name}: --unit PATH")
     kept = tuple(path for path in dict.fromkeys(files) if not set(path) & set("*?["))
-    return Program(
+    return UnitProgram(
         segments=tuple(segments),
         order=tuple(order),
         files=kept,
@@ -130,7 +130,7 @@ def _joined(
     )
 
 
-def change_program(files: Mapping[str, bytes], program: Program, change: WordChange) -> dict[str, bytes]:
+def change_program(files: Mapping[str, bytes], program: UnitProgram, change: WordChange) -> dict[str, bytes]:
     """The files with a change of the program's words, each word where it stands."""
     after = dict(files)
     parts = [WordChange() for _ in program.segments]
@@ -158,7 +158,7 @@ def append_word(files: Mapping[str, bytes], segment: Segment, word: str) -> dict
     return {**files, segment.path: _applied(text, segment.words, change, segment.start).encode()}
 
 
-def _place(program: Program, change: WordChange) -> tuple[int, int]:
+def _place(program: UnitProgram, change: WordChange) -> tuple[int, int]:
     """Behind which word new ones come: not in a package's unit where it takes words from a file of /etc."""
     segment, word = program.order[max(change.after, 0)]
     if program.segments[segment].path.startswith(("/usr/lib/", "/lib/")):
