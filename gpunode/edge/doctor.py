@@ -138,15 +138,17 @@ def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda
 
 
 def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) -> Examined:
-    from gpunode.core.doctor.state import split_sections, state_faults
+    from gpunode.core.doctor.state import excluded, split_sections, state_faults
 
     faults, sections = load_faults(), split_sections(text)
     named = {name: faults.parts.part(f"gpunode log {name}") for name in sections}
     scans = [scan(faults, name, [text], named[name]) for name, text in sections.items() if not named[name].silent]
     state = state_faults(facts, sections, _scheduler_rules(), faults.checks)
     active = {name for name, service in facts.services.items() if service.active == "active"}
-    proven = {"driver-answers"} if facts.driver.loaded and facts.nvml else set()
-    return Examined(host=host, diagnosis=diagnose(faults, scans, state, active=active, proven=proven), notes=notes)
+    known = {"driver-answers": facts.driver.loaded and facts.nvml, "toolkit-there": facts.toolkit}
+    proven = {name for name, holds in known.items() if holds}
+    diagnosis = diagnose(faults, scans, state, active=active, proven=proven, excluded=excluded(facts, faults.checks))
+    return Examined(host=host, diagnosis=diagnosis, notes=notes)
 
 
 def _scheduler_rules() -> SchedulerRules:

@@ -26,7 +26,7 @@ from gpunode.cli.main import cli
 from gpunode.core.doctor import Diagnosis, diagnose, diagnosis_data, diagnosis_text, scan
 from gpunode.core.doctor.logs import KEPT, PART
 from gpunode.core.doctor.read import diagnose_logs
-from gpunode.core.doctor.state import split_sections, state_faults
+from gpunode.core.doctor.state import excluded, split_sections, state_faults
 from gpunode.core.doctor.table import LAYERS, Fault, Faults, Message, parse_faults, parse_messages
 from gpunode.core.doctor.text import Evidence
 from gpunode.core.errors import InputError
@@ -36,6 +36,7 @@ from gpunode.core.model import (
     CdiGpu,
     CdiSpec,
     ConfigFile,
+    DeviceNode,
     DriverState,
     InstalledPackage,
     Kernel,
@@ -112,7 +113,8 @@ def test_faults_and_messages_know_each_other() -> None:
     assert {name for one in FAULTS.messages for name in (one.fault, *one.also)} <= FAULTS.faults.keys()
     doctor = Path(__file__).parents[2] / "gpunode" / "core" / "doctor"
     source = "".join((doctor / name).read_text(encoding="utf-8") for name in ("state.py", "__init__.py"))
-    by_table = [*FAULTS.checks.signs.values(), *(c.fault for causes in FAULTS.checks.symptoms.values() for c in causes)]
+    by_table = [*FAULTS.checks.signs.values(), *FAULTS.checks.warnings.values(), *FAULTS.checks.units.values()]
+    by_table += [*(c.fault for causes in FAULTS.checks.symptoms.values() for c in causes)]
     source += "".join(f'"{name}"' for name in [*by_table, *(code.fault for code in load_codes().xids.values())])
     assert {*by_table, *FAULTS.checks.symptoms} - {""} <= FAULTS.faults.keys()
     silent = FAULTS.faults.keys() - {name for m in FAULTS.messages for name in (m.fault, *m.also)}
@@ -403,6 +405,19 @@ def docker(text: bytes) -> dict[str, Any]:
     return {"runtimes": (Runtime(name="docker", config=path),), "files": {path: ConfigFile(path=path, data=text)}}
 
 
+def driver_packages(held: str, other: str) -> dict[str, InstalledPackage]:
+    rows = [
+        InstalledPackage(name="nvidia-driver-cuda", version=f"{held}-1", held=True),
+        InstalledPackage(name="libnvidia-compute", version=f"1:{other}-1"),
+        InstalledPackage(name="libnvidia-container1", version="999.1.0-1"),  # no part of the driver
+    ]
+    return {row.name: row for row in rows}
+
+
+ENTRY = "deb [signed-by={}] https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ /\n"
+LISTS = {"/etc/apt/sources.list.d/a.list": "/a.gpg", "/etc/apt/sources.list.d/b.list": "/b.gpg"}
+TWICE = {path: ConfigFile(path=path, data=ENTRY.format(key).encode()) for path, key in LISTS.items()}
+NODES = tuple(DeviceNode(path=f"/dev/nvidia{n}", number=f"195:{n}") for n in range(2))
 STATES: list[tuple[str, dict[str, Any]]] = [
     ("nvml-version-mismatch", {"driver": DriverState(loaded="570.1", userspace="580.95.05")}),
     ("module-next-kernel", {"kernels": (*SOUND.kernels, Kernel(release="6.1.0-2", image=True))}),
@@ -437,6 +452,12 @@ STATES: list[tuple[str, dict[str, Any]]] = [
             }
         },
     ),
+    ("dp-mig-none", {"nvml": (NvmlGpu(index=0, mig_current="Enabled", mig_pending="Enabled"),)}),
+    ("apt-held-broken", {"packages": driver_packages("570.1.1", "580.95.05")}),
+    ("apt-signed-by-conflict", {"files": TWICE}),
+    ("imex-failed", {"services": {"nvidia-imex": Service(name="nvidia-imex", active="failed")}}),
+    ("kubelet-down", {"services": {"kubelet": Service(name="kubelet", active="failed")}}),
+    ("device-node-missing", {"device_nodes": NODES[1:], "cdi": Cdi(gpus=(CdiGpu(minor=0), CdiGpu(minor=1)))}),
     (
         "cdi-stale",
         {
@@ -523,11 +544,11 @@ PROBES = Path(__file__).parents[1] / "cases" / "probes"
 ILL = {  # saved probe → the root causes in its state; a fresh node has no driver, and the others are sound
     "debian12-crio-podman": "cdi-stale",
     "debian12-driver-mismatch": "nvml-version-mismatch module-next-kernel",
-    "debian12-kubeadm-two-engines": "cgroup-driver-mismatch",
+    "debian12-kubeadm-two-engines": "cgroup-driver-mismatch k8s-no-runtime",
     "debian12-no-root": "driver-missing",
     "debian12-stock-engines": "driver-missing",
-    "ubuntu2004-cri-dockerd": "cgroup-driver-mismatch",
-    "ubuntu2204-hgx-h100-kubelet": "fm-state-in-progress nvlink-inactive",
+    "ubuntu2004-cri-dockerd": "cgroup-driver-mismatch k8s-no-runtime",
+    "ubuntu2204-hgx-h100-kubelet": "fm-state-in-progress nvlink-inactive dp-mig-none",
     "ubuntu2404-microk8s": "cgroup-driver-mismatch",
     "ubuntu2404-two-models": "reset-required module-next-kernel",
 }
@@ -561,7 +582,7 @@ def test_a_driver_that_answers_refutes_that_it_is_not_loaded() -> None:
 def test_the_fabric_manager_of_a_driver_container_has_no_unit() -> None:
     joined = tuple(replace(gpu, fabric_state="Completed") for gpu in SOUND.nvml)
     contained = replace(SOUND, nvswitches=(SWITCH,), nvml=joined, kubernetes=Kubernetes(driver_container=True))
-    assert state_faults(contained, {}, None) == {}
+    assert state_faults(contained, {}, None, FAULTS.checks) == {}
 
 
 MANIFEST = "spec:\n  containers:\n  - image: registry.k8s.io/kube-scheduler:v1.{}.4\n    command: [kube-scheduler{}]\n"
@@ -585,6 +606,69 @@ SECTIONS: list[tuple[dict[str, str], set[str]]] = [
 @over(SECTIONS)
 def test_what_kubelet_and_scheduler_have_on_disk_is_judged(sections: dict[str, str], names: set[str]) -> None:
     assert set(state_faults(SOUND, sections, load_scheduler_rules())) == names
+
+
+def kubelets(name: str = "ubuntu2204-hgx-h100-kubelet", *, without: str = "", **change: Any) -> NodeFacts:
+    """A saved node with a kubelet, without one of its engine's files."""
+    facts = parse_probe((PROBES / name / "probe.txt").read_text(encoding="utf-8"))
+    runtimes = tuple(replace(r, files=tuple(f for f in r.files if f != without)) for r in facts.runtimes)
+    files = {path: file for path, file in facts.files.items() if path != without}
+    return replace(facts, runtimes=runtimes, files=files, **change)
+
+
+KUBEADM = Kubernetes(kind="kubeadm", kubelet="1.33.1", cri_socket="/run/containerd/containerd.sock")
+DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
+NONE_OFFERED = {"kubelet-devices": '{"Data": {"RegisteredDevices": {"nvidia.com/gpu": []}}}'}
+CLASS = {"runtime-classes": "nvidia=nvidia\nasked=\n"}
+OTHER_CLASS = {"runtime-classes": "kata=kata-qemu\nasked=\n"}
+PODS: list[tuple[str, NodeFacts, dict[str, str], str]] = [
+    ("registered, and the default", kubelets(), CLASS, ""),
+    ("not registered", kubelets(without=DROP_IN), {}, "k8s-no-runtime"),
+    ("a class without a runtime", kubelets(without=DROP_IN), CLASS, "k8s-no-runtime"),
+    ("no toolkit", kubelets(without=DROP_IN, toolkit="", kubernetes=KUBEADM), {}, "toolkit-not-installed"),
+    ("the operator's container brings it", kubelets(toolkit="", kubernetes=Kubernetes(gpu_operator=True)), {}, ""),
+    ("the cluster did not answer", kubelets(), {"runtime-classes": "error: connection refused\n"}, ""),
+    ("Docker's default", kubelets("ubuntu2004-cri-dockerd"), NONE_OFFERED, "k8s-no-runtime plugin-no-devices"),
+]
+
+
+@over(PODS, name=lambda row: row[0])
+def test_what_keeps_pods_from_the_gpus_is_decided_by_looking(
+    _: str, facts: NodeFacts, sections: dict[str, str], names: str
+) -> None:
+    by_pods = {"k8s-no-runtime", "toolkit-not-installed", "dp-nvml-load", "plugin-no-devices"}
+    assert by_pods & state_faults(facts, sections, None, FAULTS.checks).keys() == set(names.split())
+
+
+def test_a_default_that_no_runtime_class_replaces_is_why_the_plugin_offers_nothing() -> None:
+    text = b'imports = []\nversion = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n'
+    (engine,) = [r for r in kubelets().runtimes if r.name == "containerd"]
+    file = replace(kubelets().files[engine.config], data=text)
+    facts = replace(kubelets(), runtimes=(replace(engine, files=(engine.config,)),), files={engine.config: file})
+    for sections, there in ((NONE_OFFERED | OTHER_CLASS, True), (NONE_OFFERED | CLASS, False), (NONE_OFFERED, False)):
+        assert ("dp-nvml-load" in state_faults(facts, sections, None, FAULTS.checks)) is there
+    findings = diagnose(FAULTS, [], state_faults(facts, NONE_OFFERED | OTHER_CLASS, None, FAULTS.checks)).findings
+    assert {one.fault.id: one.root for one in findings}["plugin-no-devices"] is False
+
+
+def test_an_extender_that_nothing_answers_for_is_named() -> None:
+    for code, there in (("7", True), ("28", True), ("0", False), ("22", False), ("56", False)):
+        section = {"kube-scheduler-extender": f"http://127.0.0.1:32766/gpushare-scheduler {code}\n"}
+        assert ("extender-refused" in state_faults(SOUND, section, None, FAULTS.checks)) is there
+
+
+@over(["modprobe-blocked", "dkms-no-headers"])
+def test_what_the_node_shows_outranks_what_its_logs_say(name: str) -> None:
+    """The module is there for this kernel and nothing keeps it out: nobody has loaded it."""
+    facts = replace(unloaded(), secure_boot=False)
+    state = state_faults(facts, {}, None, FAULTS.checks)
+    shown_by_log = [scan(FAULTS, "log", [a_line_of(name)])]
+    assert name in {one.fault.id for one in diagnose(FAULTS, shown_by_log, state).findings}
+    result = diagnose(FAULTS, shown_by_log, state, excluded=excluded(facts, FAULTS.checks))
+    assert [one.fault.id for one in result.findings if one.root] == ["module-not-loaded"]
+    assert [one.fault.id for one in result.earlier] == [name]
+    unknown = replace(facts, secure_boot=None, unread=("files",), kernels=(replace(facts.kernels[0], headers=False),))
+    assert not {name, "modprobe-key-rejected"} & excluded(unknown, FAULTS.checks), "what is not known excludes nothing"
 
 
 def test_the_node_script_is_taken_apart() -> None:

@@ -13,6 +13,7 @@ from test_questions_real import smi as smi  # the fixture
 from gpunode.core.checks.health import health_checks
 from gpunode.core.doctor.state import state_faults
 from gpunode.core.model import NodeFacts, PciDevice
+from gpunode.edge.doctor import load_faults
 from gpunode.edge.load import load_knowledge
 
 # what ails GPUs → the first branch that says so, the check that fails with a word of its message, the doctor's name
@@ -89,7 +90,7 @@ def test_healthy_gpus_raise_no_alarm(smi: Smi, tmp_path: Path) -> None:
     facts = node(smi, tmp_path)
     checks = {check.id: check for check in health_checks(facts, load_knowledge())}
     assert [check for check in checks.values() if check.status in ("failed", "warning")] == []
-    assert state_faults(facts, {}, None) == {}
+    assert state_faults(facts, {}, None, load_faults().checks) == {}
     asked = {"gpu.count", "gpu.slowdown", "gpu.remap-pending", "gpu.remap-failure", "gpu.retirement-pending", "gpu.ecc"}
     asked |= {"fabric.state"} if smi.branch >= 525 else set()
     asked |= {"gpu.recovery"} if smi.branch >= 570 else set()
@@ -108,9 +109,9 @@ def test_what_ails_a_gpu_is_seen_by_verify_and_named_by_the_doctor(ill: str, smi
     facts = node(smi, tmp_path, *rows)
     found = {check.id: check for check in health_checks(facts, load_knowledge()) if check.status == "failed"}
     if smi.branch < since:
-        assert found == {} and state_faults(facts, {}, None) == {}, "this driver does not say it"
+        assert found == {} and state_faults(facts, {}, None, load_faults().checks) == {}, "this driver does not say it"
         return
     if ill in ("lost", "requires reset") and check_id not in found:
         check_id, word = "gpu.count", word.rpartition("«")[2].removesuffix("»")  # nvidia-smi ends with that GPU
     assert word in found[check_id].message and found[check_id].fix
-    assert not fault or fault in state_faults(facts, {}, None)
+    assert not fault or fault in state_faults(facts, {}, None, load_faults().checks)

@@ -62,12 +62,13 @@ def diagnose(
     *,
     active: Collection[str] = (),
     proven: Collection[str] = (),
+    excluded: Collection[str] = (),
     logs_alone: bool = False,
 ) -> Diagnosis:
     """Logs that were read, and faults in the state → findings in order.
 
-    `active` are the units that run now, `proven` what is known of the machine (Fault.refuted_by); nobody can look at a
-    machine of which there are `logs_alone`.
+    `active` are the units that run now, `proven` what is known of the machine (Fault.refuted_by), `excluded` the faults
+    that its state shows not to be there; nobody can look at a machine of which there are `logs_alone`.
     """
     in_logs = [(one, one.found()) for one in scans]
     xids = _merged(scans)
@@ -78,7 +79,7 @@ def diagnose(
     for name in dict.fromkeys([*state, *(name for _, found in in_logs for name in found)]):
         fault = faults.faults[name]
         all_shown = [(one, found[name]) for one, found in in_logs if name in found]
-        over = fault.unit in active or fault.refuted_by in proven
+        over = fault.unit in active or fault.refuted_by in proven or name in excluded
         shown = [lines for one, lines in all_shown if not (over or lines.earlier or one.part.refuted_by in proven)]
         there = shown or name in state
         shown = shown if there else [lines for _, lines in all_shown]
@@ -121,8 +122,10 @@ def _consequences(faults: Faults, found: Iterable[str]) -> set[str]:
 
 def _rank(finding: Finding) -> tuple[Any, ...]:
     fault = finding.fault
+    proven = any(not one.line for one in finding.evidence)  # by the state of the node
     order = LAYERS.index(fault.layer)
-    return (not finding.root, fault.severity != "error", _ORDER.index(finding.confidence), order, finding.first)
+    sure = (not proven, _ORDER.index(finding.confidence))
+    return (not finding.root, fault.severity != "error", *sure, order, finding.first)
 
 
 def _from_codes(faults: Faults, xids: Sequence[XidSeen]) -> Iterator[tuple[str, Evidence]]:

@@ -23,17 +23,27 @@ class Cause:
 class Checks:
     """The table."""
 
-    signs: Mapping[str, str] = field(default_factory=dict)  # check of verify → fault
+    signs: Mapping[str, str] = field(default_factory=dict)  # check of verify that failed → fault
+    warnings: Mapping[str, str] = field(default_factory=dict)  # the same of checks that warn
+    units: Mapping[str, str] = field(default_factory=dict)  # unit that has failed → fault
     symptoms: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)  # "": nothing known was found
 
 
 def parse_checks(data: Mapping[str, Any]) -> Checks:
     """Raises InputError for a row that cannot be used."""
     try:
+        tables = {name: dict(data[name]) for name in ("signs", "warnings", "units")}
         symptoms = {row["of"]: tuple(Cause(**cause) for cause in row["cause"]) for row in data["symptom"]}
     except (KeyError, TypeError) as error:
         raise InputError(f"faults/checks.toml: {error}", expected="fault, ask and means") from error
-    return Checks(signs=data["signs"], symptoms=symptoms)
+    return Checks(symptoms=symptoms, **tables)
+
+
+def ruled_out(checks: Checks, facts: Mapping[str, str]) -> set[str]:
+    """The causes that the facts exclude, whatever a log says of them."""
+    causes = [cause for causes in checks.symptoms.values() for cause in causes if cause.fact]
+    holding = {cause.fault for cause in causes if facts.get(cause.fact)}
+    return {cause.fault for cause in causes if cause.fact in facts} - holding
 
 
 def decided(causes: Iterable[Cause], facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -75,17 +75,18 @@ def _read(
         gpus = list(smi_gpus(uncoloured("".join(answer.text)).splitlines()))
         if answer.report and gpus and not any(gpu.fault for _, gpu in gpus):
             proven.add("driver-answers")
-        for name, seen in _judged(source, answer.line, gpus).items():
+        for name, seen in _judged(faults, source, answer.line, gpus).items():
             state.setdefault(name, []).extend(seen)
     return scans.values()
 
 
-def _judged(source: str, first: int, gpus: Sequence[tuple[int, NvmlGpu]]) -> dict[str, list[Evidence]]:
+def _judged(faults: Faults, source: str, first: int, gpus: Sequence[tuple[int, NvmlGpu]]) -> dict[str, list[Evidence]]:
     if not gpus:
         return {}
     from gpunode.core.doctor.state import state_faults
 
+    facts = NodeFacts(nvml=tuple(gpu for _, gpu in gpus))
     return {
         name: [Evidence(source=source, line=first + gpus[0][0], text=one.text) for one in seen]
-        for name, seen in state_faults(NodeFacts(nvml=tuple(gpu for _, gpu in gpus)), {}, None).items()
+        for name, seen in state_faults(facts, {}, None, faults.checks).items()
     }

@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from gpunode.core.cdi import KIND, stale
 from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
 from gpunode.core.checks.health import drift_checks, sharing_checks
-from gpunode.core.doctor.checks import Checks, decided
+from gpunode.core.doctor.checks import Checks, decided, ruled_out
 from gpunode.core.doctor.text import Evidence
-from gpunode.core.facts.kubelet import kubelet_checks
+from gpunode.core.errors import GpunodeError
+from gpunode.core.facts.kubelet import kubelet_checks, kubelet_engine
 from gpunode.core.items.first_boot import prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.stopped_engine import engine_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
-from gpunode.core.model import NodeFacts, PciDevice
+from gpunode.core.model import NodeFacts, PciDevice, Runtime
+from gpunode.core.numbers import version_tuple
+
+if TYPE_CHECKING:
+    from gpunode.core.edits import RuntimeState
 
 Sections = Mapping[str, str]  # what node/probe/logs.sh printed, by name
 Signs = Iterator[tuple[str, str]]  # id of the fault, what shows it
 _NONE = Checks()
-_SYMPTOM = "smi-cannot-communicate"
+_NOT_LOADED = "smi-cannot-communicate"
+_OFFERS_NONE = "plugin-no-devices"
+_ASKED = "asked="  # what the cluster's own answer ends with
 _VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drift_checks)
 _NEVER = re.compile(rb"^\s*install\s+nvidia\s+/(?:usr/)?bin/(?:false|true)", re.MULTILINE)
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
 _OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
+_DRIVER_PACKAGE = re.compile(
+    r"(nvidia-(driver|dkms|kernel|utils|compute|headless|open)|libnvidia-(?!container)|kmod-nvidia)"
+)
+_VERSION = re.compile(r"(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)")
+_NO_ANSWER = {"6": "no such host", "7": "connection refused", "28": "no answer in time"}  # exit codes of curl
 _SHOWN = 100  # characters of a file's words that are shown
 
 
@@ -36,8 +48,9 @@ def state_faults(
 ) -> dict[str, list[Evidence]]:
     """Evidence by fault id."""
     found: dict[str, list[Evidence]] = {}
-    says = [*(stated for rule in _RULES for stated in rule(facts)), *_kubelet_devices(sections)]
-    says += [*_checked(facts, checks), *_not_loaded(facts, checks)]
+    says = [stated for rule in _RULES for stated in rule(facts)]
+    says += [*_checked(facts, checks), *_gpus(facts, checks), *_not_loaded(facts, checks)]
+    says += [*_pods(facts, sections), *_extender(sections)]
     says += [*_scheduler_era(sections, scheduler)] if scheduler else []
     for name, text in says:
         found.setdefault(name, []).append(Evidence(source="state", line=0, text=text))
@@ -63,30 +76,44 @@ def _driver(facts: NodeFacts) -> Signs:
 
 
 def _checked(facts: NodeFacts, checks: Checks) -> Signs:
-    """What verify finds."""
+    """What verify finds, and units that have failed."""
     if not checks.signs:
         return
     for check in (one for judge in _VERIFY for one in judge(facts)):
-        bad = check.status == "failed" or (check.status == "warning" and check.id == "engine.stopped")
-        if bad and check.id in checks.signs:
-            yield checks.signs[check.id], check.message
+        table = {"failed": checks.signs, "warning": checks.warnings}.get(check.status, {})
+        if check.id in table:
+            yield table[check.id], check.message
+    for unit, name in checks.units.items():
+        service = facts.services.get(unit)
+        if service and service.active == "failed":
+            yield name, f"{unit}.service has failed"
 
 
 def _not_loaded(facts: NodeFacts, checks: Checks) -> Signs:
-    """Why no module is loaded where a GPU waits for one; a GPU of a virtual machine, and WSL's, waits for none."""
-    waiting = [gpu for gpu in facts.gpus if not gpu.driver.startswith("vfio")]
-    operator = facts.kubernetes.gpu_operator and not facts.driver.userspace  # its container brings the driver
-    no_host = facts.container or facts.tegra or facts.virtualization == "wsl" or prepared(facts)
-    if facts.driver.loaded or not waiting or operator or no_host or not facts.kernel:
-        return
-    cause = [*decided(checks.symptoms.get(_SYMPTOM, ()), _seen(facts, waiting))]
+    """Why no module is loaded where a GPU waits for one."""
+    cause = [*decided(checks.symptoms.get(_NOT_LOADED, ()), _seen(facts))] if _waiting(facts) else []
     yield from cause
     if cause:
-        yield _SYMPTOM, "no NVIDIA kernel module is loaded"
+        yield _NOT_LOADED, "no NVIDIA kernel module is loaded"
 
 
-def _seen(facts: NodeFacts, gpus: Sequence[PciDevice]) -> dict[str, str]:
+def _waiting(facts: NodeFacts) -> list[PciDevice]:
+    """The GPUs that wait for a module; one of a virtual machine, and WSL's, waits for none."""
+    operator = facts.kubernetes.gpu_operator and not facts.driver.userspace  # its container brings the driver
+    no_host = facts.container or facts.tegra or facts.virtualization == "wsl" or prepared(facts)
+    if facts.driver.loaded or operator or no_host or not facts.kernel:
+        return []
+    return [gpu for gpu in facts.gpus if not gpu.driver.startswith("vfio")]
+
+
+def excluded(facts: NodeFacts, checks: Checks) -> set[str]:
+    """Faults of which the node itself shows that they are not there, whatever its logs say."""
+    return ruled_out(checks, _seen(facts)) if _waiting(facts) else set()
+
+
+def _seen(facts: NodeFacts) -> dict[str, str]:
     """The facts that decide why no module is loaded: words where one holds, "" where it does not."""
+    gpus = _waiting(facts)
     kernel = next(k for k in facts.kernels if k.running)
     release, packages, userspace = kernel.release, facts.packages, facts.driver.userspace
     by_dkms = kernel.dkms or any("dkms" in name and "nvidia" in name for name in packages)
@@ -122,7 +149,13 @@ def _seen(facts: NodeFacts, gpus: Sequence[PciDevice]) -> dict[str, str]:
         ),
         "not-loaded": (bool(kernel.module), f"the module {kernel.module} is there for {release} and is not loaded"),
     }
-    return {name: text if holds else "" for name, (holds, text) in words.items()}
+    unknown = {
+        "no-headers": not kernel.headers,
+        "dkms-unfinished": not (kernel.module or kernel.dkms),
+        "blocked": "files" in facts.unread,
+        "secure-boot": facts.secure_boot is None,
+    }
+    return {name: text if holds else "" for name, (holds, text) in words.items() if holds or not unknown.get(name)}
 
 
 def _fabric(facts: NodeFacts) -> Signs:
@@ -142,20 +175,9 @@ def _fabric(facts: NodeFacts) -> Signs:
                 yield "fabric-manager-missing", text
 
 
-# what verify finds wrong with a GPU → the fault that it is a sign of
-_SIGNS = {
-    "gpu.remap-pending": "reset-required",
-    "gpu.retirement-pending": "reset-required",
-    "gpu.recovery": "reset-required",
-    "gpu.remap-failure": "row-remap-failed",
-    "gpu.slowdown": "gpu-throttled",
-    "fabric.state": "fm-state-in-progress",
-}
-
-
-def _gpus(facts: NodeFacts) -> Signs:
+def _gpus(facts: NodeFacts, checks: Checks) -> Signs:
     for trouble in gpu_troubles(facts):
-        name = _SIGNS.get(trouble.check, "")
+        name = checks.signs.get(trouble.check, "")
         if trouble.check == "gpu.fault":
             name = next((name for word, name in _FAULT_SIGNS.items() if word in trouble.what), "smi-unable-handle")
         if name:
@@ -168,6 +190,9 @@ def _mig(facts: NodeFacts) -> Signs:
     for gpu in facts.nvml:
         if gpu.mig_pending and gpu.mig_current and gpu.mig_current != gpu.mig_pending:
             yield "mig-pending", f"GPU {gpu.index}: MIG is {gpu.mig_current}, {gpu.mig_pending} after a reset"
+        cut = gpu.index in {instance.gpu for instance in facts.sharing.instances} or "sharing" in facts.unread
+        if gpu.mig_current == gpu.mig_pending == "Enabled" and facts.driver.loaded and not cut:
+            yield "dp-mig-none", f"GPU {gpu.index}: MIG is on without an instance, so no program can use it"
 
 
 def _engines(facts: NodeFacts) -> Signs:
@@ -241,7 +266,63 @@ def _kubelet_devices(sections: Sections) -> Signs:
         yield "plugin-not-registered", "kubelet_internal_checkpoint has no device of NVIDIA"
     for name, devices in ours.items():
         if not devices:
-            yield "plugin-no-devices", f"{_cut(name)} is registered with 0 devices"
+            yield _OFFERS_NONE, f"{_cut(name)} is registered with 0 devices"
+
+
+def _pods(facts: NodeFacts, sections: Sections) -> Signs:
+    """What pods get of the GPUs: what the kubelet has to give, and whether its engine can hand that on."""
+    devices = [*_kubelet_devices(sections)]
+    yield from devices
+    engine = kubelet_engine(facts)
+    if not engine or not facts.gpus or not facts.driver.loaded:
+        return
+    if not facts.toolkit:
+        if not facts.kubernetes.gpu_operator and "toolkit" not in facts.unread:
+            yield "toolkit-not-installed", f"no toolkit for {engine.name}, which the kubelet runs pods on"
+        return
+    state = _in_force(facts, engine)
+    if not state:
+        return
+    ours = [name for name in state.runtimes if name.startswith("nvidia")]
+    classes = sections.get("runtime-classes", "").split()
+    rows = [line.partition("=")[::2] for line in classes if _ASKED in classes]
+    named = [(name, handler) for name, handler in rows if handler.startswith("nvidia")]
+    for name, handler in named:
+        if handler not in state.runtimes and engine.name != "docker":
+            yield (
+                "k8s-no-runtime",
+                f"RuntimeClass {_cut(name)} asks for {_cut(handler)}, {engine.name} has no such runtime",
+            )
+    if state.cdi:
+        return
+    if not ours and not named:
+        yield "k8s-no-runtime", f"{engine.name}, which the kubelet runs pods on, has no runtime nvidia"
+    asked = engine.name == "docker" or (_ASKED in classes and not named)
+    if ours and devices and asked and state.default not in ours:
+        yield (
+            "dp-nvml-load",
+            f"the default runtime of {engine.name} is {state.default}, and no RuntimeClass asks for nvidia",
+        )
+
+
+def _in_force(facts: NodeFacts, engine: Runtime) -> RuntimeState | None:
+    """What an engine's configuration says; None where it cannot be read, which others say."""
+    from gpunode.core.edits import RuntimeRequest, completed, probed_runtime_files, runtime_state, runtime_target
+    from gpunode.core.edits.target import texts
+
+    request = completed(RuntimeRequest(runtime=engine.name), engine)
+    try:
+        return runtime_state(texts(probed_runtime_files(facts, engine, runtime_target(request))), request)
+    except GpunodeError:
+        return None
+
+
+def _extender(sections: Sections) -> Signs:
+    """The extenders of kube-scheduler's configuration that nothing answers for."""
+    for line in sections.get("kube-scheduler-extender", "").splitlines():
+        url, _, code = line.rpartition(" ")
+        if code in _NO_ANSWER:
+            yield "extender-refused", f"nothing answers at {_cut(url)}: {_NO_ANSWER[code]}"
 
 
 def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Signs:
@@ -256,20 +337,33 @@ def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Signs:
             yield "sched-policy-flag", f"kube-scheduler 1.{image[1] if image else ''} has no --{flag}"
 
 
-def _units(facts: NodeFacts) -> Signs:
-    for unit, name in (("nvidia-imex", "imex-failed"), ("nvidia-persistenced", "persistenced-fail")):
-        service = facts.services.get(unit)
-        if service and service.active == "failed":
-            yield name, f"{unit}.service has failed"
+def _packages(facts: NodeFacts) -> Signs:
     broken = [name for name in facts.broken_packages if re.search(r"nvidia|cuda", name)]
     if broken:
         yield "dpkg-nvidia-configure", f"broken: {', '.join(broken[:5])}"
-    read = facts.driver.loaded and facts.nvml and facts.device_nodes and "device_nodes" not in facts.unread
-    if read and not any(re.search(r"/nvidia\d+$", node.path) for node in facts.device_nodes):
-        yield "device-node-missing", f"the driver has {len(facts.nvml)} GPUs, and there is no /dev/nvidia0"
+    versions = {name: found[1] for name, one in facts.packages.items() if (found := _of_driver(name, one.version))}
+    held = {name for name in versions if facts.packages[name].held}
+    newest = max(versions.values(), key=version_tuple, default="")
+    behind = [f"{name} {versions[name]}" for name in sorted(held) if versions[name] != newest]
+    if behind:
+        yield "apt-held-broken", f"held: {', '.join(behind[:5])}; other packages of the driver are {newest}"
 
 
-_RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_driver, _fabric, _gpus, _mig, _engines, _units)
+def _of_driver(name: str, version: str) -> re.Match[str] | None:
+    """The driver's version in that of one of its packages."""
+    return _VERSION.match(version) if _DRIVER_PACKAGE.match(name) else None
+
+
+def _device_nodes(facts: NodeFacts) -> Signs:
+    if not (facts.driver.loaded and facts.nvml and facts.device_nodes) or "device_nodes" in facts.unread:
+        return
+    there = {node.path for node in facts.device_nodes}
+    wanted = [f"/dev/nvidia{gpu.minor}" for gpu in facts.cdi.gpus] or ["/dev/nvidia0"]
+    if gone := [path for path in wanted if path not in there]:
+        yield "device-node-missing", f"the driver has {len(facts.nvml)} GPUs, and there is no {', '.join(gone)}"
+
+
+_RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_driver, _fabric, _mig, _engines, _packages, _device_nodes)
 
 
 def split_sections(text: str) -> dict[str, str]:

@@ -72,4 +72,20 @@ manifest=/etc/kubernetes/manifests/kube-scheduler.yaml
 files kube-scheduler-manifest "$manifest"
 config=$(sed -n 's/^.*--config=\([^ "]*\).*$/\1/p' "$manifest" 2>/dev/null | head -n 1)
 [ -z "$config" ] || files kube-scheduler-config "$config"
+if [ "$config" ] && have curl; then
+  sed -n 's/^[ -]*urlPrefix: *["'\'']\{0,1\}\(https\{0,1\}:[^"'\'' ]*\).*/\1/p' "$config" 2>/dev/null | head -n 3 |
+    while read -r url; do
+      limited curl -k -s -o /dev/null -m 3 --noproxy '*' "$url/version"
+      printf '%s %s\n' "$url" "$?"
+    done | log kube-scheduler-extender
+fi
+# by the kubelet's own rights, which are to read them
+for kubeconfig in /etc/kubernetes/kubelet.conf /var/lib/rancher/k3s/agent/kubelet.kubeconfig \
+  /var/lib/rancher/rke2/agent/kubelet.kubeconfig; do
+  [ -r "$kubeconfig" ] || continue
+  PATH=$PATH:/var/lib/rancher/rke2/bin
+  have kubectl || continue
+  limited kubectl --kubeconfig "$kubeconfig" --request-timeout=5s get runtimeclasses \
+    -o 'jsonpath={range .items[*]}{.metadata.name}={.handler}{"\n"}{end}{"asked=\n"}' 2>/dev/null | log runtime-classes
+done
 exit 0
