@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from benchmarks.fleet_scan import free_port
 from gpunode.core.errors import GpunodeError
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
 
 CONTROLLERS = ("resourceclaim-controller", "serviceaccount-controller", "namespace-controller")
 

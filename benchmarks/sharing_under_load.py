@@ -29,17 +29,17 @@ import yaml
 
 from benchmarks.control_plane import ControlPlane, control_plane, wait_for
 from benchmarks.measure import GPUNODE, log, row, run
-from gpunode.core.kube import Object
-from gpunode.core.kube.cluster import cluster_of
-from gpunode.core.kube.owned import key_of
-from gpunode.core.kube.quantity import quantity
-from gpunode.core.kube.render import render
-from gpunode.core.kube.render.dra import DRIVER, claim_template, memory_class
-from gpunode.core.kube.render.gpushare import COUNT, EXTENDER, MEMORY
 from gpunode.core.spec import parse_spec
-from gpunode.edge.kube.client import Api, ApiError, Retry
-from gpunode.edge.kube.kubeconfig import connect
 from gpunode.edge.load import load_kube_knowledge
+from gpunode.kube.core import Object
+from gpunode.kube.core.cluster import cluster_of
+from gpunode.kube.core.owned import key_of
+from gpunode.kube.core.quantity import quantity
+from gpunode.kube.core.render import render
+from gpunode.kube.core.render.dra import DRIVER, claim_template, memory_class
+from gpunode.kube.core.render.gpushare import COUNT, EXTENDER, MEMORY
+from gpunode.kube.edge.client import Api, ApiError, Retry
+from gpunode.kube.edge.kubeconfig import connect
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "gpushare-sche-extender")
 NODES, PODS, GPUS, GIB = 20, 200, 2, 16  # GPUs of a node, memory of a GPU

@@ -64,10 +64,10 @@ if TYPE_CHECKING:
     from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.fleet.provision import RunCallbacks, RunOptions, provision
     from gpunode.edge.fleet.workflow import plan, verify, write_plan
-    from gpunode.edge.kube.client import Api as ClusterApi
-    from gpunode.edge.kube.kubeconfig import connect as connect_cluster
     from gpunode.edge.load import load_knowledge, load_spec
     from gpunode.edge.saved import SavedPlan, load_plan
+    from gpunode.kube.edge.client import Api as ClusterApi
+    from gpunode.kube.edge.kubeconfig import connect as connect_cluster
 
 __version__ = "0.1.0"
 
@@ -91,8 +91,8 @@ _HOMES = {
     "gpunode.edge.fleet.host_plan": "HostPlan",
     "gpunode.edge.fleet.provision": "RunCallbacks RunOptions provision",
     "gpunode.edge.fleet.workflow": "plan verify write_plan",
-    "gpunode.edge.kube.client": "ClusterApi=Api",
-    "gpunode.edge.kube.kubeconfig": "connect_cluster=connect",
+    "gpunode.kube.edge.client": "ClusterApi=Api",
+    "gpunode.kube.edge.kubeconfig": "connect_cluster=connect",
     "gpunode.edge.load": "load_knowledge load_spec",
     "gpunode.edge.saved": "SavedPlan load_plan",
 }

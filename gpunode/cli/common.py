@@ -269,3 +269,37 @@ def report_usage(error: click.ClickException) -> int:
         shown = GpunodeError(text[:1].lower() + text[1:] if text[1:2].islower() else text, fix=fix)
         echo(Styled("error: ", "red", bold=True), str(shown), err=True)
     return int(Exit.INPUT)
+
+
+_CLUSTER = (
+    click.option(
+        "--kubeconfig",
+        default="",
+        metavar="FILE",
+        help="Path of the kubeconfig. Default: $KUBECONFIG, ~/.kube/config, or the pod's account.",
+    ),
+    click.option("--context", default="", metavar="NAME", help="Context of the kubeconfig. Default: its current one."),
+    click.option(
+        "--request-timeout",
+        type=click.FloatRange(0.1),
+        default=30.0,
+        show_default=True,
+        metavar="S",
+        help="Seconds that one request may take.",
+    ),
+)
+
+
+def cluster_options(command: Command) -> Command:
+    """--kubeconfig, --context and --request-timeout; the command gets `connect`, a function that opens the Api."""
+
+    @functools.wraps(command)
+    def with_cluster(*args: Any, kubeconfig: str, context: str, request_timeout: float, **given: Any) -> Any:
+        def connect() -> Any:
+            from gpunode.edge.fleet import draining
+
+            return draining.connect(kubeconfig, context, timeout=request_timeout)
+
+        return command(*args, connect=connect, **given)
+
+    return options(*_CLUSTER, section="Kubernetes")(with_cluster)  # type: ignore[return-value]

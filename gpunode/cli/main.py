@@ -34,7 +34,7 @@ COMMANDS: Table = {
         "This machine's container engines: configure, unconfigure, status, diff.",
     ),
     "sharing": ("gpunode.cli.sharing:sharing", "The MIG profiles of a GPU."),
-    "kube": ("gpunode.cli.kube:kube", "Kubernetes: render, apply and verify what a cluster needs for its GPUs."),
+    "kube": ("gpunode.kube.cli:kube", "Kubernetes: render, apply and verify what a cluster needs for its GPUs."),
     "bundle": ("gpunode.cli.bundle:bundle", "Bundles with everything that nodes without a network need."),
     "knowledge": ("gpunode.cli.knowledge:knowledge", "The data that decisions rest on: rows, sources, age."),
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, spec_option, target_options, worst_exit
+from gpunode.cli.common import cluster_options, format_option, spec_option, target_options, worst_exit
 from gpunode.cli.image import expected_options, image_options
-from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import Styled, echo, fitted, print_json, terminal_width
@@ -18,15 +17,13 @@ from gpunode.cli.plan import plan_summary, show_plans, step_titles, why_options
 from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpunode.core.model import HostResult
     from gpunode.core.plan.lockfile import Lock
     from gpunode.core.report.text import Detail
     from gpunode.edge.detect import Targets
+    from gpunode.edge.fleet.draining import Connect
     from gpunode.edge.fleet.events import EventLog
     from gpunode.edge.fleet.host_plan import HostPlan
-    from gpunode.edge.kube.client import Api
 
 
 @click.command(
@@ -72,7 +69,7 @@ def provision(
     deadline: float,
     break_lock: bool,
     events: EventLog | None,
-    connect: Callable[[], Api],
+    connect: Connect,
     use_lab: bool,
     check_repositories: bool,
     check: bool,

@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, secrets_option, worst_exit
+from gpunode.cli.common import cluster_options, format_option, secrets_option, worst_exit
 from gpunode.cli.completion import complete_runs
-from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.output import echo, print_json
 from gpunode.cli.plan import show_plans, step_titles, why_options
 from gpunode.cli.rollout import MAX_FAILURES, run_options, with_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpunode.core.model import HostResult
     from gpunode.core.report.text import Detail
     from gpunode.edge.detect import Detected, Targets
+    from gpunode.edge.fleet.draining import Connect
     from gpunode.edge.fleet.events import EventLog
     from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.fleet.runs import HostRow, RunRow, Runs
-    from gpunode.edge.kube.client import Api
 
 
 @click.group(
@@ -140,7 +137,7 @@ def resume(
     deadline: float,
     break_lock: bool,
     events: EventLog | None,
-    connect: Callable[[], Api],
+    connect: Connect,
     output_format: str,
 ) -> int:
     """Continue a run on its hosts that are not done: they are probed and planned again.

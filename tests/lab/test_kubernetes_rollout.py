@@ -22,9 +22,9 @@ import yaml
 from cluster import FOLDER, REASON, Cluster, wait_for
 
 from gpunode.core.errors import RefusedError
-from gpunode.core.kube.draining import CORDONED, DrainOptions, pod_name
-from gpunode.edge.kube.drain import pods_to_evict
-from gpunode.edge.kube.kubeconfig import connect
+from gpunode.kube.core.draining import CORDONED, DrainOptions, pod_name
+from gpunode.kube.edge.drain import pods_to_evict
+from gpunode.kube.edge.kubeconfig import connect
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON), pytest.mark.timeout(2400)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from api_server import ApiServer
 
-from gpunode.core.kube.usage import asked
+from gpunode.kube.core.usage import asked
 
 Object = dict[str, Any]
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"

@@ -36,12 +36,6 @@ from gpunode.core.items.activation import parse_activation
 from gpunode.core.items.package import locked_by
 from gpunode.core.items.smoke import parse_checks
 from gpunode.core.knowledge.pciids import parse_pci_ids
-from gpunode.core.kube.checks.preflight import node_names, offers_gpus
-from gpunode.core.kube.checks.ready import pod_trouble, readiness
-from gpunode.core.kube.draining import DrainOptions, daemon_sets_of, drain_plan
-from gpunode.core.kube.owned import owner_words, parse_inventory, shown
-from gpunode.core.kube.shape import checked_object
-from gpunode.core.kube.usage import usage, usage_data, usage_text
 from gpunode.core.mask import mask
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import binary, fingerprints
@@ -57,6 +51,12 @@ from gpunode.core.undo.scope import scope_of
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.doctor import load_faults
 from gpunode.edge.load import load_scheduler_rules
+from gpunode.kube.core.checks.preflight import node_names, offers_gpus
+from gpunode.kube.core.checks.ready import pod_trouble, readiness
+from gpunode.kube.core.draining import DrainOptions, daemon_sets_of, drain_plan
+from gpunode.kube.core.owned import owner_words, parse_inventory, shown
+from gpunode.kube.core.shape import checked_object
+from gpunode.kube.core.usage import usage, usage_data, usage_text
 
 CASES = Path(__file__).parents[1] / "cases"
 

@@ -9,9 +9,9 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-from gpunode.core.kube import Rendered, cluster_of, render
 from gpunode.core.spec import merge_spec, parse_spec
 from gpunode.edge.load import load_kube_knowledge
+from gpunode.kube.core import Rendered, cluster_of, render
 
 KNOWN = load_kube_knowledge()
 SERVERS = [f"1.{minor}" for minor in range(KNOWN.oldest.minor, KNOWN.newest.minor + 1)]

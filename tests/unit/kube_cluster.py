@@ -7,14 +7,14 @@ from typing import Any
 
 from api_server import ApiServer
 
-from gpunode.core.kube import cluster_of, render
-from gpunode.core.kube.applied import Applied
-from gpunode.core.kube.owned import INVENTORY, parse_inventory
-from gpunode.core.kube.render import Rendered
 from gpunode.core.spec import parse_spec
-from gpunode.edge.kube.apply import apply
-from gpunode.edge.kube.client import Api
 from gpunode.edge.load import load_kube_knowledge
+from gpunode.kube.core import cluster_of, render
+from gpunode.kube.core.applied import Applied
+from gpunode.kube.core.owned import INVENTORY, parse_inventory
+from gpunode.kube.core.render import Rendered
+from gpunode.kube.edge.apply import apply
+from gpunode.kube.edge.client import Api
 
 
 def quick(api: Api) -> Api:

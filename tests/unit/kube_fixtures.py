@@ -9,8 +9,8 @@ import pytest
 from api_server import ApiServer, workloads_become_ready
 from kube_cluster import quick
 
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
 
 
 @pytest.fixture

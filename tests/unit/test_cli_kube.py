@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from gpunode.cli.kube import kube
 from gpunode.core.errors import Exit, GpunodeError
+from gpunode.kube.cli import kube
 
 
 def render(tmp_path: Path, spec: Any, *args: str, version: str = "1.36") -> Result:

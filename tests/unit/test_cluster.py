@@ -18,8 +18,8 @@ from api_server import ApiServer, Fault
 from kube_cluster import node, quick
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
-from gpunode.edge.kube.client import Api, ApiError
-from gpunode.edge.kube.kubeconfig import connect
+from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.kubeconfig import connect
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -252,7 +252,7 @@ def test_a_long_list_begins_again_when_the_server_forgot_it(server: ApiServer, a
 
 
 def test_a_conflict_of_field_managers_is_not_tried_again(server: ApiServer, api: Api) -> None:
-    from gpunode.core.kube.marks import node_key
+    from gpunode.kube.core.marks import node_key
 
     server.put(node("n1", labels={"gpu": "false"}), "kubelet")
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"gpu": "true"}}}
@@ -263,7 +263,7 @@ def test_a_conflict_of_field_managers_is_not_tried_again(server: ApiServer, api:
 
 
 def test_a_kind_that_is_not_served_is_reported_by_name(api: Api) -> None:
-    from gpunode.core.kube.owned import Key
+    from gpunode.kube.core.owned import Key
 
     with pytest.raises(GpunodeError, match=r"the server does not serve example\.com/v1 Thing"):
         api.path(Key("example.com/v1", "Thing", "", "x"))

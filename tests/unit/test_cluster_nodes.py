@@ -14,18 +14,20 @@ from kube_cluster import node, quick, silent
 from rows import over
 
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
-from gpunode.core.kube.draining import CORDONED
 from gpunode.core.model import HostResult, Kubernetes, NodeFacts, NvmlGpu, PciDevice, Plan, Step
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
+from gpunode.edge.fleet.draining import NodeDrains, concerns
 from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.fleet.workflow import HostPlan
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.nodes import ClusterNodes, Worker, claim_all, concerns
+from gpunode.kube.core.draining import CORDONED
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
+from gpunode.kube.edge.nodes import ClusterNodes
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -402,13 +404,13 @@ def test_a_node_that_was_rebooted_is_not_given_back_by_what_it_said_before(
 
 def test_a_node_that_was_left_is_given_back_after_steps_that_disturb_nobody(server: ApiServer, api: Api) -> None:
     add(server)
-    nodes = ClusterNodes(lambda: api, silent, worker("one"))
-    nodes.take("gpu1", FACTS, DRAIN)
+    nodes = NodeDrains(lambda: api, silent, worker("one"))
+    nodes.nodes.take("gpu1", FACTS, DRAIN)
     calm = replace(PLAN, steps=(replace(STEP, disruptive=""),))
     planned = Planned(plan=calm, facts=FACTS, spec=DesiredState(SPEC).spec(), solution=None)  # type: ignore[arg-type]
     hosts, drains = {"gpu1": planned}, {"gpu1": DRAIN}
-    assert claim_all(nodes, hosts, drains) == ({}, {})
-    taken, refused = claim_all(nodes, hosts, drains, {"gpu1"})
+    assert nodes.claim_all(hosts, drains) == ({}, {})
+    taken, refused = nodes.claim_all(hosts, drains, {"gpu1"})
     assert taken["gpu1"].node == "gpu1" and not refused
 
 

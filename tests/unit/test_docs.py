@@ -51,9 +51,11 @@ def test_every_help_has_examples_that_exist(path: str) -> None:
 
 def ids_in_the_code() -> set[str]:
     """What stands as a check's id in Python and in smoke.sh; what is put together from parts is not found."""
-    python = "".join(p.read_text() for part in ("core", "edge") for p in (ROOT / "gpunode" / part).rglob("*.py"))
+    python = "".join(
+        p.read_text() for part in ("core", "edge", "kube") for p in (ROOT / "gpunode" / part).rglob("*.py")
+    )
     found = set(re.findall(r'\bCheck\(\s*id="([^"]+)"', python))
-    found |= set(re.findall(r'"(kube\.[a-z-]+)"', (ROOT / "gpunode/core/kube/checks/proofs.py").read_text()))
+    found |= set(re.findall(r'"(kube\.[a-z-]+)"', (ROOT / "gpunode/kube/core/checks/proofs.py").read_text()))
     smoke = (ROOT / "gpunode/node/smoke/smoke.sh").read_text()
     return found | set(re.findall(r"\bcheck ([a-z]+\.[a-z-]+) ", smoke))
 
@@ -61,7 +63,7 @@ def ids_in_the_code() -> set[str]:
 def test_the_page_of_checks_has_each_id_of_the_code_and_no_other() -> None:
     listed = {name for rows in CHECKS.values() for name in rows}
     assert ids_in_the_code() - listed == set()
-    code = [p for part in ("core", "edge", "node") for p in (ROOT / "gpunode" / part).rglob("*.*[hy]")]
+    code = [p for part in ("core", "edge", "node", "kube") for p in (ROOT / "gpunode" / part).rglob("*.*[hy]")]
     text = "".join(p.read_text() for p in code if p.name != "checks.py" or p.parent.name != "core")
     made = {"containerd.cri-default", "docker.runtime", "docker.default", "docker.gpus-all"}  # smoke.sh: docker.$what
     unknown = {n for n in listed - made if not re.search(r"[A-Z]", n) and n not in text}

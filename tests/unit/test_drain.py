@@ -9,9 +9,9 @@ from api_server import ApiServer, Fault
 from kube_cluster import node, silent
 
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser, RefusedError, UnreachableError
-from gpunode.core.kube.draining import CORDONED, DrainOptions, drain_plan, pod_name
-from gpunode.edge.kube.client import Api, ApiError
-from gpunode.edge.kube.drain import cordon, drain, uncordon, wait_ready
+from gpunode.kube.core.draining import CORDONED, DrainOptions, drain_plan, pod_name
+from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.drain import cordon, drain, uncordon, wait_ready
 
 pytest_plugins = ("kube_fixtures",)
 

@@ -11,11 +11,11 @@ from api_server import ApiServer, Fault
 from kube_cluster import foreign, hows, inventory, mutating, node, put, rendered, silent
 
 from gpunode.core.errors import Exit, InterruptedByUser
-from gpunode.core.kube.owned import INVENTORY, Key
-from gpunode.core.kube.usage import usage_data, usage_text
-from gpunode.edge.kube.apply import apply, remove
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.status import read_usage, unready
+from gpunode.kube.core.owned import INVENTORY, Key
+from gpunode.kube.core.usage import usage_data, usage_text
+from gpunode.kube.edge.apply import apply, remove
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.status import read_usage, unready
 
 pytest_plugins = ("kube_fixtures",)
 

@@ -11,11 +11,11 @@ from kube_cluster import foreign, hows, mutating, put, rendered
 from rows import over
 
 from gpunode.core.knowledge.kubernetes import Server
-from gpunode.core.kube import cluster_of, render
 from gpunode.core.spec import parse_spec
-from gpunode.edge.kube.apply import remove
-from gpunode.edge.kube.client import Api
 from gpunode.edge.load import load_kube_knowledge
+from gpunode.kube.core import cluster_of, render
+from gpunode.kube.edge.apply import remove
+from gpunode.kube.edge.client import Api
 
 pytest_plugins = ("kube_fixtures",)
 

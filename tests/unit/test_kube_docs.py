@@ -10,10 +10,10 @@ import yaml
 from kube_cases import KNOWN, complaint
 
 from gpunode.core.knowledge.kubernetes import Server
-from gpunode.core.kube import cluster_of, render
-from gpunode.core.kube.render.dcgm import alert_rules
 from gpunode.core.spec import parse_spec
 from gpunode.edge.load import load_scheduler_rules
+from gpunode.kube.core import cluster_of, render
+from gpunode.kube.core.render.dcgm import alert_rules
 
 PAGE = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

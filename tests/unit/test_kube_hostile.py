@@ -17,10 +17,10 @@ from fuzz_targets import ODD
 from kube_cluster import node, quick
 
 from gpunode.core.errors import GpunodeError, UnreachableError
-from gpunode.core.kube.owned import Key
-from gpunode.edge.kube import client
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
+from gpunode.kube.core.owned import Key
+from gpunode.kube.edge import client
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
 
 pytest_plugins = ("kube_fixtures",)
 Send = Callable[[bytes], None]

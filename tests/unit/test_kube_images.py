@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from kube_cases import CASES
 
-from gpunode.core.kube import Rendered, cluster_of, render
-from gpunode.core.kube.images import by_registry, images_of
 from gpunode.core.spec import parse_spec
+from gpunode.edge.bundle.extras import by_registry
 from gpunode.edge.load import load_kube_knowledge
+from gpunode.kube.core import Rendered, cluster_of, render
+from gpunode.kube.core.images import images_of
 
 KNOWN = load_kube_knowledge()
 

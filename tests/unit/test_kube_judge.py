@@ -14,16 +14,16 @@ from kube_cases import CASES, Case
 from kube_cluster import mutating, node, put, quick, rendered
 from rows import over
 
-from gpunode.core.kube import Rendered, render
-from gpunode.core.kube.checks.preflight import with_nodes
-from gpunode.core.kube.cluster import POOL_LABEL
-from gpunode.core.kube.judge import Finding, Reading, additions, checks_of, differences, findings, metrics
-from gpunode.core.kube.owned import INVENTORY, key_of
-from gpunode.core.kube.usage import GpuUse, NodeUse, Usage, Use, Waiting
 from gpunode.core.model import HostResult
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.reading import read
+from gpunode.kube.core import Rendered, render
+from gpunode.kube.core.checks.preflight import with_nodes
+from gpunode.kube.core.cluster import POOL_LABEL
+from gpunode.kube.core.judge import Finding, Reading, additions, checks_of, differences, findings, metrics
+from gpunode.kube.core.owned import INVENTORY, key_of
+from gpunode.kube.core.usage import GpuUse, NodeUse, Usage, Use, Waiting
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
+from gpunode.kube.edge.reading import read
 
 pytest_plugins = ("kube_fixtures",)
 

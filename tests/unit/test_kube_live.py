@@ -12,10 +12,10 @@ from kube_cluster import node
 from kubernetes.utils import parse_quantity
 
 from gpunode.core.errors import RefusedError
-from gpunode.core.kube.checks.preflight import node_names
-from gpunode.core.kube.checks.ready import pod_trouble, readiness
-from gpunode.core.kube.marks import parse_taint, taints_patch
-from gpunode.core.kube.owned import (
+from gpunode.kube.core.checks.preflight import node_names
+from gpunode.kube.core.checks.ready import pod_trouble, readiness
+from gpunode.kube.core.marks import parse_taint, taints_patch
+from gpunode.kube.core.owned import (
     Inventory,
     Key,
     NodeMarks,
@@ -24,7 +24,7 @@ from gpunode.core.kube.owned import (
     parse_inventory,
     serves_as_ours,
 )
-from gpunode.core.kube.quantity import quantity
+from gpunode.kube.core.quantity import quantity
 
 # ---------------------------------------------------------------- the inventory
 

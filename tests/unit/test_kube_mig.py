@@ -15,16 +15,16 @@ from kube_cases import CASES
 from kube_cluster import foreign, mutating, node, put, quick, rendered
 from rows import over
 
-from gpunode.core.kube.checks.preflight import with_nodes
-from gpunode.core.kube.cluster import CLIENT_LABEL, MIG_LABEL, MIG_STATE
-from gpunode.core.kube.judge import findings
-from gpunode.core.kube.marks import left_over
-from gpunode.core.kube.render import render
-from gpunode.edge.kube.apply import remove
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.reading import read
-from gpunode.edge.kube.verify import ProofOptions, verify
+from gpunode.kube.core.checks.preflight import with_nodes
+from gpunode.kube.core.cluster import CLIENT_LABEL, MIG_LABEL, MIG_STATE
+from gpunode.kube.core.judge import findings
+from gpunode.kube.core.marks import left_over
+from gpunode.kube.core.render import render
+from gpunode.kube.edge.apply import remove
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
+from gpunode.kube.edge.reading import read
+from gpunode.kube.edge.verify import ProofOptions, verify
 
 pytest_plugins = ("kube_fixtures",)
 

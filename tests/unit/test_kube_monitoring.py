@@ -10,10 +10,10 @@ import promql_parser
 import pytest
 from kube_cases import KNOWN
 
-from gpunode.core.kube import cluster_of, render
-from gpunode.core.kube.render.dcgm import COUNTERS, alert_rules, dashboard
 from gpunode.core.spec import parse_spec
 from gpunode.edge.load import load_kube_knowledge
+from gpunode.kube.core import cluster_of, render
+from gpunode.kube.core.render.dcgm import COUNTERS, alert_rules, dashboard
 
 IGNORED = load_kube_knowledge().ignored_xids
 BOARD = json.loads(dashboard())

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.kube.render.plugin_config import plugin_config
 from gpunode.core.spec import parse_spec
+from gpunode.kube.core.render.plugin_config import plugin_config
 
 
 @pytest.mark.parametrize(

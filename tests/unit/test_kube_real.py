@@ -14,16 +14,16 @@ import pytest
 from kube_cluster import node, put, quick, rendered
 
 from benchmarks.control_plane import ControlPlane, control_plane
-from gpunode.core.kube import render
-from gpunode.core.kube.checks.preflight import with_nodes
-from gpunode.core.kube.cluster import CLIENT_LABEL, MIG_LABEL, POOL_LABEL
-from gpunode.core.kube.judge import findings
-from gpunode.core.kube.marks import node_key
-from gpunode.core.kube.render import Rendered
-from gpunode.edge.kube.apply import remove
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.reading import read
+from gpunode.kube.core import render
+from gpunode.kube.core.checks.preflight import with_nodes
+from gpunode.kube.core.cluster import CLIENT_LABEL, MIG_LABEL, POOL_LABEL
+from gpunode.kube.core.judge import findings
+from gpunode.kube.core.marks import node_key
+from gpunode.kube.core.render import Rendered
+from gpunode.kube.edge.apply import remove
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
+from gpunode.kube.edge.reading import read
 
 PROGRAMS = os.environ.get("GPUNODE_KUBERNETES", "")
 pytestmark = pytest.mark.skipif(not PROGRAMS, reason="GPUNODE_KUBERNETES names no folder with Kubernetes' programs")

@@ -13,10 +13,10 @@ from kube_cluster import foreign, hows, inventory, mutating, node, put, quick, r
 from urllib3.util.ssl_ import create_urllib3_context
 
 from gpunode.core.errors import Exit
-from gpunode.edge.kube.apply import remove
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.verify import ProofOptions, verify
+from gpunode.kube.edge.apply import remove
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
+from gpunode.kube.edge.verify import ProofOptions, verify
 
 pytest_plugins = ("kube_fixtures",)
 

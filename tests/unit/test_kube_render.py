@@ -15,11 +15,11 @@ import yaml
 from kube_cases import CASES, KNOWN, Case, complaint
 from kube_cluster import rendered
 
-from gpunode.core.kube import cluster_of, render
-from gpunode.core.kube.plain import yaml_text
-from gpunode.core.kube.render import ORDER, Rendered
-from gpunode.core.kube.render.files import files_of
 from gpunode.core.spec import parse_spec
+from gpunode.kube.core import cluster_of, render
+from gpunode.kube.core.plain import yaml_text
+from gpunode.kube.core.render import ORDER, Rendered
+from gpunode.kube.core.render.files import files_of
 
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.folder.name)
 

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from kube_cluster import mutating, node, rendered
 from rows import over
 
-from gpunode.cli.kube import kube
 from gpunode.core.errors import Exit, InputError, RefusedError
-from gpunode.core.kube.checks.preflight import chosen_by
-from gpunode.core.kube.render.files import files_of
+from gpunode.kube.cli import kube
+from gpunode.kube.core.checks.preflight import chosen_by
+from gpunode.kube.core.render.files import files_of
 
 pytest_plugins = ("kube_fixtures",)
 

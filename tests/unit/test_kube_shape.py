@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.errors import GpunodeError
-from gpunode.core.kube.shape import checked_object
-from gpunode.core.kube.usage import usage
-from gpunode.edge.kube.client import Api
+from gpunode.kube.core.shape import checked_object
+from gpunode.kube.core.usage import usage
+from gpunode.kube.edge.client import Api
 
 pytest_plugins = ("kube_fixtures",)
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")

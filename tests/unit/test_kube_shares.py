@@ -30,12 +30,12 @@ from benchmarks.sharing_under_load import (
     resource_slice,
     server,
 )
-from gpunode.core.kube.checks.proof_rules import NAMESPACE
-from gpunode.core.kube.objects import thing
-from gpunode.core.kube.render.dra import DRIVER
-from gpunode.edge.kube.apply import apply
-from gpunode.edge.kube.status import read_usage
-from gpunode.edge.kube.verify import ProofOptions, verify
+from gpunode.kube.core.checks.proof_rules import NAMESPACE
+from gpunode.kube.core.objects import thing
+from gpunode.kube.core.render.dra import DRIVER
+from gpunode.kube.edge.apply import apply
+from gpunode.kube.edge.status import read_usage
+from gpunode.kube.edge.verify import ProofOptions, verify
 
 PROGRAMS = os.environ.get("GPUNODE_KUBERNETES", "")
 SPEC = {"sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}

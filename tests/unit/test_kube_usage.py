@@ -15,8 +15,8 @@ from api_objects import DRA
 from api_server import ApiServer
 from kube_cluster import node
 
-from gpunode.core.kube.quantity import quantity
-from gpunode.core.kube.usage import asked, usage, usage_data, usage_text
+from gpunode.kube.core.quantity import quantity
+from gpunode.kube.core.usage import asked, usage, usage_data, usage_text
 
 pytest_plugins = ("kube_fixtures",)
 

@@ -18,22 +18,22 @@ from api_server import ApiServer, Fault, workloads_become_ready
 from kube_cluster import node, quick, rendered, silent
 
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.core.kube import usage as core_usage
-from gpunode.core.kube.checks import proof_rules
-from gpunode.core.kube.checks import proofs as proofs_module
-from gpunode.core.kube.checks.proof_rules import devices
-from gpunode.core.kube.checks.proofs import packed
-from gpunode.core.kube.checks.ready import last_warning
-from gpunode.core.kube.render import Rendered
-from gpunode.core.kube.usage import usage_data, usage_text
 from gpunode.core.model import HostResult
 from gpunode.core.printable import printable
-from gpunode.edge.kube import verify as kube_verify
-from gpunode.edge.kube.apply import apply
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.status import read_usage
-from gpunode.edge.kube.verify import ProofOptions, verify
+from gpunode.kube.core import usage as core_usage
+from gpunode.kube.core.checks import proof_rules
+from gpunode.kube.core.checks import proofs as proofs_module
+from gpunode.kube.core.checks.proof_rules import devices
+from gpunode.kube.core.checks.proofs import packed
+from gpunode.kube.core.checks.ready import last_warning
+from gpunode.kube.core.render import Rendered
+from gpunode.kube.core.usage import usage_data, usage_text
+from gpunode.kube.edge import verify as kube_verify
+from gpunode.kube.edge.apply import apply
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
+from gpunode.kube.edge.status import read_usage
+from gpunode.kube.edge.verify import ProofOptions, verify
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -476,7 +476,7 @@ def test_missing_rights_are_reported_before_anything_is_started(server: ApiServe
 def test_a_namespace_that_does_not_go_is_a_failed_check(
     server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpunode.edge.kube.verify.GONE_SECONDS", 0.2)
+    monkeypatch.setattr("gpunode.kube.edge.verify.GONE_SECONDS", 0.2)
     server.put(node("gpu1", allocatable={GPU: "8"}))
     Nodes(server)
     server.stuck.add("/gpunode-verify")

@@ -13,10 +13,10 @@ from kube_cluster import node, rendered, silent
 from test_drain import RULES, owner, pod
 
 from gpunode.core.errors import RefusedError
-from gpunode.core.kube.draining import DrainOptions
-from gpunode.edge.kube.apply import apply
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.drain import cordon, drain, uncordon
+from gpunode.kube.core.draining import DrainOptions
+from gpunode.kube.edge.apply import apply
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.drain import cordon, drain, uncordon
 
 pytest_plugins = ("kube_fixtures",)
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl")

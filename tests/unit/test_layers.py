@@ -36,6 +36,10 @@ HEAVY = words(
 )
 
 
+# The only ways into gpunode.kube: names for users, the images of a bundle, draining in a rollout.
+DOORS = ("gpunode/__init__.py", "gpunode/edge/bundle/cluster.py", "gpunode/edge/fleet/draining.py")
+
+
 def modules(*folders: str) -> list[Path]:
     return sorted(p for folder in folders for p in (PACKAGE / folder).rglob("*.py"))
 
@@ -71,13 +75,14 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@over(modules("core"), name=relative)
+@over(modules("core", "kube/core"), name=relative)
 def test_core_imports_only_itself_pure_standard_modules_and_text_libraries(path: Path) -> None:
-    allowed = PURE | TEXT_LIBRARIES | {"gpunode.core"}
+    kube = {"gpunode.kube.core"} if PACKAGE / "kube" in path.parents else set()
+    allowed = PURE | TEXT_LIBRARIES | {"gpunode.core"} | kube
     assert [name for name in imports(path) if not within(name, allowed)] == []
 
 
-@over(modules("core"), name=relative)
+@over(modules("core", "kube/core"), name=relative)
 def test_core_calls_nothing_that_touches_the_world(path: Path) -> None:
     called = {
         node.func.id for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
@@ -90,16 +95,28 @@ def test_core_calls_nothing_that_touches_the_world(path: Path) -> None:
     [
         ("ansible_runner", {"gpunode/edge/ansible/runner.py"}),
         ("pynvml", {"gpunode/edge/host/nvml.py"}),
-        ("kubernetes", {"gpunode/edge/kube/kubeconfig.py"}),
-        ("urllib3", {"gpunode/edge/kube/client.py"}),
+        ("kubernetes", {"gpunode/kube/edge/kubeconfig.py"}),
+        ("urllib3", {"gpunode/kube/edge/client.py"}),
         ("gpunode.lab", {"gpunode/cli", "gpunode/lab"}),
-        ("gpunode.cli", {"gpunode/cli", "gpunode/__main__.py"}),
-        ("click", {"gpunode/cli"}),
+        ("gpunode.cli", {"gpunode/cli", "gpunode/kube/cli", "gpunode/__main__.py"}),
+        ("gpunode.kube", {"gpunode/kube", *DOORS}),
+        ("click", {"gpunode/cli", "gpunode/kube/cli"}),
     ],
 )
 def test_a_library_is_used_only_at_home(library: str, homes: set[str]) -> None:
     users = {relative(p) for p in modules(".") if any(within(name, {library}) for name in imports(p))}
     assert {user for user in users if not any(user == h or user.startswith(f"{h}/") for h in homes)} == set()
+
+
+def test_clusters_are_loaded_only_where_there_is_one() -> None:
+    """Every module outside of gpunode.kube, the doors too, does without it until a function is called."""
+    outside = [
+        module_name(p) for p in modules(".") if not {PACKAGE / "kube", COLLECTION, PACKAGE / "lab"} & {*p.parents}
+    ]
+    names = [name for name in outside if name != "gpunode.__main__"]
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+    assert [name for name in ran.stdout.split() if within(name, {"gpunode.kube", "kubernetes"})] == []
 
 
 def test_the_edge_is_not_imported_by_the_collections_documentation_modules() -> None:
@@ -119,7 +136,7 @@ LAB_WORD = re.compile(r"(?<!--)(?<!gpunode )\blab\b|stand-in", re.IGNORECASE)
 
 
 def product_files() -> list[Path]:
-    folders = [PACKAGE / f for f in ("core", "edge", "node", "knowledge", "templates")]
+    folders = [PACKAGE / f for f in ("core", "edge", "kube", "node", "knowledge", "templates")]
     folders += [COLLECTION / f for f in ("plugins", "roles", "playbooks")]
     return sorted(p for f in folders for p in f.rglob("*") if p.is_file() and p.suffix != ".pyc")
 
@@ -167,7 +184,7 @@ ORDER = (
     "edits",
     "items",
     "checks plan",
-    "bundle doctor kube report selftest undo",
+    "bundle doctor report selftest undo",
 )
 
 

@@ -1,6 +1,6 @@
 """No pattern of the product takes more than its share of a long text that is made to be its worst.
 
-A node, a log or a repository may hold any text.  Each compiled pattern of gpunode.core searches texts of repeated
+A node, a log or a repository may hold any text.  Each compiled pattern of the pure parts searches texts of repeated
 beginnings of what it would match; four times the text may take a little more than four times as long, never sixteen
 times.  (The doctor's patterns never see more than two thousand characters at once.)
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import gpunode.core
+import gpunode.kube.core
 from gpunode.core.mask import mask, mask_quoted
 
 try:
@@ -66,14 +67,15 @@ def member(choices: Iterable[tuple[object, object]]) -> str:
 
 
 OWN = {
-    "gpunode.core.kube.selector._COMMA": "a person's own selector, on the command line",
+    "gpunode.kube.core.selector._COMMA": "a person's own selector, on the command line",
 }
 SCANS = r"\b{}\.(?:search|sub|subn|finditer|findall|split)\b"
 
 
 def patterns() -> Iterator[tuple[str, re.Pattern[str], bool]]:
     """Name, pattern, and whether it is searched anywhere in a text; others are compared with its beginning, once."""
-    for found in pkgutil.walk_packages(gpunode.core.__path__, "gpunode.core."):
+    pure = (gpunode.core, gpunode.kube.core)
+    for found in (f for package in pure for f in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")):
         module = importlib.import_module(found.name)
         source = Path(str(module.__file__)).read_text()
         for name, value in vars(module).items():

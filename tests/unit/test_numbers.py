@@ -12,11 +12,11 @@ from gpunode.core.edits import RuntimeRequest, configure_runtime
 from gpunode.core.edits.text import toml
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.kube.quantity import quantity
 from gpunode.core.numbers import HUGE, release, version_tuple, whole
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected
 from gpunode.edge.fleet.workflow import plan_one
+from gpunode.kube.core.quantity import quantity
 
 MANY = "9" * 20_000
 PROBES = Path(__file__).parents[1] / "cases/probes"

@@ -43,6 +43,7 @@ from gpunode.core.spec.source import DISTRIBUTION
 from gpunode.edge.bundle.alpm import alpm_repository, check_alpm
 from gpunode.edge.bundle.apt import apt_repository
 from gpunode.edge.bundle.choose import Package, Source, choose
+from gpunode.edge.bundle.cluster import cluster_needs
 from gpunode.edge.bundle.extras import Extras, cluster_extras, wheels
 from gpunode.edge.bundle.inside import check_inside
 from gpunode.edge.bundle.rpm import check_rpm, rpm_repository
@@ -143,16 +144,10 @@ def _may_write(out: Path) -> None:
 def _extras(order: Order, desired: DesiredState, web: Web, notify: Notify) -> Extras:
     found = Extras()
     if order.cluster:
-        from gpunode.core.kube import cluster_of, render
-        from gpunode.edge.load import load_kube_knowledge
-
         spec = desired.opened_spec()
-        public = replace(spec.kubernetes, images=replace(spec.kubernetes.images, registry=""))  # where they come from
-        rendered = render(cluster_of({"": replace(spec, kubernetes=public)}, "", load_kube_knowledge()))
-        if rendered.problems:
-            raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
-        found = cluster_extras(rendered, [spec.verify.image] if spec.verify.image else [], web)
-        charts = len(rendered.releases)
+        needs = cluster_needs(spec)
+        found = cluster_extras(needs, [spec.verify.image] if spec.verify.image else [], web)
+        charts = len(needs.charts)
         notify(f"the cluster: {charts} charts fetched, {len(found.images)} images listed")
     if order.wheels:
         notify(f"wheels of {' '.join(order.wheels)}")

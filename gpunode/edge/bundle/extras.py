@@ -7,19 +7,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin
 
 import yaml
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge.kubernetes import Chart
-from gpunode.core.kube import Rendered
-from gpunode.core.kube.images import by_registry, images_of
 from gpunode.core.untrusted import load_yaml
 from gpunode.edge.bundle import registry
+from gpunode.edge.bundle.cluster import ClusterNeeds
 from gpunode.edge.bundle.store import Web
 
 IMAGES = "images.txt"
@@ -51,16 +51,34 @@ def wheels(requirements: Sequence[str], proxy: str) -> dict[str, bytes]:
         return {f"wheels/{file.name}": file.read_bytes() for file in sorted(Path(folder).iterdir())}
 
 
-def cluster_extras(rendered: Rendered, more: Sequence[str], web: Web) -> Extras:
+def cluster_extras(needs: ClusterNeeds, more: Sequence[str], web: Web) -> Extras:
     """The charts that a cluster needs, and its images with `more` as a list and in skopeo's form."""
-    files = {
-        f"charts/{release.chart.name}-{release.chart.version}.tgz": fetch_chart(release.chart, web)
-        for release in rendered.releases
-    }
-    images = tuple(sorted({*images_of(rendered), *more}))
+    files = {f"charts/{chart.name}-{chart.version}.tgz": fetch_chart(chart, web) for chart in needs.charts}
+    images = tuple(sorted({*needs.images, *more}))
     files[IMAGES] = "".join(f"{image}\n" for image in images).encode()
     files[SYNC] = yaml.safe_dump(by_registry(images)).encode()
     return Extras(files=files, images=images)
+
+
+def by_registry(images: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The list as `skopeo sync --src yaml` reads it: {registry: {"images": {repository: [tag or sha256:…]}}}.
+
+    The form is that of skopeo-sync(1).
+
+    >>> by_registry(["nvcr.io/nvidia/k8s-device-plugin:v1", "busybox"])["nvcr.io"]
+    {'images': {'nvidia/k8s-device-plugin': ['v1']}}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for image in images:
+        registry, slash, rest = image.partition("/")
+        if not slash or not ("." in registry or ":" in registry or registry == "localhost"):
+            registry, rest = "docker.io", image if slash else f"library/{image}"
+        name, at, version = rest.partition("@")
+        if not at:
+            name, _, version = rest.partition(":")
+        tags = found.setdefault(registry, {"images": {}})["images"].setdefault(name, [])
+        tags.append(version or "latest")
+    return found
 
 
 # ---------------------------------------------------------------- charts

@@ -25,9 +25,11 @@ from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
 from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
+from gpunode.edge.fleet.draining import Connect, NodeDrains, connect
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
+from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.fleet.workflow import (
     INVENTORY,
     ansible_arguments,
@@ -39,9 +41,6 @@ from gpunode.edge.fleet.workflow import (
     write_plan,
 )
 from gpunode.edge.isolate import isolated
-from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.nodes import ClusterNodes, Worker, claim_all, concerns, open_again, release_all
 from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.report_data import keep_results
 from gpunode.edge.saved import SavedPlan
@@ -67,7 +66,7 @@ class RunOptions:
     arguments: tuple[str, ...] = ()
     rollout: Mapping[str, Any] = field(default_factory=dict)
     deadline: float = math.inf
-    cluster: Callable[[], Api] | None = None
+    cluster: Connect | None = None
     resumes: str = ""
     last: frozenset[str] = frozenset()
 
@@ -106,15 +105,15 @@ def provision(
     over = parse_rollout(how.rollout, "the options of provision")
     todo = {h.host: h for h in hosts if h.planned and h.planned.plan.steps}
     worker = Worker(controller="" if how.check else controller_name(), take_over=targets.break_lock)
-    nodes = ClusterNodes(how.cluster or connect, callbacks.notice, worker)
+    nodes = NodeDrains(how.cluster or connect, callbacks.notice, worker)
     quiet = [h for h in hosts if h.host not in todo]
     expected = expected_gpus(hosts)
     untouched = {h.host: _untouched(h, expected.get(h.host)) for h in quiet} | (
-        {} if how.check else open_again(_planned(quiet), nodes)
+        {} if how.check else nodes.open_again(_planned(quiet))
     )
     asked = {h.host: replace(h.planned.spec.rollout, **over) for h in todo.values() if h.planned}
     drains = {host: spec.drain for host, spec in asked.items()}
-    if not how.check and (closed := _not_drainable(todo, drains, nodes)):
+    if not how.check and (closed := nodes.refused(_planned(list(todo.values())), drains)):
         untouched |= closed
         todo = {name: host for name, host in todo.items() if name not in closed}
         quiet = [h for h in hosts if h.host not in todo]
@@ -175,7 +174,7 @@ class _Run:
     _unfinished: frozenset[str] = frozenset()  # hosts that an earlier run began with
 
     def __post_init__(self) -> None:
-        self.nodes = ClusterNodes(self.options.cluster or connect, self.callbacks.notice)
+        self.nodes = NodeDrains(self.options.cluster or connect, self.callbacks.notice, self.worker)
 
     def go(
         self, pools: Sequence[RolloutPool], deadline: float, untouched: Sequence[tuple[HostPlan, HostResult]]
@@ -188,7 +187,7 @@ class _Run:
         rollout = Rollout(pools, classes, hooks, forks=self.targets.forks, deadline=deadline)
         self._cancelled = rollout.cancelled
         worker = replace(self.worker, run=self.name, stage=self._staged, cancelled=rollout.cancelled)
-        self.nodes = ClusterNodes(self.options.cluster or connect, self.callbacks.notice, worker)
+        self.nodes = NodeDrains(self.options.cluster or connect, self.callbacks.notice, worker)
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
         if self.runs:
             self._begin(self.runs, pools, classes, untouched)
@@ -252,7 +251,7 @@ class _Run:
         """Empty the hosts that are nodes of a cluster, run Ansible on the job's hosts, and give the nodes back."""
         planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
         taken, refused = (
-            ({}, {}) if self.options.check else claim_all(self.nodes, planned, self.drains, self._unfinished)
+            ({}, {}) if self.options.check else self.nodes.claim_all(planned, self.drains, self._unfinished)
         )
         left = tuple(host for host in job.hosts if host not in refused)
         simulated = isolated("", lambda: self._play(replace(job, hosts=left))) if left else {}
@@ -260,7 +259,7 @@ class _Run:
             simulated = {host: error_result(host, simulated) for host in left}
         results = {**refused, **simulated}
         boots = {host: self.after[host].boot_id for host in left if host in self.after}
-        return results | release_all(self.nodes, taken, results, self.drains, boots)
+        return results | self.nodes.release_all(taken, results, self.drains, boots)
 
     def _play(self, job: Job) -> Results:
         """One ansible-playbook for the hosts of a job, then a probe of those that it went well on."""
@@ -406,18 +405,6 @@ class _Run:
     def of_run(self, result: HostResult) -> HostResult:
         """With the run that it is part of; check mode is none."""
         return replace(result, run=self.name) if self.runs else result
-
-
-def _not_drainable(
-    todo: Mapping[str, HostPlan], drains: Mapping[str, DrainSpec], nodes: ClusterNodes
-) -> dict[str, HostResult]:
-    """Hosts that would be drained, where the cluster does not let us: said before anything is changed."""
-    planned = _planned(list(todo.values()))
-    facts = {h: p.facts for h, p in planned.items() if concerns(drains[h], p.facts, p.plan)}
-    error = isolated("", lambda: nodes.check(facts, drains)) if facts else None
-    if error is None:
-        return {}
-    return {h: HostResult(host=h, outcome=error.outcome, message=f"not started: {error}") for h in facts}
 
 
 def _repeatable(targets: Targets) -> dict[str, Any]:

@@ -1,0 +1,158 @@
+"""Hosts of a run that are nodes of a cluster: the one way from a rollout to gpunode.kube, loaded where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpunode.core.checks.gpus import unfit_checks
+from gpunode.core.errors import GpunodeError
+from gpunode.core.model import HostResult, NodeFacts, Plan
+from gpunode.core.spec.rollout import DrainSpec
+from gpunode.edge.desired import Planned
+from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.fleet.worker import Worker
+from gpunode.edge.isolate import isolated
+
+if TYPE_CHECKING:
+    from gpunode.kube.edge.client import Api
+    from gpunode.kube.edge.nodes import ClusterNodes, Taken
+
+Connect: TypeAlias = "Callable[[], Api]"
+
+_AT_ONCE = 20  # nodes that are drained side by side
+
+
+def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> Api:
+    """The cluster that kubectl would talk to: --kubeconfig, $KUBECONFIG, ~/.kube/config, else that of this pod."""
+    from gpunode.kube.edge import kubeconfig as cluster
+
+    return cluster.connect(kubeconfig, context, timeout=timeout)
+
+
+def concerns(drain: DrainSpec, facts: NodeFacts, plan: Plan) -> bool:
+    """Whether a host is to be emptied first: a node of Kubernetes, for a plan that disturbs what runs there."""
+    if drain.when == "never" or not facts.kubernetes.present:
+        return False
+    return drain.when == "always" or any(step.disruptive for step in plan.steps)
+
+
+class NodeDrains:
+    """The nodes that hosts of a run are, of the cluster that `connect` opens, for `worker`.  Safe for threads."""
+
+    def __init__(self, connect: Connect, notify: Callable[[str], None], worker: Worker) -> None:
+        self._connect, self._notify, self._worker = connect, notify, worker
+
+    @cached_property
+    def nodes(self) -> ClusterNodes:
+        from gpunode.kube.edge.nodes import ClusterNodes
+
+        return ClusterNodes(self._connect, self._notify, self._worker)
+
+    def refused(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> dict[str, HostResult]:
+        """Hosts that would be drained, where the cluster does not let us: said before anything is changed."""
+        facts = {h: p.facts for h, p in hosts.items() if concerns(drains[h], p.facts, p.plan)}
+        error = isolated("", lambda: self.nodes.check(facts, drains)) if facts else None
+        if error is None:
+            return {}
+        return {h: HostResult(host=h, outcome=error.outcome, message=f"not started: {error}") for h in facts}
+
+    def claim_all(
+        self,
+        hosts: Mapping[str, Planned],
+        drains: Mapping[str, DrainSpec],
+        unfinished: Collection[str] = (),
+    ) -> tuple[dict[str, Taken], dict[str, HostResult]]:
+        """Those of `hosts` that were emptied; and the results of those that could not be, and get no play.
+
+        A host of `unfinished` whose node an earlier run has left cordoned is with them, whatever is still to be done.
+        """
+        taken: dict[str, Taken] = {}
+        refused: dict[str, HostResult] = {}
+
+        def one(host: str) -> None:
+            planned, drain = hosts[host], drains[host]
+            emptied: Taken | GpunodeError | None
+            if concerns(drain, planned.facts, planned.plan):
+                relaid = any(step.id == "sharing.mig" for step in planned.plan.steps)
+                emptied = isolated(host, lambda: self.nodes.take(host, planned.facts, drain, relaid=relaid))
+            elif host in unfinished and drain.when != "never" and planned.facts.kubernetes.present:
+                emptied = isolated(host, lambda: self.nodes.left(host, planned.facts))
+            else:
+                return
+            if isinstance(emptied, GpunodeError):
+                refused[host] = HostResult(host=host, outcome=emptied.outcome, message=f"not started: {emptied}")
+            elif emptied:
+                taken[host] = emptied
+
+        _side_by_side(one, hosts)
+        return taken, refused
+
+    def release_all(
+        self,
+        taken: Mapping[str, Taken],
+        results: Mapping[str, HostResult],
+        drains: Mapping[str, DrainSpec],
+        boots: Mapping[str, str],
+    ) -> dict[str, HostResult]:
+        """The results of emptied hosts, with what came of giving them back; one whose play failed stays cordoned.
+
+        `boots`: the boot that each host itself has now.
+        """
+        ends: dict[str, HostResult] = {}
+
+        def one(host: str) -> None:
+            result = ends[host] = results[host]
+            if not result.ok:
+                ends[host] = replace(result, message=f"{result.message} (node {taken[host].node} stays cordoned)")
+                return
+            boot = boots.get(host, "")
+            error = isolated(host, lambda: self.nodes.give_back(taken[host], drains[host], boot_id=boot, host=host))
+            if error:
+                text = f"{result.message}, but the node stays cordoned: {error}"
+                ends[host] = replace(result, outcome=error.outcome, message=text)
+
+        _side_by_side(one, taken)
+        return ends
+
+    def open_again(self, hosts: Mapping[str, Planned]) -> dict[str, HostResult]:
+        """Nodes that an earlier run, killed or failed, left cordoned, and that are now what they should be: given back.
+
+        `hosts` are those that nothing is to be done on; the results of those that were given back, or could not be.
+        """
+        drains = {host: planned.spec.rollout.drain for host, planned in hosts.items() if not planned.plan.problems}
+        asked = [h for h, drain in drains.items() if drain.when != "never" and hosts[h].facts.kubernetes.present]
+        if not asked:
+            return {}
+        journal = Runs()
+        started = journal.unfinished(asked)
+        results: dict[str, HostResult] = {}
+
+        def one(host: str) -> None:
+            error = isolated(host, lambda: give_back(host, hosts[host].facts))
+            if error:
+                text = f"nothing to do, but the node stays cordoned: {error}"
+                results[host] = HostResult(host=host, outcome=error.outcome, message=text)
+
+        def give_back(host: str, facts: NodeFacts) -> None:
+            taken = self.nodes.left(host, facts)
+            if taken is None:
+                return
+            if unfit := unfit_checks(facts):
+                raise GpunodeError("; ".join(check.message for check in unfit), fix=unfit[0].fix)
+            self.nodes.give_back(taken, drains[host], boot_id=facts.boot_id, host=host)
+            results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
+            journal.ended(started[host], [results[host]], {host: hosts[host].plan.facts_hash})
+
+        _side_by_side(one, started)
+        journal.close()
+        return results
+
+
+def _side_by_side(act: Callable[[str], None], hosts: Iterable[str]) -> None:
+    names = list(hosts)
+    with ThreadPoolExecutor(min(_AT_ONCE, len(names)) or 1) as pool:
+        list(pool.map(act, names))

@@ -1,0 +1,113 @@
+"""gpunode kube kubelet: the settings that a GPU node needs in this host's kubelet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import options
+from gpunode.cli.edits import absolute
+from gpunode.core.errors import InputError
+from gpunode.kube.cli.host import FORMAT, HOW, ROOT, VERSION, configure_or_undo, show_diff
+
+if TYPE_CHECKING:
+    from gpunode.edge.host.target import Host
+
+_WHAT = (
+    VERSION,
+    click.option("--unit", metavar="PATH", default="", help="Its systemd unit; by default kubelet.service."),
+    click.option(
+        "--cgroup-driver", type=click.Choice(("systemd", "cgroupfs")), help="cgroup driver, the same as the engine's."
+    ),
+    click.option("--node-label", "node_labels", multiple=True, metavar="KEY=VALUE", help="Label of the node; repeat."),
+    click.option(
+        "--system-reserved", multiple=True, metavar="KEY=VALUE", help="Kept for the system, such as memory=1Gi; repeat."
+    ),
+    click.option(
+        "--kube-reserved", multiple=True, metavar="KEY=VALUE", help="Kept for Kubernetes, such as cpu=200m; repeat."
+    ),
+    ROOT,
+)
+
+
+@click.group(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube kubelet diff --cgroup-driver systemd\n"
+    "  gpunode kube kubelet configure --node-label gpushare=true --system-reserved memory=1Gi\n"
+    "  gpunode kube kubelet unconfigure\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 unreadable or invalid input,\n"
+    "3 differences pending (diff), 5 refused."
+)
+def kubelet() -> None:
+    """Set what a GPU node needs in this host's kubelet; feature gates that are gone go in any case."""
+
+
+@kubelet.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube kubelet configure --cgroup-driver systemd --dry-run\n"
+    "  gpunode kube kubelet configure --node-label nvidia.com/gpu.product=A100 --node-label pool=gpu\n"
+    "  gpunode kube kubelet configure --server-version 1.28 --root /mnt/image\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+)
+@options(*_WHAT, *HOW, FORMAT)
+def configure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
+    """Write the settings where they count, restart the kubelet, wait for health; rolled back if it fails."""
+    return configure_or_undo(_host(given, wait=not no_wait), undo=False, dry_run=dry_run, output_format=output_format)
+
+
+@kubelet.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube kubelet unconfigure\n"
+    "  gpunode kube kubelet unconfigure --dry-run\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+)
+@options(*_WHAT, *HOW, FORMAT)
+def unconfigure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
+    """Undo configure, to the byte."""
+    return configure_or_undo(_host(given, wait=not no_wait), undo=True, dry_run=dry_run, output_format=output_format)
+
+
+@kubelet.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube kubelet diff --server-version 1.30 --node-label gpushare=true\n"
+    "  gpunode kube kubelet diff --kube-reserved cpu=200m --kube-reserved memory=500Mi --format json\n\n"
+    "Exit codes: 0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused."
+)
+@options(*_WHAT, FORMAT)
+def diff(output_format: str, **given: Any) -> int:
+    """Show what configure would change, as unified diffs, and why."""
+    return show_diff(_host(given), output_format)
+
+
+def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
+    from gpunode.core.edits.kubernetes.kubelet import (
+        UNITS,
+        KubeletRequest,
+        completed,
+        kubelet_target,
+    )
+    from gpunode.edge.host.target import Host, kubelet_version, read
+    from gpunode.edge.load import load_scheduler_rules
+
+    root: Path = given["root"].resolve()
+    unit = absolute(given["unit"])
+    asked = KubeletRequest(
+        server_version=given["server_version"] or (kubelet_version() if root == Path("/") else ""),
+        unit=unit,
+        cgroup_driver=given["cgroup_driver"] or "",
+        **{name: _pairs(name, given[name]) for name in ("node_labels", "system_reserved", "kube_reserved")},
+    )
+    request = completed(read(root, filter(None, (unit, *UNITS))), asked)
+    return Host(target=kubelet_target(request, load_scheduler_rules()), root=root, wait=wait)
+
+
+def _pairs(name: str, given: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not equals or not key:
+            raise InputError(f"--{name.rstrip('s').replace('_', '-')} {one!r}", expected="KEY=VALUE")
+        found[key] = value
+    return found

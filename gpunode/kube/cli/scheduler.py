@@ -1,0 +1,101 @@
+"""gpunode kube scheduler: gpushare's extender in this host's kube-scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import options
+from gpunode.cli.edits import absolute
+from gpunode.kube.cli.host import FORMAT, HOW, ROOT, VERSION, configure_or_undo, show_diff
+
+if TYPE_CHECKING:
+    from gpunode.edge.host.target import Host
+
+_WHAT = (
+    VERSION,
+    click.option("--manifest", metavar="PATH", default="", help="Its static pod; by default kubeadm's, where it is."),
+    click.option("--unit", metavar="PATH", default="", help="Its systemd unit, where no kubelet starts it."),
+    click.option("--extender-url", metavar="URL", default="", help="Where the extender answers this host."),
+    click.option(
+        "--kube-proxy",
+        "proxy_mode",
+        type=click.Choice(("iptables", "ipvs", "nftables")),
+        help="Mode of kube-proxy: the URL follows from it where none is given.",
+    ),
+    click.option("--node-port", type=click.IntRange(1, 65535), help="NodePort of its Service, if not 32766."),
+    click.option("--node-address", metavar="IP", default="", help="This node's address, for ipvs and nftables."),
+    click.option("--config", metavar="PATH", default="", help="Where a new configuration goes."),
+    ROOT,
+)
+
+
+@click.group(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube scheduler diff\n"
+    "  gpunode kube scheduler configure --kube-proxy iptables\n"
+    "  gpunode kube scheduler configure --unit /etc/systemd/system/kube-scheduler.service --server-version 1.28\n"
+    "  gpunode kube scheduler unconfigure\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 unreadable or invalid input,\n"
+    "3 differences pending (diff), 5 refused."
+)
+def scheduler() -> None:
+    """Have this host's kube-scheduler ask gpushare's extender about aliyun.com/gpu-mem, or no longer."""
+
+
+@scheduler.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube scheduler configure --server-version 1.34\n"
+    "  gpunode kube scheduler configure --extender-url http://10.96.0.50:12345/gpushare-scheduler\n"
+    "  gpunode kube scheduler configure --root /mnt/image --dry-run\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+)
+@options(*_WHAT, *HOW, FORMAT)
+def configure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
+    """Write the configuration, name it in the manifest or unit, wait for health; rolled back if it fails."""
+    return configure_or_undo(_host(given, wait=not no_wait), undo=False, dry_run=dry_run, output_format=output_format)
+
+
+@scheduler.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube scheduler unconfigure\n"
+    "  gpunode kube scheduler unconfigure --dry-run\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+)
+@options(*_WHAT, *HOW, FORMAT)
+def unconfigure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
+    """Undo configure, to the byte; of entries that others wrote only gpushare's extender is removed."""
+    return configure_or_undo(_host(given, wait=not no_wait), undo=True, dry_run=dry_run, output_format=output_format)
+
+
+@scheduler.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube scheduler diff --server-version 1.25\n"
+    "  gpunode kube scheduler diff --root /mnt/image --kube-proxy ipvs --node-address 10.0.0.4 --format json\n\n"
+    "Exit codes: 0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused."
+)
+@options(*_WHAT, FORMAT)
+def diff(output_format: str, **given: Any) -> int:
+    """Show what configure would change, as unified diffs, and why."""
+    return show_diff(_host(given), output_format)
+
+
+def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
+    from gpunode.core.edits.kubernetes.scheduler import (
+        MANIFEST,
+        UNITS,
+        SchedulerRequest,
+        completed,
+        scheduler_target,
+    )
+    from gpunode.edge.host.target import Host, read
+    from gpunode.edge.load import load_scheduler_rules
+
+    root: Path = given.pop("root").resolve()
+    paths = {name: absolute(given.pop(name)) for name in ("manifest", "unit", "config")}
+    port: int | None = given.pop("node_port")
+    asked = SchedulerRequest(proxy_mode=given.pop("proxy_mode") or "", node_port=port or 0, **paths, **given)
+    there = read(root, filter(None, (paths["manifest"], paths["unit"], MANIFEST, *UNITS)))
+    return Host(target=scheduler_target(completed(there, asked), load_scheduler_rules()), root=root, wait=wait)

@@ -1,0 +1,42 @@
+"""gpunode kube status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from gpunode.cli.common import cluster_options, format_option
+from gpunode.cli.output import echo, print_json
+from gpunode.core.errors import Exit
+
+if TYPE_CHECKING:
+    from gpunode.kube.edge.client import Api
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube status\n"
+    "  gpunode kube status -d gpu1 gpu2\n"
+    "  kubectl gpunode status --context prod --format json\n\n"
+    "Exit codes: 0 done, 1 something could not be read (the rest is shown), 2 usage or input, "
+    "4 no connection, 5 no right to read nodes and pods."
+)
+@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@click.option("-d", "--details", is_flag=True, help="What each pod holds, node by node.")
+@cluster_options
+@format_option("text", "json")
+def status(nodes: tuple[str, ...], details: bool, connect: Callable[[], Api], output_format: str) -> int:
+    """Who uses which GPU: allocated and total of whole GPUs, shares, MIG, gpushare memory and DRA."""
+    from gpunode.kube.core.usage import usage_data, usage_text
+    from gpunode.kube.edge.status import read_usage, unready
+
+    api = connect()
+    found = replace(read_usage(api, nodes), unready=unready(api))
+    if output_format == "json":
+        print_json(usage_data(found))
+    else:
+        echo(usage_text(found, details=details), nl=False)
+    return Exit.FAILED if found.errors else Exit.OK

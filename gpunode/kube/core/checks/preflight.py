@@ -1,0 +1,332 @@
+"""What must hold before anything is applied, judged from what the cluster says of itself."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.knowledge.kubernetes import Server
+from gpunode.core.model import Problem
+from gpunode.core.numbers import release
+from gpunode.core.printable import printable
+from gpunode.core.sharing.rules import cuts
+from gpunode.kube.core.cluster import MIG_LABEL, MIG_STATE, POD_SECURITY, Cluster, Object, Pool
+from gpunode.kube.core.owned import Key, is_ours, owner_words
+from gpunode.kube.core.plain import mapping, mappings
+from gpunode.kube.core.render import NodeWish, Rendered
+from gpunode.kube.core.render.dra import DRIVER, claim, shares_memory
+from gpunode.kube.core.selector import fits as selected
+from gpunode.kube.core.selector import parse_selector
+
+GPU_OPERATOR = "/apis/nvidia.com/v1/clusterpolicies"
+# Images whose containers hand out GPUs to the kubelet: NVIDIA's device plugin, Aliyun's, NVIDIA's DRA driver
+_OFFERS = re.compile(r"k8s-device-plugin|gpushare-plugin|gpushare-device-plugin|dra-driver-(?:nvidia-)?gpu")
+
+
+@dataclass(frozen=True, order=True)
+class Right:
+    """A verb on a resource; `namespace` "" for the whole cluster."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        resource = f"{self.resource}.{self.group}" if self.group else self.resource
+        return f"{self.verb} {resource}" + (f" in {self.namespace}" if self.namespace else "")
+
+
+def server_problems(server: Server, printed: str, where: str) -> Iterator[Problem]:
+    """The server against `kubernetes.server_version`: a spec for another version is likely for another cluster."""
+    if printed and printed.removeprefix("v").split(".")[:2] != [str(server.major), str(server.minor)]:
+        yield Problem(
+            what=f"kubernetes.server_version is {printed}, and {where} runs {server}",
+            fix="is it the right cluster (--context)? Else set kubernetes.server_version to it, or leave it out",
+        )
+
+
+def pod_security_problem(key: Key, live: Object) -> Problem | None:
+    """A namespace of ours whose pod security somebody tightened: that is theirs to take back, not apply's."""
+    level = (live["metadata"].get("labels") or {}).get(POD_SECURITY, "privileged")
+    if key.kind != "Namespace" or level == "privileged":
+        return None
+    return Problem(
+        what=printable(f"{key} is labelled {POD_SECURITY}={level}, and gpunode's pods mount paths of the host"),
+        fix=f"kubectl label namespace {key.name} --overwrite {POD_SECURITY}=privileged, or set kubernetes.namespace",
+    )
+
+
+def selector_problems(cluster: Cluster, nodes: Sequence[Object], requests: Sequence[NodeWish]) -> Iterator[Problem]:
+    """Selectors that no node fits while one nearly does; a cluster whose GPU nodes come later is none of it."""
+    spec = cluster.spec
+    selectors = {
+        "kubernetes.node_selector": spec.node_selector,
+        "kubernetes.runtime_class.node_selector": spec.runtime_class.node_selector,
+    }
+    for where, selector in selectors.items():
+        labelled = any(request.hosts and set(selector.items()) <= set(request.labels.items()) for request in requests)
+        if not selector or labelled or any(fits(selector, node) for node in nodes):
+            continue
+        for key, value in selector.items():
+            near = _near(key, value, nodes)
+            if near:
+                yield Problem(
+                    what=f"no node carries {key}={value} ({where}); {near[0]} carries {near[1]}",
+                    fix=f"write {near[1]} in {where}, or label the nodes: kubectl label nodes NODE {key}={value}",
+                )
+
+
+def fits(selector: Mapping[str, str], node: Object) -> bool:
+    return set(selector.items()) <= set((node["metadata"].get("labels") or {}).items())
+
+
+def _near(key: str, value: str, nodes: Sequence[Object]) -> tuple[str, str] | None:
+    """(node, label) that is almost KEY=VALUE, where none is it."""
+    carried = {
+        f"{k}={v}": node["metadata"]["name"]
+        for node in nodes
+        for k, v in (node["metadata"].get("labels") or {}).items()
+    }
+    wanted = f"{key}={value}"
+    if wanted in carried:
+        return None
+    near = difflib.get_close_matches(wanted, carried, n=1, cutoff=0.85)
+    return (carried[near[0]], near[0]) if near else None
+
+
+def memory_claim(cluster: Cluster) -> Object | None:
+    """A claim for a part of a device's memory, where a pool needs that API servers know of it."""
+    if not shares_memory(cluster):
+        return None
+    api = cluster.knowledge.api("ResourceClaimTemplate", cluster.server)
+    return claim(api, "gpunode-knows-memory-shares", DRIVER, memory="1Gi")
+
+
+def memory_problems(cluster: Cluster, kept: Object) -> Iterator[Problem]:
+    """What the server would store of that claim: without its feature gate it drops the amount, and says nothing."""
+    requests = mappings(mapping(kept, "spec", "devices"), "requests")
+    if not any(mapping(request, "exactly", "capacity") for request in requests):
+        gate = cluster.knowledge.memory_shares.gate
+        yield Problem(
+            what=f"the server drops the memory that a claim asks for: its feature gate {gate} is off",
+            fix=f"--feature-gates={gate}=true on kube-apiserver, kube-scheduler, kube-controller-manager and every "
+            "kubelet; or set sharing.dra.shares: none",
+        )
+
+
+# ---------------------------------------------------------------- nodes
+
+# The first versions that take CDI devices from the kubelet: containerd docs/cri/config.md, CRI-O's crio.conf.5
+_CDI_SINCE = {"containerd": (1, 7), "cri-o": (1, 24)}
+_KUBELET_CDI = (
+    1,
+    28,
+)  # https://kubernetes.io/docs/reference/command-line-tools-reference/feature-gates/ DevicePluginCDIDevices
+
+
+def needs_cdi(cluster: Cluster) -> bool:
+    """Whether containers get their GPUs by CDI alone."""
+    return bool(cluster.plugin_pools) and cluster.spec.device_plugin.by_cdi_alone
+
+
+def cdi_problems(cluster: Cluster, nodes: Sequence[Object], chosen: Sequence[str]) -> Iterator[Problem]:
+    """Nodes whose engine or kubelet knows no CDI: their containers would get no GPUs, or all that an image asks for.
+
+    `chosen`: the nodes of the pools, [] where nobody names them; then it is a problem where no node has CDI.
+    """
+    if not needs_cdi(cluster):
+        return
+    mine = [node for node in nodes if not chosen or node["metadata"]["name"] in chosen]
+    mine = [node for node in mine if fits(cluster.spec.node_selector, node)] if not chosen else mine
+    lacking = {node["metadata"]["name"]: why for node in mine if (why := _without_cdi(cluster, node))}
+    if lacking and (chosen or len(lacking) == len(mine)):
+        names = list(lacking)
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        strategy = ", ".join(cluster.spec.device_plugin.device_list_strategy)
+        yield Problem(
+            what=f"device_list_strategy {strategy} takes CDI, and {', '.join(names[:5])}{more} cannot: "
+            f"{'; '.join(sorted(set(lacking.values())))}",
+            fix="set kubernetes.device_plugin.device_list_strategy: [envvar], or upgrade these nodes",
+        )
+
+
+def _without_cdi(cluster: Cluster, node: Object) -> str:
+    """Why a node's containers cannot get devices by CDI; "" where they can, or nobody knows."""
+    info = mapping(node, "status", "nodeInfo")
+    engine, _, version = str(info.get("containerRuntimeVersion", "")).partition("://")
+    since = _CDI_SINCE.get(engine, (0, 0))
+    if (0, 0) < release(version) < since:
+        return printable(f"{engine} {version} has no CDI ({since[0]}.{since[1]} has)")
+    kubelet = str(info.get("kubeletVersion", ""))
+    if "cdi-annotations" not in cluster.spec.device_plugin.device_list_strategy and (
+        (0, 0) < release(kubelet) < _KUBELET_CDI
+    ):
+        return printable(f"its kubelet {kubelet} passes no CDI devices on (1.28 does by a feature gate, 1.29 always)")
+    return ""
+
+
+def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str, str], list[Problem]]:
+    """Host of the inventory → name of its node (by name, hostname label or address); problems for those without one."""
+    known: dict[str, str] = {}
+    for node in nodes:
+        name = node["metadata"]["name"]
+        addresses = [a["address"] for a in (node.get("status") or {}).get("addresses") or []]
+        aliases = [(node["metadata"].get("labels") or {}).get("kubernetes.io/hostname", ""), *addresses, name]
+        known |= {alias: name for alias in aliases if alias}
+    found = {host: known[host] for host in hosts if host in known}
+    lost = [host for host in hosts if host not in known]
+    if not lost:
+        return found, []
+    near = difflib.get_close_matches(lost[0], known, n=1)
+    names = ", ".join(sorted({node["metadata"]["name"] for node in nodes})[:5]) or "none"
+    return found, [
+        Problem(
+            what=f"{', '.join(lost)} of the inventory: no node of this cluster has that name or address",
+            fix=f"did you mean {near[0]}?"
+            if near
+            else f"its nodes are {names} …: is it the right context (--context)? --limit leaves hosts out",
+        )
+    ]
+
+
+def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
+    """The cluster with the nodes that the selectors of its pools choose.
+
+    Raises RefusedError for a node of two pools, and InputError where no selector chooses any, unless Node Feature
+    Discovery comes with the same objects: its labels may be what is selected by.
+    """
+    pools = tuple(replace(pool, hosts=tuple(chosen_by(pool.selector, nodes))) if pool.selector else pool
+                  for pool in cluster.pools)  # fmt: skip
+    owners: dict[str, list[Pool]] = {}
+    for pool in pools:
+        for node in dict.fromkeys(node_names(pool.hosts, nodes)[0].values()):
+            owners.setdefault(node, []).append(pool)
+    if twice := {node: found for node, found in owners.items() if len(found) > 1}:
+        raise RefusedError(
+            "; ".join(f"node {node} is in the pools {_how_chosen(found)}" for node, found in list(twice.items())[:5])
+            + (f"; and {len(twice) - 5} more nodes are in several" if len(twice) > 5 else ""),
+            expected="each node in one pool: one way of sharing is chosen by its label",
+            fix="make the selectors of kubernetes.pools exclude each other, such as pool=a and pool!=a",
+        )
+    selectors = [pool.selector for pool in pools if pool.selector]
+    labels_to_come = cluster.spec.has_discovery_objects  # made by what this very apply brings
+    if selectors and not any(pool.hosts for pool in pools) and not labels_to_come:
+        raise InputError(
+            f"no node of the cluster is chosen by {' or '.join(map(repr, selectors))}",
+            expected="a label selector of nodes that are there, such as gpu=yes or 'pool in (a, b)'",
+            fix="kubectl get nodes --show-labels",
+        )
+    return replace(cluster, pools=pools)
+
+
+def chosen_by(selector: str, nodes: Sequence[Object]) -> list[str]:
+    """Names of the nodes that a label selector chooses."""
+    wanted = parse_selector(selector)
+    return [node["metadata"]["name"] for node in nodes if selected(wanted, node["metadata"].get("labels"))]
+
+
+def _how_chosen(pools: Sequence[Pool]) -> str:
+    return " and ".join(f"{pool.name} ({pool.selector or 'by the inventory'})" for pool in pools)
+
+
+# ---------------------------------------------------------------- others
+
+
+def foreign_problem(wanted: Key, live: Object) -> Problem:
+    place = f"-n {wanted.namespace} " if wanted.namespace else ""
+    command = f"kubectl {place}label {wanted.kind.lower()} {wanted.name} app.kubernetes.io/managed-by=gpunode"
+    return Problem(
+        what=f"{wanted} is there already, and is not gpunode's but {owner_words(live)}'s",
+        fix=f"delete it; or hand it over: {command} --overwrite",
+    )
+
+
+def other_problems(
+    rendered: Rendered, daemon_sets: Sequence[Object], policies: Sequence[Object], nodes: Sequence[Object]
+) -> Iterator[Problem]:
+    """What else in the cluster already hands out the same GPUs: the GPU Operator, another device plugin.
+
+    `nodes`: those that the inventory names, [] where nobody knows which they are.
+    """
+    if policies and rendered.cluster.spec.install != "operator":
+        yield Problem(
+            what=f"NVIDIA's GPU Operator runs here (ClusterPolicy {policies[0]['metadata']['name']}): "
+            "it would undo what we do",
+            fix="set kubernetes.install: operator and give it the values that gpunode kube render writes, or remove it",
+        )
+        return  # the daemon sets are its own
+    yield from _mig_managers(rendered.cluster, daemon_sets, nodes)
+    if rendered.cluster.spec.has_discovery_objects:
+        yield from _other_discovery(daemon_sets)
+    ours = any(item["kind"] == "DaemonSet" and offers_gpus(item) for item in rendered.objects)
+    if not ours and not rendered.cluster.pools_of("dra"):  # whose driver comes as a chart
+        return
+    charts = {release.name for release in rendered.releases}  # ours, on the nodes of other pools
+    for found in daemon_sets:
+        metadata = found["metadata"]
+        chart = (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")
+        if is_ours(found) or chart in charts or not offers_gpus(found) or not _meets(found, nodes):
+            continue
+        yield Problem(
+            what=f"DaemonSet {metadata['namespace']}/{metadata['name']} hands out GPUs already: two of its kind on "
+            "one node hand out the same GPU twice",
+            fix=f"kubectl -n {metadata['namespace']} delete daemonset {metadata['name']} "
+            f"(it is {owner_words(found)}'s), or keep it off these nodes by its nodeSelector",
+        )
+
+
+def _mig_managers(cluster: Cluster, daemon_sets: Sequence[Object], nodes: Sequence[Object]) -> Iterator[Problem]:
+    """NVIDIA's MIG manager on nodes whose GPUs gpunode cuts on the host: each would undo what the other does."""
+    by_host = [pool.name for pool in cluster.pools if cuts(pool.sharing) and pool not in cluster.mig_managed]
+    for found in daemon_sets:
+        containers = mappings(mapping(found, "spec", "template", "spec"), "containers")
+        if by_host and any("mig-manager" in c.get("image", "") for c in containers) and _meets(found, nodes):
+            metadata = found["metadata"]
+            yield Problem(
+                what=f"NVIDIA's MIG manager runs here (DaemonSet {metadata['namespace']}/{metadata['name']}), and "
+                f"gpunode cuts the GPUs of {', '.join(f'pool {name}' for name in by_host)} on the hosts",
+                fix="set sharing.mig.manager: mig-manager, or keep it off these nodes by its nodeSelector",
+            )
+
+
+def mig_state(node: Object) -> str:
+    """What is wrong with the node's MIG layout, by the word of whoever cuts it; "" for nothing."""
+    labels = node["metadata"].get("labels") or {}
+    layout, state = labels.get(MIG_LABEL), labels.get(MIG_STATE, "")
+    if not layout or state == "success":
+        return ""
+    said = f"is {state}" if state else "is missing: no MIG manager has answered"
+    return printable(f"the MIG layout {layout} is not in force: {MIG_STATE} {said}")
+
+
+def _other_discovery(daemon_sets: Sequence[Object]) -> Iterator[Problem]:
+    """Two masters of Node Feature Discovery take each other's labels away."""
+    for found in daemon_sets:
+        containers = mappings(mapping(found, "spec", "template", "spec"), "containers")
+        if not is_ours(found) and any("nfd-worker" in (c.get("command") or ()) for c in containers):
+            metadata = found["metadata"]
+            yield Problem(
+                what=f"Node Feature Discovery runs here already: DaemonSet {metadata['namespace']}/{metadata['name']}, "
+                f"{owner_words(found)}'s",
+                fix="set kubernetes.node_feature_discovery: false, and allow it the labels of nvidia.com "
+                "(nfd-master's extraLabelNs)",
+            )
+
+
+def _meets(daemon_set: Object, nodes: Sequence[Object]) -> bool:
+    """Whether it runs where we want to: on one of these nodes, or anywhere where nobody knows them."""
+    selector = mapping(daemon_set, "spec", "template", "spec", "nodeSelector")
+    if nodes:
+        return any(fits(selector, node) for node in nodes)
+    return bool((daemon_set.get("status") or {}).get("desiredNumberScheduled", 1))
+
+
+def offers_gpus(daemon_set: Object) -> bool:
+    """Whether its pods are a device plugin or DRA driver of NVIDIA GPUs."""
+    containers = mappings(mapping(daemon_set, "spec", "template", "spec"), "containers")
+    feature_discovery = all("feature-discovery" in " ".join((c["name"], *c.get("command", ()))) for c in containers)
+    return not feature_discovery and any(_OFFERS.search(c.get("image", "")) for c in containers)

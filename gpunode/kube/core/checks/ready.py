@@ -1,0 +1,149 @@
+"""Whether a workload is ready, and what keeps its pods from being so, read off live objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.kube.core.cluster import Object
+
+WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
+# Waiting reasons that pass by themselves
+_STARTING = ("ContainerCreating", "PodInitializing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """`failed`: it will not become ready by waiting."""
+
+    ready: bool
+    text: str
+    failed: bool = False
+
+
+def readiness(live: Object | None) -> Readiness:
+    """As `kubectl rollout status` judges: the newest generation seen, all pods updated and available."""
+    if live is None:
+        return Readiness(ready=False, text="is gone", failed=True)
+    status, spec = live.get("status") or {}, live.get("spec") or {}
+    if status.get("observedGeneration", 0) < live["metadata"].get("generation", 0):
+        return Readiness(ready=False, text="its controller has not seen it yet")
+    if live.get("kind") == "DaemonSet":
+        wanted = status.get("desiredNumberScheduled", 0)
+        updated, there = status.get("updatedNumberScheduled", 0), status.get("numberAvailable", 0)
+    else:
+        wanted = spec.get("replicas", 1)
+        updated = status.get("updatedReplicas", 0)
+        there = status.get("availableReplicas", status.get("readyReplicas", 0))
+    for condition in status.get("conditions") or []:
+        if condition.get("reason") == "ProgressDeadlineExceeded":
+            return Readiness(ready=False, text=f"gave up: {condition.get('message', '')}", failed=True)
+    good = min(updated, there)
+    old = status.get("replicas", 0) > updated if live.get("kind") == "Deployment" else False
+    nowhere = " (no node fits)" if live.get("kind") == "DaemonSet" and not wanted else ""
+    return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods{nowhere}")
+
+
+def wanted_pods(live: Object) -> int:
+    """How many pods its controller wants to have."""
+    status, spec = live.get("status") or {}, live.get("spec") or {}
+    return int(status.get("desiredNumberScheduled", 0) if live.get("kind") == "DaemonSet" else spec.get("replicas", 1))
+
+
+def pods_trouble(pods: Iterable[Object]) -> tuple[str, ...]:
+    """What is wrong with each pod that is not ready, one line each."""
+    return tuple(f"pod {pod['metadata']['name']}: {trouble}" for pod in pods if (trouble := pod_trouble(pod)))
+
+
+def pod_trouble(pod: Object) -> str:
+    """Why a pod does not run: unschedulable, an image that cannot be pulled, a container that ends …; "" for nothing.
+
+    >>> pod_trouble({"status": {"phase": "Pending", "conditions": [
+    ...     {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}]}})
+    '0/1 nodes are available'
+    """
+    status: Mapping[str, Any] = pod.get("status") or {}
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return f"{status['reason']}: {status.get('message', '')}".rstrip(": ")
+    if message := unschedulable(pod):
+        return message
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state = container.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if waiting.get("reason") and waiting["reason"] not in _STARTING:
+            last = ((container.get("lastState") or {}).get("terminated") or {}).get("message") or ""
+            text = _last_line(last) or waiting.get("message", "")
+            return f"{container['name']}: {waiting['reason']}" + (f": {_short(text)}" if text else "")
+        if ended.get("exitCode"):
+            text = _last_line(ended.get("message") or "") or ended.get("reason") or ""
+            return f"{container['name']} ended with exit status {ended['exitCode']}" + (
+                f": {_short(text)}" if text else ""
+            )
+    return ""
+
+
+RESTARTS = 3  # from which on a container that ended lately is in a crash loop
+
+
+def crash_loop(pod: Object, recently: str) -> str:
+    """The container that runs now, and has ended again and again, last after `recently` (a time as the API writes it).
+
+    Between two crashes a container runs for a while: its state alone does not show the loop.
+    """
+    for container in (pod.get("status") or {}).get("containerStatuses") or []:
+        ended = (container.get("lastState") or {}).get("terminated") or {}
+        again = container.get("restartCount", 0) >= RESTARTS and ended.get("exitCode")
+        if again and ended.get("finishedAt", "") > recently:
+            text = _last_line(ended.get("message") or "") or ended.get("reason") or ""
+            return f"{container['name']} ends again and again, with exit status {ended['exitCode']}" + (
+                f": {_short(text)}" if text else ""
+            )
+    return ""
+
+
+def gates(pod: Object) -> tuple[str, ...]:
+    """The scheduling gates that keep the scheduler from looking at a pod, such as `kueue.x-k8s.io/admission`."""
+    return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or [])
+
+
+def unschedulable(pod: Object) -> str:
+    """The scheduler's message, where it found no node, or the gates that keep the pod from it; "" otherwise.
+
+    >>> unschedulable({"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}, "status": {"conditions": [
+    ...     {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}})
+    'scheduling gate kueue.x-k8s.io/admission: its controller has not let the pod go yet'
+    """
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            if names := gates(pod):
+                return _short(f"scheduling gate {', '.join(names)}: its controller has not let the pod go yet")
+            return str(condition.get("message") or condition.get("reason") or "unschedulable")
+    return ""
+
+
+def last_warning(events: Iterable[Object]) -> str:
+    """The latest event that warns, as `REASON: message`; "" for none.
+
+    Times sort as the texts that they are: some events have lastTimestamp, those of newer reporters eventTime.
+    """
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    if not warnings:
+        return ""
+    latest = max(warnings, key=_event_time)
+    return _short(f"{latest.get('reason', '')}: {latest.get('message', '')}".strip(": "))
+
+
+def _event_time(event: Object) -> str:
+    series = event.get("series") or {}
+    return str(max(series.get("lastObservedTime", ""), event.get("lastTimestamp", ""), event.get("eventTime", "")))
+
+
+def _last_line(text: str) -> str:
+    """Of the tail of a log, which Kubernetes keeps where a container fails (FallbackToLogsOnError)."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -1,0 +1,666 @@
+"""What is wrong with a cluster: objects that drifted, workloads that are not ready, GPUs and pools that are lost.
+
+Everything is judged from one reading: no dry run, which would need the right to write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from gpunode.core.model import Check, HostResult
+from gpunode.core.printable import printable
+from gpunode.kube.core.checks.preflight import chosen_by, fits, mig_state, node_names, offers_gpus
+from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness, wanted_pods
+from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object
+from gpunode.kube.core.marks import parse_taint
+from gpunode.kube.core.owned import MANAGER, Inventory, Key, NodeMarks, digest, is_ours, owner_words, serves_as_ours
+from gpunode.kube.core.plain import mapping, mappings
+from gpunode.kube.core.quantity import quantity
+from gpunode.kube.core.render import NodeWish
+from gpunode.kube.core.usage import Usage, Use
+
+CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.mig", "kube.pool", "kube.waiting")
+COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the driver sees
+REPLICAS_LABEL = "nvidia.com/gpu.replicas"
+_OFFERED = ("nvidia.com/gpu", "nvidia.com/mig-", "aliyun.com/gpu-")  # prefixes of what device plugins offer
+_AGAIN = "kubectl delete {key}; gpunode kube apply makes it again"
+_APPLY = "gpunode kube apply --dry-run shows it, gpunode kube apply corrects it"
+_MIG = "nvidia.com/mig-"
+_PAUSED = "paused-for-mig-change"  # by NVIDIA's MIG manager, which sets it back by itself
+_MOST = 5  # differences, pods or nodes that a message names
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Finding:
+    """`about`: the object, node or pool.  `passing`: it is normal for a while, as during a rollout."""
+
+    check: str
+    about: str
+    message: str
+    fix: str
+    passing: bool = False
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.check, self.about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What was read at once; `live` has None for an object that is gone, and lacks those that cannot be read.
+
+    `marks`: what the nodes of each pool have to carry, None where nobody knows.  `recorded`: what apply recorded as
+    applied.  `recently`: the time since which a container's end counts as recent, as the API writes times.
+    """
+
+    wanted: Mapping[Key, Object]
+    live: Mapping[Key, Object | None]
+    pods: Mapping[Key, Sequence[Object]]  # of each workload
+    nodes: Sequence[Object]
+    usage: Usage
+    marks: Sequence[NodeWish] | None = None
+    recorded: Inventory = field(default_factory=Inventory)
+    denied: Mapping[Key, str] = field(default_factory=dict)  # workload → why its pods are not even created
+    kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # pool → the kinds of Use that its nodes offer
+    handler: str = ""  # the runtime that pods with GPUs name, "" for the engine's default
+    recently: str = ""
+
+    @cached_property
+    def wishes(self) -> dict[str, tuple[NodeWish, ...]]:
+        return wished(self.marks or (), self.nodes)
+
+    def concerns(self, node: Object) -> bool:
+        """Whether its GPUs are those of a pool: where all pools name their nodes, those of others are not."""
+        known = bool(self.marks) and all(wish.hosts or wish.selector for wish in self.marks or ())
+        return not known or node["metadata"]["name"] in self.wishes
+
+    def pool_of(self, node: Object) -> str:
+        """The pool that a node is in by the spec, else the one that it is marked for; "" for none."""
+        wishes = self.wishes.get(node["metadata"]["name"])
+        return wishes[0].pool if wishes else pool_of(node)
+
+    @property
+    def plugins(self) -> dict[Key, Object]:
+        """The DaemonSets of ours that offer GPUs."""
+        return {key: item for key, item in self.wanted.items() if key.kind == "DaemonSet" and offers_gpus(item)}
+
+
+def wished(wishes: Sequence[NodeWish], nodes: Sequence[Object]) -> dict[str, tuple[NodeWish, ...]]:
+    """Node → what its pool, of those that share alike, has to carry: by the inventory, or by label as of now."""
+    found: dict[str, tuple[NodeWish, ...]] = {}
+    for wish in wishes:
+        names = chosen_by(wish.selector, nodes) if wish.selector else node_names(wish.hosts, nodes)[0].values()
+        for name in dict.fromkeys(names):
+            found[name] = (*found.get(name, ()), wish)
+    return found
+
+
+def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
+    """Hosts of the inventory that are no nodes; of a label selector none can be lost."""
+    names, _ = node_names(wish.hosts, nodes)
+    return () if wish.selector else tuple(host for host in wish.hosts if host not in names)
+
+
+def findings(look: Reading, before: Reading | None = None) -> tuple[Finding, ...]:
+    """All that is not as it should be, in the order of CHECKS; `before`: an earlier reading, where there is one."""
+    found = [
+        *_objects(look),
+        *_orphans(look),
+        *_marks(look),
+        *_stale_marks(look),
+        *_nodes(look, before),
+        *_handlers(look),
+        *_overcommitted(look),
+        *_mig(look),
+        *_pools(look),
+        *_waiting(look),
+    ]
+    return tuple(sorted(found, key=lambda one: (CHECKS.index(one.check), one.about)))
+
+
+def not_offering(look: Reading) -> tuple[Finding, ...]:
+    """Nodes that a device plugin of ours is for, and that do not offer what their pool should."""
+    specs = [mapping(plugin, "spec", "template", "spec") for plugin in look.plugins.values()]
+    ours = {
+        f"node {node['metadata']['name']}"
+        for node in filter(look.concerns, look.nodes)
+        if any(chosen_for(spec, node) for spec in specs)
+    }
+    return tuple(one for one in (*_nodes(look, None), *_mig(look)) if one.check != "kube.node" and one.about in ours)
+
+
+# ---------------------------------------------------------------- objects
+
+
+def _objects(look: Reading) -> Iterator[Finding]:
+    for key, wanted in look.wanted.items():
+        if key not in look.live:
+            continue
+        live = look.live[key]
+        if live is None:
+            yield Finding(check="kube.drift", about=str(key), message="it is gone", fix=_APPLY)
+            continue
+        if text := _drift(wanted, live, applied=look.recorded.digests.get(key) == digest(wanted)):
+            fix = _APPLY if differences(wanted, live) else _AGAIN.format(key=key)
+            yield Finding(check="kube.drift", about=str(key), message=text, fix=fix)
+        if key.kind in WORKLOADS:
+            yield from _workload(key, live, look.pods.get(key, ()), look)
+
+
+def _should_run(key: Key, look: Reading) -> list[str]:
+    """The nodes of pools, and others with GPUs, that a DaemonSet was rendered for."""
+    spec = mapping(look.wanted[key], "spec", "template", "spec")
+    return [
+        node["metadata"]["name"]
+        for node in look.nodes
+        if (look.pool_of(node) or any(offered(node, "capacity").values())) and chosen_for(spec, node)
+    ]
+
+
+def chosen_for(spec: Object, node: Object) -> bool:
+    """Whether a pod's node selector and required node affinity take a node; taints are not looked at."""
+    labels = node["metadata"].get("labels") or {}
+    required = mapping(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    terms = mappings(required, "nodeSelectorTerms")
+
+    def met(one: Mapping[str, Any]) -> bool:
+        there = labels.get(one["key"])
+        return {
+            "In": there in (one.get("values") or ()),
+            "NotIn": there not in (one.get("values") or ()),
+            "Exists": there is not None,
+            "DoesNotExist": there is None,
+        }.get(one["operator"], True)
+
+    fitting = any(all(map(met, mappings(term, "matchExpressions"))) for term in terms) if terms else True
+    return fits(mapping(spec, "nodeSelector"), node) and fitting
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"{', '.join(names[:_MOST])}{more}"
+
+
+def _orphans(look: Reading) -> Iterator[Finding]:
+    """Objects that were applied earlier and are not wanted any more.
+
+    What somebody else took over stays theirs.  An object that cannot be read is believed to be there: its record is.
+    """
+    for key in look.recorded.without(look.wanted):
+        live = look.live.get(key)
+        if key in look.live and (live is None or not is_ours(live) or live["metadata"].get("deletionTimestamp")):
+            continue
+        text = "applied earlier, and no longer in gpunode.yml: gpunode kube apply would remove it"
+        yield Finding(check="kube.drift", about=str(key), message=text, fix=_APPLY, passing=True)
+
+
+def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
+    """`applied`: the object as it is wanted now is what was applied last.
+
+    "" also for what is somebody else's and as it is needed: apply keeps that.
+    """
+    if live["metadata"].get("deletionTimestamp"):
+        return "it is being deleted"
+    if not is_ours(live):
+        theirs = f"it is not gpunode's but {owner_words(live)}'s"
+        return "" if serves_as_ours(wanted, live) else printable(" ".join(theirs.split()))
+    differ = differences(wanted, live, owned=(ours_in(live) or None) if applied else None)
+    differ += additions(live)
+    more = f" and {len(differ) - _MOST} more" if len(differ) > _MOST else ""
+    return f"differs from what was rendered: {'; '.join(differ[:_MOST])}{more}" if differ else ""
+
+
+def _workload(key: Key, live: Object, pods: Sequence[Object], look: Reading) -> Iterator[Finding]:
+    if key in look.plugins and not wanted_pods(live) and (names := _should_run(key, look)):
+        text = f"it has no pod, and should have one on {_listed(names)}: no node fits its node selector and affinity"
+        yield Finding(check="kube.ready", about=str(key), message=text, fix=_AGAIN.format(key=key))
+        return
+    loops = [f"pod {pod['metadata']['name']}: {text}" for pod in pods if (text := crash_loop(pod, look.recently))]
+    state, trouble = readiness(live), tuple(dict.fromkeys((*pods_trouble(pods), *loops)))
+    if state.ready and not trouble:
+        return
+    denied = look.denied.get(key, "")
+    text = "; ".join((*(() if state.ready else (state.text,)), *((denied,) if denied else ()), *trouble[:_MOST]))
+    fix = f"kubectl -n {key.namespace} describe pods; kubectl -n {key.namespace} logs"
+    if denied:
+        fix = f"what the message names: a quota, the namespace's pod security or a webhook of {key.namespace}"
+    lasting = any("CrashLoop" in one or "ImagePull" in one for one in trouble)
+    passing = not (state.failed or loops or denied or lasting)
+    yield Finding(check="kube.ready", about=str(key), message=printable(text), fix=fix, passing=passing)
+
+
+# ---------------------------------------------------------------- who wrote which field
+
+# What of a pod decides where it runs and what it does; whoever else writes there changes what gpunode applied.
+_DECIDES = ("f:nodeSelector", "f:affinity", "f:tolerations")
+_DECIDES_IN_CONTAINERS = ("f:env", "f:args", "f:command", "f:image", "f:resources", "f:securityContext")
+
+
+def ours_in(live: Object) -> Mapping[str, Any]:
+    """The fields that gpunode wrote last, in the form of managedFields: {"f:spec": {"f:replicas": {}}}."""
+    for entry in live["metadata"].get("managedFields") or ():
+        if entry.get("manager") == MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource"):
+            return dict(mapping(entry, "fieldsV1"))
+    return {}
+
+
+def additions(live: Object) -> list[str]:
+    """What others wrote into the pods of a workload of gpunode's, and where gpunode wrote nothing: who, and when."""
+    spec = ("f:spec", "f:template", "f:spec")
+    mine, found = mapping(ours_in(live), *spec), []
+    for entry in live["metadata"].get("managedFields") or ():
+        if entry.get("manager") == MANAGER or entry.get("subresource"):
+            continue
+        theirs = mapping(entry, "fieldsV1", *spec)
+        paths = [*_beside(theirs, mine, _DECIDES, "")]
+        for kind in ("f:containers", "f:initContainers"):
+            for name, fields in mapping(theirs, kind).items():
+                if name in mapping(mine, kind):  # another container is a sidecar of its own
+                    paths += _beside(
+                        mapping(fields), mapping(mine, kind, name), _DECIDES_IN_CONTAINERS, f"{_name(name)}."
+                    )
+        if paths:
+            who = f"{entry.get('manager')} at {entry.get('time', 'an unknown time')}"
+            found.append(printable(f"{who} added {', '.join(paths[:_MOST])}"))
+    return found
+
+
+def _name(step: str) -> str:
+    """
+    >>> _name('k:{"name":"ctr"}'), _name("f:disk"), _name('k:{"key":"a","effect":"NoSchedule"}')
+    ('ctr', 'disk', '{"key":"a","effect":"NoSchedule"}')
+    """
+    found = re.fullmatch(r'k:\{"name":"([^"]*)"\}', step)
+    return found[1] if found else step.partition(":")[2]
+
+
+def _beside(theirs: Mapping[str, Any], mine: Mapping[str, Any], fields: Sequence[str], at: str) -> Iterator[str]:
+    for field_name in (one for one in fields if one in theirs):
+        inner = [one for one in mapping(theirs, field_name) if one != "."]
+        known = mapping(mine, field_name)
+        if field_name not in mine or any(one not in known for one in inner):
+            new = [_name(one) for one in inner if one not in known]
+            yield f"{at}{field_name.removeprefix('f:')}" + (f" {', '.join(new[:_MOST])}" if new else "")
+
+
+def differences(wanted: Any, live: Any, at: str = "", owned: Mapping[str, Any] | None = None) -> list[str]:
+    """Where a live object does not say what the rendered one says, as `path: live, not wanted`.
+
+    What only the live one has (defaults, status, what others added) is no difference; items of a list are matched by
+    their name where they have one; quantities are compared as numbers.  `owned`: fields (`ours_in`) whose value came by
+    gpunode's own request, and may have been rewritten by an admission policy on its way.
+
+    >>> differences({"a": {"b": 1, "c": []}}, {"a": {"b": 2}})
+    ['a.b: 2, not 1']
+    """
+    if isinstance(wanted, Mapping):
+        if not isinstance(live, Mapping):
+            return [] if not wanted and live is None else [_differ(at, live, wanted)]
+        return [
+            one
+            for key, value in wanted.items()
+            if (at, key) != ("", "apiVersion")  # the same object in another version of its API
+            for one in differences(value, live.get(key), f"{at}.{key}".lstrip("."), _below(owned, f"f:{key}"))
+        ]
+    if isinstance(wanted, list):
+        return _lists(wanted, live, at, owned)
+    same = wanted == live or (not wanted and not live) or _same_quantity(wanted, live) or owned is not None
+    return [] if same else [_differ(at, live, wanted)]
+
+
+def _lists(wanted: list[Any], live: Any, at: str, owned: Mapping[str, Any] | None) -> list[str]:
+    there = live if isinstance(live, list) else []
+    key = "mountPath" if at.endswith(".volumeMounts") else "name"  # by which a server merges items
+    names = [item.get(key) if isinstance(item, Mapping) else None for item in wanted]
+    if wanted and all(isinstance(name, str) for name in names):
+        by_name = {item.get(key): item for item in there if isinstance(item, Mapping)}
+        return [
+            one
+            for name, item in zip(names, wanted, strict=True)
+            for one in (
+                differences(item, by_name[name], f"{at}[{name}]", _below(owned, f'k:{{"{key}":"{name}"}}'))
+                if name in by_name
+                else [f"{at}[{name}]: gone"]
+            )
+        ]
+    if len(wanted) != len(there):
+        return [] if owned == {} else [_differ(at, live, wanted)]
+    atomic: Mapping[str, Any] | None = {} if owned == {} else None
+    return [
+        one for number, item in enumerate(wanted) for one in differences(item, there[number], f"{at}[{number}]", atomic)
+    ]
+
+
+def _below(owned: Mapping[str, Any] | None, step: str) -> Mapping[str, Any] | None:
+    """What is owned below a step; all of it where the field is owned as a whole, None where it is not ours."""
+    if not owned:
+        return owned
+    return mapping(owned, step) if step in owned else None
+
+
+def _same_quantity(wanted: Any, live: Any) -> bool:
+    """0.5 is 500m to the API server, which writes quantities in a form of its own."""
+    if not isinstance(wanted, str | int) or not isinstance(live, str | int):
+        return False
+    number = quantity(wanted)
+    return bool(number) and number == quantity(live)
+
+
+def _differ(at: str, live: Any, wanted: Any) -> str:
+    return f"{printable(at)}: {_short(live)}, not {_short(wanted)}"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = printable(value if isinstance(value, str) else repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+# ---------------------------------------------------------------- labels and taints of nodes
+
+
+def _marks(look: Reading) -> Iterator[Finding]:
+    """Nodes without what apply put on them; hosts of the inventory that are no nodes any more."""
+    by_name = {node["metadata"]["name"]: node for node in look.nodes}
+    for wish in look.marks or ():
+        for host in lost_hosts(wish, look.nodes):
+            text, fix = "no node of this cluster has that name or address", "did it leave the cluster?"
+            yield Finding(check="kube.node", about=f"host {host}", message=text, fix=fix)
+    for name, wishes in look.wishes.items():
+        if len(wishes) > 1:
+            text = f"it is in the pools {' and '.join(wish.pool for wish in wishes)}"
+            fix = "make the selectors of kubernetes.pools exclude each other"
+            yield Finding(check="kube.node", about=f"node {name}", message=text, fix=fix)
+        elif lacking := [*_labels(by_name[name], wishes[0].labels), *_taints(by_name[name], wishes[0].taints)]:
+            text = printable("; ".join(lacking))
+            yield Finding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY)
+
+
+def _stale_marks(look: Reading) -> Iterator[Finding]:
+    """Labels and taints that were applied earlier to nodes for which nothing asks for them any more."""
+    if look.marks is None:
+        return
+    for node in look.nodes:
+        name = node["metadata"]["name"]
+        applied, asked = look.recorded.nodes.get(name, NodeMarks()), look.wishes.get(name, (None,))[0]
+        labels = [one for one in applied.labels if one in (node["metadata"].get("labels") or {})]
+        taints = [one for one in applied.taints if not list(_taints(node, [one]))]
+        stale = [f"the label {one}" for one in labels if not asked or one not in asked.labels]
+        stale += [f"the taint {one}" for one in taints if not asked or one not in asked.taints]
+        if stale:
+            text = printable(f"applied earlier, and no longer in gpunode.yml: {', '.join(stale)}")
+            yield Finding(
+                check="kube.drift", about=f"marks of node {name}", message=text, fix=_APPLY,
+                passing=True,
+            )  # fmt: skip
+
+
+def _labels(node: Object, wanted: Mapping[str, str]) -> Iterator[str]:
+    there = node["metadata"].get("labels") or {}
+    for key, value in wanted.items():
+        if there.get(key) not in (value, _PAUSED):
+            yield f"the label {key} is {_short(there.get(key))}, not {value}"
+
+
+def _taints(node: Object, wanted: Sequence[str]) -> Iterator[str]:
+    there = mapping(node, "spec").get("taints") or ()
+    for text in wanted:
+        if parse_taint(text) not in [{k: v for k, v in one.items() if v and k != "timeAdded"} for one in there]:
+            yield f"the taint {text} is missing"
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def offered(node: Object, what: str) -> dict[str, int]:
+    """Resource of GPUs → number, of a node's `capacity` or `allocatable`."""
+    listed = mapping(node, "status", what)
+    return {name: quantity(amount) for name, amount in listed.items() if name.startswith(_OFFERED)}
+
+
+def _nodes(look: Reading, before: Reading | None) -> Iterator[Finding]:
+    earlier = {node["metadata"]["name"]: offered(node, "capacity") for node in before.nodes} if before else {}
+    for node in filter(look.concerns, look.nodes):
+        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+        capacity = offered(node, "capacity") or offered(node, "allocatable")
+        counted = quantity(labels.get(COUNT_LABEL, "0"))
+        expected = _has_plugin(look, node) and not _offers_anything(look, name)
+        left = [resource for resource in capacity if resource.startswith(_OFFERED[:2])] if expected else []
+        pool = "" if _offers_anything(look, name) else look.pool_of(node)  # whose nodes should offer GPUs
+        if not (any(capacity.values()) or counted or any(earlier.get(name, {}).values()) or left or pool):
+            continue
+        if why := _not_ready(node):
+            fix = f"kubectl describe node {name}; the kubelet's log on it"
+            yield Finding(check="kube.node", about=f"node {name}", message=why, fix=fix)
+            continue
+        lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {}))]
+        if left and not lost:  # a kubelet keeps the resource of a device plugin that went, with 0, until it restarts
+            lost = [f"no {', '.join(left)} any more"]
+        if not lost and (other := _other_kind(look, node)):
+            lost = [other]
+        if pool and not lost:
+            lost = [f"it is in the pool {printable(pool)}, and offers no GPU"]
+        if lost:
+            fix = f"the log of the device plugin's pod on {name}; gpunode verify and gpunode doctor for it"
+            text = "; ".join(lost)
+            yield Finding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, passing=True)
+
+
+def _handlers(look: Reading) -> Iterator[Finding]:
+    """Nodes of pools whose engine has no runtime of that name; kubelets say which it has from 1.30 on."""
+    for node in look.nodes:
+        handlers = [one.get("name", "") for one in mappings(mapping(node, "status"), "runtimeHandlers")]
+        if look.handler and any(handlers) and look.handler not in handlers and look.pool_of(node):
+            name = node["metadata"]["name"]
+            text = f"its container engine has no runtime {look.handler}: pods of the RuntimeClass cannot start"
+            fix = f"gpunode verify {name}; gpunode provision configures the engine"
+            yield Finding(check="kube.node", about=f"node {name}", message=printable(text), fix=fix)
+
+
+def _other_kind(look: Reading, node: Object) -> str:
+    """What a node offers in place of what its pool shares, such as whole GPUs in place of shares; "" for nothing."""
+    pool, name = look.pool_of(node), node["metadata"]["name"]
+    there = [use for one in look.usage.nodes if one.name == name for use in one.uses if use.total]
+    if not pool or not there or any(use.kind in look.kinds.get(pool, (use.kind,)) for use in there):
+        return ""
+    offers = ", ".join(f"{use.total} {use.resource}" for use in there)
+    return f"it is in the pool {printable(pool)}, and offers {offers}, not {' or '.join(look.kinds[pool])}"
+
+
+def _overcommitted(look: Reading) -> Iterator[Finding]:
+    """GPUs that gpushare's extender gave more of away than they have, as it does while pods end."""
+    for node in look.usage.nodes:
+        for use in node.uses:
+            full = [gpu for gpu in use.gpus if use.kind == "gpushare" and gpu.allocated > gpu.total]
+            for gpu in full:
+                yield Finding(
+                    check="kube.gpus",
+                    about=f"GPU {printable(gpu.name)} of node {node.name}",
+                    message=printable(f"its pods hold {gpu.allocated} of {gpu.total} {use.unit or use.resource}"),
+                    fix=f"gpunode kube status -d {node.name} names the pods: end one of them",
+                    passing=True,
+                )
+
+
+def _mig(look: Reading) -> Iterator[Finding]:
+    """Nodes whose MIG layout is not in force; while it is being changed only when that lasts."""
+    for node in look.nodes:
+        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+        if text := mig_state(node):
+            fix = f"the log of the MIG manager's pod on {name} (gpunode verify {name}, where gpunode cuts it)"
+            passing = labels.get(MIG_STATE) != "failed"
+            yield Finding(check="kube.mig", about=f"node {name}", message=text, fix=fix, passing=passing)
+
+
+def _has_plugin(look: Reading, node: Object) -> bool:
+    """Whether a device plugin of ours selects the node."""
+    return any(
+        fits(mapping(plugin, "spec", "template", "spec", "nodeSelector"), node) for plugin in look.plugins.values()
+    )
+
+
+def _offers_anything(look: Reading, name: str) -> bool:
+    return any(use.total for node in look.usage.nodes if node.name == name for use in node.uses)
+
+
+def _not_ready(node: Object) -> str:
+    for condition in mapping(node, "status").get("conditions") or ():
+        if condition["type"] == "Ready" and condition["status"] != "True":
+            why = condition.get("message") or condition.get("reason") or ""
+            return printable(f"the node is not Ready: {why}".rstrip(": "))[:300]
+    return ""
+
+
+def _unhealthy(node: Object, capacity: Mapping[str, int]) -> Iterator[str]:
+    """A device plugin takes a GPU that is not healthy out of what can be allocated."""
+    good = offered(node, "allocatable")
+    for resource, count in capacity.items():
+        twin = resource.removesuffix(".shared") if resource.endswith(".shared") else f"{resource}.shared"
+        if not good.get(resource) and good.get(twin):
+            continue  # offered under its other name now: a kubelet keeps the former one, with 0, until it restarts
+        if good.get(resource, 0) < count:
+            yield f"{good.get(resource, 0)} of {count} {resource} can be allocated"
+
+
+def _fewer(
+    labels: Mapping[str, str], counted: int, capacity: Mapping[str, int], earlier: Mapping[str, int]
+) -> Iterator[str]:
+    """Fewer than Feature Discovery counted (where whole GPUs or shares of them are offered), or none any more."""
+    shared = quantity(labels.get(REPLICAS_LABEL, "1")) or 1
+    whole = sum(count for resource, count in capacity.items() if resource.startswith("nvidia.com/gpu"))
+    mig = any(resource.startswith("nvidia.com/mig-") for resource in capacity) or "MIG" in labels.get(
+        "nvidia.com/gpu.product", ""
+    )
+    if counted and not mig and labels.get(GPUSHARE_LABEL) != "true" and whole < counted * shared:
+        yield f"{whole} nvidia.com/gpu are offered, and {counted} GPUs are counted there" + (
+            f" with {shared} shares each" if shared > 1 else ""
+        )
+    for label, value in labels.items():  # of instances, by profile
+        resource = label.removesuffix(".count")
+        if label == resource or not label.startswith(_MIG):
+            continue
+        there = capacity.get(resource, 0) + capacity.get(f"{resource}.shared", 0)
+        instances = quantity(value) * (quantity(labels.get(f"{resource}.replicas", "1")) or 1)
+        if there < instances:
+            yield f"{there} {resource} are offered, and {instances} are counted there"
+    gone = [resource for resource, count in earlier.items() if count and not capacity.get(resource)]
+    if gone:
+        yield f"no {', '.join(gone)} any more ({', '.join(f'{earlier[one]} before' for one in gone)})"
+
+
+# ---------------------------------------------------------------- pools
+
+
+def pool_of(node: Object) -> str:
+    """The pool that a node is marked for; "" for none."""
+    labels = node["metadata"].get("labels") or {}
+    return labels.get(POOL_LABEL, "") or ("gpushare" if labels.get(GPUSHARE_LABEL) == "true" else "")
+
+
+def _pools(look: Reading) -> Iterator[Finding]:
+    """Pools whose nodes offer nothing at all."""
+    members: dict[str, list[Object]] = defaultdict(list)
+    for node in look.nodes:
+        if pool := look.pool_of(node):
+            members[pool].append(node)
+    able = {use.name for use in look.usage.nodes if use.is_ready and any(one.total for one in use.uses)}
+    for pool, nodes in members.items():
+        names = [node["metadata"]["name"] for node in nodes]
+        if able.isdisjoint(names):
+            more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+            text = f"none of its nodes offers a GPU: {', '.join(names[:_MOST])}{more}"
+            fix = "gpunode kube status; gpunode kube verify"
+            yield Finding(check="kube.pool", about=f"pool {pool}", message=text, fix=fix, passing=True)
+    if not members and not able and look.plugins:  # one pool alone needs no label
+        text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify"
+        yield Finding(check="kube.pool", about="the cluster", message=text, fix=fix, passing=True)
+
+
+def _free(use: Use) -> Iterator[tuple[str, int]]:
+    """What is free of a resource, by the names that waiting pods ask for it."""
+    if use.kind == "dra-memory":  # claims ask for memory, or for whole devices
+        yield f"{use.resource} (MiB)", use.free
+        yield use.resource, sum(not gpu.allocated for gpu in use.gpus)
+    else:
+        yield use.resource, use.free
+
+
+def _waiting(look: Reading) -> Iterator[Finding]:
+    """Resources that pods wait for: none free anywhere, or offered by no node."""
+    free: dict[str, int] = defaultdict(int)
+    for node in look.usage.nodes:
+        for use in node.uses:
+            for name, amount in _free(use):
+                free[name] += amount if node.is_ready else 0
+    for resource in sorted({name for pod in look.usage.waiting for name in pod.asks}):
+        pods = [pod for pod in look.usage.waiting if resource in pod.asks]
+        if free.get(resource, 0) >= min(pod.asks[resource] for pod in pods):
+            continue  # the scheduler has another reason, and says it
+        names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods[:_MOST])
+        why = f"{free[resource]} are free" if resource in free else "no node offers it"
+        text = f"{len(pods)} pod{'s'[: len(pods) > 1]} wait{'s'[: len(pods) == 1]} for it, and {why}: {names}"
+        fix = "gpunode kube status --details shows who has them"
+        yield Finding(check="kube.waiting", about=resource, message=printable(text), fix=fix, passing=True)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def checks_of(look: Reading, found: Sequence[Finding]) -> Iterator[Check]:
+    """A failed check for each finding, and one that passed for what has none, with what it was judged by."""
+    for check in CHECKS:
+        mine = [one for one in found if one.check == check]
+        for one in mine:
+            yield Check(
+                id=check,
+                status="warning" if check == "kube.waiting" else "failed",  # those who wait may just be many
+                message=f"{one.about}: {one.message}",
+                fix=one.fix,
+            )
+        if not mine and (text := _good(look, check)):
+            yield Check(id=check, status="passed", message=text)
+    chosen = {wish.pool for wishes in look.wishes.values() for wish in wishes}
+    for wish in look.marks or ():
+        if wish.selector and wish.pool not in chosen:  # a pool of a cloud may have no node for now
+            text = f"pool {wish.pool}: no node of the cluster is chosen by {printable(wish.selector)!r}"
+            yield Check(id="kube.pool", status="not-proven", message=text, fix="kubectl get nodes --show-labels")
+
+
+_VALUES = {"passed": 1, "warning": 1, "failed": 0}
+
+
+def metrics(results: Iterable[HostResult]) -> str:
+    """The checks in the text format of Prometheus: of each what is worst; those that are not proven have no value."""
+    found: dict[tuple[str, str], int] = {}
+    for result in results:
+        for check in result.checks:
+            if check.status in _VALUES:
+                at = (result.host, check.id)
+                found[at] = min(found.get(at, 1), _VALUES[check.status])
+    head = "# HELP gpunode_kube_check 1 where a check passed, 0 where it failed\n# TYPE gpunode_kube_check gauge\n"
+    lines = (f'gpunode_kube_check{{about="{at[0]}",check="{at[1]}"}} {value}\n' for at, value in found.items())
+    return head + "".join(lines)
+
+
+def _good(look: Reading, check: str) -> str:
+    """What is right, "" for nothing that could be wrong."""
+    nodes = look.usage.nodes
+    totals: Counter[str] = Counter()
+    for use in (use for node in nodes if node.is_ready for use in node.uses):
+        totals[use.resource] += use.total
+    mig = sum(bool((node["metadata"].get("labels") or {}).get(MIG_LABEL)) for node in look.nodes)
+    return {
+        "kube.drift": f"{len(look.live)} objects are as gpunode.yml asks for",
+        "kube.ready": ", ".join(str(key) for key, live in look.live.items() if live and key.kind in WORKLOADS),
+        "kube.node": f"{len(nodes)} node{'s'[: len(nodes) > 1]} with GPUs, all Ready" if nodes else "",
+        "kube.gpus": ", ".join(f"{count} {resource}" for resource, count in totals.items()),
+        "kube.mig": f"the MIG layout is in force on {mig} nodes" if mig else "",
+        "kube.pool": "",
+        "kube.waiting": "no pod waits for GPUs that nobody has",
+    }[check]

@@ -1,0 +1,110 @@
+"""Values for NVIDIA's helm charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.knowledge.kubernetes import Chart
+from gpunode.kube.core.cluster import Cluster, tolerations
+from gpunode.kube.core.render.dcgm import COUNTERS, EXPORTER, node_relabeling
+from gpunode.kube.core.render.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs
+from gpunode.kube.core.render.discovery import LABELS, PCI
+from gpunode.kube.core.render.dra import dra_values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A helm release: `helm upgrade --install NAME CHART --version … --namespace … -f values`."""
+
+    name: str
+    chart: Chart
+    namespace: str
+    values: Mapping[str, Any]
+
+    @property
+    def command(self) -> str:
+        """What installs it, from the folder of the values file."""
+        oci = self.chart.repository.startswith("oci://")
+        source = f"{self.chart.repository}/{self.chart.name}" if oci else f"{self.chart.name}"
+        repo = "" if oci else f" --repo {self.chart.repository}"
+        return (
+            f"helm upgrade --install {self.name} {source}{repo} --version {self.chart.version} "
+            f"--namespace {self.namespace} --create-namespace -f {self.name}.yml"
+        )
+
+
+def releases(cluster: Cluster) -> list[Release]:
+    """The charts of `install: helm`, and those that have no manifest of ours (DRA driver, Node Feature Discovery)."""
+    found = []
+    if cluster.spec.install == "helm" and cluster.plugin_pools:
+        found.append(_release(cluster, "nvidia-device-plugin", device_plugin_values(cluster)))
+    elif cluster.spec.install != "operator" and cluster.spec.has_discovery_chart:
+        found.append(_release(cluster, "node-feature-discovery", discovery_values(cluster)))
+    if cluster.spec.install != "operator" and cluster.pools_of("dra"):
+        found.append(_release(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
+    if cluster.spec.install == "helm" and cluster.spec.monitoring.enabled:
+        found.append(_release(cluster, "dcgm-exporter", exporter_values(cluster)))
+    return found
+
+
+def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
+    repository, tag = cluster.image_parts(PLUGIN)
+    spec = cluster.spec
+    nested = discovery_values(cluster) if spec.has_discovery_chart else {}
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy},
+        "imagePullSecrets": _secrets(cluster),
+        **({"nvidiaDriverRoot": "/"} if cluster.spec.device_plugin.by_cdi else {}),
+        "config": {"map": plugin_configs(cluster), "default": default_config(cluster)},
+        "runtimeClassName": cluster.runtime_class or None,
+        "priorityClassName": spec.device_plugin.priority_class,
+        "nodeSelector": cluster.gpu_selector,
+        "affinity": plugin_affinity(cluster),
+        "tolerations": tolerations(cluster),
+        "gfd": {"enabled": spec.feature_discovery},
+        # the chart's condition would bring Node Feature Discovery with GFD
+        "nfd": {"enabled": spec.has_discovery_chart, **nested},
+    }
+
+
+def discovery_values(cluster: Cluster) -> dict[str, Any]:
+    """Node Feature Discovery: publish nvidia.com labels, look at display and 3D controllers."""
+    repository, tag = cluster.image_parts("node-feature-discovery")
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": cluster.spec.images.pull_policy},
+        "imagePullSecrets": _secrets(cluster),
+        "master": {"config": {"extraLabelNs": [LABELS]}},
+        "worker": {"config": {"sources": {"pci": PCI}}, "tolerations": tolerations(cluster)},
+    }
+
+
+def exporter_values(cluster: Cluster) -> dict[str, Any]:
+    repository, tag = cluster.image_parts(EXPORTER)
+    watched = cluster.spec.monitoring
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": cluster.spec.images.pull_policy},
+        "imagePullSecrets": _secrets(cluster),
+        "runtimeClassName": cluster.runtime_class,
+        "priorityClassName": cluster.spec.device_plugin.priority_class,
+        "nodeSelector": cluster.gpu_selector,
+        "tolerations": tolerations(cluster),
+        "kubeletPath": f"{cluster.spec.kubelet_dir}/pod-resources",
+        "customMetrics": COUNTERS,  # the chart's own list lacks what the alerts read
+        "serviceMonitor": {
+            "enabled": watched.prometheus_operator,
+            "interval": watched.interval,
+            "honorLabels": True,
+            "additionalLabels": dict(watched.labels),
+            "relabelings": [node_relabeling()],
+        },
+    }
+
+
+def _release(cluster: Cluster, name: str, values: Mapping[str, Any]) -> Release:
+    return Release(name=name, chart=cluster.knowledge.charts[name], namespace=cluster.spec.namespace, values=values)
+
+
+def _secrets(cluster: Cluster) -> list[dict[str, str]]:
+    return [{"name": name} for name in cluster.spec.images.pull_secrets]

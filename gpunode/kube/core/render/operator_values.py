@@ -1,0 +1,127 @@
+"""Values for NVIDIA's GPU Operator, from the same spec: the alternative to gpunode's own objects.
+
+gpunode makes driver, toolkit and MIG layout on the host, so the operator is configured to leave these alone; its MIG
+manager is on where `sharing.mig.manager` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.kube.core.cluster import Cluster, tolerations
+from gpunode.kube.core.render.dcgm import COUNTERS, node_relabeling
+from gpunode.kube.core.render.device_plugin import default_config, plugin_configs
+from gpunode.kube.core.render.dra import memory_gates, shares_memory
+from gpunode.kube.core.render.helm import Release
+from gpunode.kube.core.render.mig import COMPONENT as MIG_MANAGER
+from gpunode.kube.core.render.mig import mig_values
+from gpunode.kube.core.render.plugin_config import mig_strategy
+
+NAME = "gpu-operator"
+_OPERANDS = {  # key of the values → component whose image it runs
+    "operator": "gpu-operator",
+    "validator": "gpu-operator",
+    "devicePlugin": "nvidia-device-plugin",
+    "gfd": "gpu-feature-discovery",
+    "dcgmExporter": "dcgm-exporter",
+    "draDriver": "dra-driver",
+    "migManager": MIG_MANAGER,
+}
+
+
+def components(cluster: Cluster) -> tuple[str, ...]:
+    """What the operator runs of what gpunode leaves to it, as components that have an image."""
+    spec, dra = cluster.spec, bool(cluster.pools_of("dra"))
+    on = {
+        "gpu-operator": True,
+        "nvidia-device-plugin": bool(cluster.plugin_pools),
+        "gpu-feature-discovery": spec.feature_discovery,
+        "dcgm-exporter": spec.monitoring.enabled,
+        "dra-driver": dra,
+        MIG_MANAGER: bool(cluster.mig_managed),
+        "node-feature-discovery": spec.has_discovery_chart,
+    }
+    return tuple(name for name, wanted in on.items() if wanted)
+
+
+def operator_release(cluster: Cluster) -> Release:
+    """The release of the operator."""
+    chart = cluster.knowledge.charts[NAME]
+    return Release(name=NAME, chart=chart, namespace=cluster.spec.namespace, values=operator_values(cluster))
+
+
+def operator_problem(cluster: Cluster) -> tuple[str, str] | None:
+    """The operator runs a cluster by device plugin or by DRA, not by both."""
+    if cluster.pools_of("dra") and cluster.plugin_pools:
+        return (
+            "the GPU Operator has either the device plugin or DRA, and these pools need both",
+            "choose install: manifest or helm, or one kind of sharing for all pools",
+        )
+    return None
+
+
+def operator_values(cluster: Cluster) -> dict[str, Any]:
+    spec = cluster.spec
+    dra = bool(cluster.pools_of("dra"))
+    plugin = bool(cluster.plugin_pools)
+    strategies = {mig_strategy(pool.sharing) for pool in cluster.plugin_pools} - {"none"}
+    values: dict[str, Any] = {
+        "driver": {"enabled": False},
+        "toolkit": {"enabled": False},
+        "migManager": mig_values(cluster),
+        "nfd": {"enabled": spec.has_discovery_chart},
+        "operator": {"runtimeClass": spec.runtime_class.name or "nvidia"},
+        "mig": {"strategy": "mixed" if "mixed" in strategies else "single"},
+        "psa": {"enabled": True},
+        "daemonsets": {
+            "tolerations": tolerations(cluster),
+            "priorityClassName": spec.device_plugin.priority_class,
+        },
+        "hostPaths": {"kubeletRootDir": spec.kubelet_dir},
+        "devicePlugin": {"enabled": plugin},
+        "gfd": {"enabled": spec.feature_discovery},
+        "dcgmExporter": {"enabled": spec.monitoring.enabled},
+        "clusterPolicy": {"deployCR": not dra},
+        "gpuCluster": {"deployCR": dra},
+    }
+    if plugin:
+        values["devicePlugin"]["config"] = {
+            "create": True,
+            "name": "device-plugin-config",
+            "default": default_config(cluster),
+            "data": plugin_configs(cluster),
+        }
+    if shares_memory(cluster):
+        shares = {"name": "CONSUMABLE_SHARES", "value": "memory"}
+        values["draDriver"] = {"featureGates": memory_gates(cluster), "gpus": {"kubeletPlugin": {"env": [shares]}}}
+    if spec.monitoring.enabled:
+        values["dcgmExporter"]["config"] = {"create": True, "name": "dcgm-counters", "data": COUNTERS}
+        values["dcgmExporter"]["serviceMonitor"] = {
+            "enabled": spec.monitoring.prometheus_operator,
+            "interval": spec.monitoring.interval,
+            "honorLabels": True,
+            "additionalLabels": dict(spec.monitoring.labels),
+            "relabelings": [node_relabeling()],
+        }
+    if spec.images.registry or spec.images.names or spec.images.pull_secrets:
+        for key, component in _OPERANDS.items():
+            if component != MIG_MANAGER or cluster.mig_managed:
+                values.setdefault(key, {}).update(_image(cluster, component))
+        repository, tag = cluster.image_parts("node-feature-discovery")
+        image = {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy}
+        secrets = [{"name": name} for name in spec.images.pull_secrets]
+        values["node-feature-discovery"] = {"image": image, "imagePullSecrets": secrets}
+    return values
+
+
+def _image(cluster: Cluster, component: str) -> dict[str, Any]:
+    """The operator spells an image in three parts."""
+    repository, tag = cluster.image_parts(component)
+    folder, _, name = repository.rpartition("/")
+    return {
+        "repository": folder,
+        "image": name,
+        "version": tag,
+        "imagePullPolicy": cluster.spec.images.pull_policy,
+        "imagePullSecrets": list(cluster.spec.images.pull_secrets),
+    }

@@ -1,0 +1,58 @@
+"""The configuration file of NVIDIA's device plugin and GPU Feature Discovery (api/config/v1 of k8s-device-plugin).
+
+It is made from typed values of the spec, so that there is no key that the plugin would pass over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpunode.core.model import Problem
+from gpunode.core.sharing.rules import mig_profiles, sharing_problems
+from gpunode.core.spec.kubernetes import DevicePluginSpec, SharingSpec
+from gpunode.kube.core.cluster import Pool
+
+MPS_ROOT = "/run/nvidia/mps"
+
+
+def plugin_config(sharing: SharingSpec, plugin: DevicePluginSpec) -> dict[str, Any]:
+    """The file for nodes that share so."""
+    config: dict[str, Any] = {
+        "version": "v1",
+        "flags": {
+            "migStrategy": mig_strategy(sharing),
+            "failOnInitError": plugin.fail_on_init_error,
+            "plugin": {
+                "passDeviceSpecs": plugin.pass_device_specs,
+                "deviceListStrategy": list(plugin.device_list_strategy),
+                "deviceIDStrategy": plugin.device_id_strategy,
+            },
+        },
+    }
+    if sharing.strategy in ("time-slicing", "mps"):
+        shared = {
+            "renameByDefault": sharing.rename_by_default,
+            "failRequestsGreaterThanOne": sharing.fail_requests_greater_than_one,
+            "resources": [{"name": name, "replicas": sharing.replicas} for name in shared_resources(sharing)],
+        }
+        config["sharing"] = {"timeSlicing" if sharing.strategy == "time-slicing" else "mps": shared}
+    return config
+
+
+def mig_strategy(sharing: SharingSpec) -> str:
+    """none where no GPU is cut."""
+    cut = sharing.strategy == "mig" or (sharing.strategy == "time-slicing" and mig_profiles(sharing))
+    return sharing.mig.strategy if cut else "none"
+
+
+def shared_resources(sharing: SharingSpec) -> tuple[str, ...]:
+    """What the shares are shares of; the plugin spells + of a profile as a dot (internal/rm/rm.go)."""
+    if mig_strategy(sharing) != "mixed":
+        return ("nvidia.com/gpu",)
+    return tuple(f"nvidia.com/mig-{profile.replace('+', '.')}" for profile in mig_profiles(sharing))
+
+
+def check_sharing(pool: Pool) -> Iterator[Problem]:
+    """What of a pool's `sharing` cannot work, whatever its GPUs are."""
+    yield from sharing_problems(pool.sharing, f"pool {pool.name}: sharing")

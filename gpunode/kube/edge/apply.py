@@ -1,0 +1,318 @@
+"""Apply what was rendered, and take it away again: rehearsed as a whole, done in order, reported when it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpunode.core.errors import GpunodeError, InterruptedByUser
+from gpunode.kube.core.applied import Applied, Change, How
+from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, readiness
+from gpunode.kube.core.cluster import MIG_LABEL, Object
+from gpunode.kube.core.judge import not_offering
+from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
+from gpunode.kube.core.owned import (
+    MANAGER,
+    Inventory,
+    Key,
+    NodeMarks,
+    inventory_key,
+    inventory_object,
+    is_ours,
+)
+from gpunode.kube.core.render import Rendered
+from gpunode.kube.core.render.mig import LAYOUTS
+from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.pods import pods_missing
+from gpunode.kube.edge.preflight import (
+    Ground,
+    inventories,
+    look,
+    marks_to_set,
+    missing_rights,
+    right_of,
+    strangers,
+)
+from gpunode.kube.edge.reading import read
+
+Notify = Callable[[str], None]
+# A ConfigMap is renewed in pods after the kubelet's sync period (1 min) and the delay of its cache:
+# https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically
+LAYOUTS_SECONDS = 90.0
+GONE_SECONDS = 120.0  # that a deletion may take
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """The work, and what was done of it so far: that stays true when the rest breaks."""
+
+    api: Api
+    notify: Notify
+    dry_run: bool = False
+    changes: list[Change] = field(default_factory=list)
+    left: list[Key] = field(default_factory=list)
+
+    def add(self, key: Key, how: How, why: str = "") -> None:
+        self.changes.append(Change(key=key, how=how, why=why))
+        if key in self.left:
+            self.left.remove(key)
+
+    def carry_out(self, work: Callable[[], None]) -> GpunodeError | None:
+        """Do the work; what stopped it."""
+        try:
+            work()
+        except GpunodeError as error:
+            return error
+        except KeyboardInterrupt:
+            return InterruptedByUser("interrupted", fix="run the same command again: it continues where it stopped")
+        return None
+
+
+def apply(
+    api: Api, rendered: Rendered, *, dry_run: bool = False, wait: bool = True, timeout: float = 300, notify: Notify
+) -> Applied:
+    """Make the cluster what was rendered.  With problems nothing is changed; waits `timeout` seconds for readiness."""
+    notes = _notes(rendered)
+    notify("looking at the cluster, rehearsing")
+    ground, problems = look(api, rendered)
+    if problems or dry_run:
+        changes = () if problems and not dry_run else tuple(ground.changes)  # nothing is changed beside a problem
+        return Applied(problems=tuple(problems), changes=changes, notes=notes, dry_run=dry_run)
+    run = _Run(api=api, notify=notify)
+    run.left = [change.key for change in ground.changes if change.how not in ("kept", "unchanged")]
+    error = run.carry_out(lambda: _apply_all(run, rendered.cluster.spec.namespace, ground))
+    waiting: list[str] = []
+    if not error and wait:
+        error = run.carry_out(lambda: waiting.extend(_await_all(api, rendered, ground, timeout, notify)))
+    left = tuple(run.left) if error else ()
+    return Applied(changes=tuple(run.changes), notes=notes, waiting=tuple(waiting), left=left, error=error)
+
+
+def _apply_all(run: _Run, namespace: str, ground: Ground) -> None:
+    planned = {change.key: change.how for change in ground.changes}
+    first = [key for key in ground.wanted if key.kind == "Namespace"]  # the inventory lives in it
+    for key in first:
+        _apply_one(run, ground, key, planned[key])
+    _record(run.api, ground.before + ground.after, namespace)
+    early = [key for key in ground.wanted if key.kind == "ConfigMap" and key.name == LAYOUTS]
+    for key in early:
+        _apply_one(run, ground, key, planned[key])
+    if any(planned[key] in ("created", "changed") for key in early):
+        _let_layouts_arrive(run, ground)
+    for name, (labels, taints) in marks_to_set(ground).items():
+        _mark(run.api, name, labels, taints, ground.before.nodes.get(name, NodeMarks()))
+        run.add(node_key(name), planned[node_key(name)])
+    for key in ground.wanted:
+        if key not in (*first, *early):
+            _apply_one(run, ground, key, planned[key])
+    stays = tuple(key for key in ground.stale if not _delete_ours(run, key, ground.stale))
+    _record(run.api, Inventory(objects=stays) + ground.after, namespace)
+    for place in ground.places:
+        if place != inventory_key(namespace):
+            run.api.delete(place)
+
+
+def _let_layouts_arrive(run: _Run, ground: Ground) -> None:
+    """Before nodes are labelled: a MIG manager that has not got a layout yet fails, and does not try again."""
+    waits = [
+        name
+        for name, (labels, _) in marks_to_set(ground).items()
+        if labels.get(MIG_LABEL) != (ground.nodes[name]["metadata"].get("labels") or {}).get(MIG_LABEL)
+    ]
+    if waits:
+        run.notify(f"{LAYOUTS}: {LAYOUTS_SECONDS:g} s until the kubelets have given it to the MIG managers")
+        run.api.pause(LAYOUTS_SECONDS)
+
+
+def _apply_one(run: _Run, ground: Ground, key: Key, planned: How) -> None:
+    if planned not in ("kept", "unchanged"):
+        run.notify(f"{key}: applying")
+        try:
+            run.api.apply(key, ground.wanted[key], force=ground.live[key] is not None)
+        except ApiError as error:
+            error.what = f"{key}: {error.what}"
+            raise
+    run.add(key, planned)
+
+
+def _record(api: Api, inventory: Inventory, namespace: str) -> None:
+    api.apply(inventory_key(namespace), inventory_object(inventory, namespace), force=True)
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def _mark(api: Api, name: str, labels: dict[str, str], taints: tuple[str, ...], before: NodeMarks) -> None:
+    """Labels by server-side apply (ours are then exactly these), taints with the rest of their list."""
+    stale = tuple(taint for taint in before.taints if taint not in taints)
+    for attempt in range(5):
+        node = api.find(api.path(node_key(name)))
+        if node is None:
+            return  # it left the cluster meanwhile
+        if taken := overwritten(node, labels):
+            api.merge(node_key(name), {"metadata": {"labels": taken}})
+        applied = api.apply(node_key(name), node_labels(node, labels), force=False)
+        if gone := left_over(applied, labels, before.labels):
+            api.merge(node_key(name), {"metadata": {"labels": dict.fromkeys(gone)}})
+        fresh = api.find(api.path(node_key(name))) or node
+        patch = taints_patch(fresh, taints, stale)
+        if patch is None:
+            return
+        try:
+            api.merge(node_key(name), patch)
+        except ApiError as error:
+            if error.status != 409 or attempt == 4:
+                raise
+            continue
+        return
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def _await_all(api: Api, rendered: Rendered, ground: Ground, timeout: float, notify: Notify) -> tuple[str, ...]:
+    deadline = api.clock() + timeout
+    waiting = wait_ready(api, [key for key in ground.after.objects if key.kind in WORKLOADS], timeout, notify)
+    return (*waiting, *_await_offers(api, rendered, deadline, notify))
+
+
+def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify) -> tuple[str, ...]:
+    """Wait until each node offers what its pool should: a device plugin that is ready may have found no GPU."""
+    told: tuple[str, ...] = ()
+    while True:
+        try:
+            reading, _ = read(api, rendered)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            notify(f"not known whether the nodes offer their GPUs: {error.what}")
+            return ()
+        lacking = not_offering(reading)
+        texts = tuple(f"{one.about}: {one.message} ({one.fix})" for one in lacking)
+        if not lacking or api.clock() >= deadline or not any(one.passing for one in lacking):
+            return texts
+        for text in texts:
+            if text not in told:
+                notify(text)
+        told = texts
+        api.pause(2)
+
+
+def wait_ready(api: Api, workloads: list[Key], timeout: float, notify: Notify) -> tuple[str, ...]:
+    """Wait until all are ready; why those are not that are not ready in time."""
+    deadline = api.clock() + timeout
+    waiting = []
+    for key in workloads:
+        last: list[Readiness] = []
+
+        def judge(live: Object | None, key: Key = key, last: list[Readiness] = last) -> Readiness | None:
+            now = readiness(live)
+            if not last or last[-1] != now:
+                notify(f"{key}: {now.text}")
+            last.append(now)
+            return now if now.ready or now.failed else None
+
+        found = api.follow(key, judge, max(0.0, deadline - api.clock()))
+        if found is None or found.failed:
+            trouble = pods_missing(api, key, api.find(api.path(key)) or {})
+            waiting.append(f"{key} is not ready: {last[-1].text}" + (f"; {trouble}" if trouble else ""))
+    return tuple(waiting)
+
+
+# ---------------------------------------------------------------- taking away
+
+
+def remove(
+    api: Api, namespace: str, *, dry_run: bool = False, timeout: float = GONE_SECONDS, notify: Notify
+) -> Applied:
+    """Take away everything that apply recorded, in the reverse order, and what it put on nodes."""
+    try:
+        before, places = inventories(api, namespace)
+    except ApiError as denied:
+        if denied.status == 403 and (found := missing_rights(api, [right_of(api, inventory_key(namespace), "get")])):
+            return Applied(problems=tuple(found), dry_run=dry_run)
+        raise
+    keys = before.without(())
+    served = [key for key in keys if api.resource(key.api, key.kind)]
+    rights = [right_of(api, key, verb) for key in (*served, *places) for verb in ("get", "delete")]
+    rights += [right_of(api, node_key(""), "patch")] if before.nodes else []
+    if problems := missing_rights(api, rights):
+        return Applied(problems=tuple(problems), dry_run=dry_run)
+    run = _Run(api=api, notify=notify, dry_run=dry_run, left=[*map(node_key, before.nodes), *served, *places])
+    error = run.carry_out(lambda: _remove_all(run, before, tuple(served), tuple(places), timeout))
+    return Applied(changes=tuple(run.changes), left=tuple(run.left) if error else (), error=error, dry_run=dry_run)
+
+
+def _remove_all(run: _Run, before: Inventory, served: tuple[Key, ...], places: tuple[Key, ...], timeout: float) -> None:
+    for name, marks in before.nodes.items():
+        if not run.dry_run:
+            _mark(run.api, name, {}, (), marks)
+            _forget(run.api, name)
+        run.add(node_key(name), "changed", "our labels and taints taken off")
+    namespaces = [key for key in served if key.kind == "Namespace"]
+    for key in (*(key for key in served if key not in namespaces), *places, *namespaces):
+        _delete_ours(run, key, (*served, *places))
+    if not run.dry_run:
+        await_gone(run.api, [change.key for change in run.changes if change.how == "deleted"], timeout)
+
+
+def _forget(api: Api, name: str) -> None:
+    """Take our entry off the node's managedFields; somebody who writes the node at this moment leaves it there."""
+    node = api.find(api.path(node_key(name))) or {"metadata": {}}
+    entries = node["metadata"].get("managedFields") or []
+    rest = [entry for entry in entries if entry.get("manager") != MANAGER]
+    if rest and len(rest) < len(entries):
+        metadata = {"managedFields": rest, "resourceVersion": node["metadata"]["resourceVersion"]}
+        try:
+            api.merge(node_key(name), {"metadata": metadata})
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+
+def _delete_ours(run: _Run, key: Key, ours: tuple[Key, ...]) -> bool:
+    """Delete one object if it is still ours and nothing foreign is in it; False where it stays ours to delete."""
+    live = run.api.find(run.api.path(key)) if run.api.resource(key.api, key.kind) else None
+    if live is None:
+        return True
+    if not is_ours(live):
+        run.add(key, "kept", "it no longer says that it is gpunode's")
+        return True
+    if key.kind == "Namespace" and (others := strangers(run.api, key.name, ours)):
+        run.add(key, "kept", f"it holds what is not gpunode's: {', '.join(others[:5])}")
+        return False
+    run.notify(f"{key}: deleting")
+    going = live["metadata"].get("deletionTimestamp")  # a second deletion of a namespace would be a conflict
+    if not (run.dry_run or going):
+        run.api.delete(key, uid=live["metadata"].get("uid", ""))
+    run.add(key, "deleted")
+    return True
+
+
+def await_gone(api: Api, keys: list[Key], timeout: float) -> None:
+    """Wait until they are gone.  Raises GpunodeError that names what stays, with its finalizers."""
+    deadline = api.clock() + timeout
+    for key in keys:
+        if api.follow(key, lambda live: True if live is None else None, max(0.0, deadline - api.clock())):
+            continue
+        live = api.find(api.path(key)) or {"metadata": {}}
+        holds = live["metadata"].get("finalizers") or (live.get("spec") or {}).get("finalizers") or ["?"]
+        raise GpunodeError(
+            f"{key} was deleted, and is not gone after {timeout:g} s: it waits for {', '.join(holds)}",
+            fix=f"kubectl describe {key.kind.lower()} {key.name}",
+        )
+
+
+def _notes(rendered: Rendered) -> tuple[str, ...]:
+    """What apply leaves to others."""
+    helm = [f"helm is yours to run: {release.command}" for release in rendered.releases]
+    nodes = [
+        command for request in rendered.nodes if not (request.hosts or request.selector) for command in request.commands
+    ]
+    marks = [f"without an inventory (-i) the nodes are yours to mark: {command}" for command in nodes]
+    empty = [
+        f"pool {pool.name}: no node is chosen by {pool.selector!r} now; apply again when there is one"
+        for pool in rendered.cluster.pools
+        if pool.selector and not pool.hosts
+    ]
+    return (*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks, *empty)

@@ -1,0 +1,246 @@
+"""Take a node out of use and back: cordon, drain, uncordon, wait until it offers its GPUs again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.kube.core.cluster import Object
+from gpunode.kube.core.draining import (
+    CORDONED,
+    DrainOptions,
+    DrainPlan,
+    daemon_sets_of,
+    drain_plan,
+    is_over,
+    pod_name,
+)
+from gpunode.kube.core.marks import node_key
+from gpunode.kube.core.owned import Key
+from gpunode.kube.core.plain import mapping
+from gpunode.kube.core.quantity import quantity
+from gpunode.kube.core.usage import is_gpu_resource
+from gpunode.kube.edge.client import AGAIN, Api, ApiError, Retry
+
+Notify = Callable[[str], None]
+ANY = "resources of GPUs"
+_LOST_UPDATES = 5
+
+
+def cordon(api: Api, node: str, *, why: str = "gpunode", over: str | None = None) -> bool:
+    """No new pods there.  False: somebody else had cordoned it already, and it stays theirs to uncordon.
+
+    `why` is the text of our mark.  A mark of ours that is there stays; with `over` it is replaced where it is that
+    text, and RefusedError where another gpunode has written another one meanwhile ("": where there was none).
+    Raises InputError for a node that is not there.
+    """
+
+    def patch(live: Object) -> Object | None:
+        mark = our_mark(live)
+        if (live.get("spec") or {}).get("unschedulable") and (mark is None or over is None or mark == why):
+            return None
+        if over is not None and (mark or "") != over:
+            raise RefusedError(
+                f"node {node} was cordoned by another gpunode at the same time: {mark}",
+                expected="one controller that works on a node",
+                fix="wait until its run has ended",
+            )
+        return {"metadata": {"annotations": {CORDONED: why}}, "spec": {"unschedulable": True}}
+
+    _change(api, node, patch)
+    return is_our_cordon(_node(api, node))
+
+
+def uncordon(api: Api, node: str, *, mark: str | None = None) -> bool:
+    """Pods may come again, if it was us who cordoned it.  False: it was not, and the node stays as it is.
+
+    `mark`: only if it is this one; another controller that took the node over has written its own.
+    """
+
+    def ours(live: Object) -> bool:
+        return is_our_cordon(live) and mark in (None, our_mark(live))
+
+    if not ours(_node(api, node)):
+        return False
+
+    def patch(live: Object) -> Object | None:
+        if not ours(live):
+            return None
+        return {"metadata": {"annotations": {CORDONED: None}}, "spec": {"unschedulable": None}}
+
+    _change(api, node, patch)
+    return True
+
+
+def our_mark(live: Object) -> str | None:
+    """The text of our mark on a node that is cordoned, None where there is none."""
+    if not (live.get("spec") or {}).get("unschedulable"):
+        return None
+    mark = (live["metadata"].get("annotations") or {}).get(CORDONED)
+    return None if mark is None else str(mark)
+
+
+def is_our_cordon(live: Object) -> bool:
+    return CORDONED in (live["metadata"].get("annotations") or {})
+
+
+def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tuple[str, ...]:
+    """Evict the node's pods and wait until they are gone; the names of those evicted.  Cordon it first.
+
+    Raises RefusedError, with nothing evicted, for pods that would lose something; GpunodeError at the timeout.
+    """
+    deadline = api.clock() + options.timeout
+    plan = pods_to_evict(api, node, options)
+    waiting = {pod["metadata"]["uid"]: pod for pod in plan.evict}
+    stated = dict.fromkeys(waiting, "is terminating")
+    due = dict.fromkeys((uid for uid, pod in waiting.items() if not pod["metadata"].get("deletionTimestamp")), 0.0)
+    while waiting:
+        for uid in [uid for uid, at in due.items() if at <= api.clock()]:
+            refusal = _evict(api, waiting[uid], options)
+            if refusal:
+                if refusal != stated[uid]:
+                    tried = f"tried every {options.retry:g} s, until {options.timeout:g} s have passed"
+                    notify(f"{node}: waiting for {pod_name(waiting[uid])}: {refusal} ({tried})")
+                stated[uid] = refusal
+                due[uid] = api.clock() + options.retry
+            else:
+                stated[uid] = "is terminating"
+                del due[uid]
+                notify(f"{node}: evicting {pod_name(waiting[uid])}")
+        alive = {pod["metadata"]["uid"] for pod in _pods(api, node) if not is_over(pod)}
+        waiting = {uid: pod for uid, pod in waiting.items() if uid in alive}
+        due = {uid: at for uid, at in due.items() if uid in alive}
+        if waiting and api.clock() >= deadline:
+            left = "; ".join(f"{pod_name(pod)} {stated[uid]}" for uid, pod in waiting.items())
+            raise GpunodeError(
+                f"{node} is not drained after {options.timeout:g} s: {left}",
+                fix="look at the disruption budgets (kubectl get pdb -A) and at finalizers of these pods",
+            )
+        if waiting:
+            api.pause(1.0)
+    return tuple(map(pod_name, plan.evict))
+
+
+def pods_to_evict(api: Api, node: str, options: DrainOptions) -> DrainPlan:
+    """What a drain of the node does with its pods.  Raises RefusedError for pods that would lose something."""
+    pods = _pods(api, node)
+    there = {at for at in daemon_sets_of(pods) if api.find(api.path(Key("apps/v1", "DaemonSet", *at)))}
+    plan = drain_plan(pods, there, options)
+    if plan.refused:
+        raise RefusedError(
+            f"{node} is not drained: " + "; ".join(f"{why}: {', '.join(names)}" for why, names in plan.refused),
+            expected="pods that start again elsewhere and lose nothing",
+            fix="move or delete these pods, or allow it by the option that is named",
+        )
+    return plan
+
+
+def wait_ready(
+    api: Api,
+    node: str,
+    offers: Mapping[str, int] = {},
+    *,
+    boot_id: str = "",
+    stale: str = "",
+    timeout: float = 900,
+    notify: Notify,
+) -> None:
+    """Wait until the node is Ready and offers as much of each resource: {"nvidia.com/gpu": 8}; {ANY: 1}: of any GPUs.
+
+    `boot_id`: the boot that the host itself tells of; `stale`: the one from before a reboot, where cluster and host
+    name them otherwise.  What the node says of another boot is old.  Raises GpunodeError.
+    """
+    last = ""
+
+    def judge(live: Object | None) -> bool | None:
+        nonlocal last
+        now = _state(live, offers, boot_id, stale)
+        if now != last:
+            notify(f"{node}: {now or 'ready'}")
+        last = now
+        return None if now else True
+
+    found = api.follow(node_key(node), judge, timeout)
+    if found is None:
+        raise GpunodeError(
+            f"{node} is not ready after {timeout:g} s: {last}",
+            expected=f"Ready, with at least {_amounts(offers)}" if offers else "Ready",
+            fix=f"kubectl describe node {node}; gpunode verify {node}",
+        )
+
+
+def gpus_offered(live: Object) -> dict[str, int]:
+    """Resources of GPUs, shares and instances that a node's pods can have, with how many."""
+    listed = mapping(live, "status", "allocatable")
+    return {name: found for name in listed if is_gpu_resource(name) and (found := int(quantity(listed[name])))}
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _state(live: Object | None, offers: Mapping[str, int], boot: str, stale: str) -> str:
+    """What is missing, "" for nothing."""
+    if live is None:
+        return "is not in the cluster"
+    status = live.get("status") or {}
+    ready: Object = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
+    told = (status.get("nodeInfo") or {}).get("bootID", "")
+    if (boot and told != boot) or (stale and told == stale):
+        return "has not booted yet"
+    if ready.get("status") != "True":
+        return f"NotReady: {ready.get('message') or ready.get('reason') or 'it says nothing'}"
+    there = gpus_offered(live)
+    there[ANY] = sum(there.values())
+    less = [name for name, count in offers.items() if there.get(name, 0) < count]
+    return ", ".join(f"offers {there.get(name, 0)} {name}, not {offers[name]}" for name in less)
+
+
+def _amounts(offers: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in offers.items())
+
+
+def _node(api: Api, node: str) -> Object:
+    found = api.find(api.path(node_key(node)))
+    if found is None:
+        raise InputError(f"there is no node {node}", expected="a name of kubectl get nodes")
+    return found
+
+
+def _change(api: Api, node: str, patch: Callable[[Object], Object | None]) -> None:
+    """Read, change, write; again when somebody else wrote in between.  None changes nothing."""
+    for attempt in range(1, _LOST_UPDATES + 1):
+        live = _node(api, node)
+        wanted = patch(live)
+        if wanted is None:
+            return
+        version = {"resourceVersion": live["metadata"]["resourceVersion"]}
+        try:
+            api.merge(node_key(node), {**wanted, "metadata": {**wanted.get("metadata", {}), **version}})
+        except ApiError as error:
+            if error.status != 409 or attempt == _LOST_UPDATES:
+                raise
+            continue
+        return
+
+
+def _pods(api: Api, node: str) -> list[Object]:
+    return api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
+
+
+def _evict(api: Api, pod: Object, options: DrainOptions) -> str:
+    """Ask for an eviction: "" when it was granted or the pod is gone, else why not now."""
+    metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+    requests: Object = {"preconditions": {"uid": pod["metadata"]["uid"]}}
+    requests |= {} if options.grace is None else {"gracePeriodSeconds": options.grace}
+    path = api.path(Key("v1", "Pod", metadata["namespace"], metadata["name"]))
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": requests}
+    try:
+        api.request("POST", f"{path}/eviction", body=body, retry=Retry(statuses=AGAIN - {429}, lost_update=False))
+    except ApiError as error:
+        if error.status == 404 or (error.status == 409 and not error.causes):  # gone, or another pod of that name
+            return ""
+        terminating = error.status == 403 and "NamespaceTerminating" in error.causes
+        if error.status == 429 or terminating:
+            return " ".join([error.what.partition(": ")[2].removesuffix(f" ({error.status})"), *error.details])
+        raise
+    return ""

@@ -1,0 +1,85 @@
+"""One reading of a cluster, which takes no right but reading: what gpunode kube verify judges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from gpunode.core.errors import GpunodeError, UnreachableError
+from gpunode.kube.core.checks.proofs import kinds
+from gpunode.kube.core.checks.ready import WORKLOADS, wanted_pods
+from gpunode.kube.core.cluster import Object
+from gpunode.kube.core.judge import Reading
+from gpunode.kube.core.owned import Inventory, Key, key_of
+from gpunode.kube.core.render import Rendered, node_wishes
+from gpunode.kube.core.render.device_plugin import plugin_configs
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.pods import creation_denied, pods_of
+from gpunode.kube.edge.preflight import inventories
+from gpunode.kube.edge.status import read_usage
+
+_RECENT = timedelta(minutes=10)
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def read(api: Api, rendered: Rendered) -> tuple[Reading, tuple[str, ...]]:
+    """The reading, and what could not be read.  Raises GpunodeError where nodes and pods cannot be."""
+    wanted = {key_of(item): item for item in rendered.objects}
+    live: dict[Key, Object | None] = {}
+    pods: dict[Key, Sequence[Object]] = {}
+    denied: dict[Key, str] = {}
+    unread: list[str] = []
+    for key in wanted:
+        try:
+            live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
+            if key.kind in WORKLOADS and (there := live[key]):
+                pods[key] = pods_of(api, key, there)
+                if len(pods[key]) < wanted_pods(there) and (why := creation_denied(api, key)):
+                    denied[key] = why
+        except UnreachableError:
+            raise
+        except GpunodeError as error:  # no right to, or no object
+            unread.append(f"{key}: {error.what}")
+    recorded = _recorded(api, rendered.cluster.spec.namespace, unread)
+    live |= _orphans(api, recorded.without(wanted))
+    nodes = api.items("/api/v1/nodes", odd=[])  # what the usage names
+    usage = read_usage(api, configs=plugin_configs(rendered.cluster))
+    unread += usage.errors
+    reading = Reading(
+        wanted=wanted,
+        live=live,
+        pods=pods,
+        denied=denied,
+        nodes=nodes,
+        usage=usage,
+        marks=tuple(node_wishes(rendered.cluster)),
+        recorded=recorded,
+        kinds={pool.name: kinds(pool) for pool in rendered.cluster.pools},
+        handler=rendered.cluster.spec.runtime_class.handler if rendered.cluster.runtime_class else "",
+        recently=(datetime.now(UTC) - _RECENT).strftime(_TIME),
+    )
+    return reading, tuple(dict.fromkeys(unread))
+
+
+def _recorded(api: Api, namespace: str, unread: list[str]) -> Inventory:
+    """What apply recorded."""
+    try:
+        return inventories(api, namespace)[0]
+    except UnreachableError:
+        raise
+    except GpunodeError as error:  # no right to, or not one of ours
+        unread.append(f"what apply recorded: {error.what}")
+        return Inventory()
+
+
+def _orphans(api: Api, keys: Iterable[Key]) -> Mapping[Key, Object | None]:
+    """Recorded objects that are not wanted, as far as they can be read: nobody has to give the right to."""
+    found: dict[Key, Object | None] = {}
+    for key in keys:
+        try:
+            found[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
+        except UnreachableError:
+            raise
+        except GpunodeError:
+            continue
+    return found

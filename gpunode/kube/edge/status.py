@@ -1,0 +1,84 @@
+"""What `gpunode kube status` reads from a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.printable import printable
+from gpunode.edge.isolate import isolated
+from gpunode.kube.core.checks.ready import WORKLOADS, readiness
+from gpunode.kube.core.cluster import Object
+from gpunode.kube.core.owned import OWNED_SELECTOR, Key
+from gpunode.kube.core.render.device_plugin import CONFIG
+from gpunode.kube.core.usage import Usage, usage
+from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.pods import pods_missing
+
+_NAMED = 20  # nodes that a message names
+_DRA = ("resource.k8s.io/v1", "resource.k8s.io/v1beta2", "resource.k8s.io/v1beta1")
+
+
+def read_usage(api: Api, names: tuple[str, ...] = (), *, configs: Mapping[str, str] | None = None) -> Usage:
+    """Usage of these nodes, of all without names.  Raises InputError for a node that is not there.
+
+    Objects that cannot be read are left out, and named in `errors`.  `configs`: the device plugin's configurations by
+    pool, where they are known; else those that apply put there.
+    """
+    odd: list[GpunodeError] = []
+    nodes = api.items("/api/v1/nodes", odd=odd)
+    there = {node["metadata"]["name"] for node in nodes}
+    if lost := [name for name in names if name not in there]:
+        unread = f" ({odd[0].what})" if odd else ""
+        known = ", ".join(sorted(there)[:_NAMED]) + (" …" if len(there) > _NAMED else "")
+        raise InputError(f"there is no node {', '.join(lost)}{unread}", expected=f"one of {known}")
+    chosen = [node for node in nodes if not names or node["metadata"]["name"] in names]
+    found = api.items("/api/v1/pods", odd=odd)
+    slices, claims, classes = _dra(api, odd)
+    known_configs = _configs(api) if configs is None else configs
+    seen = usage(chosen, found, slices=slices, claims=claims, classes=classes, configs=known_configs, guard=isolated)
+    errors = (*(f"{error.what} (fix: {error.fix})" for error in odd), *seen.errors)
+    return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting, errors=tuple(errors))
+
+
+def unready(api: Api) -> tuple[str, ...]:
+    """gpunode's workloads that are not ready, and why their pods are not there, as apply says it."""
+    found: list[str] = []
+    for kind in filter(partial(api.resource, "apps/v1"), WORKLOADS):
+        for item in _readable(api, f"/apis/apps/v1/{kind.lower()}s", labelSelector=OWNED_SELECTOR):
+            live = {"kind": kind, **item}  # items of a list come without their kind
+            state, key = readiness(live), Key("apps/v1", kind, live["metadata"]["namespace"], live["metadata"]["name"])
+            if not state.ready:
+                trouble = pods_missing(api, key, live)
+                found.append(printable(f"{key}: {state.text}" + (f"; {trouble}" if trouble else "")))
+    return tuple(found)
+
+
+def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object], list[Object]]:
+    """ResourceSlices, ResourceClaims and DeviceClasses in the newest version that is served; none without DRA."""
+    for version in _DRA:
+        slices, claims = api.resource(version, "ResourceSlice"), api.resource(version, "ResourceClaim")
+        if slices and claims:
+            classes = api.resource(version, "DeviceClass")
+            offered = _readable(api, f"{slices.base}/{slices.plural}", odd=odd)
+            made = _readable(api, f"{claims.base}/{claims.plural}", odd=odd)
+            return offered, made, _readable(api, f"{classes.base}/{classes.plural}", odd=odd) if classes else []
+    return [], [], []
+
+
+def _readable(api: Api, path: str, *, odd: list[GpunodeError] | None = None, **query: str) -> list[Object]:
+    try:
+        return api.items(path, odd=odd, **query)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return []
+
+
+def _configs(api: Api) -> dict[str, str]:
+    """The device plugin's configurations that apply put there."""
+    for found in _readable(api, "/api/v1/configmaps", labelSelector=OWNED_SELECTOR):
+        if found["metadata"]["name"] == CONFIG:
+            return dict(found.get("data") or {})
+    return {}

@@ -1,0 +1,297 @@
+"""Whether a cluster is as gpunode.yml says, by reading; and with proof pods, in a namespace of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from gpunode.core.errors import GpunodeError, RefusedError, UnreachableError
+from gpunode.core.model import Check, HostOutcome, HostResult
+from gpunode.edge.isolate import as_error, isolated
+from gpunode.kube.core.checks.preflight import Right, node_names
+from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof, Seen, is_done, judge
+from gpunode.kube.core.checks.proofs import closed_nodes, namespace_object, node_proofs, offers, pool_proofs
+from gpunode.kube.core.checks.ready import gates, unschedulable
+from gpunode.kube.core.cluster import Object, Pool
+from gpunode.kube.core.judge import Reading, checks_of, findings
+from gpunode.kube.core.owned import Key, is_ours, key_of
+from gpunode.kube.core.render import Rendered
+from gpunode.kube.core.usage import Use
+from gpunode.kube.edge.apply import apply, await_gone
+from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.pods import pod_warning
+from gpunode.kube.edge.preflight import missing_rights
+from gpunode.kube.edge.reading import read
+
+Notify = Callable[[str], None]
+_NAMESPACE = Key("v1", "Namespace", "", NAMESPACE)
+PATIENCE = 60.0  # for kubelets to report the GPUs of a device plugin that has just started, or waits for MPS
+ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespace
+GONE_SECONDS = 180.0
+SOON_SECONDS = 20.0  # until a controller has let a new pod go, and the scheduler has found a node for it
+LIST_SECONDS = 60.0  # until nvidia-smi has listed the GPUs of a container
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofOptions:
+    """`smoke` starts pods that use GPUs, on each node; else the cluster is only read.
+
+    `exact`: objects are compared by the server's dry run, which needs the rights of apply.  `keep` leaves the pods of
+    failed proofs; `timeout` seconds for each proof; nodes after more than `max_failures` that failed are not tried.
+    `patience`: seconds in which what may pass by itself is waited for.
+    """
+
+    smoke: bool = False
+    exact: bool = False
+    keep: bool = False
+    timeout: float = 300
+    max_failures: int | None = None
+    patience: float = PATIENCE
+
+
+def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *, notify: Notify) -> list[HostResult]:
+    """What `gpunode kube verify` reports: the cluster as a whole; with `smoke` also each pool, and each node."""
+    how = options or ProofOptions()
+    if rendered.problems:
+        raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
+    notify("reading the cluster")
+    reading, checks = settled(api, rendered, how.patience)
+    if how.exact:
+        checks = [*(check for check in checks if check.id != "kube.drift"), *_exact(api, rendered, notify)]
+    if not how.smoke:
+        return [_result("cluster", checks)]
+    with _namespace(api, keep=how.keep, notify=notify) as cleaned:
+        run = _Runner(api, how.timeout, how.keep, notify)
+        results = [*_pools(rendered, reading, run), *_each_node(rendered, reading, run, how, notify)]
+    return [_result("cluster", [*checks, *cleaned]), *results]
+
+
+def settled(api: Api, rendered: Rendered, patience: float) -> tuple[Reading, list[Check]]:
+    """A reading and its checks, read again for so many seconds while what is wrong may pass by itself."""
+    deadline = api.clock() + patience
+    while True:
+        reading, unread = read(api, rendered)
+        found = findings(reading)
+        lasting = not any(one.passing and one.check != "kube.waiting" for one in found)
+        if lasting or api.clock() >= deadline:
+            checks = [*checks_of(reading, found)]
+            return reading, [*checks, *(Check(id="kube.unread", status="not-proven", message=one) for one in unread)]
+        api.pause(1)
+
+
+def _alone(name: str, call: Callable[[], HostResult]) -> HostResult:
+    """The result of the cluster or of one pool; what goes wrong there is its result, and the others have theirs.
+
+    Raises UnreachableError and RefusedError: no other pool would get further.
+    """
+    found = isolated(name, call)
+    if isinstance(found, UnreachableError | RefusedError):
+        raise found
+    if isinstance(found, GpunodeError):
+        check = Check(id="kube.error", status="failed", message=found.what, fix=found.fix)
+        return HostResult(host=name, outcome=found.outcome, message=found.what, checks=(check,))
+    return found
+
+
+# ---------------------------------------------------------------- the cluster, pools and nodes
+
+
+def _exact(api: Api, rendered: Rendered, notify: Notify) -> Iterator[Check]:
+    """What apply would change, and what it would refuse."""
+    applied = apply(api, rendered, dry_run=True, notify=notify)
+    for problem in applied.problems:
+        yield Check(id="kube.problem", status="failed", message=problem.what, fix=problem.fix)
+    differ = [change for change in applied.changes if change.how not in ("unchanged", "kept")]
+    for change in differ:
+        text = f"{change.key} would be {change.how}"
+        yield Check(id="kube.drift", status="failed", message=text, fix="gpunode kube apply --dry-run")
+    if not differ and not applied.problems:
+        text = f"{len(applied.changes)} objects are as gpunode.yml asks for, by the server's dry run"
+        yield Check(id="kube.drift", status="passed", message=text)
+
+
+def _usable(rendered: Rendered, reading: Reading, pool: Pool) -> tuple[list[tuple[str, Use]], str]:
+    """(node, use) of what a pool offers where a proof pod may run; why there is none."""
+    names = node_names(pool.hosts, reading.nodes)[0]
+    there = [(node, use) for node, use in offers(pool, reading.usage, names) if use.total]
+    closed = closed_nodes(rendered.cluster, reading.nodes)
+    free = [(node, use) for node, use in there if node not in closed]
+    shut = ", ".join(f"{node} ({closed[node]})" for node in dict.fromkeys(node for node, _ in there) if node in closed)
+    return free, "" if free else f"no proof pod may run: {shut}" if shut else "no node that is Ready offers its GPUs"
+
+
+def _pools(rendered: Rendered, reading: Reading, run: _Runner) -> Iterator[HostResult]:
+    """What one node of a pool is enough for: shares of the same GPU, requests that are too large."""
+    for pool in rendered.cluster.pools:
+        there, why = _usable(rendered, reading, pool)
+        planned = pool_proofs(rendered.cluster, pool, there) if there else [_unproven("kube.pool-proof", why)]
+        yield _alone(f"pool {pool.name}", partial(_proven, f"pool {pool.name}", planned, run))
+
+
+def _each_node(
+    rendered: Rendered, reading: Reading, run: _Runner, how: ProofOptions, notify: Notify
+) -> list[HostResult]:
+    """Whether pods can use the GPUs of every node, pool by pool."""
+    todo = [
+        (pool, name, [(node, use) for node, use in there if node == name])
+        for pool in rendered.cluster.pools
+        for there, _ in [_usable(rendered, reading, pool)]
+        for name in sorted({node for node, _ in there})
+    ]
+    results: list[HostResult] = []
+    for number, (pool, name, there) in enumerate(todo, 1):
+        failed = sum(result.outcome == "failed" for result in results)
+        if how.max_failures is not None and failed > how.max_failures:
+            text = f"not tried: {failed} nodes failed before (--max-failures {how.max_failures})"
+            results.append(HostResult(host=f"node {name}", message=text, checks=(_unproven("kube.node-proof", text),)))
+            continue
+        notify(f"node {name} (pool {pool.name}, {number} of {len(todo)})")
+        planned = node_proofs(rendered.cluster, pool, there)
+        results.append(_alone(f"node {name}", partial(_proven, f"node {name}", planned, run)))
+        notify(f"node {name}: {results[-1].message}")
+    return results
+
+
+def _proven(name: str, planned: Iterable[Proof | Check], run: _Runner) -> HostResult:
+    return _result(name, [run.prove(one) if isinstance(one, Proof) else one for one in planned])
+
+
+def _unproven(found: str, why: str) -> Check:
+    return Check(id=found, status="not-proven", message=why)
+
+
+def _result(host: str, checks: list[Check]) -> HostResult:
+    failed = {check.id for check in checks if check.status == "failed"}
+    count = sum(check.status == "failed" for check in checks)
+    outcome: HostOutcome = "ok" if not failed else "pending" if failed == {"kube.drift"} else "failed"
+    message = f"{count} of {len(checks)} checks failed" if failed else f"{len(checks)} checks"
+    return HostResult(host=host, outcome=outcome, message=message, checks=tuple(checks))
+
+
+# ---------------------------------------------------------------- one proof
+
+
+class _Runner:
+    """Starts a proof's objects, waits, reads, judges and deletes them, whatever happens."""
+
+    def __init__(self, api: Api, timeout: float, keep: bool, notify: Notify) -> None:
+        self.api, self.timeout, self.keep, self.notify = api, timeout, keep, notify
+
+    def prove(self, proof: Proof) -> Check:
+        self.notify(f"{proof.id}: {proof.title}")
+        keys = [key_of(item) for item in proof.objects]
+        check = None
+        try:
+            for key, item in zip(keys, proof.objects, strict=True):
+                self.api.apply(key, item, force=False)
+            check = judge(proof, self._seen(proof))
+        except UnreachableError:
+            raise
+        except Exception as cause:
+            error = as_error(cause)
+            check = Check(id=proof.id, status="failed", message=f"{proof.title}: {error.what}", fix=error.fix)
+        finally:
+            if not (self.keep and check and check.status == "failed"):
+                self._delete(keys, proof)
+        return check
+
+    def _seen(self, proof: Proof) -> Seen:
+        deadline = self.api.clock() + self.timeout
+        pods: list[Object | None] = []
+        for name in proof.pods:
+            last: list[Object | None] = [None]
+
+            def until(live: Object | None, last: list[Object | None] = last) -> bool | None:
+                last[0] = live
+                return True if is_done(proof.until, live) else None
+
+            # a queue lets pods of no queue go at once, and a scheduler that has no node for one says so at once
+            soon = max(0.0, deadline - self.timeout + min(self.timeout, SOON_SECONDS) - self.api.clock())
+            self.api.follow(_pod(name), until, soon)
+            live = last[0]
+            if not (live and (is_done(proof.until, live) or gates(live) or unschedulable(live))):
+                self.api.follow(_pod(name), until, max(0.0, deadline - self.api.clock()))
+            pods.append(last[0])
+        waits = [n for n, live in zip(proof.pods, pods, strict=True) if live and not is_done(proof.until, live)]
+        claims = [key_of(item) for item in proof.objects if item["kind"] == "ResourceClaim"]
+        return Seen(
+            pods=tuple(pods),
+            claims=tuple(self.api.find(self.api.path(key)) for key in claims),
+            logs=tuple(self._log(name, proof, deadline) for name in proof.pods),
+            warnings={name: pod_warning(self.api, NAMESPACE, name) for name in waits},
+        )
+
+    def _log(self, name: str, proof: Proof, deadline: float) -> str:
+        """What the pod wrote.  One that runs on has to list its GPUs first, which takes the driver some seconds."""
+        if proof.until == "unschedulable":
+            return ""
+        last = min(deadline, self.api.clock() + LIST_SECONDS)
+        try:
+            while not (log := self.api.log(NAMESPACE, name)) and proof.lists_gpus and self.api.clock() < last:
+                self.api.pause(0.5)
+            return log
+        except ApiError as error:
+            return error.what  # no log yet: what the pod says of itself tells more
+
+    def _delete(self, keys: list[Key], proof: Proof) -> None:
+        """So that the next proof finds the GPUs free; what does not go now goes with the namespace."""
+        try:
+            for key in reversed(keys):
+                self.api.delete(key)
+            await_gone(self.api, [_pod(name) for name in proof.pods], 60)
+        except GpunodeError as error:
+            self.notify(error.what)
+
+
+def _pod(name: str) -> Key:
+    return Key("v1", "Pod", NAMESPACE, name)
+
+
+# ---------------------------------------------------------------- the namespace
+
+
+@contextmanager
+def _namespace(api: Api, *, keep: bool, notify: Notify) -> Iterator[list[Check]]:
+    """The namespace for the proofs; afterwards it is gone, and the list says so.  Raises RefusedError."""
+    rights = [Right("create", "", "namespaces"), Right("delete", "", "namespaces")]
+    rights += [Right(verb, "", "pods", NAMESPACE) for verb in ("create", "patch", "get", "list", "delete")]
+    rights += [Right("get", "", "pods/log", NAMESPACE), Right("list", "", "nodes"), Right("list", "", "pods")]
+    if problems := missing_rights(api, rights):
+        raise RefusedError(problems[0].what, fix=problems[0].fix)
+    live = api.find(api.path(_NAMESPACE))
+    if live and not is_ours(live):
+        raise RefusedError(f"the namespace {NAMESPACE} is not gpunode's", fix="delete it, or move what is in it")
+    if live:
+        notify(f"the namespace {NAMESPACE} is left over from an earlier run: deleting it")
+        _clear(api)
+    cleaned: list[Check] = []
+    api.apply(_NAMESPACE, namespace_object(), force=False)
+    try:
+        account = Key("v1", "ServiceAccount", NAMESPACE, "default")
+        if not api.follow(account, lambda found: True if found else None, ACCOUNT_SECONDS):
+            raise GpunodeError(
+                f"the namespace {NAMESPACE} got no account `default` in {ACCOUNT_SECONDS:g} s",
+                fix="is kube-controller-manager running?",
+            )
+        yield cleaned
+    finally:
+        if not keep:
+            notify(f"deleting the namespace {NAMESPACE}")
+            cleaned.append(_cleaned(api))
+
+
+def _cleaned(api: Api) -> Check:
+    try:
+        _clear(api)
+    except GpunodeError as error:
+        return Check(id="kube.cleaned-up", status="failed", message=error.what, fix=f"kubectl delete ns {NAMESPACE}")
+    return Check(id="kube.cleaned-up", status="passed", message=f"the namespace {NAMESPACE} is gone")
+
+
+def _clear(api: Api) -> None:
+    live = api.find(api.path(_NAMESPACE))
+    if live and not live["metadata"].get("deletionTimestamp"):  # a second deletion would be a conflict
+        api.delete(_NAMESPACE)
+    await_gone(api, [_NAMESPACE], GONE_SECONDS)
