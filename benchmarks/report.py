@@ -84,13 +84,13 @@ def _host(number: int, count: int, kinds: list[ProbeSummary]) -> ReportHost:
         )
     if number % 151 == 1:
         problem = {"what": "Secure Boot is on and no key is enrolled", "fix": "enrol a key, or switch it off"}
-        return make_host(name, pool=pool, seen=seen, plan={"problems": [problem]})
+        return make_host(name, pool=pool, probe=seen, plan={"problems": [problem]})
     if number % 41 == 2:
         seen = replace(seen, versions=replace(seen.versions, driver="575.57.08", kernel="5.15.0-161-generic"))
     if number % 233 == 5:
         seen = replace(seen, gpus=(*seen.gpus[:-1], replace(seen.gpus[-1], index=None, uuid="")))
     return make_host(
-        name, pool=pool, seen=seen, plan={"steps": STEPS}, run=(ran := _run(number, count)), last_message=_printed(ran)
+        name, pool=pool, probe=seen, plan={"steps": STEPS}, run=(ran := _run(number, count)), last_message=_printed(ran)
     )
 
 

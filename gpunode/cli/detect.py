@@ -59,16 +59,16 @@ def detect(targets: Targets, probes: tuple[Path, ...], save: Path | None, redact
 
     targets = with_probes(targets, probes)
     with probing(output_format) as on_done:
-        found = ask(targets, on_done=on_done)
+        host = ask(targets, on_done=on_done)
     if save:
-        paths = save_probes(save, found, redacted=redact)
+        paths = save_probes(save, host, redacted=redact)
         echo(f"saved: {len(paths)} in {save}", err=True)
     if redact:
-        found = [_redacted(one, number) for number, one in enumerate(found, 1)]
-    return worst_exit(error.outcome for error in _show(found, output_format))
+        host = [_redacted(one, number) for number, one in enumerate(host, 1)]
+    return worst_exit(error.outcome for error in _show(host, output_format))
 
 
-def _redacted(found: Detected, number: int) -> Detected:
+def _redacted(host: Detected, number: int) -> Detected:
     from dataclasses import replace
 
     from gpunode.core.facts import parse_probe
@@ -76,25 +76,25 @@ def _redacted(found: Detected, number: int) -> Detected:
     from gpunode.edge.detect import Detected
     from gpunode.edge.isolate import isolated
 
-    if found.facts is None:
-        return found
+    if host.facts is None:
+        return host
 
     def redacted() -> Detected:
-        text = without_names(found.probe)
-        return replace(found, host=f"node{number}", probe=text, facts=parse_probe(text), groups=())
+        text = without_names(host.probe)
+        return replace(host, host=f"node{number}", probe=text, facts=parse_probe(text), groups=())
 
     shown = isolated(f"node{number}", redacted)
     return Detected(host=f"node{number}", error=shown) if isinstance(shown, GpunodeError) else shown
 
 
-def _show(found: Sequence[Detected], output_format: str) -> list[GpunodeError]:
+def _show(host: Sequence[Detected], output_format: str) -> list[GpunodeError]:
     """Print the hosts; returns the errors, those of hosts that cannot be shown among them."""
     from gpunode.edge.isolate import isolated
 
     machine = output_format in ("json", "yaml")
-    make: Callable[[Detected], Any] = _data if machine else _card if len(found) == 1 else _row
+    make: Callable[[Detected], Any] = _data if machine else _card if len(host) == 1 else _row
     made: list[tuple[Detected, Any]] = [
-        (one, one.error or isolated(one.host, functools.partial(make, one))) for one in found
+        (one, one.error or isolated(one.host, functools.partial(make, one))) for one in host
     ]
     errors = [(one.host, shown) for one, shown in made if isinstance(shown, GpunodeError)]
     if machine:
@@ -114,26 +114,26 @@ def _show(found: Sequence[Detected], output_format: str) -> list[GpunodeError]:
     return [error for _, error in errors]
 
 
-def _data(found: Detected) -> dict[str, Any]:
+def _data(host: Detected) -> dict[str, Any]:
     """One host as plain data, without content of files and secrets."""
     from gpunode.core.facts import shown_facts
 
-    return {"host": found.host, "groups": list(found.groups), "facts": shown_facts(_facts(found))}
+    return {"host": host.host, "groups": list(host.groups), "facts": shown_facts(_facts(host))}
 
 
 # ---------------------------------------------------------------- text
 
 
-def _facts(found: Detected) -> NodeFacts:
-    assert found.facts
-    return found.facts
+def _facts(host: Detected) -> NodeFacts:
+    assert host.facts
+    return host.facts
 
 
-def _row(found: Detected) -> tuple[str, ...]:
+def _row(host: Detected) -> tuple[str, ...]:
     """A host as a line of the table; the last column names what is wrong, by the ids of checks."""
-    facts = _facts(found)
+    facts = _facts(host)
     return (
-        found.host,
+        host.host,
         facts.distro.key or "?",
         facts.kernel,
         gpu_summary(facts),
@@ -174,10 +174,10 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
                 print_drawn(f"  {title.lower():<13} {escape(text)}")
 
 
-def _card(found: Detected) -> Callable[[], None]:
+def _card(host: Detected) -> Callable[[], None]:
     """A host as a card, to be shown once it is known that all of it can be."""
-    facts = _facts(found)
-    sections, problems = list(_sections(found.host, facts)), [text for _, text in _problems(facts)]
+    facts = _facts(host)
+    sections, problems = list(_sections(host.host, facts)), [text for _, text in _problems(facts)]
 
     def show() -> None:
         from rich.markup import escape
@@ -236,8 +236,8 @@ _SHOWN = {"clients": "processes of others", "xids": "the kernel's log", "journal
 
 def _hidden(facts: NodeFacts) -> str:
     """What the probe could not see because it was not root."""
-    found = [] if facts.root else [m["what"] for note in facts.notes if (m := _HIDDEN.match(note))]
-    return ", ".join(filter(None, (_SHOWN.get(what, what) for what in found)))
+    host = [] if facts.root else [m["what"] for note in facts.notes if (m := _HIDDEN.match(note))]
+    return ", ".join(filter(None, (_SHOWN.get(what, what) for what in host)))
 
 
 def _gpu(gpu: PciDevice, nvml: NvmlGpu | None) -> str:

@@ -30,13 +30,13 @@ def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]
     if not sys.stderr.isatty():
         reported = time.monotonic()
 
-        def line(found: Detected) -> None:
+        def line(host: Detected) -> None:
             nonlocal count, failed, reported
-            count, failed = count + 1, failed + bool(found.error)
+            count, failed = count + 1, failed + bool(host.error)
             if output_format != "text":
                 return
-            if found.error or count <= MANY:
-                say(f"{found.host}: {'failed' if found.error else 'probed'}")
+            if host.error or count <= MANY:
+                say(f"{host.host}: {'failed' if host.error else 'probed'}")
             elif time.monotonic() - reported > _EVERY:
                 reported = time.monotonic()
                 say(f"{count} hosts probed")
@@ -48,10 +48,10 @@ def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]
 
     with screen(stderr=True).status("probing …") as status:
 
-        def tick(found: Detected) -> None:
+        def tick(host: Detected) -> None:
             nonlocal count
             count += 1
-            status.update(f"probing … {count} done, last: {found.host}")
+            status.update(f"probing … {count} done, last: {host.host}")
 
         yield tick
 
@@ -287,10 +287,10 @@ def fleet(output_format: str = "text", steps: Steps | None = None) -> Iterator[R
         return
     with _counting(len(hosts), output_format) as count:
 
-        def event(seen: Event) -> None:
-            count.work(seen)
-            if seen.kind in ("failed", "unreachable"):
-                count.fail(seen)
+        def event(event: Event) -> None:
+            count.work(event)
+            if event.kind in ("failed", "unreachable"):
+                count.fail(event)
 
         def wave(pool: str, number: int, what: str) -> None:
             count.say(f"pool {pool}, wave {number + 1}: {what}")

@@ -109,9 +109,9 @@ def with_log(callbacks: RunCallbacks, log: EventLog | None) -> RunCallbacks:
     if log is None:
         return callbacks
 
-    def event(seen: Event) -> None:
-        callbacks.event(seen)
-        log.task(seen)
+    def event(event: Event) -> None:
+        callbacks.event(event)
+        log.task(event)
 
     def wave(pool: str, number: int, what: str) -> None:
         callbacks.wave(pool, number, what)

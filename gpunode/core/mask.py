@@ -73,8 +73,8 @@ def mask(text: str) -> str:
     text = _hide(text, _OPTION)
     text = _TOKEN.sub(HIDDEN, _SIGNED.sub(rf"\1{HIDDEN}", text))
     text = _NETRC.sub(rf"\1{HIDDEN}", _LOGGED_IN.sub(rf"\1 {HIDDEN}", _USER.sub(rf"\1\2{HIDDEN}", text)))
-    text = _LOGIN.sub(HIDDEN, _URL.sub(lambda found: "://".join(map(_without_login, found[0].split("://"))), text))
-    return _SCHEME.sub(lambda found: found[0][: found.start("value") - found.start()] + HIDDEN, text)
+    text = _LOGIN.sub(HIDDEN, _URL.sub(lambda match: "://".join(map(_without_login, match[0].split("://"))), text))
+    return _SCHEME.sub(lambda match: match[0][: match.start("value") - match.start()] + HIDDEN, text)
 
 
 def mask_quoted(text: str) -> str:
@@ -137,16 +137,16 @@ def _hide(text: str, head: re.Pattern[str]) -> str:
     at = 0
     strings = _strings(text)
     string = next(strings)
-    while found := head.search(text, at):
-        start, end = _span(text, found)
-        while string[1] <= found.start():
+    while match := head.search(text, at):
+        start, end = _span(text, match)
+        while string[1] <= match.start():
             string = next(strings)
-        if string[0] < found.start() and found.end() < string[1]:  # the key stands in a string, with its value
+        if string[0] < match.start() and match.end() < string[1]:  # the key stands in a string, with its value
             end = min(end, string[1] - 1)
         parts += [text[at:start], HIDDEN if text[start:end].strip() else ""]
-        at = max(end, found.end())
-        if end < found.end():
-            parts.append(text[end : found.end()])
+        at = max(end, match.end())
+        if end < match.end():
+            parts.append(text[end : match.end()])
     return "".join([*parts, text[at:]])
 
 
@@ -156,14 +156,14 @@ def _strings(text: str) -> Iterator[tuple[int, int]]:
     yield len(text) + 1, len(text) + 1
 
 
-def _span(text: str, found: re.Match[str]) -> tuple[int, int]:
+def _span(text: str, match: re.Match[str]) -> tuple[int, int]:
     """Start and end of the value behind a key, without its quotes."""
-    at = found.end()
+    at = match.end()
     block = _BLOCK.match(text, at)
     if block:
-        json_value = re.compile(r"\s*[\"'\[{]").match(text, at) if text[found.start()] in "\"'" else None
+        json_value = re.compile(r"\s*[\"'\[{]").match(text, at) if text[match.start()] in "\"'" else None
         if json_value is None:
-            return block.end(), _block_end(text, found.start(), block.end())
+            return block.end(), _block_end(text, match.start(), block.end())
         at = json_value.end() - 1
     mark = text[at : at + 1]
     if mark and mark in "\"'":
@@ -213,5 +213,5 @@ def _block_end(text: str, key: int, at: int) -> int:
 
 
 def _width(text: str, at: int) -> int:
-    found = _MARGIN.match(text, at)
-    return found.end() - at if found else 0
+    match = _MARGIN.match(text, at)
+    return match.end() - at if match else 0

@@ -61,14 +61,14 @@ class Secrets:
     def open(self, text: str) -> str:
         """The text with its secrets.  Raises RefusedError for a reference to what is not known here."""
 
-        def value(found: re.Match[str]) -> str:
-            if found[0] not in self.values:
+        def value(match: re.Match[str]) -> str:
+            if match[0] not in self.values:
                 raise RefusedError(
-                    f"gpunode_spec.{found[1]} is not set here: the plan refers to it, and does not contain it",
-                    expected=f"gpunode_spec with {found[1]}, as it was when the plan was made",
+                    f"gpunode_spec.{match[1]} is not set here: the plan refers to it, and does not contain it",
+                    expected=f"gpunode_spec with {match[1]}, as it was when the plan was made",
                     fix="set it in the inventory (in a vault), or give ansible-playbook a file with it: -e @FILE",
                 )
-            return self.values[found[0]]
+            return self.values[match[0]]
 
         return _REFERENCE.sub(value, text)
 

@@ -122,11 +122,11 @@ def check_keys(where: str, value: Mapping[str, Any], known: Collection[str]) -> 
             )
 
 
-def checked(where: str, pattern: str, found: Any) -> str:
+def checked(where: str, pattern: str, value: Any) -> str:
     """The text, which fits whole.  Raises InputError for what a shell or a tool could read as something else."""
-    if not isinstance(found, str) or not re.fullmatch(pattern, found):
-        raise InputError(f"{where} {found!r}", expected=f"text like {pattern}")
-    return found
+    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        raise InputError(f"{where} {value!r}", expected=f"text like {pattern}")
+    return value
 
 
 def as_lines(found: Iterable[str]) -> bytes:

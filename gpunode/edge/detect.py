@@ -67,7 +67,7 @@ class Detected:
 
 
 def detect(
-    targets: Targets, *, only: Collection[str] | None = None, on_done: Callable[[Detected], None] = lambda found: None
+    targets: Targets, *, only: Collection[str] | None = None, on_done: Callable[[Detected], None] = lambda host: None
 ) -> list[Detected]:
     """Probe the hosts; with `only`, just those of these names.
 
@@ -89,7 +89,7 @@ def detect(
 
 
 def probe(
-    hosts: Sequence[Detected], targets: Targets, *, on_done: Callable[[Detected], None] = lambda found: None
+    hosts: Sequence[Detected], targets: Targets, *, on_done: Callable[[Detected], None] = lambda host: None
 ) -> list[Detected]:
     """Probe hosts that are known already (find_hosts, or an earlier answer), as `detect` does."""
     found = {host.host: replace(host, error=None) for host in hosts}
@@ -160,7 +160,7 @@ def _list(targets: Targets) -> tuple[InventoryHost, ...]:
     return load_inventory(targets.inventory, limit=targets.limit, vault_password_files=targets.vault_password_files)
 
 
-def save_probes(folder: Path, found: Sequence[Detected], *, redacted: bool = False) -> list[Path]:
+def save_probes(folder: Path, hosts: Sequence[Detected], *, redacted: bool = False) -> list[Path]:
     """Write each probe text to FOLDER/HOST.probe (0600, the folder 0700): for `--probe`, or for a bug report."""
     from gpunode.core.facts import redact
     from gpunode.edge.state import write_private
@@ -169,7 +169,7 @@ def save_probes(folder: Path, found: Sequence[Detected], *, redacted: bool = Fal
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         paths = []
-        for number, one in enumerate((o for o in found if o.probe), 1):
+        for number, one in enumerate((o for o in hosts if o.probe), 1):
             name = f"node{number}" if redacted else one.host.replace("/", "_")
             paths.append(folder / f"{name}.probe")
             write_private(paths[-1], redact(one.probe) if redacted else one.probe)

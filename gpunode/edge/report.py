@@ -155,12 +155,12 @@ def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, A
         changed=tuple((result or {}).get("changed", ())),
     )
     seen = _seen(result) or _seen(plan)
-    return make_host(row.host, pool=row.pool, seen=seen, plan=plan, result=result, run=run, last_message=row.message)
+    return make_host(row.host, pool=row.pool, probe=seen, plan=plan, result=result, run=run, last_message=row.message)
 
 
 def _of_data(host: Mapping[str, Any]) -> ReportHost:
     """A host of a plan's JSON."""
-    return make_host(host["host"], pool=host.get("pool", ""), seen=_seen(host), plan=host)
+    return make_host(host["host"], pool=host.get("pool", ""), probe=_seen(host), plan=host)
 
 
 def _pool(path: Path, folder: Path) -> str:

@@ -109,7 +109,7 @@ def test_the_state_of_a_host_is_the_worst_that_is_known(state: str, known: dict[
 
 def test_a_host_says_the_worst_in_a_sentence_and_how_much_more_there_is() -> None:
     known = seen(finding("boot.modules", "warning", "no module"), finding("gpu.xid", message="Xid 79"))
-    assert make_host("a", seen=known).message == "Xid 79 (and 1 more)"
+    assert make_host("a", probe=known).message == "Xid 79 (and 1 more)"
     assert make_host("a", run=replace(RUN, state="running", step="Install")).message == "Install"
     assert make_host("a", plan={"steps": [STEP]}).message == "Install the driver (restarts docker)"
     assert make_host("a").message == "as it should be"
@@ -156,26 +156,26 @@ def test_hosts_with_the_same_trouble_are_one_issue_with_their_names_taken_out() 
 
 def test_problems_come_first_by_status_then_by_how_many_they_concern() -> None:
     made = report(
-        make_host("a", seen=seen(finding("one"), finding("late", "warning"))),
-        make_host("b", seen=seen(finding("two"))),
-        make_host("c", seen=seen(finding("two"), finding("late", "warning"))),
+        make_host("a", probe=seen(finding("one"), finding("late", "warning"))),
+        make_host("b", probe=seen(finding("two"))),
+        make_host("c", probe=seen(finding("two"), finding("late", "warning"))),
     )
     assert [(i.id, i.hosts) for i in made.problems] == [("two", 2), ("one", 1), ("late", 2)]
 
 
 def test_what_moved_without_harm_is_drift() -> None:
     known = seen(finding("boot.modules", "warning"), finding("gpu.xid", "warning"), finding("driver.held", "warning"))
-    made = report(make_host("a", seen=known, plan={"steps": [STEP]}))
+    made = report(make_host("a", probe=known, plan={"steps": [STEP]}))
     assert {i.id for i in made.drift} == {"boot.modules", "driver.held", "plan.driver.packages"}
     assert {i.id for i in made.problems} == {"gpu.xid"}
 
 
 def test_a_pool_says_how_far_its_hosts_got() -> None:
     [pool] = report(
-        make_host("a", seen=seen()),
-        make_host("b", seen=seen(finding("gpu.xid"))),
-        make_host("c", seen=seen(), plan={"steps": [STEP]}),
-        make_host("d", seen=seen(), plan={"problems": [{"what": "WSL", "fix": ""}]}),
+        make_host("a", probe=seen()),
+        make_host("b", probe=seen(finding("gpu.xid"))),
+        make_host("c", probe=seen(), plan={"steps": [STEP]}),
+        make_host("d", probe=seen(), plan={"problems": [{"what": "WSL", "fix": ""}]}),
         make_host("e", plan={"error": {"what": "no route", "exit": 4}}),
     ).pools
     assert (pool.hosts, pool.reached, pool.accepted, pool.provisioned, pool.healthy) == (5, 4, 3, 2, 1)
@@ -196,9 +196,9 @@ def test_a_host_of_whose_gpus_something_is_not_proven_is_not_counted_as_healthy(
 
 def test_versions_of_a_class_the_most_frequent_first() -> None:
     made = report(
-        *(make_host(n, seen=seen(kernel="6.1", driver="580", flavour="open")) for n in ("a", "b")),
-        make_host("c", seen=seen(kernel="6.1", driver="575")),
-        make_host("d", seen=seen(kernel="5.4", kind="other")),
+        *(make_host(n, probe=seen(kernel="6.1", driver="580", flavour="open")) for n in ("a", "b")),
+        make_host("c", probe=seen(kernel="6.1", driver="575")),
+        make_host("d", probe=seen(kernel="5.4", kind="other")),
     )
     assert [(c.kind, c.hosts) for c in made.classes] == [("debian:12/x86_64/1x10de:2330", 3), ("other", 1)]
     versions = made.classes[0].versions
@@ -248,7 +248,7 @@ FINDINGS = st.builds(
     message=TEXT,
 )
 REPORTS = st.lists(st.tuples(TEXT, st.lists(FINDINGS, max_size=3)), max_size=3).map(
-    lambda hosts: report(*(make_host(name, pool="p", seen=seen(*found)) for name, found in hosts))
+    lambda hosts: report(*(make_host(name, pool="p", probe=seen(*found)) for name, found in hosts))
 )
 
 
@@ -281,7 +281,7 @@ def test_junit_says_of_a_host_what_failed_what_passed_and_what_only_warns() -> N
         finding("gpu.xid", message="Xid 79", fix="reset"), finding("gpu.count", "passed"), finding("gpu.ecc", "warning")
     )
     run = HostRun(wave=0, state="done", exit=0, started="2026-11-22T08:00:00Z", ended="2026-11-22T08:01:30Z")
-    [suite] = ElementTree.fromstring(junit_text(report(make_host("gpu1", pool="a", seen=known, run=run))))
+    [suite] = ElementTree.fromstring(junit_text(report(make_host("gpu1", pool="a", probe=known, run=run))))
     assert (suite.get("time"), suite.get("timestamp")) == ("90", "2026-11-22T08:00:00")
     failed, warned, passed = suite.findall("testcase")
     [failure] = failed
@@ -292,7 +292,7 @@ def test_junit_says_of_a_host_what_failed_what_passed_and_what_only_warns() -> N
 
 def test_markdown_names_what_is_wrong_and_keeps_its_tables_whole() -> None:
     known = seen(finding("gpu.xid", message="a | b\n<img>"), kernel="6.1")
-    text = markdown_text(report(make_host("gpu1", pool="a", seen=known), make_host("gpu2", seen=seen(kernel="6.2"))))
+    text = markdown_text(report(make_host("gpu1", pool="a", probe=known), make_host("gpu2", probe=seen(kernel="6.2"))))
     assert "| 1 | failed | `gpu.xid` | a \\| b &lt;img> |  | gpu1 |" in text
     assert "6.1 ×1, 6.2 ×1" in text
     assert "gpu2" not in text.partition("## Hosts that")[2]
@@ -324,8 +324,8 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \" ' & \u
 
 def test_nothing_that_a_host_says_becomes_markup() -> None:
     known = seen(finding(EVIL, message=EVIL, fix=EVIL), kernel=EVIL, kind=EVIL)
-    plain = Page(html_text(report(make_host("a", seen=seen(finding("x")))), load_page()))
-    made = Page(html_text(replace(report(make_host(EVIL, pool=EVIL, seen=known)), title=EVIL), load_page()))
+    plain = Page(html_text(report(make_host("a", probe=seen(finding("x")))), load_page()))
+    made = Page(html_text(replace(report(make_host(EVIL, pool=EVIL, probe=known)), title=EVIL), load_page()))
     tags = [tag for tag, _ in made.elements]
     assert tags.count("script") == 2 and "img" not in tags
     assert {name for _, attributes in made.elements for name in attributes if name.startswith("on")} == set()

@@ -55,17 +55,17 @@ def gpu_troubles(facts: NodeFacts) -> Iterator[Trouble]:
 
 def gpu_checks(facts: NodeFacts) -> Iterator[Check]:
     """The checks gpu.fault to gpu.ecc, nvlink.down and fabric.state."""
-    found = list(gpu_troubles(facts))
-    yield from _failed(found, _FAULT.id)
+    troubles = list(gpu_troubles(facts))
+    yield from _failed(troubles, _FAULT.id)
     if any(gpu.recovery for gpu in facts.nvml):  # else this driver does not know the question
-        yield from _judged(facts, found, _RECOVERY)
+        yield from _judged(facts, troubles, _RECOVERY)
     for rule in _RULES:
-        yield from _judged(facts, found, rule)
+        yield from _judged(facts, troubles, rule)
     if any(gpu.event_reasons for gpu in facts.nvml):  # else it was not asked
-        yield from _judged(facts, found, _SLOWDOWN)
+        yield from _judged(facts, troubles, _SLOWDOWN)
     yield from _links(facts)
     if facts.nvswitches or facts.nvlink5_fabric or any(gpu.fabric_state not in ("", "N/A") for gpu in facts.nvml):
-        yield from _joined(facts, found)
+        yield from _joined(facts, troubles)
 
 
 _UNFIT = ("gpu.fault", "gpu.recovery", "gpu.remap-failure")
@@ -79,18 +79,18 @@ def unfit_checks(facts: NodeFacts) -> list[Check]:
     return [check for check in gpu_checks(facts) if check.id in _UNFIT and check.status == "failed"]
 
 
-def _failed(found: Iterable[Trouble], check_id: str) -> Iterator[Check]:
-    mine = [trouble for trouble in found if trouble.check == check_id]
+def _failed(troubles: Iterable[Trouble], check_id: str) -> Iterator[Check]:
+    mine = [trouble for trouble in troubles if trouble.check == check_id]
     if mine:
         fixes = dict.fromkeys(trouble.fix for trouble in mine)
         text = _by_words((trouble.gpu, trouble.what) for trouble in mine)
         yield Check(id=check_id, status="failed", message=text, fix="; ".join(fixes))
 
 
-def _judged(facts: NodeFacts, found: list[Trouble], rule: _Rule) -> Iterator[Check]:
+def _judged(facts: NodeFacts, troubles: list[Trouble], rule: _Rule) -> Iterator[Check]:
     if not facts.nvml:
         return
-    failed = list(_failed(found, rule.id))
+    failed = list(_failed(troubles, rule.id))
     if failed:
         yield from failed
         return
@@ -265,9 +265,9 @@ def _fabric(gpu: NvmlGpu) -> tuple[Verdict, str]:
 _FABRIC = _Rule(id="fabric.state", judge=_fabric, good="all GPUs have joined the NVLink fabric", fix=lambda _: _MANAGER)
 
 
-def _joined(facts: NodeFacts, found: list[Trouble]) -> Iterator[Check]:
+def _joined(facts: NodeFacts, troubles: list[Trouble]) -> Iterator[Check]:
     """«All» only where each GPU said so: A100s behind NVSwitches say nothing of it."""
-    failed = list(_failed(found, _FABRIC.id))
+    failed = list(_failed(troubles, _FABRIC.id))
     if failed or not facts.nvml:
         yield from failed
         return

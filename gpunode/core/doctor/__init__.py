@@ -191,23 +191,23 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
     }
 
 
-def _xid_data(seen: XidSeen, faults: Faults) -> dict[str, Any]:
-    known = (faults.codes.sxids if seen.nvswitch else faults.codes.xids).get(seen.code)
+def _xid_data(xid: XidSeen, faults: Faults) -> dict[str, Any]:
+    known = (faults.codes.sxids if xid.nvswitch else faults.codes.xids).get(xid.code)
     return {
-        "code": seen.code,
-        "kind": "SXid" if seen.nvswitch else "Xid",
-        "count": seen.count,
-        "gpus": list(seen.gpus),
+        "code": xid.code,
+        "kind": "SXid" if xid.nvswitch else "Xid",
+        "count": xid.count,
+        "gpus": list(xid.gpus),
         "mnemonic": (known.mnemonic if known else None) or None,
         "severity": (known.severity if known else None) or None,
         "description": known.description if known else None,
         "immediate": (known.immediate if known else None) or None,
         "investigatory": (known.investigatory if known else None) or None,
         "plain": (known.plain if known else None) or None,
-        "allocatable": known.ignored if known and not seen.nvswitch else None,
+        "allocatable": known.ignored if known and not xid.nvswitch else None,
         "confidence": "high",
-        "evidence": [_evidence_text(seen.evidence)],
-        "source": faults.codes.sxid_source if seen.nvswitch else faults.codes.xid_source,
+        "evidence": [_evidence_text(xid.evidence)],
+        "source": faults.codes.sxid_source if xid.nvswitch else faults.codes.xid_source,
     }
 
 
@@ -237,16 +237,16 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
     return "\n".join(lines)
 
 
-def _xid_lines(seen: XidSeen, faults: Faults) -> list[str]:
-    known = (faults.codes.sxids if seen.nvswitch else faults.codes.xids).get(seen.code)
-    kind = "SXid" if seen.nvswitch else "Xid"
-    often = f", {seen.count} times" if seen.count > 1 else ""
-    on = f" on {', '.join(seen.gpus)}" if seen.gpus else ""
+def _xid_lines(xid: XidSeen, faults: Faults) -> list[str]:
+    known = (faults.codes.sxids if xid.nvswitch else faults.codes.xids).get(xid.code)
+    kind = "SXid" if xid.nvswitch else "Xid"
+    often = f", {xid.count} times" if xid.count > 1 else ""
+    on = f" on {', '.join(xid.gpus)}" if xid.gpus else ""
     what = f"{known.description} ({known.severity or known.mnemonic})" if known else "not in NVIDIA's catalogue"
-    lines = [f"  {kind} {seen.code}{on}{often}: {what}", f"    seen     {_evidence_text(seen.evidence)}"]
+    lines = [f"  {kind} {xid.code}{on}{often}: {what}", f"    seen     {_evidence_text(xid.evidence)}"]
     if known and (known.immediate or known.investigatory):
         then = f", then {known.investigatory}" if known.investigatory else ""
         lines += [f"    NVIDIA   {known.immediate or 'no immediate action'}{then}"]
-    lines += [f"    driver   {told}: {recovery_fix(told)}"] if (told := verdict(seen)) else []
+    lines += [f"    driver   {told}: {recovery_fix(told)}"] if (told := verdict(xid)) else []
     lines += [f"    meaning  {known.plain}"] if known and known.plain else []
     return lines

@@ -114,7 +114,7 @@ _MORE = re.compile(r", (?:Data|Severity) ")
 _VERDICT = re.compile(r"GPU recovery action changed from .{1,40} to 0x\w+ \(([^)]{1,40})\)", re.IGNORECASE)
 
 
-def verdict(seen: XidSeen) -> str:
+def verdict(xid: XidSeen) -> str:
     """The recovery action that Xid 154 tells, "" for another code."""
-    told = _VERDICT.search(seen.evidence.text) if seen.code == 154 else None
+    told = _VERDICT.search(xid.evidence.text) if xid.code == 154 else None
     return told[1] if told else ""

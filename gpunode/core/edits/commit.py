@@ -104,7 +104,7 @@ def _after(after: Activation) -> dict[str, bytes]:
 def target_request(
     target: EditTarget,
     edit: Edit,
-    seen: Mapping[str, FileSnapshot | None],
+    files: Mapping[str, FileSnapshot | None],
     after: Activation,
     *,
     used: Sequence[str] | None = None,
@@ -114,7 +114,7 @@ def target_request(
     """The transaction of an edit: every file that was read, or was not there, is compared, the root config is written
     last, and after it what goes is removed.
 
-    `seen` are the files that were read, None for one that must stay absent.  A new file is never more readable than
+    `files` are the files that were read, None for one that must stay absent.  A new file is never more readable than
     the root config, whose settings it may repeat; where there is none, than the most private file that was read.
     `used` are the ids of the records that an edit which undoes others has used up: such an edit leaves none of its
     own.  `place` gives the place on this machine of a path, where paths are those of another tree.
@@ -124,15 +124,15 @@ def target_request(
         """The root config last, since it names the others; behind it those that go, which it names no more."""
         return edit.changes.get(path, b"") is None, path == after.config, path
 
-    paths = {*seen, *edit.changes, *(path for path in target.files(texts(seen)) if not set(path) & set("*?["))}
-    there = {path: found.mode for path, found in seen.items() if found and found.sha256}
+    paths = {*files, *edit.changes, *(path for path in target.files(texts(files)) if not set(path) & set("*?["))}
+    there = {path: found.mode for path, found in files.items() if found and found.sha256}
     like = min(there, key=lambda path: (path != after.config, there[path] & 0o077, path), default="")
     changes = [
         FileChange(
             path=place(path),
             data=edit.changes.get(path),
             like=place(like) if like else "",
-            expect=found.sha256 if (found := seen.get(path)) else "",
+            expect=found.sha256 if (found := files.get(path)) else "",
             read=path not in edit.changes,
         )
         for path in sorted(paths, key=order)

@@ -186,9 +186,9 @@ def gathered(
     return seen
 
 
-def texts(seen: Mapping[str, FileSnapshot | None]) -> dict[str, bytes]:
+def texts(snapshots: Mapping[str, FileSnapshot | None]) -> dict[str, bytes]:
     """The files that are there."""
-    return {path: found.data or b"" for path, found in seen.items() if found}
+    return {path: found.data or b"" for path, found in snapshots.items() if found}
 
 
 def probed_files(

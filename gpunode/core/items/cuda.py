@@ -31,12 +31,12 @@ class Default(Item):
         return facts.cuda_default
 
 
-def wanted(asked: Question) -> Found:
+def wanted(question: Question) -> Found:
     """What the solution has of it.
 
     A distribution's own toolkit (`versions` is empty) brings its PATH itself, and is not in /usr/local.
     """
-    cuda = asked.solution.cuda
+    cuda = question.solution.cuda
     if cuda is None:
         return
     for package in cuda.packages:
@@ -46,7 +46,7 @@ def wanted(asked: Question) -> Found:
     if not cuda.versions:
         return
     newest = max(cuda.compat, key=version_tuple, default="")  # its libcuda serves the older toolkits as well
-    yield File(role="cuda", path=CUDA_PROFILE, text=render(asked.templates["cuda.sh.j2"], compat=newest))
+    yield File(role="cuda", path=CUDA_PROFILE, text=render(question.templates["cuda.sh.j2"], compat=newest))
     yield Default(version=cuda.version)
 
 

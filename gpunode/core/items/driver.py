@@ -126,9 +126,9 @@ class Built(Item):
 LOADED = (Module, ServiceItem, Version, LoadedFlavour, LoadedParameters)  # what needs the GPU
 
 
-def wanted(asked: Question) -> Found:
+def wanted(question: Question) -> Found:
     """Packages, modules for every kernel, and services; nothing of a driver that is only verified."""
-    facts, driver, templates = asked.facts, asked.solution.driver, asked.templates
+    facts, driver, templates = question.facts, question.solution.driver, question.templates
     if driver is None:
         return
     yield from _problems(facts, driver)
@@ -137,7 +137,7 @@ def wanted(asked: Question) -> Found:
     yield from _sources(facts, driver, templates)
     yield from _installed(facts, driver)
     yield File(role="driver", path=NOUVEAU_CONF, text=templates["nouveau.conf.j2"])
-    yield from _parameters(facts, asked.spec.driver.module_parameters, templates)
+    yield from _parameters(facts, question.spec.driver.module_parameters, templates)
     yield Module(role="driver", module="nouveau", loaded=False)
     if facts.driver.nova:
         yield Module(role="driver", module="nova_core", loaded=False)

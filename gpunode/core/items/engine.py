@@ -93,17 +93,17 @@ class Configured(Item):
         yield from self.edit.changes.items()
 
 
-def wanted(asked: Question) -> Found:
+def wanted(question: Question) -> Found:
     """Every engine that is to be configured, with what it needs, and what stands against it."""
-    facts, spec = asked.facts, asked.spec
-    if not asked.solution.toolkit:
+    facts, spec = question.facts, question.spec
+    if not question.solution.toolkit:
         return
     for request, engine in requests(facts, spec):
-        yield from _runtime(facts, request, engine, asked.templates)
+        yield from _runtime(facts, request, engine, question.templates)
         if problem := driver_problem(facts, request.runtime, engine.cgroup_driver):
             yield problem
     yield from _absent_engines(facts, spec)
-    yield from _cdi(asked)
+    yield from _cdi(question)
 
 
 def value(case: HostCase, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
@@ -234,15 +234,15 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
     yield Configured(request=request, edit=edit, upgrade=bool(facts.toolkit), reasons=(*edit.reasons, *why))
 
 
-def _cdi(asked: Question) -> Iterator[Item]:
+def _cdi(question: Question) -> Iterator[Item]:
     """The CDI specification, where an engine goes by it, or one that nvidia-ctk made is there."""
-    facts, templates = asked.facts, asked.templates
-    configured = (request for request, _ in requests(facts, asked.spec))
+    facts, templates = question.facts, question.templates
+    configured = (request for request, _ in requests(facts, question.spec))
     engines = tuple(request.runtime for request in configured if request.runtime in BY_CDI or request.cdi)
-    driver = asked.solution.driver or facts.driver.loaded  # nvidia-ctk asks it
+    driver = question.solution.driver or facts.driver.loaded  # nvidia-ctk asks it
     if driver and (engines or made_by_ctk(facts).cdi.specs):
         units = {name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")}
-        yield from cdi_settings(facts, asked.solution.toolkit.version if asked.solution.toolkit else "", engines)
+        yield from cdi_settings(facts, question.solution.toolkit.version if question.solution.toolkit else "", engines)
         yield Specification(units=units, engines=engines)
 
 

@@ -15,9 +15,9 @@ from gpunode.core.solve.fabric import IMEX_NODES
 _IMEX = "nvidia-imex.service"
 
 
-def wanted(asked: Question) -> Found:
+def wanted(question: Question) -> Found:
     """What the solution has of it."""
-    fabric = asked.solution.fabric
+    fabric = question.solution.fabric
     if fabric is None:
         return
     for package in fabric.packages:

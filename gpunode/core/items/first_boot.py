@@ -86,7 +86,7 @@ class Armed(Enabled):
         return self.wanted if facts.first_boot.status == "passed" else super().actual(facts)
 
 
-def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, asked: Question) -> Iterator[Item]:
+def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, question: Question) -> Iterator[Item]:
     """The items of a machine with its GPU → those of the same machine before.
 
     The first boot counts the GPUs itself.
@@ -97,7 +97,7 @@ def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, asked: 
     yield from (item for item in kept if item.key not in later)
     separate = [item.unit for item in everything if item.role == "fabric" and isinstance(item, ServiceItem)]
     specification = [item.value for item in everything if isinstance(item, Specification)]
-    smoke_value = smoke.smoke_request(asked.facts, asked.spec, asked.solution)
+    smoke_value = smoke.smoke_request(question.facts, question.spec, question.solution)
     value: dict[str, Any] = {
         "activate": {
             "load": [*driver.modules, *MODULES],
@@ -108,8 +108,8 @@ def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, asked: 
         **({"cdi": specification[0]} if specification else {}),
         "smoke": {**smoke_value, "gpus": "found", "image": ""},  # no registry is needed at boot
     }
-    yield File(role="driver", path=UNIT_PATH, text=asked.templates["firstboot.service.j2"])
-    yield FirstBootProgram(value=value, sha256=program_hash(value, asked.templates))
+    yield File(role="driver", path=UNIT_PATH, text=question.templates["firstboot.service.j2"])
+    yield FirstBootProgram(value=value, sha256=program_hash(value, question.templates))
     for unit in driver.services:
         yield Enabled(role="driver", unit=unit)
     yield Armed()

@@ -81,9 +81,9 @@ def sources_path(name: str, facts: NodeFacts) -> str:
     return f"{where.folder}/{where.sources.format(name=name)}"
 
 
-def wanted(asked: Question) -> Found:
+def wanted(question: Question) -> Found:
     """Each repository's files once, by the first role that needs it; files that rival it or hold a revoked key go."""
-    facts, solution = asked.facts, asked.solution
+    facts, solution = question.facts, question.solution
     seen: set[str] = set()
     for role in ("driver", "fabric", "cuda", "toolkit"):
         part = getattr(solution, role)
@@ -91,7 +91,7 @@ def wanted(asked: Question) -> Found:
             if part is None or repository.name not in (part.repository, DISTRIBUTION) or repository.name in seen:
                 continue
             seen.add(repository.name)
-            yield from _files(role, repository, facts, asked.templates)
+            yield from _files(role, repository, facts, question.templates)
             kept = solution.driver.repository_files if solution.driver else ()
             for path in rival_files(repository, facts):
                 if path in kept:  # a package that is wanted brings it

@@ -227,14 +227,14 @@ class Threads(Item):
         return f"{facts.sharing.mps_threads} %" if facts.sharing.mps_threads else "no MPS control daemon runs"
 
 
-def wanted(asked: Question) -> Found:
+def wanted(question: Question) -> Found:
     """What the solution wants of MIG and MPS; where it wants none, that nothing of gpunode's is left."""
-    facts, texts = asked.facts, asked.templates
-    if not asked.spec.image.load:  # what is to be cut must be there
+    facts, texts = question.facts, question.templates
+    if not question.spec.image.load:  # what is to be cut must be there
         return
-    choice = asked.solution.sharing or SharingChoice()
+    choice = question.solution.sharing or SharingChoice()
     if choice.mig is not None or facts.sharing.mig_program:
-        yield from _mig(choice, mig_value(facts, asked.spec, choice, texts), texts)
+        yield from _mig(choice, mig_value(facts, question.spec, choice, texts), texts)
     if choice.mps or f"{UNITS}{MPS_UNIT}" in facts.files:
         yield from _mps(choice, texts)
 

@@ -57,13 +57,13 @@ class ToolkitConfig(Item):
         yield from self.edit.changes.items()
 
 
-def wanted(asked: Question) -> Found:
+def wanted(question: Question) -> Found:
     """The settings in the toolkit's own file, where any are asked for; its packages, and those that go for them.
 
     An nvidia-docker2 that is bound to a version of docker-ce makes apt refuse everything once docker-ce is newer: it
     goes with the first packages that are installed, those of the driver.
     """
-    facts, spec, solution = asked.facts, asked.spec, asked.solution
+    facts, spec, solution = question.facts, question.spec, question.solution
     by_mounts = facts.kubernetes.present and "volume-mounts" in spec.kubernetes.device_plugin.device_list_strategy
     settings = {**({_BY_MOUNTS: True} if by_mounts else {}), **spec.toolkit.config.settings}
     if by_mounts and not settings[_BY_MOUNTS]:

@@ -61,9 +61,9 @@ def _together(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found | {"alone": any(value.get("alone") for value in values)}
 
 
-def question(asked: Transaction, names: Sequence[str]) -> Request:
+def question(transaction: Transaction, names: Sequence[str]) -> Request:
     """The files of the request."""
-    request = packages_request(asked.value, wait=0, check=True)
+    request = packages_request(transaction.value, wait=0, check=True)
     return request | {"ask": b"1\n"} | ({"names": as_lines(list(names))} if names else {})
 
 
@@ -101,12 +101,12 @@ def read_answer(stdout: str, rc: int, names: Sequence[str]) -> Answer:
     return Answer(archive=archive, verdict="fails", why=why)
 
 
-def _offers(lines: Sequence[str], asked: frozenset[str]) -> Iterator[Offer]:
+def _offers(lines: Sequence[str], names: frozenset[str]) -> Iterator[Offer]:
     for line in lines:
         name, _, rest = line.partition(" ")
         version, *words = rest.split()
         needs = [words[n : n + 3] for n in range(0, len(words), 3)]
-        good = name in asked and VERSION.fits(version) and len(words) <= 3 * 20
+        good = name in names and VERSION.fits(version) and len(words) <= 3 * 20
         if good and all(
             len(n) == 3 and PACKAGE.fits(n[0]) and n[1] in _OPERATORS and VERSION.fits(n[2]) for n in needs
         ):

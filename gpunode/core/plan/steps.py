@@ -182,12 +182,12 @@ STEPS = (
 BY_ID = {f"{row.role}.{row.option}": row for row in STEPS}
 
 
-def wanted(asked: Question) -> Wanted:
+def wanted(question: Question) -> Wanted:
     """The state that the spec and its solution ask of a node; values only, nothing is compared yet."""
-    found = [one for part in (*ROLES, *STEPS) for make in part.wanted for one in make(asked)]
+    found = [one for part in (*ROLES, *STEPS) for make in part.wanted for one in make(question)]
     items = {one.key: one for one in found if isinstance(one, Item)}
-    if asked.solution.driver and not asked.spec.image.load:
-        items = {one.key: one for one in first_boot.without_loading(items, asked.solution.driver, asked)}
+    if question.solution.driver and not question.spec.image.load:
+        items = {one.key: one for one in first_boot.without_loading(items, question.solution.driver, question)}
     return Wanted(items=items, problems=tuple(one for one in found if isinstance(one, Problem)))
 
 

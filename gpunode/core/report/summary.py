@@ -34,12 +34,12 @@ from gpunode.core.report.seen import fleet_gpus
 # Checks that find what has moved since a host was set up, and does not hurt yet.
 _DRIFT = re.compile(r"plan\.(?!problem)|boot\.|driver\.held|repository\.twice|fence\.")
 COMPONENTS: Mapping[str, Callable[[ProbeSummary], str]] = {
-    "kernel": lambda seen: seen.versions.kernel,
-    "driver": lambda seen: f"{seen.versions.driver} {seen.versions.flavour}".strip(),
-    "CUDA": lambda seen: ", ".join(seen.versions.cuda),
-    "toolkit": lambda seen: seen.versions.toolkit,
-    "engines": lambda seen: ", ".join(seen.versions.engines),
-    "Kubernetes": lambda seen: seen.versions.kubernetes,
+    "kernel": lambda probe: probe.versions.kernel,
+    "driver": lambda probe: f"{probe.versions.driver} {probe.versions.flavour}".strip(),
+    "CUDA": lambda probe: ", ".join(probe.versions.cuda),
+    "toolkit": lambda probe: probe.versions.toolkit,
+    "engines": lambda probe: ", ".join(probe.versions.engines),
+    "Kubernetes": lambda probe: probe.versions.kubernetes,
 }
 
 
@@ -271,7 +271,7 @@ def make_host(
     name: str,
     *,
     pool: str = "",
-    seen: ProbeSummary | None = None,
+    probe: ProbeSummary | None = None,
     plan: Mapping[str, Any] | None = None,
     result: Mapping[str, Any] | None = None,
     run: HostRun | None = None,
@@ -289,7 +289,7 @@ def make_host(
     left = [] if newer else list(_planned(plan or {}))
     if any(finding.id.startswith("plan.driver.") for finding in left):
         reported.add("driver.loaded")  # that it is not, the plan says already
-    checks += [finding for finding in (seen.checks if seen else ()) if finding.id not in reported]
+    checks += [finding for finding in (probe.checks if probe else ()) if finding.id not in reported]
     found = [*_errors((plan or {}).get("error")), *left, *checks]
     found += _ended(result, run, last_message, found)
     open_ = sorted((f for f in found if f.status not in ("passed", "skipped")), key=lambda f: STATUSES.index(f.status))
@@ -298,7 +298,7 @@ def make_host(
         state=_state(open_, run),
         pool=pool,
         message=_message(open_, run, last_message),
-        seen=replace(seen, checks=()) if seen else None,
+        seen=replace(probe, checks=()) if probe else None,
         findings=tuple(open_),
         passed=tuple(finding.id for finding in found if finding.status == "passed"),
         run=run,
@@ -331,12 +331,12 @@ def _checked(result: Mapping[str, Any]) -> Iterator[ReportFinding]:
 
 
 def _ended(
-    result: Mapping[str, Any] | None, run: HostRun | None, last_message: str, found: list[ReportFinding]
+    result: Mapping[str, Any] | None, run: HostRun | None, last_message: str, findings: list[ReportFinding]
 ) -> Iterator[ReportFinding]:
     """A bad end that no check explains."""
     code = run.exit if run else (result or {}).get("exit")
     status = _BY_EXIT.get(code or 0, "failed")
-    if not code or any(f.status == status for f in found):
+    if not code or any(f.status == status for f in findings):
         return
     message = last_message or (result or {}).get("message", "") or f"exit {code}"
     fixed = _FIX.fullmatch(message)

@@ -41,7 +41,7 @@ class SourceFinding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParsedRecord:
+class Evidence:
     """One record with all that the checks read out of it, each thing once."""
 
     record: SelftestRecord
@@ -96,22 +96,22 @@ class SourceCheck:
     id: str
     compares: str
     needs: tuple[str, ...]
-    judge: Callable[[ParsedRecord], SourceFinding]
+    judge: Callable[[Evidence], SourceFinding]
 
 
-def judge(seen: ParsedRecord) -> tuple[Result, ...]:
+def judge(evidence: Evidence) -> tuple[Result, ...]:
     """Every check of the table on one record, in the table's order."""
-    return tuple(_result(check, seen) for check in CHECKS)
+    return tuple(_result(check, evidence) for check in CHECKS)
 
 
-def _result(check: SourceCheck, seen: ParsedRecord) -> Result:
+def _result(check: SourceCheck, evidence: Evidence) -> Result:
     row = partial(Result, id=check.id)
     for need in check.needs:
-        capture = seen.record.captures.get(need, Capture(error="it was not asked for"))
+        capture = evidence.record.captures.get(need, Capture(error="it was not asked for"))
         if not capture.text:
             return row(status="not possible", message=f"no {need}: {capture.error or 'it is empty'}")
     try:
-        found = check.judge(seen)
+        found = check.judge(evidence)
     except NotPossible as why:
         return row(status="not possible", message=str(why))
     except Exception as error:  # what no check foresaw is what a selftest is to find, and others have to go on
@@ -132,13 +132,13 @@ def _counted(differences: Sequence[str]) -> str:
 SHELLS = ("dash", "bash", "busybox")
 
 
-def _shells(seen: ParsedRecord) -> SourceFinding:
+def _shells(evidence: Evidence) -> SourceFinding:
     """Facts under each shell against those of /bin/sh, as far as they rest on the machine alone."""
-    asked = {shell: seen.record.captures.get(f"probe-{shell}.txt", Capture(error="not there")) for shell in SHELLS}
+    asked = {shell: evidence.record.captures.get(f"probe-{shell}.txt", Capture(error="not there")) for shell in SHELLS}
     texts = {shell: one for shell, one in asked.items() if one.text or one.stopped}
     if not texts:
         raise NotPossible(f"none of {', '.join(SHELLS)} is on this machine")
-    wanted, differences = stable_facts(seen.facts), []
+    wanted, differences = stable_facts(evidence.facts), []
     for shell, one in texts.items():
         try:
             found = stable_facts(parse_probe(one.text))
@@ -149,13 +149,15 @@ def _shells(seen: ParsedRecord) -> SourceFinding:
     return SourceFinding(message=f"the same facts under {', '.join(texts)}", differences=differences)
 
 
-def _readable(seen: ParsedRecord) -> SourceFinding:
-    lost = [note for note in seen.facts.notes if ": not understood: " in note]
-    return SourceFinding(message="every line of the probe was understood", differences=[*seen.facts.malformed, *lost])
+def _readable(evidence: Evidence) -> SourceFinding:
+    lost = [note for note in evidence.facts.notes if ": not understood: " in note]
+    return SourceFinding(
+        message="every line of the probe was understood", differences=[*evidence.facts.malformed, *lost]
+    )
 
 
-def _driver(seen: ParsedRecord) -> SourceFinding:
-    facts, trouble = seen.facts, []
+def _driver(evidence: Evidence) -> SourceFinding:
+    facts, trouble = evidence.facts, []
     on_pci = [gpu for gpu in facts.gpus if gpu.driver != "vfio-pci"]
     if not on_pci:
         raise NotPossible("no NVIDIA GPU on PCI, or all are passed through to guests")
@@ -168,17 +170,19 @@ def _driver(seen: ParsedRecord) -> SourceFinding:
     return SourceFinding(message=f"driver {facts.driver.loaded or 'none'} answers", differences=trouble)
 
 
-def _in_time(seen: ParsedRecord) -> SourceFinding:
-    late = [f"{name}: {one.error}" for name, one in seen.record.captures.items() if one.stopped]
-    return SourceFinding(message=f"{len(seen.record.captures)} captures ended within their limits", differences=late)
+def _in_time(evidence: Evidence) -> SourceFinding:
+    late = [f"{name}: {one.error}" for name, one in evidence.record.captures.items() if one.stopped]
+    return SourceFinding(
+        message=f"{len(evidence.record.captures)} captures ended within their limits", differences=late
+    )
 
 
 # ---------------------------------------------------------------- facts, field by field
 
 
-def _compared(one: str, other: str, seen: ParsedRecord) -> SourceFinding:
-    first, second = seen.reading(one), seen.reading(other)
-    passed_through = [gpu.slot for gpu in seen.facts.gpus if gpu.driver == "vfio-pci"]
+def _compared(one: str, other: str, evidence: Evidence) -> SourceFinding:
+    first, second = evidence.reading(one), evidence.reading(other)
+    passed_through = [gpu.slot for gpu in evidence.facts.gpus if gpu.driver == "vfio-pci"]
     absent = passed_through if {one, other} & {"smi", "nvml", "proc"} else ()
     number, differences = readings.compare(first, second, absent=absent)
     if not number and not differences:
@@ -188,21 +192,21 @@ def _compared(one: str, other: str, seen: ParsedRecord) -> SourceFinding:
     )
 
 
-def _virtual(seen: ParsedRecord) -> SourceFinding:
+def _virtual(evidence: Evidence) -> SourceFinding:
     """Whether gpunode knows a virtual GPU as one: its driver comes from the vendor of the hypervisor."""
-    if not seen.virtual:
+    if not evidence.virtual:
         raise NotPossible("no virtual GPU here")
-    known = {gpu.slot for gpu in seen.facts.gpus if gpu.virtual_function}
+    known = {gpu.slot for gpu in evidence.facts.gpus if gpu.virtual_function}
     missed = [
-        f"{slot}: nvidia-smi says VGPU, gpunode takes it for a whole GPU" for slot in sorted(seen.virtual - known)
+        f"{slot}: nvidia-smi says VGPU, gpunode takes it for a whole GPU" for slot in sorted(evidence.virtual - known)
     ]
     return SourceFinding(message="virtual GPUs are known as such", differences=missed)
 
 
-def _nvlink(seen: ParsedRecord) -> SourceFinding:
-    indexes = {gpu.slot: gpu.index for gpu in seen.facts.nvml}
+def _nvlink(evidence: Evidence) -> SourceFinding:
+    indexes = {gpu.slot: gpu.index for gpu in evidence.facts.nvml}
     links = {
-        indexes[slot]: gpu["nvlink"] for slot, gpu in seen.nvml.gpus.items() if "nvlink" in gpu and slot in indexes
+        indexes[slot]: gpu["nvlink"] for slot, gpu in evidence.nvml.gpus.items() if "nvlink" in gpu and slot in indexes
     }
     if not any("1" in states for states in links.values()) or len(links) < 2:
         raise NotPossible("no two GPUs with active NVLinks")
@@ -212,10 +216,10 @@ def _nvlink(seen: ParsedRecord) -> SourceFinding:
         for number, state in enumerate(states)
         if state == "0" and "1" in states
     }
-    models = {gpu.index: gpu.name for gpu in seen.facts.nvml}
+    models = {gpu.index: gpu.name for gpu in evidence.facts.nvml}
     joined = {models[index] for index, states in links.items() if "1" in states}
     down |= {f"GPU {n}: all links" for n, states in links.items() if "1" not in states and models[n] in joined}
-    reported = set(seen.facts.nvlink_inactive)
+    reported = set(evidence.facts.nvlink_inactive)
     differences = [f"{link}: NVML says down, gpunode does not" for link in sorted(down - reported)]
     differences += [f"{link}: gpunode says down, NVML does not" for link in sorted(reported - down)]
     return SourceFinding(message=f"{sum(map(len, links.values()))} NVLinks compared", differences=differences)
@@ -224,17 +228,17 @@ def _nvlink(seen: ParsedRecord) -> SourceFinding:
 # ---------------------------------------------------------------- knowledge against the device
 
 
-def _known(seen: ParsedRecord) -> SourceFinding:
-    gpus = _gpus(seen)
-    unknown = [f"{gpu.slot} {gpu.id}: not in gpus.toml" for gpu in gpus if not seen.knowledge.gpu(gpu.id)]
-    names = sorted({model.name for model in seen.models.values()})
+def _known(evidence: Evidence) -> SourceFinding:
+    gpus = _gpus(evidence)
+    unknown = [f"{gpu.slot} {gpu.id}: not in gpus.toml" for gpu in gpus if not evidence.knowledge.gpu(gpu.id)]
+    names = sorted({model.name for model in evidence.models.values()})
     return SourceFinding(message=f"PCI ids known: {', '.join(names) or 'none'}", differences=unknown)
 
 
-def _gpus(seen: ParsedRecord) -> tuple[Any, ...]:
-    if not seen.facts.gpus:
+def _gpus(evidence: Evidence) -> tuple[Any, ...]:
+    if not evidence.facts.gpus:
         raise NotPossible("no NVIDIA GPU on PCI")
-    return seen.facts.gpus
+    return evidence.facts.gpus
 
 
 _BRANDS = (
@@ -245,12 +249,12 @@ _BRANDS = (
 )
 
 
-def _class(seen: ParsedRecord) -> SourceFinding:
+def _class(evidence: Evidence) -> SourceFinding:
     """The kind that the knowledge has for the model against the brand that the driver says."""
     compared, differences = 0, []
-    for slot, gpu, model in _known_gpus(seen):
+    for slot, gpu, model in _known_gpus(evidence):
         kinds = next((kinds for brand, kinds in _BRANDS if brand.search(gpu.get("brand", ""))), ())
-        if slot in seen.virtual:  # its brand is that of its licence
+        if slot in evidence.virtual:  # its brand is that of its licence
             continue
         compared += bool(kinds)
         if kinds and model.kind not in (*kinds, "unnamed"):
@@ -258,11 +262,11 @@ def _class(seen: ParsedRecord) -> SourceFinding:
     return _found(compared, "brand", differences)
 
 
-def _known_gpus(seen: ParsedRecord) -> Iterator[tuple[str, Mapping[str, str], GpuModel]]:
+def _known_gpus(evidence: Evidence) -> Iterator[tuple[str, Mapping[str, str], GpuModel]]:
     """(slot, what nvidia-smi says, what the knowledge has) of each GPU that both have."""
-    for slot, gpu in seen.smi.gpus.items():
-        if slot in seen.models:
-            yield slot, gpu, seen.models[slot]
+    for slot, gpu in evidence.smi.gpus.items():
+        if slot in evidence.models:
+            yield slot, gpu, evidence.models[slot]
 
 
 def _found(compared: int, what: str, differences: Sequence[str]) -> SourceFinding:
@@ -271,8 +275,8 @@ def _found(compared: int, what: str, differences: Sequence[str]) -> SourceFindin
     return SourceFinding(message=f"{what} of {compared} GPUs as in the knowledge", differences=differences)
 
 
-def _architecture(seen: ParsedRecord) -> SourceFinding:
-    rows = [(slot, gpu["architecture"], model) for slot, gpu, model in _known_gpus(seen) if "architecture" in gpu]
+def _architecture(evidence: Evidence) -> SourceFinding:
+    rows = [(slot, gpu["architecture"], model) for slot, gpu, model in _known_gpus(evidence) if "architecture" in gpu]
     differences = [
         f"{slot} {model.id}: {model.arch} in the knowledge, the driver says {stated}"
         for slot, stated, model in rows
@@ -285,9 +289,11 @@ def _generation(name: str) -> str:
     return name.lower().removesuffix(" lovelace")
 
 
-def _capability(seen: ParsedRecord) -> SourceFinding:
-    stated = {slot: gpu["compute_capability"] for slot, gpu in seen.nvml.gpus.items() if "compute_capability" in gpu}
-    rows = [(slot, stated[slot], model) for slot, model in seen.models.items() if slot in stated]
+def _capability(evidence: Evidence) -> SourceFinding:
+    stated = {
+        slot: gpu["compute_capability"] for slot, gpu in evidence.nvml.gpus.items() if "compute_capability" in gpu
+    }
+    rows = [(slot, stated[slot], model) for slot, model in evidence.models.items() if slot in stated]
     differences = [
         f"{slot} {model.id}: {model.compute_capability} in the knowledge, NVML says {reported}"
         for slot, reported, model in rows
@@ -296,10 +302,10 @@ def _capability(seen: ParsedRecord) -> SourceFinding:
     return _found(len(rows), "compute capability", differences)
 
 
-def _memory(seen: ParsedRecord) -> SourceFinding:
+def _memory(evidence: Evidence) -> SourceFinding:
     differences, compared = [], 0
-    for slot, gpu, model in _known_gpus(seen):
-        if slot in seen.virtual or not model.memory_gb or "memory_mib" not in gpu:
+    for slot, gpu, model in _known_gpus(evidence):
+        if slot in evidence.virtual or not model.memory_gb or "memory_mib" not in gpu:
             continue
         compared += 1
         # marketed GB are GiB on graphics cards, and powers of ten on B200 and later
@@ -311,14 +317,14 @@ def _memory(seen: ParsedRecord) -> SourceFinding:
     return _found(compared, "memory", differences)
 
 
-def _mig_capability(seen: ParsedRecord) -> SourceFinding:
+def _mig_capability(evidence: Evidence) -> SourceFinding:
     differences, compared, hidden = [], 0, 0
-    for slot, gpu, model in _known_gpus(seen):
-        if slot in seen.virtual or model.mig == "unknown":
+    for slot, gpu, model in _known_gpus(evidence):
+        if slot in evidence.virtual or model.mig == "unknown":
             continue
         compared += 1
         capable = "mig_current" in gpu
-        if not capable and any(model.id in product.display for product in seen.products):
+        if not capable and any(model.id in product.display for product in evidence.products):
             hidden += 1  # until its display mode is compute, it says N/A as a GPU without MIG does
         elif capable != bool(model.mig):
             has = "has MIG" if capable else "has no MIG"
@@ -328,18 +334,18 @@ def _mig_capability(seen: ParsedRecord) -> SourceFinding:
     return _found(compared - hidden, "MIG capability", differences)
 
 
-def _mig_profiles(seen: ParsedRecord) -> SourceFinding:
-    listed = readings.read_profiles(seen.record.text("mig-profiles.txt"))
+def _mig_profiles(evidence: Evidence) -> SourceFinding:
+    listed = readings.read_profiles(evidence.record.text("mig-profiles.txt"))
     if not listed:
         raise NotPossible("nvidia-smi mig -lgip lists no profile: no GPU has MIG, or has it enabled")
-    slots = {gpu.index: gpu.slot for gpu in seen.facts.nvml}
-    ids = {gpu.slot: gpu.id for gpu in seen.facts.gpus}
-    memory = {gpu.slot: gpu.memory_mib for gpu in seen.facts.nvml}
-    branch = (version_tuple(seen.facts.driver.loaded) or (0,))[0]
+    slots = {gpu.index: gpu.slot for gpu in evidence.facts.nvml}
+    ids = {gpu.slot: gpu.id for gpu in evidence.facts.gpus}
+    memory = {gpu.slot: gpu.memory_mib for gpu in evidence.facts.nvml}
+    branch = (version_tuple(evidence.facts.driver.loaded) or (0,))[0]
     differences: list[str] = []
     for index in sorted({row.gpu for row in listed}):
         slot = slots.get(index, "")
-        product = product_of(ids.get(slot, ""), seen.products, seen.knowledge, memory_mib=memory.get(slot))
+        product = product_of(ids.get(slot, ""), evidence.products, evidence.knowledge, memory_mib=memory.get(slot))
         rows = {row.name: row for row in listed if row.gpu == index}
         known = {one.name: one for one in product.profiles if one.since <= branch}
         where = f"GPU {index} ({product.name})"
@@ -360,17 +366,17 @@ def _mig_profiles(seen: ParsedRecord) -> SourceFinding:
     return SourceFinding(message=f"{len(listed)} MIG profiles compared", differences=differences)
 
 
-def _open_module(seen: ParsedRecord) -> SourceFinding:
-    flavour = seen.facts.driver.loaded_flavour
-    if not flavour or not seen.models:
+def _open_module(evidence: Evidence) -> SourceFinding:
+    flavour = evidence.facts.driver.loaded_flavour
+    if not flavour or not evidence.models:
         raise NotPossible("no NVIDIA kernel module is loaded, or no GPU is known")
     refused = {"open": "no", "proprietary": "only"}[flavour]
     rows = [
-        (gpu.slot, seen.models[gpu.slot])
-        for gpu in seen.facts.gpus
-        if gpu.slot in seen.models and gpu.driver == "nvidia"
+        (gpu.slot, evidence.models[gpu.slot])
+        for gpu in evidence.facts.gpus
+        if gpu.slot in evidence.models and gpu.driver == "nvidia"
     ]
-    driven = set(seen.smi.gpus)
+    driven = set(evidence.smi.gpus)
     differences = [
         f"{slot} {model.id}: driven by the {flavour} modules, which the knowledge rules out"
         for slot, model in rows
@@ -379,16 +385,16 @@ def _open_module(seen: ParsedRecord) -> SourceFinding:
     return _found(len(rows), f"module flavour ({flavour})", differences)
 
 
-def _branch(seen: ParsedRecord) -> SourceFinding:
+def _branch(evidence: Evidence) -> SourceFinding:
     """A driver that runs a GPU is within the range that the knowledge has for it, and its branch is known."""
-    loaded = seen.facts.driver.loaded
+    loaded = evidence.facts.driver.loaded
     if not loaded:
         raise NotPossible("no NVIDIA kernel module is loaded")
     version = version_tuple(loaded)
-    differences = [] if version[0] in seen.knowledge.branches else [f"branch {version[0]}: not in drivers.toml"]
-    rows = [(slot, model) for slot, _, model in _known_gpus(seen)]
+    differences = [] if version[0] in evidence.knowledge.branches else [f"branch {version[0]}: not in drivers.toml"]
+    rows = [(slot, model) for slot, _, model in _known_gpus(evidence)]
     for slot, model in rows:
-        arch = seen.knowledge.architectures[model.arch]
+        arch = evidence.knowledge.architectures[model.arch]
         first = version_tuple(model.first_release) or (arch.first_branch,)
         if version[: len(first)] < first:
             differences.append(
@@ -399,20 +405,22 @@ def _branch(seen: ParsedRecord) -> SourceFinding:
     return SourceFinding(message=f"driver {loaded} is in the range of {len(rows)} GPUs", differences=differences)
 
 
-def _solver(seen: ParsedRecord) -> SourceFinding:
+def _solver(evidence: Evidence) -> SourceFinding:
     """The solver, asked for the branch and flavour that run, has no objection."""
-    driver = seen.facts.driver
-    if not driver.loaded or not seen.facts.gpus:
+    driver = evidence.facts.driver
+    if not driver.loaded or not evidence.facts.gpus:
         raise NotPossible("no NVIDIA kernel module is loaded, or no GPU on PCI")
-    if seen.virtual:
+    if evidence.virtual:
         raise NotPossible("a virtual GPU has its driver from the hypervisor's vendor")
-    if seen.facts.container:
+    if evidence.facts.container:
         raise NotPossible("a container has its driver from its host")
     asked = f"{version_tuple(driver.loaded)[0]}" + (f"-{driver.loaded_flavour}" if driver.loaded_flavour else "")
     spec = Spec(driver=parse_driver(asked))
-    solution = solve(request_of(replace(seen.facts), spec), seen.knowledge)
+    solution = solve(request_of(replace(evidence.facts), spec), evidence.knowledge)
     problems = [problem.what for problem in solution.problems]
-    return SourceFinding(message=f"the solver accepts driver {asked} on {seen.facts.distro.key}", differences=problems)
+    return SourceFinding(
+        message=f"the solver accepts driver {asked} on {evidence.facts.distro.key}", differences=problems
+    )
 
 
 # ---------------------------------------------------------------- commands
@@ -427,49 +435,51 @@ COMMANDS: Mapping[str, tuple[int, ...]] = {  # exit codes that a machine in any 
 _BUG = re.compile(r"Traceback \(most recent call last\)|unexpected [A-Z]\w+(?:Error|Exception)\b")
 
 
-def _command(name: str, seen: ParsedRecord) -> SourceFinding:
-    capture = seen.record.captures[f"{name}.json"]
+def _command(name: str, evidence: Evidence) -> SourceFinding:
+    capture = evidence.record.captures[f"{name}.json"]
     trouble = [line.strip()[:200] for line in capture.text.splitlines() if _BUG.search(line)]
     if capture.exit not in COMMANDS[name]:
-        stated = seen.record.text(f"{name}.json").strip().splitlines()
+        stated = evidence.record.text(f"{name}.json").strip().splitlines()
         trouble.append(f"exit code {capture.exit}: {stated[-1][:200] if stated else ''}")
-    elif not trouble and seen.record.data(f"{name}.json") is None:
+    elif not trouble and evidence.record.data(f"{name}.json") is None:
         trouble.append("it printed no JSON")
     return SourceFinding(
         message=f"gpunode {name}: exit code {capture.exit} in {capture.seconds:.1f} s", differences=trouble
     )
 
 
-def _any(name: str, *values: str) -> Callable[[ParsedRecord], bool]:
-    return lambda seen: any(gpu.get(name, "") in values for gpu in seen.nvml.gpus.values())
+def _any(name: str, *values: str) -> Callable[[Evidence], bool]:
+    return lambda evidence: any(gpu.get(name, "") in values for gpu in evidence.nvml.gpus.values())
 
 
-def _unjoined(seen: ParsedRecord) -> bool:
-    states = [(gpu.get("fabric_state", ""), gpu.get("fabric_status", "Success")) for gpu in seen.nvml.gpus.values()]
+def _unjoined(evidence: Evidence) -> bool:
+    states = [(gpu.get("fabric_state", ""), gpu.get("fabric_status", "Success")) for gpu in evidence.nvml.gpus.values()]
     return any(state in ("Not Started", "In Progress") or (state and status != "Success") for state, status in states)
 
 
 # check of `gpunode verify` → whether NVML, or the kernel log, says the same
-_SIGNS: Mapping[str, Callable[[ParsedRecord], bool]] = {
-    "gpu.ecc": lambda seen: any(gpu.get("ecc_uncorrected", "0") != "0" for gpu in seen.nvml.gpus.values()),
+_SIGNS: Mapping[str, Callable[[Evidence], bool]] = {
+    "gpu.ecc": lambda evidence: any(gpu.get("ecc_uncorrected", "0") != "0" for gpu in evidence.nvml.gpus.values()),
     "gpu.remap-pending": _any("remap_pending", "Yes"),
     "gpu.remap-failure": _any("remap_failure", "Yes"),
     "gpu.retirement-pending": _any("retired_pending", "Yes"),
-    "gpu.slowdown": lambda seen: any(int(gpu.get("event_reasons", "0"), 16) & 0xC8 for gpu in seen.nvml.gpus.values()),
-    "gpu.count": lambda seen: len(seen.nvml.gpus) != len(seen.facts.gpus),
-    "gpu.xid": lambda seen: bool(seen.xids),
-    "driver.loaded": lambda seen: not seen.nvml.machine.get("driver"),
-    "driver.versions-match": lambda seen: not seen.nvml.machine.get("driver"),
-    "gpu.fault": lambda seen: any(gpu.get("fault") for gpu in seen.nvml.gpus.values()),
+    "gpu.slowdown": lambda evidence: any(
+        int(gpu.get("event_reasons", "0"), 16) & 0xC8 for gpu in evidence.nvml.gpus.values()
+    ),
+    "gpu.count": lambda evidence: len(evidence.nvml.gpus) != len(evidence.facts.gpus),
+    "gpu.xid": lambda evidence: bool(evidence.xids),
+    "driver.loaded": lambda evidence: not evidence.nvml.machine.get("driver"),
+    "driver.versions-match": lambda evidence: not evidence.nvml.machine.get("driver"),
+    "gpu.fault": lambda evidence: any(gpu.get("fault") for gpu in evidence.nvml.gpus.values()),
     "fabric.state": _unjoined,
 }
 
 
-def _alarms(seen: ParsedRecord) -> SourceFinding:
+def _alarms(evidence: Evidence) -> SourceFinding:
     """gpunode's health checks that fail are those for which NVML has a sign, and no others."""
-    hosts = (seen.record.data("verify.json") or {}).get("hosts") or [{}]
+    hosts = (evidence.record.data("verify.json") or {}).get("hosts") or [{}]
     status = {check["id"]: check for check in hosts[0].get("checks", ())}
-    rows = [(name, sign(seen)) for name, sign in _SIGNS.items() if name in status]
+    rows = [(name, sign(evidence)) for name, sign in _SIGNS.items() if name in status]
     if not rows:
         raise NotPossible("verify made no check that NVML has a sign for")
     differences = []
@@ -485,10 +495,10 @@ def _alarms(seen: ParsedRecord) -> SourceFinding:
 _HARDWARE = ("kernel", "driver", "fabric")  # layers in which a machine that NVML calls healthy has no fault
 
 
-def _findings(seen: ParsedRecord) -> SourceFinding:
+def _findings(evidence: Evidence) -> SourceFinding:
     """The doctor finds no root cause in the driver's layers where NVML says that all is well."""
-    hosts = (seen.record.data("doctor.json") or {}).get("hosts") or [{}]
-    if any(sign(seen) for sign in _SIGNS.values()):
+    hosts = (evidence.record.data("doctor.json") or {}).get("hosts") or [{}]
+    if any(sign(evidence) for sign in _SIGNS.values()):
         raise NotPossible("NVML or the kernel log says that a GPU is not healthy")
     found = hosts[0].get("findings", ())
     wrong = [
@@ -501,16 +511,18 @@ def _findings(seen: ParsedRecord) -> SourceFinding:
     )
 
 
-def _cdi(seen: ParsedRecord) -> SourceFinding:
+def _cdi(evidence: Evidence) -> SourceFinding:
     """The CDI specification that nvidia-ctk makes today is one that gpunode reads, with every GPU in it."""
-    spec = read_spec("nvidia.yaml", seen.record.text("cdi.yaml").encode())
-    wanted = {gpu["uuid"] for gpu in seen.smi.gpus.values() if "uuid" in gpu and gpu.get("mig_current") != "Enabled"}
+    spec = read_spec("nvidia.yaml", evidence.record.text("cdi.yaml").encode())
+    wanted = {
+        gpu["uuid"] for gpu in evidence.smi.gpus.values() if "uuid" in gpu and gpu.get("mig_current") != "Enabled"
+    }
     named = {name for name in spec.devices if name.startswith("GPU-")}
     differences = [f"{uuid}: not in the specification" for uuid in sorted(wanted - named)] if named else []
     if not named and len([name for name in spec.devices if name.isdigit()]) < len(wanted):
         differences.append(f"{len(wanted)} GPUs, devices {', '.join(spec.devices)}")
-    if spec.driver and spec.driver != seen.facts.driver.loaded:
-        differences.append(f"made for driver {spec.driver}, loaded is {seen.facts.driver.loaded}")
+    if spec.driver and spec.driver != evidence.facts.driver.loaded:
+        differences.append(f"made for driver {spec.driver}, loaded is {evidence.facts.driver.loaded}")
     return SourceFinding(message=f"nvidia-ctk's specification has {len(spec.devices)} devices", differences=differences)
 
 

@@ -141,8 +141,8 @@ def redacted(record: SelftestRecord) -> dict[str, str]:
     return {name: _BUILDER.sub(r"\1builder\2", _PROCESS.sub(_unnamed, text)) for name, text in files.items()}
 
 
-def _unnamed(found: re.Match[str]) -> str:
-    return f"{found[3]}process" if found[3] else f"{found[1]}process{found[2]}"
+def _unnamed(match: re.Match[str]) -> str:
+    return f"{match[3]}process" if match[3] else f"{match[1]}process{match[2]}"
 
 
 def _without_bytes(name: str, text: str) -> str:
@@ -151,9 +151,9 @@ def _without_bytes(name: str, text: str) -> str:
         return text
     mixed = (re.compile("[A-Z]"), re.compile("[a-z]"), re.compile("[0-9]"))
 
-    def left_out(found: re.Match[str]) -> str:
-        encoded = found[0].endswith('="') or all(kind.search(found[0]) for kind in mixed)
-        return f'"({len(found[0])} characters left out)"' if encoded else found[0]
+    def left_out(match: re.Match[str]) -> str:
+        encoded = match[0].endswith('="') or all(kind.search(match[0]) for kind in mixed)
+        return f'"({len(match[0])} characters left out)"' if encoded else match[0]
 
     return _ENCODED.sub(left_out, text)
 

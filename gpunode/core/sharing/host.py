@@ -128,10 +128,12 @@ def _layouts(
             yield Problem(what=f"GPU {index} ({gpu.slot}): {error.what}", fix=error.fix)
 
 
-def _layout(gpu: PciDevice, index: int, product: Product, asked: Mapping[str, int], driver: str) -> MigLayout | Problem:
+def _layout(
+    gpu: PciDevice, index: int, product: Product, counts: Mapping[str, int], driver: str
+) -> MigLayout | Problem:
     """Raises InputError for a profile that the product has not."""
     where = f"GPU {index} ({gpu.slot}, {product.name})"
-    profiles = {find_profile(name, product): count for name, count in asked.items()}
+    profiles = {find_profile(name, product): count for name, count in counts.items()}
     for profile, count in profiles.items():
         if count < 1:
             return Problem(what=f"{where}: {count} × {profile.name}", fix="write a number from 0")

@@ -157,10 +157,10 @@ def _flavour_asked(case: SolveCase) -> str | None:
     return "" if asked == "auto" else asked
 
 
-def _flavour(case: SolveCase, branch: Branch, asked: str) -> Flavour | None:
+def _flavour(case: SolveCase, branch: Branch, wish: str) -> Flavour | None:
     default, last = case.knowledge.rules["open_default_from"], case.knowledge.rules["open_only_from"]
-    if asked:
-        return "open" if asked == "open" else "proprietary"
+    if wish:
+        return "open" if wish == "open" else "proprietary"
     if branch.open == "only":
         case.because("flavour", f"open: {last['branch']} and later have no proprietary modules", last["source"])
         return "open"
@@ -371,15 +371,15 @@ def _newer_than(case: SolveCase, rules: Sequence[Rule], best: Branch) -> Branch 
     return None
 
 
-def _ways_out(case: SolveCase, asked: Sequence[Rule], flavour: str, own: bool) -> str:
+def _ways_out(case: SolveCase, rules: Sequence[Rule], flavour: str, own: bool) -> str:
     """The other places that have a branch, for the end of a sentence: the other repository, NVIDIA's runfile."""
     if case.request.driver.method == "runfile":
         return ""
     ways = []
     there = case.distro.dir if own else case.distro.own
-    if there and _best(case, [*asked, *_where(case, own=not own, flavour=flavour)]):
+    if there and _best(case, [*rules, *_where(case, own=not own, flavour=flavour)]):
         ways.append(f"try driver.branch {'auto' if own else 'distro'}")
-    runfile = _best(case, [*asked, *builds(case)])
+    runfile = _best(case, [*rules, *builds(case)])
     fabric = case.request.nvswitches or case.request.nvlink5_fabric or any(g.fabric == "imex" for g in case.gpus)
     if runfile and not fabric:
         ways.append(f"set driver.method to runfile, which has {runfile.branch}")

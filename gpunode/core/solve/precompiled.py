@@ -19,34 +19,34 @@ _TRADE = "no compiler, no headers, seconds instead of minutes; a new kernel has 
 
 def built_modules(case: SolveCase, *, own: bool, flavour: str) -> Precompiled | None:
     """The built modules that the driver is to use; None where DKMS builds them."""
-    found = case.knowledge.built_modules(case.distro, case.request.arch)
+    modules = case.knowledge.built_modules(case.distro, case.request.arch)
     spec = case.request.driver
-    if found is None or spec.modules == "dkms" or found.own != own:
+    if modules is None or spec.modules == "dkms" or modules.own != own:
         return None
     if own:
         by_dkms = case.distro.family == "arch" and arch_dkms(case)
-        return None if by_dkms or _own_by_dkms(case, found, flavour) else found
+        return None if by_dkms or _own_by_dkms(case, modules, flavour) else modules
     wanted = spec.modules == "precompiled"
-    enabled = not found.repositories or any(name in case.request.repositories for name in found.repositories)
-    if not wanted and not (case.request.secure_boot and found.unasked and enabled and _fits(case, found, flavour)):
+    enabled = not modules.repositories or any(name in case.request.repositories for name in modules.repositories)
+    if not wanted and not (case.request.secure_boot and modules.unasked and enabled and _fits(case, modules, flavour)):
         return None
     if not enabled:
         case.because(
             "warning: modules",
-            f"{found.signer}'s built modules are in a repository of its own, which has to be enabled before: "
-            f"subscription-manager repos --enable {found.repositories[0]}"
-            + "".join(f" (in a cloud: dnf config-manager --set-enabled {name})" for name in found.repositories[1:]),
-            found.source,
+            f"{modules.signer}'s built modules are in a repository of its own, which has to be enabled before: "
+            f"subscription-manager repos --enable {modules.repositories[0]}"
+            + "".join(f" (in a cloud: dnf config-manager --set-enabled {name})" for name in modules.repositories[1:]),
+            modules.source,
         )
-    return found
+    return modules
 
 
-def _own_by_dkms(case: SolveCase, found: Precompiled, flavour: str) -> bool:
+def _own_by_dkms(case: SolveCase, modules: Precompiled, flavour: str) -> bool:
     """Whether DKMS has to build what the distribution itself has: its built modules lack the kernel, or the branch."""
     if not case.distro.own_dkms:
         return False
     if kernels := unbuilt(case):
-        where = f"{found.signer} builds no modules for {', '.join(kernels)}"
+        where = f"{modules.signer} builds no modules for {', '.join(kernels)}"
         case.because("modules", f"{where}: DKMS builds them from what {case.distro.key} has", case.distro.source)
         return True
     rules = [*needs(case, flavour), *asked_branch(case)]
@@ -54,7 +54,7 @@ def _own_by_dkms(case: SolveCase, found: Precompiled, flavour: str) -> bool:
         return False
     fits = best_branch(case.knowledge, [*rules, in_repository(case, True, flavour=flavour)], EVERY)
     if fits:
-        why = f"{found.signer} builds no modules of {fits.branch}: DKMS builds them from what {case.distro.key} has"
+        why = f"{modules.signer} builds no modules of {fits.branch}: DKMS builds them from what {case.distro.key} has"
         case.because("modules", why, case.distro.source)
     return fits is not None
 
@@ -64,13 +64,13 @@ def unbuilt(case: SolveCase) -> list[str]:
     pattern, built_for = case.knowledge.packages[case.distro.family].get("kernel", ""), case.distro.built_for
     if not built_for or case.request.arch != "x86_64":  # the archive was read for amd64 alone
         return []
-    found = []
+    modules = []
     for kernel in case.request.kernels:
         match = re.match(pattern, kernel.release)
         line = ".".join(kernel.release.split(".")[:2])
         if not match or match["flavour"] not in built_for.get(line, ()):
-            found.append(kernel.release)
-    return found
+            modules.append(kernel.release)
+    return modules
 
 
 def refused_kernels(case: SolveCase) -> bool:
@@ -78,8 +78,8 @@ def refused_kernels(case: SolveCase) -> bool:
     spec, kernels = case.request.driver, unbuilt(case)
     if not kernels or spec.modules == "dkms" or not (case.request.secure_boot or spec.modules == "precompiled"):
         return False
-    found = case.knowledge.built_modules(case.distro, case.request.arch)
-    whose = found.signer if found else case.distro.key
+    modules = case.knowledge.built_modules(case.distro, case.request.arch)
+    whose = modules.signer if modules else case.distro.key
     lines = "; ".join(f"{version} {', '.join(flavours)}" for version, flavours in case.distro.built_for.items())
     case.refuse(
         f"{whose} builds no NVIDIA modules for kernel {', '.join(kernels)}: it builds them for {lines}, as of "
@@ -104,8 +104,8 @@ def alternative(case: SolveCase, flavour: str) -> Precompiled | None:
     spec = case.request.driver
     if spec.modules == "dkms" or spec.branch == "distro" or case.request.nvlink5_fabric:
         return None
-    found = case.knowledge.built_modules(case.distro, case.request.arch)
-    return found if found and _new_enough(case, found) and _fits(case, found, flavour) else None
+    modules = case.knowledge.built_modules(case.distro, case.request.arch)
+    return modules if modules and _new_enough(case, modules) and _fits(case, modules, flavour) else None
 
 
 def refused_modules(case: SolveCase) -> bool:
@@ -113,17 +113,17 @@ def refused_modules(case: SolveCase) -> bool:
     spec = case.request.driver
     if spec.modules != "precompiled":
         return False
-    found = case.knowledge.built_modules(case.distro, case.request.arch)
+    modules = case.knowledge.built_modules(case.distro, case.request.arch)
     where = f"{case.request.distro} on {case.request.arch}"
     asked = f"driver.modules is precompiled and driver.branch is distro: the modules for {where} are"
     if spec.method == "runfile":
         what = "driver.modules is precompiled and driver.method is runfile: NVIDIA's installer builds its modules"
-    elif found is None:
+    elif modules is None:
         what = f"driver.modules is precompiled, and nobody builds kernel modules for {where}"
-    elif not _new_enough(case, found):
-        what = f"driver.modules is precompiled, and {found.signer} builds kernel modules from {found.since} on only"
-    elif spec.branch == "distro" and not found.own:
-        what = f"{asked} {found.signer}'s"
+    elif not _new_enough(case, modules):
+        what = f"driver.modules is precompiled, and {modules.signer} builds kernel modules from {modules.since} on only"
+    elif spec.branch == "distro" and not modules.own:
+        what = f"{asked} {modules.signer}'s"
     elif case.distro.family == "arch" and arch_dkms(case):
         what = "driver.modules is precompiled, and a kernel is there that Arch builds no modules for"
     else:
@@ -166,16 +166,16 @@ def explain_modules(case: SolveCase, built: Precompiled | None, other: Precompil
         )
 
 
-def _new_enough(case: SolveCase, found: Precompiled) -> bool:
+def _new_enough(case: SolveCase, modules: Precompiled) -> bool:
     release = version_tuple(case.request.distro.partition(":")[2])
-    return len(release) < 2 or release >= version_tuple(found.since)
+    return len(release) < 2 or release >= version_tuple(modules.since)
 
 
-def _fits(case: SolveCase, found: Precompiled, flavour: str) -> bool:
+def _fits(case: SolveCase, modules: Precompiled, flavour: str) -> bool:
     """Whether a branch of the built modules serves what is asked for."""
-    spec, flavour = case.request.driver, flavour or found.flavour
+    spec, flavour = case.request.driver, flavour or modules.flavour
     number = spec.version[:3] if spec.version else spec.branch
-    where = [in_repository(case, found.own, built=True, flavour=flavour), *rules_of(case, found, flavour)]
+    where = [in_repository(case, modules.own, built=True, flavour=flavour), *rules_of(case, modules, flavour)]
     if number.isdigit():
         branch = case.knowledge.branches.get(int(number))
         return branch is not None and all(rule.holds(branch) for rule in [*needs(case, flavour), *where])

@@ -15,12 +15,12 @@ from gpunode.core.undo.states import is_again, states_before
 _GONE = {"absent": "not there", "present": "there", "": "not set"}
 
 
-def differences(recall: JournalSnapshot, scope: Scope, notes: Sequence[str] = ()) -> list[str]:
+def differences(journal: JournalSnapshot, scope: Scope, notes: Sequence[str] = ()) -> list[str]:
     """What is not as it was before the records of `scope`, in words.
 
     What a note of the plan names has its reason there, and stays.
     """
-    found = [*_files(recall, scope), *_packages(recall, scope), *_states(recall, scope), *_driver(recall, scope)]
+    found = [*_files(journal, scope), *_packages(journal, scope), *_states(journal, scope), *_driver(journal, scope)]
     return [text for thing, text in found if not any(_names(note, thing) for note in notes)]
 
 
@@ -29,9 +29,9 @@ def _names(note: str, thing: str) -> bool:
     return bool(re.search(rf"(?<![\w.+/-]){re.escape(thing)}(?![\w+/-]|\.\w)", note))
 
 
-def _files(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
-    for path, wanted in files_before(recall, scope).items():
-        now = recall.files.get(path, ABSENT)
+def _files(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
+    for path, wanted in files_before(journal, scope).items():
+        now = journal.files.get(path, ABSENT)
         if now != wanted:
             yield path, f"{path} {_is_and_was(now, wanted)}"
 
@@ -42,27 +42,27 @@ def _is_and_was(now: str, wanted: str) -> str:
     return "is gone, and was there" if now == ABSENT else "is another one than before"
 
 
-def _packages(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
+def _packages(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
     for name, version in versions_before(scope.records).items():
-        now = recall.packages.get(name, (ABSENT, ""))[0]
+        now = journal.packages.get(name, (ABSENT, ""))[0]
         if now != version:
             yield name, f"{name} is {_GONE.get(now, now)}, and was {_GONE.get(version, version)}"
 
 
-def _states(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
-    for (kind, name), was in states_before(recall, scope).items():
-        now = recall.states.get((kind, name))
+def _states(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
+    for (kind, name), was in states_before(journal, scope).items():
+        now = journal.states.get((kind, name))
         if now is not None and not is_again(kind, now, was):
             what = {"module": "the module ", "stream": "the stream of ", "alternative": "/usr/local/"}.get(kind, "")
             yield name, f"{what}{name} is {_GONE.get(now, now)}, and was {_GONE.get(was, was)}"
 
 
-def _driver(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
+def _driver(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
     """Where all of gpunode goes: the driver that was loaded before it came, by the baseline."""
     baseline = next((r for r in scope.known if r.op == "baseline"), None)
     was = baseline.more.get("driver") if baseline else None
     touched = any(
         r.op in ("packages", "runfile") or (r.op == "state" and r.more["kind"] == "module") for r in scope.records
     )
-    if scope.whole and touched and was == "" and recall.driver:
-        yield "nvidia", f"the driver {recall.driver} is loaded, and none was"
+    if scope.whole and touched and was == "" and journal.driver:
+        yield "nvidia", f"the driver {journal.driver} is loaded, and none was"

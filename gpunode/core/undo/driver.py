@@ -34,17 +34,17 @@ class Booted:
 
 
 def modules_loaded_at_boot(
-    recall: JournalSnapshot, records: Sequence[Record], known: Sequence[Record], remove: set[str]
+    journal: JournalSnapshot, records: Sequence[Record], known: Sequence[Record], remove: set[str]
 ) -> Booted:
     """Where the driver that `records` brought goes (with the packages `remove`), or has gone, and none was before."""
     baseline = next((record for record in known if record.op == "baseline"), None)
-    if baseline is None or baseline.more.get("driver") != "" or not _is_removed(recall, records, remove):
+    if baseline is None or baseline.more.get("driver") != "" or not _is_removed(journal, records, remove):
         return Booted()
-    own = [name for name in baseline.more.get("modules", ()) if recall.states.get(("module", name)) == ABSENT]
-    return Booted(unload=(DRIVER,) if recall.driver else (), load=tuple(own), goes=True)
+    own = [name for name in baseline.more.get("modules", ()) if journal.states.get(("module", name)) == ABSENT]
+    return Booted(unload=(DRIVER,) if journal.driver else (), load=tuple(own), goes=True)
 
 
-def _is_removed(recall: JournalSnapshot, records: Sequence[Record], remove: set[str]) -> bool:
+def _is_removed(journal: JournalSnapshot, records: Sequence[Record], remove: set[str]) -> bool:
     """Whether the records brought a driver, and nothing of one is to stay: of packages, or of NVIDIA's installer."""
     ours = {
         item["name"]
@@ -58,7 +58,7 @@ def _is_removed(recall: JournalSnapshot, records: Sequence[Record], remove: set[
         and (record.more["kind"], record.more["name"], record.more["from"]) == ("runfile", "driver", ABSENT)
         for record in records
     )
-    stay = [name for name in recall.packages if name not in remove and is_driver(name)]
+    stay = [name for name in journal.packages if name not in remove and is_driver(name)]
     return bool(ours or installer) and not stay
 
 

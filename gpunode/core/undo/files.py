@@ -81,9 +81,9 @@ def hashes(records: Sequence[Record], path: str) -> list[str]:
     return [found[0][1]["before"], *(f["after"] for _, f in found), *(f["before"] for _, f in found)] if found else []
 
 
-def files_before(recall: JournalSnapshot, scope: Scope) -> dict[str, str]:
+def files_before(journal: JournalSnapshot, scope: Scope) -> dict[str, str]:
     """By path, the hash that a file is to have again, of those of which that is known."""
-    files = Files(recall, scope)
+    files = Files(journal, scope)
     found = {}
     for path in first_records(scope.records):
         if path in files.kept:
@@ -115,8 +115,8 @@ def _without_edits(data: bytes | None, edits: Sequence[Undo]) -> bytes | None:
 class Files:
     """The files of a scope, sorted into transactions."""
 
-    def __init__(self, recall: JournalSnapshot, scope: Scope) -> None:
-        self.recall, self.scope = recall, scope
+    def __init__(self, journal: JournalSnapshot, scope: Scope) -> None:
+        self.journal, self.scope = journal, scope
         self.notes: list[str] = []
         self.problems: list[Problem] = []
         self.theirs: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ class Files:
         rest = [file for file in plain if file not in self._late]
         self.first = self._together(rest) if rest else None
         at_boot = {path for path in first if path.startswith(AT_BOOT)}
-        self.at_boot = bool(at_boot & set(back)) or bool(at_boot and recall.old_initramfs)
+        self.at_boot = bool(at_boot & set(back)) or bool(at_boot and journal.old_initramfs)
 
     def last(self, packages: Packages) -> FileTransaction | None:
         """Repositories, and what packages have left behind: it goes after them, where they all go."""
@@ -161,7 +161,7 @@ class Files:
         return tuple(f.path for f in files if f.path.startswith(SOURCES) and f.path.endswith(endings) and f.held)
 
     def _file(self, path: str) -> FileRestore | None:
-        now, found = self.recall.files.get(path, ABSENT), self.replayed(path)
+        now, found = self.journal.files.get(path, ABSENT), self.replayed(path)
         wanted, expect = found.wanted, "" if now == ABSENT else now
         by_lines = not wanted.exact and (found.changed_since or bool(self._unit_of(path)) or any(self._edits(path)))
         self._name(path, now, found, by_lines=by_lines)
@@ -181,19 +181,19 @@ class Files:
         self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
         return None
 
-    def _name(self, path: str, now: str, found: Replayed, *, by_lines: bool) -> None:
+    def _name(self, path: str, now: str, replayed: Replayed, *, by_lines: bool) -> None:
         """Notes of what somebody else has written there."""
-        if found.theirs:
+        if replayed.theirs:
             self.theirs = tuple(dict.fromkeys((*self.theirs, path)))
         # where gpunode has written a file as a whole since, nothing of theirs is in it
-        versions = found.aside if by_lines else (*found.aside, *found.unmerged)
+        versions = replayed.aside if by_lines else (*replayed.aside, *replayed.unmerged)
         if aside := [copy for hash in versions if (copy := self._copy_of(path, hash))]:
             copies = ", ".join(f"{BACKUP}/{one}" for one in aside)
             self.notes.append(f"{path}: what somebody else wrote there, and what is not there now, is in {copies}")
-        wanted, stays = found.wanted, f"{path}: somebody has changed it since; it stays as it is"
-        if wanted.exact and wanted.hash == now and found.changed_since:
+        wanted, stays = replayed.wanted, f"{path}: somebody has changed it since; it stays as it is"
+        if wanted.exact and wanted.hash == now and replayed.changed_since:
             self.notes.append(stays)
-        elif wanted.exact and wanted.hash not in (now, ABSENT) and found.theirs:
+        elif wanted.exact and wanted.hash not in (now, ABSENT) and replayed.theirs:
             self.notes.append(f"{path}: somebody has changed it since; their lines stay")
         elif not wanted.exact and now != wanted.hash and self._is_undone(path, now) and not self._unit_of(path):
             self.notes.append(stays)
@@ -212,14 +212,14 @@ class Files:
 
     def replayed(self, path: str) -> Replayed:
         mine = {id(record) for record in self.scope.records}
-        now = self.recall.files.get(path, ABSENT)
+        now = self.journal.files.get(path, ABSENT)
         changes = [
             Change(
                 id=record.id,
                 before=file["before"],
                 after=file["after"],
                 mine=id(record) in mine and (path not in self.brought or record.more.get("by") != BY_PACKAGES),
-                edited=path in self.recall.undo.get(record.id, {}) or bool(self._unit_of(path)),
+                edited=path in self.journal.undo.get(record.id, {}) or bool(self._unit_of(path)),
             )
             for record, file in file_records(self.scope.known, path)
         ]
@@ -227,17 +227,17 @@ class Files:
 
     def _texts(self, path: str) -> dict[str, bytes]:
         """What is known of the bytes of the file's versions, by hash."""
-        found = [data for (_, p), data in self.recall.versions.items() if p == path]
-        found += [self.recall.contents[path]] if path in self.recall.contents else []
+        found = [data for (_, p), data in self.journal.versions.items() if p == path]
+        found += [self.journal.contents[path]] if path in self.journal.contents else []
         found += [
-            base for undo in self.recall.undo.values() if path in undo and (base := base_of(undo[path])) is not None
+            base for undo in self.journal.undo.values() if path in undo and (base := base_of(undo[path])) is not None
         ]
         return {hashlib.sha256(data).hexdigest(): data for data in found}
 
     def _copy_of(self, path: str, wanted: str) -> str:
         """The earliest copy of these bytes, which has the mode and the times, too."""
         for record, file in file_records(self.scope.known, path):
-            copy = self.recall.copies.get((record.id, path))
+            copy = self.journal.copies.get((record.id, path))
             if file["before"] == wanted and copy and copy.kept:
                 return copy.held
         return ""
@@ -245,20 +245,20 @@ class Files:
     def _edits(self, path: str) -> Iterator[Any]:
         """Records of edits of the file: lines in it that are gpunode's, and others that may be a person's."""
         ids = {record.id for record, _ in file_records(self.scope.records, path)}
-        return (undo[path] for id, undo in self.recall.undo.items() if id in ids and path in undo)
+        return (undo[path] for id, undo in self.journal.undo.items() if id in ids and path in undo)
 
     def _dependencies_added(self) -> list[FileRestore]:
         """What packages have brought goes, unless somebody has changed it: then gpunode's part of it alone does."""
         return [
             FileRestore(path=path, expect=None)
             for path in self.brought
-            if path not in self.kept and self.recall.files.get(path, ABSENT) != ABSENT
+            if path not in self.kept and self.journal.files.get(path, ABSENT) != ABSENT
         ]
 
     def _is_kept(self, path: str) -> bool:
         """Whether a file that packages have brought has become a person's."""
         (_, brought), *later = file_records(self.scope.known, path)
-        now = self.recall.files.get(path, ABSENT)
+        now = self.journal.files.get(path, ABSENT)
         if now == ABSENT or (not later and now == brought["after"]):
             return False
         if later:
@@ -280,8 +280,8 @@ class Files:
         engine would not run any container without it.
         """
         ids = list(dict.fromkeys(record.id for record, _ in file_records(self.scope.records, path)))
-        undo = [self.recall.undo[id][path] for id in reversed(ids) if path in self.recall.undo.get(id, {})]
-        data = was = self.recall.contents.get(path)
+        undo = [self.journal.undo[id][path] for id in reversed(ids) if path in self.journal.undo.get(id, {})]
+        data = was = self.journal.contents.get(path)
         left = 0
         for one in undo:
             data, missed = revert(data, one)
@@ -303,12 +303,14 @@ class Files:
 
     def _unit_of(self, path: str) -> str:
         ids = [record.id for record, _ in file_records(self.scope.records, path)]
-        units = [self.recall.follow[id].unit for id in ids if id in self.recall.follow]
+        units = [self.journal.follow[id].unit for id in ids if id in self.journal.follow]
         return next(filter(None, reversed(units)), "")
 
     def _follows(self, units: Any) -> dict[str, PostCommit]:
         """What follows for each unit, as its latest transaction has it."""
-        found = {follow.unit: follow for _id, follow in sorted(self.recall.follow.items()) if follow.unit in set(units)}
+        found = {
+            follow.unit: follow for _id, follow in sorted(self.journal.follow.items()) if follow.unit in set(units)
+        }
         found.pop("", None)
         return found
 

@@ -43,7 +43,7 @@ class Packages:
 
 
 def plan_package_undo(
-    recall: JournalSnapshot,
+    journal: JournalSnapshot,
     records: Sequence[Record],
     known: Sequence[Record],
     *,
@@ -55,24 +55,24 @@ def plan_package_undo(
     `restored` are sources that come back, `theirs` files of which somebody has written a version.
     """
     before = versions_before(records)
-    wanted = {name: version for name, version in before.items() if _differs(recall, name, version)}
+    wanted = {name: version for name, version in before.items() if _differs(journal, name, version)}
     held, marks = _first(records, "unheld", "held"), _first(records, "unmarked", "marks")
-    remove = _whole([name for name, version in wanted.items() if version == ABSENT], recall)
-    kept = _needed(recall, remove, [name for name in wanted if name not in remove])
+    remove = _whole([name for name, version in wanted.items() if version == ABSENT], journal)
+    kept = _needed(journal, remove, [name for name in wanted if name not in remove])
     notes = [f"{name} stays: {', '.join(sorted(users))} needs it" for name, users in kept.items()]
     remove = [name for name in remove if name not in kept]
-    install, problems, more = _install(recall, wanted, held, _ours(known), restored)
+    install, problems, more = _install(journal, wanted, held, _ours(known), restored)
     ours = {name for name, version in before.items() if version == ABSENT}
-    purge, reported = _purge(recall, remove, ours, _files(known) - set(theirs))
+    purge, reported = _purge(journal, remove, ours, _files(known) - set(theirs))
     return Packages(
         install=tuple(install),
         remove=tuple(remove),
-        unhold=tuple(n for n, hold in held.items() if not hold and _state(recall, n) == "hold"),
+        unhold=tuple(n for n, hold in held.items() if not hold and _state(journal, n) == "hold"),
         purge=tuple(purge),
-        automatic=_automatic(recall, records, marks, [str(item["name"]) for item in install]),
-        keys=tuple(mark.partition(" ")[2] for mark in marks if mark in recall.marks and mark.startswith("key ")),
+        automatic=_automatic(journal, records, marks, [str(item["name"]) for item in install]),
+        keys=tuple(mark.partition(" ")[2] for mark in marks if mark in journal.marks and mark.startswith("key ")),
         refresh=tuple(restored) if install else (),
-        keep=tuple(path for path in theirs if recall.files.get(path, ABSENT) != ABSENT) if remove else (),
+        keep=tuple(path for path in theirs if journal.files.get(path, ABSENT) != ABSENT) if remove else (),
         kept=tuple(kept),
         notes=(*notes, *more, *reported),
         problems=tuple(problems),
@@ -100,18 +100,18 @@ def versions_before(records: Sequence[Record]) -> dict[str, str]:
     return {name: version for name, version in found.items() if name not in side or version == ABSENT}
 
 
-def _whole(names: Sequence[str], recall: JournalSnapshot) -> list[str]:
+def _whole(names: Sequence[str], journal: JournalSnapshot) -> list[str]:
     """Without NAME-VERSION where all of NAME goes."""
-    bare = {name for name in names if name.startswith("kernel") and name in recall.packages}
+    bare = {name for name in names if name.startswith("kernel") and name in journal.packages}
     return [name for name in names if not any(name.startswith(f"{other}-") and name != other for other in bare)]
 
 
-def _differs(recall: JournalSnapshot, name: str, version: str) -> bool:
-    return recall.packages.get(name, (ABSENT, ""))[0] != version
+def _differs(journal: JournalSnapshot, name: str, version: str) -> bool:
+    return journal.packages.get(name, (ABSENT, ""))[0] != version
 
 
-def _state(recall: JournalSnapshot, name: str) -> str:
-    return recall.packages.get(name, ("", ""))[1]
+def _state(journal: JournalSnapshot, name: str) -> str:
+    return journal.packages.get(name, ("", ""))[1]
 
 
 def _first(records: Sequence[Record], lost: str, gained: str) -> dict[str, bool]:
@@ -153,13 +153,13 @@ def _asked_for(records: Sequence[Record]) -> dict[str, bool]:
 
 
 def _automatic(
-    recall: JournalSnapshot, records: Sequence[Record], marks: Mapping[str, bool], install: Sequence[str]
+    journal: JournalSnapshot, records: Sequence[Record], marks: Mapping[str, bool], install: Sequence[str]
 ) -> tuple[str, ...]:
     """Packages that nobody asked for: those that count as asked for now, and those that will by being named.
 
     A manager that keeps no such marks shows none at all, now or in the records.
     """
-    manual = {mark.partition(" ")[2] for mark in recall.marks if mark.startswith("manual ")}
+    manual = {mark.partition(" ")[2] for mark in journal.marks if mark.startswith("manual ")}
     recorded = (mark for r in _done(records) for key in ("marks", "unmarked") for mark in r.more.get(key, ()))
     if not manual and not any(mark.startswith("manual ") for mark in recorded):
         return ()
@@ -189,7 +189,7 @@ def _files(known: Sequence[Record]) -> set[str]:
 
 
 def _install(
-    recall: JournalSnapshot,
+    journal: JournalSnapshot,
     wanted: Mapping[str, str],
     held: Mapping[str, bool],
     ours: set[tuple[str, str]],
@@ -199,20 +199,20 @@ def _install(
     notes: list[str] = []
     missing: dict[str, list[str]] = {}  # by version
     for name, version in wanted.items():
-        now = recall.packages.get(name, ("", ""))[0]
+        now = journal.packages.get(name, ("", ""))[0]
         if version == ABSENT:
             continue
         if now and (name, now) not in ours:
             notes.append(f"{name} stays at {now}: somebody has changed it since")
-        elif not restored and version not in recall.available.get(name, ()):
+        elif not restored and version not in journal.available.get(name, ()):
             missing.setdefault(version, []).append(name)
         else:
-            hold = held.get(name, _state(recall, name) == "hold")
+            hold = held.get(name, _state(journal, name) == "hold")
             items.append({"name": name, "version": version, "hold": hold})
     again = {item["name"] for item in items}
     for name, hold in held.items():
-        if hold and name not in again and _state(recall, name) == "-":
-            items.append({"name": name, "version": recall.packages[name][0], "hold": True})
+        if hold and name not in again and _state(journal, name) == "-":
+            items.append({"name": name, "version": journal.packages[name][0], "hold": True})
     return items, _gone(missing), notes
 
 
@@ -226,14 +226,14 @@ def _gone(missing: Mapping[str, Sequence[str]]) -> list[Problem]:
 
 
 def _purge(
-    recall: JournalSnapshot, remove: Sequence[str], ours: set[str], files: set[str]
+    journal: JournalSnapshot, remove: Sequence[str], ours: set[str], files: set[str]
 ) -> tuple[list[str], list[str]]:
     """Packages of which nothing is to be left, now or after an interrupted run; what somebody wrote there stays."""
-    if recall.manager != "apt":
+    if journal.manager != "apt":
         return list(remove), []
     purge, notes = [], []
-    for name in (*remove, *sorted(ours & recall.remnants)):
-        edited = sorted(recall.edited.get(name, frozenset()) - files)
+    for name in (*remove, *sorted(ours & journal.remnants)):
+        edited = sorted(journal.edited.get(name, frozenset()) - files)
         if edited:
             notes.append(f"the configuration of {name} stays: somebody has changed {', '.join(edited)}")
         else:
@@ -241,16 +241,16 @@ def _purge(
     return purge, notes
 
 
-def _needed(recall: JournalSnapshot, remove: Sequence[str], reset: Sequence[str]) -> dict[str, set[str]]:
+def _needed(journal: JournalSnapshot, remove: Sequence[str], reset: Sequence[str]) -> dict[str, set[str]]:
     """Packages that cannot go, with those that need them: packages of others, and what these keep."""
     kept: dict[str, set[str]] = {}
     while True:
         gone = {name for name in remove if name not in kept}
         found: dict[str, set[str]] = {}
-        for name, words in recall.needs:
+        for name, words in journal.needs:
             if name in gone or name in reset:
                 continue
-            givers = {giver for word in words for giver in recall.gives.get(word, ())}
+            givers = {giver for word in words for giver in journal.gives.get(word, ())}
             if givers and givers <= gone:
                 for giver in givers:
                     found.setdefault(giver, set()).add(name)

@@ -66,23 +66,23 @@ class UndoPlan:
         return not any((*files, *units, *others)) and self.packages.nothing
 
 
-def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
+def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     """What makes the node what it was before the records of `scope`."""
-    files = Files(recall, scope)
+    files = Files(journal, scope)
     packages = plan_package_undo(
-        recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES), theirs=files.theirs
+        journal, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES), theirs=files.theirs
     )
     last = files.last(packages)
-    states = dict(states_to_restore(recall, scope))
+    states = dict(states_to_restore(journal, scope))
     made = [*files.left_by(packages), *(key for key in states if packages.kept and key[0] in MADE_BY_PACKAGES)]
     states = {key: value for key, value in states.items() if key not in made}
-    booted = modules_loaded_at_boot(recall, scope.records, scope.known, set(packages.remove))
+    booted = modules_loaded_at_boot(journal, scope.records, scope.known, set(packages.remove))
     gone = packages.remove or any(_of(states, "runfile", ABSENT)) or booted.unload
     stop = [name for kind, name, _ in _of(states, "active", "inactive")]
     unload = [name for kind, name, _ in _of(states, "module", ABSENT)]
     unload += [name for name in booted.unload if name not in unload]
     load = [name for kind, name, _ in _of(states, "module", "loaded") if booted.comes_back(name)]
-    loaded = bool(recall.driver) and "nvidia" not in unload
+    loaded = bool(journal.driver) and "nvidia" not in unload
     settings = {
         kind: {name: value for (k, name), value in states.items() if k == kind}
         for kind in ("alternative", "sysctl", "link", "cdi", "initramfs", "user", "group", "kernel")
@@ -96,7 +96,7 @@ def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
         files=files.first,
         packages=packages.with_streams({n: v for (k, n), v in states.items() if k == "stream"}),
         sources=last,
-        exchange=("nvidia",) if loaded and (packages.install or _left_behind(recall, scope)) else (),
+        exchange=("nvidia",) if loaded and (packages.install or _left_behind(journal, scope)) else (),
         settings={kind: values for kind, values in settings.items() if values},
         load=(*load, *(name for name in booted.load if name not in load)),
         enable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value in ENABLED),
@@ -108,12 +108,12 @@ def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
             *files.notes,
             *packages.notes,
             *_made(made),
-            *set_since(recall, scope),
+            *set_since(journal, scope),
             *_installers(scope),
             *_unknown(scope),
         ),
         theirs=files.theirs,
-        problems=(*files.problems, *packages.problems, *_kept_packages(recall, scope)),
+        problems=(*files.problems, *packages.problems, *_kept_packages(journal, scope)),
     )
 
 
@@ -121,10 +121,10 @@ def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterato
     return ((k, name, v) for (k, name), v in states.items() if k == kind and v == value)
 
 
-def _left_behind(recall: JournalSnapshot, scope: Scope) -> bool:
+def _left_behind(journal: JournalSnapshot, scope: Scope) -> bool:
     """Whether the driver is loaded that an interrupted run has taken off already."""
     done = (r for r in scope.records if r.op == "packages" and r.phase != "intent")
-    return recall.stale and any(r.more.get("changed") or r.more.get("removed") for r in done)
+    return journal.stale and any(r.more.get("changed") or r.more.get("removed") for r in done)
 
 
 def _made(things: Sequence[tuple[str, str]]) -> list[str]:
@@ -155,14 +155,14 @@ def _unknown(scope: Scope) -> list[str]:
     return [f"what the journal calls {kind} cannot be undone by this version" for kind in sorted(kinds)]
 
 
-def _kept_packages(recall: JournalSnapshot, scope: Scope) -> list[Problem]:
+def _kept_packages(journal: JournalSnapshot, scope: Scope) -> list[Problem]:
     """The toolkit cannot go while engines are configured for it."""
     engines = {
         path
         for record in scope.known
-        if record not in scope.records and record.id in recall.follow and recall.follow[record.id].unit
-        for path in recall.undo.get(record.id, {})
-        if recall.files.get(path, ABSENT) in hashes(scope.known, path)[1:]
+        if record not in scope.records and record.id in journal.follow and journal.follow[record.id].unit
+        for path in journal.undo.get(record.id, {})
+        if journal.files.get(path, ABSENT) in hashes(scope.known, path)[1:]
     }
     if scope.whole or scope.to or not engines or not any(r.part == "toolkit" for r in scope.records):
         return []

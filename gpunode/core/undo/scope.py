@@ -21,14 +21,14 @@ class Scope:
     whole: bool = True  # nothing of gpunode's stays
 
 
-def scope_of(recall: JournalSnapshot, *, verb: str, parts: Sequence[str] = (), to: str | None = None) -> Scope:
+def scope_of(journal: JournalSnapshot, *, verb: str, parts: Sequence[str] = (), to: str | None = None) -> Scope:
     """What `verb` (uninstall | rollback) is to undo.  Raises InputError for an unknown part or run."""
     for part in parts:
         if part not in PARTS:
             raise InputError(f"part {part!r}", expected=f"one of {', '.join(PARTS)}")
-    known = recall.records[era(recall.records) :]
+    known = journal.records[era(journal.records) :]
     if verb == "rollback":
-        since, run = after_run(recall.records, to)
-        return Scope(records=recall.records[since:], known=known, to=run, whole=False)
+        since, run = after_run(journal.records, to)
+        return Scope(records=journal.records[since:], known=known, to=run, whole=False)
     mine = tuple(r for r in known if not parts or r.part in parts)
     return Scope(records=mine, known=known, whole=not parts)

@@ -14,10 +14,10 @@ ENABLED = ("enabled", "enabled-runtime")
 ON = (*ENABLED, "static", "alias", "indirect", "generated")
 
 
-def states_to_restore(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
+def states_to_restore(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
     """(kind, name) → the value to put back, of what has another one and got it from gpunode."""
     for (kind, name), (value, ours) in _wanted(scope).items():
-        now = recall.states.get((kind, name))
+        now = journal.states.get((kind, name))
         if now is None or is_again(kind, now, value):
             continue
         if not _is_theirs(kind, now, ours):
@@ -35,14 +35,14 @@ def is_again(kind: str, now: str, value: str) -> bool:
     )
 
 
-def states_before(recall: JournalSnapshot, scope: Scope) -> dict[tuple[str, str], str]:
+def states_before(journal: JournalSnapshot, scope: Scope) -> dict[tuple[str, str], str]:
     """(kind, name) → how it is to be again, of what gpunode alone has set."""
-    remove = set(plan_package_undo(recall, scope.records, scope.known, restored=()).remove)
-    booted = modules_loaded_at_boot(recall, scope.records, scope.known, remove)
+    remove = set(plan_package_undo(journal, scope.records, scope.known, restored=()).remove)
+    booted = modules_loaded_at_boot(journal, scope.records, scope.known, remove)
     return {
         (kind, name): value
         for (kind, name), (value, ours) in _wanted(scope).items()
-        if not _is_theirs(kind, recall.states.get((kind, name), ""), ours)
+        if not _is_theirs(kind, journal.states.get((kind, name), ""), ours)
         and (kind != "module" or value == ABSENT or booted.comes_back(name))
     }
 
@@ -58,11 +58,11 @@ def _is_theirs(kind: str, now: str, ours: Iterable[str]) -> bool:
 _WHERE = {"alternative": "/usr/local/", "stream": "the stream of "}
 
 
-def set_since(recall: JournalSnapshot, scope: Scope) -> list[str]:
+def set_since(journal: JournalSnapshot, scope: Scope) -> list[str]:
     return [
         f"{_WHERE.get(kind, '')}{name} stays {now or 'unset'}: somebody has set it since"
         for (kind, name), (value, ours) in _wanted(scope).items()
-        if (now := recall.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, ours)
+        if (now := journal.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, ours)
     ]
 
 

@@ -43,18 +43,18 @@ def verify_since(
     return [results[one.host] for one in found]
 
 
-def _differences(found: Detected, row: HostRow | None, runs: Runs, run: str) -> list[Check]:
+def _differences(host: Detected, row: HostRow | None, runs: Runs, run: str) -> list[Check]:
     """How a host is other than the run left it; [] for a host that is as it was."""
     if row is None:
         return [_warning(f"this host was not in run {run}")]
     if row.state != "done":
         return [_warning(f"run {run} did not bring it to an end: {row.message or row.state}")]
-    if found.facts is None:
+    if host.facts is None:
         return []
     before = runs.state(row.found)
     if not before:
         return [_warning(f"run {run} did not write down what it was like")]
-    return since_checks(before, state_of(found.facts), run)
+    return since_checks(before, state_of(host.facts), run)
 
 
 def _warning(text: str) -> Check:

@@ -108,12 +108,12 @@ def _standing(host: str, ran: Ran) -> list[Run]:
     if outcome.status != "unchanged":
         raise GpunodeError(f"{host}: {outcome.message}", fix=outcome.fix)
     try:
-        recall = parse_snapshot(ran.stdout)
+        journal = parse_snapshot(ran.stdout)
     except InputError as error:  # the user's input is fine: it is the node's journal that is not as it should be
         raise GpunodeError(f"{host}: {error.what}", expected=error.expected) from error
-    if recall.damage.problem:
-        raise GpunodeError(f"{host}: {recall.damage.problem.what}", fix=recall.damage.problem.fix)
-    return [replace(run, what=summary(recall.records[run.first : run.last + 1])) for run in standing(recall.records)]
+    if journal.damage.problem:
+        raise GpunodeError(f"{host}: {journal.damage.problem.what}", fix=journal.damage.problem.fix)
+    return [replace(run, what=summary(journal.records[run.first : run.last + 1])) for run in standing(journal.records)]
 
 
 def _inventory(hosts: Sequence[Detected], *, own: bool) -> dict[str, Any]:

@@ -122,12 +122,12 @@ def portable(connection: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     folder = folder.resolve()
     home = Path.home().resolve()
 
-    def shorter(found: re.Match[str]) -> str:
-        path = Path(os.path.normpath(found[1]))
+    def shorter(match: re.Match[str]) -> str:
+        path = Path(os.path.normpath(match[1]))
         common = Path(os.path.commonpath([path, folder]))
         if common not in (home, *home.parents):
             return f"./{os.path.relpath(path, folder)}"
-        return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else found[1]
+        return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else match[1]
 
     return {name: _PATHS.sub(shorter, text) if name in _HAVE_PATHS else text for name, text in connection.items()}
 
@@ -135,9 +135,9 @@ def portable(connection: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def on_this_machine(connection: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What `portable` has written, with the paths of this machine; absolute ones of older plans stay."""
 
-    def whole(found: re.Match[str]) -> str:
-        start = str(Path.home().resolve()) if found[1] == "~" else f"{folder.resolve()}/{found[1]}"
-        return os.path.normpath(start + found[2])
+    def whole(match: re.Match[str]) -> str:
+        start = str(Path.home().resolve()) if match[1] == "~" else f"{folder.resolve()}/{match[1]}"
+        return os.path.normpath(start + match[2])
 
     return {name: _RELATIVE.sub(whole, text) if name in _HAVE_PATHS else text for name, text in connection.items()}
 
@@ -147,13 +147,13 @@ def inventory_sources(targets: Targets) -> list[str]:
     return [s if s.endswith(",") else str(Path(s).resolve()) for s in targets.inventory]
 
 
-def connection_vars(found: Detected) -> dict[str, Any]:
+def connection_vars(host: Detected) -> dict[str, Any]:
     """Ansible's variables for a host that was named on the command line; never a password."""
     from gpunode.edge.ansible.inventory import inventory_vars
 
-    if found.target is None:
+    if host.target is None:
         return {}
-    return {k: v for k, v in inventory_vars(found.target).items() if not k.endswith("password")}
+    return {k: v for k, v in inventory_vars(host.target).items() if not k.endswith("password")}
 
 
 def verify(
@@ -209,15 +209,15 @@ def _before(hosts: Sequence[str]) -> dict[str, tuple[str, dict[str, str]]]:
     }
 
 
-def plan_one(found: Detected, desired: DesiredState) -> HostPlan:
+def plan_one(host: Detected, desired: DesiredState) -> HostPlan:
     """What one probe says is to be done on its host, or the error that is this host's alone."""
-    facts = found.facts
-    if found.error or facts is None:
-        return HostPlan(detected=found, error=found.error or GpunodeError(f"{found.host}: no facts"))
-    planned = in_its_share(found.host, lambda: desired.plan(found.host, facts, found.spec))
+    facts = host.facts
+    if host.error or facts is None:
+        return HostPlan(detected=host, error=host.error or GpunodeError(f"{host.host}: no facts"))
+    planned = in_its_share(host.host, lambda: desired.plan(host.host, facts, host.spec))
     if isinstance(planned, GpunodeError):
-        return HostPlan(detected=found, error=planned)
-    return HostPlan(detected=found, planned=planned)
+        return HostPlan(detected=host, error=planned)
+    return HostPlan(detected=host, planned=planned)
 
 
 def plan_all(found: Sequence[Detected], targets: Targets, desired: DesiredState) -> list[HostPlan]:

@@ -8,8 +8,11 @@ from gpunode.cli.lazy import LazyGroup, Table
 
 COMMANDS: Table = {
     "render": ("gpunode.kube.cli.render:render", "Write the cluster's objects and helm values; needs no cluster."),
-    "apply": ("gpunode.kube.cli.apply:apply", "Make a cluster so: server-side apply, wait, delete what is left over."),
-    "verify": ("gpunode.kube.cli.verify:verify", "Prove that a cluster is so: differences, and pods on its GPUs."),
+    "apply": ("gpunode.kube.cli.apply:apply", "Apply the objects to a cluster: server-side apply, wait, prune."),
+    "verify": (
+        "gpunode.kube.cli.verify:verify",
+        "Check a cluster: differences from gpunode.yml, and pods on its GPUs.",
+    ),
     "status": ("gpunode.kube.cli.status:status", "Who uses which GPU: allocated and total, however they are shared."),
     "remove": ("gpunode.kube.cli.apply:remove", "Take everything that apply made out of the cluster."),
     "scheduler": ("gpunode.kube.cli.scheduler:scheduler", "This host's kube-scheduler: configure, unconfigure, diff."),

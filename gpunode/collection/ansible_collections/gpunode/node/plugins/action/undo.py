@@ -25,28 +25,28 @@ class ActionModule(NodeAction):
         request = parse_undo_request(args["what"])
         self._verb = request.verb
         result = {} if self.check else self._recovered()
-        recall, scope, back = self._back(request)
+        journal, scope, back = self._back(request)
         back, done = self._settled(request, scope, back)
         result = combined_results(result, done)
-        result["notes"] = [*recall.damage.notes, *result.get("notes", [])]
+        result["notes"] = [*journal.damage.notes, *result.get("notes", [])]
         if result.get("failed"):
             return result
         if not self.check and scope.records:
             planned = back
             for _ in range(AGAIN):
-                recall, scope, back = self._back(request, scope.to)
+                journal, scope, back = self._back(request, scope.to)
                 if result.get("warnings") or not _settings_alone(back):
                     break
                 result = combined_results(result, self._undo(back)[1])  # scripts of packages have stopped units, say
-            different = differences(recall, scope, [*planned.notes, *back.notes])
+            different = differences(journal, scope, [*planned.notes, *back.notes])
             if result.get("failed") or not back.nothing or different:
                 return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, different, result)}
             result["stays"] = bool(planned.notes or planned.theirs or back.notes or back.theirs)
-            keep = result["stays"] or recall.damage.partial
+            keep = result["stays"] or journal.damage.partial
             if not request.parts:
                 self.node("restore.sh", close_request(request, scope.to, keep=keep))
         result["notes"] = list(dict.fromkeys(result["notes"]))
-        return result | {"msg": _message(recall, scope, result)}
+        return result | {"msg": _message(journal, scope, result)}
 
     def _signature(self):
         """In the journal the part is the verb: it names a rollback that was cut off, too."""
@@ -66,11 +66,11 @@ class ActionModule(NodeAction):
         from gpunode.core.undo.plan import plan_undo
         from gpunode.core.undo.scope import scope_of
 
-        recall = self._recall()
-        scope = scope_of(recall, verb=wanted.verb, parts=wanted.parts, to=wanted.to if to is None else to)
-        return recall, scope, plan_undo(recall, scope)
+        journal = self._read_journal()
+        scope = scope_of(journal, verb=wanted.verb, parts=wanted.parts, to=wanted.to if to is None else to)
+        return journal, scope, plan_undo(journal, scope)
 
-    def _recall(self):
+    def _read_journal(self):
         """The journal, and how the things that it names are now."""
         from gpunode.core.errors import RefusedError
         from gpunode.core.undo.journal import parse_snapshot, present_request
@@ -80,12 +80,12 @@ class ActionModule(NodeAction):
             outcome, text = self.node("read_journal.sh", request)
             if outcome.status != "unchanged":
                 raise RefusedError(outcome.message, fix=outcome.fix)
-            recall = parse_snapshot(text)
-            if recall.damage.problem:
-                raise RefusedError.of([recall.damage.problem])
-            asked, request = request, present_request(recall.records)
+            journal = parse_snapshot(text)
+            if journal.damage.problem:
+                raise RefusedError.of([journal.damage.problem])
+            asked, request = request, present_request(journal.records)
             if asked == request:
-                return recall
+                return journal
         raise RefusedError("the journal grew while it was read", fix="wait for what is at work there, then run again")
 
     def _recovered(self):
@@ -154,10 +154,10 @@ def _left(back, different, result):
     return {"msg": f"done, but not all is as it was: {left}", "fix": fix}
 
 
-def _message(recall, scope, result):
-    if recall.damage.partial:
+def _message(journal, scope, result):
+    if journal.damage.partial:
         return "what can be read of the journal is undone; the node may not be as it was (see the notes)"
-    if not recall.records or not scope.records:
+    if not journal.records or not scope.records:
         return "nothing to undo: gpunode has changed nothing here"
     if not result.get("changes"):
         return "nothing to undo: the node is as it was"
