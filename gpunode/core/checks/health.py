@@ -10,8 +10,8 @@ from typing import Literal
 
 from gpunode.core.cdi import made_by_ctk, stale, twice, unproven
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
+from gpunode.core.checks.kubelet import kubelet_checks
 from gpunode.core.engines import BY_CDI
-from gpunode.core.facts.kubelet import kubelet_checks
 from gpunode.core.items.driver import fenced
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks

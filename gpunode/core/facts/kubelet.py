@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-from gpunode.core.engines import DAEMONS, ROWS
-from gpunode.core.model import Check, Kubernetes, NodeFacts, Problem, Runtime
+from gpunode.core.engines import ROWS
+from gpunode.core.model import Kubernetes, NodeFacts, Runtime
 from gpunode.core.numbers import release
 
 _DOCKER_SOCKETS = ("/run/cri-dockerd.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
@@ -30,27 +29,6 @@ _DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
 def kubelet_engine(facts: NodeFacts) -> Runtime | None:
     """The engine whose socket the kubelet uses; None without a kubelet, or where no engine found has that socket."""
     return _engine(facts.runtimes, facts.kubernetes)
-
-
-DefaultRuntime = Literal["nvidia", "runc", "keep"]
-
-
-def default_runtime(facts: NodeFacts, engine: str, asked: Literal["auto", "nvidia", "runc", "keep"]) -> DefaultRuntime:
-    """The default runtime that an engine is to have; auto: nvidia for the kubelet's engine, else as it is.
-
-    Pods name no runtime, unless a RuntimeClass does; the default of a machine's other containers is not ours to change.
-    """
-    if asked != "auto":
-        return asked
-    kubelets = kubelet_engine(facts)
-    return "nvidia" if kubelets and kubelets.name == engine else "keep"
-
-
-def default_reason(facts: NodeFacts, engine: str) -> str:
-    """Why `auto` is what it is for this engine."""
-    if default_runtime(facts, engine, "auto") == "nvidia":
-        return f"nvidia: the kubelet's pods run on {engine} (runtimes.{engine}.default_runtime: auto)"
-    return f"left as it is: no kubelet uses {engine} (runtimes.{engine}.default_runtime: auto)"
 
 
 def kubelets_first(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> tuple[Runtime, ...]:
@@ -118,7 +96,7 @@ def engine_driver(facts: NodeFacts, runtime: Runtime) -> Driver:
 def kubelet_driver(facts: NodeFacts) -> Driver:
     """The driver that the kubelet uses: asked of the engine, given by a flag or a file, or its default."""
     kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
-    if engine and _asks(kubernetes) and _answers(engine, kubernetes):
+    if engine and follows_engine(engine, kubernetes):
         found = engine_driver(facts, engine)
         return Driver(found.value, f"{engine.name}, which this kubelet asks (KubeletCgroupDriverFromCRI)")
     if kubernetes.cgroup_driver:
@@ -127,6 +105,11 @@ def kubelet_driver(facts: NodeFacts) -> Driver:
         return Driver(engine_driver(facts, engine).value, f"{engine.distribution}, which sets both alike")
     known = any(path in facts.files and facts.files[path].data is not None for path in _KUBELET_CONFIGS)
     return Driver("cgroupfs", "its default") if known else Driver("", "no kubelet configuration was read")
+
+
+def follows_engine(engine: Runtime, kubernetes: Kubernetes) -> bool:
+    """Whether the kubelet has the driver that its engine has, whatever that is: it asks, and the engine answers."""
+    return _asks(kubernetes) and _answers(engine, kubernetes)
 
 
 def _asks(kubernetes: Kubernetes) -> bool:
@@ -148,16 +131,6 @@ def _answers(engine: Runtime, kubernetes: Kubernetes) -> bool:
     return engine.name == "containerd" and number >= (2, 0)
 
 
-def wanted_driver(facts: NodeFacts, runtime: Runtime | None) -> str:
-    """The driver that an engine has to be given so that it fits the kubelet; "" where none has to be."""
-    engine = kubelet_engine(facts)
-    if engine is None or runtime is None or runtime != engine:
-        return ""
-    if (_asks(facts.kubernetes) and _answers(engine, facts.kubernetes)) or engine_driver(facts, engine).value == "":
-        return ""
-    return kubelet_driver(facts).value if facts.kubernetes.cgroup_driver or engine.cgroup_driver else ""
-
-
 def mismatch(facts: NodeFacts) -> str:
     """One sentence that says what each has and where it comes from; "" where they match, or one is not known."""
     engine = kubelet_engine(facts)
@@ -170,93 +143,3 @@ def mismatch(facts: NodeFacts) -> str:
         f"cgroup drivers differ: the kubelet has {kubelet.value} ({kubelet.source}), "
         f"{engine.name} has {own.value} ({own.source})"
     )
-
-
-def driver_problem(facts: NodeFacts, name: str, asked: str) -> Problem | None:
-    """The refusal of a driver in the spec that is not the kubelet's; None where nothing stands against it."""
-    engine, kubelet = kubelet_engine(facts), kubelet_driver(facts)
-    fits = asked == "auto" or not kubelet.value or asked == kubelet.value
-    if (
-        fits
-        or engine is None
-        or engine.name != name
-        or (_asks(facts.kubernetes) and _answers(engine, facts.kubernetes))
-    ):
-        return None
-    return Problem(
-        what=f"runtimes.{name}.cgroup_driver is {asked}, and the kubelet has {kubelet.value} ({kubelet.source})",
-        fix=f"set runtimes.{name}.cgroup_driver to auto, or give the kubelet cgroupDriver: {asked} first",
-    )
-
-
-# ---------------------------------------------------------------- what is said of it
-
-
-def kubelet_checks(facts: NodeFacts) -> Iterator[Check]:
-    """The checks of verify that concern the kubelet: its engine, and the cgroup drivers."""
-    kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
-    if not kubernetes.present:
-        return
-    if engine is None:
-        yield Check(
-            id="kubelet.engine",
-            status="warning",
-            message=f"the kubelet's socket {kubernetes.cri_socket or '(unknown)'} belongs to no engine that was found",
-            fix="systemctl status kubelet; is that engine installed?",
-        )
-        return
-    kubelet, own = kubelet_driver(facts), engine_driver(facts, engine)
-    if sentence := mismatch(facts):
-        fix = f"gpunode provision gives {engine.name} the kubelet's (cgroup_driver: auto)"
-        yield Check(
-            id="cgroup.driver-match", status="failed", message=f"{sentence}: pods do not start, or are killed", fix=fix
-        )
-    elif not kubelet.value or not own.value:
-        why = "; ".join(driver.source for driver in (kubelet, own) if not driver.value)
-        yield Check(id="cgroup.driver-match", status="not-proven", message=why, fix="probe as root")
-    else:
-        yield Check(
-            id="cgroup.driver-match",
-            status="passed",
-            message=f"kubelet ({kubelet.source}) and {engine.name} ({own.source}) both have {own.value}",
-        )
-
-
-def kubelet_warnings(facts: NodeFacts, managed: Mapping[str, str]) -> Iterator[str]:
-    """What a reader of the plan should know of the kubelet and its engine.
-
-    `managed` says for each engine of the spec what its `manage` is: auto, install, configure or ignore.
-    """
-    kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
-    if not kubernetes.present:
-        return
-    if engine is None:
-        socket = kubernetes.cri_socket or "(unknown)"
-        yield f"the kubelet's socket {socket} belongs to no engine that was found: pods get no nvidia runtime"
-        return
-    for other in facts.runtimes:
-        if other.name == engine.name and other is not engine:
-            yield (
-                f"the node has two {other.name}: {engine.unit or engine.socket} is the kubelet's and is configured, "
-                f"{other.unit or other.socket or other.binary} is left as it is"
-            )
-    if kubernetes.gpu_operator and managed.get(engine.name, "ignore") != "ignore":
-        yield (
-            f"the GPU Operator is or was on this node, and its toolkit configures {engine.name} too: "
-            f"set toolkit.enabled=false in its values, or runtimes.{engine.name}.manage: ignore here"
-        )
-    there = {runtime.name for runtime in facts.runtimes}
-    for name, manage in managed.items():
-        if name == engine.name or name not in DAEMONS:
-            continue
-        if manage == "auto" and name in there:
-            yield (
-                f"{name} is left as it is, the kubelet runs pods on {engine.name}: "
-                f"runtimes.{name}.manage: configure has {name} get the nvidia runtime too"
-            )
-        elif manage in ("install", "configure"):
-            yield f"runtimes.{name} is configured, but the kubelet runs pods on {engine.name}: they get nothing of it"
-    if managed.get(engine.name, "ignore") == "ignore":
-        yield f"the kubelet runs pods on {engine.name}, which is not managed: pods get no nvidia runtime from gpunode"
-        if sentence := mismatch(facts):
-            yield sentence

@@ -14,11 +14,11 @@ from typing import Any
 from gpunode.core.diff import unified
 from gpunode.core.engines import ENGINES
 from gpunode.core.facts import facts_hash, masked_hash
-from gpunode.core.facts.kubelet import kubelet_warnings
 from gpunode.core.items.engine import manages, requests
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
 from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted
+from gpunode.core.items.kubelet import kubelet_warnings
 from gpunode.core.items.sysctl import boot_warnings
 from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step

@@ -1,0 +1,94 @@
+"""What an engine gets for the kubelet's sake: its default runtime, its cgroup driver, and what a plan says of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from gpunode.core.engines import DAEMONS
+from gpunode.core.facts.kubelet import engine_driver, follows_engine, kubelet_driver, kubelet_engine, mismatch
+from gpunode.core.model import NodeFacts, Problem, Runtime
+
+DefaultRuntime = Literal["nvidia", "runc", "keep"]
+
+
+def default_runtime(
+    facts: NodeFacts, engine: str, setting: Literal["auto", "nvidia", "runc", "keep"]
+) -> DefaultRuntime:
+    """The default runtime that an engine is to have; auto: nvidia for the kubelet's engine, else as it is.
+
+    Pods name no runtime, unless a RuntimeClass does; the default of a machine's other containers is not ours to change.
+    """
+    if setting != "auto":
+        return setting
+    kubelets = kubelet_engine(facts)
+    return "nvidia" if kubelets and kubelets.name == engine else "keep"
+
+
+def default_reason(facts: NodeFacts, engine: str) -> str:
+    """Why `auto` is what it is for this engine."""
+    if default_runtime(facts, engine, "auto") == "nvidia":
+        return f"nvidia: the kubelet's pods run on {engine} (runtimes.{engine}.default_runtime: auto)"
+    return f"left as it is: no kubelet uses {engine} (runtimes.{engine}.default_runtime: auto)"
+
+
+def wanted_driver(facts: NodeFacts, runtime: Runtime | None) -> str:
+    """The driver that an engine has to be given so that it fits the kubelet; "" where none has to be."""
+    engine = kubelet_engine(facts)
+    if engine is None or runtime is None or runtime != engine:
+        return ""
+    if follows_engine(engine, facts.kubernetes) or engine_driver(facts, engine).value == "":
+        return ""
+    return kubelet_driver(facts).value if facts.kubernetes.cgroup_driver or engine.cgroup_driver else ""
+
+
+def driver_problem(facts: NodeFacts, name: str, setting: str) -> Problem | None:
+    """The refusal of a driver in the spec that is not the kubelet's; None where nothing stands against it."""
+    engine, kubelet = kubelet_engine(facts), kubelet_driver(facts)
+    fits = setting == "auto" or not kubelet.value or setting == kubelet.value
+    if fits or engine is None or engine.name != name or follows_engine(engine, facts.kubernetes):
+        return None
+    return Problem(
+        what=f"runtimes.{name}.cgroup_driver is {setting}, and the kubelet has {kubelet.value} ({kubelet.source})",
+        fix=f"set runtimes.{name}.cgroup_driver to auto, or give the kubelet cgroupDriver: {setting} first",
+    )
+
+
+def kubelet_warnings(facts: NodeFacts, managed: Mapping[str, str]) -> Iterator[str]:
+    """What a reader of the plan should know of the kubelet and its engine.
+
+    `managed` says for each engine of the spec what its `manage` is: auto, install, configure or ignore.
+    """
+    kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
+    if not kubernetes.present:
+        return
+    if engine is None:
+        socket = kubernetes.cri_socket or "(unknown)"
+        yield f"the kubelet's socket {socket} belongs to no engine that was found: pods get no nvidia runtime"
+        return
+    for other in facts.runtimes:
+        if other.name == engine.name and other is not engine:
+            yield (
+                f"the node has two {other.name}: {engine.unit or engine.socket} is the kubelet's and is configured, "
+                f"{other.unit or other.socket or other.binary} is left as it is"
+            )
+    if kubernetes.gpu_operator and managed.get(engine.name, "ignore") != "ignore":
+        yield (
+            f"the GPU Operator is or was on this node, and its toolkit configures {engine.name} too: "
+            f"set toolkit.enabled=false in its values, or runtimes.{engine.name}.manage: ignore here"
+        )
+    there = {runtime.name for runtime in facts.runtimes}
+    for name, manage in managed.items():
+        if name == engine.name or name not in DAEMONS:
+            continue
+        if manage == "auto" and name in there:
+            yield (
+                f"{name} is left as it is, the kubelet runs pods on {engine.name}: "
+                f"runtimes.{name}.manage: configure has {name} get the nvidia runtime too"
+            )
+        elif manage in ("install", "configure"):
+            yield f"runtimes.{name} is configured, but the kubelet runs pods on {engine.name}: they get nothing of it"
+    if managed.get(engine.name, "ignore") == "ignore":
+        yield f"the kubelet runs pods on {engine.name}, which is not managed: pods get no nvidia runtime from gpunode"
+        if sentence := mismatch(facts):
+            yield sentence
