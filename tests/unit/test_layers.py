@@ -24,8 +24,8 @@ def words(text: str) -> frozenset[str]:
 # The standard library's modules that read no file, clock, environment or network.
 PURE = words(
     "__future__ base64 bisect binascii calendar codecs collections configparser contextlib copy dataclasses decimal "
-    "difflib enum fnmatch functools hashlib html io ipaddress itertools json math operator posixpath re shlex string "
-    "struct textwrap tomllib types typing unicodedata urllib.parse xml.etree xml.sax zlib"
+    "difflib enum fnmatch functools hashlib html importlib io ipaddress itertools json math operator posixpath re "
+    "shlex string struct textwrap tomllib types typing unicodedata urllib.parse xml.etree xml.sax zlib"
 )
 TEXT_LIBRARIES = words("ahocorasick cattrs jinja2 tomli tomlkit yaml")
 IMPURE_BUILTINS = words("open print input exec eval breakpoint __import__")

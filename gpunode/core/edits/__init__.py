@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
+from importlib import import_module
+from typing import cast, get_args
 
 from gpunode.core.edits.target import (
     Activation,
@@ -48,60 +49,24 @@ __all__ = [
 
 # of the probe: what `edit_runtime` goes by
 SECTIONS = ("system", "units", "runtimes", "containers", "kubernetes", "files")
+_EDITORS = (*ENGINES, *filter(None, get_args(Distribution)))
 # a containerd of a distribution's is known by its files as well
 _PLACES = {"/rancher/k3s/": "k3s", "/rancher/rke2/": "rke2", "/etc/k0s/": "k0s", "/snap/microk8s/": "microk8s"}
 
 
-def _module(name: str) -> Engine | None:
-    """The editor of a distribution's engine, or of a runtime: a call is about one engine, and imports that alone."""
-    engine: Engine | None = None
-    if name == "containerd":
-        from gpunode.core.edits.engines import containerd
-
-        engine = containerd
-    elif name == "docker":
-        from gpunode.core.edits.engines import docker
-
-        engine = docker
-    elif name == "crio":
-        from gpunode.core.edits.engines import crio
-
-        engine = crio
-    elif name == "podman":
-        from gpunode.core.edits.engines import podman
-
-        engine = podman
-    elif name == "k0s":
-        from gpunode.core.edits.engines import k0s
-
-        engine = k0s
-    elif name == "microk8s":
-        from gpunode.core.edits.engines import microk8s
-
-        engine = microk8s
-    elif name == "k3s":
-        from gpunode.core.edits.engines.k3s import k3s
-
-        engine = k3s
-    elif name == "rke2":
-        from gpunode.core.edits.engines.k3s import rke2
-
-        engine = rke2
-    return engine
-
-
 def _engine(request: RuntimeRequest) -> Engine:
+    """The editor of a distribution's engine, or of a runtime: a call is about one engine, and imports that alone."""
     check_request(request)
     place = next((kind for part, kind in _PLACES.items() if part in request.config), "")
     name = request.distribution or (place if request.runtime == "containerd" else "") or request.runtime
-    found = _module(name)
-    if found is None:
+    if name not in _EDITORS:
         raise RefusedError(
-            f"gpunode does not rewrite the configuration of {request.distribution or request.runtime} yet",
-            expected=" or ".join((*ENGINES, *filter(None, get_args(Distribution)))),
+            f"gpunode does not rewrite the configuration of {name} yet",
+            expected=" or ".join(_EDITORS),
             fix=f"configure {request.runtime} with nvidia-ctk",
         )
-    return found
+    home = import_module(f"gpunode.core.edits.engines.{'k3s' if name == 'rke2' else name}")
+    return cast(Engine, getattr(home, name, home))  # k3s.py has one for each of two
 
 
 def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> EditTarget:

@@ -1,6 +1,6 @@
 """Editing the files of a program on a host: the one interface, for container engines and Kubernetes' components.
 
-A `EditTarget` is what somebody asks of a program, as functions of its files, and all that a commit loop needs
+An `EditTarget` is what somebody asks of a program, as functions of its files, and all that a commit loop needs
 (edge/host/target.py on this machine, the actions component and edit_file on a node).  `RuntimeRequest` is what is asked
 of a container engine, `Engine` what an engine's module offers.
 """
@@ -29,6 +29,7 @@ from gpunode.core.model import (
     RuntimeName,
     Undo,
 )
+from gpunode.core.numbers import release
 
 Files = Mapping[str, bytes]
 Records = Sequence[Mapping[str, Undo]]
@@ -291,6 +292,11 @@ class RuntimeRequest:
     flags: tuple[str, ...] = ()
     enable_cri: bool = False
     refused: str = ""
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor of the version, (0, 0) where it is unknown."""
+        return release(self.version)
 
 
 def check_request(request: RuntimeRequest) -> None:

@@ -41,7 +41,7 @@ class SourceFinding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class RecordEvidence:
     """One record with all that the checks read out of it, each thing once."""
 
     record: SelftestRecord
@@ -96,15 +96,15 @@ class SourceCheck:
     id: str
     compares: str
     needs: tuple[str, ...]
-    judge: Callable[[Evidence], SourceFinding]
+    judge: Callable[[RecordEvidence], SourceFinding]
 
 
-def judge(evidence: Evidence) -> tuple[Result, ...]:
+def judge(evidence: RecordEvidence) -> tuple[Result, ...]:
     """Every check of the table on one record, in the table's order."""
     return tuple(_result(check, evidence) for check in CHECKS)
 
 
-def _result(check: SourceCheck, evidence: Evidence) -> Result:
+def _result(check: SourceCheck, evidence: RecordEvidence) -> Result:
     row = partial(Result, id=check.id)
     for need in check.needs:
         capture = evidence.record.captures.get(need, Capture(error="it was not asked for"))
@@ -132,7 +132,7 @@ def _counted(differences: Sequence[str]) -> str:
 SHELLS = ("dash", "bash", "busybox")
 
 
-def _shells(evidence: Evidence) -> SourceFinding:
+def _shells(evidence: RecordEvidence) -> SourceFinding:
     """Facts under each shell against those of /bin/sh, as far as they rest on the machine alone."""
     asked = {shell: evidence.record.captures.get(f"probe-{shell}.txt", Capture(error="not there")) for shell in SHELLS}
     texts = {shell: one for shell, one in asked.items() if one.text or one.stopped}
@@ -149,14 +149,14 @@ def _shells(evidence: Evidence) -> SourceFinding:
     return SourceFinding(message=f"the same facts under {', '.join(texts)}", differences=differences)
 
 
-def _readable(evidence: Evidence) -> SourceFinding:
+def _readable(evidence: RecordEvidence) -> SourceFinding:
     lost = [note for note in evidence.facts.notes if ": not understood: " in note]
     return SourceFinding(
         message="every line of the probe was understood", differences=[*evidence.facts.malformed, *lost]
     )
 
 
-def _driver(evidence: Evidence) -> SourceFinding:
+def _driver(evidence: RecordEvidence) -> SourceFinding:
     facts, trouble = evidence.facts, []
     on_pci = [gpu for gpu in facts.gpus if gpu.driver != "vfio-pci"]
     if not on_pci:
@@ -170,7 +170,7 @@ def _driver(evidence: Evidence) -> SourceFinding:
     return SourceFinding(message=f"driver {facts.driver.loaded or 'none'} answers", differences=trouble)
 
 
-def _in_time(evidence: Evidence) -> SourceFinding:
+def _in_time(evidence: RecordEvidence) -> SourceFinding:
     late = [f"{name}: {one.error}" for name, one in evidence.record.captures.items() if one.stopped]
     return SourceFinding(
         message=f"{len(evidence.record.captures)} captures ended within their limits", differences=late
@@ -180,7 +180,7 @@ def _in_time(evidence: Evidence) -> SourceFinding:
 # ---------------------------------------------------------------- facts, field by field
 
 
-def _compared(one: str, other: str, evidence: Evidence) -> SourceFinding:
+def _compared(one: str, other: str, evidence: RecordEvidence) -> SourceFinding:
     first, second = evidence.reading(one), evidence.reading(other)
     passed_through = [gpu.slot for gpu in evidence.facts.gpus if gpu.driver == "vfio-pci"]
     absent = passed_through if {one, other} & {"smi", "nvml", "proc"} else ()
@@ -192,7 +192,7 @@ def _compared(one: str, other: str, evidence: Evidence) -> SourceFinding:
     )
 
 
-def _virtual(evidence: Evidence) -> SourceFinding:
+def _virtual(evidence: RecordEvidence) -> SourceFinding:
     """Whether gpunode knows a virtual GPU as one: its driver comes from the vendor of the hypervisor."""
     if not evidence.virtual:
         raise NotPossible("no virtual GPU here")
@@ -203,7 +203,7 @@ def _virtual(evidence: Evidence) -> SourceFinding:
     return SourceFinding(message="virtual GPUs are known as such", differences=missed)
 
 
-def _nvlink(evidence: Evidence) -> SourceFinding:
+def _nvlink(evidence: RecordEvidence) -> SourceFinding:
     indexes = {gpu.slot: gpu.index for gpu in evidence.facts.nvml}
     links = {
         indexes[slot]: gpu["nvlink"] for slot, gpu in evidence.nvml.gpus.items() if "nvlink" in gpu and slot in indexes
@@ -228,14 +228,14 @@ def _nvlink(evidence: Evidence) -> SourceFinding:
 # ---------------------------------------------------------------- knowledge against the device
 
 
-def _known(evidence: Evidence) -> SourceFinding:
+def _known(evidence: RecordEvidence) -> SourceFinding:
     gpus = _gpus(evidence)
     unknown = [f"{gpu.slot} {gpu.id}: not in gpus.toml" for gpu in gpus if not evidence.knowledge.gpu(gpu.id)]
     names = sorted({model.name for model in evidence.models.values()})
     return SourceFinding(message=f"PCI ids known: {', '.join(names) or 'none'}", differences=unknown)
 
 
-def _gpus(evidence: Evidence) -> tuple[Any, ...]:
+def _gpus(evidence: RecordEvidence) -> tuple[Any, ...]:
     if not evidence.facts.gpus:
         raise NotPossible("no NVIDIA GPU on PCI")
     return evidence.facts.gpus
@@ -249,7 +249,7 @@ _BRANDS = (
 )
 
 
-def _class(evidence: Evidence) -> SourceFinding:
+def _class(evidence: RecordEvidence) -> SourceFinding:
     """The kind that the knowledge has for the model against the brand that the driver says."""
     compared, differences = 0, []
     for slot, gpu, model in _known_gpus(evidence):
@@ -262,7 +262,7 @@ def _class(evidence: Evidence) -> SourceFinding:
     return _found(compared, "brand", differences)
 
 
-def _known_gpus(evidence: Evidence) -> Iterator[tuple[str, Mapping[str, str], GpuModel]]:
+def _known_gpus(evidence: RecordEvidence) -> Iterator[tuple[str, Mapping[str, str], GpuModel]]:
     """(slot, what nvidia-smi says, what the knowledge has) of each GPU that both have."""
     for slot, gpu in evidence.smi.gpus.items():
         if slot in evidence.models:
@@ -275,7 +275,7 @@ def _found(compared: int, what: str, differences: Sequence[str]) -> SourceFindin
     return SourceFinding(message=f"{what} of {compared} GPUs as in the knowledge", differences=differences)
 
 
-def _architecture(evidence: Evidence) -> SourceFinding:
+def _architecture(evidence: RecordEvidence) -> SourceFinding:
     rows = [(slot, gpu["architecture"], model) for slot, gpu, model in _known_gpus(evidence) if "architecture" in gpu]
     differences = [
         f"{slot} {model.id}: {model.arch} in the knowledge, the driver says {stated}"
@@ -289,7 +289,7 @@ def _generation(name: str) -> str:
     return name.lower().removesuffix(" lovelace")
 
 
-def _capability(evidence: Evidence) -> SourceFinding:
+def _capability(evidence: RecordEvidence) -> SourceFinding:
     stated = {
         slot: gpu["compute_capability"] for slot, gpu in evidence.nvml.gpus.items() if "compute_capability" in gpu
     }
@@ -302,7 +302,7 @@ def _capability(evidence: Evidence) -> SourceFinding:
     return _found(len(rows), "compute capability", differences)
 
 
-def _memory(evidence: Evidence) -> SourceFinding:
+def _memory(evidence: RecordEvidence) -> SourceFinding:
     differences, compared = [], 0
     for slot, gpu, model in _known_gpus(evidence):
         if slot in evidence.virtual or not model.memory_gb or "memory_mib" not in gpu:
@@ -317,7 +317,7 @@ def _memory(evidence: Evidence) -> SourceFinding:
     return _found(compared, "memory", differences)
 
 
-def _mig_capability(evidence: Evidence) -> SourceFinding:
+def _mig_capability(evidence: RecordEvidence) -> SourceFinding:
     differences, compared, hidden = [], 0, 0
     for slot, gpu, model in _known_gpus(evidence):
         if slot in evidence.virtual or model.mig == "unknown":
@@ -334,7 +334,7 @@ def _mig_capability(evidence: Evidence) -> SourceFinding:
     return _found(compared - hidden, "MIG capability", differences)
 
 
-def _mig_profiles(evidence: Evidence) -> SourceFinding:
+def _mig_profiles(evidence: RecordEvidence) -> SourceFinding:
     listed = readings.read_profiles(evidence.record.text("mig-profiles.txt"))
     if not listed:
         raise NotPossible("nvidia-smi mig -lgip lists no profile: no GPU has MIG, or has it enabled")
@@ -366,7 +366,7 @@ def _mig_profiles(evidence: Evidence) -> SourceFinding:
     return SourceFinding(message=f"{len(listed)} MIG profiles compared", differences=differences)
 
 
-def _open_module(evidence: Evidence) -> SourceFinding:
+def _open_module(evidence: RecordEvidence) -> SourceFinding:
     flavour = evidence.facts.driver.loaded_flavour
     if not flavour or not evidence.models:
         raise NotPossible("no NVIDIA kernel module is loaded, or no GPU is known")
@@ -385,7 +385,7 @@ def _open_module(evidence: Evidence) -> SourceFinding:
     return _found(len(rows), f"module flavour ({flavour})", differences)
 
 
-def _branch(evidence: Evidence) -> SourceFinding:
+def _branch(evidence: RecordEvidence) -> SourceFinding:
     """A driver that runs a GPU is within the range that the knowledge has for it, and its branch is known."""
     loaded = evidence.facts.driver.loaded
     if not loaded:
@@ -405,7 +405,7 @@ def _branch(evidence: Evidence) -> SourceFinding:
     return SourceFinding(message=f"driver {loaded} is in the range of {len(rows)} GPUs", differences=differences)
 
 
-def _solver(evidence: Evidence) -> SourceFinding:
+def _solver(evidence: RecordEvidence) -> SourceFinding:
     """The solver, asked for the branch and flavour that run, has no objection."""
     driver = evidence.facts.driver
     if not driver.loaded or not evidence.facts.gpus:
@@ -435,7 +435,7 @@ COMMANDS: Mapping[str, tuple[int, ...]] = {  # exit codes that a machine in any 
 _BUG = re.compile(r"Traceback \(most recent call last\)|unexpected [A-Z]\w+(?:Error|Exception)\b")
 
 
-def _command(name: str, evidence: Evidence) -> SourceFinding:
+def _command(name: str, evidence: RecordEvidence) -> SourceFinding:
     capture = evidence.record.captures[f"{name}.json"]
     trouble = [line.strip()[:200] for line in capture.text.splitlines() if _BUG.search(line)]
     if capture.exit not in COMMANDS[name]:
@@ -448,17 +448,17 @@ def _command(name: str, evidence: Evidence) -> SourceFinding:
     )
 
 
-def _any(name: str, *values: str) -> Callable[[Evidence], bool]:
+def _any(name: str, *values: str) -> Callable[[RecordEvidence], bool]:
     return lambda evidence: any(gpu.get(name, "") in values for gpu in evidence.nvml.gpus.values())
 
 
-def _unjoined(evidence: Evidence) -> bool:
+def _unjoined(evidence: RecordEvidence) -> bool:
     states = [(gpu.get("fabric_state", ""), gpu.get("fabric_status", "Success")) for gpu in evidence.nvml.gpus.values()]
     return any(state in ("Not Started", "In Progress") or (state and status != "Success") for state, status in states)
 
 
 # check of `gpunode verify` → whether NVML, or the kernel log, says the same
-_SIGNS: Mapping[str, Callable[[Evidence], bool]] = {
+_SIGNS: Mapping[str, Callable[[RecordEvidence], bool]] = {
     "gpu.ecc": lambda evidence: any(gpu.get("ecc_uncorrected", "0") != "0" for gpu in evidence.nvml.gpus.values()),
     "gpu.remap-pending": _any("remap_pending", "Yes"),
     "gpu.remap-failure": _any("remap_failure", "Yes"),
@@ -475,7 +475,7 @@ _SIGNS: Mapping[str, Callable[[Evidence], bool]] = {
 }
 
 
-def _alarms(evidence: Evidence) -> SourceFinding:
+def _alarms(evidence: RecordEvidence) -> SourceFinding:
     """gpunode's health checks that fail are those for which NVML has a sign, and no others."""
     hosts = (evidence.record.data("verify.json") or {}).get("hosts") or [{}]
     status = {check["id"]: check for check in hosts[0].get("checks", ())}
@@ -495,7 +495,7 @@ def _alarms(evidence: Evidence) -> SourceFinding:
 _HARDWARE = ("kernel", "driver", "fabric")  # layers in which a machine that NVML calls healthy has no fault
 
 
-def _findings(evidence: Evidence) -> SourceFinding:
+def _findings(evidence: RecordEvidence) -> SourceFinding:
     """The doctor finds no root cause in the driver's layers where NVML says that all is well."""
     hosts = (evidence.record.data("doctor.json") or {}).get("hosts") or [{}]
     if any(sign(evidence) for sign in _SIGNS.values()):
@@ -511,7 +511,7 @@ def _findings(evidence: Evidence) -> SourceFinding:
     )
 
 
-def _cdi(evidence: Evidence) -> SourceFinding:
+def _cdi(evidence: RecordEvidence) -> SourceFinding:
     """The CDI specification that nvidia-ctk makes today is one that gpunode reads, with every GPU in it."""
     spec = read_spec("nvidia.yaml", evidence.record.text("cdi.yaml").encode())
     wanted = {

@@ -44,7 +44,6 @@ from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, Runti
 from gpunode.core.edits.text import toml
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
-from gpunode.core.numbers import release
 
 Files = dict[str, ContainerdFile]
 
@@ -225,7 +224,7 @@ def _written(
 
     The second value says why it is no drop-in where that was to be expected.
     """
-    drop_in = config.merges and release(request.version) != (0, 0) and not request.in_place
+    drop_in = config.merges and request.release != (0, 0) and not request.in_place
     refused: Refusal | None = None
     for changes in chain(_as_drop_in(files, config, wanted, request) if drop_in else (), _in_place(config, wanted)):
         try:

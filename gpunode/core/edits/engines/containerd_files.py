@@ -22,7 +22,7 @@ from gpunode.core.content import place
 from gpunode.core.edits.engines.dropin import BOM
 from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import toml
-from gpunode.core.numbers import release, whole
+from gpunode.core.numbers import whole
 
 # ---------------------------------------------------------------- one file
 
@@ -89,7 +89,7 @@ def settings(doc: Mapping[str, Any], at: toml.Path = ()) -> Iterator[toml.Path]:
 
 def parse(path: str, data: bytes, request: RuntimeRequest) -> toml.TomlDocument:
     """The file as TOML; InputError says where it is none."""
-    if release(request.version) < (2, 0):
+    if request.release < (2, 0):
         data = data.removeprefix(BOM)  # containerd 1.x skips it, 2.x refuses it
     return toml.load(path, data)
 
@@ -114,7 +114,7 @@ def _check_escapes(file: ContainerdFile, request: RuntimeRequest) -> None:
     Source: go-toml v1 keysparsing.go, which containerd 1.x reads with; tried with containerd 1.6.20.
     """
     text = file.content.text
-    if "\\" not in text or release(request.version) >= (2, 0):
+    if "\\" not in text or request.release >= (2, 0):
         return
     for at, key, path in file.content.places():
         if "\\" in _LITERAL.sub("", key) and (len(path) == 1 or _leads_to_runtimes(path)):
@@ -330,13 +330,13 @@ def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, repair: boo
     path, drop_in = request.config or CONFIG, drop_in_path(request)
     root = read(path, files.get(path, b""), request)
     if not root.content.doc:
-        version = 3 if release(request.version) >= (2, 0) else 2
+        version = 3 if request.release >= (2, 0) else 2
         root = ContainerdFile(path, root.content.edit({("version",): version}), version)
     try:
         return load(files, request, {path: root}, absent=drop_in if repair else "")
     except Refusal:
         without = {path: data for path, data in files.items() if path != drop_in}
-        if not repair or release(request.version) < (2, 0) or drop_in not in files:
+        if not repair or request.release < (2, 0) or drop_in not in files:
             raise
         return load(without, request, {path: root}, absent=drop_in)
 
@@ -373,7 +373,7 @@ def load(
 def together(files: tuple[ContainerdFile, ...], request: RuntimeRequest) -> ContainerdConfig:
     """What the files say, as the daemon of the request reads them."""
     named = [file.version for file in files if file.version]
-    daemon = release(request.version)
+    daemon = request.release
     if daemon == (0, 0):
         daemon = (2, 0) if named and max(named) == 3 else (2, 3) if named and max(named) == 4 else (1, 0)
     _check_versions(files, daemon, request)
@@ -390,7 +390,7 @@ def together(files: tuple[ContainerdFile, ...], request: RuntimeRequest) -> Cont
 def _check_versions(files: tuple[ContainerdFile, ...], daemon: tuple[int, int], request: RuntimeRequest) -> None:
     """Raise Refusal for a version above the daemon's: the last one named counts, from 2.3 on the root's."""
     named = [file for file in files if file.version]
-    number = release(request.version)
+    number = request.release
     highest = 4 if number == (0, 0) or number >= (2, 3) else 3 if number >= (2, 0) else 2
     counts = named[:1] if daemon >= (2, 3) else named[-1:]
     if (2, 0) <= daemon < (2, 3):  # a file without a version is migrated to that of the one before
@@ -654,7 +654,7 @@ def _cdi(cri: Mapping[str, Any], request: RuntimeRequest) -> dict[toml.Path, Any
     """enable_cdi: unknown to 1.6, false by default in 1.7, true from 2.0."""
     if request.cdi is None:
         return {}
-    number = release(request.version)
+    number = request.release
     if (0, 0) < number < (1, 7):
         if not request.cdi:
             return {}

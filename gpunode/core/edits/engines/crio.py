@@ -17,7 +17,6 @@ from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest,
 from gpunode.core.edits.text import toml
 from gpunode.core.flags import flag_values
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
-from gpunode.core.numbers import release
 
 CONFIG = "/etc/crio/crio.conf"
 FOLDER = "/etc/crio/crio.conf.d"
@@ -127,7 +126,7 @@ def _table(value: Any, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def in_force(documents: Sequence[CrioFile], request: RuntimeRequest) -> CrioSettings:
-    version = release(request.version)
+    version = request.release
     own = "" if version == (0, 0) else "crun" if version >= (1, 31) else "runc"
     section: dict[str, Any] = {}
     runtimes: dict[str, dict[str, Any]] = {own: _built_in(version)} if own else {}
@@ -288,7 +287,7 @@ def _cdi(now: CrioSettings, request: RuntimeRequest) -> dict[toml.Path, Any]:
     """cdi_spec_dirs, of 1.24 and later: CDI is on where there are any; there is no other switch."""
     if request.cdi is None:
         return {}
-    if (0, 0) < release(request.version) < (1, 24):
+    if (0, 0) < request.release < (1, 24):
         if request.cdi:
             raise Refusal(f"CRI-O {request.version} has no CDI", "install CRI-O 1.24 or later, or leave cdi out")
         return {}
@@ -428,7 +427,7 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
         runtimes=tuple(now.runtimes),
         default=now.default,
         path=str(now.runtimes.get(request.name, {}).get("runtime_path", "")),
-        cdi=None if (0, 0) < release(request.version) < (1, 24) else bool(dirs),
+        cdi=None if (0, 0) < request.release < (1, 24) else bool(dirs),
         cgroup_driver=now.section.get(CGROUP) or "systemd",
         files=tuple(document.path for document in documents),
         notes=tuple(_remarks(files, documents, request)),

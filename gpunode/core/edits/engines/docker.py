@@ -15,7 +15,6 @@ from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest,
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Running, Runtime
-from gpunode.core.numbers import release
 
 _ROOTLESS = re.compile(r"/.+/\.config/docker/[^/]+\Z")
 _NAMES = 5  # of containers, in a sentence
@@ -168,7 +167,7 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
 
 def _not_validated(path: str, request: RuntimeRequest) -> tuple[Reason, ...]:
     """What to know where no dockerd can judge the file before it is in place: the health check decides afterwards."""
-    number = release(request.version)
+    number = request.release
     if number >= (23, 0):
         return ()
     why = f"Docker {request.version} cannot, 23.0 and later can" if number > (0, 0) else "its version is not known"
@@ -234,7 +233,7 @@ def _runtime(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
     """
     added = f"{request.name}={request.path}" in flags.get("runtimes", ())
     now = file.runtimes.get(request.name, DaemonRuntime())
-    if now.kind == RUNC_SHIM and not (0, 0) < release(request.version) < (24, 0):
+    if now.kind == RUNC_SHIM and not (0, 0) < request.release < (24, 0):
         if now.options.get("BinaryName") == request.path:
             return {}
         return {("runtimes", request.name, now.keys.get("options", "options"), "BinaryName"): request.path}
@@ -258,7 +257,7 @@ def _same(path: str, wanted: str) -> bool:
 
 def _needs_entry(flags: Flags, request: RuntimeRequest) -> bool:
     """Whether the file's default has to be one of the file's runtimes: before 25.0 it is checked by itself."""
-    return request.default_runtime == "nvidia" and "default-runtime" not in flags and release(request.version) < (25, 0)
+    return request.default_runtime == "nvidia" and "default-runtime" not in flags and request.release < (25, 0)
 
 
 def _default(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
@@ -288,7 +287,7 @@ def _check_default(file: DaemonFile, sets: Sets, request: RuntimeRequest) -> Non
     default = sets.get(("default-runtime",)) or _default_now(file, flags)
     added = [word.partition("=")[0] for word in flags.get("runtimes", ())]
     known = {*_STOCK, *file.runtimes, *added, request.name}
-    shim = not (0, 0) < release(request.version) < (25, 0) and "/" not in default and default.find(".") > 0
+    shim = not (0, 0) < request.release < (25, 0) and "/" not in default and default.find(".") > 0
     if default not in known and not shim:
         raise Refusal(
             f"the default runtime {default} is none of the runtimes: dockerd does not start so",
@@ -327,7 +326,7 @@ def _cdi(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
     """features.cdi: from 25.0 on asked for, from 28.2 on there unless forbidden."""
     if request.cdi is None:
         return {}
-    number = release(request.version)
+    number = request.release
     if (0, 0) < number < (25, 0):
         if not request.cdi:
             return {}
@@ -410,7 +409,7 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     runtimes = {name: DaemonRuntime(path=binary) for name, binary in given.items()} | dict(file.runtimes)
     mine = runtimes.get(request.name, DaemonRuntime())
     drivers = _cgroup_drivers([*flags.get("exec-opts", ()), *file.exec_opts])
-    number = release(request.version)
+    number = request.release
     cdi = _features(file, flags).get("cdi", number >= (28, 2) if number >= (25, 0) else None)
     return RuntimeState(
         runtimes=tuple(runtimes),

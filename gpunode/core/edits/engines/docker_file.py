@@ -20,7 +20,6 @@ from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.mask import shown
-from gpunode.core.numbers import release
 
 # ---------------------------------------------------------------- arguments
 
@@ -216,7 +215,7 @@ def _decoded(path: str, data: bytes, request: RuntimeRequest) -> tuple[str, byte
     for mark, encoding in _MARKS:
         if not data.startswith(mark):
             continue
-        if (0, 0) < release(request.version) < (23, 0):
+        if (0, 0) < request.release < (23, 0):
             raise Refusal(
                 f"{path} begins with a byte order mark: Docker {request.version} refuses it", "save it as plain UTF-8"
             )
@@ -268,7 +267,7 @@ def _runtime(value: JsonPairs | None) -> DaemonRuntime:
 
 def _check_runtimes(file: DaemonFile, request: RuntimeRequest) -> None:
     """What setupRuntimes of moby's runtime_unix.go says of an entry, from 24.0 on."""
-    old = (0, 0) < release(request.version) < (24, 0)
+    old = (0, 0) < request.release < (24, 0)
     for name, runtime in file.runtimes.items():
         if name == "runc":
             raise Refusal(f"{file.path}: a runtime is named runc, a name that dockerd reserves", "name it otherwise")

@@ -103,7 +103,7 @@ def _in_place(request: RuntimeRequest) -> RuntimeRequest:
 
 def _containerd(request: RuntimeRequest) -> str:
     """Its containerd's version, also where k0s' own is given: 1.36 brought containerd 2.3, before that it was 1.7."""
-    number = release(request.version)
+    number = request.release
     if number < (1, 20) or number >= (2, 0):
         return request.version
     return "2.3" if number >= (1, 36) else "1.7"

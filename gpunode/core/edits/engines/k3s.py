@@ -23,7 +23,7 @@ from gpunode.core.edits.engines import containerd
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml, yamltext
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
-from gpunode.core.numbers import release, whole
+from gpunode.core.numbers import whole
 
 # ---------------------------------------------------------------- the files of a node
 
@@ -229,7 +229,7 @@ class Node:
     def as_containerd(self, **changes: Any) -> tuple[dict[str, bytes], RuntimeRequest]:
         """The rendered file with its drop-ins, and the request for containerd's own editor."""
         drop_in = self.request.drop_in or f"{self.drop_ins}/99-nvidia.toml"
-        number = release(self.request.version)
+        number = self.request.release
         own = (1, 0) < number < (1, 20) or number >= (2, 0)
         version = self.request.version if own else "2.1" if self.two else "1.7"
         asked = replace(

@@ -18,7 +18,6 @@ from gpunode.core.edits.engines import containerd
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml
 from gpunode.core.model import Edit, NodeFacts, Runtime
-from gpunode.core.numbers import release
 
 CONFIG = "/var/snap/microk8s/current/args/containerd-template.toml"
 SOURCE = "microk8s run-containerd-with-args"
@@ -74,7 +73,7 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
 
 def _as_containerd(request: RuntimeRequest) -> RuntimeRequest:
     """The request for containerd's editor, with its containerd's version where that of MicroK8s is given."""
-    number = release(request.version)
+    number = request.release
     snap = (1, 20) <= number < (2, 0)  # 1.36 brought containerd 2.2
     version = ("2.2" if number >= (1, 36) else "1.6") if snap else request.version
     config = request.config or CONFIG
