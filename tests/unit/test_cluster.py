@@ -263,10 +263,10 @@ def test_a_conflict_of_field_managers_is_not_tried_again(server: ApiServer, api:
 
 
 def test_a_kind_that_is_not_served_is_reported_by_name(api: Api) -> None:
-    from gpunode.kube.core.owned import Key
+    from gpunode.kube.core.owned import ObjectKey
 
     with pytest.raises(GpunodeError, match=r"the server does not serve example\.com/v1 Thing"):
-        api.path(Key("example.com/v1", "Thing", "", "x"))
+        api.path(ObjectKey("example.com/v1", "Thing", "", "x"))
 
 
 # ---------------------------------------------------------------- the command

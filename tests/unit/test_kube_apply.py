@@ -11,7 +11,7 @@ from api_server import ApiServer, Fault
 from kube_cluster import foreign, hows, inventory, mutating, node, put, rendered, silent
 
 from gpunode.core.errors import Exit, InterruptedByUser
-from gpunode.kube.core.owned import INVENTORY, Key
+from gpunode.kube.core.owned import INVENTORY, ObjectKey
 from gpunode.kube.core.usage import usage_data, usage_text
 from gpunode.kube.edge.apply import apply, remove
 from gpunode.kube.edge.client import Api
@@ -231,7 +231,7 @@ def test_what_cannot_be_rehearsed_is_applied_all_the_same(fault: Fault, server: 
 def test_an_interrupt_is_reported_like_a_break(server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     real = api.apply
 
-    def interrupted(key: Key, *args: Any, **options: Any) -> Any:
+    def interrupted(key: ObjectKey, *args: Any, **options: Any) -> Any:
         if key.kind == "ConfigMap" and key.name == "device-plugin-config" and not options.get("dry_run"):
             raise KeyboardInterrupt
         return real(key, *args, **options)

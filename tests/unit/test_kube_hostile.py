@@ -17,7 +17,7 @@ from fuzz_targets import ODD
 from kube_cluster import node, quick
 
 from gpunode.core.errors import GpunodeError, UnreachableError
-from gpunode.kube.core.owned import Key
+from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.edge import client
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
@@ -195,18 +195,18 @@ def test_an_odd_object_in_a_list_leaves_the_others(server: ApiServer, api: Api, 
 
 @pytest.mark.parametrize("name", ["../../api/v1/secrets/x", "a?watch=true", "a\r\nX: y", "a#b", "é", "%2e%2e/x"])
 def test_a_name_stays_one_part_of_a_path(server: ApiServer, api: Api, name: str) -> None:
-    assert api.find(api.path(Key("v1", "ConfigMap", "default", name))) is None
+    assert api.find(api.path(ObjectKey("v1", "ConfigMap", "default", name))) is None
     assert server.requests[-1] == f"GET /api/v1/namespaces/default/configmaps/{name}"
 
 
 @pytest.mark.parametrize("key", [("default", ".."), ("..", "a"), (".", "a"), ("", "")], ids=str)
 def test_a_name_that_means_another_place_is_refused(server: ApiServer, api: Api, key: tuple[str, str]) -> None:
     """An inventory in the cluster is written by whoever may write that ConfigMap; gpunode may delete more than that."""
-    path = api.path(Key("v1", "ConfigMap", *key))
+    path = api.path(ObjectKey("v1", "ConfigMap", *key))
     before = list(server.requests)
     for ask in (api.find, api.items):
         with pytest.raises(GpunodeError, match="is no path of the API"):
             ask(path)
     with pytest.raises(GpunodeError, match="is no path of the API"):
-        api.delete(Key("v1", "ConfigMap", *key))
+        api.delete(ObjectKey("v1", "ConfigMap", *key))
     assert server.requests == before

@@ -18,7 +18,7 @@ from gpunode.core.model import HostResult
 from gpunode.kube.core import Rendered, render
 from gpunode.kube.core.checks.preflight import with_nodes
 from gpunode.kube.core.cluster import POOL_LABEL
-from gpunode.kube.core.judge import Finding, Reading, additions, checks_of, differences, findings, metrics
+from gpunode.kube.core.judge import ClusterFinding, ClusterReading, additions, checks_of, differences, findings, metrics
 from gpunode.kube.core.owned import INVENTORY, key_of
 from gpunode.kube.core.usage import GpuUse, NodeUse, Usage, Use, Waiting
 from gpunode.kube.edge.client import Api
@@ -44,9 +44,9 @@ class Watched:
     def __init__(self, api: Api, what: Rendered) -> None:
         self.api, self.what = api, what
         self.unread: tuple[str, ...] = ()
-        self.before: Reading | None = None
+        self.before: ClusterReading | None = None
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[ClusterFinding, ...]:
         reading, self.unread = read(self.api, self.what)
         found = findings(reading, self.before)
         self.before = reading
@@ -131,7 +131,7 @@ NODES: list[tuple[str, dict[str, Any], str]] = [
 
 @over(NODES, name=lambda row: row[0])
 def test_nodes_that_lost_gpus(_name: str, item: dict[str, Any], message: str) -> None:
-    look = Reading(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
+    look = ClusterReading(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
     found = [one.message for one in findings(look) if one.check == "kube.gpus"]
     assert message == "*" or found == ([message] if message else [])
 
@@ -311,7 +311,7 @@ def test_instances_are_compared_with_what_is_counted_of_their_profile() -> None:
     mig = "nvidia.com/mig-1g.10gb"
     item = node("gpu1", labels={f"{mig}.count": "7", f"{mig}.replicas": "2", COUNT: "1"}, allocatable={mig: "12"})
     item["status"]["capacity"] = {mig: "12"}
-    look = Reading(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
+    look = ClusterReading(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
     assert [one.message for one in findings(look)] == [f"12 {mig} are offered, and 14 are counted there"]
 
 
@@ -333,7 +333,7 @@ def test_a_container_that_runs_between_two_crashes_is_found(_name: str, given: d
         "status": {"containerStatuses": [{**status, "restartCount": given["restartCount"]}]},
     }
     live = {**plugin, "status": {"numberAvailable": 1, "desiredNumberScheduled": 1, "updatedNumberScheduled": 1}}
-    look = Reading(
+    look = ClusterReading(
         wanted={key: plugin}, live={key: live}, pods={key: [pod]}, nodes=[], usage=Usage(nodes=(), waiting=()),
         recently="2026-11-23T11:50:00Z",
     )  # fmt: skip
@@ -435,7 +435,7 @@ def test_pools_by_label_are_judged_by_the_nodes_of_now(server: ApiServer, api: A
     assert unproven == ["pool b: no node of the cluster is chosen by 'team=b'"]
 
 
-def judged(watched: Watched) -> tuple[Reading, tuple[Finding, ...]]:
+def judged(watched: Watched) -> tuple[ClusterReading, tuple[ClusterFinding, ...]]:
     found = watched.findings()
     assert watched.before is not None
     return watched.before, found
@@ -473,7 +473,7 @@ def test_memory_that_claims_wait_for_is_compared_with_memory_and_devices_with_de
 
     def found(asks: dict[str, int]) -> list[str]:
         waiting = Waiting(namespace="team", name="p", asks=asks, why="")
-        look = Reading(wanted={}, live={}, pods={}, nodes=(), usage=Usage(nodes=(there,), waiting=(waiting,)))
+        look = ClusterReading(wanted={}, live={}, pods={}, nodes=(), usage=Usage(nodes=(there,), waiting=(waiting,)))
         return [one.message for one in findings(look) if one.check == "kube.waiting"]
 
     assert found({"gpu.nvidia.com/gpu (MiB)": 3072}) == []

@@ -17,8 +17,8 @@ from gpunode.kube.core.checks.ready import pod_trouble, readiness
 from gpunode.kube.core.marks import parse_taint, taints_patch
 from gpunode.kube.core.owned import (
     Inventory,
-    Key,
     NodeMarks,
+    ObjectKey,
     inventory_object,
     owner_words,
     parse_inventory,
@@ -29,7 +29,7 @@ from gpunode.kube.core.quantity import quantity
 # ---------------------------------------------------------------- the inventory
 
 NAMES = st.text(st.characters(categories=("Ll", "Nd"), include_characters="-./"), min_size=1, max_size=20)
-KEYS = st.builds(Key, NAMES, NAMES, NAMES | st.just(""), NAMES)
+KEYS = st.builds(ObjectKey, NAMES, NAMES, NAMES | st.just(""), NAMES)
 MARKS = st.builds(
     NodeMarks, labels=st.lists(NAMES, max_size=3).map(tuple), taints=st.lists(NAMES, max_size=3).map(tuple)
 )
@@ -56,8 +56,8 @@ def test_two_inventories_together_forget_nothing(one: Inventory, two: Inventory)
 
 
 def test_an_object_in_another_version_of_its_api_is_the_same_object() -> None:
-    old = Key("node.k8s.io/v1beta1", "RuntimeClass", "", "nvidia")
-    assert Inventory(objects=(old,)).without([Key("node.k8s.io/v1", "RuntimeClass", "", "nvidia")]) == ()
+    old = ObjectKey("node.k8s.io/v1beta1", "RuntimeClass", "", "nvidia")
+    assert Inventory(objects=(old,)).without([ObjectKey("node.k8s.io/v1", "RuntimeClass", "", "nvidia")]) == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "objects": [{}], "nodes": {}}'])

@@ -17,7 +17,7 @@ from gpunode import __version__
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.remote import program
-from gpunode.core.selftest.checks import SHELLS, Evidence, judge
+from gpunode.core.selftest.checks import SHELLS, RecordEvidence, judge
 from gpunode.core.selftest.record import (
     Capture,
     Result,
@@ -151,7 +151,7 @@ def _elsewhere(words: list[str], folder: Path, clock: Clock, environment: Mappin
 
 def results_of(record: SelftestRecord) -> tuple[Result, ...]:
     """The table of checks for a record, by the knowledge of this gpunode."""
-    return judge(Evidence(record=record, knowledge=load_knowledge(), products=load_mig()))
+    return judge(RecordEvidence(record=record, knowledge=load_knowledge(), products=load_mig()))
 
 
 def write_archive(path: Path, record: SelftestRecord) -> None:

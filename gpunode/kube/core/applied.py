@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.model import Problem
-from gpunode.kube.core.owned import Key
+from gpunode.kube.core.owned import ObjectKey
 
 How = Literal["created", "changed", "unchanged", "kept", "deleted"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ObjectChange:
     """What became of an object; `kept`: somebody else's, that is as we need it, or holds what is not ours."""
 
-    key: Key
+    key: ObjectKey
     how: How
     diff: str = ""  # of a dry run
     why: str = ""
@@ -28,11 +28,11 @@ class Change:
 class Applied:
     """`problems`: nothing was done.  `error`: it broke off, `left` was not done.  `waiting`: not ready in time."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ObjectChange, ...] = ()
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
-    left: tuple[Key, ...] = ()
+    left: tuple[ObjectKey, ...] = ()
     error: GpunodeError | None = None
     dry_run: bool = False
 
@@ -83,5 +83,5 @@ def applied_lines(applied: Applied) -> Iterator[str]:
         yield f"nothing to do ({total})" if nothing and total else total or "nothing is there that gpunode applied"
 
 
-def _key_data(key: Key) -> dict[str, str]:
+def _key_data(key: ObjectKey) -> dict[str, str]:
     return {"apiVersion": key.api, "kind": key.kind, "namespace": key.namespace, "name": key.name}

@@ -18,7 +18,16 @@ from gpunode.kube.core.checks.preflight import chosen_by, fits, mig_state, node_
 from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness, wanted_pods
 from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object
 from gpunode.kube.core.marks import parse_taint
-from gpunode.kube.core.owned import MANAGER, Inventory, Key, NodeMarks, digest, is_ours, owner_words, serves_as_ours
+from gpunode.kube.core.owned import (
+    MANAGER,
+    Inventory,
+    NodeMarks,
+    ObjectKey,
+    digest,
+    is_ours,
+    owner_words,
+    serves_as_ours,
+)
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render import NodeWish
@@ -36,7 +45,7 @@ _MOST = 5  # differences, pods or nodes that a message names
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
-class Finding:
+class ClusterFinding:
     """`about`: the object, node or pool.  `passing`: it is normal for a while, as during a rollout."""
 
     check: str
@@ -51,21 +60,21 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ClusterReading:
     """What was read at once; `live` has None for an object that is gone, and lacks those that cannot be read.
 
     `marks`: what the nodes of each pool have to carry, None where nobody knows.  `recorded`: what apply recorded as
     applied.  `recently`: the time since which a container's end counts as recent, as the API writes times.
     """
 
-    wanted: Mapping[Key, Object]
-    live: Mapping[Key, Object | None]
-    pods: Mapping[Key, Sequence[Object]]  # of each workload
+    wanted: Mapping[ObjectKey, Object]
+    live: Mapping[ObjectKey, Object | None]
+    pods: Mapping[ObjectKey, Sequence[Object]]  # of each workload
     nodes: Sequence[Object]
     usage: Usage
     marks: Sequence[NodeWish] | None = None
     recorded: Inventory = field(default_factory=Inventory)
-    denied: Mapping[Key, str] = field(default_factory=dict)  # workload → why its pods are not even created
+    denied: Mapping[ObjectKey, str] = field(default_factory=dict)  # workload → why its pods are not even created
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # pool → the kinds of Use that its nodes offer
     handler: str = ""  # the runtime that pods with GPUs name, "" for the engine's default
     recently: str = ""
@@ -85,7 +94,7 @@ class Reading:
         return wishes[0].pool if wishes else pool_of(node)
 
     @property
-    def plugins(self) -> dict[Key, Object]:
+    def plugins(self) -> dict[ObjectKey, Object]:
         """The DaemonSets of ours that offer GPUs."""
         return {key: item for key, item in self.wanted.items() if key.kind == "DaemonSet" and offers_gpus(item)}
 
@@ -106,7 +115,7 @@ def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
     return () if wish.selector else tuple(host for host in wish.hosts if host not in names)
 
 
-def findings(look: Reading, before: Reading | None = None) -> tuple[Finding, ...]:
+def findings(look: ClusterReading, before: ClusterReading | None = None) -> tuple[ClusterFinding, ...]:
     """All that is not as it should be, in the order of CHECKS; `before`: an earlier reading, where there is one."""
     found = [
         *_objects(look),
@@ -123,7 +132,7 @@ def findings(look: Reading, before: Reading | None = None) -> tuple[Finding, ...
     return tuple(sorted(found, key=lambda one: (CHECKS.index(one.check), one.about)))
 
 
-def not_offering(look: Reading) -> tuple[Finding, ...]:
+def not_offering(look: ClusterReading) -> tuple[ClusterFinding, ...]:
     """Nodes that a device plugin of ours is for, and that do not offer what their pool should."""
     specs = [mapping(plugin, "spec", "template", "spec") for plugin in look.plugins.values()]
     ours = {
@@ -137,22 +146,22 @@ def not_offering(look: Reading) -> tuple[Finding, ...]:
 # ---------------------------------------------------------------- objects
 
 
-def _objects(look: Reading) -> Iterator[Finding]:
+def _objects(look: ClusterReading) -> Iterator[ClusterFinding]:
     for key, wanted in look.wanted.items():
         if key not in look.live:
             continue
         live = look.live[key]
         if live is None:
-            yield Finding(check="kube.drift", about=str(key), message="it is gone", fix=_APPLY)
+            yield ClusterFinding(check="kube.drift", about=str(key), message="it is gone", fix=_APPLY)
             continue
         if text := _drift(wanted, live, applied=look.recorded.digests.get(key) == digest(wanted)):
             fix = _APPLY if differences(wanted, live) else _AGAIN.format(key=key)
-            yield Finding(check="kube.drift", about=str(key), message=text, fix=fix)
+            yield ClusterFinding(check="kube.drift", about=str(key), message=text, fix=fix)
         if key.kind in WORKLOADS:
             yield from _workload(key, live, look.pods.get(key, ()), look)
 
 
-def _should_run(key: Key, look: Reading) -> list[str]:
+def _should_run(key: ObjectKey, look: ClusterReading) -> list[str]:
     """The nodes of pools, and others with GPUs, that a DaemonSet was rendered for."""
     spec = mapping(look.wanted[key], "spec", "template", "spec")
     return [
@@ -186,7 +195,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_MOST])}{more}"
 
 
-def _orphans(look: Reading) -> Iterator[Finding]:
+def _orphans(look: ClusterReading) -> Iterator[ClusterFinding]:
     """Objects that were applied earlier and are not wanted any more.
 
     What somebody else took over stays theirs.  An object that cannot be read is believed to be there: its record is.
@@ -196,7 +205,7 @@ def _orphans(look: Reading) -> Iterator[Finding]:
         if key in look.live and (live is None or not is_ours(live) or live["metadata"].get("deletionTimestamp")):
             continue
         text = "applied earlier, and no longer in gpunode.yml: gpunode kube apply would remove it"
-        yield Finding(check="kube.drift", about=str(key), message=text, fix=_APPLY, passing=True)
+        yield ClusterFinding(check="kube.drift", about=str(key), message=text, fix=_APPLY, passing=True)
 
 
 def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
@@ -215,10 +224,10 @@ def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
     return f"differs from what was rendered: {'; '.join(differ[:_MOST])}{more}" if differ else ""
 
 
-def _workload(key: Key, live: Object, pods: Sequence[Object], look: Reading) -> Iterator[Finding]:
+def _workload(key: ObjectKey, live: Object, pods: Sequence[Object], look: ClusterReading) -> Iterator[ClusterFinding]:
     if key in look.plugins and not wanted_pods(live) and (names := _should_run(key, look)):
         text = f"it has no pod, and should have one on {_listed(names)}: no node fits its node selector and affinity"
-        yield Finding(check="kube.ready", about=str(key), message=text, fix=_AGAIN.format(key=key))
+        yield ClusterFinding(check="kube.ready", about=str(key), message=text, fix=_AGAIN.format(key=key))
         return
     loops = [f"pod {pod['metadata']['name']}: {text}" for pod in pods if (text := crash_loop(pod, look.recently))]
     state, trouble = readiness(live), tuple(dict.fromkeys((*pods_trouble(pods), *loops)))
@@ -231,7 +240,7 @@ def _workload(key: Key, live: Object, pods: Sequence[Object], look: Reading) -> 
         fix = f"what the message names: a quota, the namespace's pod security or a webhook of {key.namespace}"
     lasting = any("CrashLoop" in one or "ImagePull" in one for one in trouble)
     passing = not (state.failed or loops or denied or lasting)
-    yield Finding(check="kube.ready", about=str(key), message=printable(text), fix=fix, passing=passing)
+    yield ClusterFinding(check="kube.ready", about=str(key), message=printable(text), fix=fix, passing=passing)
 
 
 # ---------------------------------------------------------------- who wrote which field
@@ -365,24 +374,24 @@ def _short(value: Any) -> str:
 # ---------------------------------------------------------------- labels and taints of nodes
 
 
-def _marks(look: Reading) -> Iterator[Finding]:
+def _marks(look: ClusterReading) -> Iterator[ClusterFinding]:
     """Nodes without what apply put on them; hosts of the inventory that are no nodes any more."""
     by_name = {node["metadata"]["name"]: node for node in look.nodes}
     for wish in look.marks or ():
         for host in lost_hosts(wish, look.nodes):
             text, fix = "no node of this cluster has that name or address", "did it leave the cluster?"
-            yield Finding(check="kube.node", about=f"host {host}", message=text, fix=fix)
+            yield ClusterFinding(check="kube.node", about=f"host {host}", message=text, fix=fix)
     for name, wishes in look.wishes.items():
         if len(wishes) > 1:
             text = f"it is in the pools {' and '.join(wish.pool for wish in wishes)}"
             fix = "make the selectors of kubernetes.pools exclude each other"
-            yield Finding(check="kube.node", about=f"node {name}", message=text, fix=fix)
+            yield ClusterFinding(check="kube.node", about=f"node {name}", message=text, fix=fix)
         elif lacking := [*_labels(by_name[name], wishes[0].labels), *_taints(by_name[name], wishes[0].taints)]:
             text = printable("; ".join(lacking))
-            yield Finding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY)
+            yield ClusterFinding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY)
 
 
-def _stale_marks(look: Reading) -> Iterator[Finding]:
+def _stale_marks(look: ClusterReading) -> Iterator[ClusterFinding]:
     """Labels and taints that were applied earlier to nodes for which nothing asks for them any more."""
     if look.marks is None:
         return
@@ -395,7 +404,7 @@ def _stale_marks(look: Reading) -> Iterator[Finding]:
         stale += [f"the taint {one}" for one in taints if not asked or one not in asked.taints]
         if stale:
             text = printable(f"applied earlier, and no longer in gpunode.yml: {', '.join(stale)}")
-            yield Finding(
+            yield ClusterFinding(
                 check="kube.drift", about=f"marks of node {name}", message=text, fix=_APPLY,
                 passing=True,
             )  # fmt: skip
@@ -424,7 +433,7 @@ def offered(node: Object, what: str) -> dict[str, int]:
     return {name: quantity(amount) for name, amount in listed.items() if name.startswith(_OFFERED)}
 
 
-def _nodes(look: Reading, before: Reading | None) -> Iterator[Finding]:
+def _nodes(look: ClusterReading, before: ClusterReading | None) -> Iterator[ClusterFinding]:
     earlier = {node["metadata"]["name"]: offered(node, "capacity") for node in before.nodes} if before else {}
     for node in filter(look.concerns, look.nodes):
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
@@ -437,7 +446,7 @@ def _nodes(look: Reading, before: Reading | None) -> Iterator[Finding]:
             continue
         if why := _not_ready(node):
             fix = f"kubectl describe node {name}; the kubelet's log on it"
-            yield Finding(check="kube.node", about=f"node {name}", message=why, fix=fix)
+            yield ClusterFinding(check="kube.node", about=f"node {name}", message=why, fix=fix)
             continue
         lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {}))]
         if left and not lost:  # a kubelet keeps the resource of a device plugin that went, with 0, until it restarts
@@ -449,10 +458,10 @@ def _nodes(look: Reading, before: Reading | None) -> Iterator[Finding]:
         if lost:
             fix = f"the log of the device plugin's pod on {name}; gpunode verify and gpunode doctor for it"
             text = "; ".join(lost)
-            yield Finding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, passing=True)
+            yield ClusterFinding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, passing=True)
 
 
-def _handlers(look: Reading) -> Iterator[Finding]:
+def _handlers(look: ClusterReading) -> Iterator[ClusterFinding]:
     """Nodes of pools whose engine has no runtime of that name; kubelets say which it has from 1.30 on."""
     for node in look.nodes:
         handlers = [one.get("name", "") for one in mappings(mapping(node, "status"), "runtimeHandlers")]
@@ -460,10 +469,10 @@ def _handlers(look: Reading) -> Iterator[Finding]:
             name = node["metadata"]["name"]
             text = f"its container engine has no runtime {look.handler}: pods of the RuntimeClass cannot start"
             fix = f"gpunode verify {name}; gpunode provision configures the engine"
-            yield Finding(check="kube.node", about=f"node {name}", message=printable(text), fix=fix)
+            yield ClusterFinding(check="kube.node", about=f"node {name}", message=printable(text), fix=fix)
 
 
-def _other_kind(look: Reading, node: Object) -> str:
+def _other_kind(look: ClusterReading, node: Object) -> str:
     """What a node offers in place of what its pool shares, such as whole GPUs in place of shares; "" for nothing."""
     pool, name = look.pool_of(node), node["metadata"]["name"]
     there = [use for one in look.usage.nodes if one.name == name for use in one.uses if use.total]
@@ -473,13 +482,13 @@ def _other_kind(look: Reading, node: Object) -> str:
     return f"it is in the pool {printable(pool)}, and offers {offers}, not {' or '.join(look.kinds[pool])}"
 
 
-def _overcommitted(look: Reading) -> Iterator[Finding]:
+def _overcommitted(look: ClusterReading) -> Iterator[ClusterFinding]:
     """GPUs that gpushare's extender gave more of away than they have, as it does while pods end."""
     for node in look.usage.nodes:
         for use in node.uses:
             full = [gpu for gpu in use.gpus if use.kind == "gpushare" and gpu.allocated > gpu.total]
             for gpu in full:
-                yield Finding(
+                yield ClusterFinding(
                     check="kube.gpus",
                     about=f"GPU {printable(gpu.name)} of node {node.name}",
                     message=printable(f"its pods hold {gpu.allocated} of {gpu.total} {use.unit or use.resource}"),
@@ -488,24 +497,24 @@ def _overcommitted(look: Reading) -> Iterator[Finding]:
                 )
 
 
-def _mig(look: Reading) -> Iterator[Finding]:
+def _mig(look: ClusterReading) -> Iterator[ClusterFinding]:
     """Nodes whose MIG layout is not in force; while it is being changed only when that lasts."""
     for node in look.nodes:
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
         if text := mig_state(node):
             fix = f"the log of the MIG manager's pod on {name} (gpunode verify {name}, where gpunode cuts it)"
             passing = labels.get(MIG_STATE) != "failed"
-            yield Finding(check="kube.mig", about=f"node {name}", message=text, fix=fix, passing=passing)
+            yield ClusterFinding(check="kube.mig", about=f"node {name}", message=text, fix=fix, passing=passing)
 
 
-def _has_plugin(look: Reading, node: Object) -> bool:
+def _has_plugin(look: ClusterReading, node: Object) -> bool:
     """Whether a device plugin of ours selects the node."""
     return any(
         fits(mapping(plugin, "spec", "template", "spec", "nodeSelector"), node) for plugin in look.plugins.values()
     )
 
 
-def _offers_anything(look: Reading, name: str) -> bool:
+def _offers_anything(look: ClusterReading, name: str) -> bool:
     return any(use.total for node in look.usage.nodes if node.name == name for use in node.uses)
 
 
@@ -563,7 +572,7 @@ def pool_of(node: Object) -> str:
     return labels.get(POOL_LABEL, "") or ("gpushare" if labels.get(GPUSHARE_LABEL) == "true" else "")
 
 
-def _pools(look: Reading) -> Iterator[Finding]:
+def _pools(look: ClusterReading) -> Iterator[ClusterFinding]:
     """Pools whose nodes offer nothing at all."""
     members: dict[str, list[Object]] = defaultdict(list)
     for node in look.nodes:
@@ -576,10 +585,10 @@ def _pools(look: Reading) -> Iterator[Finding]:
             more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
             text = f"none of its nodes offers a GPU: {', '.join(names[:_MOST])}{more}"
             fix = "gpunode kube status; gpunode kube verify"
-            yield Finding(check="kube.pool", about=f"pool {pool}", message=text, fix=fix, passing=True)
+            yield ClusterFinding(check="kube.pool", about=f"pool {pool}", message=text, fix=fix, passing=True)
     if not members and not able and look.plugins:  # one pool alone needs no label
         text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify"
-        yield Finding(check="kube.pool", about="the cluster", message=text, fix=fix, passing=True)
+        yield ClusterFinding(check="kube.pool", about="the cluster", message=text, fix=fix, passing=True)
 
 
 def _free(use: Use) -> Iterator[tuple[str, int]]:
@@ -591,7 +600,7 @@ def _free(use: Use) -> Iterator[tuple[str, int]]:
         yield use.resource, use.free
 
 
-def _waiting(look: Reading) -> Iterator[Finding]:
+def _waiting(look: ClusterReading) -> Iterator[ClusterFinding]:
     """Resources that pods wait for: none free anywhere, or offered by no node."""
     free: dict[str, int] = defaultdict(int)
     for node in look.usage.nodes:
@@ -606,13 +615,13 @@ def _waiting(look: Reading) -> Iterator[Finding]:
         why = f"{free[resource]} are free" if resource in free else "no node offers it"
         text = f"{len(pods)} pod{'s'[: len(pods) > 1]} wait{'s'[: len(pods) == 1]} for it, and {why}: {names}"
         fix = "gpunode kube status --details shows who has them"
-        yield Finding(check="kube.waiting", about=resource, message=printable(text), fix=fix, passing=True)
+        yield ClusterFinding(check="kube.waiting", about=resource, message=printable(text), fix=fix, passing=True)
 
 
 # ---------------------------------------------------------------- checks
 
 
-def checks_of(look: Reading, found: Sequence[Finding]) -> Iterator[Check]:
+def checks_of(look: ClusterReading, found: Sequence[ClusterFinding]) -> Iterator[Check]:
     """A failed check for each finding, and one that passed for what has none, with what it was judged by."""
     for check in CHECKS:
         mine = [one for one in found if one.check == check]
@@ -648,7 +657,7 @@ def metrics(results: Iterable[HostResult]) -> str:
     return head + "".join(lines)
 
 
-def _good(look: Reading, check: str) -> str:
+def _good(look: ClusterReading, check: str) -> str:
     """What is right, "" for nothing that could be wrong."""
     nodes = look.usage.nodes
     totals: Counter[str] = Counter()

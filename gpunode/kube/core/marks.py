@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpunode.kube.core.cluster import CLIENT_LABEL, MIG_LABEL, Object
-from gpunode.kube.core.owned import Key
+from gpunode.kube.core.owned import ObjectKey
 
 _TAKEN = (MIG_LABEL,)
 
 
-def node_key(name: str) -> Key:
-    return Key("v1", "Node", "", name)
+def node_key(name: str) -> ObjectKey:
+    return ObjectKey("v1", "Node", "", name)
 
 
 def node_labels(node: Object, labels: dict[str, str]) -> Object:

@@ -25,7 +25,7 @@ OWNED_SELECTOR = f"{_LABEL}={_VALUE}"
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class ObjectKey:
     """An object by what never changes; `namespace` is "" for those of the whole cluster."""
 
     api: str
@@ -42,9 +42,9 @@ class Key:
         return (self.api.rpartition("/")[0], self.kind, self.namespace, self.name)
 
 
-def key_of(item: Object) -> Key:
+def key_of(item: Object) -> ObjectKey:
     metadata = item["metadata"]
-    return Key(item["apiVersion"], item["kind"], metadata.get("namespace", ""), metadata["name"])
+    return ObjectKey(item["apiVersion"], item["kind"], metadata.get("namespace", ""), metadata["name"])
 
 
 def is_ours(live: Object) -> bool:
@@ -102,9 +102,9 @@ class Inventory:
     by an admission policy that rewrote gpunode's own request.
     """
 
-    objects: tuple[Key, ...] = ()
+    objects: tuple[ObjectKey, ...] = ()
     nodes: Mapping[str, NodeMarks] = field(default_factory=dict)
-    digests: Mapping[Key, str] = field(default_factory=dict)
+    digests: Mapping[ObjectKey, str] = field(default_factory=dict)
 
     def __add__(self, other: Inventory) -> Inventory:
         nodes = dict(self.nodes)
@@ -117,7 +117,7 @@ class Inventory:
         objects = tuple(dict.fromkeys((*self.objects, *other.objects)))
         return Inventory(objects=objects, nodes=nodes, digests={**self.digests, **other.digests})
 
-    def without(self, kept: Iterable[Key]) -> tuple[Key, ...]:
+    def without(self, kept: Iterable[ObjectKey]) -> tuple[ObjectKey, ...]:
         """Our objects that are not among these, in whatever version of their API; what was applied last comes first."""
         names = {key.same for key in kept}
         return tuple(key for key in reversed(self.objects) if key.same not in names)
@@ -128,8 +128,8 @@ def digest(item: Object) -> str:
     return hashlib.sha256(json.dumps(item, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def inventory_key(namespace: str) -> Key:
-    return Key("v1", "ConfigMap", namespace, INVENTORY)
+def inventory_key(namespace: str) -> ObjectKey:
+    return ObjectKey("v1", "ConfigMap", namespace, INVENTORY)
 
 
 def inventory_object(inventory: Inventory, namespace: str) -> Object:
@@ -161,7 +161,7 @@ def parse_inventory(live: Object) -> Inventory:
         data = json.loads((live.get("data") or {})["inventory.json"])
         if data["format"] != INVENTORY_FORMAT:
             raise RefusedError(f"{where} has format {data['format']}", expected=f"format {INVENTORY_FORMAT}", fix=fix)
-        keys = [Key(o["apiVersion"], o["kind"], o["namespace"], o["name"]) for o in data["objects"]]
+        keys = [ObjectKey(o["apiVersion"], o["kind"], o["namespace"], o["name"]) for o in data["objects"]]
         return Inventory(
             objects=tuple(keys),
             digests={key: str(o["rendered"]) for key, o in zip(keys, data["objects"], strict=True) if "rendered" in o},

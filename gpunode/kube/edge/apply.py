@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
-from gpunode.kube.core.applied import Applied, Change, How
+from gpunode.kube.core.applied import Applied, How, ObjectChange
 from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, readiness
 from gpunode.kube.core.cluster import MIG_LABEL, Object
 from gpunode.kube.core.judge import not_offering
@@ -14,8 +14,8 @@ from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritte
 from gpunode.kube.core.owned import (
     MANAGER,
     Inventory,
-    Key,
     NodeMarks,
+    ObjectKey,
     inventory_key,
     inventory_object,
     is_ours,
@@ -49,11 +49,11 @@ class _Run:
     api: Api
     notify: Notify
     dry_run: bool = False
-    changes: list[Change] = field(default_factory=list)
-    left: list[Key] = field(default_factory=list)
+    changes: list[ObjectChange] = field(default_factory=list)
+    left: list[ObjectKey] = field(default_factory=list)
 
-    def add(self, key: Key, how: How, why: str = "") -> None:
-        self.changes.append(Change(key=key, how=how, why=why))
+    def add(self, key: ObjectKey, how: How, why: str = "") -> None:
+        self.changes.append(ObjectChange(key=key, how=how, why=why))
         if key in self.left:
             self.left.remove(key)
 
@@ -124,7 +124,7 @@ def _let_layouts_arrive(run: _Run, ground: Ground) -> None:
         run.api.pause(LAYOUTS_SECONDS)
 
 
-def _apply_one(run: _Run, ground: Ground, key: Key, planned: How) -> None:
+def _apply_one(run: _Run, ground: Ground, key: ObjectKey, planned: How) -> None:
     if planned not in ("kept", "unchanged"):
         run.notify(f"{key}: applying")
         try:
@@ -198,14 +198,14 @@ def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify)
         api.pause(2)
 
 
-def wait_ready(api: Api, workloads: list[Key], timeout: float, notify: Notify) -> tuple[str, ...]:
+def wait_ready(api: Api, workloads: list[ObjectKey], timeout: float, notify: Notify) -> tuple[str, ...]:
     """Wait until all are ready; why those are not that are not ready in time."""
     deadline = api.clock() + timeout
     waiting = []
     for key in workloads:
         last: list[Readiness] = []
 
-        def judge(live: Object | None, key: Key = key, last: list[Readiness] = last) -> Readiness | None:
+        def judge(live: Object | None, key: ObjectKey = key, last: list[Readiness] = last) -> Readiness | None:
             now = readiness(live)
             if not last or last[-1] != now:
                 notify(f"{key}: {now.text}")
@@ -243,7 +243,9 @@ def remove(
     return Applied(changes=tuple(run.changes), left=tuple(run.left) if error else (), error=error, dry_run=dry_run)
 
 
-def _remove_all(run: _Run, before: Inventory, served: tuple[Key, ...], places: tuple[Key, ...], timeout: float) -> None:
+def _remove_all(
+    run: _Run, before: Inventory, served: tuple[ObjectKey, ...], places: tuple[ObjectKey, ...], timeout: float
+) -> None:
     for name, marks in before.nodes.items():
         if not run.dry_run:
             _mark(run.api, name, {}, (), marks)
@@ -270,7 +272,7 @@ def _forget(api: Api, name: str) -> None:
                 raise
 
 
-def _delete_ours(run: _Run, key: Key, ours: tuple[Key, ...]) -> bool:
+def _delete_ours(run: _Run, key: ObjectKey, ours: tuple[ObjectKey, ...]) -> bool:
     """Delete one object if it is still ours and nothing foreign is in it; False where it stays ours to delete."""
     live = run.api.find(run.api.path(key)) if run.api.resource(key.api, key.kind) else None
     if live is None:
@@ -289,7 +291,7 @@ def _delete_ours(run: _Run, key: Key, ours: tuple[Key, ...]) -> bool:
     return True
 
 
-def await_gone(api: Api, keys: list[Key], timeout: float) -> None:
+def await_gone(api: Api, keys: list[ObjectKey], timeout: float) -> None:
     """Wait until they are gone.  Raises GpunodeError that names what stays, with its finalizers."""
     deadline = api.clock() + timeout
     for key in keys:

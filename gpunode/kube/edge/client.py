@@ -21,7 +21,7 @@ from gpunode.core.errors import GpunodeError, InterruptedByUser, UnreachableErro
 from gpunode.core.model import HostOutcome
 from gpunode.core.printable import printable, shortened
 from gpunode.kube.core.cluster import Object
-from gpunode.kube.core.owned import MANAGER, Key
+from gpunode.kube.core.owned import MANAGER, ObjectKey
 from gpunode.kube.core.shape import LIST, RESOURCES, REVIEW, VERSION, checked, checked_object
 
 CHUNK = 500  # objects of one answer to a list
@@ -353,7 +353,7 @@ class Api:
             }
         return self._served[api].get(kind)
 
-    def path(self, key: Key) -> str:
+    def path(self, key: ObjectKey) -> str:
         """The object's path.  Raises GpunodeError when the server does not serve its kind."""
         resource = self.resource(key.api, key.kind)
         if resource is None:
@@ -363,7 +363,7 @@ class Api:
 
     # ------------------------------------------------------------ changing
 
-    def apply(self, key: Key, body: Object, *, force: bool, dry_run: bool = False) -> Object:
+    def apply(self, key: ObjectKey, body: Object, *, force: bool, dry_run: bool = False) -> Object:
         """Server-side apply as `gpunode`: the object as it is afterwards.  `force` takes fields from other managers.
 
         https://kubernetes.io/docs/reference/using-api/server-side-apply/
@@ -372,7 +372,7 @@ class Api:
         found = self.request("PATCH", self.path(key), query=query, body=body, content="application/apply-patch+yaml")
         return checked_object(found, _plural(self.path(key), -2), self.server)
 
-    def merge(self, key: Key, patch: Object) -> Object:
+    def merge(self, key: ObjectKey, patch: Object) -> Object:
         """JSON merge patch; with metadata.resourceVersion in it, one that fails on a lost update."""
         found: Object = self.request(
             "PATCH",
@@ -384,7 +384,7 @@ class Api:
         )
         return found
 
-    def delete(self, key: Key, *, uid: str = "", dry_run: bool = False) -> bool:
+    def delete(self, key: ObjectKey, *, uid: str = "", dry_run: bool = False) -> bool:
         """Delete it and, in the background, what it owns; with `uid` only that very object.  False: it was gone."""
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         body |= {"preconditions": {"uid": uid}} if uid else {}
@@ -415,7 +415,7 @@ class Api:
 
     # ------------------------------------------------------------ waiting
 
-    def follow(self, key: Key, until: Callable[[Object | None], Found | None], seconds: float) -> Found | None:
+    def follow(self, key: ObjectKey, until: Callable[[Object | None], Found | None], seconds: float) -> Found | None:
         """Show the object to `until` now and whenever it changes (None: it is not there); its first answer, or None.
 
         A list, then a watch from there on; a watch that ends, breaks or is too old is begun again, one that is not

@@ -16,7 +16,7 @@ from gpunode.kube.core.draining import (
     pod_name,
 )
 from gpunode.kube.core.marks import node_key
-from gpunode.kube.core.owned import Key
+from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.plain import mapping
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.usage import is_gpu_resource
@@ -124,7 +124,7 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
 def pods_to_evict(api: Api, node: str, options: DrainOptions) -> DrainPlan:
     """What a drain of the node does with its pods.  Raises RefusedError for pods that would lose something."""
     pods = _pods(api, node)
-    there = {at for at in daemon_sets_of(pods) if api.find(api.path(Key("apps/v1", "DaemonSet", *at)))}
+    there = {at for at in daemon_sets_of(pods) if api.find(api.path(ObjectKey("apps/v1", "DaemonSet", *at)))}
     plan = drain_plan(pods, there, options)
     if plan.refused:
         raise RefusedError(
@@ -232,7 +232,7 @@ def _evict(api: Api, pod: Object, options: DrainOptions) -> str:
     metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
     requests: Object = {"preconditions": {"uid": pod["metadata"]["uid"]}}
     requests |= {} if options.grace is None else {"gracePeriodSeconds": options.grace}
-    path = api.path(Key("v1", "Pod", metadata["namespace"], metadata["name"]))
+    path = api.path(ObjectKey("v1", "Pod", metadata["namespace"], metadata["name"]))
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": requests}
     try:
         api.request("POST", f"{path}/eviction", body=body, retry=Retry(statuses=AGAIN - {429}, lost_update=False))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from gpunode.kube.core.checks.ready import last_warning, pods_trouble, wanted_pods
 from gpunode.kube.core.cluster import Object
-from gpunode.kube.core.owned import Key
+from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.plain import mapping
 from gpunode.kube.edge.client import Api, ApiError, segment
 
 
-def pods_of(api: Api, key: Key, live: Object) -> list[Object]:
+def pods_of(api: Api, key: ObjectKey, live: Object) -> list[Object]:
     """The pods that a workload selects.  Raises ApiError."""
     labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
     chosen = ",".join(f"{name}={value}" for name, value in labels.items())
     return api.items(f"/api/v1/namespaces/{segment(key.namespace)}/pods", labelSelector=chosen) if labels else []
 
 
-def creation_denied(api: Api, key: Key) -> str:
+def creation_denied(api: Api, key: ObjectKey) -> str:
     """Why pods of a workload are not even created (quota, pod security, limits, a webhook); "" for nothing known.
 
     The controller says it of the workload itself, of a Deployment's ReplicaSet.
@@ -40,7 +40,7 @@ def pod_warning(api: Api, namespace: str, name: str) -> str:
         return ""
 
 
-def pods_missing(api: Api, key: Key, live: Object) -> str:
+def pods_missing(api: Api, key: ObjectKey, live: Object) -> str:
     """What is wrong with a workload's pods; "" when nothing is seen, or nobody lets us look."""
     try:
         pods = pods_of(api, key, live)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpunode.core.diff import unified
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Problem
-from gpunode.kube.core.applied import Change
+from gpunode.kube.core.applied import ObjectChange
 from gpunode.kube.core.checks.preflight import (
     GPU_OPERATOR,
     Right,
@@ -28,8 +28,8 @@ from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritte
 from gpunode.kube.core.owned import (
     INVENTORY_LABELS,
     Inventory,
-    Key,
     NodeMarks,
+    ObjectKey,
     digest,
     inventory_key,
     is_ours,
@@ -48,16 +48,16 @@ Marks = tuple[dict[str, str], tuple[str, ...]]  # labels, and taints as KEY=VALU
 class Ground:
     """What apply builds on: live objects by key, the nodes to mark, and what an earlier apply recorded."""
 
-    wanted: dict[Key, Object]
-    live: dict[Key, Object | None] = field(default_factory=dict)
+    wanted: dict[ObjectKey, Object]
+    live: dict[ObjectKey, Object | None] = field(default_factory=dict)
     pool_nodes: list[str] = field(default_factory=list)  # that the inventory names
-    kept: list[Key] = field(default_factory=list)  # somebody else's, and as we need them
+    kept: list[ObjectKey] = field(default_factory=list)  # somebody else's, and as we need them
     nodes: dict[str, Object] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
     before: Inventory = field(default_factory=Inventory)
-    places: list[Key] = field(default_factory=list)  # the inventories that were found
-    stale: tuple[Key, ...] = ()
-    changes: list[Change] = field(default_factory=list)  # what apply would do
+    places: list[ObjectKey] = field(default_factory=list)  # the inventories that were found
+    stale: tuple[ObjectKey, ...] = ()
+    changes: list[ObjectChange] = field(default_factory=list)  # what apply would do
 
     @property
     def after(self) -> Inventory:
@@ -133,7 +133,7 @@ def _memory_shares(api: Api, rendered: Rendered) -> Iterator[Problem]:
     yield from memory_problems(rendered.cluster, kept)
 
 
-def inventories(api: Api, namespace: str) -> tuple[Inventory, list[Key]]:
+def inventories(api: Api, namespace: str) -> tuple[Inventory, list[ObjectKey]]:
     """What was applied before, wherever: the namespace may have been another one.  Raises RefusedError."""
     name = "app.kubernetes.io/name"
     try:
@@ -163,7 +163,7 @@ def _rights(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Right]:
         yield Right("patch", "", "nodes")
 
 
-def right_of(api: Api, key: Key, verb: str) -> Right:
+def right_of(api: Api, key: ObjectKey, verb: str) -> Right:
     """The right to do this to that object."""
     resource = api.resource(key.api, key.kind)
     if resource is None:
@@ -247,7 +247,7 @@ def _rehearse(api: Api, ground: Ground) -> Iterator[Problem]:
     for key, wanted in ground.wanted.items():
         live = ground.live[key]
         if key in ground.kept:
-            ground.changes.append(Change(key=key, how="kept", why="somebody else's, and as it is needed"))
+            ground.changes.append(ObjectChange(key=key, how="kept", why="somebody else's, and as it is needed"))
             continue
         try:
             # nothing can be rehearsed in a namespace that is not there yet
@@ -263,7 +263,7 @@ def _rehearse(api: Api, ground: Ground) -> Iterator[Problem]:
     for key in ground.stale:
         live = ground.live[key]
         if live is not None and is_ours(live):
-            ground.changes.append(Change(key=key, how="deleted", why="no longer wanted"))
+            ground.changes.append(ObjectChange(key=key, how="deleted", why="no longer wanted"))
 
 
 def _beyond_rehearsal(ground: Ground, wanted: Object, error: ApiError) -> bool:
@@ -305,15 +305,15 @@ def stale_taints(ground: Ground, node: str) -> tuple[str, ...]:
     return tuple(taint for taint in before.taints if taint not in wanted)
 
 
-def _change(key: Key, live: Object | None, then: Object) -> Change:
+def _change(key: ObjectKey, live: Object | None, then: Object) -> ObjectChange:
     before, after = shown(live), shown(then)
     if before == after:
-        return Change(key=key, how="unchanged")
+        return ObjectChange(key=key, how="unchanged")
     diff = unified(before.encode() if live else None, after.encode(), str(key))
-    return Change(key=key, how="changed" if live else "created", diff=diff)
+    return ObjectChange(key=key, how="changed" if live else "created", diff=diff)
 
 
-def _rejected(key: Key, error: ApiError) -> Problem:
+def _rejected(key: ObjectKey, error: ApiError) -> Problem:
     if "FieldManagerConflict" in error.causes:
         return Problem(what=f"{key}: {error.what}", fix="let whoever manages that field give it up, or agree with it")
     immutable = error.status == 422 and "immutable" in error.what
@@ -331,7 +331,7 @@ def _webhook_fix(text: str) -> str:
     return f"a policy of this cluster forbids it: ask who maintains the webhook ({where} names it)"
 
 
-def strangers(api: Api, namespace: str, ours: Sequence[Key]) -> list[str]:
+def strangers(api: Api, namespace: str, ours: Sequence[ObjectKey]) -> list[str]:
     """What lives in the namespace that is not ours and not made for what is: reasons not to delete it."""
     mine = {key.same for key in ours}
     found = []
@@ -339,7 +339,7 @@ def strangers(api: Api, namespace: str, ours: Sequence[Key]) -> list[str]:
         resource = api.resource(version, kind)
         for item in api.items(f"{resource.base}/namespaces/{namespace}/{resource.plural}") if resource else []:
             metadata = item["metadata"]
-            key = Key(version, kind, namespace, metadata["name"])
+            key = ObjectKey(version, kind, namespace, metadata["name"])
             made = metadata.get("ownerReferences") or (kind, metadata["name"]) in _BY_KUBERNETES
             token = item.get("type") == "kubernetes.io/service-account-token"
             if not (made or token or is_ours(item) or key.same in mine or metadata.get("deletionTimestamp")):

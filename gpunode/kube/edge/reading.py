@@ -9,8 +9,8 @@ from gpunode.core.errors import GpunodeError, UnreachableError
 from gpunode.kube.core.checks.proofs import kinds
 from gpunode.kube.core.checks.ready import WORKLOADS, wanted_pods
 from gpunode.kube.core.cluster import Object
-from gpunode.kube.core.judge import Reading
-from gpunode.kube.core.owned import Inventory, Key, key_of
+from gpunode.kube.core.judge import ClusterReading
+from gpunode.kube.core.owned import Inventory, ObjectKey, key_of
 from gpunode.kube.core.render import Rendered, node_wishes
 from gpunode.kube.core.render.device_plugin import plugin_configs
 from gpunode.kube.edge.client import Api
@@ -22,12 +22,12 @@ _RECENT = timedelta(minutes=10)
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
-def read(api: Api, rendered: Rendered) -> tuple[Reading, tuple[str, ...]]:
+def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]:
     """The reading, and what could not be read.  Raises GpunodeError where nodes and pods cannot be."""
     wanted = {key_of(item): item for item in rendered.objects}
-    live: dict[Key, Object | None] = {}
-    pods: dict[Key, Sequence[Object]] = {}
-    denied: dict[Key, str] = {}
+    live: dict[ObjectKey, Object | None] = {}
+    pods: dict[ObjectKey, Sequence[Object]] = {}
+    denied: dict[ObjectKey, str] = {}
     unread: list[str] = []
     for key in wanted:
         try:
@@ -45,7 +45,7 @@ def read(api: Api, rendered: Rendered) -> tuple[Reading, tuple[str, ...]]:
     nodes = api.items("/api/v1/nodes", odd=[])  # what the usage names
     usage = read_usage(api, configs=plugin_configs(rendered.cluster))
     unread += usage.errors
-    reading = Reading(
+    reading = ClusterReading(
         wanted=wanted,
         live=live,
         pods=pods,
@@ -72,9 +72,9 @@ def _recorded(api: Api, namespace: str, unread: list[str]) -> Inventory:
         return Inventory()
 
 
-def _orphans(api: Api, keys: Iterable[Key]) -> Mapping[Key, Object | None]:
+def _orphans(api: Api, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, Object | None]:
     """Recorded objects that are not wanted, as far as they can be read: nobody has to give the right to."""
-    found: dict[Key, Object | None] = {}
+    found: dict[ObjectKey, Object | None] = {}
     for key in keys:
         try:
             found[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None

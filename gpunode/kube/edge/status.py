@@ -10,7 +10,7 @@ from gpunode.core.printable import printable
 from gpunode.edge.isolate import isolated
 from gpunode.kube.core.checks.ready import WORKLOADS, readiness
 from gpunode.kube.core.cluster import Object
-from gpunode.kube.core.owned import OWNED_SELECTOR, Key
+from gpunode.kube.core.owned import OWNED_SELECTOR, ObjectKey
 from gpunode.kube.core.render.device_plugin import CONFIG
 from gpunode.kube.core.usage import Usage, usage
 from gpunode.kube.edge.client import Api, ApiError
@@ -48,7 +48,10 @@ def unready(api: Api) -> tuple[str, ...]:
     for kind in filter(partial(api.resource, "apps/v1"), WORKLOADS):
         for item in _readable(api, f"/apis/apps/v1/{kind.lower()}s", labelSelector=OWNED_SELECTOR):
             live = {"kind": kind, **item}  # items of a list come without their kind
-            state, key = readiness(live), Key("apps/v1", kind, live["metadata"]["namespace"], live["metadata"]["name"])
+            state, key = (
+                readiness(live),
+                ObjectKey("apps/v1", kind, live["metadata"]["namespace"], live["metadata"]["name"]),
+            )
             if not state.ready:
                 trouble = pods_missing(api, key, live)
                 found.append(printable(f"{key}: {state.text}" + (f"; {trouble}" if trouble else "")))

@@ -15,8 +15,8 @@ from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof, Seen, is_done
 from gpunode.kube.core.checks.proofs import closed_nodes, namespace_object, node_proofs, offers, pool_proofs
 from gpunode.kube.core.checks.ready import gates, unschedulable
 from gpunode.kube.core.cluster import Object, Pool
-from gpunode.kube.core.judge import Reading, checks_of, findings
-from gpunode.kube.core.owned import Key, is_ours, key_of
+from gpunode.kube.core.judge import ClusterReading, checks_of, findings
+from gpunode.kube.core.owned import ObjectKey, is_ours, key_of
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.usage import Use
 from gpunode.kube.edge.apply import apply, await_gone
@@ -26,7 +26,7 @@ from gpunode.kube.edge.preflight import missing_rights
 from gpunode.kube.edge.reading import read
 
 Notify = Callable[[str], None]
-_NAMESPACE = Key("v1", "Namespace", "", NAMESPACE)
+_NAMESPACE = ObjectKey("v1", "Namespace", "", NAMESPACE)
 PATIENCE = 60.0  # for kubelets to report the GPUs of a device plugin that has just started, or waits for MPS
 ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespace
 GONE_SECONDS = 180.0
@@ -68,7 +68,7 @@ def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *,
     return [_result("cluster", [*checks, *cleaned]), *results]
 
 
-def settled(api: Api, rendered: Rendered, patience: float) -> tuple[Reading, list[Check]]:
+def settled(api: Api, rendered: Rendered, patience: float) -> tuple[ClusterReading, list[Check]]:
     """A reading and its checks, read again for so many seconds while what is wrong may pass by itself."""
     deadline = api.clock() + patience
     while True:
@@ -112,7 +112,7 @@ def _exact(api: Api, rendered: Rendered, notify: Notify) -> Iterator[Check]:
         yield Check(id="kube.drift", status="passed", message=text)
 
 
-def _usable(rendered: Rendered, reading: Reading, pool: Pool) -> tuple[list[tuple[str, Use]], str]:
+def _usable(rendered: Rendered, reading: ClusterReading, pool: Pool) -> tuple[list[tuple[str, Use]], str]:
     """(node, use) of what a pool offers where a proof pod may run; why there is none."""
     names = node_names(pool.hosts, reading.nodes)[0]
     there = [(node, use) for node, use in offers(pool, reading.usage, names) if use.total]
@@ -122,7 +122,7 @@ def _usable(rendered: Rendered, reading: Reading, pool: Pool) -> tuple[list[tupl
     return free, "" if free else f"no proof pod may run: {shut}" if shut else "no node that is Ready offers its GPUs"
 
 
-def _pools(rendered: Rendered, reading: Reading, run: _Runner) -> Iterator[HostResult]:
+def _pools(rendered: Rendered, reading: ClusterReading, run: _Runner) -> Iterator[HostResult]:
     """What one node of a pool is enough for: shares of the same GPU, requests that are too large."""
     for pool in rendered.cluster.pools:
         there, why = _usable(rendered, reading, pool)
@@ -131,7 +131,7 @@ def _pools(rendered: Rendered, reading: Reading, run: _Runner) -> Iterator[HostR
 
 
 def _each_node(
-    rendered: Rendered, reading: Reading, run: _Runner, how: ProofOptions, notify: Notify
+    rendered: Rendered, reading: ClusterReading, run: _Runner, how: ProofOptions, notify: Notify
 ) -> list[HostResult]:
     """Whether pods can use the GPUs of every node, pool by pool."""
     todo = [
@@ -235,7 +235,7 @@ class _Runner:
         except ApiError as error:
             return error.what  # no log yet: what the pod says of itself tells more
 
-    def _delete(self, keys: list[Key], proof: Proof) -> None:
+    def _delete(self, keys: list[ObjectKey], proof: Proof) -> None:
         """So that the next proof finds the GPUs free; what does not go now goes with the namespace."""
         try:
             for key in reversed(keys):
@@ -245,8 +245,8 @@ class _Runner:
             self.notify(error.what)
 
 
-def _pod(name: str) -> Key:
-    return Key("v1", "Pod", NAMESPACE, name)
+def _pod(name: str) -> ObjectKey:
+    return ObjectKey("v1", "Pod", NAMESPACE, name)
 
 
 # ---------------------------------------------------------------- the namespace
@@ -269,7 +269,7 @@ def _namespace(api: Api, *, keep: bool, notify: Notify) -> Iterator[list[Check]]
     cleaned: list[Check] = []
     api.apply(_NAMESPACE, namespace_object(), force=False)
     try:
-        account = Key("v1", "ServiceAccount", NAMESPACE, "default")
+        account = ObjectKey("v1", "ServiceAccount", NAMESPACE, "default")
         if not api.follow(account, lambda found: True if found else None, ACCOUNT_SECONDS):
             raise GpunodeError(
                 f"the namespace {NAMESPACE} got no account `default` in {ACCOUNT_SECONDS:g} s",

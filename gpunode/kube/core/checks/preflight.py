@@ -14,7 +14,7 @@ from gpunode.core.numbers import release
 from gpunode.core.printable import printable
 from gpunode.core.sharing.rules import cuts
 from gpunode.kube.core.cluster import MIG_LABEL, MIG_STATE, POD_SECURITY, Cluster, Object, Pool
-from gpunode.kube.core.owned import Key, is_ours, owner_words
+from gpunode.kube.core.owned import ObjectKey, is_ours, owner_words
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.render import NodeWish, Rendered
 from gpunode.kube.core.render.dra import DRIVER, claim, shares_memory
@@ -49,7 +49,7 @@ def server_problems(server: Server, printed: str, where: str) -> Iterator[Proble
         )
 
 
-def pod_security_problem(key: Key, live: Object) -> Problem | None:
+def pod_security_problem(key: ObjectKey, live: Object) -> Problem | None:
     """A namespace of ours whose pod security somebody tightened: that is theirs to take back, not apply's."""
     level = (live["metadata"].get("labels") or {}).get(POD_SECURITY, "privileged")
     if key.kind != "Namespace" or level == "privileged":
@@ -236,7 +236,7 @@ def _how_chosen(pools: Sequence[Pool]) -> str:
 # ---------------------------------------------------------------- others
 
 
-def foreign_problem(wanted: Key, live: Object) -> Problem:
+def foreign_problem(wanted: ObjectKey, live: Object) -> Problem:
     place = f"-n {wanted.namespace} " if wanted.namespace else ""
     command = f"kubectl {place}label {wanted.kind.lower()} {wanted.name} app.kubernetes.io/managed-by=gpunode"
     return Problem(
