@@ -177,11 +177,11 @@ def _of_probe(path: Path, name: str, desired: DesiredState, *, compare: bool) ->
     except InputError as error:
         return {"plan": {"error": error_data(error) | {"exit": 1}}}
     if not compare:
-        return {"seen": seen}
+        return {"probe": seen}
     try:
-        return {"seen": seen, "plan": plan_data(desired.plan(name, found.facts).plan)}
+        return {"probe": seen, "plan": plan_data(desired.plan(name, found.facts).plan)}
     except GpunodeError as error:
-        return {"seen": seen, "plan": {"error": error_data(error)}}
+        return {"probe": seen, "plan": {"error": error_data(error)}}
 
 
 def _reported_or_error(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
@@ -199,8 +199,8 @@ def _reported(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict
     if not kind:
         raise InputError(f"{path}: nothing is known of {host['host']}", expected=_EXPECTED)
     if kind == "facts":
-        return {"seen": see(facts_from_data(host["facts"]), knowledge)}
-    reported = {kind: host, "seen": _seen(host)}
+        return {"probe": see(facts_from_data(host["facts"]), knowledge)}
+    reported = {kind: host, "probe": _seen(host)}
     return reported | ({"pool": host["pool"]} if host.get("pool") else {})
 
 

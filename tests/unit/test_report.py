@@ -70,10 +70,10 @@ def report(*hosts: ReportHost, run: ReportRun | None = None) -> Report:
 
 STATES_OF: list[tuple[str, dict[str, Any], list[str]]] = [
     ("ok", {}, []),
-    ("ok", {"seen": seen(finding("gpu.count", "passed"))}, []),
-    ("ok", {"seen": seen(finding("dcgm.diag", "skipped"))}, []),
-    ("failed", {"seen": seen(finding("gpu.count"))}, ["gpu.count"]),
-    ("warning", {"seen": seen(finding("boot.modules", "warning"))}, ["boot.modules"]),
+    ("ok", {"probe": seen(finding("gpu.count", "passed"))}, []),
+    ("ok", {"probe": seen(finding("dcgm.diag", "skipped"))}, []),
+    ("failed", {"probe": seen(finding("gpu.count"))}, ["gpu.count"]),
+    ("warning", {"probe": seen(finding("boot.modules", "warning"))}, ["boot.modules"]),
     ("not-proven", {"result": {"exit": 0, "checks": [check("cri-pod", "not-proven")]}}, ["cri-pod"]),
     ("unreachable", {"plan": {"error": {"what": "no route", "exit": 4}}}, ["host.unreachable"]),
     ("failed", {"plan": {"error": {"what": "no facts", "exit": 1}}}, ["host.failed"]),
@@ -82,15 +82,15 @@ STATES_OF: list[tuple[str, dict[str, Any], list[str]]] = [
     ("pending", {"plan": {"steps": [STEP, AROUND]}}, ["plan.driver.packages"]),
     ("refused", {"plan": {"problems": [{"what": "WSL", "fix": "none"}]}}, ["plan.problem"]),
     # a plan that brings the driver says already that it is not loaded
-    ("pending", {"seen": seen(finding("driver.loaded")), "plan": {"steps": [STEP]}}, ["plan.driver.packages"]),
-    ("failed", {"seen": seen(finding("gpu.xid")), "plan": {"steps": [STEP]}}, ["gpu.xid", "plan.driver.packages"]),
+    ("pending", {"probe": seen(finding("driver.loaded")), "plan": {"steps": [STEP]}}, ["plan.driver.packages"]),
+    ("failed", {"probe": seen(finding("gpu.xid")), "plan": {"steps": [STEP]}}, ["gpu.xid", "plan.driver.packages"]),
     # a check of verify stands above that of the probe, and a plan that is not empty is no failure
-    ("ok", {"seen": seen(finding("gpu.xid")), "result": {"exit": 0, "checks": [check("gpu.xid", "passed")]}}, []),
+    ("ok", {"probe": seen(finding("gpu.xid")), "result": {"exit": 0, "checks": [check("gpu.xid", "passed")]}}, []),
     ("pending", {"result": {"exit": 3, "checks": [check("plan.driver.packages")]}}, ["plan.driver.packages"]),
     ("refused", {"result": {"exit": 5, "checks": [check("plan.problem")]}}, ["plan.problem"]),
     # verify has planned again
     ("ok", {"plan": {"steps": [STEP]}, "result": {"exit": 0, "checks": [check("plan.empty", "passed")]}}, []),
-    ("failed", {"seen": seen(finding("repository.twice"), finding("repository.twice"))}, ["repository.twice"] * 2),
+    ("failed", {"probe": seen(finding("repository.twice"), finding("repository.twice"))}, ["repository.twice"] * 2),
     ("ok", {"run": RUN, "plan": {"steps": [STEP]}}, []),
     ("waiting", {"run": replace(RUN, state="waiting", exit=None), "plan": {"steps": [STEP]}}, ["plan.driver.packages"]),
     ("running", {"run": replace(RUN, state="running", exit=None)}, []),
