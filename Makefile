@@ -72,7 +72,7 @@ bench: install  ## measure what docs/performance.md promises
 	$(BIN)/python -m benchmarks
 
 docs: install  ## write the generated pages of docs/
-	$(BIN)/python -m gpunode.cli.docs docs
+	$(BIN)/python -m tools.docs.pages docs
 
 site: install  ## build the documentation as a site into build/site; a warning fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -12,14 +12,14 @@ import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 import gpunode
-from gpunode.cli import docs_collection
-from gpunode.cli.docs_collection import argument_shapes, collection_files, documentation, documented
 from gpunode.core.items import file
 from gpunode.core.plan.steps import STEPS, StepRow
 from gpunode.core.spec import parse_spec
 from gpunode.core.spec.flat import flat_spec, flat_variables
 from gpunode.core.spec.reference import reference
 from gpunode.node import script
+from tools.docs import collection
+from tools.docs.collection import argument_shapes, collection_files, documentation, documented
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLLECTION = ROOT / "gpunode/collection/ansible_collections/gpunode/node"
@@ -41,8 +41,8 @@ def test_the_collection_is_what_make_docs_would_write() -> None:
 
 
 def test_a_row_of_the_table_is_enough_for_all_that_names_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docs_collection, "STEPS", (*STEPS, StepRow("runtime", "limits", "Set limits", file.STEP)))
-    before, after = collected(), docs_collection.collection_files()
+    monkeypatch.setattr(collection, "STEPS", (*STEPS, StepRow("runtime", "limits", "Set limits", file.STEP)))
+    before, after = collected(), collection.collection_files()
     assert {path for path, text in after.items() if before[path] != text} == {"roles/runtime/tasks/apply.yml"}
 
 
@@ -66,7 +66,7 @@ def load_untagged(path: Path) -> Any:
     return yaml.safe_load(path.read_text().replace("!unsafe ", "")) or []
 
 
-@pytest.mark.parametrize("role", ["node", *docs_collection.PARTS])
+@pytest.mark.parametrize("role", ["node", *collection.PARTS])
 def test_ansible_takes_the_defaults_and_the_example_of_a_role(role: str) -> None:
     options = specs(role)
     given = {name: one["default"] for name, one in options.items() if "default" in one}
@@ -80,9 +80,9 @@ def test_ansible_takes_the_defaults_and_the_example_of_a_role(role: str) -> None
 
 
 def test_every_key_of_a_part_has_a_variable_and_a_line_in_the_documentation_of_its_role() -> None:
-    documented = {name: set(specs(name)) for name in ("node", *docs_collection.PARTS)}
+    documented = {name: set(specs(name)) for name in ("node", *collection.PARTS)}
     assert set(flat_variables()) < documented["node"]
-    assert set().union(*(documented[name] for name in docs_collection.PARTS)) == documented["node"]
+    assert set().union(*(documented[name] for name in collection.PARTS)) == documented["node"]
     set_by = tuple(one.key for one in flat_variables().values())
     keys = [key.path for key in reference() if key.default]
     left = [key for key in keys if key not in set_by and not key.startswith(tuple(f"{one}." for one in set_by))]

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 from rows import over
 
-from gpunode.cli.docs import pages
 from gpunode.cli.main import COMMANDS, cli
 from gpunode.core.checks.ids import CHECKS
+from tools.docs.pages import pages
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -20,8 +20,6 @@ from page import Reader, section
 from rows import over
 from selftest_machines import A100, H100, L4, PRO6000, RTX3090, VGPU, edited, json_edited, machine, swapped, without
 
-from gpunode.cli.docs import readme_text
-from gpunode.cli.docs_tables import with_tested_on
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.selftest.checks import CHECKS
@@ -41,6 +39,8 @@ from gpunode.edge.selftest import capture as capturing
 from gpunode.edge.selftest import run
 from gpunode.edge.selftest.capture import Clock, capture
 from gpunode.edge.selftest.run import results_of
+from tools.docs.pages import readme_text
+from tools.docs.tables import with_tested_on
 
 ROOT = Path(__file__).parents[2]
 NODE = machine(*[H100] * 8)

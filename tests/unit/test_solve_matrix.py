@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.docs import GENERATIONS
 from gpunode.core.model import PackageWant
 from gpunode.core.solve import SolveRequest, parse_driver, solve
 from gpunode.core.spec import DriverSpec, parse_spec
 from gpunode.edge.load import load_knowledge
 from gpunode.node import script
+from tools.docs.pages import GENERATIONS
 
 FILE = Path(__file__).parents[1] / "cases/solve/matrix.txt"
 KNOWLEDGE = load_knowledge()

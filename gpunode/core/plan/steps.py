@@ -1,7 +1,7 @@
 """The one table of steps: every option of a role, in the order in which a plan runs them.
 
 Whatever names a step is made from these rows or reads them: the plan, the playbook, the tasks in roles/, the pages and
-ansible-doc (gpunode/cli/docs_collection.py).  All values are empty by default, and an empty one does nothing.
+ansible-doc (tools/docs/collection.py).  All values are empty by default, and an empty one does nothing.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import yaml
 
-from gpunode.cli import docs_tables
 from gpunode.core.edits.kubernetes.request import SHAPES
 from gpunode.core.items.item import StepKind
 from gpunode.core.model import NodeFacts
@@ -29,6 +28,7 @@ from gpunode.core.spec import Spec
 from gpunode.core.spec.flat import Variable, flat_variables, is_record
 from gpunode.core.undo.requests import SHAPE as UNDO
 from gpunode.core.validation import Shape
+from tools.docs import tables
 
 VALUES = "gpunode/collection/ansible_collections/gpunode/node/plugins/doc_fragments/values.py"
 FACTS = "gpunode/collection/ansible_collections/gpunode/node/plugins/modules/facts.py"
@@ -575,7 +575,7 @@ def _kind(hint: Any) -> str:
 def roles_page() -> str:
     """Every role with its variables, and every action's arguments to the leaves of their values."""
     parts = [
-        f"# Roles and actions\n\n{docs_tables.NOTE}\nThe collection `gpunode.node`, which `pip install gpunode` "
+        f"# Roles and actions\n\n{tables.NOTE}\nThe collection `gpunode.node`, which `pip install gpunode` "
         "brings; [gpunode for authors of Ansible code](ansible.md) says how to use it. `ansible-doc -t role "
         "gpunode.node.node` and `ansible-doc gpunode.node.facts` show the same in a terminal.\n"
     ]
@@ -587,10 +587,10 @@ def roles_page() -> str:
                 "Each key of [gpunode.yml](spec.md) has a variable. One that is not set leaves `gpunode_spec` and the "
                 "file that `gpunode_config` names in force.\n"
             )
-            parts.append(docs_tables.table(("variable", "key", "default", "meaning"), _variable_rows()))
+            parts.append(tables.table(("variable", "key", "default", "meaning"), _variable_rows()))
     for role in OTHERS:
         parts.append(f"## Role gpunode.node.{role.name}\n\n{plain(role.about or f'{role.short}.')}\n")
-        parts.append(docs_tables.table(("option", "type", "handed to", "meaning"), _option_rows(role)))
+        parts.append(tables.table(("option", "type", "handed to", "meaning"), _option_rows(role)))
     modules = files("gpunode") / "collection/ansible_collections/gpunode/node/plugins/modules"
     for module in sorted(modules.iterdir(), key=lambda file: file.name):
         if module.name.endswith(".py"):
@@ -631,4 +631,4 @@ def _action(documented: dict[str, Any]) -> Iterator[str]:
         kind = f"{one['type']} of {one['elements']}" if "elements" in one else one["type"]
         about = one["description"]
         rows.append((argument, kind, plain(about if isinstance(about, str) else " ".join(about))))
-    yield docs_tables.table(("argument", "type", "meaning"), ((f"`{key}`", kind, text) for key, kind, text in rows))
+    yield tables.table(("argument", "type", "meaning"), ((f"`{key}`", kind, text) for key, kind, text in rows))

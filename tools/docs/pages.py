@@ -1,4 +1,4 @@
-"""The pages of docs/ that the code itself knows best: `python -m gpunode.cli.docs docs` writes them.
+"""The pages of docs/ that the code itself knows best: `python -m tools.docs.pages docs` writes them.
 
 A test compares the files with what these functions give, so a page cannot rot.
 """
@@ -13,15 +13,15 @@ from pathlib import Path
 
 import click
 
-from gpunode.cli import docs_collection, docs_tables
-from gpunode.cli.docs_api import api_page
-from gpunode.cli.docs_tables import NOTE
-from gpunode.cli.docs_tables import cell as _cell
 from gpunode.cli.lazy import LOG_OPTIONS
 from gpunode.core.doctor.table import LAYERS, XidRow
 from gpunode.core.errors import Exit
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.spec.reference import SpecKey, reference
+from tools.docs import collection, tables
+from tools.docs.api import api_page
+from tools.docs.tables import NOTE
+from tools.docs.tables import cell as _cell
 
 MEANING = {
     Exit.OK: "done, or nothing to do",
@@ -42,8 +42,8 @@ def pages(docs: Path) -> dict[str, str]:
         "api.md": api_page(docs),
         "cli.md": cli_page(),
         "faults.md": faults_page(),
-        "roles.md": docs_collection.roles_page(),
-        "checks.md": docs_tables.checks_page(),
+        "roles.md": collection.roles_page(),
+        "checks.md": tables.checks_page(),
         "knowledge.md": knowledge_page(),
         "report.schema.json": report_schema_text(),
     }
@@ -131,7 +131,7 @@ def knowledge_page() -> str:
         f"# Knowledge: drivers, CUDA, distributions, GPUs\n\n{NOTE}\nThe data of `gpunode/knowledge/` as of "
         f"{known.as_of}. `gpunode knowledge show NAME` prints a row with its source; [Contributing]"
         "(../CONTRIBUTING.md#the-knowledge) says how to add one.\n\n"
-        f"{choices(known)}\n{docs_tables.tables(known)}\n{docs_tables.cluster(load_kube_knowledge())}\n{mig_profiles()}\n{docs_tables.gpus(known)}"
+        f"{choices(known)}\n{tables.tables(known)}\n{tables.cluster(load_kube_knowledge())}\n{mig_profiles()}\n{tables.gpus(known)}"
     )
 
 
@@ -267,12 +267,12 @@ def readme_text(root: Path) -> str:
     folders = sorted(path.parent for path in root.glob("tests/cases/selftest/*/record.json"))
     records = {folder.name: load_record(folder) for folder in folders}
     judged = {name: (record, results_of(record)) for name, record in records.items()}
-    return docs_tables.with_tested_on((root / "README.md").read_text(encoding="utf-8"), judged)
+    return tables.with_tested_on((root / "README.md").read_text(encoding="utf-8"), judged)
 
 
 def main(folder: str) -> None:
     """Write the pages into `folder`, and the generated files of the collection beside it."""
-    for path, text in docs_collection.collection_files().items():
+    for path, text in collection.collection_files().items():
         file = Path(folder, "..", path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gpunode
-from gpunode.cli.docs_tables import NOTE, table
+from tools.docs.tables import NOTE, table
 
 OPAQUE = ("ClusterApi",)  # made by a function, and handed over as it is
 EXAMPLE = Path("examples/api.py")  # below docs/; a test runs it
