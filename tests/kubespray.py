@@ -1,6 +1,7 @@
 """containerd's configuration as releases of kubespray write it, with the runtimes that the page gives to it.
 
-Only the lines of its templates are here that decide how options of a runtime are written.
+Templates and defaults are kubespray's own (Apache License 2.0, github.com/kubernetes-sigs/kubespray,
+roles/container-engine/containerd of each tag), and Ansible renders them.
 """
 
 from __future__ import annotations
@@ -10,34 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
-PAGE = Path(__file__).parents[1] / "docs/cluster.md"
-# of roles/container-engine/containerd/templates/config.toml.j2 and config-v1.toml.j2: the same from 2.24 to 2.31
-OPTIONS = """\
-{% for runtime in [containerd_runc_runtime] + containerd_additional_runtimes %}
-[plugins."PLUGIN".containerd.runtimes.{{ runtime.name }}]
-runtime_type = "{{ runtime.type }}"
-ENGINE
-[plugins."PLUGIN".containerd.runtimes.{{ runtime.name }}.options]
-{% for key, value in runtime.options.items() %}
-{% if value | string != "true" and value | string != "false" %}
-{{ key }} = "{{ value }}"
-{% else %}
-{{ key }} = {{ value }}
-{% endif %}
-{% endfor %}
-{% endfor %}
-"""
-OLD = 'runtime_engine = "{{ runtime.engine }}"\nruntime_root = "{{ runtime.root }}"'
-# release → version of the file, plugin, what else a runtime has, how runc's options are spelled
-RELEASES = {
-    "2.24": (2, "io.containerd.grpc.v1.cri", OLD, "systemdCgroup", "binaryName"),
-    "2.27": (2, "io.containerd.grpc.v1.cri", OLD, "systemdCgroup", "binaryName"),
-    "2.28": (3, "io.containerd.cri.v1.runtime", OLD, "SystemdCgroup", "BinaryName"),
-    "2.31": (3, "io.containerd.cri.v1.runtime", "", "SystemdCgroup", "BinaryName"),
-    "2.31 with containerd 1": (2, "io.containerd.grpc.v1.cri", OLD, "SystemdCgroup", "BinaryName"),
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs/cluster.md"
+FOLDER = TESTS / "cases/kubespray"
+# what the templates take from other roles of kubespray: its defaults there
+OTHERS = {
+    "bin_dir": "/usr/local/bin",
+    "containerd_cfg_dir": "/etc/containerd",
+    "containerd_use_systemd_cgroup": True,
+    "enable_cdi": False,
+    "gvisor_enabled": False,
+    "kata_containers_enabled": False,
+    "nri_enabled": False,
+    "pod_infra_image_repo": "registry.k8s.io/pause",
+    "pod_infra_image_tag": "3.9",
 }
+# release → its template, and a version of containerd (2.31's template for containerd 1 asks for what its runc has not)
+RELEASES = {
+    "2.24.0": ("config.toml.j2", "1.7.11"),
+    "2.27.0": ("config.toml.j2", "1.7.24"),
+    "2.28.0": ("config-v1.toml.j2", "1.7.27"),
+    "2.28.0, containerd 2": ("config.toml.j2", "2.0.5"),
+    "2.31.0": ("config.toml.j2", "2.2.1"),
+}
+RUNC = "/usr/local/bin/runc"
 
 
 def snippet() -> Any:
@@ -47,11 +47,10 @@ def snippet() -> Any:
 
 def written(release: str, runtimes: Any) -> bytes:
     """The configuration as kubespray writes it."""
-    version, plugin, engine, systemd, binary = RELEASES[release]
-    runc = {"name": "runc", "type": "io.containerd.runc.v2", "engine": "", "root": ""}
-    runc["options"] = {systemd: "true", binary: "/usr/local/bin/runc"}  # type: ignore[assignment]
-    template = Environment(trim_blocks=True, autoescape=False).from_string(
-        OPTIONS.replace("PLUGIN", plugin).replace("ENGINE", engine)
-    )
-    head = f'version = {version}\n[plugins."{plugin}".containerd]\ndefault_runtime_name = "runc"\n'
-    return (head + template.render(containerd_runc_runtime=runc, containerd_additional_runtimes=runtimes)).encode()
+    template, version = RELEASES[release]
+    folder, loader = FOLDER / release.partition(",")[0], DataLoader()
+    defaults = loader.load_from_file(str(folder / "defaults.yml"), trusted_as_template=True)
+    own = {"containerd_additional_runtimes": runtimes, "containerd_version": version}
+    templar = Templar(loader=loader, variables={**OTHERS, **defaults, **own})
+    text = templar.template(trust_as_template((folder / template).read_text()))
+    return str(text).encode()
