@@ -383,23 +383,37 @@ def test_the_toolkit_takes_gpus_by_mounts_where_the_device_plugin_gives_them_so(
     assert len([one for one in found if isinstance(one, Problem) and "volume-mounts" in one.what]) == problems
 
 
-def test_a_class_keeps_its_name_when_its_steps_change_and_when_only_some_hosts_are_run() -> None:
-    def plans(packages: str) -> list[Plan]:
-        one = Step(role="cuda", option="packages", title="Install", value={"install": packages})
-        return [Plan(host=host, steps=(one,)) for host in ("gpu-2", "gpu-1")] + [
-            Plan(host=host, steps=(replace(one, value={"install": f"other {packages}"}),)) for host in ("gpu_1", "b")
-        ]
+def with_packages(**packages: str) -> list[Plan]:
+    one = Step(role="cuda", option="packages", title="Install", value={})
+    return [Plan(host=host, steps=(replace(one, value={"install": text}),)) for host, text in packages.items()]
 
-    before, after = plans("12.8"), plans("13.0")
-    assert sorted(group_names(before).values()) == sorted(group_names(after).values()) == ["gpunode_b", "gpunode_gpu_1"]
-    assert [play["hosts"] for play in make_playbook(before[:1], group_names(before))] == ["gpunode_gpu_1"]
-    groups = make_inventory(reversed(before))["all"]["children"]
-    assert {name: set(group["hosts"]) for name, group in groups.items()} == {
-        "gpunode_b": {"gpu_1", "b"},
-        "gpunode_gpu_1": {"gpu-1", "gpu-2"},
+
+def test_hosts_with_other_values_share_a_play_and_have_them_in_a_group() -> None:
+    alike, mixed = with_packages(a="12.8", b="12.8"), with_packages(a="12.8", c="12.6", b="12.8")
+    [play] = make_playbook(alike)
+    assert play["name"] == "Cuda" and play["hosts"] == "gpunode_cuda"
+    assert play["tasks"][0]["gpunode.node.packages"] == {"packages": {"install": "12.8"}}
+    assert make_inventory(alike)["all"]["children"] == {"gpunode_cuda": {"hosts": {"a": {}, "b": {}}}}
+    [play] = make_playbook(mixed)
+    assert play["hosts"] == "gpunode_cuda", "its name stays"
+    assert play["tasks"][0]["gpunode.node.packages"] == {"packages": "{{ gpunode_values.cuda_packages }}"}
+    groups = make_inventory(reversed(mixed))["all"]["children"]["gpunode_cuda"]["children"]
+    assert groups == {
+        "gpunode_cuda_as_a": {
+            "hosts": {"b": {}, "a": {}},
+            "vars": {"gpunode_values": {"cuda_packages": {"install": "12.8"}}},
+        },
+        "gpunode_cuda_as_c": {"hosts": {"c": {}}, "vars": {"gpunode_values": {"cuda_packages": {"install": "12.6"}}}},
     }
-    alike = [Plan(host=plan.host, steps=(replace(plan.steps[0], value=plan.host),)) for plan in (before[1], before[2])]
-    assert sorted(group_names(alike).values()) == ["gpunode_gpu_1", "gpunode_gpu_1_2"]
+
+
+def test_a_play_of_some_hosts_of_a_run_has_the_group_of_the_run() -> None:
+    other = Plan(host="z", steps=(Step(role="cuda", option="files", title="Write", value=[]),))
+    plans = [other, *with_packages(a="12.8", b="12.6")]
+    names = group_names(plans)
+    assert sorted(names.values()) == ["gpunode_cuda", "gpunode_cuda_2"]
+    [play] = make_playbook(plans[1:2], names)
+    assert (play["name"], play["hosts"]) == ("Cuda (2)", "gpunode_cuda_2")
 
 
 def test_a_comment_in_the_engine_of_one_node_copies_no_play(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +428,7 @@ def test_a_comment_in_the_engine_of_one_node_copies_no_play(monkeypatch: pytest.
 
     other = replace(one, host="node2", steps=tuple(map(with_comment, one.steps)))
     [play] = make_playbook([one, other])
-    assert "node1" not in play["name"].partition("(")[0], "nor do its members change its name"
+    assert play["name"] == "Driver, toolkit, runtime", "nor do its members change its name"
     hosts = make_inventory([one, other])["all"]["hosts"]
     files = {host: variables["gpunode_expect"]["files"]["containerd"] for host, variables in hosts.items()}
     assert files["node1"] != files["node2"] == {"/etc/containerd/config.toml": "0" * 64}

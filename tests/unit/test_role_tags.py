@@ -126,7 +126,7 @@ def test_the_parts_of_a_plan_folder_are_chosen_by_the_same_tags_and_the_check_of
         Step(role="toolkit", option="packages", title="t", value={}),
     )
     plan = Plan(host="localhost", steps=steps)
-    (site / "site.yml").write_text(dump(make_playbook([plan])).replace("hosts: gpunode_localhost", "hosts: all"))
+    (site / "site.yml").write_text(dump(make_playbook([plan])).replace("hosts: gpunode_", "hosts: all # "))
 
     def chosen(*arguments: str) -> set[str]:
         listed = play(site, "--list-tasks", *arguments).stdout

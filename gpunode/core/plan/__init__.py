@@ -142,7 +142,7 @@ def shared_value(step: Step) -> Any:
 
 
 def class_key(plan: Plan) -> str:
-    """Hosts with the same steps share a play; what is peculiar to a host stands in its host variables."""
+    """What hosts with the same steps and values share; what is peculiar to one stands in its host variables."""
     data = [(s.id, shared_value(s)) for s in plan.steps if s.role != "preflight"]
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:8]
 

@@ -91,6 +91,7 @@ ROLES = (
 
 
 EXPECT = "gpunode_expect"  # host variable of generated plays: the node and the files that the plan was made for
+VALUES = "gpunode_values"  # group variable of generated plays: the values in which hosts of a play differ
 DONE = "gpunode_done_"  # beginning of the names under which tasks register their results
 PLAN = "gpunode_plan"  # what gpunode.node.plan registers in the roles
 STEPS = (

@@ -18,7 +18,7 @@ from gpunode.core.items.first_boot import prepares
 from gpunode.core.model import Check, HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text
-from gpunode.core.plan.playbook import HEADER, dump, group_names, make_playbook
+from gpunode.core.plan.playbook import HEADER, Shape, dump, group_names, make_playbook
 from gpunode.core.report.text import names, news
 from gpunode.core.rollout import Progress, RolloutPool, make_pools
 from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
@@ -162,7 +162,7 @@ class _Run:
     drains: Mapping[str, DrainSpec]
     worker: Worker
     expected: Mapping[str, Expected]
-    groups: Mapping[str, str]  # the inventory's groups of the classes
+    groups: Mapping[Shape, str]  # of the plays of the whole run
     generation: int  # orders the runs of this controller, on the nodes
     runs: Runs | None  # the journal; None for a rehearsal
     results: dict[str, HostResult] = field(default_factory=dict)

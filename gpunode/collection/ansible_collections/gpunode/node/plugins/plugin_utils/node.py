@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
+from ansible.inventory.helpers import get_group_vars
 from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as ansible_version
 from ansible.utils.display import Display
@@ -48,7 +49,7 @@ KEYS = {  # what options of the command line are called in a play
 OPTION = re.compile(rf"(?:-\w, )?--({'|'.join(KEYS)})(?![\w-])(?: PATH)?")
 NO_TTY = ("must have a tty", "no tty present")
 LEAST_ANSIBLE = (2, 19)
-OWN = ("gpunode_plan", "gpunode_result", "gpunode_expect")  # variables that nobody else sets
+OWN = ("gpunode_plan", "gpunode_result", "gpunode_expect", "gpunode_values")  # variables that nobody else sets
 
 
 class NodeAction(ActionBase):
@@ -142,7 +143,7 @@ class NodeAction(ActionBase):
             )
 
     def _refuse_others(self):
-        """A plan, and what a generated play expects of a host, are refused where another one has set the variable."""
+        """A plan, and what a generated play has in its inventory, are refused where another has set the variable."""
         manager = self._task.get_variable_manager()
         for name in manager.extra_vars:
             if name in OWN or name.startswith("gpunode_done_"):
@@ -151,10 +152,11 @@ class NodeAction(ActionBase):
         ended = isinstance(plan, dict) and (plan.get("failed") or plan.get("unreachable"))  # and the play went on
         if self.of_gpunode and not ended and plan is not None and plan != default and not self.own_plan(plan):
             raise _not_ours("gpunode_plan", "set_fact, register or a variable")
-        if "gpunode_expect" in self._vars:
-            host = manager._inventory.get_host(self._vars["inventory_hostname"])
-            if self._vars["gpunode_expect"] != host.get_vars().get("gpunode_expect"):
-                raise _not_ours("gpunode_expect", "set_fact, register or a variable")
+        host = manager._inventory.get_host(self._vars["inventory_hostname"])
+        of_inventory = get_group_vars(host.get_groups()) | host.get_vars()
+        for name in ("gpunode_expect", "gpunode_values"):
+            if name in self._vars and self._vars[name] != of_inventory.get(name):
+                raise _not_ours(name, "set_fact, register or a variable")
 
     @property
     def of_gpunode(self):
