@@ -9,6 +9,7 @@ them) and `DesiredState` (what gpunode.yml says); `detect`, `plan` and `verify` 
     hosts = plan(targets, desired)
     results = provision(hosts, targets, desired)
 
+`prepare` does what the command does before it asks: it takes a plan's folder, too, and refuses hosts of a run.
 `solve`, `configure_runtime`, `unconfigure_runtime` and `parse_probe` are pure: values in, values out.  Nothing here
 prints; a function raises a GpunodeError, or has it in the result of the host that it concerns.  Every name is imported
 when it is first used, so that `import gpunode` costs nothing.
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from gpunode.edge.desired import DesiredState, Planned
     from gpunode.edge.detect import Detected, Targets, detect
     from gpunode.edge.fleet.host_plan import HostPlan
+    from gpunode.edge.fleet.prepare import Prepared, prepare
     from gpunode.edge.fleet.provision import RunCallbacks, RunOptions, provision
     from gpunode.edge.fleet.workflow import plan, verify, write_plan
     from gpunode.edge.load import load_knowledge, load_spec
@@ -89,6 +91,7 @@ _HOMES = {
     "gpunode.edge.desired": "DesiredState Planned",
     "gpunode.edge.detect": "Detected Targets detect",
     "gpunode.edge.fleet.host_plan": "HostPlan",
+    "gpunode.edge.fleet.prepare": "Prepared prepare",
     "gpunode.edge.fleet.provision": "RunCallbacks RunOptions provision",
     "gpunode.edge.fleet.workflow": "plan verify write_plan",
     "gpunode.kube.edge.client": "ClusterApi=Api",
@@ -129,6 +132,7 @@ __all__ = [
     "PackageWant",
     "Plan",
     "Planned",
+    "Prepared",
     "Problem",
     "Reason",
     "RefusedError",
@@ -159,6 +163,7 @@ __all__ = [
     "parse_probe",
     "parse_spec",
     "plan",
+    "prepare",
     "provision",
     "request_of",
     "runtime_files",

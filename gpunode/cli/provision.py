@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -86,33 +85,19 @@ def provision(
 
     from gpunode.cli.progress import fleet as fleet_progress
     from gpunode.cli.progress import probing
-    from gpunode.core.spec import merge_spec
     from gpunode.core.spec.rollout import parse_rollout
-    from gpunode.edge import saved
-    from gpunode.edge.desired import DesiredState, with_secrets
-    from gpunode.edge.detect import SETTLE, find_hosts, probe
     from gpunode.edge.fleet import provision as fleet
-    from gpunode.edge.fleet import workflow
-    from gpunode.edge.fleet.runs import JOURNAL, Runs
-    from gpunode.edge.state import state_path
+    from gpunode.edge.fleet.prepare import prepare
 
-    targets, arguments = _split_arguments(replace(targets, break_lock=break_lock, settle=0 if check else SETTLE))
-    folder = _plan_folder(targets, lock)
-    reviewed = saved.load_plan(folder) if folder else None
-    if reviewed:
-        spec_data = with_secrets(reviewed.spec, spec_data)
-        targets, lock = reviewed.reach(targets), reviewed.lock
+    targets, arguments = _split_arguments(replace(targets, break_lock=break_lock))
     if use_lab:
         targets, spec_data = _lab(targets, spec_data)
-    desired = DesiredState(merge_spec(spec_data, expected), lock=lock, look_up=check_repositories)
     parse_rollout(rollout, "the options of provision")
-    known = reviewed.find_hosts(targets) if reviewed else find_hosts(targets)
-    if not check and (state_path() / JOURNAL).exists():
-        Runs().refuse_busy(host.host for host in known)
     with probing(output_format) as on_done:
-        hosts = workflow.plan_all(probe(known, targets, on_done=on_done), targets, desired)
-    if reviewed:
-        reviewed.check(hosts)
+        run = prepare(
+            targets, spec_data, expected=expected, lock=lock, look_up=check_repositories, check=check, on_done=on_done
+        )
+    hosts = run.hosts
     if output_format == "text":
         hosts = show_plans(hosts, detail, converged=False)
     if targets.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
@@ -122,8 +107,8 @@ def provision(
     with fleet_progress(output_format, step_titles(hosts)) as callbacks:
         results = fleet.provision(
             hosts,
-            targets,
-            desired,
+            run.targets,
+            run.desired,
             options=fleet.RunOptions(
                 check=check,
                 diff=detail.diff,
@@ -132,7 +117,7 @@ def provision(
                 deadline=deadline,
                 cluster=connect,
             ),
-            saved=reviewed,
+            saved=run.saved,
             callbacks=with_log(callbacks, events),
         )
     show_results(results, output_format)
@@ -180,18 +165,6 @@ def _split_arguments(targets: Targets) -> tuple[Targets, list[str]]:
     hosts = list(targets.hosts)
     first = next((i for i, word in enumerate(hosts) if word.startswith("-")), len(hosts))
     return replace(targets, hosts=tuple(hosts[:first])), hosts[first:]
-
-
-def _plan_folder(targets: Targets, lock: Lock | None) -> Path | None:
-    folders = [Path(h) for h in targets.hosts if Path(h).is_dir()]
-    if not folders:
-        return None
-    if len(targets.hosts) > 1 or targets.inventory or targets.local:
-        raise click.UsageError(f"{folders[0]} is a plan's folder: it brings its own hosts, name no others")
-    if targets.limit or lock is not None:
-        option = "--limit" if targets.limit else "--locked"
-        raise click.UsageError(f"{folders[0]} is a plan's folder, and is run as a whole: give {option} to gpunode plan")
-    return folders[0]
 
 
 def _lab(targets: Targets, spec_data: dict[str, Any]) -> tuple[Targets, dict[str, Any]]:

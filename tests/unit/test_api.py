@@ -44,6 +44,15 @@ CALLS = {
     "parse_probe": {"text": "PROBE.read_text()"},
     "parse_spec": {"data": SPEC, "where": '"here"'},
     "plan": {"targets": TARGETS, "desired": DESIRED, "on_done": "lambda found: None"},
+    "prepare": {
+        "targets": 'Targets(hosts=("127.0.0.1:1",))',
+        "spec_data": SPEC,
+        "expected": '{"fabric": {}}',
+        "lock": "None",
+        "look_up": "False",
+        "check": "True",
+        "on_done": "lambda found: None",
+    },
     "provision": {
         "hosts": HOSTS,
         "targets": TARGETS,
@@ -171,7 +180,8 @@ def test_every_class_that_an_argument_needs_is_public() -> None:
         if kind not in public:
             private.append(f"{where}: {kind.__qualname__}")
         elif kind not in given and dataclasses.is_dataclass(kind):
-            inside = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]), {"InventoryHost": object})
+            late = {"InventoryHost": object, "Connect": collections.abc.Callable[[], gpunode.ClusterApi]}
+            inside = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]), late)
             shown = [field.name for field in dataclasses.fields(kind) if not field.metadata.get("internal")]
             todo += [(f"{kind.__name__}.{field}", one) for field in shown for one in classes(inside[field])]
     assert private == [] and len(seen) > 10
