@@ -138,6 +138,7 @@ def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda
 
 
 def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) -> Examined:
+    from gpunode.core.cdi import stale
     from gpunode.core.doctor.state import excluded, split_sections, state_faults
 
     faults, sections = load_faults(), split_sections(text)
@@ -145,7 +146,11 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
     scans = [scan(faults, name, [text], named[name]) for name, text in sections.items() if not named[name].silent]
     state = state_faults(facts, sections, _scheduler_rules(), faults.checks)
     active = {name for name, service in facts.services.items() if service.active == "active"}
-    known = {"driver-answers": facts.driver.loaded and facts.nvml, "toolkit-there": facts.toolkit}
+    known = {
+        "driver-answers": facts.driver.loaded and facts.nvml,
+        "toolkit-there": facts.toolkit,
+        "cdi-fits": facts.cdi.specs and facts.cdi.gpus and not stale(facts),
+    }
     proven = {name for name, holds in known.items() if holds}
     diagnosis = diagnose(faults, scans, state, active=active, proven=proven, excluded=excluded(facts, faults.checks))
     return Examined(host=host, diagnosis=diagnosis, notes=notes)

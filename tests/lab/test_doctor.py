@@ -26,6 +26,35 @@ RECIPE = """mkdir -p /var/lib/dkms/nvidia/1/build; """
 RECIPE += (
     r"""printf 'echo >&2 "  ERROR: Kernel configuration is invalid.";\\\n' >/var/lib/dkms/nvidia/1/build/make.log"""
 )
+LIBRARY = "d=/usr/lib/x86_64-linux-gnu; f=$(ls $d/libnvidia-ml.so.[4-9]*)"
+STATUS = "s=/var/lib/dpkg/status; cp -p $s /root/status"
+CUDA = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
+REFRESH = "/etc/systemd/system/nvidia-cdi-refresh.service.d"
+WELL = "rm /lab/standin-health"
+NO_SCHEDULER = "rm -r /etc/kubernetes"
+EXTENDER = r"extenders:\n- urlPrefix: http://127.0.0.1:32766/gpushare-scheduler\n"
+
+
+def ill(field: str, value: str) -> str:
+    return rf"printf '0000:17:00.0\t{field}\t{value}\n' >/lab/standin-health"
+
+
+def kernel(words: str) -> str:
+    return f"echo '[  99.000000] NVRM: Xid (PCI:0000:17:00): {words}' >>/lab/dmesg"
+
+
+def scheduler(minor: int, api: str, more: str = "") -> str:
+    """A kube-scheduler's manifest and configuration, as kubeadm lays them."""
+    manifest = (
+        r"spec:\n  containers:\n  - command:\n    - kube-scheduler\n    - --config=/etc/kubernetes/s.yaml\n"
+        rf"    image: registry.k8s.io/kube-scheduler:v1.{minor}.4\n"
+    )
+    return (
+        "mkdir -p /etc/kubernetes/manifests; "
+        rf"printf '{manifest}' >/etc/kubernetes/manifests/kube-scheduler.yaml; "
+        rf"printf 'apiVersion: kubescheduler.config.k8s.io/{api}\n{more}' >/etc/kubernetes/s.yaml"
+    )
+
 
 # what is broken → how, how it is repaired, the root cause; "" where something only looks as if it were
 BROKEN: dict[str, tuple[str, str, str]] = {
@@ -77,10 +106,80 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         f"rm -r $(dirname {CHECKPOINT})",
         "plugin-no-devices",
     ),
+    "the libraries are of another driver": (
+        f"{LIBRARY}; mv $f $d/libnvidia-ml.so.610.1.1",
+        f"{LIBRARY}; mv $d/libnvidia-ml.so.610.1.1 $d/libnvidia-ml.so.$(cat /sys/module/nvidia/version)",
+        "nvml-version-mismatch",
+    ),
+    "no headers and no module": (
+        UNLOAD + f"mkdir /root/k; mv {MODULES} /root/k/; depmod; mv /lib/modules/$(uname -r)/build /root/b",
+        "mv /root/b /lib/modules/$(uname -r)/build; d=/lib/modules/$(uname -r)/updates/dkms; mv /root/k/* $d/; "
+        f"rmdir /root/k; depmod; {LOAD}",
+        "dkms-no-headers",
+    ),
+    "a held package stayed behind": (
+        f"{STATUS}; sed -i '/^Package: nvidia-open$/,/^$/s/^Version: .*/Version: 610.1.1-1/' $s",
+        "mv /root/status /var/lib/dpkg/status",
+        "apt-held-broken",
+    ),
+    "a package is half configured": (
+        f"{STATUS}; sed -i '/^Package: nvidia-driver$/,/^$/s/^Status: .*/Status: install ok half-configured/' $s",
+        "mv /root/status /var/lib/dpkg/status",
+        "dpkg-nvidia-configure",
+    ),
+    "a repository is set up twice": (
+        f"for n in x y; do echo 'deb {CUDA} /' >/etc/apt/sources.list.d/$n.list; done",
+        "rm /etc/apt/sources.list.d/x.list /etc/apt/sources.list.d/y.list",
+        "apt-signed-by-conflict",
+    ),
+    "a device file is gone": (
+        "mv /dev/nvidia0 /root/n",
+        "mv /root/n /dev/nvidia0",
+        "device-node-missing",
+    ),
+    "CDI is not made any more": (
+        f"mkdir -p {REFRESH}; printf '[Service]\\nExecStart=\\nExecStart=/bin/false\\n' >{REFRESH}/no.conf; "
+        "systemctl daemon-reload; systemctl start nvidia-cdi-refresh; sleep 9",  # until systemd does not start it again
+        f"rm -r {REFRESH}; systemctl daemon-reload; systemctl reset-failed",
+        "cdi-generate-failed",
+    ),
+    "the GPU asks for a reset": (ill("reset", "1"), WELL, "reset-required"),
+    "the GPU is lost": (ill("lost", "1"), WELL, "gpu-lost"),
+    "its memory cannot be repaired": (ill("remapped_rows.failure", "Yes"), WELL, "row-remap-failed"),
+    "its board slows it down": (ill("clocks.reasons", "0x48"), WELL, "gpu-throttled"),
+    "MIG without an instance": ("nvidia-smi -mig 1", "nvidia-smi -mig 0", "dp-mig-none"),
+    "it has fallen off the bus": (
+        f"cp /lab/dmesg /root/dmesg; {kernel('79, GPU has fallen off the bus.')}",
+        "cat /root/dmesg >/lab/dmesg",
+        "gpu-lost",
+    ),
+    "the scheduler's extender is away": (scheduler(31, "v1", EXTENDER), NO_SCHEDULER, "extender-refused"),
+    "the scheduler's API is gone": (scheduler(31, "v1beta2"), NO_SCHEDULER, "sched-kind"),
+    "the checkpoint is torn": (
+        f"mkdir -p $(dirname {CHECKPOINT}); echo '{{\"Data\":' >{CHECKPOINT}",
+        f"rm -r $(dirname {CHECKPOINT})",
+        "kubelet-checkpoint",
+    ),
+    "a program's own Xid": (
+        f"cp /lab/dmesg /root/dmesg; {kernel('13, pid=1, name=a.out, Graphics Exception')}",
+        "cat /root/dmesg >/lab/dmesg",
+        "",
+    ),
+    "a daemon that runs again": (
+        "systemctl kill -s SEGV nvidia-persistenced; sleep 1; systemctl reset-failed; "
+        "systemctl restart nvidia-persistenced",
+        ":",
+        "",
+    ),
+    "an extender that answers": (
+        scheduler(31, "v1", EXTENDER) + "; busybox nc -l -p 32766 >/dev/null 2>&1 & sleep 1",
+        NO_SCHEDULER,
+        "",
+    ),
     "an installer's old log": (INSTALLER, "rm /var/log/nvidia-installer.log", ""),
     "a recipe in make's log": (RECIPE, "rm -r /var/lib/dkms/nvidia/1", ""),
 }
-MENDED = ("the module is not loaded", "Docker is stopped")  # by doctor --fix
+MENDED = ("the module is not loaded", "Docker is stopped", "CDI is of another driver")  # by doctor --fix
 
 
 def roots(node: Node) -> set[str]:

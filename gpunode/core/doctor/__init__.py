@@ -93,9 +93,8 @@ def diagnose(
             evidence=tuple(seen),
             confidence=_LESS[fault.confidence] if unsure else fault.confidence,
         )
-    certain = {name: finding for name, finding in findings.items() if finding.fault.severity != "hint"} or findings
-    below = _consequences(faults, certain)
-    ordered = [replace(finding, root=name not in below) for name, finding in certain.items()]
+    below = _consequences(faults, findings)
+    ordered = [replace(finding, root=name not in below) for name, finding in findings.items()]
     roots = [one.fault.id for one in ordered if one.root] or ([] if xids else [""])
     return Diagnosis(
         findings=tuple(sorted(ordered, key=_rank)),
@@ -221,7 +220,7 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
     lines = ["  nothing known matches"] if diagnosis.sound else []
     for finding in diagnosis.findings:
         fault = finding.fault
-        head = "look next" if fault.severity == "hint" else "root cause" if finding.root else "follows"
+        head = "root cause" if finding.root else "follows"
         often = f", {finding.count} times" if finding.count > 1 else ""
         lines += [f"  {head:<11}{fault.id}  ({fault.layer}, {fault.severity}, confidence {finding.confidence}{often})"]
         lines += [f"    seen     {_evidence_text(e)}" for e in finding.evidence[:_SHOWN]]

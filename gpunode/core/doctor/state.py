@@ -40,7 +40,7 @@ _DRIVER_PACKAGE = re.compile(
     r"(nvidia-(driver|dkms|kernel|utils|compute|headless|open)|libnvidia-(?!container)|kmod-nvidia)"
 )
 _VERSION = re.compile(r"(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)")
-_NO_ANSWER = {"6": "no such host", "7": "connection refused", "28": "no answer in time"}  # exit codes of curl
+_NO_ANSWER = {"1": "connection refused, or no such host", "124": "no answer in time"}  # exit codes, of bash and timeout
 _SHOWN = 100  # characters of a file's words that are shown
 
 
@@ -356,12 +356,12 @@ def _of_driver(name: str, version: str) -> re.Match[str] | None:
 
 
 def _device_nodes(facts: NodeFacts) -> Signs:
-    if not (facts.driver.loaded and facts.nvml and facts.device_nodes) or "device_nodes" in facts.unread:
-        return
     there = {node.path for node in facts.device_nodes}
-    wanted = [f"/dev/nvidia{gpu.minor}" for gpu in facts.cdi.gpus] or ["/dev/nvidia0"]
+    wanted = [f"/dev/nvidia{gpu.minor}" for gpu in facts.cdi.gpus] or ["/dev/nvidia0"] * bool(facts.nvml)
+    if not facts.driver.loaded or not there or "device_nodes" in facts.unread:
+        return
     if gone := [path for path in wanted if path not in there]:
-        yield "device-node-missing", f"the driver has {len(facts.nvml)} GPUs, and there is no {', '.join(gone)}"
+        yield "device-node-missing", f"the driver has {len(wanted)} GPUs, and there is no {', '.join(gone)}"
 
 
 _RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_driver, _fabric, _mig, _engines, _packages, _device_nodes)

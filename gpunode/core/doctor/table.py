@@ -70,7 +70,7 @@ class Fault:
 
     id: str
     layer: str
-    severity: Literal["error", "warning", "hint"]  # hint: says where to look next, where nothing else was found
+    severity: Literal["error", "warning"]
     cause: str
     fix: str
     action: Action  # what kind of thing the fix is

@@ -72,10 +72,15 @@ manifest=/etc/kubernetes/manifests/kube-scheduler.yaml
 files kube-scheduler-manifest "$manifest"
 config=$(sed -n 's/^.*--config=\([^ "]*\).*$/\1/p' "$manifest" 2>/dev/null | head -n 1)
 [ -z "$config" ] || files kube-scheduler-config "$config"
-if [ "$config" ] && have curl; then
-  sed -n 's/^[ -]*urlPrefix: *["'\'']\{0,1\}\(https\{0,1\}:[^"'\'' ]*\).*/\1/p' "$config" 2>/dev/null | head -n 3 |
-    while read -r url; do
-      limited curl -k -s -o /dev/null -m 3 --noproxy '*' "$url/version"
+# whether somebody listens at the extenders' addresses: URL, and the exit code of bash or of timeout
+if [ "$config" ] && have bash && have timeout; then
+  sed -n 's/^[ -]*urlPrefix: *["'\'']\{0,1\}\(https\{0,1\}:\/\/[A-Za-z0-9.:-]*\).*/\1/p' "$config" 2>/dev/null |
+    head -n 3 | while read -r url; do
+      port=80
+      case $url in https:*) port=443 ;; esac
+      host=${url#*://}
+      case $host in *:*) port=${host##*:} host=${host%:*} ;; esac
+      timeout 3 bash -c ': <"/dev/tcp/$1/$2"' bash "$host" "$port" 2>/dev/null
       printf '%s %s\n' "$url" "$?"
     done | log kube-scheduler-extender
 fi
