@@ -25,7 +25,9 @@ _BEFORE = {
     "read_journal.sh": ("common.sh", "driver_state.sh", *_MANAGERS),
     "restore.sh": ("common.sh", "lock.sh", "devices.sh", "reload.sh"),
     "activate.sh": ("common.sh", "lock.sh", "driver_state.sh", "devices.sh", "reload.sh"),
-    "probe.sh": ("devices.sh", "probe_words.sh", "probe_machine.sh", "probe_engines.sh", "probe_files.sh"),
+    "probe.sh": (
+        *("devices.sh", "probe_words.sh", "probe_machine.sh", "probe_links.sh", "probe_engines.sh", "probe_files.sh"),
+    ),
     "smoke.sh": ("common.sh",),
     "cdi.sh": ("common.sh", "lock.sh", "install_file.sh"),
     "mig.sh": ("common.sh", "lock.sh", "install_file.sh"),

@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import Check, PciDevice, Service
+from gpunode.core.model import Check, PciDevice, PciLink, Service
 from gpunode.core.spec import VerifySpec
 from gpunode.edge.load import load_knowledge
 
@@ -39,12 +39,13 @@ def test_a_gpu_whose_errors_are_not_counted_is_not_called_free_of_them(ecc: str,
     assert (check.status, check.message) == (status, message)
 
 
-def judged(gpus: Sequence[Mapping[str, Any]], check_id: str, **more: Any) -> list[Check]:
+def judged(said: Sequence[Mapping[str, Any]], check_id: str, **more: Any) -> list[Check]:
     """The check of that id, of a node with GPUs that are well but for what is said of each."""
     facts = parse_probe((CASES / "debian12-h100-provisioned/probe.txt").read_text())
     [gpu], [pci] = facts.nvml, facts.gpus
-    nvml = tuple(replace(gpu, index=n, slot=f"0000:{n:02x}:00.0", **{**WELL, **own}) for n, own in enumerate(gpus))
-    pcis = tuple(replace(pci, slot=gpu.slot) for gpu in nvml)
+    nvml = tuple(replace(gpu, index=n, slot=f"0000:{n:02x}:00.0", **{**WELL, **own}) for n, own in enumerate(said))
+    pcis = tuple(replace(pci, slot=gpu.slot, id=more.get("id", pci.id)) for gpu in nvml)
+    more.pop("id", None)
     facts = replace(facts, **{"nvml": nvml, "gpus": pcis, "unread": (), **more})
     return [check for check in health_checks(facts, load_knowledge()) if check.id == check_id]
 
@@ -63,6 +64,15 @@ DUMB = dict.fromkeys(("fabric_state", "fabric_status"), "N/A")
 SILENT = dict.fromkeys(("fabric_state", "fabric_status"), "")
 MANAGER = Service(name="nvidia-fabricmanager", active="active")
 SWITCH = PciDevice(slot="0000:c1:00.0", id="10de:22a3", class_code="0680")
+UP = {"nvlinks_up": 18, "nvlink_speed": "26.562"}
+LINKED = {
+    "pcie_generation": "5",
+    "pcie_generation_max": "5",
+    "pcie_width": "16",
+    "pcie_width_max": "16",
+    "pstate": "P0",
+}
+CARD = PciDevice(slot="0000:00:00.0", id="10de:2330", class_code="0302")
 # what the GPUs say, what else is there, check → status and message; None: no such check
 JUDGED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, tuple[str, str] | None]] = {
     "all well": ([{}, {}], {}, "gpu.fault", None),
@@ -149,7 +159,132 @@ JUDGED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, tuple[str, st
         ("not-proven", "GPU 0: not read"),
     ),
     "one of the fabric does not say": ([SILENT, {}], {}, "fabric.state", ("not-proven", "GPU 0: not read")),
-    "links up": ([{}, {}], {}, "nvlink.down", None),
+    "links up": ([UP, UP], {}, "nvlink.down", ("passed", "NVLinks up of each GPU: 18 of 18")),
+    "one link down": (
+        [UP, {**UP, "nvlinks_up": 17}],
+        {"nvlink_inactive": ("GPU 1 link 3",)},
+        "nvlink.down",
+        ("failed", "GPU 1 has 17 of 18 NVLinks up (down: 3)"),
+    ),
+    "a slow link": (
+        [UP, {**UP, "nvlink_speed": "13.281"}],
+        {},
+        "nvlink.down",
+        ("failed", "GPU 1 has an NVLink at 13.281 of 26.562 GB/s"),
+    ),
+    "all links of all down": (
+        [{"nvlinks_up": 0}, {"nvlinks_up": 0}],
+        {"virtualization": "none"},
+        "nvlink.down",
+        ("failed", "GPU 0 has 0 of 18 NVLinks up; GPU 1 has 0 of 18 NVLinks up"),
+    ),
+    "a guest without NVSwitches": (
+        [{"nvlinks_up": 0}, {"nvlinks_up": 0}],
+        {"virtualization": "kvm"},
+        "nvlink.down",
+        (
+            "not-proven",
+            "GPU 0: all are down; without NVSwitches for this guest that is right; "
+            "GPU 1: all are down; without NVSwitches for this guest that is right",
+        ),
+    ),
+    "12 of 18 links of H100 NVL": (
+        [{"nvlinks_up": 12}, {"nvlinks_up": 12}],
+        {"id": "10de:2321", "nvlink_inactive": ("GPU 0 link 4", "GPU 1 link 4")},
+        "nvlink.down",
+        ("passed", "NVLinks up of each GPU: 12 of 12"),
+    ),
+    "a wide link": (
+        [LINKED, LINKED],
+        {},
+        "pcie.width",
+        ("passed", "PCIe links are as wide as they can be"),
+    ),
+    "a narrow link among others of its model": (
+        [LINKED, {**LINKED, "pcie_width": "8"}],
+        {},
+        "pcie.width",
+        ("failed", "GPU 1 has x8, and others of its model x16"),
+    ),
+    "a cloud's T4, x8 of x16": (
+        [{**LINKED, "pcie_width": "8"}],
+        {"virtualization": "kvm"},
+        "pcie.width",
+        ("not-proven", "GPU 0 has x8 of x16, and what its slot has is not seen"),
+    ),
+    "a slot with 8 lanes": (
+        [{**LINKED, "pcie_width": "8"}],
+        {
+            "virtualization": "none",
+            "pcie": (
+                PciLink(slot="0000:00:00.0", parent="0000:ff:01.0"),
+                PciLink(slot="0000:ff:01.0", width=8, max_width=8),
+            ),
+        },
+        "pcie.width",
+        ("passed", "PCIe links are as wide as they can be; GPU 0 has x8, all that its slot has"),
+    ),
+    "8 lanes in a slot with 16": (
+        [{**LINKED, "pcie_width": "8"}],
+        {
+            "virtualization": "none",
+            "pcie": (
+                PciLink(slot="0000:00:00.0", parent="0000:ff:01.0"),
+                PciLink(slot="0000:ff:01.0", width=8, max_width=16),
+            ),
+        },
+        "pcie.width",
+        ("failed", "GPU 0 has x8, and its slot and it can x16"),
+    ),
+    "asleep": (
+        [{**LINKED, "pcie_generation": "1", "pstate": "P8"}],
+        {},
+        "pcie.generation",
+        ("skipped", "GPU 0 sleeps (P8) at Gen 1 of 5: its link counts while it works"),
+    ),
+    "slow while it works": (
+        [LINKED, {**LINKED, "pcie_generation": "1"}],
+        {},
+        "pcie.generation",
+        ("failed", "GPU 1 runs at Gen 1, and its slot and it can Gen 5"),
+    ),
+    "a vGPU": (
+        [dict.fromkeys(LINKED, "N/A")],
+        {},
+        "pcie.width",
+        ("passed", "PCIe links are as wide as they can be; GPU 0 reports none"),
+    ),
+    "SRAM beyond the limit": (
+        [{}, {"sram_exceeded": "Yes"}],
+        {},
+        "gpu.sram",
+        ("failed", "GPU 1: more uncorrected SRAM errors than NVIDIA's limit for a replacement"),
+    ),
+    "SRAM by the number, before 580": (
+        [{"sram_uncorrected": "5"}],
+        {},
+        "gpu.sram",
+        ("failed", "GPU 0: 5 uncorrected SRAM errors, and more than 4 are reason for a replacement"),
+    ),
+    "persistenced without persistence": (
+        [{"persistence": "Disabled"}],
+        {"services": {"nvidia-persistenced": Service(name="nvidia-persistenced", active="active")}},
+        "gpu.persistence",
+        (
+            "warning",
+            "persistence mode is off: the driver initializes GPU 0 for each first program; nvidia-persistenced runs "
+            "without it (--no-persistence-mode)",
+        ),
+    ),
+    "hidden from this session": (
+        [{}],
+        {"hidden": ("/dev/nvidia1",), "gpus": (CARD, CARD)},
+        "gpu.count",
+        (
+            "not-proven",
+            "this session may not open /dev/nvidia1: its device cgroup hides them (DeviceAllow of sshd)",
+        ),
+    ),
     "links of a GPU down": (
         [{}, {}],
         {"nvlink_inactive": ("GPU 1: all links",)},

@@ -64,8 +64,23 @@ ILLS: Mapping[str, tuple[tuple[tuple[str, str, str], ...], int, str, str, str]] 
         "GPU 0: HW power brake slowdown",
         "gpu-throttled",
     ),
-    "links down": (((SECOND, "nvlink", "down"),), 0, "nvlink.down", "GPU 1: all links", "nvlink-inactive"),
-    "link down": (((SECOND, "nvlink.3", "down"),), 0, "nvlink.down", "GPU 1 link 3", "nvlink-inactive"),
+    "links down": (((SECOND, "nvlink", "down"),), 0, "nvlink.down", "GPU 1", "nvlink-inactive"),
+    "link down": (((SECOND, "nvlink.3", "down"),), 0, "nvlink.down", "(down: 3)", "nvlink-inactive"),
+    "trained down": (
+        ((SECOND, "pcie.link.gen.current", "1"),),
+        0,
+        "pcie.generation",
+        "GPU 1 runs at Gen 1, and its slot and it can Gen 5",
+        "",
+    ),
+    "narrow": (
+        ((SECOND, "pcie.link.width.current", "4"),),
+        0,
+        "pcie.width",
+        "GPU 1 has x4, and others of its model x16",
+        "",
+    ),
+    "SRAM": (((SECOND, "ecc.sram.threshold", "1"),), 580, "gpu.sram", "GPU 1: more uncorrected SRAM errors", ""),
 }
 
 
@@ -73,7 +88,7 @@ JOINED = tuple(
     (slot, f"fabric.{name}", said)
     for slot in (FIRST, SECOND)
     for name, said in (("state", "Completed"), ("status", "Success"))
-)
+) + tuple((slot, "persistence_mode", "Enabled") for slot in (FIRST, SECOND))
 
 
 def node(smi: Smi, folder: Path, *ills: tuple[str, str, str]) -> NodeFacts:
@@ -81,9 +96,8 @@ def node(smi: Smi, folder: Path, *ills: tuple[str, str, str]) -> NodeFacts:
     stated = {(slot, field) for slot, field, _ in ills}
     smi.health(*(row for row in JOINED if row[:2] not in stated), *ills)
     facts, _ = smi.probe(folder)
-    return replace(
-        facts, gpus=tuple(PciDevice(slot=slot, id="10de:2330", class_code="0302") for slot in (FIRST, SECOND))
-    )
+    model = "10de:2330" if smi.branch >= 525 else "10de:1db6"  # drivers before know fewer than 18 links
+    return replace(facts, gpus=tuple(PciDevice(slot=slot, id=model, class_code="0302") for slot in (FIRST, SECOND)))
 
 
 def test_healthy_gpus_raise_no_alarm(smi: Smi, tmp_path: Path) -> None:
@@ -106,6 +120,10 @@ def test_clocks_that_idle_or_that_somebody_has_set_are_no_fault(mask: str, smi: 
 @pytest.mark.parametrize("ill", ILLS)
 def test_what_ails_a_gpu_is_seen_by_verify_and_named_by_the_doctor(ill: str, smi: Smi, tmp_path: Path) -> None:
     rows, since, check_id, word, fault = ILLS[ill]
+    if smi.branch < 525 and "links down" in ill:
+        word = "GPU 1"
+    if smi.branch < 525 and ill == "link down":
+        word = "GPU 1 link 3"
     facts = node(smi, tmp_path, *rows)
     found = {check.id: check for check in health_checks(facts, load_knowledge()) if check.status == "failed"}
     if smi.branch < since:

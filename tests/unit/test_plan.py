@@ -26,8 +26,10 @@ from gpunode.core.model import (
     GpuContainer,
     NodeFacts,
     NvmlGpu,
+    PciLink,
     Plan,
     Problem,
+    RdmaPort,
     Running,
     Solution,
     Step,
@@ -211,6 +213,9 @@ OTHER: dict[str, Any] = {
     "containers": {"crio": Running(count=3, names=("default/web",))},  # its restart stops none: no word
     "xids": (Xid(code=79, slot="0000:17:00.0", line="NVRM: Xid 79"),),
     "nvlink_inactive": ("GPU 0 link 3",),
+    "pcie": (PciLink(slot="0000:17:00.0", width=8),),
+    "rdma": (RdmaPort(device="mlx5_0", port=1),),
+    "hidden": ("/dev/nvidia0",),
     "topology": Topology(names=("GPU0",), links=(("X",),), cpus=("0-7",), numa=("1",)),
     "gpu_containers": (GpuContainer(name="web", id="0" * 64, devices=("/dev/nvidia0",)),),  # keeps its GPU: no word
     "unread": ("xids",),

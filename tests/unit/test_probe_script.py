@@ -16,11 +16,12 @@ import pytest
 from gpunode.core.edits.target import probed_files
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import NodeFacts
+from gpunode.core.model import NodeFacts, RdmaPort, Tuning
 from gpunode.core.plan import NO_FOLDER, _target_problems
 from gpunode.core.remote import program
-from gpunode.node import script
+from gpunode.node import part, script
 
+CASES = Path(__file__).parents[1] / "cases"
 SCRIPT = script("probe.sh")
 SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"], ["sh"]) if shutil.which(shell[0])]
 # what a small image has; no timeout, no modinfo, no package manager
@@ -408,3 +409,70 @@ def test_names_of_devices_are_nvidias(shell: list[str], tmp_path: Path) -> None:
     )
     hopper, ampere = "NVIDIA Corporation GH100 [H100] [10de:2330]", "NVIDIA Corporation GA100 [A100] [10de:20b0]"
     assert [gpu.label for gpu in parse_probe(done.stdout).gpus] == [hopper, ampere, hopper]
+
+
+_ACS = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans")
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize("case", sorted((CASES / "pci").glob("*.txt")), ids=lambda path: path.stem)
+def test_the_acs_of_a_bridge_is_what_lspci_says_of_it(case: Path, shell: list[str], tmp_path: Path) -> None:
+    _, said, *rows = case.read_text().splitlines()
+    config = bytearray(4096)
+    for row in rows:
+        where, _, data = row.partition(": ")
+        config[int(where, 16) : int(where, 16) + 16] = bytes.fromhex(data)
+    (tmp_path / "config").write_bytes(config)
+    words = said.removeprefix("ACSCtl: ").split()
+    on = sum(1 << bit for bit, name in enumerate(_ACS) if f"{name}+" in words)
+    text = f"{part('probe_links.sh').read_text()}\nacs {tmp_path}\necho $REPLY\n"
+    done = subprocess.run(shell, input=text, capture_output=True, text=True, check=True)
+    assert done.stdout == ("none\n" if words == ["none"] else f"0x{on:04x}\n")
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_links_ports_and_settings_are_read_from_sysfs(shell: list[str], tmp_path: Path) -> None:
+    """A GPU and a network card behind one switch, as Linux lays them out below /sys/devices."""
+    root = tmp_path / "devices/pci0000:15/0000:15:01.0/0000:16:00.0"
+    gpu, nic = root / "0000:17:00.0/0000:18:00.0", root / "0000:17:01.0/0000:19:00.0"
+    folders = (root.parent, root, gpu.parent, nic.parent, gpu, nic)
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        values = {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
+        values |= {"current_link_width": "8" if folder == nic else "16", "max_link_width": "16"}
+        values |= {"aer_dev_fatal": "Undefined 0\nTOTAL_ERR_FATAL 0", "aer_dev_nonfatal": "TOTAL_ERR_NONFATAL 2"}
+        for name, value in {**values, "aer_dev_correctable": "RxErr 1\nTOTAL_ERR_COR 1"}.items():
+            (folder / name).write_text(f"{value}\n")
+    for folder, vendor, kind in ((gpu, "0x10de", "0x030200"), (nic, "0x15b3", "0x020700")):
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "class").write_text(f"{kind}\n")
+        (folder / "iommu_group").mkdir()
+        (folder / "iommu_group/type").write_text("DMA-FQ\n")
+    bus = tmp_path / "bus"
+    bus.mkdir()
+    for folder in folders:
+        (bus / folder.name).symlink_to(folder)
+    port = tmp_path / "infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port.parents[1] / "device").symlink_to(nic)
+    for name, value in (("state", "4: ACTIVE"), ("phys_state", "5: LinkUp"), ("rate", "400 Gb/sec (4X NDR)")):
+        (port / name).write_text(f"{value}\n")
+    (port / "link_layer").write_text("InfiniBand\n")
+    cpus = tmp_path / "cpufreq"
+    for number, governor in enumerate(("powersave", "powersave", "performance")):
+        (cpus / f"policy{number}").mkdir(parents=True)
+        (cpus / f"policy{number}/scaling_governor").write_text(f"{governor}\n")
+    text = SCRIPT.replace("/sys/bus/pci/devices", str(bus)).replace("/sys/class/infiniband", str(port.parents[2]))
+    text = text.replace("/sys/devices/system/cpu/cpufreq", str(cpus)).replace("/boot/config-", f"{tmp_path}/config-")
+    (tmp_path / f"config-{os.uname().release}").write_text("CONFIG_PCI=y\n# CONFIG_PCI_P2PDMA is not set\n")
+    _, facts = probe(shell, request={"sections": b"links tuning"}, text=text)
+    links = {link.slot: link for link in facts.pcie}
+    assert [*links] == ["0000:18:00.0", "0000:17:00.0", "0000:16:00.0", "0000:15:01.0", "0000:19:00.0", "0000:17:01.0"]
+    assert [link.parent for link in facts.pcie[:4]] == ["0000:17:00.0", "0000:16:00.0", "0000:15:01.0", ""]
+    card = links["0000:19:00.0"]
+    assert (card.speed, card.max_speed, card.width, card.max_width) == ("32.0", "32.0", 8, 16)
+    assert (card.acs, card.fatal, card.nonfatal, card.correctable, card.iommu) == ("", 0, 2, 1, "DMA-FQ")
+    want = RdmaPort(device="mlx5_0", port=1, slot="0000:19:00.0", state="ACTIVE", physical="LinkUp", rate="400")
+    assert facts.rdma == (replace(want, layer="InfiniBand"),)
+    assert facts.tuning == Tuning(governors=("powersave", "performance"), kernel_options={"PCI_P2PDMA": "n"})
+    assert [note for note in facts.notes if "not root" not in note] == []

@@ -24,9 +24,12 @@ from gpunode.core.model import (
     NodeFacts,
     NvmlGpu,
     PciDevice,
+    PciLink,
+    RdmaPort,
     Runtime,
     Service,
     Sharing,
+    Tuning,
     Xid,
 )
 from gpunode.core.spec import VerifySpec
@@ -60,7 +63,10 @@ TOGETHER: Mapping[tuple[type, str], str] = {
     (NodeFacts, "unread"): "says itself what was not read",
     (Sharing, "mig_status"): "of a unit that has not run there is none; the GPUs' own modes count",
     (GpuContainer, "state"): "a line without it is no container",
+    (PciLink, "parent"): "without a bridge above it is at the root",
+    (PciLink, "correctable"): "is only said, as no vendor names a limit",
 }
+NIC, SWITCH, ABOVE_GPU, ABOVE_NIC = "0000:18:00.0", "0000:16:00.0", "0000:16:01.0", "0000:16:02.0"
 GOOD: dict[str, Any] = {
     "mig_current": "Disabled",
     "mig_pending": "Disabled",
@@ -72,6 +78,15 @@ GOOD: dict[str, Any] = {
     "fabric_state": "Completed",
     "fabric_status": "Success",
     "recovery": "None",
+    "persistence": "Enabled",
+    "pstate": "P0",
+    "pcie_generation": "5",
+    "pcie_generation_max": "5",
+    "pcie_width": "16",
+    "pcie_width_max": "16",
+    "sram_exceeded": "No",
+    "nvlinks_up": 18,
+    "nvlink_speed": "26.562",
     "fault": "",
 }
 
@@ -81,6 +96,11 @@ def recorded(name: str) -> NodeFacts:
     facts = parse_probe((CASES / name / "probe.txt").read_text())
     nvml = tuple(replace(gpu, **GOOD) for gpu in facts.nvml)
     return replace(facts, nvml=nvml, nvlink_inactive=(), xids=(), unread=())
+
+
+def link(slot: str, parent: str = "", **more: Any) -> PciLink:
+    well = {"speed": "32.0", "max_speed": "32.0", "width": 16, "max_width": 16, "acs": "0x0001", "iommu": "identity"}
+    return PciLink(slot=slot, parent=parent, **{**well, "fatal": 0, "nonfatal": 0, "correctable": 7, **more})
 
 
 def full() -> NodeFacts:
@@ -101,6 +121,8 @@ def full() -> NodeFacts:
     runtime = Runtime(name="docker", version="27.0.0", binary="/usr/bin/dockerd", cgroup_driver="systemd", active=True)
     podman = Runtime(name="podman", version="5.0.0", binary="/usr/bin/podman", cgroup_driver="systemd")
     mig = Service(name="gpunode-mig", active="active", enabled="enabled")
+    engine = Service(name="docker", active="active", enabled="enabled", memlock="infinity")
+    imex = Service(name="nvidia-imex", active="inactive", enabled="masked")
     return replace(
         facts,
         nvml=(gpu, other),
@@ -108,7 +130,15 @@ def full() -> NodeFacts:
         nvswitches=(switch,),
         toolkit="1.18.0",
         runtimes=(runtime, podman),
-        services={**facts.services, "gpunode-mig": mig},
+        services={"gpunode-mig": mig, "docker": engine, "nvidia-imex": imex},
+        virtualization="none",
+        driver=replace(facts.driver, loaded_flavour="open"),
+        pcie=(
+            *(link("0000:15:00.0"), link(SWITCH, "0000:15:00.0"), link(ABOVE_GPU, SWITCH), link(ABOVE_NIC, SWITCH)),
+            *(link(gpu.slot, ABOVE_GPU), link(NIC, ABOVE_NIC), link("0000:64:00.0"), link(other.slot, "0000:64:00.0")),
+        ),
+        rdma=(RdmaPort(device="mlx5_0", port=1, slot=NIC, state="ACTIVE", rate="400", layer="InfiniBand"),),
+        tuning=Tuning(governors=("performance",), kernel_options={"PCI_P2PDMA": "y"}, imex_dra=True),
         device_nodes=(DeviceNode(path="/dev/nvidia0", number="195:0", linked=True),),
         gpu_containers=(GpuContainer(name="web", id="0" * 64, state="kept"),),
         cdi=Cdi(specs=(spec,), gpus=(CdiGpu(minor=0, uuid=gpu.uuid), CdiGpu(minor=1, uuid="GPU-1", mig_devices=1))),
@@ -151,6 +181,27 @@ ILLS: Mapping[str, dict[str, Any]] = {  # what one GPU says → each is a failur
     "fabric": {"fabric_state": "In Progress"},
     "fabric without success": {"fabric_status": "Unknown Error"},
     "MIG waits": {"mig_pending": "Disabled"},
+    "SRAM": {"sram_exceeded": "Yes"},
+    "narrow": {"pcie_width": "8"},
+    "slow while it works": {"pcie_generation": "1"},
+    "NVLinks": {"nvlinks_up": 17},
+    "a slow NVLink": {"nvlink_speed": "12.5"},
+}
+SLOW: Mapping[str, dict[str, Any]] = {  # of the whole node → not passed, nor without any fact
+    "pcie.width": {"pcie": {NIC: {"width": 8}}},
+    "pcie.generation": {"pcie": {SWITCH: {"speed": "8.0"}}},
+    "pcie.errors": {"pcie": {NIC: {"nonfatal": 2}}},
+    "pcie.acs": {"pcie": {ABOVE_NIC: {"acs": "0x001d"}}},
+    "iommu.mode": {"pcie": {NIC: {"iommu": "DMA-FQ"}}},
+    "rdma.port": {"rdma": (RdmaPort(device="mlx5_0", port=1, slot=NIC, state="INIT"),)},
+    "gpudirect.rdma": {"tuning": Tuning(governors=("performance",), kernel_options={"PCI_P2PDMA": "n"})},
+    "cpu.governor": {"tuning": Tuning(governors=("performance", "powersave"))},
+    "fabric.imex": {
+        "services": {"nvidia-imex": Service(name="nvidia-imex", active="active", enabled="enabled")},
+        "tuning": Tuning(imex_dra=True),
+    },
+    "engine.memlock": {"services": {"docker": Service(name="docker", active="active", memlock="8388608")}},
+    "gpu.persistence": {"nvml": {"persistence": "Disabled"}},
 }
 
 
@@ -226,10 +277,25 @@ def test_what_is_wrong_with_a_gpu_fails_and_is_not_mended_by_a_missing_fact(ill:
     assert newly_passed(facts) == []
 
 
+@pytest.mark.parametrize("check_id", SLOW)
+def test_what_slows_a_node_down_is_not_passed_and_not_by_a_missing_fact(check_id: str) -> None:
+    facts = full()
+    changed = dict(SLOW[check_id])
+    if isinstance(links := changed.get("pcie"), dict):
+        changed["pcie"] = tuple(replace(one, **links.get(one.slot, {})) for one in facts.pcie)
+    if isinstance(gpus := changed.get("nvml"), dict):
+        changed["nvml"] = tuple(replace(one, **gpus) for one in facts.nvml)
+    facts = replace(facts, **changed)
+    assert statuses(full())[check_id] == "passed"
+    assert statuses(facts)[check_id] in ("failed", "warning")
+    assert newly_passed(facts) == []
+
+
 def test_xids_links_and_containers_that_are_lost_are_not_mended_by_a_missing_fact() -> None:
     facts = replace(
         full(),
         xids=(Xid(code=79, line="x"),),
+        nvml=tuple(replace(gpu, nvlinks_up=17) for gpu in full().nvml),
         nvlink_inactive=("GPU 0 link 3",),
         gpu_containers=(GpuContainer(name="web", id="0" * 64, state="lost", devices=("/dev/nvidia0",)),),
         device_nodes=(DeviceNode(path="/dev/nvidia0", number="195:0"),),
@@ -252,6 +318,19 @@ RESTS: Mapping[str, tuple[str, ...]] = {
     "gpu.retirement-pending": ("nvml", "nvml[0].retired_pending", "nvml[1].retired_pending"),
     "gpu.ecc": ("nvml", "nvml[0].ecc_uncorrected", "nvml[1].ecc_uncorrected"),
     "fabric.state": ("nvml", "nvml[0].fabric_state", "nvml[1].fabric_state", "nvml[0].fabric_status"),
+    "gpu.sram": ("nvml", "nvml[0].sram_exceeded", "nvml[1].sram_exceeded"),
+    "gpu.persistence": ("nvml", "nvml[0].persistence", "nvml[1].persistence"),
+    "pcie.width": ("nvml", "nvml[0].pcie_width", "nvml[1].pcie_width_max"),
+    "pcie.generation": ("nvml", "nvml[0].pcie_generation", "nvml[1].pcie_generation_max"),
+    "pcie.errors": ("pcie", "pcie[0].fatal", "pcie[5].nonfatal"),
+    "pcie.acs": ("pcie", "pcie[2].acs", "pcie[3].acs", "rdma", "virtualization"),
+    "iommu.mode": ("pcie", "pcie[4].iommu", "pcie[5].iommu", "rdma"),
+    "nvlink.down": ("nvml", "nvml[0].slot", "nvml[0].nvlinks_up", "nvml[1].nvlink_speed", "gpus"),
+    "rdma.port": ("rdma", "rdma[0].state", "rdma[0].rate"),
+    "gpudirect.rdma": ("rdma", "kernels", "driver.loaded_flavour", "tuning.kernel_options"),
+    "engine.memlock": ("rdma", "services", "services[docker].memlock"),
+    "cpu.governor": ("tuning", "tuning.governors", "gpus"),
+    "fabric.imex": ("tuning", "tuning.imex_dra"),
     "gpu.xid": ("unread xids", "driver", "driver.loaded"),
     "image.first-boot": ("first_boot", "first_boot.program", "first_boot.status"),
     "sharing.mig": (

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
+from gpunode.core.numbers import whole
 
 Verdict = Literal["bad", "unread", "none", "good"]
 LOST, RESET = "GPU is lost", "GPU requires reset"
@@ -47,23 +48,24 @@ class _Rule:
 def gpu_troubles(facts: NodeFacts) -> Iterator[Trouble]:
     """Everything that is wrong with a GPU by the driver's own word."""
     for gpu in facts.nvml:
-        for rule in (_FAULT, *_RULES, _RECOVERY, _SLOWDOWN, _FABRIC):
+        for rule in (_FAULT, *_RULES, _SRAM, _RECOVERY, _SLOWDOWN, _FABRIC):
             verdict, words = rule.judge(gpu)
             if verdict == "bad":
                 yield Trouble(check=rule.id, gpu=gpu.index, what=words, fix=rule.fix(words))
 
 
 def gpu_checks(facts: NodeFacts) -> Iterator[Check]:
-    """The checks gpu.fault to gpu.ecc, nvlink.down and fabric.state."""
+    """The checks gpu.fault to gpu.slowdown, and fabric.state."""
     troubles = list(gpu_troubles(facts))
     yield from _failed(troubles, _FAULT.id)
     if any(gpu.recovery for gpu in facts.nvml):  # else this driver does not know the question
         yield from _judged(facts, troubles, _RECOVERY)
     for rule in _RULES:
         yield from _judged(facts, troubles, rule)
+    if any(gpu.sram_uncorrected or gpu.sram_exceeded for gpu in facts.nvml):  # before 450 it is not asked
+        yield from _judged(facts, troubles, _SRAM)
     if any(gpu.event_reasons for gpu in facts.nvml):  # else it was not asked
         yield from _judged(facts, troubles, _SLOWDOWN)
-    yield from _links(facts)
     if facts.nvswitches or facts.nvlink5_fabric or any(gpu.fabric_state not in ("", "N/A") for gpu in facts.nvml):
         yield from _joined(facts, troubles)
 
@@ -188,6 +190,32 @@ _RULES = (
     _Rule(id="gpu.ecc", judge=_ecc, good="no uncorrected ECC error since boot", fix=lambda _: "dcgmi diag -r 2"),
 )
 
+_SRAM_LIMIT = 4  # scitix/sichek default_*_spec.yaml: for drivers before 580, which do not say themselves
+
+
+def _sram(gpu: NvmlGpu) -> tuple[Verdict, str]:
+    """Against the limit from which on NVIDIA replaces a GPU; drivers from 580 on say it themselves."""
+    count = gpu.sram_uncorrected
+    if gpu.sram_exceeded == "Yes":
+        return "bad", "more uncorrected SRAM errors than NVIDIA's limit for a replacement"
+    if gpu.sram_exceeded == "No":
+        return "good", ""
+    if gpu.ecc_current in ("Disabled", "N/A") or "N/A" in (gpu.sram_exceeded, count):
+        return "none", "counts no SRAM errors"
+    if not (count.isascii() and count.isdigit()):
+        return _unread(gpu)
+    if whole(count) > _SRAM_LIMIT:
+        return "bad", f"{count} uncorrected SRAM errors, and more than {_SRAM_LIMIT} are reason for a replacement"
+    return "good", ""
+
+
+_SRAM = _Rule(
+    id="gpu.sram",
+    judge=_sram,
+    good="fewer uncorrected SRAM errors than NVIDIA's limit",
+    fix=lambda _: "have the GPU replaced (NVIDIA RMA)",
+)
+
 # what the driver recommends (nvidia-smi --help-query-gpu, gpu_recovery_action; Xid 154 tells of each change) → the way
 _ACTIONS = {
     "Reset": _DRAIN,
@@ -281,18 +309,6 @@ def _joined(facts: NodeFacts, troubles: list[Trouble]) -> Iterator[Check]:
         yield Check(id=_FABRIC.id, status="not-proven", message=_by_words(open_), fix=_MANAGER)
     else:
         yield Check(id=_FABRIC.id, status="passed", message=_FABRIC.good)
-
-
-def _links(facts: NodeFacts) -> Iterator[Check]:
-    if facts.nvlink_inactive:
-        yield Check(
-            id="nvlink.down",
-            status="failed",
-            message=f"NVLinks inactive: {', '.join(facts.nvlink_inactive)}",
-            fix="nvidia-smi nvlink -s; reseat, or have the board replaced",
-        )
-    elif len(facts.nvml) > 1 and "nvlink" in facts.unread:
-        yield Check(id="nvlink.down", status="not-proven", message="the state of the NVLinks was not read", fix=_ASK)
 
 
 def xid_checks(facts: NodeFacts, of_programs: Iterable[int]) -> Iterator[Check]:

@@ -10,7 +10,9 @@ from typing import Literal
 
 from gpunode.core.cdi import made_by_ctk, stale, twice, unproven
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
+from gpunode.core.checks.host import host_checks
 from gpunode.core.checks.kubelet import kubelet_checks
+from gpunode.core.checks.links import link_checks
 from gpunode.core.engines import BY_CDI
 from gpunode.core.items.driver import fenced
 from gpunode.core.items.first_boot import first_boot_checks, prepared
@@ -250,6 +252,8 @@ def health_checks(
         *present,
         *_driver(facts, driver),
         *gpu_checks(facts),
+        *link_checks(facts, knowledge),
+        *host_checks(facts, knowledge),
         *xid_checks(facts, knowledge.application_xids),
     )
     gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
@@ -285,7 +289,13 @@ def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:
     elif userspace:
         yield Check(id="driver.versions-match", status="passed", message=f"module and user space are both {loaded}")
     seen, present = len(facts.nvml), len(facts.gpus)
-    if facts.driver.smi:
+    if facts.hidden and seen != present:
+        text = (
+            f"this session may not open {', '.join(facts.hidden)}: its device cgroup hides them (DeviceAllow of sshd)"
+        )
+        fix = "systemctl show ssh sshd -p DeviceAllow; log in where all GPUs may be opened"
+        yield Check(id="gpu.count", status="not-proven", message=text, fix=fix)
+    elif facts.driver.smi:
         text = f"nvidia-smi: {facts.driver.smi}"
         yield Check(id="gpu.count", status="failed", message=text, fix=fault_fix(facts.driver.smi))
     elif seen != present:

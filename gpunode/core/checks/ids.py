@@ -22,7 +22,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "gpu.gone": "a GPU is gone that the last good run found on this host (the journal of this controller)",
         "driver.loaded": "no NVIDIA kernel module is loaded (*not-proven* where `driver.branch` is none)",
         "driver.versions-match": "kernel module and user space have different versions",
-        "gpu.count": "the driver sees fewer GPUs than PCI, or nvidia-smi fails",
+        "gpu.count": "the driver sees fewer GPUs than PCI, or nvidia-smi fails; *not-proven* where the session's "
+        "device cgroup hides them",
         "gpu.fault": "the driver cannot speak for a GPU: it requires a reset, is lost, or its answer is an error",
         "gpu.recovery": "the driver recommends to reset a GPU, to drain it or to reboot (`gpu_recovery_action`; no "
         "such check where the driver does not know it)",
@@ -30,11 +31,29 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "gpu.remap-failure": "a row of GPU memory cannot be repaired; *skipped* where MIG hides it",
         "gpu.retirement-pending": "a page of GPU memory waits to be retired",
         "gpu.ecc": "uncorrected ECC errors since boot",
+        "gpu.sram": "more uncorrected SRAM errors in a GPU's life than NVIDIA's limit for a replacement",
         "gpu.slowdown": "a GPU is slowed down by its board: heat or the power supply (not by idling, a power cap or "
         "settings)",
         "gpu.xid": "the kernel log has Xids since boot that are not an application's own (those are a warning)",
-        "nvlink.down": "a GPU has links that are not active while others are, or all of its links are down while "
-        "those of others are up",
+        "pcie.width": "a GPU, a network card or a PCIe switch has fewer lanes than it and its slot can; *not-proven* "
+        "in a guest, where the slot is not seen",
+        "pcie.generation": "a link is slower than both ends can; of a GPU only while it works (P0 to P2), *skipped* "
+        "while it sleeps",
+        "pcie.errors": "fatal errors on the way to a GPU or RDMA device since boot, by the kernel's AER counters "
+        "(uncorrected ones that were not fatal are a warning)",
+        "nvlink.down": "a GPU has fewer NVLinks up than its model (A100 12, H100 18, H100 NVL 12), or slower ones; of "
+        "another model: some are down while others are up",
+        "rdma.port": "a port has a cable and is not active, or is slower than others of its kind; a warning for one "
+        "that is down next to others",
+        "pcie.acs": "(warning) ACS redirects what GPUs and network cards behind one PCIe switch send each other; "
+        "*skipped* with vfio-pci",
+        "iommu.mode": "(warning) the IOMMU translates what GPUs and network cards behind one PCIe switch access",
+        "gpudirect.rdma": "(warning) an RDMA port is active, and network cards reach GPU memory neither by DMA-BUF nor "
+        "by nvidia_peermem",
+        "engine.memlock": "(warning) an RDMA port is active, and an engine or the kubelet may not lock any memory",
+        "gpu.persistence": "(warning) the driver says that persistence mode is off",
+        "cpu.governor": "(warning) a CPU has another frequency governor than performance, next to a data centre GPU",
+        "fabric.imex": "nvidia-imex.service is not masked next to the DRA driver for ComputeDomains, or has failed",
         "fabric.version": "the fabric manager, libnvidia-nscq or IMEX are not of the driver's version",
         "fabric.state": "a GPU with an NVLink fabric has not joined it, or not with success; *not-proven* where a GPU "
         "behind NVSwitches does not say, *skipped* where none can (A100) and the fabric manager runs",

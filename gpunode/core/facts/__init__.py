@@ -21,6 +21,7 @@ from gpunode.core.facts.driver import (
     read_sharing_units,
     read_topology,
     read_xids,
+    with_nvlinks,
     with_virtual,
 )
 from gpunode.core.facts.engines import (
@@ -33,6 +34,7 @@ from gpunode.core.facts.engines import (
 )
 from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
+from gpunode.core.facts.links import read_pcie, read_rdma, read_tuning
 from gpunode.core.facts.machine import (
     read_devices,
     read_distro,
@@ -105,6 +107,9 @@ VOLATILE = frozenset(
         "package_lock",
         "xids",
         "nvlink_inactive",
+        "pcie",
+        "rdma",
+        "hidden",
         "topology",
         "gpu_containers",
         "unread",
@@ -156,7 +161,7 @@ def parse_probe(text: str) -> NodeFacts:
         "gpus": with_virtual(gpus, nvml),
         "nvswitches": nvswitches,
         "nvlink5_fabric": fabric,
-        "nvml": nvml,
+        "nvml": with_nvlinks(nvml, probe),
         "driver": read_driver(probe, smi),
         "cuda": cuda,
         "cuda_default": cuda_default,
@@ -178,6 +183,10 @@ def parse_probe(text: str) -> NodeFacts:
         "xids": read_xids(probe),
         "nvlink_inactive": read_nvlink(probe),
         "topology": read_topology(probe),
+        "pcie": read_pcie(probe),
+        "rdma": read_rdma(probe),
+        "hidden": tuple(probe.values("links", "hidden")),
+        "tuning": read_tuning(probe),
         "first_boot": read_first_boot(probe),
         "sharing": read_sharing(probe),
         "unfinished": read_unfinished(probe),

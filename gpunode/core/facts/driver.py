@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 from gpunode.core.facts.machine import VERSION
 from gpunode.core.facts.text import Probe
@@ -16,6 +17,7 @@ _LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
 # with MIG the instance follows the GPU, drivers before 340 leave out the word PCI
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})(?: GPU-[A-Z]{1,4}:[0-9a-fA-F]{1,4}){0,2}\): (\d{1,5})\b")
 _LINK = re.compile(r"\s*Link (\d{1,3}): (.*)")
+_SPEED = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
 _ALL_DOWN = re.compile(r"\s*(?:NVML: ?)?Unable to retrieve NVLink information as all links are inactive", re.IGNORECASE)
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")  # newer releases underline the head
 _JOINED = re.compile(r"[A-Za-z][\w.-]{1,31}")  # GPU0, NIC0, mlx5_0, mlx4_0, hfi1_0 …
@@ -46,6 +48,14 @@ _TEXT_FIELDS = {
     "fabric.status": "fabric_status",
     "gpu_recovery_action": "recovery",
     "clocks_throttle_reasons.active": "event_reasons",
+    "pstate": "pstate",
+    "vbios_version": "vbios",
+    "pcie.link.gen.current": "pcie_generation",
+    "pcie.link.gen.max": "pcie_generation_max",
+    "pcie.link.width.current": "pcie_width",
+    "pcie.link.width.max": "pcie_width_max",
+    "ecc.errors.uncorrected.aggregate.sram": "sram_uncorrected",
+    "ecc.errors.uncorrected.aggregate.sram.thresholdExceeded": "sram_exceeded",
 }
 _AMPERE = 450  # the first driver branch that runs its GPUs
 _ROWS = ("pci.bus_id", "remapped_rows.pending", "remapped_rows.failure")  # what the probe asks --query-remapped-rows
@@ -123,6 +133,7 @@ def _gpu(row: dict[str, str]) -> NvmlGpu | None:
     if index is None:
         return None
     stated = {**dict(_implied(row)), **{key: _stated(key, value) for key, value in row.items()}}
+    texts: dict[str, Any] = {name: stated[key] for key, name in _TEXT_FIELDS.items() if key in stated}
     faults = [(match[1] or match[2]) for key, value in row.items() if (match := _fault(key, value))]
     return NvmlGpu(
         index=index,
@@ -132,7 +143,7 @@ def _gpu(row: dict[str, str]) -> NvmlGpu | None:
         memory_mib=_integer(stated.get("memory.total", "")),
         ecc_uncorrected=_integer(stated.get("ecc.errors.uncorrected.volatile.total", "")),
         fault=min(faults, key=_gravity, default=""),
-        **{name: stated[key] for key, name in _TEXT_FIELDS.items() if key in stated},
+        **texts,
     )
 
 
@@ -223,6 +234,29 @@ def read_nvlink(probe: Probe) -> tuple[str, ...]:
         elif models.get(one, "") in joined:
             found.append(f"GPU {one}: all links")
     return tuple(found)
+
+
+def with_nvlinks(gpus: Sequence[NvmlGpu], probe: Probe) -> tuple[NvmlGpu, ...]:
+    """The GPUs with the number of their NVLinks that are up, and the speed of the slowest."""
+    lines, failed = probe.answer("nvlink")
+    speeds: dict[str, list[str]] = {}
+    gpu = ""
+    for line in lines:
+        if match := _GPU.match(line):
+            gpu = match[1]
+        elif _ALL_DOWN.match(line):
+            speeds.setdefault(gpu, [])
+        elif match := _LINK.match(line):
+            up = _SPEED.match(match[2])
+            speeds.setdefault(gpu, []).extend([up[1]] if up else [])
+    if failed:
+        return tuple(gpus)
+    return tuple(
+        replace(one, nvlinks_up=len(found), nvlink_speed=min(found, key=float, default=""))
+        if (found := speeds.get(str(one.index))) is not None
+        else one
+        for one in gpus
+    )
 
 
 def read_topology(probe: Probe) -> Topology:

@@ -29,6 +29,7 @@ from gpunode.core.model import (
 )
 from gpunode.core.numbers import whole
 
+_UNLIMITED = {"18446744073709551615": "infinity"}  # before systemd 231
 _DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
 _ARGV = re.compile(r"argv\[\]=([^;]*)")
 _IMPORTS = re.compile(r"^ *imports *= *\[([^\]]*)\]", re.MULTILINE)
@@ -72,7 +73,10 @@ def read_units(probe: Probe) -> Units:
             continue
         name = block["Id"].removesuffix(".service")
         services[name] = Service(
-            name=name, active=block.get("ActiveState", ""), enabled=block.get("UnitFileState", "") or _masked(block)
+            name=name,
+            active=block.get("ActiveState", ""),
+            enabled=block.get("UnitFileState", "") or _masked(block),
+            memlock=_UNLIMITED.get(block.get("LimitMEMLOCK", ""), block.get("LimitMEMLOCK", "")),
         )
         start = _ARGV.search(block.get("ExecStart", ""))
         starts[name] = tuple(start[1].split()) if start else ()

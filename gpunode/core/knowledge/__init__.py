@@ -44,6 +44,19 @@ class GpuModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NvLinks:
+    """The NVLinks of a GPU that is well: how many are up, and GB/s of each (0: not known).
+
+    `bridged`: only where a bridge joins two cards.
+    """
+
+    up: int
+    speed: float
+    bridged: bool
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LegacyGpu:
     """A GPU older than Kepler, with the last branch that drove it."""
 
@@ -190,6 +203,7 @@ class Knowledge:
     architectures: Mapping[str, Architecture]
     gpus: Mapping[str, GpuModel]
     nvswitches: Mapping[str, str]
+    nvlinks: Mapping[str, NvLinks]  # by PCI id
     legacy: Mapping[str, LegacyGpu]
     branches: Mapping[int, Branch]
     rules: Mapping[str, Table]
@@ -260,6 +274,16 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table, xids
         architectures=architectures,
         gpus={m.id: m for m in (_gpu(r, chips, architectures) for r in _rows(gpus["tables"]["gpus"]))},
         nvswitches={f"10de:{row[0]}": row[1] for row in _rows(gpus["tables"]["nvswitches"])},
+        nvlinks={
+            f"10de:{pci_id}": NvLinks(
+                up=int(up),
+                speed=float(speed or 0),
+                bridged=kind == "bridge",
+                source=source_of({"source": source}, gpus),
+            )
+            for ids, up, speed, kind, source in _rows(gpus["tables"]["nvlinks"])
+            for pci_id in ids.split()
+        },
         legacy={
             f"10de:{i}": LegacyGpu(id=f"10de:{i}", name=name, arch=arch, last_branch=last)
             for i, name, arch, last in _rows(gpus["tables"]["legacy"])

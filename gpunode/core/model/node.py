@@ -54,6 +54,48 @@ class PciDevice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PciLink:
+    """A PCIe function on the way from the root to a GPU or an RDMA device, and its link (of a downstream port: below).
+
+    Numbers are None where they were not read, or the function has no such thing.
+    """
+
+    slot: str
+    parent: str = ""  # the bridge above, "" at the root
+    speed: str = ""  # GT/s now
+    max_speed: str = ""
+    width: int | None = None
+    max_width: int | None = None
+    acs: str = ""  # ACS control word (PCI Express Base Specification, 7.7.11): 0x001d; none: it has no ACS
+    fatal: int | None = None  # AER counters since boot
+    nonfatal: int | None = None
+    correctable: int | None = None
+    iommu: str = ""  # type of its IOMMU domain: identity, DMA, DMA-FQ; none without an IOMMU
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdmaPort:
+    """A port of /sys/class/infiniband."""
+
+    device: str  # mlx5_0
+    port: int
+    slot: str = ""
+    state: str = ""  # ACTIVE, INIT, DOWN …
+    physical: str = ""  # LinkUp, Polling, Disabled …
+    rate: str = ""  # Gb/s
+    layer: str = ""  # InfiniBand, Ethernet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Settings of the host that decide how fast GPUs are."""
+
+    governors: tuple[str, ...] = ()  # of all CPUs, each once
+    kernel_options: Mapping[str, str] = field(default_factory=dict)  # PCI_P2PDMA: y, n; not there: not read
+    imex_dra: bool = False  # NVIDIA's DRA driver for ComputeDomains, which has IMEX of its own, is on the node
+
+
+@dataclass(frozen=True, kw_only=True)
 class NvmlGpu:
     """A GPU as the driver sees it (nvidia-smi --query-gpu, or NVML locally).
 
@@ -76,6 +118,16 @@ class NvmlGpu:
     fabric_state: str = ""  # Not Started, In Progress, Completed
     fabric_status: str = ""  # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
     recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain P2P …
+    pstate: str = ""  # P0 works, P8 and more sleeps
+    vbios: str = ""
+    pcie_generation: str = ""  # of its link now, lower while it sleeps
+    pcie_generation_max: str = ""  # that GPU and slot can both do
+    pcie_width: str = ""  # lanes now
+    pcie_width_max: str = ""  # of the GPU; its slot may have fewer
+    sram_uncorrected: str = ""  # uncorrected errors of its SRAM in its life
+    sram_exceeded: str = ""  # Yes: more of them than NVIDIA's limit for an RMA
+    nvlinks_up: int | None = None
+    nvlink_speed: str = ""  # GB/s of its slowest link that is up
     event_reasons: str = ""  # why its clocks are not higher, by nvml.h's nvmlClocksEventReason: 0x0000000000000001
     fault: str = ""  # the driver's word where it cannot speak for the GPU: «GPU is lost», «GPU requires reset» …
 
@@ -186,6 +238,7 @@ class Service:
     name: str
     active: str = ""  # active, inactive, failed, ""
     enabled: str = ""  # enabled, disabled, masked, static, ""
+    memlock: str = ""  # bytes that its processes may lock, or infinity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,6 +386,10 @@ class NodeFacts:
     xids: tuple[Xid, ...] = ()
     nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3"; "GPU 0: all links" where its like has some up
     topology: Topology = Topology()  # with two GPUs or more
+    pcie: tuple[PciLink, ...] = ()
+    rdma: tuple[RdmaPort, ...] = ()
+    hidden: tuple[str, ...] = ()  # device files that this session's device cgroup keeps it from opening
+    tuning: Tuning = Tuning()
     first_boot: FirstBoot = FirstBoot()
     sharing: Sharing = Sharing()
     unread: tuple[str, ...] = ()  # sections that did not say all: what is empty there is not «none», but not known

@@ -1188,6 +1188,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEcc
     if (with_ecc(gpu, 0) == NONE)
         return NVML_ERROR_NOT_SUPPORTED;
     memset((char *)status + sizeof status->version, 0, sizeof *status - sizeof status->version);
+    status->bThresholdExceeded = is_ill(gpu, "ecc.sram.threshold");
     return NVML_SUCCESS;
 }
 

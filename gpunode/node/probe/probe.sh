@@ -6,7 +6,7 @@
 # every section; the others are in the parts before this (probe_*.sh).  $GPUNODE_IN/sections, where it exists, names the
 # sections to print, $GPUNODE_IN/paths further files.
 
-SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology xids
+SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology links tuning xids
 gpu_containers cuda toolkit cdi units runtimes containers kubernetes sysctl packages holds locks journal first_boot sharing files"
 
 # ---------------------------------------------------------------- what gpunode keeps on the node

@@ -134,7 +134,9 @@ facts:
     nvml:
       description: 'Nvml. Keys: index, uuid, name, slot, memory_mib, mig_current, mig_pending, persistence,
         ecc_current, ecc_uncorrected, retired_pending, remap_pending, remap_failure, fabric_state,
-        fabric_status, recovery, event_reasons, fault.'
+        fabric_status, recovery, pstate, vbios, pcie_generation, pcie_generation_max, pcie_width,
+        pcie_width_max, sram_uncorrected, sram_exceeded, nvlinks_up, nvlink_speed, event_reasons,
+        fault.'
       type: list
     driver:
       description: 'Driver. Keys: loaded, loaded_flavour, userspace, firmware, nouveau, nova, runfile,
@@ -173,7 +175,7 @@ facts:
       description: Who holds the package manager's lock, "" when free.
       type: str
     services:
-      description: 'Services. Keys: name, active, enabled.'
+      description: 'Services. Keys: name, active, enabled, memlock.'
       type: dict
     modules:
       description: 'Loaded kernel modules that concern us: nvidia, nouveau, overlay, br_netfilter
@@ -202,6 +204,19 @@ facts:
       type: list
     topology:
       description: 'With two GPUs or more. Keys: names, links, cpus, numa.'
+      type: dict
+    pcie:
+      description: 'Pcie. Keys: slot, parent, speed, max_speed, width, max_width, acs, fatal, nonfatal,
+        correctable, iommu.'
+      type: list
+    rdma:
+      description: 'Rdma. Keys: device, port, slot, state, physical, rate, layer.'
+      type: list
+    hidden:
+      description: Device files that this session's device cgroup keeps it from opening.
+      type: list
+    tuning:
+      description: 'Tuning. Keys: governors, kernel_options, imex_dra.'
       type: dict
     first_boot:
       description: 'First boot. Keys: program, armed, status, at, message, failed.'

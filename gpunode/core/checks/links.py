@@ -1,0 +1,341 @@
+"""Links of GPUs and RDMA devices, judged: PCIe, NVLink, InfiniBand and RoCE, and what stands between two of them.
+
+What hardware should reach and does not is a failure, what a setting of the host slows down is a warning.  A GPU's own
+link sleeps with it, so its generation counts only while it works; its width always.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from gpunode.core.checks.gpus import Verdict
+from gpunode.core.facts.machine import CONTAINERS
+from gpunode.core.knowledge import Knowledge, NvLinks
+from gpunode.core.model import Check, NodeFacts, NvmlGpu, PciLink, RdmaPort
+
+_REDIRECT = 0x2C  # of the ACS control word: P2P request and completion redirect, egress control
+_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # GT/s; 5 GT/s of older kernels
+_WORKS = ("P0", "P1", "P2")
+_RESEAT = "reseat the card, its riser and cables; compare with lspci -vv (LnkCap, LnkSta)"
+_SLOW = 0.9  # of the speed that an NVLink has by the knowledge
+
+
+def link_checks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
+    """pcie.*, nvlink.down, rdma.port, iommu.mode."""
+    tree = _Tree.of(facts)
+    if any(gpu.pcie_width for gpu in facts.nvml):  # else this driver was not asked
+        yield _widths(facts, tree)
+        yield _generations(facts, tree)
+    yield from _errors(tree)
+    yield from _nvlinks(facts, knowledge)
+    yield from _ports(facts)
+    yield from _peers(facts, tree)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tree:
+    """PCIe as it is on bare metal; without bridges in a guest, which sees those of its hypervisor."""
+
+    bare: bool
+    links: Mapping[str, PciLink]
+
+    @classmethod
+    def of(cls, facts: NodeFacts) -> _Tree:
+        bare = facts.virtualization in ("none", *CONTAINERS)
+        return cls(bare=bare, links={link.slot: link for link in facts.pcie} if bare else {})
+
+    def above(self, slot: str) -> PciLink | None:
+        link = self.links.get(slot)
+        return self.links.get(link.parent) if link else None
+
+    def path(self, slot: str) -> list[str]:
+        """The bridges above it, the nearest first."""
+        found: list[str] = []
+        while (bridge := self.above(slot)) and bridge.slot not in found:
+            found.append(bridge.slot)
+            slot = bridge.slot
+        return found
+
+    def cables(self) -> Iterator[tuple[PciLink, PciLink]]:
+        """(function, port above it) of each link: a downstream port and the upstream port above it share none."""
+        parents = {link.parent for link in self.links.values()}
+        seen = set()
+        for slot in self.links:
+            if slot in parents:
+                continue
+            ways = [slot, *self.path(slot)]
+            for below, above in zip(ways[::2], ways[1::2], strict=False):
+                if below not in seen:
+                    seen.add(below)
+                    yield self.links[below], self.links[above]
+
+
+def _checked(check_id: str, bad: list[str], unread: list[str], good: str, fix: str) -> Check:
+    if bad:
+        return Check(id=check_id, status="failed", message="; ".join(bad), fix=fix)
+    if unread:
+        return Check(
+            id=check_id, status="not-proven", message="; ".join(unread), fix="nvidia-smi -q; lspci -vv as root"
+        )
+    return Check(id=check_id, status="passed", message=good)
+
+
+# ---------------------------------------------------------------- PCIe
+
+
+def _widths(facts: NodeFacts, tree: _Tree) -> Check:
+    bad, unread, words = [], [], []
+    ids = {gpu.slot: gpu.id for gpu in facts.gpus}
+    for gpu in facts.nvml:
+        now, most, name = _number(gpu.pcie_width), _number(gpu.pcie_width_max), f"GPU {gpu.index}"
+        if gpu.pcie_width == "N/A":
+            words.append(f"{name} reports none")
+        elif not now or not most:
+            unread.append(f"{name}: not read")
+        elif now < most:
+            port = tree.above(gpu.slot)
+            reach = min(most, port.max_width) if port and port.max_width else 0
+            like = [_number(o.pcie_width) for o in facts.nvml if ids.get(o.slot) == ids.get(gpu.slot)]
+            if reach > now:
+                bad.append(f"{name} has x{now}, and its slot and it can x{reach}")
+            elif not reach and max(like) > now:
+                bad.append(f"{name} has x{now}, and others of its model x{max(like)}")
+            elif not reach:
+                unread.append(f"{name} has x{now} of x{most}, and what its slot has is not seen")
+            else:
+                words.append(f"{name} has x{now}, all that its slot has")
+    narrow, unknown = _cards(facts, tree, lambda link: (link.width or 0, link.max_width or 0))
+    bad += [f"{slot} has x{now}, and its slot and it can x{reach}" for slot, now, reach in narrow]
+    unread += [f"{slot}: its lanes were not read" for slot in unknown]
+    return _checked("pcie.width", bad, unread, "; ".join(["PCIe links are as wide as they can be", *words]), _RESEAT)
+
+
+def _generations(facts: NodeFacts, tree: _Tree) -> Check:
+    bad, unread, asleep, words = [], [], [], []
+    for gpu in facts.nvml:
+        now, most, name = _number(gpu.pcie_generation), _number(gpu.pcie_generation_max), f"GPU {gpu.index}"
+        if gpu.pcie_generation == "N/A":
+            words.append(f"{name} reports none")
+        elif not now or not most:
+            unread.append(f"{name}: not read")
+        elif now < most and gpu.pstate in _WORKS:
+            bad.append(f"{name} runs at Gen {now}, and its slot and it can Gen {most}")
+        elif now < most and gpu.pstate in ("", "N/A"):
+            unread.append(f"{name} is at Gen {now} of {most}, and whether it sleeps was not read")
+        elif now < most:
+            asleep.append(f"{name} sleeps ({gpu.pstate}) at Gen {now} of {most}: its link counts while it works")
+    slow, unknown = _cards(facts, tree, lambda link: (_generation(link.speed), _generation(link.max_speed)))
+    bad += [f"{slot} runs at Gen {now}, and its slot and it can Gen {reach}" for slot, now, reach in slow]
+    unread += [f"{slot}: its speed was not read" for slot in unknown]
+    check = _checked(
+        "pcie.generation", bad, unread, "; ".join(["PCIe links are as fast as they can be", *words]), _RESEAT
+    )
+    if asleep and check.status == "passed":
+        return Check(id=check.id, status="skipped", message="; ".join(asleep))
+    return check
+
+
+def _cards(
+    facts: NodeFacts, tree: _Tree, ability: Callable[[PciLink], tuple[int, int]]
+) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """((slot, now, what both ends can) of network cards and switches with less, slots of those that were not read)."""
+    gpus, less = {gpu.slot for gpu in facts.gpus}, []
+    unknown = [port.slot for port in facts.rdma if port.slot and tree.bare and port.slot not in tree.links]
+    for below, above in tree.cables():
+        (now, most), (_, most_above) = ability(below), ability(above)
+        if below.slot in gpus:
+            continue
+        if not now or not most or not most_above:
+            unknown.append(below.slot)
+        elif now < min(most, most_above):
+            less.append((below.slot, now, min(most, most_above)))
+    if facts.pcie and not facts.virtualization:
+        unknown.append("all (whether this is a guest was not read)")
+    return less, unknown
+
+
+def _generation(speed: str) -> int:
+    return _GENERATIONS.get(speed if "." in speed else f"{speed}.0", 0)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
+
+
+def _errors(tree: _Tree) -> Iterator[Check]:
+    """AER counters since boot; correctable ones have no limit that a vendor names, and are said only."""
+    counted = [link for link in tree.links.values() if link.fatal is not None or link.nonfatal is not None]
+    if not counted:
+        return  # the kernel has none: the firmware keeps AER, or the machine has no PCI Express
+    fatal = [f"{link.slot} {link.fatal} fatal" for link in counted if link.fatal]
+    other = [f"{link.slot} {link.nonfatal} uncorrected" for link in counted if link.nonfatal]
+    unread = [link.slot for link in counted if link.fatal is None or link.nonfatal is None]
+    text = f"PCIe errors since boot: {', '.join([*fatal, *other])}"
+    if fatal or other:
+        yield Check(id="pcie.errors", status="failed" if fatal else "warning", message=text, fix=f"dmesg; {_RESEAT}")
+    elif unread:
+        yield Check(id="pcie.errors", status="not-proven", message=f"not read of {', '.join(unread)}")
+    else:
+        corrected = sum(link.correctable or 0 for link in counted)
+        more = f" ({corrected} that were corrected)" if corrected else ""
+        yield Check(id="pcie.errors", status="passed", message=f"no uncorrected PCIe error since boot{more}")
+
+
+# ---------------------------------------------------------------- NVLink
+
+
+def _nvlinks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
+    """By the number that its model has; of a model that is not known those that are down while others are up."""
+    models = {gpu.slot: model for gpu in facts.gpus if (model := knowledge.nvlinks.get(gpu.id))}
+    told: dict[Verdict, list[str]] = {}
+    known = set()
+    for gpu in facts.nvml if models and len(facts.nvml) > 1 else ():
+        verdict, words = _of_model(facts, gpu, models)
+        told.setdefault(verdict, []).append(words)
+        known |= {str(gpu.index)} if verdict in ("bad", "good") else set()
+    bad = told.get("bad", [])
+    if down := [one for one in facts.nvlink_inactive if _gpu_of(one) not in known]:
+        bad = [*bad, f"NVLinks inactive: {', '.join(down)}"]
+    if bad:
+        fix = "nvidia-smi nvlink -s; reseat, or have the board replaced"
+        yield Check(id="nvlink.down", status="failed", message="; ".join(bad), fix=fix)
+    elif "unread" in told or (len(facts.nvml) > 1 and "nvlink" in facts.unread):
+        unread = told.get("unread", []) if "nvlink" not in facts.unread else []
+        text = "; ".join(unread) or "the state of the NVLinks was not read"
+        yield Check(id="nvlink.down", status="not-proven", message=text, fix="nvidia-smi nvlink -s on the node")
+    elif "good" in told:
+        text = f"NVLinks up of each GPU: {', '.join(dict.fromkeys(told['good']))}"
+        yield Check(id="nvlink.down", status="passed", message=text)
+
+
+def _of_model(facts: NodeFacts, gpu: NvmlGpu, models: Mapping[str, NvLinks]) -> tuple[Verdict, str]:
+    name, model = f"GPU {gpu.index}", models.get(gpu.slot)
+    if model is None:
+        return ("none", "") if gpu.slot else ("unread", f"{name}: its slot was not read")
+    if gpu.nvlinks_up is None:
+        return "unread", f"{name}: not read"
+    if not gpu.nvlinks_up and (facts.virtualization != "none" or gpu.mig_current == "Enabled" or model.bridged):
+        return "unread", f"{name}: all are down; without {_joiner(facts, gpu, model.bridged)} that is right"
+    if gpu.nvlinks_up < model.up:
+        return "bad", f"{name} has {gpu.nvlinks_up} of {model.up} NVLinks up{_which(facts, gpu)}"
+    if model.speed and not gpu.nvlink_speed:
+        return "unread", f"{name}: the speed of its NVLinks was not read"
+    if model.speed and float(gpu.nvlink_speed) < model.speed * _SLOW:
+        return "bad", f"{name} has an NVLink at {gpu.nvlink_speed} of {model.speed:g} GB/s"
+    return "good", f"{gpu.nvlinks_up} of {model.up}"
+
+
+def _joiner(facts: NodeFacts, gpu: NvmlGpu, bridged: bool) -> str:
+    if bridged:
+        return "a bridge"
+    return "MIG off" if gpu.mig_current == "Enabled" and facts.virtualization == "none" else "NVSwitches for this guest"
+
+
+def _gpu_of(text: str) -> str:
+    """ "3" of «GPU 3 link 4» and «GPU 3: all links»."""
+    return text.removeprefix("GPU ").partition(" ")[0].removesuffix(":")
+
+
+def _which(facts: NodeFacts, gpu: NvmlGpu) -> str:
+    links = [one.rpartition(" ")[2] for one in facts.nvlink_inactive if one.startswith(f"GPU {gpu.index} link ")]
+    return f" (down: {', '.join(links)})" if links else ""
+
+
+# ---------------------------------------------------------------- InfiniBand and RoCE
+
+
+def _ports(facts: NodeFacts) -> Iterator[Check]:
+    """A port with a cable and no subnet manager fails; one without a cable counts only where others work."""
+    if not facts.rdma:
+        return
+    fix = "ibstat; cables, switch, and for InfiniBand the subnet manager"
+    unread = [_port(one) for one in facts.rdma if not one.state or (one.state == "ACTIVE" and not one.rate)]
+    bad = [f"{_port(p)} is {p.state} with a cable" for p in facts.rdma if p.state not in ("", "ACTIVE", "DOWN")]
+    kinds = {link.slot: (link.max_speed, link.max_width) for link in facts.pcie}
+    active = [one for one in facts.rdma if one.state == "ACTIVE" and one.rate]
+    for kind in dict.fromkeys((kinds.get(one.slot), one.layer) for one in active):
+        alike = [one for one in active if (kinds.get(one.slot), one.layer) == kind]
+        most, count = Counter(one.rate for one in alike).most_common(1)[0]
+        if count * 2 > len(alike):
+            bad += [f"{_port(o)} runs at {o.rate} Gb/s, others at {most}" for o in alike if float(o.rate) < float(most)]
+    down = [_port(one) for one in facts.rdma if one.state == "DOWN"]
+    if bad:
+        yield Check(id="rdma.port", status="failed", message="; ".join(bad), fix=fix)
+    elif unread:
+        yield Check(id="rdma.port", status="not-proven", message=f"not read: {', '.join(unread)}", fix=fix)
+    elif down:
+        text = f"down: {', '.join(down)}; {len(active)} active"
+        yield Check(id="rdma.port", status="warning" if active else "skipped", message=text, fix=fix if active else "")
+    else:
+        rates = Counter(f"{one.rate} Gb/s {one.layer}".strip() for one in active)
+        text = ", ".join(f"{count} × {rate}" for rate, count in rates.items())
+        yield Check(id="rdma.port", status="passed", message=f"RDMA ports active: {text}")
+
+
+def _port(port: RdmaPort) -> str:
+    return f"{port.device} port {port.port}"
+
+
+# ---------------------------------------------------------------- what stands between two devices
+
+
+def _peers(facts: NodeFacts, tree: _Tree) -> Iterator[Check]:
+    """ACS and IOMMU where two of the GPUs and RDMA devices are behind the same PCIe switch.
+
+    Sources: docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (PCI Access Control Services), Linux
+    Documentation/ABI/testing/sysfs-kernel-iommu_groups.
+    """
+    devices = [gpu.slot for gpu in facts.gpus if not gpu.virtual_function]
+    devices += [slot for slot in dict.fromkeys(port.slot for port in facts.rdma) if slot in tree.links]
+    between: dict[str, None] = {}
+    for one, other in combinations(devices, 2):
+        mine, theirs = tree.path(one), tree.path(other)
+        if shared := [slot for slot in mine if slot in theirs]:
+            between |= dict.fromkeys(_up_to(mine, shared[0])) | dict.fromkeys(_up_to(theirs, shared[0]))
+    if not between:
+        return
+    if any(gpu.driver == "vfio-pci" for gpu in facts.gpus):
+        text = "GPUs are given to guests (vfio-pci): ACS and IOMMU keep these apart"
+        yield Check(id="pcie.acs", status="skipped", message=text)
+        return
+    words = {slot: tree.links[slot].acs for slot in between}
+    bad = [slot for slot, word in words.items() if word.startswith("0x") and int(word, 16) & _REDIRECT]
+    unread = [slot for slot, word in words.items() if not word]
+    if bad:
+        text = f"ACS sends what GPUs and network cards say to each other through the CPU: {', '.join(sorted(bad))}"
+        yield Check(
+            id="pcie.acs", status="warning", message=text, fix="ACS off in the firmware, or tuning.acs_redirect: off"
+        )
+    elif unread:
+        text = f"the ACS of {', '.join(sorted(unread))} was not read"
+        yield Check(id="pcie.acs", status="not-proven", message=text, fix="probe as root")
+    else:
+        text = "no bridge between GPUs, or them and network cards, redirects"
+        yield Check(id="pcie.acs", status="passed", message=text)
+    yield _iommu({slot: tree.links[slot].iommu for slot in devices if slot in tree.links})
+
+
+def _iommu(modes: Mapping[str, str]) -> Check:
+    translated = sorted(slot for slot, mode in modes.items() if mode.startswith("DMA"))
+    unread = sorted(slot for slot, mode in modes.items() if not mode)
+    if translated:
+        text = f"the IOMMU translates every access of {_some(translated)}"
+        return Check(id="iommu.mode", status="warning", message=text, fix="iommu=pt on the kernel command line")
+    if unread:
+        return Check(id="iommu.mode", status="not-proven", message=f"the IOMMU's mode of {_some(unread)} was not read")
+    how = ", ".join(sorted(set(modes.values())))
+    return Check(id="iommu.mode", status="passed", message=f"the IOMMU translates nothing ({how})")
+
+
+def _up_to(path: Iterable[str], end: str) -> Iterator[str]:
+    for slot in path:
+        if slot == end:
+            return
+        yield slot
+
+
+def _some(slots: list[str]) -> str:
+    return ", ".join(slots[:4]) + (f" and {len(slots) - 4} more" if len(slots) > 4 else "")

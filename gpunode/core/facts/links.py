@@ -1,0 +1,82 @@
+"""Sections about PCIe links, RDMA ports and the host's settings → values."""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.core.facts.text import Probe
+from gpunode.core.model import PciLink, RdmaPort, Tuning
+from gpunode.core.numbers import whole
+
+_ACS = re.compile(r"none|0x[0-9a-f]{4}")
+
+
+def read_pcie(probe: Probe) -> tuple[PciLink, ...]:
+    """`pcie SLOT PARENT SPEED MOST WIDTH MOST ACS FATAL NONFATAL CORRECTABLE IOMMU`, "-" for what was not read."""
+    found = []
+    for text in probe.values("links", "pcie"):
+        words = ["" if word == "-" else word for word in text.split()]
+        if len(words) != 11:
+            probe.unreadable("links", text)
+            continue
+        slot, parent, speed, most, width, widest, acs, *errors, iommu = words
+        fatal, nonfatal, correctable = map(_number, errors)
+        found.append(
+            PciLink(
+                slot=slot,
+                parent=parent,
+                speed=_speed(speed),
+                max_speed=_speed(most),
+                width=_number(width) or None,  # 0: no link
+                max_width=_number(widest) or None,
+                acs=acs if _ACS.fullmatch(acs) else "",
+                fatal=fatal,
+                nonfatal=nonfatal,
+                correctable=correctable,
+                iommu=iommu,
+            )
+        )
+    return tuple(found)
+
+
+def _number(text: str) -> int | None:
+    return whole(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _speed(text: str) -> str:
+    """ "32.0" of «32.0 GT/s PCIe»; "" of «Unknown»."""
+    return text if text[:1].isdigit() else ""
+
+
+def read_rdma(probe: Probe) -> tuple[RdmaPort, ...]:
+    """`rdma DEVICE PORT SLOT STATE PHYSICAL RATE LAYER`."""
+    found = []
+    for text in probe.values("links", "rdma"):
+        words = ["" if word == "-" else word for word in text.split()]
+        if len(words) != 7 or _number(words[1]) is None:
+            probe.unreadable("links", text)
+            continue
+        device, port, slot, state, physical, rate, layer = words
+        # what is bound to no PCI device (rxe, siw) has a folder of another name
+        found.append(
+            RdmaPort(
+                device=device,
+                port=whole(port),
+                slot=slot if slot.count(":") == 2 else "",
+                state=state,
+                physical=physical,
+                rate=rate,
+                layer=layer,
+            )
+        )
+    return tuple(found)
+
+
+def read_tuning(probe: Probe) -> Tuning:
+    """Governors, options of the running kernel, and whether the DRA driver has IMEX."""
+    options = (text.partition(" ") for text in probe.values("tuning", "option"))
+    return Tuning(
+        governors=tuple(probe.values("tuning", "governor")),
+        kernel_options={name: value for name, _, value in options},
+        imex_dra="dra" in probe.values("tuning", "imex"),
+    )
