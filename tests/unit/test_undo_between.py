@@ -271,3 +271,15 @@ def test_what_an_uninstall_leaves_of_a_file_that_an_edit_made_is_left_at_the_sec
     done = take_back(node, "uninstall")
     assert node.read(path) == theirs
     assert "1 of gpunode's changes were not found again" in done.notes[0]
+
+
+def test_a_file_of_a_script_goes_where_gpunode_had_one_before_it() -> None:
+    """The earlier run, which is undone already, wrote other bytes there."""
+    node = Fake(scripts={"a": CONFIG})
+    node.commit({CONFIG: b"g1\n"}, who=WHO)
+    take_back(node, "rollback", to="")
+    node.run_installer("", "580.1", run="r2", part="driver")
+    node.set_packages({"a": "0"}, run="r3", part="driver")
+    assert node.read(CONFIG) == b"made by a script\n"
+    assert take_back(node, "rollback", run="r4").notes == ()
+    assert node.read(CONFIG) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
@@ -257,7 +258,10 @@ class Files:
 
     def _is_kept(self, path: str) -> bool:
         """Whether a file that packages have brought has become a person's."""
-        (_, brought), *later = file_records(self.scope.known, path)
+        mine = {id(record) for record in self.scope.records}
+        # not what an earlier run wrote there, which is gone, or stays
+        records = dropwhile(lambda one: id(one[0]) not in mine, file_records(self.scope.known, path))
+        (_, brought), *later = records
         now = self.journal.files.get(path, ABSENT)
         if now == ABSENT or (not later and now == brought["after"]):
             return False
