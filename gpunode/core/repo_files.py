@@ -13,7 +13,7 @@ FOLDERS = ("/etc/yum.repos.d/", "/etc/zypp/repos.d/")
 _SECTION = re.compile(r"\[([^\]\n]+)\]\s*")
 _ENABLED = re.compile(r"(enabled\s*=\s*)(\S*)(\s*)", re.IGNORECASE)
 _OFF = ("0", "no", "false", "off")
-_SECRET = re.compile(r"(?im)^\s*(username|password|proxy_username|proxy_password)\s*=\s*\S|://[^/\s@]+@")
+_SECRET = re.compile(r"(?im)^[ \t]*(username|password|proxy_username|proxy_password)[ \t]*=[ \t]*\S|://[^/\s@]+@")
 
 
 @dataclass(frozen=True, kw_only=True)

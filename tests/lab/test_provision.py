@@ -26,7 +26,7 @@ TREE = (
 KILL = (
     "for p in /proc/[0-9]*; do "
     "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -9 ${p#/proc/}; done; "
-    "pkill -KILL -x -f 'sh -s'; true"
+    "pkill -KILL -x -f '(/bin/)?sh -s'; true"
 )
 
 

@@ -39,7 +39,7 @@ LEFT_OUT = re.compile(
 )
 # all processes of gpunode's scripts; %s is a signal
 SIGNAL = (
-    "pkill -%s -x -f 'sh -s'; "  # the main one first: an operation takes milliseconds
+    "pkill -%s -x -f '(/bin/)?sh -s'; "  # the main one first: an operation takes milliseconds
     "for p in /proc/[0-9]*; do "
     "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -%s ${p#/proc/}; done; true"
 )
@@ -72,6 +72,11 @@ class Node:
         done = self.json("provision", "-c", self.spec, "--yes")
         assert done["changed"]
         return str(done["extra"]["run"])
+
+    def has(self, **spec: Any) -> None:
+        """As provision leaves it, whichever test was the last one here."""
+        self.spec_of(**spec)
+        self.json("provision", "-c", self.spec, "--yes")
 
     def spec_of(self, **spec: Any) -> None:
         self.spec.write_text(yaml.safe_dump(yaml.safe_load(self.lab.spec.read_text()) | spec))

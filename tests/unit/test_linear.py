@@ -1,14 +1,14 @@
 """No pattern of the product takes more than its share of a long text that is made to be its worst.
 
-A node, a log or a repository may hold any text.  Each compiled pattern of the pure parts searches texts of repeated
-beginnings of what it would match; four times the text may take a little more than four times as long, never sixteen
-times.  (The doctor's patterns never see more than two thousand characters at once.)
+A node, a log or a repository may hold any text.  Each pattern of gpunode, compiled or written where it is used,
+searches texts of repeated beginnings of what it would match; four times the text may take a little more than four times
+as long, never sixteen times.  (The doctor's patterns never see more than two thousand characters at once.)
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
-import pkgutil
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-import gpunode.core
-import gpunode.kube.core
+import gpunode
 from gpunode.core.mask import mask, mask_quoted
 
 try:
@@ -69,22 +68,56 @@ def member(choices: Iterable[tuple[object, object]]) -> str:
 OWN = {
     "gpunode.kube.core.selector._COMMA": "a person's own selector, on the command line",
 }
-SCANS = r"\b{}\.(?:search|sub|subn|finditer|findall|split)\b"
+SCANS = {"search", "sub", "subn", "finditer", "findall", "split"}
+HOW = {"search": 2, "match": 2, "fullmatch": 2, "finditer": 2, "findall": 2, "split": 3, "sub": 4, "subn": 4}  # flags
+ROOT = Path(gpunode.__file__).parent
 
 
 def patterns() -> Iterator[tuple[str, re.Pattern[str], bool]]:
     """Name, pattern, and whether it is searched anywhere in a text; others are compared with its beginning, once."""
-    pure = (gpunode.core, gpunode.kube.core)
-    for found in (f for package in pure for f in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")):
-        module = importlib.import_module(found.name)
-        source = Path(str(module.__file__)).read_text()
-        for name, value in vars(module).items():
-            if isinstance(value, re.Pattern) and isinstance(value.pattern, str) and f"{found.name}.{name}" not in OWN:
-                yield f"{found.name}.{name}", value, re.search(SCANS.format(name), source) is not None
+    for path in sorted(ROOT.rglob("*.py")):
+        place = path.relative_to(ROOT.parent).with_suffix("")
+        if place.parts[1] in ("lab", "collection") or place.name.startswith("docs_"):  # they read our own
+            continue
+        source = path.read_text()
+        if "re.compile(" in source:
+            for name, value in vars(importlib.import_module(".".join(place.parts).removesuffix(".__init__"))).items():
+                if isinstance(value, re.Pattern) and f"{'.'.join(place.parts)}.{name}" not in OWN:
+                    scans = any(re.search(rf"\b{name}\.{how}\b", source) for how in SCANS)
+                    yield f"{place}: {name}", as_text(value.pattern, value.flags), scans
+        for line, pattern, scans in written_where_used(ast.parse(source)):
+            yield f"{place}:{line}", pattern, scans
+
+
+def written_where_used(module: ast.Module) -> Iterator[tuple[int, re.Pattern[str], bool]]:
+    """Line, pattern, and whether it is searched."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=how), args=[first, *rest]) if how in HOW:
+                given = [word.value for word in node.keywords if word.arg == "flags"] or rest[HOW[how] - 1 :]
+                text = literal(first)
+                if text is not None:
+                    flags = eval(ast.unparse(given[0]), {"re": re}) if given else 0
+                    yield node.lineno, as_text(text, flags), how in SCANS
+
+
+def literal(node: ast.expr) -> str | bytes | None:
+    """Its text, where what is put into it is an x; None where it is a variable."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str | bytes) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+    return None
+
+
+def as_text(pattern: str | bytes, flags: int) -> re.Pattern[str]:
+    return re.compile(pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern, flags)
 
 
 def fillings(pattern: re.Pattern[str]) -> Iterator[str]:
     parsed = sre_parse.parse(pattern.pattern, pattern.flags & ~re.UNICODE.value)
+    if r"\s" in pattern.pattern:
+        yield "\n"
     for repeats in (1, 2):
         text = example(parsed, repeats)
         if text:

@@ -99,6 +99,18 @@ def test_the_specification_that_the_toolkit_makes_in_its_own_time_is_kept_in_min
     assert run(tmp_path, f"CDI={spec}\ncame_along") == said
 
 
+def test_a_link_by_which_scripts_have_enabled_a_unit_is_kept_in_mind(tmp_path: Path) -> None:
+    """Where the package does not take it along, it would lead to nowhere."""
+    wants = tmp_path / "system/multi-user.target.wants"
+    wants.mkdir(parents=True)
+    (wants / "old.service").symlink_to("/lib/systemd/system/old.service")
+    units = f"UNITS={tmp_path}/system\n"
+    run(tmp_path, units + 'list_side_effects "$GPUNODE_IN/.beside"')
+    (wants / "new.path").symlink_to("/etc/systemd/system/new.path")
+    (wants / "odd name.service").symlink_to("/dev/null")
+    assert run(tmp_path, f"{units}came_along") == [f"link {wants}/new.path absent /etc/systemd/system/new.path"]
+
+
 def run(folder: Path, text: str, **environment: str) -> list[str]:
     """What the shell says; its errors are none."""
     environment |= {"PATH": f"{folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GPUNODE_IN": str(folder), "NODE": str(NODE)}

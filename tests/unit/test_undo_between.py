@@ -283,3 +283,13 @@ def test_a_file_of_a_script_goes_where_gpunode_had_one_before_it() -> None:
     assert node.read(CONFIG) == b"made by a script\n"
     assert take_back(node, "rollback", run="r4").notes == ()
     assert node.read(CONFIG) is None
+
+
+def test_what_a_package_that_comes_back_brings_again_goes_again() -> None:
+    """gpunode had removed it, and later the package: the file is not there after a rollback to the time between."""
+    node = Fake(scripts={"a": CONFIG})
+    node.set_packages({"a": "0"}, run="r1", part="driver")
+    node.commit({CONFIG: None}, who={"run": "r2", "part": "driver"})
+    node.set_packages({"a": None}, run="r3", part="driver")
+    assert take_back(node, "rollback", run="r4").notes == ()
+    assert (node.read(CONFIG), node.packages) == (None, {"a": "0"})

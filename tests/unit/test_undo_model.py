@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from undo_model import Fake, Killed, Real, Undone, take_back
+from undo_model import WANTS, Fake, Killed, Real, Undone, take_back
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
 from gpunode.core.edits.undo import record
@@ -92,6 +92,7 @@ class Machine(RuleBasedStateMachine):
             ("link", "/dev/char/195:0"): "absent",
             ("kernel", "6.1-b"): "absent",
             ("initramfs", "/boot/initrd.img-b"): "absent",
+            ("link", f"{WANTS}/b"): "absent",
         }
         self.runfile = "570.1" if runfile else ""
         self.node.scripts = {"b": self.brought} | ({"a": self.whole} if package is None else {})

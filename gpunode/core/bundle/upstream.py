@@ -48,9 +48,9 @@ def parse_sources(text: str, where: str, words: Mapping[str, str] = {}) -> tuple
 
     Disabled ones are left out.  `words` stand for $releasever and $basearch.  Raises InputError.
     """
-    if re.search(r"^\s*(\[options\]|Server\s*=)", text, re.M):
+    if re.search(r"^[ \t]*(\[options\]|Server[ \t]*=)", text, re.M):
         found = tuple(_pacman(text, where, words))
-    elif re.search(r"^\s*\[[^\]]+\]\s*$", text, re.M):
+    elif re.search(r"^[ \t]*\[[^\]\n]+\][ \t\r]*$", text, re.M):
         found = tuple(_ini(text, where, words))
     elif re.search(r"^Types:", text, re.M | re.I):
         found = tuple(_deb822(text))
@@ -95,7 +95,7 @@ def _key(text: str) -> str:
 
 def _one_line(text: str) -> Iterator[Upstream]:
     for m in re.finditer(
-        r"^\s*deb\s+(?:\[(?P<options>[^\]]*)\]\s*)?(?P<url>\S+)\s+(?P<suite>\S+)(?P<rest>[^#\n]*)", text, re.M
+        r"^[ \t]*deb[ \t]+(?:\[(?P<options>[^\]]*)\]\s*)?(?P<url>\S+)\s+(?P<suite>\S+)(?P<rest>[^#\n]*)", text, re.M
     ):
         signed = re.search(r"signed-by=(\S+)", m["options"] or "")
         yield Upstream(
@@ -110,7 +110,7 @@ def _one_line(text: str) -> Iterator[Upstream]:
 def _pacman(text: str, where: str, words: Mapping[str, str]) -> Iterator[Upstream]:
     """Every section but [options] is a repository; its first server is taken (pacman.conf(5))."""
     for section, body in re.findall(r"^[ \t]*\[([^\]\n]+)\](.*?)(?=^[ \t]*\[|\Z)", text, re.M | re.S):
-        server = re.search(r"^\s*Server\s*=\s*(\S+)", body, re.M)
+        server = re.search(r"^[ \t]*Server[ \t]*=[ \t]*(\S+)", body, re.M)
         if section == "options":
             continue
         if not server:

@@ -9,8 +9,10 @@ from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, Kernel, NodeFacts
 from gpunode.core.numbers import whole
 
-_KEPT_OUT = re.compile(rb"^\s*(blacklist\s+nvidia\s*$|install\s+nvidia\s+/bin/(?:false|true))", re.MULTILINE)
-_BLACKLIST = re.compile(rb"^\s*(blacklist\s+nouveau|install\s+nouveau\s+/bin/(false|true))", re.MULTILINE)
+_KEPT_OUT = re.compile(
+    rb"^[ \t]*(blacklist[ \t]+nvidia[ \t\r]*$|install[ \t]+nvidia[ \t]+/bin/(?:false|true))", re.MULTILINE
+)
+_BLACKLIST = re.compile(rb"^[ \t]*(blacklist[ \t]+nouveau|install[ \t]+nouveau[ \t]+/bin/(false|true))", re.MULTILINE)
 
 
 def boot_checks(facts: NodeFacts, knowledge: Knowledge) -> list[Check]:

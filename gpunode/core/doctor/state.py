@@ -32,7 +32,8 @@ _NOT_LOADED = "smi-cannot-communicate"
 _OFFERS_NONE = "plugin-no-devices"
 _ASKED = "asked="  # what the cluster's own answer ends with
 _VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drift_checks)
-_NEVER = re.compile(rb"^\s*install\s+nvidia\s+/(?:usr/)?bin/(?:false|true)", re.MULTILINE)
+_NEVER = re.compile(rb"^[ \t]*install[ \t]+nvidia[ \t]+/(?:usr/)?bin/(?:false|true)", re.MULTILINE)
+_SCHEDULER = re.compile(r"^[ \t-]*image:[ \t]*\S{0,300}kube-scheduler[\w-]{0,20}:v1\.(\d{1,4})\b", re.MULTILINE)
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
 _OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
@@ -327,7 +328,7 @@ def _extender(sections: Sections) -> Signs:
 
 
 def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Signs:
-    image = re.search(r"image:.*kube-scheduler\S*:v1\.(\d{1,4})\b", sections.get("kube-scheduler-manifest", ""))
+    image = _SCHEDULER.search(sections.get("kube-scheduler-manifest", ""))
     api = re.search(
         r"^apiVersion:\s*['\"]?kubescheduler\.config\.k8s\.io/(\w+)", sections.get("kube-scheduler-config", ""), re.M
     )

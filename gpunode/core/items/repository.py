@@ -187,5 +187,5 @@ def set_up_twice(facts: NodeFacts) -> dict[str, tuple[str, ...]]:
 
 def _urls(data: bytes) -> list[str]:
     """Addresses of repositories in a file of apt, dnf or zypper, without scheme; not those in comments."""
-    text = re.sub(r"^\s*gpgkey *=.*$", "", data.decode("utf-8", "replace"), flags=re.M)
+    text = re.sub(r"^[ \t]*gpgkey *=.*$", "", data.decode("utf-8", "replace"), flags=re.M)
     return re.findall(r"^[^#\n]*?\b\w+://([^\s]+)", text, re.M)

@@ -36,7 +36,7 @@ def check_sources(sources: Mapping[str, SourceSpec], where: str) -> None:
     for name, source in sources.items():
         if source.fingerprint and not re.fullmatch(r"[0-9A-Fa-f]{40}", source.fingerprint.replace(" ", "")):
             raise InputError(f"{where}: sources.{name}.fingerprint is {source.fingerprint!r}", expected="40 hex digits")
-        for word in re.findall(r"\{(.*?)\}", source.url):
+        for word in (part.partition("}")[0] for part in source.url.split("{")[1:]):
             if word not in PLACEHOLDERS:
                 raise InputError(
                     f"{where}: sources.{name}.url has {{{word}}}",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gpunode.core.model import Problem
 from gpunode.core.undo.driver import modules_loaded_at_boot
-from gpunode.core.undo.files import SOURCE_FILES, Files, FileTransaction, hashes
+from gpunode.core.undo.files import SOURCE_FILES, UNITS, Files, FileTransaction, hashes
 from gpunode.core.undo.history import ABSENT
 from gpunode.core.undo.journal import STATES, JournalSnapshot
 from gpunode.core.undo.packages import Packages, plan_package_undo
@@ -65,6 +65,12 @@ class UndoPlan:
         others = (self.unload, self.installers, self.settings, self.load, self.exchange)
         return not any((*files, *units, *others)) and self.packages.nothing
 
+    @property
+    def by_scripts_alone(self) -> bool:
+        """Whether something is left, and no more than what scripts of packages may have done meanwhile."""
+        rest = (self.engines, self.unload, self.installers, self.files, self.exchange, self.problems)
+        return not self.nothing and not any(rest) and self.packages.nothing
+
 
 def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     """What makes the node what it was before the records of `scope`."""
@@ -74,7 +80,7 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     )
     last = files.last(packages)
     states = dict(states_to_restore(journal, scope))
-    made = [*files.left_by(packages), *(key for key in states if packages.kept and key[0] in MADE_BY_PACKAGES)]
+    made = [*files.left_by(packages), *(key for key in states if packages.kept and _is_made(key))]
     states = {key: value for key, value in states.items() if key not in made}
     booted = modules_loaded_at_boot(journal, scope.records, scope.known, set(packages.remove))
     gone = packages.remove or any(_of(states, "runfile", ABSENT)) or booted.unload
@@ -115,6 +121,11 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
         theirs=files.theirs,
         problems=(*files.problems, *packages.problems, *_kept_packages(journal, scope)),
     )
+
+
+def _is_made(key: tuple[str, str]) -> bool:
+    """Whether scripts of packages make such a thing; links in /dev are made by others."""
+    return key[0] in MADE_BY_PACKAGES or (key[0] == "link" and key[1].startswith(UNITS))
 
 
 def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterator[tuple[str, str, str]]:

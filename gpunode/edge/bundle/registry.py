@@ -29,7 +29,7 @@ def read(web: Web, url: str, accept: str = "*/*") -> bytes | None:
     try:
         return web.read(url, headers={"Accept": accept})
     except Challenge as asked:
-        words = dict(re.findall(r'(\w+)="([^"]*)"', asked.header))
+        words = dict(re.findall(r'\b(\w+)="([^"]*)"', asked.header))
         if "realm" not in words:
             raise
         reported: Any = json.loads(web.read(f"{words.pop('realm')}?{urlencode(words)}") or b"{}")

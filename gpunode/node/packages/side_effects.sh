@@ -4,6 +4,7 @@
 # packages.sh, which keeps in .beside what was there before.
 
 CDI=/var/run/cdi/nvidia.yaml # of nvidia-cdi-refresh
+UNITS=/etc/systemd/system
 
 # gpu_units: lines `idle UNIT` and `runs UNIT` of NVIDIA's units that are there; package scripts start them, and stop them
 gpu_units() {
@@ -14,7 +15,7 @@ gpu_units() {
 }
 
 # list_side_effects FILE: lines KIND NAME of what package scripts make and leave behind: users, groups, folders of kernels, initramfs,
-# files below /etc; and which units run.  The file is there when the list is whole: what is missing in it would pass for new.
+# files below /etc, links by which units are enabled; and which units run.  The file is there when the list is whole: what is missing in it would pass for new.
 list_side_effects() {
   {
     sed 's/^\([^:]*\):.*/user \1/' /etc/passwd && sed 's/^\([^:]*\):.*/group \1/' /etc/group &&
@@ -22,6 +23,7 @@ list_side_effects() {
       for image in /boot/init*; do [ ! -f "$image" ] || echo "initramfs $image"; done &&
       if [ -e "$CDI" ]; then echo "cdi $CDI"; fi &&
       gpu_units &&
+      if [ -d "$UNITS" ]; then find "$UNITS" -type l -exec printf 'link %s\n' {} +; fi &&
       find /etc -xdev -type d -exec printf 'folder %s\n' {} + && find /etc -xdev -type f -exec printf 'file %s\n' {} + &&
       echo end
   } >"$1.part" 2>>"$log" && mv "$1.part" "$1"
@@ -35,6 +37,7 @@ came_along() {
   whole_list "$GPUNODE_IN/.beside" && list_side_effects "$GPUNODE_IN/.beside.after" && whole_list "$GPUNODE_IN/.beside.after" || return 0
   awk 'NR == FNR { before[$0]; next } !($0 in before)' "$GPUNODE_IN/.beside" "$GPUNODE_IN/.beside.after" >"$GPUNODE_IN/.new"
   grep -E '^(user|group|kernel|initramfs) ' "$GPUNODE_IN/.new" | while read -r kind name; do prior "$kind" "$name" absent present; done
+  sed -n 's/^link \([A-Za-z0-9@:._/-]*\)$/\1/p' "$GPUNODE_IN/.new" | while IFS= read -r name; do prior link "$name" absent "$(readlink "$name")"; done
   # nvidia-cdi-refresh makes it in its own time
   grep -q '^cdi ' "$GPUNODE_IN/.beside" || ! have nvidia-ctk || prior cdi "$CDI" absent present
   awk 'NR == FNR { after[$0]; next } /^idle / && !($0 in after) { print $2 }' "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" |

@@ -114,7 +114,7 @@ def _number(holder: Mapping[str, Any], key: str, default: int) -> int:
 
 def _seconds(holder: Mapping[str, Any], key: str, default: float) -> float:
     """A duration of Go's, such as 1m30s; 0 is the default too."""
-    parts = re.findall(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)", str(holder.get(key) or ""))
+    parts = re.findall(r"(\d{1,15}\.?\d{0,15}|\.\d{1,15})(ns|us|µs|ms|s|m|h)", str(holder.get(key) or ""))
     return sum(float(number) * _UNITS[unit] for number, unit in parts) or default
 
 

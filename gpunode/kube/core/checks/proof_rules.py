@@ -16,7 +16,7 @@ from gpunode.kube.core.usage import consumed_memory
 
 NAMESPACE = "gpunode-verify"
 _INDEX = "ALIYUN_COM_GPU_MEM_IDX"
-_SMI = re.compile(r"^\s*(GPU|MIG)\b.*\(UUID: ([^)]+)\)", re.MULTILINE)
+_SMI = re.compile(r"^[ \t]*(GPU|MIG)\b.*\(UUID: ([^)]+)\)", re.MULTILINE)
 Until = Literal["ended", "running", "unschedulable"]
 Rule = Literal["passed", "one-gpu", "shared", "pending", "cards", "packed", "claimed"]
 

@@ -31,22 +31,24 @@ class ActionModule(NodeAction):
         result["notes"] = [*journal.damage.notes, *result.get("notes", [])]
         if result.get("failed"):
             return result
+        result["stays"] = bool(back.notes)
         if not self.check and scope.records:
             planned = back
             for _ in range(AGAIN):
                 journal, scope, back = self._back(request, scope.to)
-                if result.get("warnings") or not _settings_alone(back):
+                if result.get("warnings") or not back.by_scripts_alone:
                     break
-                result = combined_results(result, self._undo(back)[1])  # scripts of packages have stopped units, say
+                result = combined_results(result, self._undo(back)[1])
+            result["notes"] = [*result["notes"], *back.notes]
             different = differences(journal, scope, [*planned.notes, *back.notes])
             if result.get("failed") or not back.nothing or different:
                 return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, different, result)}
-            result["stays"] = bool(planned.notes or planned.theirs or back.notes or back.theirs)
-            keep = result["stays"] or journal.damage.partial
+            result["stays"] = bool(planned.notes or back.notes)
+            keep = bool(result["stays"] or planned.theirs or back.theirs or journal.damage.partial)
             if not request.parts:
                 self.node("restore.sh", close_request(request, scope.to, keep=keep))
         result["notes"] = list(dict.fromkeys(result["notes"]))
-        return result | {"msg": _message(journal, scope, result)}
+        return result | {"msg": _message(journal, request, scope, result)}
 
     def _signature(self):
         """In the journal the part is the verb: it names a rollback that was cut off, too."""
@@ -137,14 +139,6 @@ class ActionModule(NodeAction):
         )
 
 
-def _settings_alone(back):
-    """Whether something is to be done, and nothing but units and settings."""
-    from gpunode.core.undo.requests import undo_requests
-
-    asks = undo_requests(back)
-    return bool(asks) and not back.problems and all(ask.script == "restore.sh" for ask in asks)
-
-
 def _left(back, different, result):
     from gpunode.core.undo.requests import undo_requests
 
@@ -154,12 +148,14 @@ def _left(back, different, result):
     return {"msg": f"done, but not all is as it was: {left}", "fix": fix}
 
 
-def _message(journal, scope, result):
+def _message(journal, request, scope, result):
     if journal.damage.partial:
         return "what can be read of the journal is undone; the node may not be as it was (see the notes)"
-    if not journal.records or not scope.records:
-        return "nothing to undo: gpunode has changed nothing here"
-    if not result.get("changes"):
-        return "nothing to undo: the node is as it was"
+    if not scope.records:
+        what = f" in {', '.join(request.parts)}" if request.parts else " here"
+        since = f" since run {scope.to}" if scope.to else " since its last uninstall" if journal.records else ""
+        return f"nothing to undo: gpunode has changed nothing{what}{since}"
     state = f"as it was after run {scope.to}" if scope.to else "as it was before gpunode"
-    return f"{state}, but for what the notes name" if result.get("stays") else state
+    state = f"{', '.join(request.parts)}: {state}" if request.parts else state
+    state = state if result.get("changes") else f"nothing to undo: {state}"
+    return f"{state}, but for what the notes name" if result["stays"] else state
