@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -197,40 +198,68 @@ def mig_profiles() -> str:
 
 
 def cli_page() -> str:
-    """Every command with its arguments and options."""
+    """Every command with its arguments and options; options of several commands are described once."""
     from gpunode.cli.main import cli
 
-    body = "\n".join(_command(cli, click.Context(cli, info_name="gpunode")))
+    top = click.Context(cli, info_name="gpunode")
+    shared = _shared(cli, top)
+    body = "\n".join(_command(cli, top, shared))
     codes = "\n".join(f"| {code.value} | {MEANING[code]} |" for code in Exit)
     return (
         f"# The command line\n\n{NOTE}\n`python -m gpunode` is the same as `gpunode`. "
-        f"`-v`, `-q` and `--log-file` may stand before or behind the name of a command.\n\n{body}"
-        f"\n## Exit codes\n\nAll commands share them.\n\n| code | meaning |\n|---|---|\n{codes}\n\n"
+        "`-v`, `-q` and `--log-file` may stand before or behind the name of a command; `--help-all` shows every option "
+        f"of a command.\n\n{body}\n## Shared options\n\nOf several commands.\n\n| option | meaning |\n|---|---|\n"
+        + "\n".join(shared)
+        + f"\n\n## Exit codes\n\nAll commands share them.\n\n| code | meaning |\n|---|---|\n{codes}\n\n"
         "Where several hosts end differently, the first that occurs of 1, 4, 5, 3. [Troubleshooting by exit code]"
         "(faq.md#troubleshooting-by-exit-code) says what to do about each.\n"
     )
 
 
-def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:
+SHARED = 4  # commands that have an option, in the same words
+
+
+def _shared(cli: click.Group, top: click.Context) -> list[str]:
+    counts = Counter(_row(option) for command, ctx in _commands(cli, top) for option in _options(command, ctx))
+    return [row for row, times in counts.items() if times >= SHARED]
+
+
+def _commands(command: click.Command, ctx: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
     if command.hidden:
         return
-    arguments = [p for p in command.params if isinstance(p, click.Argument)]
-    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
-    options = [p for p in options if ctx.parent is None or p not in LOG_OPTIONS]
-    usage = " ".join([ctx.command_path, *(["[OPTIONS]"] if options else []), *map(_argument, arguments)])
-    group = isinstance(command, click.Group)
-    yield f"## {ctx.command_path}\n\n```\n{usage}{' COMMAND …' if group else ''}\n```\n\n{_text(command.help)}\n"
-    if options:
-        yield "| option | meaning |\n|---|---|"
-        yield from (f"| `{_cell(_option(o))}` | {_cell(o.help or '')}{_default(o)} |" for o in options)
-        yield ""
-    if command.epilog:
-        yield f"```text\n{inspect.cleandoc(command.epilog.replace(chr(8), '')).replace(chr(10) * 3, chr(10))}\n```\n"
+    yield command, ctx
     if isinstance(command, click.Group):
         for name in command.list_commands(ctx):
-            inner = command.get_command(ctx, name)
-            if inner is not None:
-                yield from _command(inner, click.Context(inner, info_name=name, parent=ctx))
+            if inner := command.get_command(ctx, name):
+                yield from _commands(inner, click.Context(inner, info_name=name, parent=ctx))
+
+
+def _options(command: click.Command, ctx: click.Context) -> list[click.Option]:
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    return [p for p in options if ctx.parent is None or (p not in LOG_OPTIONS and "--help-all" not in p.opts)]
+
+
+def _row(option: click.Option) -> str:
+    return f"| `{_cell(_option(option))}` | {_cell(option.help or '')}{_default(option)} |"
+
+
+def _command(top: click.Command, ctx: click.Context, shared: Sequence[str]) -> Iterator[str]:
+    for command, where in _commands(top, ctx):
+        arguments = [p for p in command.params if isinstance(p, click.Argument)]
+        options = _options(command, where)
+        usage = " ".join([where.command_path, *(["[OPTIONS]"] if options else []), *map(_argument, arguments)])
+        group = isinstance(command, click.Group)
+        yield f"## {where.command_path}\n\n```\n{usage}{' COMMAND …' if group else ''}\n```\n\n{_text(command.help)}\n"
+        own = [row for row in map(_row, options) if row not in shared]
+        if own:
+            yield "| option | meaning |\n|---|---|"
+            yield from own
+            yield ""
+        if named := [f"`{option.opts[-1]}`" for option in options if _row(option) in shared]:
+            yield f"[Shared options](#shared-options): {', '.join(named)}.\n"
+        if command.epilog:
+            epilog = inspect.cleandoc(command.epilog.replace(chr(8), "")).replace(chr(10) * 3, chr(10))
+            yield f"```text\n{epilog}\n```\n"
 
 
 def _argument(argument: click.Argument) -> str:

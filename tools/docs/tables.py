@@ -172,23 +172,24 @@ def cluster(known: KubeKnowledge) -> str:
 
 
 def gpus(known: Knowledge) -> str:
-    """Every GPU from Kepler on by its PCI id."""
-    rows = (
+    """The data centre's GPUs from Kepler on by their PCI id."""
+    rows = [
         (
             f"`{g.id}`",
             g.name,
             g.arch,
             g.compute_capability or "–",
             f"{g.memory_gb} GB" if g.memory_gb else "–",
-            g.kind,
             "yes" if g.mig not in ("", "unknown") else "",
             g.open,
         )
         for g in known.gpus.values()
-    )
+        if g.kind in ("datacenter", "grace-soc")
+    ]
     return (
-        f"## GPUs\n\nThe {len(known.gpus)} GPUs from Kepler on that gpunode knows by their PCI id, as "
-        f"`lspci -nn -d 10de:` shows it; {len(known.legacy)} older ones and {len(known.nvswitches)} NVSwitches are "
-        "known as well. *Open*: whether the open kernel modules drive it (only: nothing else does).\n\n"
-        + table(("id", "product", "generation", "compute capability", "memory", "kind", "MIG", "open"), rows)
+        f"## GPUs\n\n{len(rows)} GPUs for data centres, by the PCI id that `lspci -nn -d 10de:` shows. "
+        f"{len(known.gpus) - len(rows)} other GPUs from Kepler on, {len(known.legacy)} older ones and "
+        f"{len(known.nvswitches)} NVSwitches are known as well: `gpunode knowledge show NAME` takes a PCI id or a part "
+        "of a product's name. *Open*: whether the open kernel modules drive it (only: nothing else does).\n\n"
+        + table(("id", "product", "generation", "compute capability", "memory", "MIG", "open"), rows)
     )
