@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gpunode.core.cdi import made_by_ctk
 from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
+from gpunode.core.edits.defaults import default_reason, default_runtime, wanted_driver
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.facts import masked_hash
 from gpunode.core.facts.kubelet import kubelet_engine, mismatch
@@ -18,7 +19,7 @@ from gpunode.core.items.cdi import settings as cdi_settings
 from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, KeyOf, Question, StepKind
-from gpunode.core.items.kubelet import default_reason, default_runtime, driver_problem, wanted_driver
+from gpunode.core.items.kubelet import driver_problem
 from gpunode.core.items.package import PackageItem
 from gpunode.core.items.stopped_engine import stopped
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args, get_type_hints
 
+from gpunode.core.edits.defaults import default_runtime
 from gpunode.core.engines import ROWS
 from gpunode.core.grammar import WORD
 from gpunode.core.items.engine import manages
 from gpunode.core.items.item import HostCase, Item, StepKind
-from gpunode.core.items.kubelet import default_runtime
 from gpunode.core.model import Check, NodeFacts, Runtime, Solution
 from gpunode.core.printable import shortened
 from gpunode.core.remote import parse_outcome, values_of
