@@ -1,4 +1,4 @@
-"""The figures of docs/design.md as the rows of a table: `python .ci/figures.py`; `--names` says what they count.
+"""Figures of the code base as the rows of a table: `python .ci/figures.py`; `--names` says what they count.
 
 With `--tests [FILE...]` the unit tests run as well (a quarter of an hour), to find those that touch nothing of the
 product: they call no function of gpunode, start no program and read no file of gpunode/, roles/, playbooks/ or docs/.
