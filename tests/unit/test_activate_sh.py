@@ -127,6 +127,40 @@ def test_what_is_in_force_is_named(node: Path) -> None:
     assert outcome.message == f"kernel.hostname = {host}"
 
 
+# to systemd the start of a unit that forks succeeds when its first process has ended, whatever became of the rest
+SYSTEMCTL = """#!/bin/sh
+case $1$2 in
+  is-enabled*) echo enabled ;;
+  is-active-q) grep -qx active "$NODE/state_of_$3" ;;
+  is-active*) cat "$NODE/state_of_$2" ;;
+  start* | restart*) cp "$NODE/then" "$NODE/state_of_$2" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "then", "status", "message"),
+    [
+        ("start", "active", "changed", "nvidia-imex.service running"),
+        ("start", "activating", "changed", "nvidia-imex.service running"),
+        ("start", "inactive", "failed", "nvidia-imex.service does not start"),
+        ("start", "failed", "failed", "nvidia-imex.service does not start"),
+        ("restart", "active", "changed", "nvidia-imex.service restarted"),
+        ("restart", "inactive", "failed", "nvidia-imex.service does not restart"),
+    ],
+)
+def test_a_unit_that_has_started_and_ended_does_not_run(
+    node: Path, verb: str, then: str, status: str, message: str
+) -> None:
+    (node / "bin/systemctl").write_text(SYSTEMCTL)
+    (node / "bin/systemctl").chmod(0o755)
+    (node / "then").write_text(then + "\n")
+    (node / "state_of_nvidia-imex.service").write_text("inactive\n" if verb == "start" else "active\n")
+    key = "services" if verb == "start" else "restart"
+    outcome, _ = run(node, "", activate_request({key: ["nvidia-imex.service"]}))
+    assert (outcome.status, outcome.message) == (status, message), outcome
+
+
 def test_a_module_that_the_new_driver_lacks_is_named(node: Path) -> None:
     (node / "lacks").write_text("nvidia_fs\n")
     (node / "module/nvidia_fs/holders").mkdir(parents=True)

@@ -342,6 +342,20 @@ enable_unit() {
   systemctl --no-reload enable "$1" >>"$log" 2>&1 </dev/null 9>&- || fail "$1 cannot be enabled: $(tail -n 1 "$log")" "is its package installed?"
 }
 
+# runs UNIT
+runs() {
+  case $(systemctl is-active "$1" 2>/dev/null) in active | activating | reloading) ;; *) return 1 ;; esac
+}
+
+# begin start|restart UNIT, which has to run then: to systemd a unit that forks has started once its first process has
+# ended, also where nothing is left of it; nvidia-imex ends so, and says why only in its own log
+begin() {
+  systemctl "$1" "$2" >>"$log" 2>&1 </dev/null 9>&- && runs "$2" && return
+  journalctl -u "$2" -n 20 --no-pager >>"$log" 2>&1
+  [ "$2" != nvidia-imex.service ] || tail -n 5 /var/log/nvidia-imex.log >>"$log" 2>/dev/null
+  fail "$2 does not $1" "journalctl -u $2 on the node; the end of it is in the log"
+}
+
 # units that are to start at the next boot, and not now
 enables() {
   for unit in $(requested enable); do
@@ -363,10 +377,7 @@ services() {
     [ -n "$is_enabled" ] || enable_unit "$unit"
     [ "$state" = active ] || prior active "$unit" inactive active
     # after the reboot it starts by itself, and before it cannot
-    [ -n "$reboot_reason" ] || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || {
-      journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1
-      fail "$unit does not start" "journalctl -u $unit on the node; the end of it is in the log"
-    }
+    [ -n "$reboot_reason" ] || begin start "$unit"
     changed "enabled and started $unit"
   done
 }
@@ -376,10 +387,7 @@ services() {
 restarts() {
   for unit in $(requested restart); do
     systemctl is-active -q "$unit" || continue
-    checking || systemctl restart "$unit" >>"$log" 2>&1 </dev/null 9>&- || {
-      journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1
-      fail "$unit does not restart" "journalctl -u $unit on the node; the end of it is in the log"
-    }
+    checking || begin restart "$unit"
     changed "restart of $unit"
     restarted="$restarted $unit"
   done
@@ -394,7 +402,7 @@ in_force() {
       echo "loaded ${module% }"
     done
     for module in $(requested unload); do loaded "$module" || echo "not loaded $module"; done
-    for unit in $(requested services); do echo "running $unit"; done
+    for unit in $(requested services); do ! runs "$unit" || echo "running $unit"; done
     for unit in $restarted; do echo "restarted $unit"; done
     for unit in $(requested enable); do echo "enabled $unit"; done
     requested alternatives | while read -r name path; do
