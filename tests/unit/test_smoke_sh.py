@@ -34,6 +34,38 @@ def test_without_a_driver_that_anybody_asked_for_the_toolkit_is_not_proven(
     assert smoked(tmp_path, {"gpus": gpus, "toolkit": True})["toolkit.cli"].status == status
 
 
+# the form of 3.0 to 4.2, from tables that people published (github NVIDIA/DCGM issues 55 and 253); with 226 it ends where
+# its back end could not work (issue 158)
+TABLE = """Successfully ran diagnostic for group.
++---------------------------+------------------------------------------------+
+| Diagnostic                | Result                                         |
++===========================+================================================+
+|-----  Deployment  --------+------------------------------------------------|
+| Page Retirement/Row Remap | {}                                           |
+|                           | GPU0: {}                                     |
++---------------------------+------------------------------------------------+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "status"),
+    [
+        (TABLE.format("Pass", "Pass"), 0, "passed"),
+        (TABLE.format("Fail", "Fail"), 0, "failed"),
+        (TABLE.format("Fail", "Fail"), 226, "failed"),
+        (TABLE.format("Pass", "Fail"), 0, "failed"),
+        (TABLE.format("Skip", "Skip"), 0, "not-proven"),
+        ("Successfully ran diagnostic for group.", 0, "not-proven"),
+        ("Error: unable to establish a connection to the specified host: localhost", 1, "failed"),
+    ],
+)
+def test_what_dcgm_says_is_read_from_its_status_and_its_table(
+    said: str, code: int, status: str, tmp_path: Path
+) -> None:
+    fake_program(tmp_path, "dcgmi", f"cat <<'END'\n{said}\nEND\nexit {code}")
+    fake_program(tmp_path, "nvidia-smi", "exit 0")
+    assert smoked(tmp_path, {"gpus": 1})["dcgm.diag"].status == status
+
+
 @pytest.mark.parametrize("log", ["", "/data/rke2/agent/containerd/containerd.log and journalctl -u rke2-agent"])
 def test_a_pod_that_does_not_start_names_the_log_of_its_containerd(log: str, tmp_path: Path) -> None:
     fake_program(tmp_path, "ctr", "echo gpunode-smoke-ran")
