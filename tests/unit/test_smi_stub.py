@@ -82,8 +82,11 @@ def both(request: pytest.FixtureRequest, tmp_path: Path) -> Both:
 
 
 def parts(said: str) -> list[str]:
-    """The values of each line."""
-    return [value for line in said.splitlines() for value in line.split(", ")]
+    """The values of each line; of a table of profiles GPU, name, ID and how many are free."""
+    lines = said.splitlines()
+    rows = [line.split()[1:6] for line in lines if line.startswith("|") and "/" in line and " MIG " in line]
+    plain = [line.split(", ") for line in lines if not line.startswith(("|", "+-"))]
+    return [value for row in (*plain, *rows) for value in row]
 
 
 @pytest.mark.parametrize("health", HEALTH)
@@ -99,6 +102,8 @@ def test_both_give_the_same_answer(health: str, both: Both) -> None:
         ("nvlink", "--status"),
         ("mig", "-lgi"),
         ("mig", "-lci"),
+        ("mig", "-lgip"),
+        ("mig", "-lgipp"),
     ]
     for one in words:
         (status, said), (true_status, truth) = script(*one), real(*one)

@@ -204,10 +204,10 @@ profile_rows() {
 }
 
 place_rows() {
-    awk -F '\t' -v slot="$1" -v gpu="$2" '$1 == slot { starts = $7; gsub(/ /, ",", starts); printf "GPU %2s Profile ID %2s Placements: {%s}:%s\n", gpu, $4, starts, $6 }' "$profiles"
+    awk -F '\t' -v slot="$1" -v gpu="$2" '$1 == slot { starts = $7; word = gsub(/ /, ",", starts) ? "s:" : " :"; printf "GPU %2s Profile ID %2s Placement%s {%s}:%s\n", gpu, $4, word, starts, $6 }' "$profiles"
 }
 
-# table TITLE… then the rows of FUNCTION for every GPU with MIG on
+# table TITLE… then the rows of FUNCTION for every GPU that it is about
 table() {
     function=$1
     shift
@@ -217,14 +217,24 @@ table() {
     echo "$rows"
 }
 
-# without_mig VERB BRANCH: what it says where MIG is off everywhere; on, where it then still lists profiles
+# without_mig VERB: what it says where it is about no GPU
 without_mig() {
-    case $1:$(($2 >= 550)) in lgip:1 | lgipp:1) return ;; esac
+    case $1:$modern in
+    lgip:1 | lgipp:1) echo 'No MIG-supported devices found.' && exit 6 ;;
+    lgi:1 | lci:1) echo 'No MIG-enabled devices found.' && exit 0 ;;
+    esac
     echo 'No MIG-enabled devices found.'
-    case $1:$(($2 >= 550)) in lgi:1 | lci:1) exit 0 ;; *) exit 6 ;; esac
+    exit 6
 }
 
-with_mig() { [ "$(mig_mode "$1" current)" != Enabled ] || "$function" "$1" "$2"; }
+# with_mig SLOT INDEX: FUNCTION, where MIG is on; of profiles, from 550 on, where it can be
+with_mig() {
+    case $verb:$modern in
+    lgip:1 | lgipp:1) [ -z "$(ill "$1" reset)" ] && cut -f 1 "$profiles" 2>/dev/null | grep -qx "$1" ;;
+    *) [ "$(mig_mode "$1" current)" = Enabled ] ;;
+    esac || return 0
+    "$function" "$1" "$2"
+}
 
 # mig_command ARGUMENT…: nvidia-smi mig …
 mig_command() {
@@ -244,8 +254,8 @@ mig_command() {
         esac
         shift
     done
-    function='echo'
-    [ -n "$(each with_mig)" ] || without_mig "$verb" "${branch:-550}"
+    function='echo' modern=$((${branch:-550} >= 550))
+    [ -n "$(each with_mig)" ] || without_mig "$verb"
     case $verb in
     lgi) what='GPU instances' && table instance_rows \
         '+-------------------------------------------------------+' '| GPU instances:                                        |' \
