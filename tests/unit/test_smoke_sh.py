@@ -34,8 +34,8 @@ def test_without_a_driver_that_anybody_asked_for_the_toolkit_is_not_proven(
     assert smoked(tmp_path, {"gpus": gpus, "toolkit": True})["toolkit.cli"].status == status
 
 
-# the form of 3.0 to 4.2, from tables that people published (github NVIDIA/DCGM issues 55 and 253); with 226 it ends where
-# its back end could not work (issue 158)
+# the form of 3.0 to 4.2, from tables that people published (github NVIDIA/DCGM issues 55 and 253); with 226 it ends
+# where its back end could not work (issue 158)
 TABLE = """Successfully ran diagnostic for group.
 +---------------------------+------------------------------------------------+
 | Diagnostic                | Result                                         |
