@@ -376,6 +376,37 @@ def test_runs_of_what_is_decoded_break_nothing(parts: list[str], times: int) -> 
     found.found(), found.xids()
 
 
+NODE = """Name:               gpu-1
+Capacity:
+  cpu:                64
+  nvidia.com/gpu:     8
+Allocatable:
+  cpu:                64
+  nvidia.com/gpu:     {}
+System Info:
+"""
+ANSWERS = [
+    ("nvidia/580.95.05, 6.8.0-40-generic, x86_64: added\n", {"dkms-bad-exit"}),
+    ("nvidia, 470.57.02, 5.4.0-42-generic, x86_64: built\n", {"dkms-bad-exit"}),
+    ("nvidia/580.95.05: added\nnvidia/580.95.05, 6.8.0-40-generic, x86_64: installed\n", set()),
+    ("zfs/2.1.5: added\n", set()),
+    (NODE.format(0), {"plugin-no-devices"}),
+    (NODE.format(7), {"dp-xid-unhealthy"}),
+    (NODE.format(8), set()),
+    ("  nvidia.com/gpu:     0\n  nvidia.com/gpu:     0\n", {"plugin-no-devices"}),
+    ("  nvidia.com/gpu:     8\n  nvidia.com/gpu:     8\n", set()),
+    (NODE.format("0\n  nvidia.com/mig-1g.10gb:     7"), set()),
+]
+
+
+@over(ANSWERS, name=lambda row: row[0])
+def test_what_programs_answer_is_judged_where_they_call_it_no_fault(text: str, names: set[str]) -> None:
+    for shown in (text, f"$ command\n{text}$ another\nall is well\n"):
+        result = diagnosed(shown)
+        assert {one.fault.id for one in result.findings} == names
+        assert all(one.confidence == "high" and one.evidence[0].line for one in result.findings)
+
+
 def test_nothing_known_is_said_and_not_guessed() -> None:
     diagnosis = diagnose(FAULTS, [scan(FAULTS, "log", ["my GPU is slow and the fan is loud\n"])])
     assert diagnosis.sound and "nothing known matches" in diagnosis_text(diagnosis, FAULTS)

@@ -19,8 +19,7 @@ from gpunode.core.doctor.text import Evidence
 
 __all__ = ["Diagnosis", "Faults", "Finding", "Scan", "diagnose", "diagnosis_data", "diagnosis_text", "scan"]
 
-_LESS: Mapping[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
-_ORDER = ("high", "medium", "low")
+_ORDER: tuple[Confidence, ...] = ("high", "medium", "low")  # a fact or a program's own message; each doubt less
 _SHOWN = 3  # lines of a finding, in the text
 
 
@@ -84,14 +83,14 @@ def diagnose(
         there = shown or name in state
         shown = shown if there else [lines for _, lines in all_shown]
         seen = [*state.get(name, ()), *(evidence for one in shown for evidence in one.evidence)]
-        unsure = name not in state and all(one.broken for one in shown)
+        doubts = 0 if name in state else min((one.broken + (not one.own) for one in shown), default=0)
         (findings if there else earlier)[name] = Finding(
             fault=fault,
             root=True,
             count=len(state.get(name, ())) + sum(one.count for one in shown),
             first=min((one.first for one in shown), default=0),
             evidence=tuple(seen),
-            confidence=_LESS[fault.confidence] if unsure else fault.confidence,
+            confidence=_ORDER[doubts],
         )
     below = _consequences(faults, findings)
     ordered = [replace(finding, root=name not in below) for name, finding in findings.items()]

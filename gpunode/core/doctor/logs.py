@@ -36,7 +36,8 @@ class Shown:
     count: int
     first: int
     evidence: tuple[Evidence, ...]
-    broken: bool = False  # seen only where lines were joined: less certain
+    broken: bool = False  # seen only where lines were joined
+    own: bool = False  # by a message that its own program printed, or that nothing else prints
     earlier: bool = False  # of an earlier boot, or a later line shows that it is over
 
 
@@ -108,6 +109,7 @@ class Scan:
                 first=lines.first,
                 evidence=tuple(reversed(lines.newest)),
                 broken=name in broken,
+                own=any(m.plain or (self.part.programs is not None and not m.general) for m in lines.messages),
                 earlier=all(self._is_over(m.program, line) for m, line in lines.messages.items()),
             )
             for name, lines in {**self._seen, **broken}.items()

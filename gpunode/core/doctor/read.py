@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from gpunode.core.doctor import Diagnosis, diagnose
 from gpunode.core.doctor.logs import Scan
+from gpunode.core.doctor.output import told
 from gpunode.core.doctor.parts import Piece
 from gpunode.core.doctor.smi import MARK, smi_gpus
 from gpunode.core.doctor.table import Faults
@@ -62,6 +63,7 @@ def _read(
         if part.refuted_by and part.name not in written and (found := _WRITTEN.search(piece.text[:_HEAD])):
             written[part.name] = calendar.timegm((*map(int, found.groups()), 0, 0))
         scans[part.name].feed(piece.text, piece.line)
+        _add_told(state, source, piece)
         if part.name in answers:
             answers[part.name].add(piece.text)
         elif mark := MARK.search(piece.text):
@@ -78,6 +80,12 @@ def _read(
         for name, seen in _judged(faults, source, answer.line, gpus).items():
             state.setdefault(name, []).extend(seen)
     return scans.values()
+
+
+def _add_told(state: dict[str, list[Evidence]], source: str, piece: Piece) -> None:
+    for at, name, text in told(piece.text) if not piece.part.earlier else ():
+        line = piece.line + piece.text.count("\n", 0, at)
+        state.setdefault(name, []).append(Evidence(source=source, line=line, text=text))
 
 
 def _judged(faults: Faults, source: str, first: int, gpus: Sequence[tuple[int, NvmlGpu]]) -> dict[str, list[Evidence]]:

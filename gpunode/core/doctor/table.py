@@ -17,6 +17,7 @@ from gpunode.core.errors import InputError
 # a fault of a lower layer brings about faults of higher ones
 LAYERS = ("package", "kernel", "driver", "fabric", "cuda", "container", "kubernetes")
 Confidence = Literal["high", "medium", "low"]
+_TELLING = 16  # letters that no other program prints by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,15 @@ class Message:
     pattern: str = ""
     line: str  # as the program prints it
     source: str
-    since: str = ""
-    until: str = ""
     needs: tuple[str, ...] = ()
     general: bool = False
     of_gpu: bool = False
     also: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether the line alone shows the fault: no beginning of many messages, no words that others print, too."""
+        return not (self.needs or self.general) and len(self.text) >= _TELLING
 
     def span(self, line: str, first: int, start: int, end: int) -> tuple[int, int] | None:
         """Where the message is, given where its text begins and the part of the line that may be read."""
@@ -77,7 +81,6 @@ class Fault:
     command: str = ""  # what of gpunode fixes it or says more
     causes: tuple[str, ...] = ()  # ids of its consequences
     refuted_by: str = ""  # a fact of the same machine by which it is not, or not any more
-    confidence: Confidence = "high"
     unit: str = ""  # systemd's unit that does not start by it: where that is active, what a log says of it is over
     source: str
 
