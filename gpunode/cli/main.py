@@ -21,6 +21,7 @@ COMMANDS: Table = {
     "plan": ("gpunode.cli.plan:plan", "Show what provision would do, with reasons and diffs."),
     "provision": ("gpunode.cli.provision:provision", "Apply gpunode.yml to the nodes: plan, ask, run the playbook."),
     "verify": ("gpunode.cli.verify:verify", "Check that nodes match gpunode.yml and that their GPUs work."),
+    "accept": ("gpunode.cli.accept:accept", "Measure nodes by the vendor's tools: floors, outliers, a signed record."),
     "uninstall": ("gpunode.cli.undo:uninstall", "Remove everything that gpunode installed or changed."),
     "rollback": ("gpunode.cli.undo:rollback", "Undo the last run, or all runs after an earlier one."),
     "runs": ("gpunode.cli.runs:runs", "Runs of this controller: list, show, resume, diff."),
@@ -47,7 +48,7 @@ COMMANDS: Table = {
 SECTIONS = {
     "Everyday": ("init", "detect", "plan", "provision", "verify", "report", "doctor"),
     "Undo": ("uninstall", "rollback"),
-    "Fleets": ("runs", "lock", "check-boot"),
+    "Fleets": ("accept", "runs", "lock", "check-boot"),
     "Kubernetes and this machine": ("kube", "runtime", "sharing", "selftest"),
     "Nodes without a network": ("bundle",),
     "Without any node": ("explain", "solve", "knowledge", "lab"),

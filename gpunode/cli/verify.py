@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     shell_complete=complete_runs,
     help="Report changes since this run (gpunode runs list; last); smoke tests only on changed hosts.",
 )
+@click.option(
+    "--since-acceptance",
+    "accepted",
+    metavar="NAME",
+    help="Report what changed since this acceptance: its name, last, or a folder of records.",
+)
 @format_option("text", "json")
 def verify(
     targets: Targets,
@@ -48,6 +54,7 @@ def verify(
     lock: Lock | None,
     smoke: bool,
     since: str | None,
+    accepted: str | None,
     output_format: str,
 ) -> int:
     """Check that nodes match gpunode.yml and that their GPUs are healthy and usable."""
@@ -58,6 +65,8 @@ def verify(
     from gpunode.edge.fleet.runs import Runs
     from gpunode.edge.fleet.since import verify_since
 
+    if since and accepted:
+        raise click.UsageError("--since and --since-acceptance: name one of them")
     desired = DesiredState(merge_spec(spec_data, expected), to_run=False, lock=lock)
     runs = Runs() if since else None
     run = runs.get(since).name if runs and since else ""
@@ -65,7 +74,7 @@ def verify(
         if runs:
             results = verify_since(targets, desired, runs, run, smoke=smoke, on_done=on_done)
         else:
-            results = workflow.verify(targets, desired, smoke=smoke, on_done=on_done)
+            results = workflow.verify(targets, desired, smoke=smoke, on_done=on_done, accepted=accepted)
     other = [r for r in results if not r.unchanged_since]
     show_results(results if output_format == "json" else other, output_format, brief=True)
     if runs and output_format == "text":

@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpunode.core.accept.floors import Floor, parse_floors
 from gpunode.core.bundle.upstream import Upstream, parse_archives
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
@@ -73,6 +74,12 @@ def load_questions() -> Questions:
 def load_support() -> Mapping[str, Support]:
     """knowledge/support.toml; read once a process."""
     return parse_support(_table("support"))
+
+
+@cache
+def load_floors() -> tuple[Floor, ...]:
+    """The rows of knowledge/floors.toml; read once a process."""
+    return parse_floors(_table("floors"))
 
 
 def knowledge_tables() -> dict[str, Any]:

@@ -34,6 +34,7 @@ _BEFORE = {
     "mps.sh": ("common.sh", "lock.sh", "install_file.sh"),
     "firstboot.sh": ("common.sh",),
     "release.sh": ("common.sh", "lock.sh"),
+    "accept.sh": ("common.sh", "lock.sh"),
 }
 
 

@@ -7,8 +7,10 @@ The cluster is the API of tests/unit/api_server.py.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -140,3 +142,35 @@ def test_mig(site: Site) -> None:
     lab = site.host("gpu1", distro="debian:12", gpus=("h100",), engines=("containerd",))
     site.follow("sharing.md", "Example: MIG on one node", {"ssh root@gpu1": on(lab, "")})
     assert at(lab, "systemctl is-enabled gpunode-mig.service").strip() == "enabled"
+
+
+RECORDS = ROOT / "tests/cases/accept"
+TOOLS = {
+    "dcgmi": "dcgm-3-8-gpus-with-a-warning-before",
+    "nvbandwidth": "nvbandwidth-0.10-8-h100",
+    "all_reduce_perf": "nccl-h100-8-nvls",
+    "gpu-fryer": "gpu-fryer-8-h100",
+    "ib_write_bw": "ib-write-bw-200g",
+}
+
+
+def test_accept_a_new_rack(site: Site) -> None:
+    """On nodes with eight stub GPUs, and tools that print what real ones printed."""
+    for name in ("gpu1", "gpu2"):
+        lab = site.host(name, distro="debian:12", gpus=("h100",) * 8, engines=("containerd",))
+        (site.folder / f"{name}.yml").write_text(f"all: {{hosts: {{{name}: }}}}\n")
+        provision = ["gpunode", "provision", "-i", f"{name}.yml", "--yes"]
+        subprocess.run(provision, cwd=site.folder, env=site.environment, check=True)
+        for tool, case in TOOLS.items():
+            printed = (RECORDS / f"{case}.case").read_text().partition("---\n")[2]
+            body = f"#!/bin/sh\ncat <<'END'\n{printed}END\n"
+            at(lab, f"cat >/usr/local/bin/{tool} <<'STUB'\n{body}STUB\nchmod 755 /usr/local/bin/{tool}")
+    site.follow("acceptance.md", "Accept a new rack")
+    page = (site.folder / "rack7/report.html").read_text()
+    assert "8 × 10de:2330 (nvswitch)" in page
+    record = json.loads((site.folder / "rack7/records/gpu1.json").read_text())
+    checks = {check["id"]: check["status"] for check in record["checks"]}
+    assert (checks["accept.h2d"], checks["accept.allreduce.way"], checks["accept.allreduce"]) == (
+        "passed", "passed", "not-proven",
+    )  # fmt: skip
+    assert {stage["stage"] for stage in record["stages"]} >= {"inventory", "dcgm", "nccl", "gemm", "soak", "pair"}

@@ -75,7 +75,13 @@ CALLS = {
         "request": DOCKER,
         "undo": '[{"/etc/docker/daemon.json": Undo(hunks=(Hunk(before=b"", after=b"x"),))}]',
     },
-    "verify": {"targets": TARGETS, "desired": DESIRED, "smoke": "False", "on_done": "lambda found: None"},
+    "verify": {
+        "targets": TARGETS,
+        "desired": DESIRED,
+        "smoke": "False",
+        "on_done": "lambda found: None",
+        "accepted": "None",
+    },
     "write_plan": {"folder": "FOLDER", "hosts": HOSTS, "targets": TARGETS, "desired": DESIRED},
 }
 

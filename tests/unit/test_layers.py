@@ -25,7 +25,7 @@ def words(text: str) -> frozenset[str]:
 PURE = words(
     "__future__ base64 bisect binascii calendar codecs collections configparser contextlib copy dataclasses decimal "
     "difflib enum fnmatch functools hashlib html importlib io ipaddress itertools json math operator posixpath re "
-    "shlex string struct textwrap tomllib types typing unicodedata urllib.parse xml.etree xml.sax zlib"
+    "shlex statistics string struct textwrap tomllib types typing unicodedata urllib.parse xml.etree xml.sax zlib"
 )
 TEXT_LIBRARIES = words("ahocorasick cattrs jinja2 tomli tomlkit yaml")
 IMPURE_BUILTINS = words("open print input exec eval breakpoint __import__")
@@ -184,7 +184,7 @@ ORDER = (
     "edits",
     "items",
     "checks plan",
-    "bundle doctor report selftest undo",
+    "accept bundle doctor report selftest undo",
 )
 
 

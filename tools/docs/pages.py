@@ -47,6 +47,7 @@ def pages(docs: Path) -> dict[str, str]:
         "checks.md": tables.checks_page(),
         "knowledge.md": knowledge_page(),
         "report.schema.json": report_schema_text(),
+        "accept.schema.json": accept_schema_text(),
     }
 
 
@@ -111,6 +112,15 @@ def _blame(code: XidRow) -> str:
 
 
 # ---------------------------------------------------------------- what a report holds
+
+
+def accept_schema_text() -> str:
+    """The JSON Schema of the record that `gpunode accept` writes for each host."""
+    from gpunode.core.accept.result import AcceptRecord
+    from gpunode.core.report.schema import schema_of
+
+    schema = schema_of(AcceptRecord, "gpunode accept: the record of a host")
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def report_schema_text() -> str:

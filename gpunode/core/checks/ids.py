@@ -97,6 +97,30 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "ENGINE.CHECK.gpus": "the container of that check sees other GPUs than the node has",
         "smoke.ran": "appears only when the script itself was cut off, or the host was lost",
     },
+    "Acceptance (`gpunode accept`)": {
+        "accept.dcgm.TEST": "DCGM's test failed; *not-proven* where DCGM skipped it, a warning where it speaks of a "
+        "setting alone",
+        "accept.METRIC": "h2d, d2h, p2p, allreduce or gemm is below its floor: broken below `alive`, slow below `full` "
+        "(a warning at level quick); *not-proven* without a floor or a tool",
+        "accept.loopback": "the same of an all-reduce over the network cards; *not-proven* where it went another way",
+        "accept.pair": "the same of two nodes' network cards",
+        "accept.nvbandwidth": "nvbandwidth ended with an error",
+        "accept.METRIC.fleet": "a value is more than 10 % below the median of its like, and far outside of their "
+        "spread (5 %: a warning)",
+        "accept.METRIC.count": "the tool speaks of another number of GPUs than the machine has",
+        "accept.METRIC.right": "values came out wrong, or the run did not come to its end",
+        "accept.allreduce.way": "passes with the way that NCCL's own log names: NVLS, P2P; a warning for shared memory "
+        "or a network within the machine",
+        "accept.gemm.sound": "gpu-fryer or gpu_burn says so of a GPU",
+        "accept.STAGE.slowdown": "a GPU was slowed down by its board under load: heat, power brake",
+        "accept.STAGE.heat": "(warning) a GPU was above 85 °C, or its memory above 95 °C",
+        "accept.STAGE.link": "(warning) PCIe generation or width under load below what the GPU can do",
+        "accept.STAGE.time": "the tool did not end in its time",
+        "accept.verdict": "(`verify --since-acceptance`) the record of the host is missing, was changed after it was "
+        "signed, or does not say accepted",
+        "accept.since": "(warning) GPUs, driver, kernel or settings are other than at the acceptance",
+        "accept.signed": "passes with the key that signed the record",
+    },
     "The next boot (`gpunode check-boot`)": {
         "boot.KERNEL": "that kernel would come up without its GPU: no module of the right version and flavour, no "
         "firmware, no headers to build one",

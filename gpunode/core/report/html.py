@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunode.core.printable import json_text, printable
-from gpunode.core.report.model import STATES, Gpu, HostRun, Report, ReportHost, between, duration
+from gpunode.core.report.model import STATES, Gpu, HostRun, MetricRow, Report, ReportHost, between, duration
 from gpunode.core.report.seen import fleet_gpus
 from gpunode.core.report.summary import COMPONENTS, left_title
 
@@ -61,6 +61,8 @@ def html_text(report: Report, templates: Mapping[str, str]) -> str:
         ticks=_ticks(report),
         seconds=between,
         duration=duration,
+        heat=_heat,
+        spots=_spots,
         named=_NAMED,
         most=_VARIANTS,
         percent=lambda part, whole: round(100 * part / whole, 2) if whole else 0,
@@ -159,6 +161,22 @@ def _json(data: Any) -> str:
     """JSON that no HTML parser takes for the end of its element."""
     text = json_text(data, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+# ---------------------------------------------------------------- what an acceptance measured
+
+
+def _heat(value: float, row: MetricRow) -> str:
+    """The class of a cell, by the median of machines of one kind."""
+    part = value / row.median if row.median else 1
+    return "cold" if part < 0.90 else "cool" if part < 0.95 else "warm"
+
+
+def _spots(row: MetricRow) -> list[int]:
+    """Where the values lie between the least and the most, each place once."""
+    span = row.most - row.least
+    values = {value for values in row.hosts.values() for value in values}
+    return sorted({round(996 * (value - row.least) / span) if span else 498 for value in values})
 
 
 # ---------------------------------------------------------------- the timeline

@@ -46,9 +46,10 @@ def _suite(host: ReportHost, report: Report) -> Tree.Element:
         hostname=_clean(host.name),
     )
     properties = Tree.SubElement(suite, "properties")
-    for name, value in (("pool", host.pool), ("state", host.state), ("class", host.seen.kind if host.seen else "")):
+    own = (("pool", host.pool), ("state", host.state), ("class", host.seen.kind if host.seen else ""))
+    for name, value in (*own, *host.standards.items()):
         if value:
-            Tree.SubElement(properties, "property", name=name, value=_clean(value))
+            Tree.SubElement(properties, "property", name=_clean(name), value=_clean(value))
     suite.extend(cases)
     return suite
 

@@ -102,6 +102,7 @@ class ReportHost:
     findings: tuple[ReportFinding, ...] = ()
     passed: tuple[str, ...] = ()  # ids of checks
     run: HostRun | None = None
+    standards: Mapping[str, str] = field(default_factory=dict)  # requirement of others → what an acceptance says of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +195,22 @@ class ReportRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricRow:
+    """One number of an acceptance over machines of one kind: what each host reached, and how the values lie."""
+
+    metric: str  # h2d, allreduce …
+    kind: str  # 8 × 10de:2330 (nvswitch)
+    unit: str
+    least: float
+    median: float
+    most: float
+    mad: float  # median of the distances from the median
+    full: float | None  # the floor; null: none is known under these conditions
+    source: str
+    hosts: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The whole: what it is about, the fleet in numbers, what is wrong first, then host by host."""
 
@@ -209,6 +226,7 @@ class Report:
     classes: tuple[ClassRow, ...] = ()
     gpus: tuple[GpuRow, ...] = ()
     run: ReportRun | None = None
+    metrics: tuple[MetricRow, ...] = ()  # of an acceptance
     hosts: tuple[ReportHost, ...] = ()  # worst first
 
 

@@ -12,7 +12,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.report.model import ProbeSummary, Report
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_SIMPLE = {str: "string", int: "integer", bool: "boolean", types.NoneType: "null"}
+_SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
 
 
 def report_data(report: Report) -> dict[str, Any]:
@@ -34,9 +34,14 @@ def seen_from(data: Mapping[str, Any]) -> ProbeSummary:
 
 def report_schema() -> dict[str, Any]:
     """The JSON Schema that every report is valid by."""
+    return schema_of(Report, "gpunode report")
+
+
+def schema_of(kind: type, title: str) -> dict[str, Any]:
+    """The JSON Schema of a dataclass's data."""
     parts: dict[str, Any] = {}
-    reference = _of(Report, parts)
-    return {"$schema": DIALECT, "title": "gpunode report", **reference, "$defs": dict(sorted(parts.items()))}
+    reference = _of(kind, parts)
+    return {"$schema": DIALECT, "title": title, **reference, "$defs": dict(sorted(parts.items()))}
 
 
 def _of(hint: Any, parts: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.module_parameters import check_parameters
+from gpunode.core.spec.accept import AcceptSpec, check_accept
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
 from gpunode.core.spec.option import option
 from gpunode.core.spec.rollout import RolloutSpec, check_rollout
@@ -163,6 +164,7 @@ class Spec:
     image: ImageSpec = option(ImageSpec(), "machines and images prepared before their GPUs are there")
     rollout: RolloutSpec = option(RolloutSpec(), "how a fleet is gone through: waves and budgets")
     verify: VerifySpec = option(VerifySpec(), "verify")
+    accept: AcceptSpec = option(AcceptSpec(), "acceptance")
     sharing: SharingSpec = option(SharingSpec(), "how containers share a GPU")
     kubernetes: KubernetesSpec = option(KubernetesSpec(), "objects in the cluster")
 
@@ -320,6 +322,7 @@ def _check_reboot(spec: Spec, where: str) -> None:
 def _rules(spec: Spec, where: str) -> Iterator[Callable[[], None]]:
     """What has to hold of and between values that fit each by itself; each raises InputError."""
     yield partial(_check_branch, spec.driver, where)
+    yield partial(check_accept, spec.accept, where)
     yield partial(check_bundle, spec.bundle, where)
     yield partial(check_image, spec.image, where)
     yield partial(check_parameters, spec.driver.module_parameters, where)

@@ -19,7 +19,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.spec import Spec, Whole
 from gpunode.core.untrusted import load_yaml
 
-_LEFT_OUT = ("rollout", "kubernetes")
+_LEFT_OUT = ("rollout", "kubernetes", "accept")
 _OPENED = ("runtimes", "sharing")  # what is in these has a name of its own: gpunode_docker_default_runtime
 PREFIX = "gpunode_"
 OTHERS = (  # variables of the roles and playbooks that are no keys

@@ -29,6 +29,7 @@ from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
+from gpunode.edge.records import accepted_checks
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.shell import route
 from gpunode.edge.state import controller_name, new_run, state_dir, write_private
@@ -157,10 +158,31 @@ def connection_vars(host: Detected) -> dict[str, Any]:
 
 
 def verify(
-    targets: Targets, desired: DesiredState, *, smoke: bool = True, on_done: Callable[[Detected], None] = lambda d: None
+    targets: Targets,
+    desired: DesiredState,
+    *,
+    smoke: bool = True,
+    on_done: Callable[[Detected], None] = lambda d: None,
+    accepted: str | None = None,
 ) -> list[HostResult]:
-    """Probe again: the plan must be empty, the GPUs healthy; then smoke.sh uses the GPU unless `smoke` is False."""
-    return verify_found(detect(targets, on_done=on_done), targets, desired, smoke=smoke)
+    """Probe again: the plan must be empty, the GPUs healthy; then smoke.sh uses the GPU unless `smoke` is False.
+
+    With `accepted` the hosts are also compared with their records of that acceptance (edge/records.py).
+    """
+    found = detect(targets, on_done=on_done)
+    results = verify_found(found, targets, desired, smoke=smoke)
+    if accepted is None:
+        return results
+    checks = accepted_checks({one.host: one.facts for one in found if one.facts}, accepted)
+    return [_with_checks(result, checks.get(result.host, [])) for result in results]
+
+
+def _with_checks(result: HostResult, more: Sequence[Check]) -> HostResult:
+    if not more:
+        return result
+    checks = (*result.checks, *more)
+    outcome = "failed" if any(check.status == "failed" for check in more) else result.outcome
+    return replace(result, outcome=outcome, message=_verify_message(checks), checks=checks)
 
 
 def verify_found(

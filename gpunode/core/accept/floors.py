@@ -1,0 +1,73 @@
+"""What a sound machine reaches (knowledge/floors.toml): a floor is taken only where all of its conditions are met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.accept import Kind, Measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """Below `alive` something is broken; from there to `full` it works and is slow."""
+
+    metric: str
+    gpus: tuple[str, ...]  # PCI device ids without the vendor: 2330
+    count: int  # GPUs that took part; 0: each by itself
+    fabric: str  # "": any
+    tool: str
+    size: int  # bytes of the message; 0: not a matter of messages
+    kind: Kind
+    algorithm: str  # "": any
+    alive: float
+    full: float
+    source: str
+    source_date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What floors are chosen by: one model of GPU ("" where there are several), and what joins them."""
+
+    model: str  # 10de:2330
+    gpus: int
+    fabric: str
+
+    @property
+    def kind(self) -> str:
+        """By which machines are compared with each other."""
+        return f"{self.gpus} × {self.model or 'mixed'} ({self.fabric})"
+
+
+def parse_floors(table: Mapping[str, Any]) -> tuple[Floor, ...]:
+    """The parsed file → rows; keys of sources become the text and the date they stand for."""
+    return tuple(
+        Floor(
+            **{
+                **row,
+                "gpus": tuple(row["gpus"]),
+                "source": table["sources"][row["source"]],
+                "source_date": table["dates"][row["source"]],
+            }
+        )
+        for row in table["floors"]
+    )
+
+
+def floor_of(measure: Measure, machine: Machine, floors: Sequence[Floor]) -> Floor | None:
+    """The first floor whose conditions this measure meets."""
+    return next((floor for floor in floors if _fits(floor, measure, machine)), None)
+
+
+def _fits(floor: Floor, measure: Measure, machine: Machine) -> bool:
+    return (
+        floor.metric == measure.metric
+        and floor.tool == measure.tool
+        and machine.model.removeprefix("10de:") in floor.gpus
+        and floor.fabric in ("", machine.fabric)
+        and floor.count in (0, measure.gpus)
+        and (not floor.size or (floor.size, floor.kind) == (measure.size, measure.kind))
+        and floor.algorithm in ("", measure.algorithm)
+    )
