@@ -179,7 +179,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "an installer's old log": (INSTALLER, "rm /var/log/nvidia-installer.log", ""),
     "a recipe in make's log": (RECIPE, "rm -r /var/lib/dkms/nvidia/1", ""),
 }
-MENDED = ("the module is not loaded", "Docker is stopped", "CDI is of another driver")  # by doctor --fix
+MENDED = ("the module is not loaded", "Docker is stopped", "the default runtime is not there")  # by doctor --fix
 
 
 def roots(node: Node) -> set[str]:

@@ -595,6 +595,14 @@ def test_a_unit_that_runs_now_refutes_what_a_log_says_of_its_start() -> None:
     assert diagnose(FAULTS, scans, active={"nvidia-persistenced", "docker"}).sound
 
 
+@over(["containerd-cri-disabled", "kubelet-down"])
+def test_a_kubelet_that_runs_has_found_its_engine(name: str) -> None:
+    """At boot it may begin before its engine answers."""
+    scans = [scan(FAULTS, "kubelet", [a_line_of(name)])]
+    assert name in {f.fault.id for f in diagnose(FAULTS, scans).findings}
+    assert diagnose(FAULTS, scans, active={"kubelet", "containerd"}).sound
+
+
 def test_a_driver_that_answers_refutes_that_it_is_not_loaded() -> None:
     text = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n"
     scans = [scan(FAULTS, "apt", [text])]
