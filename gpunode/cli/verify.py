@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Report what changed since this acceptance: its name, last, or a folder of records.",
 )
-@format_option("text", "json")
+@format_option("text", "json", "slurm")
 def verify(
     targets: Targets,
     spec_data: dict[str, Any],
@@ -75,6 +75,12 @@ def verify(
             results = verify_since(targets, desired, runs, run, smoke=smoke, on_done=on_done)
         else:
             results = workflow.verify(targets, desired, smoke=smoke, on_done=on_done, accepted=accepted)
+    if output_format == "slurm":
+        from gpunode.core.report.slurm import slurm_line
+
+        for result in results:
+            echo(slurm_line(result))
+        return worst_exit(r.outcome for r in results)
     other = [r for r in results if not r.unchanged_since]
     show_results(results if output_format == "json" else other, output_format, brief=True)
     if runs and output_format == "text":
