@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--redact", is_flag=True, help="Take names, addresses, serial numbers and secrets out of what is shown and saved."
 )
-@format_option("text", "json", "yaml")
+@format_option("text", "json", "yaml", "gres")
 def detect(targets: Targets, probes: tuple[Path, ...], save: Path | None, redact: bool, output_format: str) -> int:
     """Show what nodes have: distribution, kernels, GPUs, driver, engines, Kubernetes.  Changes nothing.
 
@@ -91,6 +91,12 @@ def _show(host: Sequence[Detected], output_format: str) -> list[GpunodeError]:
     """Print the hosts; returns the errors, those of hosts that cannot be shown among them."""
     from gpunode.edge.isolate import isolated
 
+    if output_format == "gres":
+        from gpunode.core.report.slurm import gres_text
+
+        for one in host:
+            echo(gres_text(one.host, one.facts) if one.facts else f"# {one.host}: {one.error and one.error.what}")
+        return [one.error for one in host if one.error]
     machine = output_format in ("json", "yaml")
     make: Callable[[Detected], Any] = _data if machine else _card if len(host) == 1 else _row
     made: list[tuple[Detected, Any]] = [

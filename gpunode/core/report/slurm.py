@@ -1,10 +1,10 @@
-"""A host's result as the one line that Slurm takes for a reason to drain a node (`scontrol update … reason=…`)."""
+"""What Slurm takes: a result as the one line of a reason to drain a node, GPUs as lines of gres.conf."""
 
 from __future__ import annotations
 
 import re
 
-from gpunode.core.model import HostResult
+from gpunode.core.model import HostResult, NodeFacts
 
 LIMIT = 200  # characters: squeue and sinfo -R cut longer ones
 
@@ -25,3 +25,35 @@ def _line(what: str, text: str, more: str = "") -> str:
     plain = " ".join(re.sub(r"[\"'`$\\|;&<>\x00-\x1f]", " ", text).split())
     head = f"gpunode: {what}: "
     return f"{head}{plain[: LIMIT - len(head) - len(more)]}{more}"
+
+
+def gres_text(host: str, facts: NodeFacts) -> str:
+    """Lines of gres.conf, one for each model of GPU; a comment where the probe does not say it.
+
+    Types are named as Slurm's own AutoDetect=nvml names them: in small letters, spaces as _.
+    """
+    minors = {gpu.uuid: gpu for gpu in facts.cdi.gpus if gpu.uuid}
+    if any(gpu.mig_devices for gpu in facts.cdi.gpus) or any(gpu.mig_current == "Enabled" for gpu in facts.nvml):
+        return f"# {host}: MIG is on, whose devices only AutoDetect=nvml can name"
+    if not facts.nvml or any(gpu.uuid not in minors or not gpu.name for gpu in facts.nvml):
+        return f"# {host}: the driver does not name its GPUs and their device files"
+    files: dict[str, list[int]] = {}
+    for gpu in facts.nvml:
+        kind = re.sub(r"[^a-z0-9_.-]", "_", gpu.name.lower())
+        files.setdefault(kind, []).append(minors[gpu.uuid].minor)
+    return "\n".join(
+        f"NodeName={host} Name=gpu Type={kind} File=/dev/nvidia{_ranges(sorted(numbers))}"
+        for kind, numbers in files.items()
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """As Slurm's host lists write them: 3, [0-7], [0-2,5]."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return parts[0] if len(numbers) == 1 else f"[{','.join(parts)}]"
