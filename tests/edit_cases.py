@@ -26,13 +26,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import rows
-
 from gpunode.core.edits import RuntimeRequest, completed, probed_runtime_files, runtime_target
 from gpunode.core.edits.commit import target_request
 from gpunode.core.edits.target import texts
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import Edit, NodeFacts, Undo
+from tests import rows
 
 Files = dict[str, bytes]
 EDITS = Path(__file__).parent / "edits"

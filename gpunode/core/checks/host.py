@@ -36,7 +36,7 @@ def _persistence(facts: NodeFacts) -> Iterator[Check]:
         why = "; nvidia-persistenced runs without it (--no-persistence-mode)" if runs else ""
         text = f"persistence mode is off: the driver initializes GPU {', '.join(off)} for each first program{why}"
         yield Check(
-            id="gpu.persistence", status="warning", message=text, fix="nvidia-smi -pm 1; at boot: systemctl edit"
+            id="gpu.persistence", status="warning", message=text, fix="gpu.persistence: true; by hand: nvidia-smi -pm 1"
         )
     elif unread:
         text = f"the persistence mode of GPU {', '.join(unread)} was not read"

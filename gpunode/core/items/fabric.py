@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpunode.core.items import gpu_settings
 from gpunode.core.items.activation import ServiceItem, enabled_of, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File
@@ -16,7 +17,8 @@ _IMEX = "nvidia-imex.service"
 
 
 def wanted(question: Question) -> Found:
-    """What the solution has of it."""
+    """What the solution has of it, and the settings of the GPUs."""
+    yield from gpu_settings.wanted(question)
     fabric = question.solution.fabric
     if fabric is None:
         return
@@ -31,15 +33,16 @@ def wanted(question: Question) -> Found:
 
 
 def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
-    """Services to start; IMEX again where it runs, and its nodes are others than when it started.
+    """Services to start; IMEX again where it runs and its nodes are others than when it started, settings as well.
 
     Without the GPUs they are only enabled.
     """
     if not case.spec.image.load:
         return {"enable": enabled_of(mine)}
     nodes = case.items.get(ItemKey("fabric", "files", IMEX_NODES))
-    stale = nodes is not None and case.pending(nodes)
-    again = [_IMEX] if stale and case.have[ServiceItem(role="fabric", unit=_IMEX).key].startswith("active") else []
+    stale = {_IMEX: nodes is not None and case.pending(nodes), gpu_settings.UNIT: gpu_settings.stale(case)}
+    states = {unit: case.have.get(ServiceItem(role="fabric", unit=unit).key, "") for unit, due in stale.items() if due}
+    again = [unit for unit, state in states.items() if state.startswith("active")]
     return {"services": services_of(mine), **({"restart": again} if again else {})}
 
 

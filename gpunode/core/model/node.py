@@ -118,6 +118,10 @@ class NvmlGpu:
     fabric_state: str = ""  # Not Started, In Progress, Completed
     fabric_status: str = ""  # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
     recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain P2P …
+    compute_mode: str = ""  # Default, Exclusive_Process, Prohibited
+    power_limit: str = ""  # watts: now, and the range that can be set
+    power_min: str = ""
+    power_max: str = ""
     pstate: str = ""  # P0 works, P8 and more sleeps
     vbios: str = ""
     pcie_generation: str = ""  # of its link now, lower while it sleeps

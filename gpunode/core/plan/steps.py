@@ -70,7 +70,7 @@ ROLES = (
     ),
     Role(
         name="fabric",
-        short="Installs DCGM, names the nodes of an NVLink domain to IMEX, and starts the services of both",
+        short="Installs DCGM, names the nodes of an NVLink domain to IMEX, and makes the settings of the GPUs",
         wanted=(fabric.wanted,),
     ),
     Role(name="cuda", short="Installs CUDA toolkits side by side and chooses the default one", wanted=(cuda.wanted,)),
@@ -134,7 +134,7 @@ STEPS = (
     ),
     StepRow("fabric", "sources", "Set up the repository of DCGM", file.STEP),
     StepRow("fabric", "packages", "Install DCGM", package.STEP),
-    StepRow("fabric", "files", "Write the nodes of the NVLink domain, and what measures the GPUs", file.STEP),
+    StepRow("fabric", "files", "Write the nodes of the NVLink domain, and the settings of the GPUs", file.STEP),
     StepRow(  # IMEX reads its nodes when it starts
         "fabric", "activate", "Start what manages the fabric and the GPUs", fabric.ACTIVATION, again=("fabric.files",)
     ),

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 from gpunode.core.module_parameters import check_parameters
 from gpunode.core.spec.accept import AcceptSpec, check_accept
+from gpunode.core.spec.gpu import GpuSpec, check_gpu
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
 from gpunode.core.spec.option import option
 from gpunode.core.spec.rollout import RolloutSpec, check_rollout
@@ -147,6 +148,7 @@ class Spec:
     """gpunode.yml.  An empty file is a valid one: every key has a default."""
 
     driver: DriverSpec = option(DriverSpec(), "NVIDIA driver")
+    gpu: GpuSpec = option(GpuSpec(), "settings of the GPUs")
     cuda: CudaSpec = option(CudaSpec(), "CUDA toolkits on the host")
     toolkit: ToolkitSpec = option(ToolkitSpec(), "NVIDIA Container Toolkit")
     fabric: FabricSpec = option(FabricSpec(), "NVLink domains and DCGM")
@@ -326,6 +328,7 @@ def _rules(spec: Spec, where: str) -> Iterator[Callable[[], None]]:
     yield partial(check_bundle, spec.bundle, where)
     yield partial(check_image, spec.image, where)
     yield partial(check_parameters, spec.driver.module_parameters, where)
+    yield partial(check_gpu, spec.gpu, where)
     yield partial(_check_reboot, spec, where)
     yield partial(check_rollout, spec.rollout, where)
     yield partial(_check_version, spec.driver, where)

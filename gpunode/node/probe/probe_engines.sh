@@ -8,7 +8,7 @@ nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvi
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
 rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
 snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
-gpunode-firstboot.service gpunode-mig.service gpunode-mps.service nvidia-mig-manager.service
+gpunode-firstboot.service gpunode-gpu.service gpunode-mig.service gpunode-mps.service nvidia-mig-manager.service
 unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
 
 # ---------------------------------------------------------------- CUDA and the container toolkit
