@@ -16,7 +16,6 @@ from gpunode.core.accept import Call, Measure, Reading, Tool, ToolRequest, unrea
 from gpunode.core.accept.text import lines, number, tail
 from gpunode.core.model import Check
 
-TRIES = 3  # the first good one counts
 _ROW = re.compile(r"(?:\[\d+\])?\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)(?:\s+(-?\d+))?((?:\s+[\d.e+-]+|\s+N/A){8})\s*$")
 _ALGORITHM = re.compile(r"AllReduce: (\d+) Bytes -> Algo ([A-Za-z_]+) proto ([A-Za-z0-9]+)")
 _VIA = re.compile(r"NCCL INFO .* via (P2P|SHM|NET/IB|NET/Socket|NET|C2C)\b")

@@ -1,9 +1,9 @@
 # shellcheck shell=sh
 # Runs one tool of an acceptance and sends what it printed.  Nothing stays: the tool's output lies in the request's folder,
 # and the tool ends with this script, also when the connection is gone (each sample is written to it).
-# Request (edge/accept.py): `programs` (names or paths with *, the first that is there), `arguments` and `environment`, one a
-# line, `seconds`, `sample` (fields of nvidia-smi), `image` (used where no program is there), `fresh` (a GPU must be free),
-# `find` (only say what is there).  Output: program, sample, beat, ended, output (base64).
+# Request (edge/accept.py): `programs` (names, or paths with *; the first that is there), `arguments` and `environment`, one
+# a line, `seconds`, `sample` (fields of nvidia-smi), `controller`, `image` (used where no program is there).
+# Output: program, sample, beat, ended, output (base64).
 
 MOST=1000000 # bytes of the tool's output: its end counts
 EVERY=5      # seconds between samples
@@ -69,7 +69,6 @@ if [ -z "$program" ] && [ -z "$by" ]; then
   finish unchanged "missing"
 fi
 say program "${program:-$(requested programs | head -n 1) of $image}"
-[ ! -e "$GPUNODE_IN/find" ] || finish unchanged "found"
 
 # nobody else's gpunode works here meanwhile; nothing is created for it
 if have flock && [ -e "$GPUNODE_STATE/lock" ]; then
