@@ -1,4 +1,4 @@
-"""A node whose containerd has what kubespray's templates make of the page's snippet: pods start, nothing is edited."""
+"""A node whose containerd has what kubespray's templates make of the page's snippet: pods start, no edit of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def node(request: pytest.FixtureRequest, lab_up: Callable[..., Lab], run_gpunode
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_pods_of_both_runtimes_start_and_nothing_is_edited(release: str, node: Lab, run_gpunode: Run) -> None:
+def test_pods_of_both_runtimes_start_and_it_is_not_edited(release: str, node: Lab, run_gpunode: Run) -> None:
     [host] = node.nodes
     major = node.run(host, "containerd --version").stdout.split()[2].lstrip("v").partition(".")[0]
     if major != RELEASES[release][1].partition(".")[0]:
@@ -41,6 +41,8 @@ def test_pods_of_both_runtimes_start_and_nothing_is_edited(release: str, node: L
     )
     assert done.returncode == 0, done
     asked = ("-i", node.inventory, "-c", node.spec)
+    run_gpunode("provision", *asked, "--yes")  # where the driver of cgroups is systemd, devices are linked at boot, too
+    assert node.run(host, "cat /etc/containerd/config.toml").stdout == text.decode(), "it is not edited"
     assert "nothing to do" in run_gpunode("plan", *asked).stdout
     said = run_gpunode("verify", *asked, "-v").stdout
     assert re.search(r"ok +containerd\.cri-nvidia\.gpus ", said) and re.search(r"ok +containerd\.cri-default ", said)

@@ -171,7 +171,10 @@ def test_another_secret_on_the_node_is_found_and_the_right_one_is_not(keys: list
     secrets = seal_spec(SECRET_SPEC)[1]
     [sources] = [s for s in planned(SECRET_SPEC).plan.steps if s.id == "driver.sources"]
     ours = "/etc/apt/sources.list.d/gpunode-nvidia-cuda.sources"
+    modes = {file["path"]: file["mode"] for file in sources.value}
+    assert modes.pop(ours) == "0600" and set(modes.values()) == {"0644"}
     files = {file["path"]: config_file(file["path"], secrets.open(file["content"])) for file in sources.value}
+    files[ours] = replace(files[ours], mode=0o600)
     done = replace(facts, files={**facts.files, **files})
 
     def to_write(spec: dict[str, Any]) -> set[str]:

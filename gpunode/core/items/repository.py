@@ -11,6 +11,7 @@ from gpunode.core.items.file import File, KeyFile, render
 from gpunode.core.items.item import Found, Item, Question
 from gpunode.core.model import NodeFacts, Reason, Repository
 from gpunode.core.openpgp import fingerprints, without
+from gpunode.core.secrets import references_in
 from gpunode.core.spec.source import DISTRIBUTION
 
 # Where each repository has been set up by others; a file beside ours gives every package twice, and makes apt fail:
@@ -123,7 +124,9 @@ def _files(role: str, repository: Repository, facts: NodeFacts, templates: Mappi
         manager=facts.package_manager,
     )
     key = KeyFile(role=role, option="sources", path=key_path(repository, facts), repository=repository)
-    return (key, File(role=role, option="sources", path=sources_path(repository.name, facts), text=text))
+    # apt of who may not read it goes on without it
+    mode = "0600" if references_in(text) else "0644"
+    return (key, File(role=role, option="sources", path=sources_path(repository.name, facts), text=text, mode=mode))
 
 
 def revoked_files(facts: NodeFacts, revoked: Sequence[str]) -> tuple[str, ...]:
