@@ -28,9 +28,12 @@ trap 'exit 130' HUP INT TERM
 say 'A Debian 12 node with systemd, sshd, containerd and Docker. Its H100 is faked, as are kernel and driver packages.'
 show lab up --name demo --gpu h100 --nouveau
 
-# what is wanted: the lab's own package sources, and a CUDA toolkit on the host
+# what is wanted: the lab's own package sources, a driver branch, and a CUDA toolkit on the host
 spec=$lab/demo.yml
-{ cat "$lab/gpunode.yml" && printf 'cuda:\n  versions: ["12.8"]\n'; } >"$spec"
+wanted() {
+    { cat "$lab/gpunode.yml" && printf 'driver:\n  branch: "%s"\ncuda:\n  versions: ["12.8"]\n' "$1"; } >"$spec"
+}
+wanted 580
 
 say 'What is it? One SSH session that changes nothing.'
 show detect -i "$lab/hosts.yml"
@@ -46,6 +49,10 @@ show verify -i "$lab/hosts.yml" -c "$spec"
 
 say 'Once more: nothing to do.'
 show provision -i "$lab/hosts.yml" -c "$spec" --yes
+
+say 'A later branch in gpunode.yml: what an upgrade would change.'
+wanted 595
+show_pending plan -i "$lab/hosts.yml" -c "$spec"
 
 if [ -n "${KEEP:-}" ]; then
     say 'The node stays: gpunode lab ssh demo-1; gpunode lab down demo'

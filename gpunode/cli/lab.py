@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from gpunode.edge.detect import Targets
     from gpunode.lab import Lab, Node
 
+STILL = 20.0  # seconds between two lines of a step that takes long
 _DISTRO = click.option(
     "--distro",
     default="debian:12",
@@ -87,7 +92,8 @@ def up(count: int, name: str, kubernetes: str, vendor: str, output_format: str, 
     from gpunode.lab import up as lab_up
 
     hardware = {key: shape.pop(key) for key in ("gpus", "nouveau")}
-    made = lab_up(count, name=name, **hardware, kubernetes=kubernetes, vendor=vendor, log=_log, **_shape(**shape))
+    with _steps() as log:
+        made = lab_up(count, name=name, **hardware, kubernetes=kubernetes, vendor=vendor, log=log, **_shape(**shape))
     if output_format == "json":
         print_json(_lab_data(made))
         return
@@ -107,7 +113,8 @@ def down(names: tuple[str, ...], everything: bool) -> None:
 
     if not names and not everything:
         raise click.UsageError("name the nodes to take away, or say --all")
-    gone = lab_down(names, everything=everything, log=_log)
+    with _steps() as log:
+        gone = lab_down(names, everything=everything, log=log)
     echo(f"removed {' '.join(gone)}" if gone else "there was no node")
 
 
@@ -146,7 +153,9 @@ def reset(names: tuple[str, ...]) -> None:
     """Put nodes back to their fresh image, with the same name and address."""
     from gpunode.lab import reset as lab_reset
 
-    _print_nodes(lab_reset(names, log=_log))
+    with _steps() as log:
+        nodes = lab_reset(names, log=log)
+    _print_nodes(nodes)
 
 
 @lab.command(epilog="Examples:\n\n\b\n  gpunode lab image debian:13 --engines containerd")
@@ -156,7 +165,9 @@ def image(**shape: Any) -> None:
     """Print the name of the node image of that kind, building it when it is missing."""
     from gpunode.lab import image_name
 
-    echo(image_name(log=_log, **_shape(**shape)))
+    with _steps() as log:
+        name = image_name(log=log, **_shape(**shape))
+    echo(name)
 
 
 @lab.command(name="podman-args", epilog="Examples:\n\n\b\n  gpunode lab podman-args mine --gpu h100 --nouveau")
@@ -166,7 +177,9 @@ def podman_args(name: str, gpus: tuple[str, ...], nouveau: bool, **shape: Any) -
     """Prepare a node that Molecule will start, and print its entry for molecule.yml's `platforms` as JSON."""
     from gpunode.lab import platform as lab_platform
 
-    print_json(lab_platform(name, gpus=gpus, nouveau=nouveau, log=_log, **_shape(**shape)))
+    with _steps() as log:
+        made = lab_platform(name, gpus=gpus, nouveau=nouveau, log=log, **_shape(**shape))
+    print_json(made)
 
 
 @lab.command(
@@ -184,7 +197,8 @@ def molecule(nodes: Path, output: Path) -> None:
     """
     from gpunode.lab.molecule import read_nodes, write_base
 
-    environment = write_base(read_nodes(nodes), output, log=_log)
+    with _steps() as log:
+        environment = write_base(read_nodes(nodes), output, log=log)
     for name, value in environment.items():
         echo(f"export {name}={shlex.quote(value)}")
 
@@ -197,8 +211,28 @@ def _shape(distro: str, engines: str, no_python: bool, real_driver: bool) -> dic
     return {"distro": distro, "engines": chosen, "python": not no_python, "real_driver": real_driver}
 
 
-def _log(message: str) -> None:
-    echo(message, err=True)
+@contextmanager
+def _steps() -> Iterator[Callable[[str], None]]:
+    """Says each step, and while it takes long, for how long it is at it: the first node of a kind is minutes away."""
+    from gpunode.core.report.model import duration
+
+    step: list[Any] = ["", time.monotonic()]
+    ended = threading.Event()
+
+    def log(message: str) -> None:
+        step[:] = message, time.monotonic()
+        echo(message, err=True)
+
+    def wait() -> None:
+        while not ended.wait(STILL):
+            if step[0]:
+                echo(f"  {duration(int(time.monotonic() - step[1]))}: still {step[0]}", err=True)
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        yield log
+    finally:
+        ended.set()
 
 
 def _node_data(node: Node) -> dict[str, Any]:
@@ -240,6 +274,7 @@ def target(targets: Targets, spec_data: dict[str, Any]) -> tuple[Targets, dict[s
 
     made = load_lab("gpunode")
     if not made.nodes:
-        made = lab_up(log=_log)
+        with _steps() as log:
+            made = lab_up(log=log)
     lab_spec = yaml.safe_load(made.spec.read_text())
     return dataclasses.replace(targets, inventory=(str(made.inventory),), listing=None), merge_spec(lab_spec, spec_data)

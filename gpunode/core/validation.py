@@ -108,8 +108,9 @@ def check_one(where: str, value: Any, shape: Shape) -> None:
             check_value(f"{where}: {name}", value.get(name), key)
 
 
-def check_keys(where: str, value: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raises InputError for a key that is none of the known ones."""
+def check_keys(where: str, value: Mapping[str, Any], known: Mapping[str, Shape] | Collection[str]) -> None:
+    """Raises InputError for a key that is none of the known ones; those that nobody documents are not listed."""
+    listed = [key for key in known if not isinstance(known, Mapping) or known[key].doc]
     for key in value:
         if key not in known:
             import difflib  # slow to import, and only for messages
@@ -117,7 +118,7 @@ def check_keys(where: str, value: Mapping[str, Any], known: Collection[str]) -> 
             near = difflib.get_close_matches(str(key), known, n=1)
             raise InputError(
                 f"{where}: unknown key {key!r}",
-                expected=f"one of {', '.join(known)}",
+                expected=f"one of {', '.join(listed)}",
                 fix=f"did you mean {near[0]!r}?" if near else "remove it",
             )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpunode.core.errors import GpunodeError
+from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.plan.playbook import dump
 from gpunode.core.remote import program
 from gpunode.core.undo.journal import signature
@@ -27,6 +28,21 @@ WORKED = ("ok", "changed", "failed")  # kinds of events after which a host may h
 def may_hold(event: Event) -> bool:
     """Whether the host of an event was reached, so that it may have a lease of this run."""
     return event.kind in WORKED
+
+
+def without_leased(hosts: Iterable[Detected]) -> list[Detected]:
+    """The hosts, with an error where another controller is at work: nothing is planned there."""
+    return [replace(host, error=refusal) if (refusal := _refusal(host)) else host for host in hosts]
+
+
+def _refusal(host: Detected) -> RefusedError | None:
+    controller, _, run = (host.facts.lease if host.facts else "").partition(" ")
+    if not controller or controller == controller_name():
+        return None
+    return RefusedError(
+        f"the controller {controller} is at work on this node (run {run})",
+        fix="wait for it to end, or take the node from it: --break-lock",
+    )
 
 
 def give_back(

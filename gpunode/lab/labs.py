@@ -223,7 +223,7 @@ def _reserve_control(asked: Node) -> Node | None:
     if control.name in have:
         _check_same(have[control.name], control)
         return None
-    control = replace(control, maker=os.getpid())
+    control = replace(control, maker=os.getpid(), address=_free_address(have.values()))
     nodes.save(control)
     return control
 
@@ -237,10 +237,16 @@ def _reserve(asked: Node, count: int) -> list[Node]:
         if name in have:
             _check_same(have[name], asked)
             continue
-        node = replace(asked, name=name, maker=os.getpid())
+        node = replace(asked, name=name, maker=os.getpid(), address=_free_address([*have.values(), *new]))
         nodes.save(node)
         new.append(node)
     return new
+
+
+def _free_address(others: Iterable[Node]) -> str:
+    """One that a node keeps when its container starts again; from above, as podman chooses from below."""
+    taken = {node.address for node in others}
+    return next(str(one) for one in reversed([*network.ensure_network().hosts()]) if str(one) not in taken)
 
 
 def _check_same(node: Node, asked: Node) -> None:

@@ -167,7 +167,7 @@ OPTIONS = (
 def start(node: Node) -> Node:
     """Start the node's container, which boots from there by itself; gives back the node with its address.
 
-    Podman chooses the address, but a node that is reset keeps its own.
+    Podman chooses the address of one that has none yet (Molecule's).
     """
     named = ("--name", node.container, "--hostname", node.name, "--label", f"{LABEL}={node.lab}")
     network = [f"--network={network_name()}", f"--mac-address={_mac(node.container)}"]

@@ -405,6 +405,7 @@ def test_the_hash_stays_when_only_volatile_facts_change() -> None:
         nvml=(),
         notes=("x",),
         package_lock="apt",
+        lease="other run",
         driver=dataclasses.replace(facts.driver, smi="trouble"),
     )
     assert facts_hash(later) == facts_hash(facts)

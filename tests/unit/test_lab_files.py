@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from gpunode.cli import lab as cli_lab
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.spec import parse_spec
 from gpunode.lab import files, images, labs, machine, molecule, network, nodes
@@ -244,3 +247,21 @@ def test_a_suite_that_the_archive_does_not_have_is_refused_in_the_words_of_apt(m
     monkeypatch.setattr(machine, "run", run)
     with pytest.raises(RefusedError, match=r"the suite forky: Failed to fetch http://a\.example/\S+  404  Not Found\n"):
         images._require_suite("forky", archive)
+
+
+def test_a_step_that_takes_long_says_for_how_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_lab, "STILL", 0.05)
+    with cli_lab._steps() as log:
+        time.sleep(0.12)
+        log("fetching debian:12")
+        time.sleep(0.3)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert (first, second) == ("fetching debian:12", "  0 s: still fetching debian:12")
+
+
+def test_a_node_has_an_address_from_the_start_which_no_other_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "ensure_network", lambda: ipaddress.IPv4Network("10.1.2.0/24"))
+    one = Node(name="a-1", lab="a", address=labs._free_address([]), engines=(), gpus=())
+    assert (one.address, labs._free_address([one])) == ("10.1.2.254", "10.1.2.253")

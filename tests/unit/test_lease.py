@@ -14,10 +14,15 @@ from typing import Any
 import pytest
 
 from gpunode.core.errors import InputError
+from gpunode.core.facts import parse_probe
+from gpunode.core.model import NodeFacts
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.undo.journal import signature
+from gpunode.edge.detect import Detected
+from gpunode.edge.lease import without_leased
 from gpunode.edge.state import controller_name, next_generation
 from gpunode.node import part
+from gpunode.node import script as probe_script
 
 COMMON = "".join(part(name).read_text(encoding="utf-8") for name in ("common.sh", "lock.sh"))
 RELEASE = part("release.sh").read_text(encoding="utf-8")
@@ -294,3 +299,34 @@ def test_threads_that_ask_for_the_first_time_get_one_name(tmp_path: Path, monkey
         with ThreadPoolExecutor(8) as pool:
             assert len(set(pool.map(ask, range(8)))) == 1
         assert [p.name for p in (tmp_path / str(attempt) / "gpunode").iterdir()] == ["controller"]
+
+
+# ---------------------------------------------------------------- before anything is planned
+
+
+def of_the_probe(state: Path) -> str:
+    """What the probe says of the lease of that folder."""
+    text = probe_script("probe.sh").replace("/var/lib/gpunode/", f"{state}/")
+    ran = subprocess.run(["sh", "-s"], input=program(text, {"sections": b"locks\n"}), capture_output=True, text=True)
+    return parse_probe(ran.stdout).lease
+
+
+def test_the_probe_tells_whose_the_node_is_until_it_is_given_back(tmp_path: Path) -> None:
+    assert of_the_probe(tmp_path) == ""
+    act(tmp_path, controller="one", generation="7")
+    assert of_the_probe(tmp_path) == "one r1"
+    release(tmp_path, controller="one", generation="7")
+    assert of_the_probe(tmp_path) == ""
+    for seconds, known in ((-5, False), (LEASE - 5, True), (LEASE + 60, False)):
+        (tmp_path / "lease").write_text(f"{int(time.time()) + seconds} one r2 8\n")
+        assert bool(of_the_probe(tmp_path)) is known, seconds
+
+
+def test_a_node_of_another_controller_is_refused_before_it_is_planned() -> None:
+    hosts = [
+        Detected(host="mine", facts=NodeFacts(lease=f"{controller_name()} r1")),
+        Detected(host="nobodys", facts=NodeFacts()),
+        Detected(host="theirs", facts=NodeFacts(lease="two r2")),
+    ]
+    errors = [host.error for host in without_leased(hosts)]
+    assert errors[:2] == [None, None] and "the controller two is at work on this node (run r2)" in str(errors[2])

@@ -210,6 +210,7 @@ OTHER: dict[str, Any] = {
     "boot_id": "another-boot",
     "nvml": (NvmlGpu(index=7, uuid="GPU-7", mig_current="Enabled"),),
     "package_lock": "1234 unattended-upgr",
+    "lease": "two r2",
     "containers": {"crio": Running(count=3, names=("default/web",))},  # its restart stops none: no word
     "xids": (Xid(code=79, slot="0000:17:00.0", line="NVRM: Xid 79"),),
     "nvlink_inactive": ("GPU 0 link 3",),

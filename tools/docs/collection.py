@@ -148,6 +148,7 @@ _ALL = Part(
     "C(gpunode_reboot: never) forbids that. B(Restarts or reloads container engines) whose configuration changes.",
 )
 _COMMON = ("proxy", "sources", "bundle")  # what the packages of every part come from
+_IMAGE = "A machine or image whose GPUs are to come"
 _VERIFY = {
     "type": "str",
     "description": ["When the GPUs are used for real: after a change, in every run, or not at all."],
@@ -195,7 +196,9 @@ def _about(role: Role, part: Part) -> dict[str, str]:
     """What a role says of itself."""
     return {
         "defaults/main.yml": _defaults(part),
-        "meta/argument_specs.yml": _specs(role, _options(part), f"{role.about or role.short + '.'} {part.disturbs}"),
+        "meta/argument_specs.yml": _specs(
+            role, _options(part), f"{role.about or role.short + '.'} {part.disturbs}", _example(role, part)
+        ),
         "meta/main.yml": _galaxy(role),
         "README.md": _readme(role, part),
     }
@@ -266,8 +269,16 @@ def _defaults(part: Part) -> str:
     )
 
 
-def _specs(role: Role, options: Mapping[str, Any], about: str) -> str:
-    main = {"short_description": role.short, "description": [about], "version_added": "0.1.0", "options": dict(options)}
+def _specs(role: Role, options: Mapping[str, Any], about: str, example: str = "") -> str:
+    main: dict[str, Any] = {
+        "short_description": role.short,
+        "description": [about],
+        "version_added": "0.1.0",
+        "options": dict(options),
+    }
+    if example:
+        main["examples"] = example
+        main["seealso"] = [{"module": f"gpunode.node.{name}"} for name in ("result", "facts")]
     return dump({"argument_specs": {"main": main}}, width=90)
 
 
@@ -299,7 +310,13 @@ def _galaxy(role: Role) -> str:
 
 def _readme(role: Role, part: Part) -> str:
     own = [one for one in variables_of(part) if one.path[0] in part.sections and part is not _ALL]
-    rows = "".join(f"| `{one.name}` | `{_default_text(one)}` | {_sentence(one.doc)} |\n" for one in own)
+    like: dict[tuple[str, str], list[str]] = {}  # what is the same for each engine has one row
+    for one in own:
+        key = (_default_text(one), _sentence(one.doc)) if one.path[0] != "image" else ("", _IMAGE)
+        like.setdefault(key, []).append(f"`{one.name}`")
+    rows = "".join(
+        f"| {', '.join(names)} | {default and f'`{default}`'} | {doc} |\n" for (default, doc), names in like.items()
+    )
     table = f"| variable | default | what |\n|---|---|---|\n{rows}" if own else ""
     also = "gpunode_spec (all as one mapping), gpunode_proxy and gpunode_sources" if own else "every variable"
     more = (

@@ -79,10 +79,17 @@ def read_package_lock(probe: Probe) -> str:
     """Who holds the package manager's lock: "apt-get (process 1234) holds /var/lib/dpkg/lock", "" when free."""
     for line in probe.lines("locks"):
         path, *holder = line.split(" ", 2)
+        if path == "lease":
+            continue
         if len(holder) == 2:
             return f"{holder[1]} (process {holder[0]}) holds {path}"
         probe.unreadable("locks", line)
     return ""
+
+
+def read_lease(probe: Probe) -> str:
+    """«CONTROLLER RUN» of whom the node is now, "" for nobody's."""
+    return next((line.removeprefix("lease ") for line in probe.lines("locks") if line.startswith("lease ")), "")
 
 
 def read_first_boot(probe: Probe) -> FirstBoot:

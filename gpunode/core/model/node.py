@@ -378,6 +378,7 @@ class NodeFacts:
     packages: Mapping[str, InstalledPackage] = field(default_factory=dict)  # only names that concern us
     broken_packages: tuple[str, ...] = ()  # dpkg --audit and the like
     package_lock: str = ""  # who holds the package manager's lock, "" when free
+    lease: str = ""  # the controller that is at work there, and its run
     services: Mapping[str, Service] = field(default_factory=dict)
     modules: tuple[str, ...] = ()  # loaded kernel modules that concern us: nvidia, nouveau, overlay, br_netfilter …
     sysctl: Mapping[str, str] = field(default_factory=dict)  # values in force that concern us; no br_netfilter: no key

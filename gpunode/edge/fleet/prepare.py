@@ -16,6 +16,7 @@ from gpunode.edge.detect import SETTLE, Detected, Targets
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import JOURNAL, Runs
 from gpunode.edge.fleet.workflow import plan_all
+from gpunode.edge.lease import without_leased
 from gpunode.edge.saved import SavedPlan, load_plan
 from gpunode.edge.state import state_path
 
@@ -56,7 +57,8 @@ def prepare(
     found = saved.find_hosts(targets) if saved else detect.find_hosts(targets)
     if not check and (state_path() / JOURNAL).exists():
         Runs().refuse_busy(host.host for host in found)
-    hosts = plan_all(detect.probe(found, targets, on_done=on_done), targets, desired)
+    probed = detect.probe(found, targets, on_done=on_done)
+    hosts = plan_all(probed if check or targets.break_lock else without_leased(probed), targets, desired)
     if saved:
         saved.check(hosts)
     return Prepared(hosts=hosts, targets=targets, desired=desired, saved=saved)

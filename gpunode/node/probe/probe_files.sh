@@ -70,7 +70,10 @@ probe_locks() {
     [ -n "$pid" ] && [ -d "/proc/$pid" ] && first "/proc/$pid/comm" && line "$file $pid $REPLY"
   done
   [ -e /var/lib/pacman/db.lck ] && line "/var/lib/pacman/db.lck - pacman"
-  return 0
+  [ ! -r /var/lib/gpunode/lease ] || awk -v now="$(date +%s)" -v released="$(cat /var/lib/gpunode/released 2>/dev/null)" '
+    NR == 1 && $3 != "" && $1 ~ /^[0-9]+$/ && now < $1 && $1 <= now + 180 && substr($0, index($0, " ") + 1) != released {
+      print "| lease " $2 " " $3
+    }' /var/lib/gpunode/lease
 }
 
 # ---------------------------------------------------------------- files

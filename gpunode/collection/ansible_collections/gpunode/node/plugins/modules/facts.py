@@ -174,6 +174,9 @@ facts:
     package_lock:
       description: Who holds the package manager's lock, "" when free.
       type: str
+    lease:
+      description: The controller that is at work there, and its run.
+      type: str
     services:
       description: 'Services. Keys: name, active, enabled, memlock.'
       type: dict
