@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.extended]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 # kubespray's tasks around its template: the specification that its runtime names, and runc where it installs one
-AROUND = f"ln -sf $(command -v runc) {RUNC}; ctr oci spec >/etc/containerd/cri-base.json"
+AROUND = f"ln -sf /usr/sbin/runc {RUNC}; ctr oci spec >/etc/containerd/cri-base.json"
 # a node of the lab may not lower a pod's OOM score (docs/lab.md)
 PLUGIN = re.compile(rb'^ *\[plugins\."io\.containerd\.(?:grpc\.v1\.cri|cri\.v1\.runtime)"\]\n', re.MULTILINE)
 

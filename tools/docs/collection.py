@@ -510,6 +510,12 @@ def documented(shape: Shape) -> dict[str, Any]:
     return found
 
 
+def of_module(option: dict[str, Any]) -> dict[str, Any]:
+    """An option as modules document it: what lies within are its suboptions, which a role calls options."""
+    inner = {name: of_module(one) for name, one in option.get("options", {}).items()}
+    return {("suboptions" if key == "options" else key): inner if key == "options" else v for key, v in option.items()}
+
+
 def leaves(shape: Shape, prefix: str) -> Iterator[tuple[str, str, str]]:
     """(dotted key, type, meaning) of all that a value may hold."""
     for name, key in shape.keys.items():
@@ -539,7 +545,7 @@ def argument_shapes() -> dict[str, dict[str, Shape]]:
 def _fragments() -> str:
     blocks = []
     for action, arguments in sorted(argument_shapes().items()):
-        options = {name: {**documented(shape), "default": shape.empty} for name, shape in arguments.items()}
+        options = {name: {**of_module(documented(shape)), "default": shape.empty} for name, shape in arguments.items()}
         text = dump({"options": options}).removeprefix("---\n")
         blocks.append(f'    {action.upper()} = r"""\n{text}"""\n')
     head = (

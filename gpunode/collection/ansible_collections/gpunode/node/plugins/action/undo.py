@@ -34,7 +34,7 @@ class ActionModule(NodeAction):
         result["stays"] = bool(back.notes)
         if not self.check and scope.records:
             planned = back
-            for _ in range(AGAIN):
+            for _attempt in range(AGAIN):
                 journal, scope, back = self._back(request, scope.to)
                 if result.get("warnings") or not back.by_scripts_alone:
                     break
@@ -78,7 +78,7 @@ class ActionModule(NodeAction):
         from gpunode.core.undo.journal import parse_snapshot, present_request
 
         request = {}
-        for _ in range(1 + TRIES):
+        for _attempt in range(1 + TRIES):
             outcome, text = self.node("read_journal.sh", request)
             if outcome.status != "unchanged":
                 raise RefusedError(outcome.message, fix=outcome.fix)

@@ -15,7 +15,7 @@ options:
     type: dict
     description:
       - What is loaded, started and set.
-    options:
+    suboptions:
       load:
         type: list
         description:
@@ -94,7 +94,7 @@ options:
     type: dict
     description:
       - How the CDI specification is made, by nvidia-ctk, and kept up to date.
-    options:
+    suboptions:
       output:
         type: str
         description:
@@ -116,7 +116,7 @@ options:
     type: dict
     description:
       - What is asked of the kubelet.
-    options:
+    suboptions:
       state:
         type: str
         description:
@@ -157,7 +157,7 @@ options:
     type: dict
     description:
       - What is asked of kube-scheduler.
-    options:
+    suboptions:
       state:
         type: str
         description:
@@ -217,7 +217,7 @@ options:
     description:
       - Files to have.
     elements: dict
-    options:
+    suboptions:
       path:
         type: str
         description:
@@ -236,7 +236,7 @@ options:
     type: dict
     description:
       - Settings of /etc/nvidia-container-runtime/config.toml, by the keys of C(toolkit.config) in gpunode.yml.
-    options:
+    suboptions:
       no_cgroups:
         type: bool
         description:
@@ -316,7 +316,7 @@ options:
     description:
       - Engines whose configuration is edited, in one transaction each.
     elements: dict
-    options:
+    suboptions:
       runtime:
         type: str
         description:
@@ -368,12 +368,12 @@ options:
     type: dict
     description:
       - What a machine without its GPU does at the first boot with one.
-    options:
+    suboptions:
       activate:
         type: dict
         description:
           - What is loaded, started and set.
-        options:
+        suboptions:
           load:
             type: list
             description:
@@ -447,7 +447,7 @@ options:
         type: dict
         description:
           - How the CDI specification is made, by nvidia-ctk, and kept up to date.
-        options:
+        suboptions:
           output:
             type: str
             description:
@@ -464,7 +464,7 @@ options:
         type: dict
         description:
           - What is proven by using the GPUs.
-        options:
+        suboptions:
           runtimes:
             type: list
             description:
@@ -511,13 +511,13 @@ options:
     type: dict
     description:
       - One package transaction.
-    options:
+    suboptions:
       install:
         type: list
         description:
           - Packages to have.
         elements: dict
-        options:
+        suboptions:
           name:
             type: str
             description:
@@ -578,7 +578,7 @@ options:
     type: dict
     description:
       - The node as the plan found it; empty keys are not compared.
-    options:
+    suboptions:
       distro:
         type: str
         description:
@@ -610,7 +610,7 @@ options:
     description:
       - NVIDIA's self-extracting installers.
     elements: dict
-    options:
+    suboptions:
       kind:
         type: str
         description:
@@ -664,7 +664,7 @@ options:
     description:
       - What installers installed and is to go.
     elements: dict
-    options:
+    suboptions:
       kind:
         type: str
         description:
@@ -684,7 +684,7 @@ options:
     description:
       - NVIDIA's self-extracting installers.
     elements: dict
-    options:
+    suboptions:
       kind:
         type: str
         description:
@@ -741,13 +741,13 @@ options:
     type: dict
     description:
       - MIG instances of the host's GPUs.
-    options:
+    suboptions:
       gpus:
         type: list
         description:
           - The GPUs.
         elements: dict
-        options:
+        suboptions:
           slot:
             type: str
             description:
@@ -766,7 +766,7 @@ options:
             description:
               - Instances to have, and no others.
             elements: dict
-            options:
+            suboptions:
               profile:
                 type: str
                 description:
@@ -817,7 +817,7 @@ options:
     type: dict
     description:
       - CUDA MPS on the host's GPUs.
-    options:
+    suboptions:
       replicas:
         type: int
         description:
@@ -839,7 +839,7 @@ options:
     type: dict
     description:
       - What is proven by using the GPUs.
-    options:
+    suboptions:
       runtimes:
         type: list
         description:
@@ -886,7 +886,7 @@ options:
     type: dict
     description:
       - What is undone.
-    options:
+    suboptions:
       verb:
         type: str
         description:
