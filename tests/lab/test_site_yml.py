@@ -82,7 +82,7 @@ NODE = SITES["variables of the play"]
 @pytest.fixture(scope="module")
 def node(lab_up: Callable[..., Lab]) -> Lab:
     lab = lab_up()
-    lab.run(lab.nodes[0], "apt-get -qq update")
+    lab.run(lab.nodes[0], "apt-get -qq update; apt-get -qqy install python3-apt")  # for apt in check mode
     return lab
 
 
@@ -97,7 +97,7 @@ def play(node: Lab, tmp_path_factory: pytest.TempPathFactory) -> Play:
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "gpunode/collection"),
     }
 
-    groups = {"k8s_cluster": {"hosts": dict.fromkeys(node.nodes)}, "etcd": {}, "calico_rr": {}}
+    groups = {"k8s_cluster": {"hosts": {one.name: {} for one in node.nodes}}, "etcd": {}, "calico_rr": {}}
     (folder / "groups.yml").write_text(yaml.safe_dump(groups))
 
     def run(site: str, *arguments: str, rc: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
