@@ -160,7 +160,8 @@ class DesiredState:
         facts = secrets.seal_facts(facts)
         docker = facts.containers.get("docker")  # by its containers the plan says whom a restart stops
         # self._specs keeps every spec alive: no two have the same id
-        kind = (facts_hash(facts), secret_parts(facts), docker, id(spec), archive)
+        said = facts.nvml if spec.gpu.given else ()  # settings of GPUs are as the driver says them
+        kind = (facts_hash(facts), secret_parts(facts), docker, id(spec), archive, said)
         if kind not in self._planned:
             try:
                 self._planned[kind] = self._plan(host, facts, spec, secrets, archive)

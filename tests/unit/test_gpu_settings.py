@@ -137,3 +137,9 @@ def test_the_unit_makes_them_reads_them_back_and_puts_back_what_it_found(
 def test_a_gpu_that_was_not_read_is_not_as_asked() -> None:
     facts = replace(node(), nvml=(NvmlGpu(index=0),))
     assert "activate" in planned(facts, ASKED)[0]
+
+
+def test_a_plan_is_made_again_where_only_the_drivers_word_has_changed() -> None:
+    desired = DesiredState({**REST, "gpu": {**ASKED}})
+    assert desired.plan("node1", node()).plan.problems == ()
+    assert desired.plan("node1", node(power_min="N/A")).plan.problems != ()
