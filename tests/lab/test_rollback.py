@@ -79,6 +79,23 @@ def test_a_branch_goes_down_and_comes_back(node: Node) -> None:
     assert node.differs(new) == ""
 
 
+CDI = "/var/run/cdi/nvidia.yaml"
+
+
+@pytest.mark.parametrize("node", ["debian:12"], indirect=True)
+def test_the_cdi_specification_goes_with_the_toolkit_and_comes_back_with_it(node: Node) -> None:
+    there = f"sleep 3; grep -c nvidia.com/gpu {CDI} 2>/dev/null || true"  # nvidia-cdi-refresh makes it in its own time
+    node.has(driver=NEW)
+    node.json("uninstall", "--part", "toolkit", "--part", "runtime", "--yes")
+    without = node.photo()
+    assert node.sh(there) == ""
+    node.has(driver=NEW)
+    assert node.sh(there) != ""
+    node.json("rollback", "--yes")
+    assert node.sh(there) == ""
+    assert node.differs(without) == ""
+
+
 NOUVEAU = "/etc/modprobe.d/gpunode-nouveau.conf"
 
 

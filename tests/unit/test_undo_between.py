@@ -293,3 +293,25 @@ def test_what_a_package_that_comes_back_brings_again_goes_again() -> None:
     node.set_packages({"a": None}, run="r3", part="driver")
     assert take_back(node, "rollback", run="r4").notes == ()
     assert (node.read(CONFIG), node.packages) == (None, {"a": "0"})
+
+
+def test_what_somebody_wrote_into_a_file_of_a_script_comes_back_where_gpunode_removed_it() -> None:
+    node = Fake(scripts={"a": CONFIG})
+    node.set_packages({"a": "0"}, **WHO)
+    node.person_writes(CONFIG, b"mine\nmade by a script\n")
+    node.commit({CONFIG: None}, who=WHO)
+    done = take_back(node, "uninstall")
+    assert node.read(CONFIG) == b"mine\nmade by a script\n"
+    assert [note for note in done.notes if CONFIG in note]
+
+
+def test_a_rollback_leaves_at_the_second_look_what_it_has_left_at_the_first() -> None:
+    node = Fake()
+    first, theirs, second = b"g1\n", b"p1\ng1\n", b"g2\np1\ng1\n"
+    node.set_packages({"a": "0"}, run="r1", part="driver")
+    node.commit({CONFIG: first}, undo={CONFIG: record(None, first)}, who={"run": "r2", "part": "runtime"})
+    node.person_writes(CONFIG, theirs)
+    node.commit({CONFIG: second}, undo={CONFIG: record(theirs, second)}, who={"run": "r3", "part": "runtime"})
+    done = take_back(node, "rollback", to="r1", run="r4")
+    assert b"p1\n" in (node.read(CONFIG) or b"")
+    assert "1 of gpunode's changes were not found again" in done.notes[0]

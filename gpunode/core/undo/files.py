@@ -205,11 +205,11 @@ class Files:
         return bool(last) and last[0] in ("uninstall", ROLLBACK)
 
     def _is_left_so(self, path: str, now: str) -> bool:
-        """Whether this uninstall, which has no end yet, has left it so by records of edits that are gone since."""
-        if any(self._edits(path)) or any(r.op == "uninstall" for r in self.scope.records):
-            return False
-        last = [(r.part, f["after"]) for r, f in file_records(self.scope.records, path)][-1:]
-        return last == [("uninstall", now)]
+        """Whether this undo, which has no end yet, has left it so by records of edits that are gone since."""
+        ends = [n for n, r in enumerate(self.scope.records) if r.op in ("uninstall", ROLLBACK)][-1:]
+        now_open = self.scope.records[ends[0] + 1 :] if ends else self.scope.records
+        last = [(r.part, f["after"]) for r, f in file_records(now_open, path)][-1:]
+        return last in ([("uninstall", now)], [(ROLLBACK, now)]) and not any(self._edits(path))
 
     def replayed(self, path: str) -> Replayed:
         mine = {id(record) for record in self.scope.records}
@@ -263,12 +263,14 @@ class Files:
         records = dropwhile(lambda one: id(one[0]) not in mine, file_records(self.scope.known, path))
         (_, brought), *later = records
         now = self.journal.files.get(path, ABSENT)
-        if now == ABSENT or (not later and now == brought["after"]):
+        if not later and now in (ABSENT, brought["after"]):
             return False
         if later:
             found = self.replayed(path)
             if found.wanted.exact and found.wanted.hash == brought["after"]:
                 return False
+            if now == ABSENT and found.wanted.exact and found.wanted.hash == ABSENT:
+                return bool(found.theirs)
         self.notes.append(f"{path}: somebody has changed it since a package brought it; it stays if it can")
         self.theirs = (*self.theirs, path)
         return True
