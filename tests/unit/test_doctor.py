@@ -335,6 +335,7 @@ def hostile() -> Iterator[str]:
         yield f"{message.text} "
 
 
+@pytest.mark.slow
 def test_a_line_of_any_length_costs_no_more_than_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pattern sees a part of a line once, and no more of it than twice the part; counted, not timed."""
     for fill in hostile():
