@@ -45,7 +45,7 @@ class Killed:
             return ("host", host)
         if event["outcome"] != "started" or event["task"].startswith("Validating arguments"):
             return None  # the latter is no step: nothing is sent to a node
-        return ("step", host, event["role"], event["task"])
+        return ("step", host, event.get("role", ""), event["task"])
 
     def words(self) -> list[str]:
         if self.first:

@@ -315,3 +315,14 @@ def test_a_rollback_leaves_at_the_second_look_what_it_has_left_at_the_first() ->
     done = take_back(node, "rollback", to="r1", run="r4")
     assert b"p1\n" in (node.read(CONFIG) or b"")
     assert "1 of gpunode's changes were not found again" in done.notes[0]
+
+
+def test_a_specification_that_its_service_has_written_again_is_nobody_elses() -> None:
+    path = "/var/run/cdi/nvidia.yaml"
+    node = Fake()
+    node.person_writes(path, b"of the service\n")
+    node.set_state("cdi", path, "present", **WHO)
+    node.commit({path: b"of gpunode\n"}, who=WHO)
+    node.person_writes(path, b"of the service again\n")
+    assert take_back(node, "uninstall").notes == ()
+    assert node.states["cdi", path] == "absent"

@@ -82,12 +82,17 @@ def hashes(records: Sequence[Record], path: str) -> list[str]:
     return [found[0][1]["before"], *(f["after"] for _, f in found), *(f["before"] for _, f in found)] if found else []
 
 
+def generated(scope: Scope) -> set[str]:
+    """Files that a service of the packages writes again and again: they are there or not, whatever is in them."""
+    return {r.more["name"] for r in scope.known if r.op == "state" and r.more["kind"] == "cdi"}
+
+
 def files_before(journal: JournalSnapshot, scope: Scope) -> dict[str, str]:
     """By path, the hash that a file is to have again, of those of which that is known."""
     files = Files(journal, scope)
     found = {}
     for path in first_records(scope.records):
-        if path in files.kept:
+        if path in files.kept or path in generated(scope):
             continue
         if path in files.brought:
             found[path] = ABSENT
@@ -121,7 +126,7 @@ class Files:
         self.notes: list[str] = []
         self.problems: list[Problem] = []
         self.theirs: tuple[str, ...] = ()
-        first = first_records(scope.records)
+        first = {path: one for path, one in first_records(scope.records).items() if path not in generated(scope)}
         self.brought = tuple(path for path, record in first.items() if record.more.get("by") == BY_PACKAGES)
         self.kept = tuple(path for path in self.brought if self._is_kept(path))
         own = [p for p in first if p not in self.brought or (p in self.kept and self._is_edited(p))]
