@@ -18,8 +18,8 @@ from gpunode.core.model import Check
 
 _ROW = re.compile(r"(?:\[\d+\])?\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)(?:\s+(-?\d+))?((?:\s+[\d.e+-]+|\s+N/A){8})\s*$")
 _ALGORITHM = re.compile(r"AllReduce: (\d+) Bytes -> Algo ([A-Za-z_]+) proto ([A-Za-z0-9]+)")
-_VIA = re.compile(r"NCCL INFO .* via (P2P|SHM|NET/IB|NET/Socket|NET|C2C)\b")
-_NVLS = re.compile(r"NCCL INFO .*\b(\d+) nvls channels")
+_VIA = re.compile(r"NCCL INFO .{0,300} via (P2P|SHM|NET/IB|NET/Socket|NET|C2C)\b")
+_NVLS = re.compile(r"NCCL INFO .{0,300}\b(\d{1,9}) nvls channels")
 ALGORITHMS = ("RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 
 
