@@ -12,6 +12,7 @@ import click
 from gpunode.cli.common import (
     PROBES,
     Command,
+    cluster_options,
     format_option,
     options,
     show_error,
@@ -28,8 +29,10 @@ from gpunode.cli.output import echo, fitted, print_json, terminal_width
 if TYPE_CHECKING:
     from gpunode.core.errors import GpunodeError
     from gpunode.core.plan.lockfile import Lock
+    from gpunode.core.report.drains import DrainPreview
     from gpunode.core.report.text import Detail
     from gpunode.edge.detect import Targets
+    from gpunode.edge.fleet.draining import Connect
     from gpunode.edge.fleet.host_plan import HostPlan
 
 _WHY = click.option("--why", is_flag=True, help="Show the reasons of each choice and step.")
@@ -70,6 +73,7 @@ def why_options(command: Command) -> Command:
     help="Look every package up in the index of its repository, where this machine reaches it; the default with -o.",
 )
 @why_options
+@cluster_options
 @click.option(
     "-o",
     "--output",
@@ -91,6 +95,7 @@ def plan(
     detail: Detail,
     output: Path | None,
     shards: int | None,
+    connect: Connect,
     output_format: str,
 ) -> int:
     """Show what provision would do, step by step; hosts with the same steps are shown once.
@@ -117,9 +122,11 @@ def plan(
     if output_format == "json":
         from gpunode.edge.report_data import plans_data
 
-        print_json({"hosts": plans_data(hosts, desired)})
+        print_json({"hosts": plans_data(hosts, desired, drains=[] if probes else drain_previews(hosts, connect))})
     else:
         hosts = show_plans(hosts, detail)
+        if not probes:  # those may be of any day
+            show_drains(hosts, connect)
         if (text := plan_summary(hosts)) and len(hosts) > 1:
             echo(text)
     if output and not usable:
@@ -174,6 +181,24 @@ def show_plans(hosts: list[HostPlan], detail: Detail, *, converged: bool = True)
     for host, error in broken.items():
         show_error(error, host=host)
     return [replace(h, planned=None, error=broken[h.host]) if h.host in broken else h for h in hosts]
+
+
+def drain_previews(hosts: list[HostPlan], connect: Connect) -> list[DrainPreview]:
+    """What draining the hosts that are nodes of a cluster would do now."""
+    from gpunode.edge.fleet.draining import NodeDrains
+    from gpunode.edge.fleet.worker import Worker
+
+    planned = {h.host: h.planned for h in hosts if h.planned and h.planned.plan.steps and not h.planned.plan.problems}
+    drains = {host: found.spec.rollout.drain for host, found in planned.items()}
+    return NodeDrains(connect, lambda text: None, Worker()).previews(planned, drains)
+
+
+def show_drains(hosts: list[HostPlan], connect: Connect) -> None:
+    """Below the plans: which nodes are drained first, and what that would meet."""
+    from gpunode.core.report.drains import drains_text
+
+    if previews := drain_previews(hosts, connect):
+        echo(fitted(drains_text(previews), terminal_width()))
 
 
 def step_titles(hosts: list[HostPlan]) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from gpunode.cli.image import expected_options, image_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import Styled, echo, fitted, print_json, terminal_width
-from gpunode.cli.plan import plan_summary, show_plans, step_titles, why_options
+from gpunode.cli.plan import plan_summary, show_drains, show_plans, step_titles, why_options
 from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def provision(
     hosts = run.hosts
     if output_format == "text":
         hosts = show_plans(hosts, detail, converged=False)
+        show_drains(hosts, connect)
     if targets.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
         echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):

@@ -10,7 +10,7 @@ import click
 from gpunode.cli.common import cluster_options, format_option, secrets_option, worst_exit
 from gpunode.cli.completion import complete_runs
 from gpunode.cli.output import echo, print_json
-from gpunode.cli.plan import show_plans, step_titles, why_options
+from gpunode.cli.plan import show_drains, show_plans, step_titles, why_options
 from gpunode.cli.rollout import MAX_FAILURES, run_options, with_log
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ def resume(
     hosts = workflow.plan_all(found, targets, desired)
     if output_format == "text":
         hosts = show_plans(hosts, detail)
+        show_drains(hosts, connect)
     if any(h.plan and h.plan.steps for h in hosts) and not yes:
         ask(hosts)
     with fleet_progress(output_format, step_titles(hosts)) as callbacks:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode.core.errors import GpunodeError, error_data
 from gpunode.core.model import HostResult
 from gpunode.core.printable import json_text
+from gpunode.core.report.drains import DrainPreview, drain_data
 from gpunode.core.report.seen import see
 from gpunode.core.report.text import plan_data, results_data
 from gpunode.core.rollout import make_pools
@@ -25,14 +26,21 @@ FOUND = "found.jsonl"  # beside a plan: a line for each host
 RESULTS = "results.jsonl"  # in a run's folder: a line for each time that a host was ended with; the last one holds
 
 
-def plans_data(hosts: Sequence[HostPlan], desired: DesiredState, *, found: bool = True) -> list[dict[str, Any]]:
-    """The hosts of a plan as JSON data: plan, pool and, with `found`, what was found; of those in error the error."""
+def plans_data(
+    hosts: Sequence[HostPlan], desired: DesiredState, *, found: bool = True, drains: Iterable[DrainPreview] = ()
+) -> list[dict[str, Any]]:
+    """The hosts of a plan as JSON data: plan, pool and, with `found`, what was found; of those in error the error.
+
+    Hosts of `drains` also have `drain`: what draining them would do.
+    """
+    drained = {preview.host: {"drain": drain_data(preview)} for preview in drains}
     asked = [(h.host, h.planned.spec.rollout) for h in hosts if h.planned]
     pools = {host: pool.name for pool in make_pools(asked) for host in pool.hosts}
     rows = []
     for host in hosts:
         row = isolated(host.host, partial(_plan_row, host, desired, pools.get(host.host, ""), found=found))
-        rows.append({"host": host.host, "error": error_data(row)} if isinstance(row, GpunodeError) else row)
+        row = {"host": host.host, "error": error_data(row)} if isinstance(row, GpunodeError) else row
+        rows.append(row | drained.get(host.host, {}))
     return rows
 
 

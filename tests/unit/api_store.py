@@ -237,7 +237,7 @@ class ApiStore:
         if (body["apiVersion"], body["kind"]) != ("policy/v1", "Eviction"):
             raise Refusal(400, "BadRequest", f"no kind {body['kind']} of {body['apiVersion']}")
         if self.budgets.get(pod, 0):
-            self.budgets[pod] -= 1
+            self.budgets[pod] -= not (body.get("deleteOptions") or {}).get("dryRun")
             causes = [
                 {
                     "reason": "DisruptionBudget",

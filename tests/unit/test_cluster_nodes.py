@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from rows import over
 
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
 from gpunode.core.model import HostResult, Kubernetes, NodeFacts, NvmlGpu, PciDevice, Plan, Step
+from gpunode.core.report.drains import DrainPreview, drains_text
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.desired import DesiredState, Planned
@@ -522,3 +524,53 @@ def test_a_node_that_a_killed_run_left_cordoned_is_given_back_by_the_next_one(
     assert [r.message for r in results] == ["nothing to do; node gpu1 is given back", "nothing to do"]
     assert not unschedulable(server) and len(asked) == 2, "the second time the cluster is not asked"
     assert [row.state for row in Runs().hosts(Runs().get("last").name)] == ["done"]
+
+
+# ---------------------------------------------------------------- in the plan
+
+
+def previewed(connect: Callable[[], Api]) -> DrainPreview:
+    planned = Planned(plan=PLAN, facts=FACTS, spec=DesiredState(SPEC).spec(), solution=None)  # type: ignore[arg-type]
+    (preview,) = NodeDrains(connect, silent, Worker()).previews({"gpu1": planned}, {"gpu1": DRAIN})
+    return preview
+
+
+def test_the_plan_says_what_a_drain_would_do_and_changes_nothing(server: ApiServer, api: Api) -> None:
+    add(server)
+    for name in ("a", "b"):
+        pod(server, name)
+    pod(server, "c", volumes=[{"name": "scratch", "emptyDir": {}}])
+    server.budgets["team/b"] = 99
+    preview = previewed(lambda: api)
+    assert (preview.node, preview.evicts, preview.error) == ("gpu1", ("team/a", "team/b"), None)
+    (wait,), (refusal,) = preview.waits, preview.refuses
+    assert wait.startswith("team/b: ") and "disruption budget calm" in wait
+    assert "local data in an emptyDir" in refusal and refusal.endswith("team/c")
+    assert (
+        server.names("Pod") == ["team/a", "team/b", "team/c"]
+        and not unschedulable(server)
+        and server.budgets["team/b"] == 99
+    )
+    text = drains_text([preview])
+    assert "gpu1: 2 pods evicted: team/a, team/b" in text and "refused now: pods with local data" in text
+
+
+def test_the_plan_says_that_the_cluster_cannot_be_asked(
+    server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    preview = previewed(lambda: connect(str(tmp_path / "none")))
+    assert "there is no kubeconfig" in drains_text([preview]) and preview.error
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    assert "the package kubernetes is not installed" in drains_text([previewed(connect)])
+    monkeypatch.undo()
+    add(server)
+    server.denied.append("create pods/eviction")
+    pod(server, "a")
+    assert "may not create pods/eviction" in drains_text([previewed(lambda: api)])
+
+
+def test_hosts_that_are_not_drained_are_not_asked_for() -> None:
+    calm = DesiredState({}).spec()
+    planned = Planned(plan=PLAN, facts=FACTS, spec=calm, solution=None)  # type: ignore[arg-type]
+    nodes = NodeDrains(connect, silent, Worker())
+    assert nodes.previews({"gpu1": planned}, {"gpu1": calm.rollout.drain}) == []

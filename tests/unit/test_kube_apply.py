@@ -31,7 +31,7 @@ ALL = [
 
 def test_everything_is_created_in_order_labelled_and_recorded(server: ApiServer, api: Api) -> None:
     applied = put(api, rendered())
-    assert hows(applied) == dict.fromkeys(ALL, "created")
+    assert hows(applied) == dict.fromkeys(ALL, "created") and applied.notes
     assert (applied.exit, applied.waiting, applied.problems, applied.left) == (Exit.OK, (), (), ())
     assert inventory(server) == ALL
     live = server.get("DaemonSet", "nvidia-device-plugin", "gpunode")
@@ -45,7 +45,7 @@ def test_a_second_apply_finds_nothing_to_do_and_changes_no_object(server: ApiSer
     put(api, rendered())
     before = {key: item["metadata"]["resourceVersion"] for key, item in server.objects.items()}
     applied = put(api, rendered())
-    assert set(hows(applied).values()) == {"unchanged"}
+    assert set(hows(applied).values()) == {"unchanged"} and applied.notes == ()
     assert {key: item["metadata"]["resourceVersion"] for key, item in server.objects.items()} == before
 
 

@@ -512,6 +512,28 @@ def test_an_interrupted_run_cleans_up(server: ApiServer, tmp_path: Path, stop: s
     run.send_signal(stop)
     _, stderr = run.communicate(timeout=90)
     assert run.returncode == 130, stderr
+    assert "gpunode-verify" not in server.names("Namespace") and b"Traceback" not in stderr
+
+
+def test_a_service_manager_that_asks_again_and_again_gets_no_traceback(server: ApiServer, tmp_path: Path) -> None:
+    """SIGTERM at any moment, that of Ansible's cleanup at exit too: the inventory has loaded it."""
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server, spoil="slow")
+    (tmp_path / "hosts.yml").write_text("all: {hosts: {gpu1: {}}}\n")
+    environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig"))}
+    run = subprocess.Popen(
+        [sys.executable, "-m", "gpunode", "kube", "verify", "--smoke", "-i", "hosts.yml"],
+        cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 90
+    while server.get("Pod", "too-many-stays-pending", "gpunode-verify") is None and run.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    while run.poll() is None and time.monotonic() < deadline:
+        run.terminate()
+        time.sleep(0.01)
+    _, stderr = run.communicate(timeout=90)
+    assert run.returncode in (130, -signal.SIGTERM) and b"Traceback" not in stderr, stderr
     assert "gpunode-verify" not in server.names("Namespace")
 
 

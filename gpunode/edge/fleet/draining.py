@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpunode.core.checks.gpus import unfit_checks
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import HostResult, NodeFacts, Plan
+from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.desired import Planned
 from gpunode.edge.fleet.runs import Runs
@@ -51,6 +52,20 @@ class NodeDrains:
         from gpunode.kube.edge.nodes import ClusterNodes
 
         return ClusterNodes(self._connect, self._notify, self._worker)
+
+    def previews(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> list[DrainPreview]:
+        """What draining would do now, for the hosts that it would be done for; nothing is changed."""
+        facts = {h: p.facts for h, p in hosts.items() if concerns(drains[h], p.facts, p.plan)}
+        if error := isolated("", lambda: self.nodes.check(facts, drains)) if facts else None:
+            return [DrainPreview(host=host, error=error) for host in facts]
+        found: dict[str, DrainPreview] = {}
+
+        def one(host: str) -> None:
+            preview = isolated(host, lambda: self.nodes.preview(host, facts[host], drains[host]))
+            found[host] = DrainPreview(host=host, error=preview) if isinstance(preview, GpunodeError) else preview
+
+        _side_by_side(one, facts)
+        return [found[host] for host in facts]
 
     def refused(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> dict[str, HostResult]:
         """Hosts that would be drained, where the cluster does not let us: said before anything is changed."""

@@ -128,4 +128,5 @@ def _show(results: Sequence[HostResult], output_format: str) -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end what cleans up
     raise KeyboardInterrupt

@@ -59,6 +59,11 @@ def drain_plan(pods: Iterable[Object], daemon_sets: Set[tuple[str, str]], option
     )
 
 
+def refusals(plan: DrainPlan) -> list[str]:
+    """Why the drain is refused, each with its pods."""
+    return [f"{why}: {', '.join(names)}" for why, names in plan.refused]
+
+
 def pod_name(pod: Object) -> str:
     return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
 

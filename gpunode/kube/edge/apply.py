@@ -72,9 +72,9 @@ def apply(
     api: Api, rendered: Rendered, *, dry_run: bool = False, wait: bool = True, timeout: float = 300, notify: Notify
 ) -> Applied:
     """Make the cluster what was rendered.  With problems nothing is changed; waits `timeout` seconds for readiness."""
-    notes = _notes(rendered)
     notify("looking at the cluster, rehearsing")
     ground, problems = look(api, rendered)
+    notes = _notes(rendered, news=any(change.how not in ("kept", "unchanged") for change in ground.changes))
     if problems or dry_run:
         changes = () if problems and not dry_run else tuple(ground.changes)  # nothing is changed beside a problem
         return Applied(problems=tuple(problems), changes=changes, notes=notes, dry_run=dry_run)
@@ -305,8 +305,8 @@ def await_gone(api: Api, keys: list[ObjectKey], timeout: float) -> None:
         )
 
 
-def _notes(rendered: Rendered) -> tuple[str, ...]:
-    """What apply leaves to others."""
+def _notes(rendered: Rendered, *, news: bool) -> tuple[str, ...]:
+    """What apply leaves to others; without `news` only pools that have no node: the rest was said before."""
     helm = [f"helm is yours to run: {release.command}" for release in rendered.releases]
     nodes = [
         command for request in rendered.nodes if not (request.hosts or request.selector) for command in request.commands
@@ -317,4 +317,5 @@ def _notes(rendered: Rendered) -> tuple[str, ...]:
         for pool in rendered.cluster.pools
         if pool.selector and not pool.hosts
     ]
-    return (*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks, *empty)
+    told = [*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks]
+    return (*(told if news else ()), *empty)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.kube.core.cluster import Object
@@ -14,6 +14,7 @@ from gpunode.kube.core.draining import (
     drain_plan,
     is_over,
     pod_name,
+    refusals,
 )
 from gpunode.kube.core.marks import node_key
 from gpunode.kube.core.owned import ObjectKey
@@ -121,14 +122,25 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
     return tuple(map(pod_name, plan.evict))
 
 
-def pods_to_evict(api: Api, node: str, options: DrainOptions) -> DrainPlan:
-    """What a drain of the node does with its pods.  Raises RefusedError for pods that would lose something."""
+def plan_drain(api: Api, node: str, options: DrainOptions) -> DrainPlan:
+    """What a drain of the node does with its pods."""
     pods = _pods(api, node)
     there = {at for at in daemon_sets_of(pods) if api.find(api.path(ObjectKey("apps/v1", "DaemonSet", *at)))}
-    plan = drain_plan(pods, there, options)
+    return drain_plan(pods, there, options)
+
+
+def refused_for_now(api: Api, pods: Iterable[Object], options: DrainOptions) -> list[tuple[str, str]]:
+    """Pods whose eviction the API server would refuse at this moment, and its words: asked by dry runs."""
+    asked = ((pod_name(pod), _evict(api, pod, options, dry=True)) for pod in pods)
+    return [(name, refusal) for name, refusal in asked if refusal]
+
+
+def pods_to_evict(api: Api, node: str, options: DrainOptions) -> DrainPlan:
+    """What a drain of the node does with its pods.  Raises RefusedError for pods that would lose something."""
+    plan = plan_drain(api, node, options)
     if plan.refused:
         raise RefusedError(
-            f"{node} is not drained: " + "; ".join(f"{why}: {', '.join(names)}" for why, names in plan.refused),
+            f"{node} is not drained: " + "; ".join(refusals(plan)),
             expected="pods that start again elsewhere and lose nothing",
             fix="move or delete these pods, or allow it by the option that is named",
         )
@@ -227,15 +239,18 @@ def _pods(api: Api, node: str) -> list[Object]:
     return api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
 
 
-def _evict(api: Api, pod: Object, options: DrainOptions) -> str:
+def _evict(api: Api, pod: Object, options: DrainOptions, *, dry: bool = False) -> str:
     """Ask for an eviction: "" when it was granted or the pod is gone, else why not now."""
     metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
     requests: Object = {"preconditions": {"uid": pod["metadata"]["uid"]}}
     requests |= {} if options.grace is None else {"gracePeriodSeconds": options.grace}
+    requests |= {"dryRun": ["All"]} if dry else {}
+    query = {"dryRun": "All"} if dry else None
     path = api.path(ObjectKey("v1", "Pod", metadata["namespace"], metadata["name"]))
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": requests}
     try:
-        api.request("POST", f"{path}/eviction", body=body, retry=Retry(statuses=AGAIN - {429}, lost_update=False))
+        again = Retry(statuses=AGAIN - {429}, lost_update=False)
+        api.request("POST", f"{path}/eviction", query=query, body=body, retry=again)
     except ApiError as error:
         if error.status == 404 or (error.status == 409 and not error.causes):  # gone, or another pod of that name
             return ""

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import NodeFacts
+from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.isolate import isolated
 from gpunode.kube.core.checks.preflight import Right
 from gpunode.kube.core.cluster import Object
-from gpunode.kube.core.draining import CORDONED, DrainOptions
+from gpunode.kube.core.draining import CORDONED, DrainOptions, pod_name, refusals
 from gpunode.kube.core.marks import node_key
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.drain import (
@@ -26,7 +27,9 @@ from gpunode.kube.edge.drain import (
     drain,
     gpus_offered,
     our_mark,
+    plan_drain,
     pods_to_evict,
+    refused_for_now,
     uncordon,
     wait_ready,
 )
@@ -96,11 +99,20 @@ class ClusterNodes:
         if not lacking and missing_rights(api, [_EVICT]):  # it may be there for the namespaces that matter
             spaces: set[str] = set()
             for host, facts in hosts.items():
-                plan = pods_to_evict(api, self._node(api, host, facts), _rules(drains[host]))
+                plan = plan_drain(api, self._node(api, host, facts), _rules(drains[host]))
                 spaces |= {pod["metadata"]["namespace"] for pod in plan.evict}
             lacking = missing_rights(api, [replace(_EVICT, namespace=space) for space in sorted(spaces)])
         for problem in lacking:
             raise RefusedError(problem.what, expected="the rights that draining a node takes", fix=problem.fix)
+
+    def preview(self, host: str, facts: NodeFacts, options: DrainSpec) -> DrainPreview:
+        """What a drain of the host's node would do now; it changes nothing.  Raises GpunodeError."""
+        api, rules = self._connect(), _rules(options)
+        node = self._node(api, host, facts)
+        plan = plan_drain(api, node, rules)
+        waits = tuple(f"{name}: {refusal}" for name, refusal in refused_for_now(api, plan.evict, rules))
+        evicts = tuple(map(pod_name, plan.evict))
+        return DrainPreview(host=host, node=node, evicts=evicts, refuses=tuple(refusals(plan)), waits=waits)
 
     def take(self, host: str, facts: NodeFacts, options: DrainSpec, *, relaid: bool = False) -> Taken:
         """Cordon and drain.  Raises GpunodeError; a node that could not be emptied is open again then.
