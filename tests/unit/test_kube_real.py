@@ -14,6 +14,8 @@ import pytest
 from kube_cluster import node, put, quick, rendered
 
 from benchmarks.control_plane import ControlPlane, control_plane
+from gpunode.core.model import Kubernetes, NodeFacts
+from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.core import render
 from gpunode.kube.core.checks.preflight import with_nodes
 from gpunode.kube.core.cluster import CLIENT_LABEL, MIG_LABEL, POOL_LABEL
@@ -23,6 +25,7 @@ from gpunode.kube.core.render import Rendered
 from gpunode.kube.edge.apply import remove
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
+from gpunode.kube.edge.nodes import ClusterNodes
 from gpunode.kube.edge.reading import read
 
 PROGRAMS = os.environ.get("GPUNODE_KUBERNETES", "")
@@ -156,3 +159,27 @@ def test_the_resource_definitions_keep_all_that_node_feature_discovery_writes(ap
     path = f"{NFD}/namespaces/gpunode/nodefeaturegroups/x/status"
     after = api.request("PATCH", path, body=status, content="application/merge-patch+json")
     assert (kept, after["status"]) == ([True] * 3, status["status"])
+
+
+def test_a_plan_asks_for_evictions_and_evicts_nobody(api: Api) -> None:
+    """Pod a is free to go, pod b has a budget that nobody has counted yet."""
+    api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "team"}})
+    api.request("POST", "/api/v1/namespaces/team/serviceaccounts", body={"metadata": {"name": "default"}})
+    budget = {"minAvailable": 1, "selector": {"matchLabels": {"app": "b"}}}
+    path = "/apis/policy/v1/namespaces/team/poddisruptionbudgets"
+    api.request("POST", path, body={"metadata": {"name": "calm"}, "spec": budget})
+    for name in ("a", "b"):
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "o", "uid": "1", "controller": True}
+        metadata = {"name": name, "labels": {"app": name}, "ownerReferences": [owner]}
+        spec = {"nodeName": "n1", "containers": [{"name": "main", "image": "none"}]}
+        api.request("POST", "/api/v1/namespaces/team/pods", body={"metadata": metadata, "spec": spec})
+        status = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
+        place = f"/api/v1/namespaces/team/pods/{name}/status"
+        api.request("PATCH", place, body=status, content="application/merge-patch+json")
+    facts = NodeFacts(hostname="n1", kubernetes=Kubernetes(kind="kubeadm", kubelet="v1.36.2"))
+    preview = ClusterNodes(lambda: api, lambda text: None).preview("n1", facts, DrainSpec(when="always"))
+    assert (preview.evicts, preview.refuses) == (("team/a", "team/b"), ())
+    (wait,) = preview.waits
+    assert wait.startswith("team/b: ") and "disruption budget" in wait
+    left = api.items("/api/v1/namespaces/team/pods")
+    assert [pod["metadata"]["name"] for pod in left if not pod["metadata"].get("deletionTimestamp")] == ["a", "b"]
