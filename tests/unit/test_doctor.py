@@ -408,6 +408,22 @@ def test_what_programs_answer_is_judged_where_they_call_it_no_fault(text: str, n
         assert all(one.confidence == "high" and one.evidence[0].line for one in result.findings)
 
 
+BROKEN_BEFORE = "NVRM: RmInitAdapter failed! (0x62:0x65:1792)"
+JOURNALS = {
+    "short": "Nov 25 10:00:00 n1 kernel: {}\n",
+    "export": "__CURSOR=s=1\n_BOOT_ID=0\nSYSLOG_IDENTIFIER=kernel\nMESSAGE={}\n\n",
+    "json": '{{"_BOOT_ID":"0","SYSLOG_IDENTIFIER":"kernel","MESSAGE":"{}"}}\n',
+}
+
+
+@over(JOURNALS)
+def test_an_earlier_boot_of_a_journal_is_over_in_each_of_its_forms(form: str) -> None:
+    before = JOURNALS[form].format(BROKEN_BEFORE)
+    assert ids(before) == {"rminitadapter"}
+    after = diagnosed(before + JOURNALS[form].format("Linux version 6.8.0-40-generic (buildd@lcy02)"))
+    assert after.sound and [one.fault.id for one in after.earlier] == ["rminitadapter"]
+
+
 def test_nothing_known_is_said_and_not_guessed() -> None:
     diagnosis = diagnose(FAULTS, [scan(FAULTS, "log", ["my GPU is slow and the fan is loud\n"])])
     assert diagnosis.sound and "nothing known matches" in diagnosis_text(diagnosis, FAULTS)
