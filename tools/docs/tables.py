@@ -179,7 +179,6 @@ def gpus(known: Knowledge) -> str:
             g.name,
             g.arch,
             g.compute_capability or "–",
-            f"{g.memory_gb} GB" if g.memory_gb else "–",
             "yes" if g.mig not in ("", "unknown") else "",
             g.open,
         )
@@ -191,5 +190,5 @@ def gpus(known: Knowledge) -> str:
         f"{len(known.gpus) - len(rows)} other GPUs from Kepler on, {len(known.legacy)} older ones and "
         f"{len(known.nvswitches)} NVSwitches are known as well: `gpunode knowledge show NAME` takes a PCI id or a part "
         "of a product's name. *Open*: whether the open kernel modules drive it (only: nothing else does).\n\n"
-        + table(("id", "product", "generation", "compute capability", "memory", "MIG", "open"), rows)
+        + table(("id", "product", "generation", "compute capability", "MIG", "open"), rows)
     )

@@ -34,7 +34,6 @@ class GpuModel:
     compute_capability: str  # "" where not published
     kind: str  # datacenter workstation geforce mining tegra grace-soc unnamed not-a-gpu
     mobile: bool
-    memory_gb: int | None
     mig: str  # where it is proven: mig-parted, guide, chip; "unknown"; "" = not capable
     fabric: Literal["", "nvswitch", "imex"]  # what joins several of them
     open: Literal["no", "yes", "only"]  # do the open kernel modules drive it
@@ -336,7 +335,7 @@ def source_date_of(row: Table, file: Table) -> str:
 
 
 def _gpu(row: list[str], chips: Mapping[str, tuple[str, str]], archs: Mapping[str, Architecture]) -> GpuModel:
-    pci_id, name, chip, kind, mobile, memory, mig, fabric, open_, first, source, confidence = row
+    pci_id, name, chip, kind, mobile, mig, fabric, open_, first, source, confidence = row
     arch, capability = chips[chip]
     by_id: Mapping[str, Literal["no", "only"]] = {"no": "no", "required": "only"}
     return GpuModel(
@@ -347,7 +346,6 @@ def _gpu(row: list[str], chips: Mapping[str, tuple[str, str]], archs: Mapping[st
         compute_capability=capability,
         kind=kind,
         mobile=bool(mobile),
-        memory_gb=int(memory) if memory else None,
         mig=mig,
         fabric=fabric,  # type: ignore[arg-type]  # tests/unit/test_knowledge.py checks the words
         open=by_id.get(open_, archs[arch].open),

@@ -62,7 +62,7 @@ def rows(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[KnowledgeR
 
 
 _GPU = (
-    "id", "name", "chip", "arch", "compute_capability", "kind", "memory_gb", "mig", "fabric", "open", "confidence",
+    "id", "name", "chip", "arch", "compute_capability", "kind", "mig", "fabric", "open", "confidence",
 )  # fmt: skip
 
 
@@ -111,13 +111,10 @@ def faults(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[RowFault
         for key, one in found.items():
             if _unverified(one["source"], file):
                 yield RowFault(table=table, keys=(key,), what=f"no source of it was read ({source_of(one, file)})")
-    for column, source, number in (
-        ("compute capability", "cc", len({model.chip for model in knowledge.gpus.values()})),
-        ("memory", "memory", sum(model.memory_gb is not None for model in knowledge.gpus.values())),
-    ):
-        if source not in gpus["dates"]:
-            what = f"{column} of {number} rests on «{gpus['sources'][source]}» alone"
-            yield RowFault(table="GPU", keys=(column,), what=what)
+    if "cc" not in gpus["dates"]:
+        chips = len({model.chip for model in knowledge.gpus.values()})
+        what = f"compute capability of {chips} rests on «{gpus['sources']['cc']}» alone"
+        yield RowFault(table="GPU", keys=("compute capability",), what=what)
 
 
 def _not_covered(

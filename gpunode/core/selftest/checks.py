@@ -25,7 +25,6 @@ from gpunode.core.sharing.mig import Product, product_of
 from gpunode.core.solve import parse_driver, request_of, solve
 from gpunode.core.spec import Spec
 
-MEMORY = 0.12  # of what the model has on paper may be missing: ECC and firmware keep some, and GB are not GiB
 
 
 class NotPossible(Exception):
@@ -302,21 +301,6 @@ def _capability(evidence: RecordEvidence) -> SourceFinding:
     return _found(len(rows), "compute capability", differences)
 
 
-def _memory(evidence: RecordEvidence) -> SourceFinding:
-    differences, compared = [], 0
-    for slot, gpu, model in _known_gpus(evidence):
-        if slot in evidence.virtual or not model.memory_gb or "memory_mib" not in gpu:
-            continue
-        compared += 1
-        # marketed GB are GiB on graphics cards, and powers of ten on B200 and later
-        least, most = model.memory_gb * 1000**3 * (1 - MEMORY), model.memory_gb * 1024**3 * 1.02
-        if not least <= int(gpu["memory_mib"]) << 20 <= most:
-            differences.append(
-                f"{slot} {model.id}: {model.memory_gb} GB in the knowledge, it has {gpu['memory_mib']} MiB"
-            )
-    return _found(compared, "memory", differences)
-
-
 def _mig_capability(evidence: RecordEvidence) -> SourceFinding:
     differences, compared, hidden = [], 0, 0
     for slot, gpu, model in _known_gpus(evidence):
@@ -564,7 +548,6 @@ CHECKS: tuple[SourceCheck, ...] = (
     SourceCheck("knowledge.class", "kind of GPU with the driver's brand", (_PROBE, _SMI), _class),
     SourceCheck("knowledge.architecture", "architecture with the driver's", (_PROBE, _SMI), _architecture),
     SourceCheck("knowledge.compute-capability", "compute capability with NVML's", (_PROBE, _NVML), _capability),
-    SourceCheck("knowledge.memory", "memory of the model with the GPU's", (_PROBE, _SMI), _memory),
     SourceCheck("knowledge.mig-capability", "whether the model has MIG with the GPU", (_PROBE, _SMI), _mig_capability),
     SourceCheck(
         "knowledge.mig-profiles",
