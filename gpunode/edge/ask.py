@@ -26,7 +26,11 @@ from gpunode.core.solve.archive import names_to_ask
 from gpunode.core.solve.case import request_of
 from gpunode.edge.desired import Planned
 
-ROUNDS = 4  # the first plan, what the archive made of it, and the next candidates
+ROUNDS = 5  # the first plan, without repositories that could not be read, what the archive made of it, next candidates
+FETCHES = (
+    "apt",
+    "dnf",
+)  # read a repository that is not set up into a folder of the question's own
 
 
 @dataclass(kw_only=True)
@@ -40,22 +44,32 @@ class Talk:
     _archive: Archive = Archive()
     _asked: Transaction | None = None
     _first: str = ""  # why the first candidate cannot be had
+    _unread: str = ""  # why the node cannot read a repository that the plan sets up
     _rounds: int = 0
 
     def request(self) -> Request | None:
         """The next question; None where there is none: the plan stands."""
-        self._asked = transaction(self.planned.plan, self.planned.solution)
+        self._asked = self._transaction(self.planned)
         if self._asked is None:
             return None
         self._rounds += 1
         self._names = names_to_ask(request_of(self.planned.facts, self.planned.spec), self.knowledge)
-        return question(self._asked, self._names)
+        opened = self.planned.secrets.open_data
+        asked = replace(self._asked, value=opened(self._asked.value), coming=opened(self._asked.coming))
+        return question(asked, self._names)
+
+    def _transaction(self, planned: Planned) -> Transaction | None:
+        fetch = not self._unread and planned.facts.package_manager in FETCHES
+        return transaction(planned.plan, planned.solution, fetch=fetch)
 
     def hear(self, stdout: str, rc: int) -> bool:
         """Take an answer; whether the plan stands."""
         assert self._asked
         answer, plan = read_answer(stdout, rc, self._names), self.planned.plan
         self._archive = replace(answer.archive, unresolved=self._archive.unresolved)
+        if answer.verdict == "unknown" and self._asked.coming:
+            self._unread = answer.why
+            return False
         if answer.problem:
             return self.end(refused(plan, answer.problem))
         fails = answer.verdict == "fails"
@@ -67,7 +81,7 @@ class Talk:
             fails = bool(again.plan.problems) or self._same(again)
         else:  # no module or headers of what was asked for: there is another plan, or its own refusal
             fails = False
-        left = bool(transaction(again.plan, again.solution)) and not self._same(again)
+        left = bool(self._transaction(again)) and not self._same(again)
         if fails or (left and self._rounds == ROUNDS):
             return self.end(refused(plan, cannot(self._first)))
         self.planned = again
@@ -77,7 +91,7 @@ class Talk:
 
     def _same(self, again: Planned) -> bool:
         """Whether it has the transaction that was asked about."""
-        return transaction(again.plan, again.solution) == self._asked
+        return self._transaction(again) == self._asked
 
     def _unknown(self, why: str) -> tuple[str, ...]:
         """What to say where the package manager could not tell; of headers alone only where some are to come."""
@@ -91,7 +105,8 @@ class Talk:
         """What to say of repositories that the plan sets up; of those whose index was looked up nothing."""
         left = [name for name in repositories if name not in self.planned.looked_up]
         one = "repository" if len(left) == 1 else "repositories"
-        text = f"{one} {', '.join(left)}: set up by this plan, and no index was read (--check-repositories)"
+        why = self._unread or "no index was read"
+        text = f"{one} {', '.join(left)}: set up by this plan, and {why} (--check-repositories)"
         return (text,) if left else ()
 
     def end(self, plan: Plan) -> bool:

@@ -171,22 +171,36 @@ NOT_RESOLVED = {
 
 @pytest.mark.parametrize(("answer", "says"), NOT_RESOLVED.values(), ids=NOT_RESOLVED.keys())
 def test_what_could_not_be_resolved_is_said_first(answer: tuple[str, int] | str, says: str) -> None:
-    planned, _ = asked(ubuntu(NEW), [answer])
+    # a node that answers is asked again, without the repositories that come
+    planned, _ = asked(ubuntu(NEW), [answer] if isinstance(answer, str) else [answer, answer])
     assert planned.plan.steps and planned.plan.warnings[0].startswith("not resolved by the node's package manager: ")
     assert says in planned.plan.warnings[0]
 
 
-def test_a_repository_that_the_plan_sets_up_is_not_asked_about_but_the_headers_are() -> None:
+def test_repositories_that_the_plan_sets_up_are_sent_along_as_they_would_be_written() -> None:
+    facts = node("debian:12", "10de:2330", ("6.1.0-50-amd64",), secure_boot=False)
+    planned, [request] = asked(facts, [said("offer linux-headers-6.1.0-50-amd64 6.1", *RESOLVES)])
+    assert {"nvidia-open", "nvidia-container-toolkit"} <= {*request["install"].decode().split()}
+    files = {path: name for name, path in (line.split() for line in request["coming"].decode().splitlines())}
+    sources = request[files["/etc/apt/sources.list.d/gpunode-nvidia-cuda.sources"]].decode()
+    assert "Signed-By: /usr/share/keyrings/gpunode-nvidia-cuda.asc" in sources
+    assert files["/usr/share/keyrings/gpunode-nvidia-cuda.asc"] in request
+    assert not [text for text in planned.plan.warnings if "not resolved" in text]
+
+
+def test_of_repositories_that_the_node_cannot_read_the_headers_alone_are_asked_about() -> None:
     facts = node("debian:13", "10de:2330", ("6.12.94+deb13-amd64",), secure_boot=False)
     image = "offer linux-image-amd64 6.12.118", "offer linux-headers-amd64 6.12.118"
-    planned, requests = asked(facts, [said(*image, *cannot("Unable to locate")), said(*image, *RESOLVES)])
-    assert [request["install"].decode().split()[::3] for request in requests] == [
+    away = said("unasked the node cannot read it: Connection refused", "status failed", "message not asked")
+    planned, requests = asked(facts, [away, said(*image, *cannot("Unable to locate")), said(*image, *RESOLVES)])
+    assert "coming" in requests[0]
+    assert [request["install"].decode().split()[::3] for request in requests[1:]] == [
         ["linux-headers-6.12.94+deb13-amd64"],
         ["linux-image-amd64", "linux-headers-amd64"],
     ]
     assert planned.plan.warnings[0] == (
         "not resolved by the node's package manager: repositories nvidia-cuda, nvidia-container-toolkit: "
-        "set up by this plan, and no index was read (--check-repositories)"
+        "set up by this plan, and the node cannot read it: Connection refused (--check-repositories)"
     )
     assert "not resolved" not in planned.plan.warnings[1]
     assert any("linux-headers-6.12.94+deb13-amd64 is neither" in reason.why for reason in planned.plan.reasons)
@@ -207,7 +221,8 @@ def test_one_line_says_what_is_not_known_of_a_node_without_lists(there: bool) ->
     headers = ("kernel-devel-5.14.0-570.el9.x86_64", "kernel-devel-matched", "kernel-headers")
     if there:
         facts = replace(facts, packages={name: InstalledPackage(name=name, version="5.14") for name in headers})
-    planned, _ = asked(facts, [said("unasked the node has no lists of these packages yet", *RESOLVES[1:])])
+    none = said("unasked the node has no lists of these packages yet", *RESOLVES[1:])
+    planned, _ = asked(facts, [none, none])
     [line] = [text for text in planned.plan.warnings if "not resolved" in text]
     assert "repositories nvidia-cuda, nvidia-container-toolkit: set up by this plan" in line
     assert (", ".join(headers) + ": the node has no lists" in line) != there

@@ -8,7 +8,7 @@ the grammar of names and versions is left out, and so is all beyond the limits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunode.core.grammar import PACKAGE, VERSION
@@ -26,31 +26,40 @@ Request = dict[str, bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Transaction:
-    """What is to be resolved on the node, and the repositories that it cannot be asked of yet."""
+    """What is to be resolved on the node, and the repositories that it cannot be asked of yet.
+
+    `coming`: files of repositories that the plan writes first, path → text, None where one goes: the node reads these
+    repositories into a folder of the question's own.
+    """
 
     value: Mapping[str, Any]
     unasked: tuple[str, ...] = ()
+    coming: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def transaction(plan: Plan, solution: Solution) -> Transaction | None:
+def transaction(plan: Plan, solution: Solution, *, fetch: bool) -> Transaction | None:
     """All packages of the plan as one transaction; None where it installs none.
 
-    Of a repository that the plan has yet to set up nothing can be asked, only of the headers that come with its driver.
+    Of a repository that a package of the plan sets up nothing can be asked, only of the headers that come with its
+    driver; with `fetch`, one that the plan writes itself is read on the node, without it that is the same.
     """
     steps = [step for step in plan.steps if step.option == "packages"]
     if not steps:
         return None
-    written = {file["path"] for step in plan.steps if step.option == "sources" for file in step.value}
-    values, unasked = [], []
+    written = {file["path"]: file["content"] for step in plan.steps if step.option == "sources" for file in step.value}
+    values, unasked, coming = [], [], {}
     for step in steps:
         value = step.value
-        if value.get("after") or written & set(value.get("refresh", ())):
+        new = written.keys() & set(value.get("refresh", ()))
+        if new and fetch:
+            coming = written
+        if value.get("after") or (new and not fetch):
             part = getattr(solution, step.role, None)
             unasked.append((part and part.repository) or f"the repositories of {step.role}")
             kernels = solution.driver.kernel_packages if step.role == "driver" and solution.driver else ()
             value = {"install": [{"name": one.name} for one in kernels]}
         values.append(value)
-    return Transaction(value=_together(values), unasked=tuple(dict.fromkeys(unasked)))
+    return Transaction(value=_together(values), unasked=tuple(dict.fromkeys(unasked)), coming=coming)
 
 
 def _together(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -62,9 +71,17 @@ def _together(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def question(transaction: Transaction, names: Sequence[str]) -> Request:
-    """The files of the request."""
+    """The files of the request; the transaction has its secrets by now."""
     request = packages_request(transaction.value, wait=0, check=True)
-    return request | {"ask": b"1\n"} | ({"names": as_lines(list(names))} if names else {})
+    request |= {"ask": b"1\n"} | ({"names": as_lines(list(names))} if names else {})
+    if not transaction.coming:
+        return request
+    texts = {f"coming.{number}": text for number, text in enumerate(transaction.coming.values()) if text is not None}
+    lines = [
+        f"{name if name in texts else '-'} {path}"
+        for name, path in ((f"coming.{number}", path) for number, path in enumerate(transaction.coming))
+    ]
+    return request | {"coming": as_lines(lines)} | {name: text.encode() for name, text in texts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

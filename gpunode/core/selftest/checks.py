@@ -26,7 +26,6 @@ from gpunode.core.solve import parse_driver, request_of, solve
 from gpunode.core.spec import Spec
 
 
-
 class NotPossible(Exception):
     """Why a check says nothing on this machine."""
 

@@ -22,12 +22,34 @@ Dpkg::Options:: "--force-confdef";
 DPkg::Lock::Timeout "60";
 Dir::Etc::preferences "$GPUNODE_IN/.preferences";
 CONF
+  ! coming || apt_lay_out
   ! alone || printf 'Dir::Etc::sourcelist "/dev/null";\nDir::Etc::sourceparts "%s";\n' "$GPUNODE_IN/.sources" >>"$GPUNODE_IN/.apt.conf"
   apt_preferences
   [ -z "$proxy" ] || printf 'Acquire::http::Proxy "%s";\nAcquire::https::Proxy "%s";\n' "$proxy" "$proxy" >>"$GPUNODE_IN/.apt.conf"
   export DEBIAN_FRONTEND=noninteractive DEBIAN_PRIORITY=critical UCF_FORCE_CONFFOLD=1 APT_LISTCHANGES_FRONTEND=none
   # needrestart would restart container engines because some library changed; restarts are steps of the plan
   export NEEDRESTART_SUSPEND=1 NEEDRESTART_MODE=l
+}
+
+# Repositories that come are read into lists of the question's own, next to the node's; nothing is written elsewhere.
+apt_lay_out() {
+  local lists parts
+  eval "$(apt-config shell lists Dir::State::lists/d parts Dir::Etc::sourceparts/d)"
+  lay_out "${parts%/}"
+  laid_lists=$GPUNODE_IN/.lists
+  cp -as "${lists%/}" "$laid_lists" 2>/dev/null
+  rm -rf "$laid_lists/lock" "$laid_lists/partial"
+  mkdir -p "$laid_lists/partial"
+  cat >>"$GPUNODE_IN/.apt.conf" <<CONF
+Dir::Etc::sourceparts "$GPUNODE_IN/.laid";
+Dir::State::lists "$laid_lists";
+Dir::Cache::pkgcache "";
+Dir::Cache::srcpkgcache "";
+APT::Sandbox::User "root";
+Acquire::Retries "0";
+Acquire::http::Timeout "10";
+Acquire::https::Timeout "10";
+CONF
 }
 
 # Driver packages depend on each other in exactly their own version, and apt takes the newest candidate for a
@@ -57,7 +79,7 @@ apt_lists() {
   named_sources
   [ -n "$(ls "$GPUNODE_IN/.sources")" ] || return 0
   # shellcheck disable=SC2016  # $(FILENAME) is apt's
-  apt-get indextargets -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
+  apt_ indextargets -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
     --format '$(FILENAME)' 'Created-By: Packages' 2>/dev/null
 }
 
@@ -102,9 +124,8 @@ apt_repair() {
 
 # whether apt can be asked: every named source stands there and its lists have been fetched
 apt_configured() {
-  requested refresh | while read -r path; do
-    [ -e "$path" ] || exit 1
-  done || return 1
+  [ -z "$(missing_source)" ] || return 1
+  ! coming || { lists_are_fresh || apt_refresh_all; apt_refresh; }
   if [ -n "$(requested refresh)" ]; then
     lists=$(apt_lists)
     [ -n "$lists" ] || return 1
@@ -115,7 +136,7 @@ apt_configured() {
   apt_has_lists
 }
 
-apt_has_lists() { ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1; }
+apt_has_lists() { ls "${laid_lists:-/var/lib/apt/lists}"/*_Packages* >/dev/null 2>&1; }
 
 apt_refresh() {
   if [ -n "$(requested refresh)" ]; then

@@ -14,13 +14,25 @@ dnf_options() {
     !done && /^\[main\]/ { print "install_weak_deps=False\nbest=True\nobsoletes=True\ncolor=never\nclean_requirements_on_remove=False"; done = 1 }' \
     "$conf" >"$GPUNODE_IN/.dnf.conf" 2>/dev/null
   [ -s "$GPUNODE_IN/.dnf.conf" ] || printf '[main]\ninstall_weak_deps=False\nbest=True\ngpgcheck=1\n' >"$GPUNODE_IN/.dnf.conf"
+  ! coming || dnf_lay_out
   ! alone || sed -i "s|^\[main\]|&\nreposdir=$GPUNODE_IN/.sources|" "$GPUNODE_IN/.dnf.conf"
   use_proxy
 }
 
+# Repositories that come are read into a cache of the question's own, next to the node's; nothing is written elsewhere.
+dnf_lay_out() {
+  local cache
+  lay_out /etc/yum.repos.d
+  mkdir -p "$GPUNODE_IN/.cache"
+  for cache in /var/cache/libdnf5/* /var/cache/dnf/*; do
+    case $cache in *.json | *.pid | *.lock) ;; *) cp -as "$cache" "$GPUNODE_IN/.cache/" 2>/dev/null ;; esac
+  done
+  sed -i "s|^\[main\]|&\nreposdir=$GPUNODE_IN/.laid\ncachedir=$GPUNODE_IN/.cache\nsystem_cachedir=$GPUNODE_IN/.cache\nretries=1\ntimeout=10|" "$GPUNODE_IN/.dnf.conf"
+}
+
 # what it writes is for every user of the node to read
 # shellcheck disable=SC2046 # an option or none
-dnf_() { (umask 022 && exec "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" $(! asking || echo -C) "$@" </dev/null 9>&-); }
+dnf_() { (umask 022 && exec "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" $({ ! asking || [ -n "${fetching:-}" ]; } || echo -C) "$@" </dev/null 9>&-); }
 
 # Locks are ours or the node's; what the transaction may change is checked before (refuse_surprises).
 dnf_unlocked() {
@@ -69,12 +81,13 @@ dnf_recover() {
     fail "packages are installed in two versions: $(printf '%s' "$twice" | tr '\n' ' ')" "run dnf remove --duplicates on the node"
 }
 
-dnf_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.*\)\]$/\1/p' "$path" 2>/dev/null; done; }
+dnf_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.*\)\]$/\1/p' "$(source_file "$path")" 2>/dev/null; done; }
 
 dnf_configured() {
   [ -z "$(missing_source)" ] || return 1
   # of a stream that is not enabled, dnf 5 says nothing
   ! is_dnf5 || [ -z "$(dnf_stream_words)" ] || return 1
+  ! coming || { fetching=1 dnf_refresh_all && dnf_fetch; }
   for repository in $(dnf_repositories); do
     dnf_ -q -C --disablerepo='*' --enablerepo="$repository" repoquery --qf '%{name}' >"$GPUNODE_IN/.known" 2>/dev/null && [ -s "$GPUNODE_IN/.known" ] || return 1
   done
@@ -82,6 +95,12 @@ dnf_configured() {
 
 dnf_refresh() {
   sources_there
+  dnf_fetch
+  dnf_streams
+}
+
+dnf_fetch() {
+  local fetching=1
   for repository in $(dnf_repositories); do
     # shellcheck disable=SC2046  # an option or none: yum always fetches again
     dnf_ -y $(! have dnf || echo --refresh) --disablerepo='*' --enablerepo="$repository" \
@@ -89,7 +108,6 @@ dnf_refresh() {
       dnf_refresh_failed
     cat "$GPUNODE_IN/.update" >>"$log"
   done
-  dnf_streams
 }
 
 dnf_refresh_all() {
@@ -99,6 +117,7 @@ dnf_refresh_all() {
 
 dnf_refresh_failed() {
   cat "$GPUNODE_IN/.update" >>"$log"
+  sed -i '/^Importing GPG key/,/^ From /d' "$GPUNODE_IN/.update" # of a key that was good
   why=$(first_of 'error|fail|cannot|signature|key' "$GPUNODE_IN/.update")
   if grep -Eqi 'gpg|signature|public key' "$GPUNODE_IN/.update"; then wrong_signature "$why"; fi
   unreadable_source "$why"

@@ -9,7 +9,7 @@ in_check_mode() {
     not_asked "$(printf '%s\n' "$in_check_mode_missing" | tr '\n' ' ')not there yet, and sets up a repository"
   elif ! manager_ configured; then
     not_asked "the node has no lists of these packages yet"
-  elif manager_ simulate >"$GPUNODE_IN/.would"; then
+  elif { ! coming || list_offers; } && manager_ simulate >"$GPUNODE_IN/.would"; then
     ! asking || say resolved 1
     refuse_surprises
     list_dry_run >"$GPUNODE_IN/.announced"
@@ -25,6 +25,12 @@ in_check_mode() {
   finish changed "$(wc -l <"$GPUNODE_IN/.announced") change(s) to packages would be made"
 }
 
+# unasked WHY: the question ends here, without an answer
+unasked() {
+  say unasked "$1"
+  finish failed "the package manager was not asked"
+}
+
 not_asked() {
   say note "$1: the package manager was not asked"
   ! asking || say unasked "$1"
@@ -33,10 +39,10 @@ not_asked() {
 # what the plan rests on, apart from its transaction: how old the lists are, and what apt has of the names of the request,
 # as lines `offer NAME VERSION [NAME OP VERSION]…` with the bounds on the driver's own packages
 list_offers() {
-  ! lists_are_fresh || say fresh 1
+  { ! coming && ! lists_are_fresh; } || say fresh 1
   have apt-cache || return 0
-  # shellcheck disable=SC2046 # names
-  apt-cache show $(requested names) 2>/dev/null | awk '
+  # shellcheck disable=SC2046 # names, an option or none
+  apt-cache $(! coming || echo "-c $GPUNODE_IN/.apt.conf") show $(requested names) 2>/dev/null | awk '
     function end(  count, i, group, line) {
       line = name " " version
       count = split(needs, group, /, */)
@@ -50,13 +56,16 @@ list_offers() {
 
 # apt without lists, or with sources that came after them, knows of the packages that are installed alone
 lists_are_fresh() (
-  lists=
   if have apt-get; then
+    local lists sources parts
     eval "$(apt-config shell lists Dir::State::lists/d sources Dir::Etc::sourcelist/f parts Dir::Etc::sourceparts/d)"
     find "$lists" -name '*_Packages*' 2>/dev/null | grep -q . || return 1
     [ -z "$(find "$sources" "$parts" -newer "$lists" 2>/dev/null)" ] || return 1
+    [ -n "$(find "$lists" -maxdepth 2 -mmin -1440)" ]
+    return
   fi
-  find ${lists:+"$lists"} /var/cache/dnf /var/cache/libdnf5 /var/cache/zypp/raw /var/lib/pacman/sync -maxdepth 2 -mmin -1440 2>/dev/null | grep -q .
+  find /var/cache/dnf /var/cache/libdnf5 /var/cache/zypp/raw /var/lib/pacman/sync -maxdepth 3 -mmin -1440 \
+    \( -path '*/repodata*' -o -path '*/sync/*.db' \) 2>/dev/null | grep -q .
 )
 
 # list_dry_run: the differences, and in place of their packages all that the package manager would change, in the same words;

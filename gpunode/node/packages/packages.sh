@@ -120,10 +120,35 @@ use_proxy() {
 # alone: whether the sources of this request are the only ones that may be asked; then they are a folder of their own
 alone() { [ "$(word alone)" = 1 ] && named_sources; }
 
+# coming: whether files of repositories are asked about that the plan writes before this transaction
+coming() { [ -e "$GPUNODE_IN/coming" ]; }
+
+# lay_out FOLDER: the files of that folder of sources into .laid, as they are once those that come are there; these and
+# their keys into .coming
+lay_out() {
+  local name path
+  mkdir -p "$GPUNODE_IN/.laid" "$GPUNODE_IN/.coming"
+  cp "$1"/*.* "$GPUNODE_IN/.laid/" 2>/dev/null
+  while read -r name path; do
+    [ "${path%/*}" != "$1" ] || rm -f "$GPUNODE_IN/.laid/${path##*/}"
+    [ "$name" = - ] || cp "$GPUNODE_IN/$name" "$GPUNODE_IN/.coming/${path##*/}"
+  done <"$GPUNODE_IN/coming"
+  requested coming | while read -r name path; do
+    [ "$name" = - ] || sed -i "s|$path|$GPUNODE_IN/.coming/${path##*/}|g" "$GPUNODE_IN/.coming"/*
+  done
+  requested coming | while read -r name path; do
+    [ "$name" = - ] || [ "${path%/*}" != "$1" ] || cp "$GPUNODE_IN/.coming/${path##*/}" "$GPUNODE_IN/.laid/"
+  done
+}
+
+# source_file PATH: where a sources file of the request is to be read
+source_file() { if [ -e "$GPUNODE_IN/.coming/${1##*/}" ]; then echo "$GPUNODE_IN/.coming/${1##*/}"; else echo "$1"; fi; }
+
 # the source files of this request, as a folder that stands in place of the node's own
 named_sources() {
   mkdir -p "$GPUNODE_IN/.sources"
   requested refresh | while read -r path; do
+    path=$(source_file "$path")
     [ ! -e "$path" ] || cp "$path" "$GPUNODE_IN/.sources/"
   done
 }
@@ -131,7 +156,7 @@ named_sources() {
 # the first source file of the request that does not exist
 missing_source() {
   requested refresh | while read -r path; do
-    [ -e "$path" ] || { echo "$path"; break; }
+    [ -e "$(source_file "$path")" ] || { echo "$path"; break; }
   done
 }
 
@@ -141,11 +166,13 @@ sources_there() {
 }
 
 wrong_signature() {
+  ! asking || unasked "its signature does not fit its key: $1"
   fail "the signature of the repository in $(requested refresh | tr '\n' ' ')does not fit its key: $1" \
     "check sources.NAME.key and fingerprint in gpunode.yml; nothing was installed"
 }
 
 unreadable_source() {
+  ! asking || unasked "the node cannot read it: $1"
   fail "the repository in $(requested refresh | tr '\n' ' ')cannot be read: $1" \
     "check its URL, the network and the proxy from the node; nothing was installed"
 }
@@ -292,7 +319,7 @@ main() {
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
   dkms_missing >"$GPUNODE_IN/.undone"
-  ! asking || list_offers
+  ! asking || coming || list_offers
   if [ ! -s "$GPUNODE_IN/.differences" ] && [ ! -s "$GPUNODE_IN/.undone" ] && [ -z "$(unfinished packages)" ]; then
     finish unchanged "all packages are up to date"
   fi

@@ -1,0 +1,50 @@
+"""Whether a first plan resolves is asked of the node's package manager, repositories that the plan sets up included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_provision import Node
+
+pytestmark = pytest.mark.lab
+
+FILES = "find /etc /usr /var /tmp -xdev -type f -newer /root/before ! -path '/var/log/*' ! -path '/var/lib/systemd/*'"
+
+
+@pytest.fixture(scope="module", params=["debian:12", "rocky:9"])
+def node(
+    request: pytest.FixtureRequest, lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Node:
+    """A node that has never been asked for a package: without lists, and without NVIDIA's repositories."""
+    lab = lab_up(distro=request.param, engines=())
+    made = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {})
+    made.sh("touch -d '1 second ago' /root/before")
+    return made
+
+
+def unresolved(node: Node) -> list[str]:
+    return [text for text in node.json("plan", exit=3)["warnings"] if "not resolved" in text]
+
+
+@pytest.mark.timeout(600)
+def test_what_the_plan_sets_up_itself_is_resolved_and_the_node_stays_as_it_is(node: Node) -> None:
+    # on EL a package sets up EPEL first, which has dkms: of the driver nothing can be asked before
+    asked_later = [] if "debian" in node.lab.distro else ["repository nvidia-cuda: set up by this plan"]
+    found = unresolved(node)
+    assert len(found) == len(asked_later) and all(why in text for why, text in zip(asked_later, found, strict=True))
+    assert node.sh(FILES) == ""
+
+
+@pytest.mark.timeout(600)
+def test_a_version_that_the_repository_lacks_is_refused_in_the_package_managers_words(node: Node) -> None:
+    node.set({"toolkit": {"version": "1.99.0"}})
+    [problem] = node.json("plan", exit=5)["problems"]
+    assert "cannot install it: " in problem["what"] and "1.99.0" in problem["what"]
+    assert node.sh(FILES) == ""
+
+
+@pytest.mark.timeout(600)
+def test_a_repository_that_cannot_be_read_is_named_with_the_reason(node: Node) -> None:
+    node.set({"proxy": "http://127.0.0.1:9"})
+    assert any("the node cannot read it: " in text for text in unresolved(node))
