@@ -352,6 +352,21 @@ def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]
     return tomlkit.dumps(document)
 
 
+def update_debian(text: str, indexes: Mapping[str, Mapping[str, str]]) -> str:
+    """repos.toml with the branches that Debian's own driver has: distribution → package of non-free → version.
+
+    Those of a release: the newest, and the older ones that it keeps for older GPUs (nvidia-tesla-470-driver).
+    """
+    document = tomlkit.parse(text)
+    for row in document["distros"]:
+        index = indexes.get(str(row["keys"][0]), {})
+        names = [name for name in index if re.fullmatch(r"nvidia(-tesla(-\d+)?|-legacy-\d+xx)?-driver", name)]
+        own = sorted({version_tuple(index[name])[0] for name in names})
+        if own and list(row["own"]) != own:
+            row["own"] = own
+    return tomlkit.dumps(document)
+
+
 def _branches(index: Mapping[str, Mapping[str, str]]) -> list[str]:
     return sorted({match[1] for name in index if (match := re.fullmatch(r"nvidia-kernel-common-(\d+)-server", name))})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import urllib.request
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from gpunode.core.openpgp import fingerprints
 from gpunode.edge.bundle import registry
 from gpunode.edge.bundle.lookup import TIMEOUT, read_index
 from gpunode.edge.bundle.store import Web
+from gpunode.lab.packages_ubuntu import stanzas
 from tools.published import (
     ChartRelease,
     Held,
@@ -35,6 +38,7 @@ REDIST = "https://developer.download.nvidia.com/compute/{product}/redist/"
 PRODUCTS = ("nvidia-driver", "cuda")
 TOOLKIT_REPOSITORY = "nvidia-container-toolkit"
 CUDA_REPOSITORY = "nvidia-cuda"
+DEBIANS = {"12": "bookworm", "13": "trixie"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,3 +242,14 @@ def _held(place: Place, knowledge: Knowledge, asked: _Index, unread: list[str], 
         unread.append(error.what)
         return None
     return held(index.every, date=index.date)
+
+
+def read_versions(archive: str, codename: str) -> dict[str, str]:
+    """Of the packages in non-free of a release of Debian the version; of several the newest suite's."""
+    found: dict[str, str] = {}
+    for suite in (codename, f"{codename}-updates"):
+        url = f"{archive}/dists/{suite}/non-free/binary-amd64/Packages.xz"
+        with urllib.request.urlopen(url) as answer:  # noqa: S310 # the archive that the person names
+            text = lzma.decompress(answer.read()).decode()
+        found |= {stanza["Package"]: stanza["Version"] for stanza in stanzas(text)}
+    return found

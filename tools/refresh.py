@@ -1,12 +1,13 @@
 """The knowledge's tables as what is published says today, as a diff to read before it is committed.
 
-    python -m tools.refresh --from vendor --ubuntu http://archive.ubuntu.com/ubuntu | less
+    python -m tools.refresh --from vendor --ubuntu http://archive.ubuntu.com/ubuntu --debian http://deb.debian.org/debian | less
     python -m tools.refresh --from /srv/mirror --distro rocky:9 -o gpunode/knowledge
     python -m tools.refresh --pci-ids /usr/share/misc/pci.ids -o gpunode/knowledge
 
 --from reads releases.json, the redistrib_VERSION.json of drivers and CUDA, and the index of each repository: what it
 really holds, by architecture, with its key; the index of each helm chart's repository, and for charts and images that
-lie in a registry its list of tags.  --ubuntu reads which branches and kernels Canonical builds modules for.  Comments
+lie in a registry its list of tags.  --ubuntu reads which branches and kernels Canonical builds modules for, --debian which
+branches its own driver has.  Comments
 stay, and marks that only people know: ends of support, generations, package names (CONTRIBUTING.md lists the pages that
 say those).  Nothing becomes older; a row that changes gets the day of its source.
 """
@@ -26,8 +27,8 @@ from gpunode.core.knowledge import Knowledge
 from gpunode.core.knowledge.pciids import PciGpu, add_gpus, compare, parse_pci_ids, parse_supported_gpus, version_of
 from gpunode.edge.load import knowledge_text, load_knowledge, load_kube_knowledge
 from gpunode.lab.packages_ubuntu import CODENAMES, read_index
-from tools.published import update_cuda, update_drivers, update_kubernetes, update_own, update_repos
-from tools.read_published import Place, read_published
+from tools.published import update_cuda, update_debian, update_drivers, update_kubernetes, update_own, update_repos
+from tools.read_published import DEBIANS, Place, read_published, read_versions
 
 
 @click.command()
@@ -40,6 +41,7 @@ from tools.read_published import Place, read_published
 )
 @click.option("--distro", "distros", multiple=True, metavar="ID:VERSION", help="Of --from: these repositories alone.")
 @click.option("--ubuntu", "archive", metavar="URL", help="Read Ubuntu's archive.")
+@click.option("--debian", metavar="URL", help="Read Debian's archive.")
 @click.option("--pci-ids", "pci_ids", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A pci.ids.")
 @click.option(
     "--supported-gpus",
@@ -51,19 +53,23 @@ def refresh(
     place: str | None,
     distros: tuple[str, ...],
     archive: str | None,
+    debian: str | None,
     pci_ids: Path | None,
     supported_gpus: Path | None,
     output: Path | None,
 ) -> None:
     """Print what differs between the tables and what is published, and write it where -o says."""
-    if not (place or archive or pci_ids or supported_gpus):
-        raise InputError("nothing to refresh from", expected="--from, --ubuntu, --pci-ids or --supported-gpus")
+    if not (place or archive or debian or pci_ids or supported_gpus):
+        raise InputError("nothing to refresh from", expected="--from, --ubuntu, --debian, --pci-ids or --supported-gpus")
     texts: dict[str, str] = {}
     if place:
         texts |= _published(place, distros)
     if archive:
         indexes = {f"ubuntu:{version}": read_index(archive, name) for version, name in CODENAMES.items()}
         texts["repos"] = update_own(texts.get("repos") or knowledge_text("repos"), indexes)
+    if debian:
+        held = {f"debian:{version}": read_versions(debian, name) for version, name in DEBIANS.items()}
+        texts["repos"] = update_debian(texts.get("repos") or knowledge_text("repos"), held)
     if pci_ids or supported_gpus:
         texts["gpus"] = _gpus(pci_ids, supported_gpus, knowledge_text("gpus"), load_knowledge())
     for name, text in texts.items():

@@ -34,6 +34,7 @@ from tools.published import (
     update_cuda,
     update_drivers,
     update_kubernetes,
+    update_debian,
     update_own,
     update_repos,
 )
@@ -250,6 +251,14 @@ def test_what_canonical_builds_for_is_read_from_its_archive() -> None:
     tables = tomllib.loads(update_own(knowledge_text("repos"), {"ubuntu:24.04": index}))
     [row] = [row for row in tables["distros"] if row["keys"] == ["ubuntu:24.04"]]
     assert (row["own"], row["built_for"]) == ([595], {"6.8": ["generic"]})
+
+
+def test_the_branches_of_debians_own_driver_are_read_from_its_archive() -> None:
+    held = {"nvidia-driver": "550.163.01-2", "nvidia-tesla-535-driver": "535.309.01-1", "nvidia-smi": "1:610.1"}
+    tables = tomllib.loads(update_debian(knowledge_text("repos"), {"debian:13": held}))
+    assert {row["keys"][0]: row["own"] for row in tables["distros"] if row["keys"][0] == "debian:13"} == {
+        "debian:13": [535, 550]
+    }
 
 
 def test_nothing_becomes_older() -> None:
