@@ -355,14 +355,17 @@ def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]
 def update_debian(text: str, indexes: Mapping[str, Mapping[str, str]]) -> str:
     """repos.toml with the branches that Debian's own driver has: distribution → package of non-free → version.
 
-    Those of a release: the newest, and the older ones that it keeps for older GPUs (nvidia-tesla-470-driver).
+    The branch of nvidia-driver comes; of the older ones that are known (nvidia-tesla-470-driver) go those it lacks.
     """
     document = tomlkit.parse(text)
     for row in document["distros"]:
         index = indexes.get(str(row["keys"][0]), {})
+        if "nvidia-driver" not in index:
+            continue
         names = [name for name in index if re.fullmatch(r"nvidia(-tesla(-\d+)?|-legacy-\d+xx)?-driver", name)]
-        own = sorted({version_tuple(index[name])[0] for name in names})
-        if own and list(row["own"]) != own:
+        known = {*row["own"]} & {version_tuple(index[name])[0] for name in names}
+        own = sorted({version_tuple(index["nvidia-driver"])[0]} | known)
+        if list(row["own"]) != own:
             row["own"] = own
     return tomlkit.dumps(document)
 

@@ -1,14 +1,14 @@
 """The knowledge's tables as what is published says today, as a diff to read before it is committed.
 
-    python -m tools.refresh --from vendor --ubuntu http://archive.ubuntu.com/ubuntu --debian http://deb.debian.org/debian | less
+    python -m tools.refresh --from vendor --ubuntu http://archive.ubuntu.com/ubuntu | less
+    python -m tools.refresh --debian http://deb.debian.org/debian | less
     python -m tools.refresh --from /srv/mirror --distro rocky:9 -o gpunode/knowledge
     python -m tools.refresh --pci-ids /usr/share/misc/pci.ids -o gpunode/knowledge
 
 --from reads releases.json, the redistrib_VERSION.json of drivers and CUDA, and the index of each repository: what it
 really holds, by architecture, with its key; the index of each helm chart's repository, and for charts and images that
-lie in a registry its list of tags.  --ubuntu reads which branches and kernels Canonical builds modules for, --debian which
-branches its own driver has.  Comments
-stay, and marks that only people know: ends of support, generations, package names (CONTRIBUTING.md lists the pages that
+lie in a registry its list of tags.  --ubuntu reads which branches and kernels Canonical builds modules for, --debian
+which branches its own driver has.  Comments stay, and marks that only people know: ends of support, generations, package names (CONTRIBUTING.md lists the pages that
 say those).  Nothing becomes older; a row that changes gets the day of its source.
 """
 
@@ -60,7 +60,9 @@ def refresh(
 ) -> None:
     """Print what differs between the tables and what is published, and write it where -o says."""
     if not (place or archive or debian or pci_ids or supported_gpus):
-        raise InputError("nothing to refresh from", expected="--from, --ubuntu, --debian, --pci-ids or --supported-gpus")
+        raise InputError(
+            "nothing to refresh from", expected="--from, --ubuntu, --debian, --pci-ids or --supported-gpus"
+        )
     texts: dict[str, str] = {}
     if place:
         texts |= _published(place, distros)

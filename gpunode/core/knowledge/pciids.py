@@ -191,7 +191,6 @@ def _row(gpu: PciGpu, chip: str, knowledge: Knowledge) -> str:
         f"{chip:<7}",
         f"{kind_of(gpu.name):<11}",
         f"{'mobile' if gpu.mobile else '':<6}",
-        "   ",
         f"{mig:<10}",
         f"{fabric:<8}",
         f"{open_:<8}",

@@ -25,10 +25,6 @@ from gpunode.core.sharing.mig import Product, product_of
 from gpunode.core.solve import parse_driver, request_of, solve
 from gpunode.core.spec import Spec
 
-<<<<<<< Updated upstream
-=======
-
->>>>>>> Stashed changes
 
 class NotPossible(Exception):
     """Why a check says nothing on this machine."""
