@@ -8,8 +8,9 @@
 --from reads releases.json, the redistrib_VERSION.json of drivers and CUDA, and the index of each repository: what it
 really holds, by architecture, with its key; the index of each helm chart's repository, and for charts and images that
 lie in a registry its list of tags.  --ubuntu reads which branches and kernels Canonical builds modules for, --debian
-which branches its own driver has.  Comments stay, and marks that only people know: ends of support, generations, package names (CONTRIBUTING.md lists the pages that
-say those).  Nothing becomes older; a row that changes gets the day of its source.
+which branches its own driver has.  Comments stay, and marks that only people know: ends of support, generations,
+package names (CONTRIBUTING.md lists the pages that say those).  Nothing becomes older; a row that changes gets the day
+of its source.
 """
 
 from __future__ import annotations
