@@ -51,9 +51,10 @@ def transaction(plan: Plan, solution: Solution, *, fetch: bool) -> Transaction |
     for step in steps:
         value = step.value
         new = written.keys() & set(value.get("refresh", ()))
-        if new and fetch:
+        read = fetch and "" not in written.values()  # a key that could not be had is empty
+        if new and read:
             coming = written
-        if value.get("after") or (new and not fetch):
+        if value.get("after") or (new and not read):
             part = getattr(solution, step.role, None)
             unasked.append((part and part.repository) or f"the repositories of {step.role}")
             kernels = solution.driver.kernel_packages if step.role == "driver" and solution.driver else ()

@@ -25,14 +25,20 @@ dnf_lay_out() {
   lay_out /etc/yum.repos.d
   mkdir -p "$GPUNODE_IN/.cache"
   for cache in /var/cache/libdnf5/* /var/cache/dnf/*; do
-    case $cache in *.json | *.pid | *.lock) ;; *) cp -as "$cache" "$GPUNODE_IN/.cache/" 2>/dev/null ;; esac
+    case $cache in *.json | *.pid | *.lock | *.db) ;; *) cp -as "$cache" "$GPUNODE_IN/.cache/" 2>/dev/null ;; esac
   done
   sed -i "s|^\[main\]|&\nreposdir=$GPUNODE_IN/.laid\ncachedir=$GPUNODE_IN/.cache\nsystem_cachedir=$GPUNODE_IN/.cache\nretries=1\ntimeout=10|" "$GPUNODE_IN/.dnf.conf"
 }
 
 # what it writes is for every user of the node to read
-# shellcheck disable=SC2046 # an option or none
-dnf_() { (umask 022 && exec "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" $({ ! asking || [ -n "${fetching:-}" ]; } || echo -C) "$@" </dev/null 9>&-); }
+# shellcheck disable=SC2046 # options or none
+dnf_() { (umask 022 && exec "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" $(! asking || dnf_asking) "$@" </dev/null 9>&-); }
+
+# options of a question: no network but where it is meant to, and no list of names for completion in the node's cache
+dnf_asking() {
+  [ -n "${fetching:-}" ] || echo -C
+  ! coming || is_dnf5 || echo --disableplugin=generate_completion_cache
+}
 
 # Locks are ours or the node's; what the transaction may change is checked before (refuse_surprises).
 dnf_unlocked() {
