@@ -30,7 +30,10 @@ def task(kind: type[NodeAction] = NodeAction, **attributes: Any) -> Any:
     made = kind.__new__(kind)
     made._task = SimpleNamespace(
         **{"diff": False, "delegate_to": None, "name": "Install", "action": "packages", "_role": None} | attributes,
-        get_variable_manager=lambda: SimpleNamespace(extra_vars={}),
+        get_variable_manager=lambda: SimpleNamespace(
+            extra_vars={},
+            _inventory=SimpleNamespace(get_host=lambda _: SimpleNamespace(get_groups=list, get_vars=dict, name="n-1")),
+        ),
     )
     made._vars = {"inventory_hostname": "n-1"}
     return made

@@ -27,7 +27,19 @@ CASES = Path(__file__).parents[1] / "cases"
 PLANS = sorted(path.parent for path in CASES.glob("plans/*/case.yml"))
 PROBE = script("probe.sh")
 # what goes wrong with a probe, and what no recorded node has (tests of their own have sections by hand)
-NOT_RECORDED = {"malformed", "notes", "unread", "first_boot", "nvlink5_fabric", "sharing"}
+NOT_RECORDED = {
+    "malformed",
+    "notes",
+    "unread",
+    "first_boot",
+    "nvlink5_fabric",
+    "sharing",
+    "pcie",
+    "hidden",
+    "tuning",
+    "rdma",
+    "lease",
+}
 
 
 def items_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Item]:

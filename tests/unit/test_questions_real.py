@@ -102,7 +102,16 @@ def test_every_field_is_known_from_its_first_branch_on_and_answers_as_the_table_
         assert [row for row in rows if not re.fullmatch(pattern_of(field, smi.branch), row)] == [], field.name
 
 
-VALUES = {"FIELDS": "index", "GPU": "0", "MODE": "0", "WATTS": "400", "PROFILES": "19", "INSTANCE": "1"}
+VALUES = {
+    "FIELDS": "index",
+    "GPU": "0",
+    "MODE": "0",
+    "WATTS": "400",
+    "PROFILES": "19",
+    "INSTANCE": "1",
+    "SECTION": "PERFORMANCE",
+    "CAPABILITY": "r",
+}
 
 
 def test_every_other_word_is_accepted_from_its_first_branch_on(smi: Smi) -> None:

@@ -104,7 +104,7 @@ PARTS = {
         "that. A loaded driver is exchanged only while nothing uses the GPUs, else by that reboot.",
     ),
     "fabric": Part(
-        sections=("fabric",),
+        sections=("fabric", "gpu"),
         example={"gpunode_fabric_dcgm": "auto"},
         disturbs="Restarts DCGM and IMEX when their files change; reboots nothing.",
     ),

@@ -8,7 +8,7 @@ from typing import ClassVar
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 SECTIONS = """
-system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology xids gpu_containers
+system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology links tuning xids gpu_containers
 cuda toolkit cdi units runtimes containers kubernetes sysctl packages holds locks journal first_boot sharing
 files
 """.split()

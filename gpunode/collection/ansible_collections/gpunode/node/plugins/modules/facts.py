@@ -30,6 +30,8 @@ options:
       - nvidia_smi
       - nvlink
       - topology
+      - links
+      - tuning
       - xids
       - gpu_containers
       - cuda
