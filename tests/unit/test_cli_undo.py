@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from journal_text import recall_text, wrote
 
 from gpunode.cli.undo import rollback, uninstall
 from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.undo.journal import Run
 from gpunode.edge.ansible.runner import Event, HostRun
-from gpunode.edge.detect import Targets
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import undo
 from gpunode.edge.ssh.many import Ran, Target
 
@@ -174,3 +176,51 @@ def test_the_next_command_is_named(
     monkeypatch.setattr(undo, "run_playbook", Ansible(**runs))
     result = CliRunner().invoke(uninstall, ["n1", *words], standalone_mode=False)
     assert result.output.splitlines()[-1].startswith(last)
+
+
+def test_the_list_says_when_a_run_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs(name: str, state: str, what: str) -> Run:
+        return Run(name=name, first=0, last=0, at="2026-11-20T10:00:00Z", parts=("driver",), state=state, what=what)
+
+    listed = [runs("r1", "done", "driver 580.1 → 595.2, 20 packages"), runs("r2", "interrupted", "")]
+    monkeypatch.setattr(undo, "list_runs", lambda _: [(Detected(host="n1"), listed)])
+    done = CliRunner().invoke(rollback, ["n1", "--list"], standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert done.output.splitlines() == [
+        "n1: 2 runs",
+        "  r1  2026-11-20T10:00:00Z  driver 580.1 → 595.2, 20 packages",
+        "  r2  2026-11-20T10:00:00Z  driver · interrupted",
+    ]
+
+
+RECORD = object()
+MESSAGES = [
+    ((), "", (), [], "nothing to undo: gpunode has changed nothing here since its last uninstall"),
+    ((), "r1", (), [], "nothing to undo: gpunode has changed nothing here since run r1"),
+    (
+        ("toolkit", "runtime"),
+        "",
+        (),
+        [],
+        "nothing to undo: gpunode has changed nothing in toolkit, runtime since its last uninstall",
+    ),
+    (("toolkit",), "", (RECORD,), ["removed x"], "toolkit: as it was before gpunode"),
+    ((), "r1", (RECORD,), ["removed x"], "as it was after run r1"),
+    ((), "", (RECORD,), [], "nothing to undo: as it was before gpunode"),
+]
+
+
+@pytest.mark.parametrize(("parts", "to", "records", "changes", "message"), MESSAGES)
+@pytest.mark.parametrize("stays", [False, True])
+def test_the_message_says_what_is_so(
+    parts: tuple[str, ...], to: str, records: tuple[object, ...], changes: list[str], message: str, stays: bool
+) -> None:
+    from ansible_collections.gpunode.node.plugins.action.undo import _message
+
+    journal = SimpleNamespace(damage=SimpleNamespace(partial=False), records=(RECORD,))
+    scope, result = SimpleNamespace(records=records, to=to), {"changes": changes, "stays": stays}
+    left = ", but for what the notes name" if stays and records else ""
+    assert _message(journal, SimpleNamespace(parts=parts), scope, result) == message + left
+    if not records:
+        fresh = SimpleNamespace(damage=SimpleNamespace(partial=False), records=())
+        assert "last uninstall" not in _message(fresh, SimpleNamespace(parts=parts), scope, result)
