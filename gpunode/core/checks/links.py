@@ -306,9 +306,8 @@ def _peers(facts: NodeFacts, tree: _Tree) -> Iterator[Check]:
     unread = [slot for slot, word in words.items() if not word]
     if bad:
         text = f"ACS sends what GPUs and network cards say to each other through the CPU: {', '.join(sorted(bad))}"
-        yield Check(
-            id="pcie.acs", status="warning", message=text, fix="ACS off in the firmware, or tuning.acs_redirect: off"
-        )
+        fix = "ACS off in the firmware, or at each boot: setpci -s SLOT ECAP_ACS+0x6.w=0000 for each of these"
+        yield Check(id="pcie.acs", status="warning", message=text, fix=fix)
     elif unread:
         text = f"the ACS of {', '.join(sorted(unread))} was not read"
         yield Check(id="pcie.acs", status="not-proven", message=text, fix="probe as root")
