@@ -221,11 +221,11 @@ def test_fix_mends_it_and_verify_is_green(node: Node, name: str, monkeypatch: py
 
 
 def test_logs_of_a_node_without_a_driver_are_read(lab_up: Callable[..., Lab], run_gpunode: Callable[..., Any]) -> None:
-    lab = lab_up(1)
+    lab = lab_up(1, nouveau=True)
     assert lab.run(lab.nodes[0], INSTALLER).returncode == 0
     ran = run_gpunode("doctor", "-i", str(lab.inventory), "--format", "json", exit=1)
     (host,) = json.loads(ran.stdout)["hosts"]
     assert host["error"] is None and host["notes"] == []
     found = {finding["id"]: finding for finding in host["findings"]}
-    assert found["nouveau-in-use"]["evidence"][0].startswith("nvidia-installer:1:")
+    assert any(line.startswith("nvidia-installer:1:") for line in found["nouveau-in-use"]["evidence"]), found
     assert "nvml-version-mismatch" not in found
