@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.gpunode.node.plugins.action.undo import _message
 from click.testing import CliRunner, Result
 from journal_text import recall_text, wrote
 
@@ -215,8 +216,6 @@ MESSAGES = [
 def test_the_message_says_what_is_so(
     parts: tuple[str, ...], to: str, records: tuple[object, ...], changes: list[str], message: str, stays: bool
 ) -> None:
-    from ansible_collections.gpunode.node.plugins.action.undo import _message
-
     journal = SimpleNamespace(damage=SimpleNamespace(partial=False), records=(RECORD,))
     scope, result = SimpleNamespace(records=records, to=to), {"changes": changes, "stays": stays}
     left = ", but for what the notes name" if stays and records else ""
