@@ -259,6 +259,21 @@ def test_a_lock_of_dnf5_on_a_version_holds_that_package(manager: Manager) -> Non
     assert manager.run("dnf", f"{locks}\ndnf_locks") == ["nvidia-open 580.95.05-1.fc43"]
 
 
+@pytest.mark.parametrize(
+    ("program", "unfiltered"), [("dnf", "--showduplicates --disable-modular-filtering"), ("dnf5", "module_hotfixes=1")]
+)
+def test_a_version_in_a_stream_that_is_not_enabled_is_there_to_go_back_to(
+    manager: Manager, program: str, unfiltered: str
+) -> None:
+    """dnf hides what is in it, unless it is told not to; each of the two generations knows its own way alone."""
+    rows = ("nvidia-driver 595.91.07-1.el9", "nvidia-driver 580.178.04-1.el9")
+    manager.fake(program, f'echo {rows[0]}; case "$*" in *"{unfiltered}"*" nvidia-driver") echo {rows[1]} ;; esac')
+    if program != "dnf":
+        (manager.folder / "bin/dnf").symlink_to(program)
+    text = f"{part('undo_packages.sh').read_text()}\ndnf_options\ndnf_available nvidia-driver"
+    assert manager.run("dnf", text) == [*rows]
+
+
 def test_dnf_cannot_do_what_ends_in_a_problem_and_says_why(manager: Manager) -> None:
     manager.prints("dnf", "Error: \n Problem: package a requires b\nError: Operation aborted.\n")
     assert manager.run("dnf", "dnf_simulate || dnf_why_not") == [" Problem: package a requires b "]
