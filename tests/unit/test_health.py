@@ -285,6 +285,18 @@ JUDGED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, tuple[str, st
             "this session may not open /dev/nvidia1: its device cgroup hides them (DeviceAllow of sshd)",
         ),
     ),
+    "H800, which has 8": (
+        [{"nvlinks_up": 8, "nvlink_speed": "26.562"}, {"nvlinks_up": 7, "nvlink_speed": "26.562"}],
+        {"id": "10de:2324"},
+        "nvlink.down",
+        ("failed", "GPU 1 has 7 of 8 NVLinks up"),
+    ),
+    "B300, with 18 of the 36 that it names": (
+        [{"nvlinks_up": 18, "nvlink_speed": "53.125"}] * 2,
+        {"id": "10de:3182", "nvlink_inactive": ("GPU 0 link 18", "GPU 1 link 18")},
+        "nvlink.down",
+        ("passed", "NVLinks up of each GPU: 18 of 18"),
+    ),
     "links of a GPU down": (
         [{}, {}],
         {"nvlink_inactive": ("GPU 1: all links",)},

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpunode import __version__
 from gpunode.core.checks.health import Expected, health_checks
+from gpunode.core.checks.pool import pool_checks
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import parse_checks, smoke_files
@@ -192,12 +193,14 @@ def verify_found(
     hosts = plan_all(found, targets, desired)
     expected = expected_gpus(hosts)
     smoked = _smoke([h for h in hosts if _can_smoke(h)], targets, desired) if smoke else {}
+    pools = pool_checks({h.host: (h.planned.spec.rollout, h.planned.facts) for h in hosts if h.planned})
     results = []
     for host in hosts:
         found_out = isolated(
             host.host, partial(_verified, host, desired, smoked.get(host.host, ()), expected.get(host.host))
         )
-        results.append(found_out if isinstance(found_out, HostResult) else error_result(host.host, found_out))
+        result = found_out if isinstance(found_out, HostResult) else error_result(host.host, found_out)
+        results.append(_with_checks(result, pools.get(host.host, [])))
     return results
 
 
