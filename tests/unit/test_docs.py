@@ -12,7 +12,16 @@ import click
 from rows import over
 
 from gpunode.cli.main import COMMANDS, cli
+from gpunode.core import content, untrusted
 from gpunode.core.checks.ids import CHECKS
+from gpunode.core.doctor import logs
+from gpunode.edge import share
+from gpunode.edge.bundle import inside, lookup, rpm, verify
+from gpunode.edge.detect import Targets
+from gpunode.edge.ssh import shell
+from gpunode.kube.core import usage
+from gpunode.kube.edge import client
+from gpunode.node import part
 from tools.docs.pages import pages
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +182,32 @@ def test_the_tests_that_the_threat_model_names_exist() -> None:
     named = set(re.findall(r"\b((?:lab/)?test_\w+\.py)", (ROOT / "docs/safety.md").read_text()))
     missing = [name for name in named if not (ROOT / "tests" / (name if "/" in name else f"unit/{name}")).is_file()]
     assert len(named) > 20 and missing == []
+
+
+def test_the_limits_that_the_threat_model_names_are_those_of_the_code() -> None:
+    text = (ROOT / "docs/safety.md").read_text()
+    lease = re.findall(r"^LEASE=(\d+)", part("lock.sh").read_text(), re.M)
+    output = re.findall(r"^TEXT_MAX=(\d+)", part("probe_words.sh").read_text(), re.M)
+    named = (
+        f"an answer {shell.OUTPUT_LIMIT >> 20} MiB and `--timeout` ({Targets().timeout:.0f} s)",
+        f"a file of a node {content.LIMIT >> 20} MiB, a command's output {int(output[0]) >> 10} KiB",
+        f"a host {share.SECONDS:.0f} s of processor time and {share.MEMORY >> 30} GiB",
+        f"stand for {untrusted.EXPANDED:,} values",
+        f"{untrusted.SIZE >> 20} MiB unpacked, {lookup.TIMEOUT} s without a byte",
+        f"{logs.PART:,} characters, and {logs.PART // 2} on each side",
+        f"{client.DEEPEST} levels; {usage._MOST_GPUS:,} GPUs of a node",
+        f"an answer {client.MOST >> 20} MiB and {client.LONGEST:.0f} s",
+        f"a list {client.MOST_LISTED >> 30} GiB and {client.MOST_PARTS:,} parts",
+        f"an event {client.MOST_EVENT >> 20} MiB",
+        f"a lease ends {lease[0]} s after the last command",
+        f"an rpm's headers and a deb's control.tar {rpm.HEADERS >> 20} MiB each",
+        f"a manifest, its signature and key {verify.MOST >> 20} MiB each",
+    )
+    assert [one for one in named if one not in text] == []
+    assert rpm.HEADERS == inside.MOST_CONTROL
+    assert [bool(shell._NAME.fullmatch("::" + "a" * n)) for n in (252, 253)] == [True, False]
+    assert [bool(shell._ADDRESS.fullmatch("a" * n)) for n in (255, 256)] == [True, False]
+    assert "a name 254 characters, an address 255" in text
 
 
 def test_the_paths_of_the_recipes_for_contributors_exist() -> None:
