@@ -49,13 +49,13 @@ def load_knowledge() -> Knowledge:
 @cache
 def load_kube_knowledge() -> KubeKnowledge:
     """knowledge/kubernetes.toml and the Xids; read once a process."""
-    return parse_kube_knowledge(_table("kubernetes"), _table("xids"))
+    return parse_kube_knowledge(_table("kubernetes"), _table("xids"), load_support())
 
 
 @cache
 def load_scheduler_rules() -> SchedulerRules:
     """knowledge/scheduler.toml and kube_schemas.toml; read once a process."""
-    return parse_rules(_table("scheduler"), _table("kube_schemas"))
+    return parse_rules(_table("scheduler"), _table("kube_schemas"), load_support())
 
 
 @cache

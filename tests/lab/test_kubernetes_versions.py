@@ -21,7 +21,6 @@ from gpunode.lab import Lab
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
 
 CASES = sorted(Path(__file__).parents[1].glob("cases/kube/*/case.yml"))
-STRICT_FROM = 25  # fieldValidation of the API server; before, server-side apply refuses unknown fields by itself
 SHARES_FROM = 36  # before, the feature gate DRAConsumableCapacity is off, and its field in an expression refused
 MEMORY = "aliyun.com/gpu-mem"
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
@@ -107,12 +106,11 @@ def test_every_object_is_accepted_strictly(case: Path, cluster: Cluster, tmp_pat
     kinds = {line.split()[-1] for line in cluster.kubectl("api-resources", "--no-headers").splitlines() if line.strip()}
     assert "DaemonSet" in kinds
     checked = yaml.safe_dump_all([item for item in objects if item["kind"] in kinds])
-    validate = "--validate=strict" if minor >= STRICT_FROM else "--validate=false"
     for space in spaces:
         cluster.kubectl("create", "namespace", space)
     try:
         gated = minor < SHARES_FROM and "allowMultipleAllocations" in checked
-        words = ("apply", "--server-side", "--dry-run=server", validate, "-f", "-")
+        words = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
         said = cluster.kubectl(*words, stdin=checked, check=not gated)
         assert not gated or "undefined field 'allowMultipleAllocations'" in said
     finally:
@@ -123,8 +121,7 @@ def test_every_object_is_accepted_strictly(case: Path, cluster: Cluster, tmp_pat
 def test_an_unknown_field_is_refused(cluster: Cluster) -> None:
     """Else the test above would prove nothing."""
     bad = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "default"}, "dat": {}}
-    validate = "--validate=strict" if minor_of(cluster) >= STRICT_FROM else "--validate=false"
-    words = ("apply", "--server-side", "--dry-run=server", validate, "-f", "-")
+    words = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
     assert "dat" in cluster.kubectl(*words, stdin=yaml.safe_dump(bad), check=False)
 
 
@@ -190,7 +187,7 @@ def packs_by_memory(cluster: Cluster, edit: dict[str, str]) -> None:
 
 
 def patch(cluster: Cluster, node: str, kind: str, change: object) -> None:
-    """Of a node's status; by the newest kubectl, since those before 1.24 cannot."""
+    """Of a node's status; by the newest kubectl."""
     words = ("patch", "node", node, "--subresource=status", f"--type={kind}", "-p", json.dumps(change))
     cluster.kubectl(*words)
 

@@ -14,7 +14,10 @@ from gpunode.edge.load import load_kube_knowledge
 from gpunode.kube.core import Rendered, cluster_of, render
 
 KNOWN = load_kube_knowledge()
-SERVERS = [f"1.{minor}" for minor in range(KNOWN.oldest.minor, KNOWN.newest.minor + 1)]
+OLDEST, NEWEST = (
+    int(text.partition(".")[2]) for text in (KNOWN.support["kubernetes"].oldest, KNOWN.support["kubernetes"].newest)
+)
+SERVERS = [f"1.{minor}" for minor in range(OLDEST, NEWEST + 1)]
 CUSTOM = ("ServiceMonitor", "PrometheusRule")  # of the Prometheus operator: no server has a schema for them
 
 

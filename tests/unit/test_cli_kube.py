@@ -90,9 +90,7 @@ MEMORY = {"strategy": "dra", "dra": {"shares": "memory"}}
     [
         ({}, "", Exit.INPUT, "the server version is not given"),
         ({}, "latest", Exit.INPUT, "the server version is 'latest'"),
-        ({}, "1.38", Exit.REFUSED, "Kubernetes 1.38 is not known\n  expected: 1.28 to 1.37"),
-        ({}, "1.27", Exit.REFUSED, "Kubernetes 1.27 is older than 1.28, the oldest that gpunode supports\n"
-         "  expected: 1.28 to 1.37\n  do next:  upgrade the cluster"),
+        ({}, "1.27", Exit.REFUSED, "kubernetes 1.27 is older than 1.28, the oldest that gpunode supports"),
         ({"sharing": {"strategy": "dra"}}, "1.31", Exit.REFUSED, "error: Kubernetes 1.31 has no DRA that NVIDIA's"),
         ({"sharing": {"strategy": "dra"}, "kubernetes": {"device_plugin": {"enabled": True}}}, "1.34", Exit.REFUSED,
          "error: the device plugin and the DRA driver on one node hand out the same GPUs"),

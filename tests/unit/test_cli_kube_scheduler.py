@@ -33,12 +33,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("case", "args"),
     [
-        ("kubeadm-1.18", ()),
-        ("kubeadm-1.22", ("--server-version", "v1.22.17")),
+        ("kubeadm-1.28", ()),
+        ("kubeadm-1.32", ("--server-version", "v1.32.17")),
         ("kubeadm-1.36", ("--kube-proxy", "nftables", "--node-address", "10.0.0.4")),
         ("config-other-extender-kept", ("--manifest", f"/{MANIFEST}")),
         ("unit-1.30", ("--server-version", "1.30")),
-        ("unit-drop-in", ("--unit", UNIT, "--server-version", "1.26")),
+        ("unit-drop-in", ("--unit", UNIT, "--server-version", "1.30")),
     ],
 )
 def test_configure_then_unconfigure_gives_every_byte_back(tmp_path: Path, case: str, args: tuple[str, ...]) -> None:
@@ -78,7 +78,7 @@ def test_a_new_configuration_is_no_more_readable_than_the_manifest(tmp_path: Pat
 
 
 def test_the_same_answer_as_json(tmp_path: Path) -> None:
-    tree(tmp_path, "flags-obsolete-1.24")
+    tree(tmp_path, "flags-obsolete")
     data = json.loads(run("configure", tmp_path, "--format", "json").output)
     assert {change["path"]: change["action"] for change in data["changes"]} == {
         f"/{MANIFEST}": "rewrite",

@@ -11,8 +11,6 @@ import yaml
 from click.testing import CliRunner, Result
 from edit_cases import EditCase, cases, over, write_tree
 from edit_cases import case as case_of
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpunode.cli.main import cli
 from gpunode.core.edits.kubernetes.kubelet import (
@@ -36,7 +34,7 @@ def asked(case: EditCase) -> KubeletRequest:
 
 
 @over(AFTER)
-def test_what_was_asked_is_in_force_and_no_gate_is_left_that_is_gone(case: EditCase) -> None:
+def test_what_was_asked_is_in_force(case: EditCase) -> None:
     after, request = case.done, asked(case)
     minor = minor_of(request.server_version)
     flags = flags_in(program_of(after, request.unit, "kubelet").words)
@@ -52,9 +50,6 @@ def test_what_was_asked_is_in_force_and_no_gate_is_left_that_is_gone(case: EditC
         assert wanted.items() <= found.items()
     labels = dict(one.split("=") for one in (last_value(flags, "node-labels") or "x=x").split(","))
     assert request.node_labels.items() <= labels.items()
-    gates = {one.split("=")[0] for one in (last_value(flags, "feature-gates") or "").split(",")}
-    gates |= set(printed.get("featureGates") or {})
-    assert not gates & {gate.name for gate in RULES.gates if minor >= gate.gone}
 
 
 @over(AFTER)
@@ -125,27 +120,6 @@ def test_the_kubelet_is_restarted_asked_and_its_units_read_again_where_they_chan
 def test_without_a_record_nothing_is_taken_away() -> None:
     case = case_of("kubelet", "kubeadm-1.30")
     assert kubelet_target(asked(case), RULES).unconfigure(case.done) == Edit()
-
-
-names = st.text("abcAB", min_size=1, max_size=3)
-gates = st.dictionaries(names, st.sampled_from(["true", "false"]), max_size=3)
-
-
-@given(gates, st.sampled_from(["Accelerators=true", "DevicePlugins=true", "DevicePlugins=false"]), st.booleans())
-def test_of_any_gates_those_that_are_gone_go_and_the_others_stay(
-    others: dict[str, str], obsolete: str, quoted: bool
-) -> None:
-    value = ",".join([*(f"{key}={one}" for key, one in others.items()), obsolete])
-    mark = '"' if quoted else ""
-    unit = "/etc/systemd/system/kubelet.service"
-    text = f"[Service]\nExecStart=/usr/bin/kubelet --v=2 {mark}--feature-gates={value}{mark} --max-pods=9\n"
-    request = KubeletRequest(server_version="1.30", unit=unit)
-    edit = kubelet_target(request, RULES).configure({unit: text.encode()})
-    assert edit.problems == ()
-    words = program_of({unit: edit.changes[unit] or b""}, unit, "kubelet").words
-    left = last_value(flags_in(words), "feature-gates")
-    assert left == (",".join(f"{key}={one}" for key, one in others.items()) or None)
-    assert [word for word in words if "feature" not in word] == ["/usr/bin/kubelet", "--v=2", "--max-pods=9"]
 
 
 # ---------------------------------------------------------------- the command

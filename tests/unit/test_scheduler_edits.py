@@ -43,14 +43,11 @@ def test_the_scheduler_would_start_and_has_the_extender_once(case: EditCase) -> 
     words = words_of(after, request)
     flags = flags_in(words)
     assert {flag.name for flag in flags} & set(RULES.gone_flags(minor)) == set()
-    config, policy = last_value(flags, "config"), last_value(flags, "policy-config-file")
-    assert bool(config) != bool(policy), "one of the two names the extender"
-    path = config or policy or ""
+    path = last_value(flags, "config") or ""
     if request.manifest:
         path = host_path(pod_of(request.manifest, after[request.manifest]), path) or ""
     printed = yaml.safe_load(after[path])
-    if config:
-        assert scheduler_faults(printed, minor, RULES) == []
+    assert scheduler_faults(printed, minor, RULES) == []
     (ours,) = (one for one in printed["extenders"] if RULES.resource in json.dumps(one))
     assert {ours["filterVerb"], ours["bindVerb"], ours["nodeCacheCapable"]} == {"filter", "bind", True}
     assert ours["urlPrefix"].endswith("/gpushare-scheduler")
@@ -85,11 +82,9 @@ def test_nothing_but_the_manifest_lies_in_the_folder_of_manifests(case: EditCase
 def test_without_a_record_the_extender_goes_and_the_scheduler_still_starts(case: EditCase) -> None:
     after, request = case.done, asked(case)
     left = applied(after, scheduler_target(request, RULES).unconfigure(after))
-    flags = flags_in(words_of(left, request))
-    for name in ("config", "policy-config-file"):
-        if path := last_value(flags, name):
-            place = host_path(pod_of(MANIFEST, left[MANIFEST]), path) if request.manifest else path
-            assert RULES.resource.encode() not in left[place or ""]
+    if path := last_value(flags_in(words_of(left, request)), "config"):
+        place = host_path(pod_of(MANIFEST, left[MANIFEST]), path) if request.manifest else path
+        assert RULES.resource.encode() not in left[place or ""]
     assert scheduler_target(request, RULES).unconfigure(left).changes == {}
 
 
@@ -97,7 +92,6 @@ BAD = [
     ({"server_version": "1.30"}, "a static pod's manifest or a unit"),
     ({"server_version": "1.30", "manifest": MANIFEST, "unit": "/x.service"}, "a static pod's manifest or a unit"),
     ({"server_version": "newest", "manifest": MANIFEST}, "server version 'newest'"),
-    ({"server_version": "1.7", "manifest": MANIFEST}, "server version '1.7'"),
     ({"server_version": "1.30", "manifest": "kube-scheduler.yaml"}, "path 'kube-scheduler.yaml'"),
     ({"server_version": "1.30", "manifest": MANIFEST, "config": "/etc/../x"}, "path '/etc/../x'"),
     ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "gpushare:80"}, "extender URL 'gpushare:80'"),

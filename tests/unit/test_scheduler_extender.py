@@ -122,7 +122,7 @@ def scheduler(version: str, url: str) -> Scheduler:
     return Scheduler(yaml.safe_load(config or b""))
 
 
-VERSIONS = [f"1.{minor}" for minor in range(18, 37)]
+VERSIONS = [f"1.{minor}" for minor in range(28, 37)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -132,7 +132,7 @@ def test_a_pod_with_gpu_memory_is_filtered_and_bound_by_the_extender(version: st
     assert extender.asked == ["/gpushare-scheduler/filter", "/gpushare-scheduler/bind"]
 
 
-@pytest.mark.parametrize("version", ["1.18", "1.22", "1.36"])
+@pytest.mark.parametrize("version", ["1.28", "1.36"])
 def test_a_request_larger_than_a_card_fits_nowhere_and_nothing_is_bound(version: str, extender: Extender) -> None:
     sent = EXCHANGES["filter-larger-than-a-card"]["sent"]
     assert scheduler(version, extender.url).schedule(sent["Pod"], sent["NodeNames"]) == ([], "")

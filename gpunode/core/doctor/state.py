@@ -19,6 +19,7 @@ from gpunode.core.items.first_boot import prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.stopped_engine import engine_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
+from gpunode.core.knowledge.support import too_old
 from gpunode.core.model import NodeFacts, PciDevice, Runtime
 from gpunode.core.numbers import version_tuple
 
@@ -34,6 +35,7 @@ _ASKED = "asked="  # what the cluster's own answer ends with
 _VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drift_checks)
 _NEVER = re.compile(rb"^[ \t]*install[ \t]+nvidia[ \t]+/(?:usr/)?bin/(?:false|true)", re.MULTILINE)
 _SCHEDULER = re.compile(r"^[ \t-]*image:[ \t]*\S{0,300}kube-scheduler[\w-]{0,20}:v1\.(\d{1,4})\b", re.MULTILINE)
+_LAST_OF_V1BETA3 = 28  # the last release that reads that version of its configuration
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
 _OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
@@ -328,15 +330,20 @@ def _extender(sections: Sections) -> Signs:
 
 
 def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Signs:
-    image = _SCHEDULER.search(sections.get("kube-scheduler-manifest", ""))
+    """What a kube-scheduler of a supported release does not start with."""
+    manifest = sections.get("kube-scheduler-manifest", "")
+    image = _SCHEDULER.search(manifest)
+    if not image or too_old("kubernetes", f"1.{image[1]}", rules.support):
+        return
+    minor = int(image[1])
     api = re.search(
-        r"^apiVersion:\s*['\"]?kubescheduler\.config\.k8s\.io/(\w+)", sections.get("kube-scheduler-config", ""), re.M
+        r"^apiVersion:\s*['\"]?(kubescheduler\.config\.k8s\.io/\w+)", sections.get("kube-scheduler-config", ""), re.M
     )
-    if image and api and api[1] not in rules.takes(int(image[1])):
-        yield "sched-kind", f"kube-scheduler 1.{image[1]} with a configuration of {api[1]}"
-    for flag in rules.gone_flags(int(image[1])) if image else ():
-        if re.search(rf"--{re.escape(flag)}\b", sections["kube-scheduler-manifest"]):
-            yield "sched-policy-flag", f"kube-scheduler 1.{image[1] if image else ''} has no --{flag}"
+    if api and api[1] != rules.api and not (minor == _LAST_OF_V1BETA3 and api[1].endswith("/v1beta3")):
+        yield "sched-kind", f"kube-scheduler 1.{minor} with a configuration of {api[1].rpartition('/')[2]}"
+    for flag in rules.gone_flags(minor):
+        if re.search(rf"--{re.escape(flag)}\b", manifest):
+            yield "sched-policy-flag", f"kube-scheduler 1.{minor} has no --{flag}"
 
 
 def _packages(facts: NodeFacts) -> Signs:

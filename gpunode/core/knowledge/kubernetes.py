@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.knowledge.support import Support
+
 Table = Mapping[str, Any]
 
 
@@ -57,8 +59,7 @@ class MemoryShares:
 class KubeKnowledge:
     """What is known of servers, images and charts."""
 
-    oldest: Server
-    newest: Server
+    support: Mapping[str, Support]
     apis: Mapping[str, tuple[ApiVersion, ...]]
     images: Mapping[str, str]
     tags: Mapping[str, str]  # component → pattern of the tags of its image that a refresh may choose from
@@ -72,13 +73,11 @@ class KubeKnowledge:
         return next((row.api for row in self.apis[kind] if row.served(server)), "")
 
 
-def parse_kube_knowledge(table: Table, xids: Table) -> KubeKnowledge:
-    """The parsed knowledge/kubernetes.toml and xids.toml → KubeKnowledge."""
-    servers = table["servers"]
+def parse_kube_knowledge(table: Table, xids: Table, support: Mapping[str, Support]) -> KubeKnowledge:
+    """The parsed knowledge/kubernetes.toml, xids.toml and support.toml → KubeKnowledge."""
     return KubeKnowledge(
         ignored_xids=tuple(sorted(row["code"] for row in xids["xid"] if row.get("ignored"))),
-        oldest=server_of(servers["oldest"]),
-        newest=server_of(servers["newest"]),
+        support=support,
         apis={row["kind"]: tuple(map(_api, row["versions"])) for row in table["apis"]},
         images={row["component"]: row["image"] for row in table["images"]},
         tags={row["component"]: row["tags"] for row in table["images"] if "tags" in row},

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.errors import RefusedError
 from gpunode.core.model import NodeFacts, Problem
 from gpunode.core.numbers import release
 
@@ -35,8 +36,14 @@ def too_old(program: str, version: str, support: Mapping[str, Support]) -> Probl
     ended = f", whose vendor ended its support on {row.ended}" if row.ended else ""
     return Problem(
         what=f"{program} {version} is older than {row.oldest}, the oldest that gpunode supports{ended}",
-        fix=f"update {program} to a release that its vendor supports",
+        fix=f"update {program}: gpunode was tried with {row.oldest} to {row.newest}",
     )
+
+
+def refuse_old(program: str, version: str, support: Mapping[str, Support]) -> None:
+    """Raise RefusedError for a version below the oldest."""
+    if old := too_old(program, version, support):
+        raise RefusedError(old.what, fix=old.fix)
 
 
 def untried(program: str, version: str, support: Mapping[str, Support]) -> str:

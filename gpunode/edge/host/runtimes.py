@@ -12,7 +12,7 @@ from gpunode.core.edits import SECTIONS, RuntimeRequest, RuntimeState, completed
 from gpunode.core.edits.defaults import default_runtime, wanted_driver
 from gpunode.core.edits.target import PATH, Activation, EditTarget, Files
 from gpunode.core.engines import ROWS
-from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.errors import InputError
 from gpunode.core.model import Distribution, Edit, NodeFacts, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.remote import program
@@ -142,13 +142,12 @@ def unconfigure(options: Options, *, check: bool = False) -> Result[Engine]:
 
 def _refuse_old(options: Options) -> None:
     """An engine below the support window is not configured; it can be looked at, and what is ours taken out."""
-    from gpunode.core.knowledge.support import programs_of, too_old
+    from gpunode.core.knowledge.support import programs_of, refuse_old
     from gpunode.edge.load import load_support
 
     there = programs_of(options.facts, [options.runtime]) if options.facts else ()
     for name, version in (*there, (options.runtime, options.version)):
-        if old := too_old(name, version, load_support()):
-            raise RefusedError(old.what, fix=old.fix)
+        refuse_old(name, version, load_support())
 
 
 def _finder(options: Options) -> Callable[[bool], Engine]:

@@ -41,7 +41,7 @@ _WHAT = (
     "3 differences pending (diff), 5 refused."
 )
 def kubelet() -> None:
-    """Set what a GPU node needs in this host's kubelet; feature gates that are gone go in any case."""
+    """Set what a GPU node needs in this host's kubelet."""
 
 
 @kubelet.command(

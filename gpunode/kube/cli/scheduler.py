@@ -72,7 +72,7 @@ def unconfigure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) 
 
 @scheduler.command(
     epilog="Examples:\n\n\b\n"
-    "  gpunode kube scheduler diff --server-version 1.25\n"
+    "  gpunode kube scheduler diff --server-version 1.34\n"
     "  gpunode kube scheduler diff --root /mnt/image --kube-proxy ipvs --node-address 10.0.0.4 --format json\n\n"
     "Exit codes: 0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused."
 )

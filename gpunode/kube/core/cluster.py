@@ -10,6 +10,7 @@ from typing import Any
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, Server
+from gpunode.core.knowledge.support import refuse_old
 from gpunode.core.numbers import whole
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import KubernetesSpec, PoolSpec, SharingSpec
@@ -184,7 +185,7 @@ class Cluster:
 
 
 def parse_server(text: str, knowledge: KubeKnowledge) -> Server:
-    """v1.34.2+k3s1 → Server 1.34; raises InputError for no version, RefusedError for one that is not known."""
+    """v1.34.2+k3s1 → Server 1.34; raises InputError for no version, RefusedError for one that is too old."""
     found = re.fullmatch(r"v?(\d+)\.(\d{1,3})(?:\+|\.\d+)?(?:[-+].*)?", text.strip())
     if not found:
         raise InputError(
@@ -193,12 +194,7 @@ def parse_server(text: str, knowledge: KubeKnowledge) -> Server:
             fix="give --server-version, or kubernetes.server_version; kubectl version shows it",
         )
     server = Server(whole(found[1]), whole(found[2]))
-    expected = f"{knowledge.oldest} to {knowledge.newest}"
-    if server < knowledge.oldest:
-        what = f"Kubernetes {server} is older than {knowledge.oldest}, the oldest that gpunode supports"
-        raise RefusedError(what, expected=expected, fix="upgrade the cluster")
-    if server > knowledge.newest:
-        raise RefusedError(f"Kubernetes {server} is not known", expected=expected, fix="a newer gpunode may know it")
+    refuse_old("kubernetes", str(server), knowledge.support)
     return server
 
 

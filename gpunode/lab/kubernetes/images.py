@@ -44,8 +44,7 @@ def make_images(binaries: Binaries, busybox: Path, folder: Path) -> None:
 
 def _scheduler(path: Path, binaries: Binaries) -> None:
     program = {"/usr/local/bin/kube-scheduler": binaries.folder / "kube-scheduler"}
-    registries = ("registry.k8s.io", "k8s.gcr.io")  # the second is kubeadm's before 1.25
-    write_archive(path, [f"{one}/kube-scheduler:{binaries.version}" for one in registries], program)
+    write_archive(path, [f"registry.k8s.io/kube-scheduler:{binaries.version}"], program)
 
 
 def _sample(path: Path, busybox: Path) -> None:

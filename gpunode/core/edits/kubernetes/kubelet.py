@@ -25,7 +25,8 @@ from gpunode.core.edits.text.unitfile import (
 )
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.flags import Flag, change_flags, flags_in, last_value
-from gpunode.core.knowledge.scheduler import Gone, SchedulerRules, minor_of
+from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
+from gpunode.core.knowledge.support import refuse_old, untried
 from gpunode.core.model import Edit, Reason
 
 NAME = "kubelet"
@@ -36,7 +37,7 @@ _LABEL = re.compile(r"(?P<prefix>[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0
 _VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?\Z")
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", "pid")
-# labels of Kubernetes' own that a kubelet may give its node; with another one it does not start from 1.16 on
+# labels of Kubernetes' own that a kubelet may give its node; with another one it does not start
 _ALLOWED = frozenset(
     "beta.kubernetes.io/arch beta.kubernetes.io/instance-type beta.kubernetes.io/os kubernetes.io/arch "
     "failure-domain.beta.kubernetes.io/region failure-domain.beta.kubernetes.io/zone kubernetes.io/hostname "
@@ -48,10 +49,7 @@ _FIX = "fix it first, then run again"
 
 @dataclass(frozen=True, kw_only=True)
 class KubeletRequest:
-    """What is asked; "" and {} leave what is there.  `unit` is the file that systemd starts the kubelet by.
-
-    Feature gates that the release does not know, or has no use for, go in any case.
-    """
+    """What is asked; "" and {} leave what is there.  `unit` is the file that systemd starts the kubelet by."""
 
     server_version: str = ""
     unit: str = ""
@@ -84,11 +82,11 @@ def _not_removed(_files: Files, undo: Records) -> Edit:
 
 def check_kubelet_request(request: KubeletRequest) -> None:
     """Raise InputError for what no kubelet takes."""
-    minor = minor_of(request.server_version)
+    minor_of(request.server_version)
     for key, value in request.node_labels.items():
         if not _LABEL.match(key) or not _VALUE.match(value):
             raise InputError(f"node label {key}={value}", expected="[PREFIX/]NAME=VALUE in letters, digits, '-_.'")
-        if minor >= 16 and not _may_set(key):
+        if not _may_set(key):
             raise InputError(
                 f"node label {key}",
                 expected="a prefix of your own, node.kubernetes.io/ or kubelet.kubernetes.io/: "
@@ -142,30 +140,25 @@ class _State:
 def _configured(files: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Edit:
     if request.unit not in files:
         raise RefusedError(f"{request.unit} is not there", fix=f"name the unit of {NAME}: --unit PATH")
-    state = _without_gates(_State(files, request.unit), minor_of(request.server_version), rules)
+    refuse_old("kubernetes", request.server_version, rules.support)
+    state = _State(files, request.unit)
     if request.cgroup_driver:
-        state = _with_setting(state, "cgroup-driver", request.cgroup_driver, request, rules)
+        state = _with_setting(state, "cgroup-driver", request.cgroup_driver, rules)
     for flag in ("system-reserved", "kube-reserved"):
         wanted = getattr(request, flag.replace("-", "_"))
         if wanted:
-            state = _with_setting(state, flag, wanted, request, rules)
+            state = _with_setting(state, flag, wanted, rules)
     if request.node_labels:
         state = _with_flag(state, "node-labels", request.node_labels)
     changes = {path: data for path, data in state.files.items() if files.get(path) != data}
-    notes = (*_faults(state, request, rules), *_notes(changes, request)) if changes else ()
+    notes = (*_faults(state, request, rules), *_notes(changes, request, rules)) if changes else ()
     return Edit(changes=dict(changes), reasons=(*state.reasons, *notes))
 
 
-def _with_setting(
-    state: _State, flag: str, value: str | Mapping[str, str], request: KubeletRequest, rules: SchedulerRules
-) -> _State:
+def _with_setting(state: _State, flag: str, value: str | Mapping[str, str], rules: SchedulerRules) -> _State:
     """A setting where it counts: in its flag where that is given, else in the configuration file, else a new flag."""
     moved = next(one for one in rules.kubelet if one.flag == flag)
-    if (
-        any(one.name == flag for one in state.flags)
-        or not state.config
-        or minor_of(request.server_version) < moved.start
-    ):
+    if any(one.name == flag for one in state.flags) or not state.config:
         return _with_flag(state, flag, value)
     text, stated = yamltext.parse(state.config, state.files[state.config])
     after = text
@@ -219,54 +212,6 @@ def _listed(value: str | Mapping[str, str]) -> str:
     return value if isinstance(value, str) else ",".join(f"{key}={one}" for key, one in value.items())
 
 
-# ---------------------------------------------------------------- gates
-
-
-def _without_gates(state: _State, minor: int, rules: SchedulerRules) -> _State:
-    """Without feature gates that the release does not know, or that only say what is so anyway."""
-    old = last_value(state.flags, "feature-gates")
-    if old is not None:
-        gates = _pairs(old)
-        gone = dict(_obsolete(gates, minor, rules))
-        if gone:
-            rest = {name: value for name, value in gates.items() if name not in gone}
-            words = state.program.words
-            change = (
-                change_flags(words, want={"feature-gates": _listed(rest)})
-                if rest
-                else change_flags(words, drop=("feature-gates",))
-            )
-            reasons = [_gate_reason("--feature-gates", gate, minor) for gate in gone.values()]
-            state = state.with_files(change_program(state.files, state.program, change), *reasons)
-    if not state.config:
-        return state
-    text, stated = yamltext.parse(state.config, state.files[state.config])
-    there = stated.get("featureGates")
-    gone = (
-        dict(_obsolete({k: str(v).lower() for k, v in there.items()}, minor, rules)) if isinstance(there, dict) else {}
-    )
-    if isinstance(there, dict) and set(gone) == set(there) and gone:
-        text = yamltext.remove(text, ("featureGates",))
-    else:
-        for name in gone:
-            text = yamltext.remove(text, ("featureGates", name))
-    reasons = [_gate_reason(f"{state.config}: featureGates", gate, minor) for gate in gone.values()]
-    return state.with_files({**state.files, state.config: text.encode()}, *reasons)
-
-
-def _obsolete(gates: Mapping[str, str], minor: int, rules: SchedulerRules) -> Iterator[tuple[str, Gone]]:
-    for gate in rules.gates:
-        stated = gates.get(gate.name)
-        if stated is not None and (minor >= gate.gone or (gate.default and minor >= gate.default and stated == "true")):
-            yield gate.name, gate
-
-
-def _gate_reason(what: str, gate: Gone, minor: int) -> Reason:
-    fate = f"a kubelet of 1.{gate.gone} or later does not start with it"
-    why = f"{fate}: {gate.instead}" if minor >= gate.gone else f"{gate.instead}, and {fate}"
-    return Reason(what=f"{what}: {gate.name}", why=why, source=gate.source)
-
-
 # ---------------------------------------------------------------- what a reader should know
 
 
@@ -281,7 +226,9 @@ def _faults(state: _State, request: KubeletRequest, rules: SchedulerRules) -> It
         yield Reason(what=f"{state.config}: {fault}", why="the kubelet passes over it, with a warning", source="")
 
 
-def _notes(changes: Mapping[str, bytes], request: KubeletRequest) -> Iterator[Reason]:
+def _notes(changes: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Iterator[Reason]:
+    if new := untried("kubernetes", request.server_version, rules.support):
+        yield Reason(what=NAME, why=new, source="")
     if request.node_labels:
         why = "are given when a node registers; one that is registered already needs kubectl label node"
         yield Reason(

@@ -15,15 +15,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from gpunode.core.edits.kubernetes import scheduler_pod
-from gpunode.core.edits.kubernetes.scheduler_config import (
-    Extender,
-    converted_policy,
-    merged_config,
-    merged_policy,
-    new_config,
-    new_policy,
-    without_extender,
-)
+from gpunode.core.edits.kubernetes.scheduler_config import Extender, merged_config, new_config, without_extender
 from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
 from gpunode.core.edits.target import Activation, EditTarget, Files, Refusal, asks, units_changed
 from gpunode.core.edits.text import yamltext
@@ -31,6 +23,7 @@ from gpunode.core.edits.text.unitfile import FOLDERS, UnitProgram, change_progra
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
+from gpunode.core.knowledge.support import refuse_old, untried
 from gpunode.core.model import Edit, Reason
 
 NAME = "kube-scheduler"
@@ -58,7 +51,7 @@ class SchedulerRequest:
 
 
 def _patterns(files: Files, request: SchedulerRequest, rules: SchedulerRules) -> tuple[str, ...]:
-    found = [request.config or rules.config_file, rules.policy_file]
+    found = [request.config or rules.config_file]
     if request.unit:
         found += unit_patterns(files, request.unit)
     else:
@@ -67,9 +60,8 @@ def _patterns(files: Files, request: SchedulerRequest, rules: SchedulerRules) ->
         return tuple(found)
     try:
         host = host_of(files, request)
-        for name in ("config", "policy-config-file"):
-            if path := last_value(host.flags, name):
-                found.append(host.path_of(path))
+        if path := last_value(host.flags, "config"):
+            found.append(host.path_of(path))
     except Refusal:  # configure says it
         pass
     return tuple(found)
@@ -135,13 +127,13 @@ def image_version(files: Mapping[str, bytes], manifest: str) -> str:
 
 
 def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
+    refuse_old("kubernetes", request.server_version, rules.support)
     host = host_of(files, request)
     asked = _extender_of(files, request, rules)
-    flag, path, data, reasons = _configuration(files, host, request, asked)
+    path, data, reasons = _configuration(files, host, request, asked)
     place = host.path_of(path)
-    after, kept = {**files, place: data}, files.get(place) == data and last_value(host.flags, flag) == path
-    old = (last_value(host.flags, "policy-config-file") or "") if flag == "config" else ""
-    reasons += _name_it(after, host, asked, Naming(flag=flag, path=path, file=place, old=old, kept=kept))
+    after, kept = {**files, place: data}, files.get(place) == data and last_value(host.flags, "config") == path
+    reasons += _name_it(after, host, asked, Naming(path=path, file=place, kept=kept))
     if host.pod and files.get(place, data) != data and after[host.pod.path] == files[host.pod.path]:
         mark = hashlib.sha256(data).hexdigest()[:16]
         after[host.pod.path] = scheduler_pod.with_mark(pod_of(host.pod.path, files[host.pod.path]), mark).text.encode()
@@ -152,31 +144,15 @@ def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: Sc
 
 def _configuration(
     files: Mapping[str, bytes], host: Host, request: SchedulerRequest, asked: Extender
-) -> tuple[str, str, bytes, tuple[Reason, ...]]:
-    """The flag that names the configuration, its path as the scheduler sees it, its bytes, and why."""
-    rules, minor, flags = asked.rules, asked.minor, host.flags
-    config, policy = last_value(flags, "config"), last_value(flags, "policy-config-file")
-    if (name := last_value(flags, "policy-configmap")) and last_value(flags, "use-legacy-policy-config") != "true":
-        raise Refusal(
-            f"{NAME} reads its Policy from the ConfigMap {name}",
-            "save it in a file, and name that by --policy-config-file in place of --policy-configmap",
-        )
-    if policy and rules.policy(minor):
-        return ("policy-config-file", policy, *merged_policy(*_there(files, host, policy), asked))
-    if config:
-        return ("config", config, *merged_config(*_there(files, host, config), asked))
-    if rules.best(minor) == "Policy":
-        path = request.config or rules.policy_file
-        if path in files:
-            return ("policy-config-file", path, *merged_policy(path, files[path], asked))
-        return "policy-config-file", path, new_policy(asked), _new(path, asked)
-    path = request.config or rules.config_file
-    if policy:
-        extra, reasons = converted_policy(*_there(files, host, policy), asked)
-        return "config", path, new_config(asked, flags, extra), reasons
+) -> tuple[str, bytes, tuple[Reason, ...]]:
+    """The configuration's path as the scheduler sees it, its bytes, and why."""
+    if config := last_value(host.flags, "config"):
+        return (config, *merged_config(*_there(files, host, config), asked))
+    path = request.config or asked.rules.config_file
     if files.get(path, b"").strip():  # made by hand, and not named yet
-        return ("config", path, *merged_config(path, files[path], asked))
-    return "config", path, new_config(asked, flags), _new(path, asked)
+        return (path, *merged_config(path, files[path], asked))
+    why = f"a configuration of {asked.rules.api}"
+    return path, new_config(asked, host.flags), (Reason(what=path, why=why, source=asked.rules.api_source),)
 
 
 def _there(files: Mapping[str, bytes], host: Host, path: str) -> tuple[str, bytes]:
@@ -186,19 +162,12 @@ def _there(files: Mapping[str, bytes], host: Host, path: str) -> tuple[str, byte
     return place, files[place]
 
 
-def _new(path: str, asked: Extender) -> tuple[Reason, ...]:
-    why = f"a {asked.rules.best(asked.minor)} configuration, which {NAME} 1.{asked.minor} takes"
-    return (Reason(what=path, why=why, source=asked.rules.api_source(asked.minor)),)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Naming:
-    """The flag that names a configuration file, and the path in it; `file` is where the host has that path."""
+    """The path that --config names; `file` is where the host has that path."""
 
-    flag: str
     path: str
     file: str
-    old: str  # the path of the file that it replaces, "" for none
     kept: bool  # named and mounted already, as somebody wants it
 
 
@@ -206,7 +175,7 @@ def _name_it(after: dict[str, bytes], host: Host, asked: Extender, naming: Namin
     """Flags and mounts: the configuration named, what is gone taken away; changes `after`."""
     gone = asked.rules.gone_flags(asked.minor)
     drop = {one.name for one in host.flags if one.name in gone}
-    change = change_flags(host.words, drop=drop, want={naming.flag: naming.path})
+    change = change_flags(host.words, drop=drop, want={"config": naming.path})
     reasons = [
         Reason(
             what=f"--{name}",
@@ -216,9 +185,7 @@ def _name_it(after: dict[str, bytes], host: Host, asked: Extender, naming: Namin
         for name in sorted(drop)
     ]
     if change.more or change.rewritten:
-        reasons.append(
-            Reason(what=f"--{naming.flag}", why=f"names {naming.path}", source=asked.rules.api_source(asked.minor))
-        )
+        reasons.append(Reason(what="--config", why=f"names {naming.path}", source=asked.rules.api_source))
     if host.program:
         after |= change_program(after, host.program, change)
     elif host.pod:
@@ -226,8 +193,6 @@ def _name_it(after: dict[str, bytes], host: Host, asked: Extender, naming: Namin
         if not naming.kept:
             pod, more = scheduler_pod.with_file(pod, naming.path, naming.file)
             reasons += more
-        if naming.old:
-            pod = scheduler_pod.without_file(pod, host.path_of(naming.old))
         after[host.pod.path] = pod.text.encode()
     return tuple(reasons)
 
@@ -266,6 +231,8 @@ def _advertised(files: Mapping[str, bytes], request: SchedulerRequest) -> str:
 def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, asked: Extender) -> tuple[Reason, ...]:
     """What a reader should know besides."""
     notes = []
+    if new := untried("kubernetes", request.server_version, asked.rules.support):
+        notes.append(Reason(what=NAME, why=new, source=""))
     if not request.extender_url and not request.proxy_mode:
         why = "answers with kube-proxy's iptables mode alone; with another one give --extender-url"
         notes.append(
@@ -282,29 +249,25 @@ def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, as
 
 def _without_extender(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
     host = host_of(files, request)
-    after, reasons = dict(files), tuple[Reason, ...]()
-    for flag in ("config", "policy-config-file"):
-        path = last_value(host.flags, flag)
-        place = host.path_of(path) if path else ""
-        if place not in files:
-            continue
-        data, why = without_extender(place, files[place], rules)
-        reasons += why
-        if data == files[place]:
-            continue
-        if data is not None:
-            after[place] = data
-            if host.pod:
-                mark = hashlib.sha256(data).hexdigest()[:16]
-                after[host.pod.path] = scheduler_pod.with_mark(host.pod, mark).text.encode()
-            continue
+    path = last_value(host.flags, "config")
+    place = host.path_of(path) if path else ""
+    if place not in files:
+        return Edit()
+    after = dict(files)
+    data, reasons = without_extender(place, files[place], rules)
+    if data is None:
         del after[place]
-        change = change_flags(host.words, drop={flag})
+        change = change_flags(host.words, drop={"config"})
         if host.program:
             after |= change_program(after, host.program, change)
         elif host.pod:
             pod = scheduler_pod.without_mark(scheduler_pod.with_words(host.pod, change))
             after[host.pod.path] = scheduler_pod.without_file(pod, place).text.encode()
+    elif data != files[place]:
+        after[place] = data
+        if host.pod:
+            mark = hashlib.sha256(data).hexdigest()[:16]
+            after[host.pod.path] = scheduler_pod.with_mark(host.pod, mark).text.encode()
     changes = {path: after.get(path) for path in files if files[path] != after.get(path)}
     return Edit(changes=changes, reasons=reasons)
 
@@ -364,7 +327,7 @@ def _activation(files: Files, edit: Edit, request: SchedulerRequest) -> Activati
         verb="await",
         process=NAME,
         config=request.manifest or request.unit,
-        health=_health(host_of(after, request).flags, minor_of(request.server_version)),
+        health=_health(host_of(after, request).flags),
         disrupts=f"{NAME} of this node restarts; pods wait for their node until it, or another one, leads again",
         settle=10,
     )
@@ -374,11 +337,7 @@ def _activation(files: Files, edit: Edit, request: SchedulerRequest) -> Activati
     return found
 
 
-def _health(flags: Sequence[Flag], minor: int) -> tuple[tuple[str, ...], ...]:
+def _health(flags: Sequence[Flag]) -> tuple[tuple[str, ...], ...]:
     """How to ask where it answers without a password.  Source: cmd/kube-scheduler/app/options."""
-    secure = last_value(flags, "secure-port") or "10259"
-    address = last_value(flags, "bind-address") or "127.0.0.1"
-    if secure == "0" or minor < 13:
-        secure, address = "", last_value(flags, "address") or "127.0.0.1"
-    port = secure or (last_value(flags, "port") or "10251" if minor < 23 else "0")
-    return asks("https" if secure else "http", address, port)
+    address, port = last_value(flags, "bind-address"), last_value(flags, "secure-port")
+    return asks("https", address or "127.0.0.1", port or "10259")

@@ -1,4 +1,4 @@
-"""Strict schemas of KubeSchedulerConfiguration and KubeletConfiguration, by version and release.
+"""Strict schemas of KubeSchedulerConfiguration and KubeletConfiguration, by release.
 
 kube-scheduler decodes strictly: an unknown field, another spelling or a wrong type keeps it from starting.  The kubelet
 does not start with a wrong type either, and passes over an unknown field with a warning.  The fields are data,
@@ -13,20 +13,20 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from gpunode.core.knowledge.scheduler import GROUP, SchedulerRules
+from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.mask import mask_quoted
 
 # ---------------------------------------------------------------- values out of range
 
 # Source: github kubernetes/kubernetes pkg/scheduler/apis/config/validation and component-base config/validation, of
-# tags from v1.22.3 to v1.36.2; compared with what kube-scheduler 1.36 says itself.
+# tags to v1.36.2; compared with what kube-scheduler 1.36 says itself.
 
 _STRATEGIES = ("LeastAllocated", "MostAllocated", "RequestedToCapacityRatio")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _JITTER = 1.2  # of client-go's leaderelection: a retry may take so much longer
 
 
-def range_faults(data: Mapping[str, Any], minor: int, rules: SchedulerRules) -> Iterator[str]:
+def range_faults(data: Mapping[str, Any], rules: SchedulerRules) -> Iterator[str]:
     """Everything here; what has a wrong type is another's to say."""
     yield from _percentages(data)
     if (parallel := _number(data, "parallelism", 16)) <= 0:
@@ -38,8 +38,8 @@ def range_faults(data: Mapping[str, Any], minor: int, rules: SchedulerRules) -> 
         yield f"podMaxBackoffSeconds: {most} is less than podInitialBackoffSeconds, {first}"
     if (burst := _number(_mapping(data, "clientConnection"), "burst", 0)) < 0:
         yield f"clientConnection.burst: {burst} is less than 0"
-    yield from _election(data, minor)
-    yield from _argument_ranges(data, minor, rules)
+    yield from _election(data)
+    yield from _argument_ranges(data, rules)
 
 
 def profiles_of(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
@@ -55,12 +55,12 @@ def _percentages(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"{path}percentageOfNodesToScore: {share} is not from 0 to 100"
 
 
-def _election(data: Mapping[str, Any], minor: int) -> Iterator[str]:
+def _election(data: Mapping[str, Any]) -> Iterator[str]:
     election = _mapping(data, "leaderElection")
     if election.get("leaderElect") is False:
         return
     lock = election.get("resourceLock") or "leases"
-    if (minor >= 27 and lock != "leases") or (minor >= 24 and lock in ("endpoints", "configmaps")):
+    if lock != "leases":
         yield f"leaderElection.resourceLock: {lock} is gone, write leases"
     lease, renew = _seconds(election, "leaseDuration", 15), _seconds(election, "renewDeadline", 10)
     retry = _seconds(election, "retryPeriod", 2)
@@ -73,15 +73,14 @@ def _election(data: Mapping[str, Any], minor: int) -> Iterator[str]:
 # ---------------------------------------------------------------- arguments of plugins
 
 
-def _argument_ranges(data: Mapping[str, Any], minor: int, rules: SchedulerRules) -> Iterator[str]:
+def _argument_ranges(data: Mapping[str, Any], rules: SchedulerRules) -> Iterator[str]:
     for at, profile in profiles_of(data):
         configs = profile.get("pluginConfig")
         for number, one in enumerate(configs if isinstance(configs, list) else []):
             args = _mapping(one, "args") if isinstance(one, dict) else {}
             where = f"profiles[{at}].pluginConfig[{number}].args"
-            group, _, api = str(args.get("apiVersion", "")).rpartition("/")
-            if group == GROUP and api not in rules.takes(minor):
-                yield f"{where}.apiVersion: kube-scheduler 1.{minor} takes no {api}"
+            if (api := args.get("apiVersion", rules.api)) != rules.api:
+                yield f"{where}.apiVersion: {api} is not {rules.api}"
             weight = _number(args, "hardPodAffinityWeight", 0)
             if not 0 <= weight <= 100:
                 yield f"{where}.hardPodAffinityWeight: {weight} is not from 0 to 100"
@@ -132,19 +131,17 @@ def scheduler_faults(data: Any, minor: int, rules: SchedulerRules) -> list[str]:
     """What kube-scheduler 1.`minor` has against a configuration, as `PATH: fault`; nothing: it takes it."""
     if not isinstance(data, dict):
         return ["the document is no mapping"]
-    api = str(data.get("apiVersion", "")).removeprefix(f"{GROUP}/")
     if data.get("kind") != "KubeSchedulerConfiguration":
         return [f"kind is {data.get('kind')!r}, not KubeSchedulerConfiguration"]
-    if data.get("apiVersion") != f"{GROUP}/{api}" or api not in rules.takes(minor):
-        known = ", ".join(f"{GROUP}/{one}" for one in rules.takes(minor)) or "no version"
-        return [f"apiVersion is {data.get('apiVersion')!r}, and kube-scheduler 1.{minor} takes {known}"]
-    fields = _fields(str(rules.schemas["scheduler"]), api, min(minor, rules.newest))
+    if data.get("apiVersion") != rules.api:
+        return [f"apiVersion is {data.get('apiVersion')!r}, not {rules.api}"]
+    fields = _fields(str(rules.schemas["scheduler"]), min(minor, rules.newest))
     lenient = minor > rules.newest
     return [
         *_faults(data, "KubeSchedulerConfiguration", "", fields, lenient=lenient),
         *_args_faults(data, fields, lenient=lenient),
-        *_plugin_faults(data, api, minor, rules),
-        *range_faults(data, minor, rules),
+        *_plugin_faults(data, minor, rules),
+        *range_faults(data, rules),
         *extender_faults(data.get("extenders")),
     ]
 
@@ -155,9 +152,8 @@ def kubelet_faults(data: Any, minor: int, rules: SchedulerRules) -> list[str]:
         return ["the document is no mapping"]
     if (data.get("kind"), data.get("apiVersion")) != ("KubeletConfiguration", "kubelet.config.k8s.io/v1beta1"):
         return ["it is no KubeletConfiguration of kubelet.config.k8s.io/v1beta1"]
-    fields = _fields(str(rules.schemas["kubelet"]), "v1beta1", min(max(minor, 17), rules.newest))
-    known = 17 <= minor <= rules.newest
-    return list(_faults(data, "KubeletConfiguration", "", fields, lenient=not known))
+    fields = _fields(str(rules.schemas["kubelet"]), min(minor, rules.newest))
+    return list(_faults(data, "KubeletConfiguration", "", fields, lenient=minor > rules.newest))
 
 
 def extender_faults(extenders: Any) -> Iterator[str]:
@@ -190,20 +186,15 @@ def _positive(value: Any) -> bool:
 
 
 @cache
-def _fields(table: str, api: str, minor: int) -> Fields:
+def _fields(table: str, minor: int) -> Fields:
     """STRUCT → FIELD → types, as the release knows them."""
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for line in table.strip().splitlines():
-        struct, name, kind, *where = line.split()
-        if not where or any(_holds(one, api, minor) for one in where):
+        struct, name, kind, *span = line.split()
+        first, _, last = span[0].partition("-") if span else ("", "", "")
+        if int(first or 0) <= minor <= int(last or minor):
             found.setdefault(struct, {})[name] = (*found.get(struct, {}).get(name, ()), kind)
     return found
-
-
-def _holds(where: str, api: str, minor: int) -> bool:
-    name, _, span = where.partition(":")
-    first, _, last = span.partition("-")
-    return name == api and int(first or 0) <= minor <= int(last or 999)
 
 
 def _faults(data: Any, struct: str, path: str, fields: Fields, *, lenient: bool) -> Iterator[str]:
@@ -270,14 +261,8 @@ def _args_faults(data: Mapping[str, Any], fields: Fields, *, lenient: bool) -> I
                 yield from _faults(args, struct, where, fields, lenient=lenient)
 
 
-def _plugin_faults(data: Mapping[str, Any], api: str, minor: int, rules: SchedulerRules) -> Iterator[str]:
-    order = ("v1beta1", "v1beta2", "v1beta3", "v1")
-    removed = {
-        name
-        for one, start, names in rules.plugins_removed
-        if order.index(one) <= order.index(api) and minor >= start
-        for name in names
-    }
+def _plugin_faults(data: Mapping[str, Any], minor: int, rules: SchedulerRules) -> Iterator[str]:
+    removed = {name for start, names in rules.plugins_removed if minor >= start for name in names}
     seen: set[str] = set()
     profiles = profiles_of(data)
     for at, profile in profiles:
@@ -292,14 +277,14 @@ def _plugin_faults(data: Mapping[str, Any], api: str, minor: int, rules: Schedul
         for point, chosen in plugins.items() if isinstance(plugins, dict) else ():
             for plugin in _names(chosen.get("enabled") if isinstance(chosen, dict) else None):
                 if plugin in removed:
-                    yield f"profiles[{at}].plugins.{point}: the plugin {plugin} is gone in {api}"
+                    yield f"profiles[{at}].plugins.{point}: the plugin {plugin} is gone"
         configured = _names(profile.get("pluginConfig"))
         for number, plugin in enumerate(configured):
             if plugin in removed:
-                yield f"profiles[{at}].pluginConfig[{number}]: the plugin {plugin} is gone in {api}"
+                yield f"profiles[{at}].pluginConfig[{number}]: the plugin {plugin} is gone"
             if plugin in configured[:number]:
                 yield f"profiles[{at}].pluginConfig[{number}]: {plugin} stands twice"
-    if api in ("v1beta3", "v1") and len({_queue_sort(profile) for _, profile in profiles}) > 1:
+    if len({_queue_sort(profile) for _, profile in profiles}) > 1:
         yield "profiles: plugins.queueSort has to be the same in all of them"
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpunode.core.knowledge.support import untried
 from gpunode.core.model import Problem, Reason
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POD_SECURITY, POOL_LABEL, Cluster, Object, Pool
 from gpunode.kube.core.objects import labels, thing
@@ -141,6 +142,8 @@ def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
 
 def _notes(cluster: Cluster) -> Iterator[Reason]:
     spec, known = cluster.spec, cluster.knowledge
+    if new := untried("kubernetes", str(cluster.server), known.support):
+        yield Reason(what=new, why="its objects were not checked against what such a server takes")
     url = extender_url(cluster)
     if cluster.pools_of("gpushare") and url:
         yield Reason(
