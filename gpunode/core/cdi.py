@@ -146,6 +146,12 @@ def made_by_ctk(facts: NodeFacts) -> NodeFacts:
     return replace(facts, cdi=replace(facts.cdi, specs=ours))
 
 
+def of_others(facts: NodeFacts) -> tuple[str, ...]:
+    """What does not fit of specifications that nvidia-ctk did not make: nobody renews them but who did."""
+    ours = stale(made_by_ctk(facts))
+    return tuple(reason for reason in stale(facts) if reason not in ours) if facts.cdi.specs else ()
+
+
 def _misfits(spec: CdiSpec, facts: NodeFacts) -> Iterator[str]:
     driver = facts.driver.userspace or facts.driver.loaded
     if spec.driver and driver and spec.driver != driver:

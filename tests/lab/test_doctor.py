@@ -95,6 +95,12 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "rm /etc/cdi/nvidia.yaml",
         "cdi-stale",
     ),
+    "CDI is of somebody else": (
+        "nvidia-ctk cdi generate --output=/etc/cdi/mine.yaml 2>/dev/null; "
+        r"sed -i 's/\.so\.[0-9][0-9.]*/.so.111.11/g' /etc/cdi/mine.yaml",
+        "rm /etc/cdi/mine.yaml",
+        "cdi-foreign",
+    ),
     "the daemon has crashed": (
         "systemctl kill -s SEGV nvidia-persistenced; sleep 1",
         "systemctl reset-failed; systemctl restart nvidia-persistenced",
@@ -179,7 +185,13 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "an installer's old log": (INSTALLER, "rm /var/log/nvidia-installer.log", ""),
     "a recipe in make's log": (RECIPE, "rm -r /var/lib/dkms/nvidia/1", ""),
 }
-MENDED = ("the module is not loaded", "Docker is stopped", "the default runtime is not there")  # by doctor --fix
+MENDED = (  # by doctor --fix
+    "the module is not loaded",
+    "Docker is stopped",
+    "the default runtime is not there",
+    "the kernel has no module",
+    "CDI is of another driver",
+)
 
 
 def roots(node: Node) -> set[str]:
@@ -213,6 +225,7 @@ def test_the_cause_is_named_first(node: Node, name: str) -> None:
 @pytest.mark.parametrize("name", MENDED)
 def test_fix_mends_it_and_verify_is_green(node: Node, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     node.sh(BROKEN[name][0])
+    assert node.json("plan", exit=3)["steps"]
     monkeypatch.chdir(node.spec.parent)
     Path("gpunode.yml").write_text(node.spec.read_text())
     node.gpunode("doctor", "--fix", "--yes")

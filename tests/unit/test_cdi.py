@@ -16,6 +16,7 @@ from gpunode.core.cdi import KIND, read_spec, stale
 from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.cdi import cdi_warnings
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ItemKey, Question, Wanted
 from gpunode.core.model import (
@@ -32,6 +33,7 @@ from gpunode.core.model import (
     Solution,
     ToolkitChoice,
 )
+from gpunode.core.plan import make_plan
 from gpunode.core.plan.steps import wanted
 from gpunode.core.spec import parse_spec
 from gpunode.edge.desired import load_templates
@@ -363,6 +365,21 @@ def test_verify_fails_for_a_stale_specification_and_warns_where_podman_has_none(
     other = CdiSpec(path="/run/cdi/mine.yaml", error="/run/cdi/mine.yaml:1:1: bad")
     foreign = replace(NODE, cdi=replace(NODE.cdi, specs=(READ, other)))
     assert check(foreign) == [("failed", "fix or remove that file: nvidia-ctk did not make it")]
+    [warning] = cdi_warnings(foreign)
+    assert warning.startswith("it cannot be read: /run/cdi/mine.yaml:1:1: bad; nvidia-ctk did not make that file")
+    assert not list(cdi_warnings(NODE)) and not list(cdi_warnings(replace(NODE, cdi=Cdi())))
+
+
+def test_the_plan_says_which_file_it_renews_that_nothing_else_does() -> None:
+    def title(path: str) -> str:
+        specs = (replace(READ, path=path, driver="570.1"),)
+        gpu = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")
+        facts = replace(NODE, root=True, gpus=(gpu,), cdi=replace(NODE.cdi, specs=specs))
+        plan = make_plan("n", facts, parse_spec({}), TOOLKIT, templates=load_templates(), key_of=lambda _: "")
+        return next(step.title for step in plan.steps if step.id == "runtime.cdi")
+
+    assert "/etc/cdi/nvidia.yaml" in title("/etc/cdi/nvidia.yaml")
+    assert "renew" not in title("/run/cdi/nvidia.yaml")
 
 
 # ---------------------------------------------------------------- gpunode runtime --runtime podman

@@ -500,6 +500,18 @@ STATES: list[tuple[str, dict[str, Any]]] = [
     ("kubelet-down", {"services": {"kubelet": Service(name="kubelet", active="failed")}}),
     ("device-node-missing", {"device_nodes": NODES[1:], "cdi": Cdi(gpus=(CdiGpu(minor=0), CdiGpu(minor=1)))}),
     (
+        "cdi-foreign",
+        {
+            "cdi": Cdi(
+                specs=(
+                    CdiSpec(path="/etc/cdi/mine.yaml", kind="nvidia.com/gpu", driver="570.1"),
+                    CdiSpec(path="/run/cdi/nvidia.yaml", kind="nvidia.com/gpu", minors=(0,)),
+                ),
+                gpus=(CdiGpu(minor=0),),
+            )
+        },
+    ),
+    (
         "cdi-stale",
         {
             "cdi": Cdi(

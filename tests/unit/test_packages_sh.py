@@ -253,6 +253,40 @@ def test_a_failure_shows_its_log_before_anything_is_rolled_back(tmp_path: Path) 
     assert outcome.rollback == "Removing nvidia"
 
 
+@pytest.mark.parametrize(
+    ("built", "there", "missing"),
+    [
+        ("nvidia.ko", "updates/dkms/nvidia.ko", False),
+        ("nvidia.ko.xz", "extra/nvidia.ko", False),
+        ("nvidia-current.ko", "updates/dkms/nvidia-current-modeset.ko", True),
+        ("nvidia.ko", "", True),
+    ],
+)
+def test_a_module_that_has_gone_from_its_kernels_folder_is_built_again(
+    built: str, there: str, missing: bool, tmp_path: Path
+) -> None:
+    """DKMS calls it installed, whatever is left of it."""
+    kernel, tree = tmp_path / "modules" / "6.1.0-50-amd64", tmp_path / "dkms"
+    (kernel / "build").mkdir(parents=True)
+    (tree / "nvidia/595.91.07/6.1.0-50-amd64/x86_64/module").mkdir(parents=True)
+    (tree / "nvidia/595.91.07/6.1.0-50-amd64/x86_64/module" / built).touch()
+    if there:
+        (kernel / there).parent.mkdir(parents=True)
+        (kernel / there).touch()
+    text = script("packages.sh").rpartition("\nmain\n")[0]
+    text = text.replace("/lib/modules/", f"{kernel.parent}/").replace("DKMS_TREE=/var/lib/dkms", f"DKMS_TREE={tree}")
+    said = "dkms() { echo nvidia/595.91.07, 6.1.0-50-amd64, x86_64: installed; }; rpm() { :; }; dkms_missing"
+    done = subprocess.run(
+        ["/bin/sh", "-s"],
+        input=f"{text}\n{said}\n",
+        text=True,
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(tmp_path)},
+        check=False,
+    )
+    assert done.stdout == "nvidia 595.91.07 6.1.0-50-amd64\n" * missing
+
+
 COMPILER = "nv.c:7:3: error: too few arguments to function"
 MAKE_LOG = f"  CC nv.o\n{COMPILER}\nmake[1]: *** [nv.o] Error 1\n"
 

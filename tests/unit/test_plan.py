@@ -92,6 +92,16 @@ def _plain(data: Any) -> Any:
     return json.loads(json.dumps(data))
 
 
+def test_a_kernel_whose_module_has_gone_gets_it_built_and_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = probe("arch-h100-provisioned")
+    kernel = next(kernel for kernel in facts.kernels if kernel.image)
+    gone = replace(facts, kernels=(replace(kernel, module="", flavour=""),))
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: KEY)
+    planned = DesiredState({}).plan("node1", gone)
+    text = plan_text(planned.plan)
+    assert f"1. Build the NVIDIA module for {kernel.release}" in text and "installs:" not in text
+
+
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Planned:
     return plan_case(CASES / "plans" / "debian12-h100-fresh", monkeypatch)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpunode.core.cdi import made_by_ctk, stale, twice, unproven
+from gpunode.core.cdi import of_others, stale, twice, unproven
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
 from gpunode.core.checks.host import host_checks
 from gpunode.core.checks.kubelet import kubelet_checks
@@ -332,5 +332,5 @@ def _cdi(facts: NodeFacts) -> Iterator[Check]:
         id="cdi.fresh",
         status="failed" if facts.cdi.specs else "warning",
         message="; ".join(reasons),
-        fix=renew if stale(made_by_ctk(facts)) else "fix or remove that file: nvidia-ctk did not make it",
+        fix="fix or remove that file: nvidia-ctk did not make it" if of_others(facts) else renew,
     )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpunode.core.cdi import KIND, stale
+from gpunode.core.cdi import KIND, of_others, stale
 from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
 from gpunode.core.checks.health import drift_checks, sharing_checks
 from gpunode.core.checks.kubelet import kubelet_checks
@@ -204,7 +204,8 @@ def _engines(facts: NodeFacts) -> Signs:
         if runtime.name == "docker":
             yield from _daemon_json(facts, runtime.config)
     if facts.cdi.gpus and any(spec.kind == KIND for spec in facts.cdi.specs):
-        yield from (("cdi-stale", reason) for reason in stale(facts))
+        others = of_others(facts)
+        yield from (("cdi-foreign" if reason in others else "cdi-stale", reason) for reason in stale(facts))
     if "nvidia-docker2" in facts.packages and "nvidia-container-toolkit" in facts.packages:
         old, new = facts.packages["nvidia-docker2"].version, facts.packages["nvidia-container-toolkit"].version
         yield "apt-docker2-conflict", f"nvidia-docker2 {old} next to nvidia-container-toolkit {new}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.cdi import PATH, made_by_ctk, stale, too_old
+from gpunode.core.cdi import FOLDERS, PATH, made_by_ctk, of_others, stale, too_old
 from gpunode.core.engines import BY_CDI, RuntimeName
 from gpunode.core.items.file import File
 from gpunode.core.items.item import HostCase, Item, StepKind
@@ -94,7 +94,19 @@ def value(case: HostCase, role: str, mine: Sequence[Item]) -> Any:
     return found
 
 
-STEP = StepKind(shape=SHAPE, action="cdi", argument="cdi", value=value)
+def title(case: HostCase, mine: Sequence[Item]) -> str:
+    """Of a file in the folder where nobody renews one; cdi.sh renews what has the name that nvidia-ctk gives it."""
+    own = [spec.path for spec in made_by_ctk(case.facts).cdi.specs if spec.path.startswith(f"{FOLDERS[0]}/")]
+    return f"Make the CDI specification, and renew {own[0]}, which nothing renews by itself" if own else ""
+
+
+STEP = StepKind(shape=SHAPE, action="cdi", argument="cdi", value=value, title=title)
+
+
+def cdi_warnings(facts: NodeFacts) -> Iterator[str]:
+    """Specifications that do not fit, and that are left as they are."""
+    if reasons := of_others(facts):
+        yield f"{'; '.join(reasons)}; nvidia-ctk did not make that file: remove it, or renew it with what made it"
 
 
 def cdi_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.items.activation import Module, ServiceItem, enabled_of, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File, render
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, reboots
+from gpunode.core.items.package import STEP as package_step
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.items.runfile import Installed, Uninstalled
 from gpunode.core.model import ConfigFile, DriverChoice, NodeFacts, Problem, Reason
@@ -123,6 +124,13 @@ class Built(Item):
         return PRESENT if kernel.flavour in ("", self.flavour) else f"{kernel.flavour} modules"
 
 
+def packages_title(case: HostCase, mine: Sequence[Item]) -> str:
+    """Of packages that are all there, and a kernel whose module has gone or was never built."""
+    kernels = [item.kernel for item in mine if isinstance(item, Built)]
+    return f"Build the NVIDIA module for {' and '.join(kernels)}" if len(kernels) == len(mine) else ""
+
+
+PACKAGES = replace(package_step, title=packages_title)
 LOADED = (Module, ServiceItem, Version, LoadedFlavour, LoadedParameters)  # what needs the GPU
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from gpunode.core.diff import unified
 from gpunode.core.engines import ENGINES
 from gpunode.core.facts import facts_hash, masked_hash
+from gpunode.core.items.cdi import cdi_warnings
 from gpunode.core.items.engine import manages, requests
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
@@ -117,7 +118,8 @@ def make_plan(
     base = replace(base, warnings=(*base.warnings, *image_warnings(spec), *new))
     if solution.toolkit:
         managed: dict[str, str] = {name: getattr(spec.runtimes, name).manage for name in ENGINES}
-        base = replace(base, warnings=(*base.warnings, *kubelet_warnings(facts, managed), *boot_warnings(facts)))
+        found = (*kubelet_warnings(facts, managed), *boot_warnings(facts), *cdi_warnings(facts))
+        base = replace(base, warnings=(*base.warnings, *found))
     case = HostCase(
         facts=facts, spec=spec, solution=solution, items=want.items, have=actual(facts, want), key_of=key_of
     )

@@ -284,7 +284,10 @@ def _content(step: Step, detail: Detail) -> list[str]:
     """What a step changes: its packages, with `diff` all of them; what it removes; its files, with `diff` as diffs."""
     lines = []
     if isinstance(step.value, Mapping) and "install" in step.value:
-        names_ = [f"{one['name']} {one.get('version', '')}".rstrip() for one in step.value["install"]]
+        new = {reason.what for reason in step.reasons}  # the package manager solves them together with what is there
+        names_ = [
+            f"{one['name']} {one.get('version', '')}".rstrip() for one in step.value["install"] if one["name"] in new
+        ]
         first = names_ if detail.diff else sorted(names_, key=lambda name: " " not in name)[:_PACKAGES]
         rest = f" and {len(names_) - len(first)} more" if len(first) < len(names_) else ""
         lines += [f"installs: {', '.join(first)}{rest}"] if first else []

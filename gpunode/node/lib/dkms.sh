@@ -2,6 +2,8 @@
 # What packages.sh and runfile.sh share: which of NVIDIA's modules DKMS has built, and for which kernels.
 # The script behind it has `fail MESSAGE FIX` and the file $log.
 
+DKMS_TREE=/var/lib/dkms
+
 # lines `MODULE VERSION KERNEL STATE` of the nvidia modules; dkms 2 writes «nvidia, 1, 6.1, x86_64: …», dkms 3 «nvidia/1, 6.1, …»
 dkms_nvidia() {
   have dkms || return 0
@@ -12,11 +14,25 @@ dkms_nvidia() {
 # whether a module was built before its source was put there: rpm removes the other flavour of the same version after
 # the new one has come, and DKMS takes what it knows for what it is asked for
 dkms_stale() {
-  for _stale_object in "/var/lib/dkms/$1/$2/$3"/*/module/nvidia.ko*; do
+  for _stale_object in "$DKMS_TREE/$1/$2/$3"/*/module/nvidia.ko*; do
     [ -e "$_stale_object" ] && [ -n "$(find "/usr/src/$1-$2" -type f -cnewer "$_stale_object" 2>/dev/null | head -n 1)" ] && return
   done
   return 1
 }
+
+# whether a module that DKMS calls installed has gone from the kernel's folder: for DKMS it is installed all the same
+dkms_gone() {
+  local _built _name
+  for _built in "$DKMS_TREE/$1/$2/$3"/*/module/*.ko*; do
+    [ -e "$_built" ] || continue
+    _name=${_built##*/}
+    [ -n "$(find "/lib/modules/$3/" -name "${_name%%.ko*}.ko*" 2>/dev/null | head -n 1)" ] || return 0
+  done
+  return 1
+}
+
+# whether a module has to be built from the beginning: dkms install takes what it has for right
+dkms_anew() { dkms_stale "$@" || dkms_gone "$@"; }
 
 # lines like those, of modules that a package brings and DKMS does not know: when flavours change places in one
 # transaction, rpm runs the last script of the old one after those of the new one, and that takes the version off DKMS
@@ -35,12 +51,10 @@ dkms_missing() {
     for tree in /lib/modules/*; do
       [ -d "$tree/build/" ] || continue
       kernel=${tree##*/}
-      grep -q "^$module $version $kernel installed" "$GPUNODE_IN/.dkms" && ! dkms_stale "$module" "$version" "$kernel" || echo "$module $version $kernel"
+      grep -q "^$module $version $kernel installed" "$GPUNODE_IN/.dkms" && ! dkms_anew "$module" "$version" "$kernel" || echo "$module $version $kernel"
     done
   done
 }
-
-DKMS_TREE=/var/lib/dkms
 
 # build_error: what the compiler said in .make.log, else how make ended, else what DKMS said
 build_error() {
@@ -56,7 +70,7 @@ dkms_build() {
   [ -s "$GPUNODE_IN/.unbuilt" ] || return 0
   while read -r module version kernel; do
     say note "building $module $version for kernel $kernel"
-    ! dkms_stale "$module" "$version" "$kernel" || {
+    ! dkms_anew "$module" "$version" "$kernel" || {
       dkms remove "$module/$version" -k "$kernel"
       dkms add "$module/$version"
     } >>"$log" 2>&1 </dev/null 9>&-

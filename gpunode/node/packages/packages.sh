@@ -354,6 +354,7 @@ main() {
     say changed "built $module $version for kernel $kernel"
   done
   cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" && [ -z "${built:-}${back:-}" ] && finish unchanged "all packages are up to date"
+  ! cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" || [ -n "${back:-}" ] || finish changed "the kernel modules are built"
   finish changed "packages are up to date"
 }
 
