@@ -96,8 +96,9 @@ class Node:
         self.spec.write_text(yaml.safe_dump({**base, "driver": driver}))
 
     def json(self, verb: str, *args: object, exit: int = 0) -> dict[str, Any]:
+        config = () if verb == "doctor" else ("-c", self.spec)
         done: subprocess.CompletedProcess[str] = self._run(
-            verb, "-i", self.lab.inventory, "-c", self.spec, *args, "--format", "json", exit=exit
+            verb, "-i", self.lab.inventory, *config, *args, "--format", "json", exit=exit
         )
         [host] = json.loads(done.stdout)["hosts"]
         return dict(host)
@@ -137,6 +138,8 @@ def test_a_new_node_comes_to_proven_pods_and_a_second_run_does_nothing(node: Nod
     assert node.tree() ^ before == set(), "plan and check mode change nothing"
     done = node.json("provision", "--yes")
     assert not failed(done)
+    said = node.json("doctor")
+    assert (said["findings"], said["xids"]) == ([], []), "the doctor has nothing to say of a fresh node"
     printed = installed(checked["changed"], "install")
     assert printed and printed <= installed(done["changed"], "installed")
     after = node.tree()

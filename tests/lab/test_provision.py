@@ -88,6 +88,8 @@ def make_it_so(node: Node, proofs: set[str]) -> None:
     assert node.sh(TREE) == before, "plan and check mode change nothing"
     done = node.json("provision", "--yes")
     assert not failed(done)
+    said = node.json("doctor")
+    assert (said["findings"], said["xids"]) == ([], []), "the doctor has nothing to say of a fresh node"
     assert len(done["changed"]) >= len(checked["changed"])
     after = node.sh(TREE)
     assert after != before
