@@ -116,6 +116,26 @@ def test_what_somebody_changed_in_our_objects_is_put_right(server: ApiServer, ap
     assert live and live["handler"] == "nvidia"
 
 
+def test_what_somebody_added_to_our_pods_stays_and_is_told(server: ApiServer, api: Api) -> None:
+    """Finding: a variable that was added survived apply, which said «nothing to do»."""
+    put(api, rendered())
+    container = {'k:{"name":"nvidia-device-plugin"}': {"f:env": {'k:{"name":"PASS_DEVICE_SPECS"}': {}}}}
+    theirs = {"f:spec": {"f:template": {"f:spec": {"f:containers": container}}}}
+    mine = {"f:spec": {"f:template": {"f:spec": {"f:containers": {next(iter(container)): {}}}}}}
+
+    item = server.objects[("apps/v1", "daemonsets", "gpunode", "nvidia-device-plugin")]
+    item["metadata"]["managedFields"] = [
+        {"manager": "gpunode", "operation": "Apply", "fieldsV1": mine},
+        {"manager": "kubectl-set", "operation": "Update", "time": "2026-11-24T20:00:00Z", "fieldsV1": theirs},
+    ]
+    (note,) = apply(api, rendered(), dry_run=True, notify=silent).notes
+    assert note == (
+        "DaemonSet gpunode/nvidia-device-plugin: kubectl-set at 2026-11-24T20:00:00Z added nvidia-device-plugin.env "
+        "PASS_DEVICE_SPECS, which stays; kubectl -n gpunode delete daemonset nvidia-device-plugin; gpunode kube apply "
+        "makes it again"
+    )
+
+
 def account_of_plugin(server: ApiServer) -> str:
     live = server.get("DaemonSet", "nvidia-device-plugin", "gpunode")
     assert live

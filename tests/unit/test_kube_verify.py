@@ -296,6 +296,19 @@ def test_a_read_only_account_is_enough_without_smoke(server: ApiServer, api: Api
     assert not [line for line in server.requests if not line.startswith("GET")]
 
 
+def test_what_nobody_lets_us_read_is_not_proven_and_no_failure(server: ApiServer, api: Api) -> None:
+    """Finding: «nothing found», and exit code 1."""
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    what = rendered({})
+    apply(api, what, timeout=5, notify=silent)
+    server.faults.append(Fault("^GET .*/daemonsets", 403, "Forbidden", "no right", times=99))
+    (result,) = verify(api, what, notify=silent)
+    assert result.outcome == "ok"
+    found = {(check.id, check.status) for check in result.checks}
+    assert ("kube.unread", "not-proven") in found and ("kube.gpus", "passed") in found
+    assert not found & {("kube.drift", "passed"), ("kube.ready", "passed")}
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_differences_from_the_spec_alone_are_exit_code_3(server: ApiServer, api: Api, exact: bool) -> None:
     server.put(node("gpu1", allocatable={GPU: "8"}))

@@ -37,7 +37,6 @@ CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.mig", "kub
 COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the driver sees
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 _OFFERED = ("nvidia.com/gpu", "nvidia.com/mig-", "aliyun.com/gpu-")  # prefixes of what device plugins offer
-_AGAIN = "kubectl delete {key}; gpunode kube apply makes it again"
 _APPLY = "gpunode kube apply --dry-run shows it, gpunode kube apply corrects it"
 _MIG = "nvidia.com/mig-"
 _PAUSED = "paused-for-mig-change"  # by NVIDIA's MIG manager, which sets it back by itself
@@ -155,7 +154,7 @@ def _objects(look: ClusterReading) -> Iterator[ClusterFinding]:
             yield ClusterFinding(check="kube.drift", about=str(key), message="it is gone", fix=_APPLY)
             continue
         if text := _drift(wanted, live, applied=look.recorded.digests.get(key) == digest(wanted)):
-            fix = _APPLY if differences(wanted, live) else _AGAIN.format(key=key)
+            fix = _APPLY if differences(wanted, live) else again(key)
             yield ClusterFinding(check="kube.drift", about=str(key), message=text, fix=fix)
         if key.kind in WORKLOADS:
             yield from _workload(key, live, look.pods.get(key, ()), look)
@@ -188,6 +187,15 @@ def chosen_for(spec: Object, node: Object) -> bool:
 
     fitting = any(all(map(met, mappings(term, "matchExpressions"))) for term in terms) if terms else True
     return fits(mapping(spec, "nodeSelector"), node) and fitting
+
+
+def again(key: ObjectKey) -> str:
+    """
+    >>> again(ObjectKey("apps/v1", "DaemonSet", "gpunode", "nfd-worker"))
+    'kubectl -n gpunode delete daemonset nfd-worker; gpunode kube apply makes it again'
+    """
+    place = f"-n {key.namespace} " if key.namespace else ""
+    return f"kubectl {place}delete {key.kind.lower()} {key.name}; gpunode kube apply makes it again"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -227,7 +235,7 @@ def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
 def _workload(key: ObjectKey, live: Object, pods: Sequence[Object], look: ClusterReading) -> Iterator[ClusterFinding]:
     if key in look.plugins and not wanted_pods(live) and (names := _should_run(key, look)):
         text = f"it has no pod, and should have one on {_listed(names)}: no node fits its node selector and affinity"
-        yield ClusterFinding(check="kube.ready", about=str(key), message=text, fix=_AGAIN.format(key=key))
+        yield ClusterFinding(check="kube.ready", about=str(key), message=text, fix=again(key))
         return
     loops = [f"pod {pod['metadata']['name']}: {text}" for pod in pods if (text := crash_loop(pod, look.recently))]
     state, trouble = readiness(live), tuple(dict.fromkeys((*pods_trouble(pods), *loops)))
@@ -664,8 +672,9 @@ def _good(look: ClusterReading, check: str) -> str:
     for use in (use for node in nodes if node.is_ready for use in node.uses):
         totals[use.resource] += use.total
     mig = sum(bool((node["metadata"].get("labels") or {}).get(MIG_LABEL)) for node in look.nodes)
+    unread = any(key not in look.live for key in look.wanted)  # what was not seen may have drifted
     return {
-        "kube.drift": f"{len(look.live)} objects are as gpunode.yml asks for",
+        "kube.drift": "" if unread else f"{len(look.live)} objects are as gpunode.yml asks for",
         "kube.ready": ", ".join(str(key) for key, live in look.live.items() if live and key.kind in WORKLOADS),
         "kube.node": f"{len(nodes)} node{'s'[: len(nodes) > 1]} with GPUs, all Ready" if nodes else "",
         "kube.gpus": ", ".join(f"{count} {resource}" for resource, count in totals.items()),

@@ -9,7 +9,7 @@ from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.kube.core.applied import Applied, How, ObjectChange
 from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, readiness
 from gpunode.kube.core.cluster import MIG_LABEL, Object
-from gpunode.kube.core.judge import not_offering
+from gpunode.kube.core.judge import additions, again, not_offering
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.kube.core.owned import (
     MANAGER,
@@ -75,6 +75,7 @@ def apply(
     notify("looking at the cluster, rehearsing")
     ground, problems = look(api, rendered)
     notes = _notes(rendered, news=any(change.how not in ("kept", "unchanged") for change in ground.changes))
+    notes += _foreign(ground)
     if problems or dry_run:
         changes = () if problems and not dry_run else tuple(ground.changes)  # nothing is changed beside a problem
         return Applied(problems=tuple(problems), changes=changes, notes=notes, dry_run=dry_run)
@@ -319,3 +320,13 @@ def _notes(rendered: Rendered, *, news: bool) -> tuple[str, ...]:
     ]
     told = [*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks]
     return (*(told if news else ()), *empty)
+
+
+def _foreign(ground: Ground) -> tuple[str, ...]:
+    """What others added to the pods of our workloads, which server-side apply leaves there."""
+    return tuple(
+        f"{key}: {text}, which stays; {again(key)}"
+        for key, live in ground.live.items()
+        if live and is_ours(live)
+        for text in additions(live)
+    )
