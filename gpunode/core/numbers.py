@@ -30,6 +30,11 @@ def release(version: str) -> tuple[int, int]:
     return (whole(found[1]), whole(found[2])) if found else (0, 0)
 
 
+def upstream(version: str) -> str:
+    """1:1.20.1-1 → 1.20.1: the version without the packager's epoch and release."""
+    return version.rpartition(":")[2].partition("-")[0]
+
+
 def version_tuple(version: str) -> tuple[int, ...]:
     """All numbers of a version, for comparing.
 

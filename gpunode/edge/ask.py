@@ -20,6 +20,7 @@ from gpunode.core.plan.question import (
     read_answer,
     refused,
     transaction,
+    with_versions,
     without_way,
 )
 from gpunode.core.solve.archive import names_to_ask
@@ -85,6 +86,9 @@ class Talk:
         if fails or (left and self._rounds == ROUNDS):
             return self.end(refused(plan, cannot(self._first)))
         self.planned = again
+        if answer.versions and self._same(again):
+            plan, solution = with_versions(again.plan, again.solution, answer.versions)
+            self.planned = again = replace(again, plan=plan, solution=solution)
         unknown = self._unknown(answer.why) if answer.verdict == "unknown" else ()
         why = "; ".join((*self._left(self._asked.unasked), *unknown))
         return not left and self.end(not_resolved(again.plan, (why,) if why else ()))

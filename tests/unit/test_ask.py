@@ -16,6 +16,7 @@ from asked_nodes import answer, desired, node, planned
 from gpunode.core.model import InstalledPackage, NodeFacts
 from gpunode.core.plan.question import OFFERS, Request, Transaction, question, read_answer
 from gpunode.core.remote import program
+from gpunode.core.report.text import chosen_text, plan_text
 from gpunode.edge.ask import Talk, settle
 from gpunode.edge.desired import Planned
 from gpunode.node import script
@@ -159,6 +160,16 @@ def test_a_removal_that_the_plan_does_not_show_is_refused_before_it_begins() -> 
     surprise = ("status refused", "message the package manager would also remove xorg", "fix remove it yourself")
     planned, _ = asked(ubuntu(NEW), [said(*ARCHIVE, *surprise)])
     assert [(p.what, p.fix) for p in planned.plan.problems] == [(surprise[1][8:], surprise[2][4:])]
+
+
+def test_the_versions_that_packages_would_get_are_the_node_s_own() -> None:
+    gone = "change nvidia-utils-595-server from 580.178.04-0ubuntu0.24.04.1 to 595.91.07-0ubuntu0.24.04.1"
+    sly = "install x \x1b[2J"
+    planned, _ = asked(ubuntu(NEW), [said(*ARCHIVE, f"changed {gone}", f"changed {sly}", *RESOLVES)])
+    text = plan_text(planned.plan, chosen=chosen_text(planned.solution))
+    assert text.splitlines()[0].startswith("gpu1: driver 595.91.07 open, ")
+    assert "nvidia-utils-595-server 580.178.04-0ubuntu0.24.04.1 → 595.91.07-0ubuntu0.24.04.1" in text
+    assert list(planned.plan.resolved) == ["nvidia-utils-595-server"]
 
 
 NOT_RESOLVED = {

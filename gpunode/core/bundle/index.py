@@ -12,6 +12,7 @@ from gpunode.core.bundle.manifest import matches_version
 from gpunode.core.bundle.rpm import Modules, Rpm, left_out, parse_modules
 from gpunode.core.deb_versions import version_key
 from gpunode.core.model import PackageWant, Problem
+from gpunode.core.numbers import upstream
 
 NEAR = 3  # names or versions that a problem tells
 
@@ -102,18 +103,14 @@ def newest_as_asked(wants: Sequence[PackageWant], index: Index, stream: str = ""
     held = (
         v for want in wants if want.version for v in packages.get(want.name, ()) if matches_version(v, want.version)
     )
-    return max(map(_upstream, held), key=version_key, default="")
+    return max(map(upstream, held), key=version_key, default="")
 
 
 def newest_of_all(names: Sequence[str], index: Index) -> str:
     """The newest version, without the packager's part, that the repository has of every one of these packages."""
-    held = [{_upstream(v) for v in index.packages.get(name, ())} for name in names]
+    held = [{upstream(v) for v in index.packages.get(name, ())} for name in names]
     common = set.intersection(*held) if held else set()
     return max(common, key=version_key, default="")
-
-
-def _upstream(version: str) -> str:
-    return version.rpartition(":")[2].partition("-")[0]
 
 
 def _otherwise(index: Index) -> str:

@@ -279,6 +279,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     facts_hash: str = ""  # of the facts the plan rests on
     files: Mapping[str, str] = field(default_factory=dict)  # path → masked hash ("" = absent) of those it rests on
+    resolved: Mapping[str, str] = field(default_factory=dict)  # package → version, or FROM → TO, by the node's own word
 
     @property
     def converged(self) -> bool:

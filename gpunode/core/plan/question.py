@@ -14,6 +14,7 @@ from typing import Any
 from gpunode.core.grammar import PACKAGE, VERSION
 from gpunode.core.items.package import packages_request
 from gpunode.core.model import Archive, Offer, Plan, Problem, Solution, Unresolved
+from gpunode.core.numbers import upstream
 from gpunode.core.remote import parse_outcome, values_of
 from gpunode.core.validation import as_lines
 
@@ -90,9 +91,11 @@ class Answer:
     """What the package manager has, and whether it could do the transaction.
 
     `why` says why it cannot, or why that is not known; `problem` what it would do and the plan does not want.
+    `versions`: package → the version that it would get, with the present one and an arrow before it.
     """
 
     archive: Archive = Archive()
+    versions: Mapping[str, str] = field(default_factory=dict)
     verdict: str = ""  # resolves, fails, unknown
     why: str = ""
     problem: Problem | None = None
@@ -111,7 +114,7 @@ def read_answer(stdout: str, rc: int, names: Sequence[str]) -> Answer:
     if outcome.status == "refused":
         return Answer(archive=archive, verdict="fails", problem=Problem(what=why, fix=outcome.fix[:WHY]))
     if outcome.status in ("unchanged", "changed"):
-        return Answer(archive=archive, verdict="resolves")
+        return Answer(archive=archive, verdict="resolves", versions=dict(_versions(outcome.changed[:OFFERS])))
     if not outcome.message.startswith(_CANNOT) or not why:
         return Answer(archive=archive, verdict="unknown", why=why or "the package manager gave no reason")
     if not fresh:
@@ -129,6 +132,27 @@ def _offers(lines: Sequence[str], names: frozenset[str]) -> Iterator[Offer]:
             len(n) == 3 and PACKAGE.fits(n[0]) and n[1] in _OPERATORS and VERSION.fits(n[2]) for n in needs
         ):
             yield Offer(name=name, version=version, needs=tuple(f"{n[0]} ({n[1]} {n[2]})" for n in needs))
+
+
+def _versions(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Of lines `install NAME VERSION` and `change NAME from VERSION to VERSION` (node/packages/dry_run.sh)."""
+    for line in lines:
+        match line.split(" "):
+            case ["install", name, version] if PACKAGE.fits(name) and VERSION.fits(version):
+                yield name, version
+            case ["change", name, "from", now, "to", to] if (
+                PACKAGE.fits(name) and VERSION.fits(now) and VERSION.fits(to)
+            ):
+                yield name, f"{now} → {to}"
+
+
+def with_versions(plan: Plan, solution: Solution, versions: Mapping[str, str]) -> tuple[Plan, Solution]:
+    """Plan and solution with the versions that the packages would get, of the driver its own."""
+    driver = solution.driver
+    stated = [versions[one.name] for one in driver.packages if one.version and one.name in versions] if driver else []
+    if driver and stated:
+        solution = replace(solution, driver=replace(driver, offered=upstream(stated[0].split(" → ")[-1])))
+    return replace(plan, resolved=versions), solution
 
 
 def without_way(archive: Archive, solution: Solution, why: str) -> Archive:

@@ -63,7 +63,7 @@ def class_text(plans: Sequence[Plan], *, chosen: str = "", detail: Detail = STEP
         lines += [f"  problem: {problem.what}", f"      fix: {problem.fix}"]
     for number, step in enumerate(news(first), 1):
         lines.append(f"  {number:>2}. {step.title}  ({step.id})")
-        alike = [(plan.host, _same_step(plan, step)) for plan in plans]
+        alike = [(plan, _same_step(plan, step)) for plan in plans]
         lines += _step_lines(alike, detail, sources)
     if first.steps and (detail.why or detail.sources):
         lines += ["  because:", *(f"    {_reason_line(r, sources, detail)}" for r in first.reasons)]
@@ -268,27 +268,32 @@ def _reason_line(reason: Reason, sources: dict[str, int], detail: Detail) -> str
     return text + (f" [{', '.join(map(str, cited))}]" if cited else "")
 
 
-def _step_lines(alike: Sequence[tuple[str, Step]], detail: Detail, sources: dict[str, int]) -> list[str]:
+def _step_lines(alike: Sequence[tuple[Plan, Step]], detail: Detail, sources: dict[str, int]) -> list[str]:
     """What a step disturbs, and where asked for why it is done and what it changes, of hosts that all have it."""
-    lines = [f"disturbs: {text}" for text in _where([(host, [step.disruptive]) for host, step in alike])]
-    lines += _where([(host, _content(step, detail)) for host, step in alike])
+    lines = [f"disturbs: {text}" for text in _where([(plan.host, [step.disruptive]) for plan, step in alike])]
+    lines += _where([(plan.host, _content(step, detail, plan.resolved)) for plan, step in alike])
     if detail.why or detail.sources:
-        stated = [(host, [_reason_line(r, sources, detail) for r in step.reasons]) for host, step in alike]
+        stated = [(plan.host, [_reason_line(r, sources, detail) for r in step.reasons]) for plan, step in alike]
         lines += _where(stated)
     if detail.diff:
-        lines += [line for text in _where([(host, [step.diff]) for host, step in alike]) for line in text.splitlines()]
+        lines += [
+            line for text in _where([(plan.host, [step.diff]) for plan, step in alike]) for line in text.splitlines()
+        ]
     return [f"        {line}" for line in lines]
 
 
-def _content(step: Step, detail: Detail) -> list[str]:
-    """What a step changes: its packages, with `diff` all of them; what it removes; its files, with `diff` as diffs."""
+def _content(step: Step, detail: Detail, versions: Mapping[str, str]) -> list[str]:
+    """What a step changes: its packages, with `diff` all of them; what it removes; its files, with `diff` as diffs.
+
+    `versions`: those that packages would get, where the node's package manager was asked.
+    """
     lines = []
     if isinstance(step.value, Mapping) and "install" in step.value:
         new = {reason.what for reason in step.reasons}  # the package manager solves them together with what is there
-        names_ = [
-            f"{one['name']} {one.get('version', '')}".rstrip() for one in step.value["install"] if one["name"] in new
-        ]
-        first = names_ if detail.diff else sorted(names_, key=lambda name: " " not in name)[:_PACKAGES]
+        wants = [one for one in step.value["install"] if one["name"] in new]
+        wants = wants if detail.diff else sorted(wants, key=lambda one: not one.get("version"))
+        names_ = [f"{one['name']} {versions.get(one['name'], one.get('version', ''))}".rstrip() for one in wants]
+        first = names_ if detail.diff else names_[:_PACKAGES]
         rest = f" and {len(names_) - len(first)} more" if len(first) < len(names_) else ""
         lines += [f"installs: {', '.join(first)}{rest}"] if first else []
         lines += [f"removes: {', '.join(step.value['remove'])}"] if step.value.get("remove") else []

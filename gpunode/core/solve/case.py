@@ -20,6 +20,7 @@ from gpunode.core.model import (
     Solution,
     ToolkitChoice,
 )
+from gpunode.core.numbers import upstream
 from gpunode.core.repo_files import enabled_repositories
 from gpunode.core.spec import CudaSpec, DriverSpec, Spec
 from gpunode.core.spec.source import SourceSpec
@@ -77,7 +78,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         components=_components(facts) if facts.distro.id == "debian" else None,
         loaded_driver=facts.driver.loaded or facts.driver.userspace,
         runfile=facts.driver.runfile,
-        installed_toolkit=_upstream(facts.packages["nvidia-container-toolkit"].version)
+        installed_toolkit=upstream(facts.packages["nvidia-container-toolkit"].version)
         if "nvidia-container-toolkit" in facts.packages
         else "",
         driver=spec.driver,
@@ -86,11 +87,6 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         fabric=spec.fabric,
         sources=spec.sources,
     )
-
-
-def _upstream(version: str) -> str:
-    """1:1.20.1-1 → 1.20.1: the version without the packager's epoch and release."""
-    return version.rpartition(":")[2].partition("-")[0]
 
 
 def _components(facts: NodeFacts) -> tuple[str, ...] | None:
