@@ -26,7 +26,12 @@ def _log_option(*names: str, **more: Any) -> click.Option:
 
 
 LOG_OPTIONS = (
-    _log_option("-v", "--verbose", count=True, help="Say what is done where (-v), and each task and connection (-vv)."),
+    _log_option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="Say what is done where, and why (-v); each task, connection and source (-vv).",
+    ),
     _log_option("-q", "--quiet", is_flag=True, help="Only results and errors, no progress and no warnings."),
     _log_option("--log-file", metavar="FILE", help="Append all messages to this file, with times, as -vv has them."),
 )
@@ -34,7 +39,7 @@ LOG_OPTIONS = (
 
 _ALL = "gpunode.help.all"  # key of click's Context.meta: --help-all was given
 _RARE_SECTIONS = ("Connection", "GPUs", "Rollout", "Kubernetes", "Messages")
-_RARE = ("check_repositories", "lock_file", "locked", "sources")
+_RARE = ("check_repositories", "lock_file", "locked")
 _DAILY = ("become", "ask_become_pass", "waves", "max_failures", "verbose")
 
 

@@ -35,27 +35,26 @@ if TYPE_CHECKING:
     from gpunode.edge.fleet.draining import Connect
     from gpunode.edge.fleet.host_plan import HostPlan
 
-_WHY = click.option("--why", is_flag=True, help="Show the reasons of each choice and step.")
-_SOURCES = click.option("--sources", is_flag=True, help="Show the reasons with the sources that they rest on.")
 _DIFF = click.option("--diff", is_flag=True, help="Show unified diffs of configuration files (secrets masked).")
 
 
-def why_options(command: Command) -> Command:
-    """The command gets `detail`, what its plans are shown with: --why, --sources, --diff."""
+def detail_option(command: Command) -> Command:
+    """The command gets `detail`, what its plans are shown with: by --diff, and reasons and their sources by -v."""
 
     @functools.wraps(command)
-    def with_detail(*args: Any, why: bool, sources: bool, diff: bool, **given: Any) -> Any:
+    def with_detail(*args: Any, diff: bool, **given: Any) -> Any:
+        from gpunode.cli.terminal import verbosity
         from gpunode.core.report.text import Detail
 
-        return command(*args, detail=Detail(why=why, sources=sources, diff=diff), **given)
+        return command(*args, detail=Detail(why=verbosity() > 0, sources=verbosity() > 1, diff=diff), **given)
 
-    return options(_WHY, _SOURCES, _DIFF)(with_detail)  # type: ignore[return-value]
+    return options(_DIFF)(with_detail)  # type: ignore[return-value]
 
 
 @click.command(
     cls=Verb,
     epilog="Examples:\n\n\b\n"
-    "  gpunode plan -i inventory/hosts.yml --why --diff\n"
+    "  gpunode plan -i inventory/hosts.yml -v --diff\n"
     "  gpunode plan gpu1 gpu2 -c gpunode.yml -o review/\n"
     "  gpunode plan --probe saved/gpu1.probe --format json\n"
     "  gpunode plan image1 --for-gpu 10de:2330 --no-load\n"
@@ -72,7 +71,7 @@ def why_options(command: Command) -> Command:
     default=None,
     help="Look every package up in the index of its repository, where this machine reaches it; the default with -o.",
 )
-@why_options
+@detail_option
 @cluster_options
 @click.option(
     "-o",
@@ -100,7 +99,7 @@ def plan(
 ) -> int:
     """Show what provision would do, step by step; hosts with the same steps are shown once.
 
-    --why adds the reasons, --sources where they come from. --format json and -o have everything.
+    -v adds the reasons, -vv where they come from. --format json and -o have everything.
     """
     from gpunode.cli.progress import probing
     from gpunode.edge.ansible.shards import write_shards
@@ -114,6 +113,8 @@ def plan(
     desired = DesiredState(spec_data, to_run=bool(output), lock=lock, look_up=look_up)
     with probing(output_format) as on_done:
         hosts = workflow.plan(targets, desired, on_done=on_done)
+    if not probes:  # those may be of any day
+        _name_others_at_work(hosts)
     usable = any(h.plan and not h.plan.problems for h in hosts)
     written: list[Path] = []
     if output and usable:
@@ -125,7 +126,7 @@ def plan(
         print_json({"hosts": plans_data(hosts, desired, drains=[] if probes else drain_previews(hosts, connect))})
     else:
         hosts = show_plans(hosts, detail)
-        if not probes:  # those may be of any day
+        if not probes:
             show_drains(hosts, connect)
         if (text := plan_summary(hosts)) and len(hosts) > 1:
             echo(text)
@@ -181,6 +182,14 @@ def show_plans(hosts: list[HostPlan], detail: Detail, *, converged: bool = True)
     for host, error in broken.items():
         show_error(error, host=host)
     return [replace(h, planned=None, error=broken[h.host]) if h.host in broken else h for h in hosts]
+
+
+def _name_others_at_work(hosts: list[HostPlan]) -> None:
+    """Before the plans: where a run is at work, which provision would refuse."""
+    from gpunode.edge.fleet.prepare import runs_at_work
+
+    for host, text in runs_at_work([h.detected for h in hosts]).items():
+        echo(f"{host}: warning: {text}; plan again when it has ended: provision refuses the node until then", err=True)
 
 
 def drain_previews(hosts: list[HostPlan], connect: Connect) -> list[DrainPreview]:

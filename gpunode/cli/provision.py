@@ -12,7 +12,7 @@ from gpunode.cli.image import expected_options, image_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import Styled, echo, fitted, print_json, terminal_width
-from gpunode.cli.plan import plan_summary, show_drains, show_plans, step_titles, why_options
+from gpunode.cli.plan import detail_option, plan_summary, show_drains, show_plans, step_titles
 from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     help="Look every package up in the index of its repository first, where this machine reaches it.",
 )
 @click.option("--check", is_flag=True, help="Run Ansible in check mode: show what would change, change nothing.")
-@why_options
+@detail_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @format_option("text", "json")
 @click.pass_context
@@ -132,7 +132,7 @@ def show_results(results: list[HostResult], output_format: str, *, brief: bool =
 
     Of a run that left hosts behind, also which, and the command to go on.
     """
-    from gpunode.cli.terminal import verbose
+    from gpunode.cli.terminal import verbosity
     from gpunode.core.errors import Exit
     from gpunode.core.report.fleet import fleet_text, resume_command, unfinished_text
     from gpunode.core.report.text import MANY, checks_text, counted, results_data
@@ -144,7 +144,7 @@ def show_results(results: list[HostResult], output_format: str, *, brief: bool =
     for result in results if len(results) <= MANY else ():
         mark = Styled("ok", "green") if result.ok else Styled(f"exit {Exit.of(result.outcome)}", "red")
         echo(f"{result.host}: ", mark, f"{',' if result.ok and result.changed else ':'} {result.message}")
-        listed = verbose() or (len(results) == 1 and not brief)
+        listed = verbosity() > 0 or (len(results) == 1 and not brief)
         checks = [one for one in result.checks if listed or one.status != "passed"]
         if checks:
             echo(fitted(checks_text(checks), terminal_width()))

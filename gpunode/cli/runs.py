@@ -10,7 +10,7 @@ import click
 from gpunode.cli.common import cluster_options, format_option, secrets_option, worst_exit
 from gpunode.cli.completion import complete_runs
 from gpunode.cli.output import echo, print_json
-from gpunode.cli.plan import show_drains, show_plans, step_titles, why_options
+from gpunode.cli.plan import detail_option, show_drains, show_plans, step_titles
 from gpunode.cli.rollout import MAX_FAILURES, run_options, with_log
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def diff(first: str, second: str, output_format: str) -> int:
 @click.option("--limit", metavar="HOSTS", help="Only these of its hosts: a pattern of Ansible, or names.")
 @MAX_FAILURES
 @secrets_option
-@why_options
+@detail_option
 @run_options
 @cluster_options
 @format_option("text", "json")

@@ -50,9 +50,9 @@ def listen(*, verbose: int = 0, quiet: bool = False, log_file: str = "") -> None
         _hear_ssh()
 
 
-def verbose() -> bool:
-    """Whether a person asked for more than usual (-v)."""
-    return _asked.level < logging.WARNING
+def verbosity() -> int:
+    """How much more than usual a person asked for: 1 of -v, 2 of -vv, else 0."""
+    return {logging.INFO: 1, logging.DEBUG: 2}.get(_asked.level, 0)
 
 
 def forget() -> None:

@@ -36,13 +36,17 @@ def without_leased(hosts: Iterable[Detected]) -> list[Detected]:
 
 
 def _refusal(host: Detected) -> RefusedError | None:
-    controller, _, run = (host.facts.lease if host.facts else "").partition(" ")
-    if not controller or controller == controller_name():
+    if not (text := leased_to(host)):
         return None
-    return RefusedError(
-        f"the controller {controller} is at work on this node (run {run})",
-        fix="wait for it to end, or take the node from it: --break-lock",
-    )
+    return RefusedError(text, fix="wait for it to end, or take the node from it: --break-lock")
+
+
+def leased_to(host: Detected) -> str:
+    """Which other controller is at work on the host; "" where none is."""
+    controller, _, run = (host.facts.lease if host.facts else "").partition(" ")
+    if controller in ("", controller_name()):
+        return ""
+    return f"the controller {controller} is at work on this node (run {run})"
 
 
 def give_back(

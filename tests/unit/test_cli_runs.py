@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def test_hosts_in_work_are_known(journal: Runs) -> None:
 
 STARTER = """\
 import sys, time
+from dataclasses import replace
 from pathlib import Path
 from gpunode.core.errors import RefusedError
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
@@ -275,3 +277,18 @@ def test_the_report_of_a_resumed_run_is_of_the_whole_run(journal: Runs) -> None:
     assert states["20260104"] == {"gpu1": "done", "gpu2": "done", "gpu3": "done"}
     assert {h.name for h in of_run("20260103").hosts} == {"other"}
     assert of_run("20260104").run.started == journal.get("20260101").started  # type: ignore[union-attr]
+
+
+def test_plan_names_the_runs_at_work_before_its_plans(journal: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(journal, "20260101", ALIVE, gpu1="running")
+    facts = parse_probe((PROBES / "debian12-h100-fresh/probe.txt").read_text())
+    leases = {"gpu1": "", "gpu2": "two r2", "gpu3": ""}
+    found = [detect.Detected(host=host, facts=replace(facts, lease=lease)) for host, lease in leases.items()]
+    monkeypatch.setattr(workflow, "detect", lambda targets, on_done: found)
+    ran = CliRunner().invoke(cli, ["plan", *leases, "-v"])
+    named = [line.split("; ")[0] for line in ran.stderr.splitlines() if " is at work " in line]
+    assert named == [
+        "gpu1: warning: run 20260101 of this controller is at work on this node",
+        "gpu2: warning: the controller two is at work on this node (run r2)",
+    ]
+    assert "\n  because:\n" in ran.stdout and "\n  sources:\n" not in ran.stdout  # those by -vv

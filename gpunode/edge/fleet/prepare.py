@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.plan.lockfile import Lock
 from gpunode.core.spec import merge_spec
 from gpunode.edge import detect
 from gpunode.edge.desired import DesiredState, with_secrets
 from gpunode.edge.detect import SETTLE, Detected, Targets
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.runs import JOURNAL, Runs
+from gpunode.edge.fleet.runs import JOURNAL, RunRow, Runs
 from gpunode.edge.fleet.workflow import plan_all
-from gpunode.edge.lease import without_leased
+from gpunode.edge.lease import leased_to, without_leased
 from gpunode.edge.saved import SavedPlan, load_plan
 from gpunode.edge.state import state_path
 
@@ -62,6 +63,17 @@ def prepare(
     if saved:
         saved.check(hosts)
     return Prepared(hosts=hosts, targets=targets, desired=desired, saved=saved)
+
+
+def runs_at_work(hosts: Sequence[Detected]) -> dict[str, str]:
+    """Host → whose run is at work there, of this controller or another one, where that is so."""
+    journal = state_path() / JOURNAL
+    ours: dict[str, RunRow] = {}
+    if journal.exists():
+        with suppress(GpunodeError):  # one that cannot be read hinders no look at the nodes
+            ours = Runs(journal).at_work(host.host for host in hosts)
+    texts = {host: f"run {run.name} of this controller is at work on this node" for host, run in ours.items()}
+    return {host.host: text for host in hosts if (text := texts.get(host.host) or leased_to(host))}
 
 
 def _plan_folder(targets: Targets, lock: Lock | None) -> Path | None:
