@@ -168,6 +168,24 @@ def test_a_host_is_found_by_its_names(names: list[str], server: ApiServer, nodes
         assert nodes.take("somewhere", NodeFacts(hostname=name, kubernetes=FACTS.kubernetes), DRAIN).node == "gpu1"
 
 
+def test_what_a_former_name_has_left_is_not_drained_in_place_of_the_node(
+    server: ApiServer, nodes: ClusterNodes
+) -> None:
+    """A kubelet that got another name makes another node; the former one stays, NotReady, until somebody deletes it."""
+    add(server, "gpu1")
+    gone(server, "gpu1")
+    add(server, "rack7-a")
+    with pytest.raises(RefusedError, match="no node GPU1"):
+        nodes.take("gpu1", FACTS, DRAIN)
+    assert not unschedulable(server)
+    assert nodes.take("10.0.0.1", FACTS, DRAIN).node == "rack7-a"
+
+
+def gone(server: ApiServer, name: str) -> None:
+    lost = [{"type": "Ready", "status": "Unknown"}]
+    server.edit("Node", name, "", lambda item: item["status"].update(conditions=lost))
+
+
 def test_a_kubelet_of_another_cluster_is_refused(server: ApiServer, nodes: ClusterNodes) -> None:
     add(server, "other")
     with pytest.raises(RefusedError, match="no node GPU1"):

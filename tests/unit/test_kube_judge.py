@@ -33,7 +33,8 @@ PLUGIN = "nvidia-device-plugin"
 
 
 def gpu_node(name: str = "gpu1", capacity: str = "4", allocatable: str = "4", **labels: str) -> dict[str, Any]:
-    found = node(name, labels=labels, allocatable={GPU: allocatable})
+    address = f"10.0.0.{name[-1]}" if name[-1].isdigit() else "10.0.0.1"
+    found = node(name, address=address, labels=labels, allocatable={GPU: allocatable})
     found["status"]["capacity"] = {GPU: capacity, "cpu": "8"}
     return found
 
@@ -149,6 +150,19 @@ def test_a_node_that_offers_none_any_more_or_is_not_ready_is_found(server: ApiSe
     down["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting"}]
     server.put(down)
     assert ("kube.node", "node gpu1") in seen(watched)
+
+
+def test_what_a_renamed_node_has_left_is_told_with_the_way_to_be_rid_of_it(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node("gpu2"))
+    watched = watcher(api)
+    lost = [{"type": "Ready", "status": "Unknown"}]
+    server.edit("Node", "gpu2", "", lambda item: item["status"].update(conditions=lost))
+    (alone,) = (one for one in watched.findings() if one.check == "kube.node")
+    server.put(gpu_node("rack2"))
+    (left,) = (one for one in watched.findings() if one.check == "kube.node")
+    assert (alone.about, alone.fix.split(";")[0]) == ("node gpu2", "kubectl describe node gpu2")
+    told = "node rack2 has its address now; if the machine was renamed: kubectl delete node gpu2"
+    assert (left.about, left.fix) == ("node gpu2", told)
 
 
 def test_pods_that_wait_for_what_nobody_has_free(server: ApiServer, api: Api) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
-from gpunode.kube.core.checks.preflight import chosen_by, fits, mig_state, node_names, offers_gpus
+from gpunode.kube.core.checks.preflight import chosen_by, fits, mig_state, node_names, offers_gpus, renamed
 from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness, wanted_pods
 from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object
 from gpunode.kube.core.marks import parse_taint
@@ -443,6 +443,7 @@ def offered(node: Object, what: str) -> dict[str, int]:
 
 def _nodes(look: ClusterReading, before: ClusterReading | None) -> Iterator[ClusterFinding]:
     earlier = {node["metadata"]["name"]: offered(node, "capacity") for node in before.nodes} if before else {}
+    former = renamed(look.nodes)
     for node in filter(look.concerns, look.nodes):
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
         capacity = offered(node, "capacity") or offered(node, "allocatable")
@@ -454,6 +455,8 @@ def _nodes(look: ClusterReading, before: ClusterReading | None) -> Iterator[Clus
             continue
         if why := _not_ready(node):
             fix = f"kubectl describe node {name}; the kubelet's log on it"
+            if now := former.get(name):
+                fix = f"node {now} has its address now; if the machine was renamed: kubectl delete node {name}"
             yield ClusterFinding(check="kube.node", about=f"node {name}", message=why, fix=fix)
             continue
         lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {}))]

@@ -15,7 +15,7 @@ from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.isolate import isolated
-from gpunode.kube.core.checks.preflight import Right
+from gpunode.kube.core.checks.preflight import Right, aliases
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.draining import CORDONED, DrainOptions, pod_name, refusals
 from gpunode.kube.core.marks import node_key
@@ -225,13 +225,7 @@ class ClusterNodes:
     def _node(self, api: Api, host: str, facts: NodeFacts) -> str:
         """A host's name in the cluster: its hostname, the label that has it, its name or address in the inventory."""
         if self._names is None:
-            names: dict[str, str] = {}
-            for node in api.items("/api/v1/nodes"):
-                name = node["metadata"]["name"]
-                addresses = [a["address"] for a in (node.get("status") or {}).get("addresses") or []]
-                label = (node["metadata"].get("labels") or {}).get("kubernetes.io/hostname", name)
-                names |= dict.fromkeys((*addresses, label, name), name)
-            self._names = names
+            self._names = aliases(api.items("/api/v1/nodes"))
         for word in (facts.hostname, facts.hostname.lower(), facts.hostname.partition(".")[0], host):
             if word in self._names:
                 return self._names[word]

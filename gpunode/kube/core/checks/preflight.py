@@ -169,14 +169,45 @@ def _without_cdi(cluster: Cluster, node: Object) -> str:
     return ""
 
 
+def renamed(nodes: Sequence[Object]) -> dict[str, str]:
+    """Node that is not Ready → the Ready one that has its address now: what a machine's former name has left."""
+    now = {address: _name(node) for node in nodes if _is_ready(node) for address in _addresses(node, "InternalIP")}
+    return {
+        _name(node): now[address]
+        for node in nodes
+        if not _is_ready(node)
+        for address in _addresses(node, "InternalIP")
+        if address in now
+    }
+
+
+def aliases(nodes: Sequence[Object]) -> dict[str, str]:
+    """Name, hostname label or address → node."""
+    known: dict[str, str] = {}
+    former = renamed(nodes)
+    for node in (node for node in nodes if _name(node) not in former):
+        label = (node["metadata"].get("labels") or {}).get("kubernetes.io/hostname", "")
+        known |= {alias: _name(node) for alias in (*_addresses(node), label, _name(node)) if alias}
+    return known
+
+
+def _name(node: Object) -> str:
+    return str(node["metadata"]["name"])
+
+
+def _addresses(node: Object, kind: str = "") -> list[str]:
+    listed = (node.get("status") or {}).get("addresses") or []
+    return [one["address"] for one in listed if kind in ("", one["type"])]
+
+
+def _is_ready(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
 def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str, str], list[Problem]]:
     """Host of the inventory → name of its node (by name, hostname label or address); problems for those without one."""
-    known: dict[str, str] = {}
-    for node in nodes:
-        name = node["metadata"]["name"]
-        addresses = [a["address"] for a in (node.get("status") or {}).get("addresses") or []]
-        aliases = [(node["metadata"].get("labels") or {}).get("kubernetes.io/hostname", ""), *addresses, name]
-        known |= {alias: name for alias in aliases if alias}
+    known = aliases(nodes)
     found = {host: known[host] for host in hosts if host in known}
     lost = [host for host in hosts if host not in known]
     if not lost:
