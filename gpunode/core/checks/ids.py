@@ -34,8 +34,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "gpu.sram": "more uncorrected SRAM errors in a GPU's life than NVIDIA's limit for a replacement",
         "gpu.slowdown": "a GPU is slowed down by its board: heat or the power supply (not by idling, a power cap or "
         "settings)",
-        "gpu.alike": "(warning) a GPU has another VBIOS or driver than most of its model in the pool (hosts with the same "
-        "`rollout`), or its host other models than a pool that has a name",
+        "gpu.alike": "(warning) a GPU has another VBIOS or driver than most of its model in the pool (hosts with the "
+        "same `rollout`), or its host other models than a pool that has a name",
         "gpu.xid": "the kernel log has Xids since boot that are not an application's own (those are a warning)",
         "pcie.width": "a GPU, a network card or a PCIe switch has fewer lanes than it and its slot can; *not-proven* "
         "in a guest, where the slot is not seen",
