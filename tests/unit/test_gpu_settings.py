@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,22 +12,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_smi import RealSmi, branches
+from real_smi import RealSmi, Smi, branches
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.activation import activate_request
 from gpunode.core.items.gpu_settings import PROGRAM, UNIT, VALUES
-from gpunode.core.model import NodeFacts, NvmlGpu, Service
+from gpunode.core.model import NodeFacts, NvmlGpu, Outcome, Service
+from gpunode.core.remote import parse_outcome, program
 from gpunode.core.spec import parse_spec
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
 from gpunode.lab import nvml
+from gpunode.node import script
 
 TEMPLATES = Path(__file__).parents[2] / "gpunode/templates"
 H100 = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt"
 KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n"
 CARD = "GPU 0 (NVIDIA H100 80GB HBM3)"
-SAID = {"persistence": "Disabled", "power_limit": "700.00", "power_min": "200.00", "power_max": "700.00"}
+SAID = {
+    "persistence": "Disabled",
+    "power_limit": "700.00",
+    "power_min": "200.00",
+    "power_max": "700.00",
+    "clock": "345",
+    "clock_max": "1980",
+    "ecc_current": "Enabled",
+    "ecc_pending": "Enabled",
+}
 REST = {"driver": {"method": "preinstalled"}}
 ASKED = {"persistence": True, "power_limit": 500}
 
@@ -50,7 +64,7 @@ def test_settings_are_a_unit_and_without_any_there_is_none() -> None:
     steps, problems = planned(node(), ASKED)
     assert problems == []
     files = {file["path"]: file["content"] for file in steps["files"]}
-    assert files[VALUES] == "# written by gpunode\npersistence Enabled\npower_limit 500.00\n"
+    assert files[VALUES] == "# written by gpunode\n* persistence Enabled\n* power_limit 500.00\n"
     assert [*files] == [PROGRAM, VALUES, f"/etc/systemd/system/{UNIT}"]
     assert steps["activate"] == {"services": [UNIT]}
     assert planned(node(), {}) == ({}, [])
@@ -69,15 +83,76 @@ def test_settings_are_a_unit_and_without_any_there_is_none() -> None:
             {"power_min": "N/A"},
             f"gpu.power_limit: {CARD} has no power limit that can be set",
         ),
+        (
+            {"persistence": True, "clocks": "210,2500"},
+            {},
+            f"gpu.clocks is 210,2500, and {CARD} takes 0 to 1980",
+        ),
+        (
+            {"persistence": True, "clocks": "1410"},
+            {"clock_max": "N/A"},
+            f"gpu.clocks: {CARD} has no clocks that can be set",
+        ),
+        ({"ecc": False}, {"ecc_current": "N/A"}, f"gpu.ecc: {CARD} has no ECC that can be switched"),
+        (
+            {"models": {"10de:2330": {"ecc": False}}},
+            {"ecc_current": "N/A"},
+            f"gpu.ecc: {CARD} has no ECC that can be switched",
+        ),
     ],
 )
 def test_what_a_gpu_cannot_is_refused(gpu: Mapping[str, Any], said: Mapping[str, str], words: str) -> None:
     assert planned(node(**said), gpu) == ({}, [words]) or words in planned(node(**said), gpu)[1]
 
 
-def test_a_limit_that_the_driver_would_forget_is_refused() -> None:
-    with pytest.raises(InputError, match=r"gpu\.persistence is not true"):
-        parse_spec({"gpu": {"power_limit": 500}})
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        ({"power_limit": 500}, r"gpu\.persistence is not true"),
+        ({"clocks": "1410"}, r"gpu\.persistence is not true"),
+        ({"persistence": True, "clocks": "1410,210"}, "gpu.clocks is '1410,210'"),
+        ({"persistence": True, "clocks": "max"}, "gpu.clocks is 'max'"),
+        ({"models": {"H100": {"ecc": True}}}, "gpu.models has 'H100'"),
+        ({"models": {"10de:2330": {"power_limit": 500}}}, r"gpu\.models\.10de:2330\.persistence is not true"),
+    ],
+)
+def test_what_cannot_be_together_is_refused_in_the_file(gpu: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse_spec({"gpu": gpu})
+
+
+def test_a_model_has_its_own_settings_and_the_rest_of_those_of_all() -> None:
+    asked = {**ASKED, "models": {"10de:20b2": {"power_limit": 300, "ecc": False}, "10de:2330": {"clocks": "1410"}}}
+    steps, problems = planned(node(), asked)
+    files = {file["path"]: file["content"] for file in steps["files"]}
+    assert problems == [] and files[VALUES].splitlines()[1:] == [
+        "10de:20b2 persistence Enabled",
+        "10de:20b2 power_limit 300.00",
+        "10de:2330 persistence Enabled",
+        "10de:2330 power_limit 500.00",
+        "10de:2330 clocks 1410,1410",
+        "* persistence Enabled",
+        "* power_limit 500.00",
+    ]
+    desired = DesiredState({**REST, "gpu": asked})
+    left = desired.pending(desired.plan("node1", node(persistence="Enabled", power_limit="500.00", clock="345")))
+    assert not any(name.startswith("GPU") for _, _, name in left), "this node has no A100"
+
+
+def test_ecc_is_for_the_node_to_keep_and_waits_for_a_reset() -> None:
+    steps, _ = planned(node(), {"ecc": False})
+    assert steps == {"activate": {"services": [], "ecc": {"*": "Disabled"}, "reboot": "if-needed"}}, "no unit for it"
+    desired = DesiredState({**REST, "gpu": {"ecc": False}})
+    words = desired.pending(desired.plan("node1", node(ecc_pending="Disabled")))
+    assert "Enabled, and Disabled after a reset; wanted Disabled" in words.values()
+    assert planned(node(ecc_current="Disabled", ecc_pending="Disabled"), {"ecc": False}) == ({}, [])
+
+
+@pytest.mark.parametrize(("clock", "drift"), [("1410", False), ("345", False), ("1980", True)])
+def test_a_clock_above_the_locked_ones_is_drift(clock: str, drift: bool) -> None:
+    desired = DesiredState({**REST, "gpu": {"persistence": True, "clocks": "210,1410"}})
+    words = desired.pending(desired.plan("node1", node(persistence="Enabled", clock=clock)))
+    assert any("1980 MHz; wanted 210,1410" in text for text in words.values()) is drift
 
 
 def test_drift_runs_the_unit_again_and_what_is_as_asked_is_left() -> None:
@@ -100,38 +175,92 @@ def _file(file: Mapping[str, str]) -> str:
     return f"#: file {file['path']}\n| {head}\n| {base64.b64encode(data).decode()}\n"
 
 
-@pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]], ids=" ".join)
+SHELLS = pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]], ids=" ".join)
+
+
+class Machine:
+    """The unit's program, and others, next to NVIDIA's real nvidia-smi."""
+
+    def __init__(self, folder: Path, smi: Smi, shell: list[str]) -> None:
+        self.folder, self.smi, self.shell = folder, smi, shell
+        given = nvml.environment(smi.library, smi.root, smi.program.version)
+        words = " ".join(f"{name}={given[name]}" for name in given if name.startswith(("GPUNODE_LAB_", "LD_")))
+        (folder / "nvidia-smi").write_text(f'#!/bin/sh\nexec env {words} {smi.program.path} "$@"\n')
+        (folder / "nvidia-smi").chmod(0o755)
+        self.values, self.before = folder / "values", folder / "before"
+
+    def unit(self, word: str) -> subprocess.CompletedProcess[str]:
+        text = (TEMPLATES / "gpu-settings.sh.j2").read_text()
+        text = text.replace(VALUES, str(self.values)).replace("/run/gpunode-gpu-settings", str(self.before))
+        return self.run(text.replace("PATH=/usr/local/sbin", f"PATH={self.folder}:/usr/local/sbin"), "-s", word)
+
+    def run(self, text: str, *words: str) -> subprocess.CompletedProcess[str]:
+        path = {"PATH": f"{self.folder}:{os.environ['PATH']}"}
+        return subprocess.run([*self.shell, *words], input=text, capture_output=True, text=True, check=False, env=path)
+
+    def script(self, name: str, **request: bytes) -> Outcome:
+        state = {"state": f"{self.folder}/state\n".encode()}
+        (self.folder / "state").mkdir(exist_ok=True)
+        done = self.run(program(script(name), {**state, **request}))
+        return parse_outcome(done.stdout, done.returncode)
+
+    def said(self, fields: str) -> list[str]:
+        _, text = self.smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+        return text.splitlines()
+
+
+@SHELLS
 @pytest.mark.parametrize("branch", branches("535", "580", "615"))
 def test_the_unit_makes_them_reads_them_back_and_puts_back_what_it_found(
     branch: str, shell: list[str], real_smi: RealSmi, tmp_path: Path
 ) -> None:
-    smi = real_smi(branch)
-    given = nvml.environment(smi.library, smi.root, smi.program.version)
-    words = " ".join(f"{name}={given[name]}" for name in given if name.startswith(("GPUNODE_LAB_", "LD_")))
-    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\nexec env {words} {smi.program.path} "$@"\n')
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    values, before = tmp_path / "values", tmp_path / "before"
-    text = (TEMPLATES / "gpu-settings.sh.j2").read_text()
-    text = text.replace(VALUES, str(values)).replace("/run/gpunode-gpu-settings", str(before))
-    text = text.replace("PATH=/usr/local/sbin", f"PATH={tmp_path}:/usr/local/sbin")
+    machine = Machine(tmp_path, real_smi(branch, gpus=("h100", "a100")), shell)
+    fields = "persistence_mode,power.limit,compute_mode,clocks.gr"
+    assert machine.unit("restore").returncode == 0
+    found = machine.said(fields)
+    machine.values.write_text(
+        "# written by gpunode\n10de:2330 persistence Enabled\n10de:2330 power_limit 500.00\n"
+        "10de:2330 compute_mode Exclusive_Process\n* persistence Enabled\n* clocks 800,1200\n"
+    )
+    assert machine.unit("apply").returncode == machine.unit("apply").returncode == 0
+    assert machine.said(fields) == ["Enabled, 500.00, Exclusive_Process, 345", "Enabled, 400.00, Default, 800"]
+    assert machine.unit("restore").returncode == 0
+    assert machine.said(fields) == found == ["Disabled, 700.00, Default, 345", "Disabled, 400.00, Default, 345"]
+    assert not machine.before.exists()
+    machine.values.write_text("* power_limit 9000.00\n")
+    assert machine.unit("apply").returncode == 1, "the driver refuses it, and the unit fails"
+    assert machine.before.exists()
 
-    def run(word: str) -> int:
-        return subprocess.run([*shell, "-s", word], input=text, capture_output=True, text=True, check=False).returncode
 
-    def said() -> set[str]:
-        _, text = smi("--query-gpu=persistence_mode,power.limit,compute_mode", "--format=csv,noheader,nounits")
-        return {*text.splitlines()}
+@SHELLS
+def test_a_gpu_without_locked_clocks_fails_the_unit(shell: list[str], real_smi: RealSmi, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, real_smi("535", gpus=("p40",)), shell)
+    machine.values.write_text("* clocks 300,1200\n")
+    done = machine.unit("apply")
+    assert done.returncode == 1 and "it does not take nvidia-smi -lgc 300,1200" in done.stderr
 
-    assert run("restore") == 0
-    found = said()
-    values.write_text("# written by gpunode\npersistence Enabled\npower_limit 500.00\ncompute_mode Exclusive_Process\n")
-    assert run("apply") == run("apply") == 0
-    assert said() == {"Enabled, 500.00, Exclusive_Process"}
-    assert run("restore") == 0
-    assert said() == found == {"Disabled, 700.00, Default"} and not before.exists()
-    values.write_text("power_limit 9000.00\n")
-    assert run("apply") == 1, "the driver refuses it, and the unit fails"
-    assert before.exists()
+
+@SHELLS
+@pytest.mark.parametrize("branch", branches("535", "580", "615"))
+def test_ecc_is_set_for_the_next_reset_and_undone(
+    branch: str, shell: list[str], real_smi: RealSmi, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path, real_smi(branch, gpus=("h100", "a100")), shell)
+    request = activate_request({"ecc": {"10de:2330": "Disabled", "*": "Enabled"}})
+    done = machine.script("activate.sh", **request)
+    modes = "ecc.mode.current,ecc.mode.pending"
+    assert done.status == "changed" and "is Enabled, and Disabled after a reset" in done.message, done
+    assert machine.said(modes) == ["Enabled, Disabled", "Enabled, Enabled"], "nothing was reset"
+    [uuid, _] = machine.said("uuid")
+    again = machine.script("activate.sh", **request)
+    assert again.status == "unchanged" and again.message.startswith("reboot needed: ECC of")
+    [record] = [
+        json.loads(line) for line in (tmp_path / "state/journal.jsonl").read_text().splitlines() if '"ecc"' in line
+    ]
+    assert (record["name"], record["from"], record["to"]) == (uuid, "Enabled", "Disabled")
+    undone = machine.script("restore.sh", ecc=f"{uuid} Enabled\n".encode())
+    assert undone.status == "changed" and undone.changed == (f"ECC of {uuid}: Enabled after a reset",)
+    assert machine.said(modes) == ["Enabled, Enabled", "Enabled, Enabled"]
 
 
 def test_a_gpu_that_was_not_read_is_not_as_asked() -> None:

@@ -3,8 +3,9 @@
 Request files: `load`, `unload`, `services` (to enable and start), `enable` (to start at boot, not now), `restart`
 (where they run) one name a line, `initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`
 lines `NAME PATH` (the link /usr/local/NAME), `sysctl` lines `KEY VALUE` (in force now), `parameters` lines `NAME
-VALUE` (of the loaded nvidia module, as /proc/driver/nvidia/params shows them), `flavour` the one to be installed where
-another one is loaded, `check` (1) in check mode, and there `foretold`: what steps before would have done.
+VALUE` (of the loaded nvidia module, as /proc/driver/nvidia/params shows them), `ecc` lines `MODEL Enabled` or
+`MODEL Disabled` (PCI id of GPUs, * for all others), `flavour` the one to be installed where another one is loaded,
+`check` (1) in check mode, and there `foretold`: what steps before would have done.
 Besides the usual lines the script prints
 `gpunode<TAB>boot_id<TAB>ID` and, where nothing else helps, `gpunode<TAB>reboot<TAB>REASON`.
 """
@@ -42,13 +43,18 @@ SHAPE = mapping(
     alternatives=pairs("Links below /usr/local, by name, and where each leads.", _WORD, r"/[^\s]*"),
     sysctl=pairs("Kernel settings, in force now.", _WORD, _WORD),
     parameters=pairs("Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.", _WORD, _SETTING),
+    ecc=pairs(
+        "ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.",
+        r"\*|10de:[0-9a-f]{4}",
+        "Enabled|Disabled",
+    ),
     version=text("Version of the driver that has to be loaded; empty means that of the libraries.", _WORD),
     flavour=text("Flavour of the modules that has to be loaded, open or proprietary.", _WORD),
     **REBOOTS,
 )
 _LISTS = ("load", "unload", "services", "enable", "restart")
 _FLAGS = ("initramfs", "links")
-_PAIRS = ("alternatives", "sysctl", "parameters")
+_PAIRS = ("alternatives", "sysctl", "parameters", "ecc")
 _FILE = re.compile(r"(?:creates|rewrites|removes) (/\S+)")
 _PACKAGE = re.compile(r"change \S+ from (\S+) to ")
 
@@ -134,7 +140,7 @@ class ActivationResult:
 
 
 def activate_request(value: Mapping[str, Any], *, check: bool = False, after: Iterable[str] = ()) -> dict[str, bytes]:
-    """{load, unload, version, flavour, parameters, initramfs, links, services, enable, restart, alternatives, sysctl}.
+    """A request file for each key of SHAPE that has a value.
 
     `after`: what the steps before say that they would change, in check mode.  Raises InputError.
     """
@@ -164,7 +170,7 @@ def announced(changes: Iterable[str]) -> bytes:
 def activate_nothing(value: Mapping[str, Any]) -> bool:
     """Whether the value asks for nothing: then the node need not be asked.  Raises InputError."""
     check_value("activate", value, SHAPE)
-    return not any(value.get(key) for key in (*_LISTS, *_FLAGS, "alternatives", "sysctl"))
+    return not any(value.get(key) for key in (*_LISTS, *_FLAGS, "alternatives", "sysctl", "ecc"))
 
 
 def parse_activation(stdout: str) -> ActivationResult:

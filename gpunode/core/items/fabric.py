@@ -9,7 +9,7 @@ from gpunode.core.items import gpu_settings
 from gpunode.core.items.activation import ServiceItem, enabled_of, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File
-from gpunode.core.items.item import Found, HostCase, Item, ItemKey, Question
+from gpunode.core.items.item import Found, HostCase, Item, ItemKey, Question, reboots
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.solve.fabric import IMEX_NODES
 
@@ -43,7 +43,12 @@ def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[st
     stale = {_IMEX: nodes is not None and case.pending(nodes), gpu_settings.UNIT: gpu_settings.stale(case)}
     states = {unit: case.have.get(ServiceItem(role="fabric", unit=unit).key, "") for unit, due in stale.items() if due}
     again = [unit for unit, state in states.items() if state.startswith("active")]
-    return {"services": services_of(mine), **({"restart": again} if again else {})}
+    ecc = gpu_settings.ecc_of(mine)
+    return {
+        "services": services_of(mine),
+        **({"restart": again} if again else {}),
+        **({"ecc": ecc, **reboots(case.spec)} if ecc else {}),
+    }
 
 
-ACTIVATION = activation_step(activation_value)
+ACTIVATION = activation_step(activation_value, gpu_settings.disruption)

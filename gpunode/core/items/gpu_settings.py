@@ -1,19 +1,21 @@
 """Settings of the GPUs: a unit that makes them at every boot, and each of them as the driver says that it is.
 
 The unit remembers what it found, and puts that back when it stops: so undo, which stops it first, is exact within a
-boot, and after the next boot the driver has its own values again.
+boot, and after the next boot the driver has its own values again.  ECC alone is kept by the GPU itself: activate.sh
+sets it, with the former mode in the node's journal, and it is in force after the next reset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpunode.core.items.activation import ServiceItem
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question
-from gpunode.core.model import NodeFacts, Problem
-from gpunode.core.spec.gpu import GpuSpec
+from gpunode.core.model import NodeFacts, NvmlGpu, Problem
+from gpunode.core.numbers import whole
+from gpunode.core.spec.gpu import OTHERS, GpuSettings
 
 UNIT = "gpunode-gpu.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
@@ -24,7 +26,7 @@ _MODES = {"default": "Default", "exclusive-process": "Exclusive_Process", "prohi
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(Item):
-    """One setting of all GPUs; `field` of NvmlGpu has what the driver says of each."""
+    """One setting of the GPUs of a model; `field` of NvmlGpu has what the driver says of each."""
 
     NAME = "GPU {title}"
     role: str = "fabric"
@@ -32,14 +34,48 @@ class Setting(Item):
     title: str
     field: str
     value: str
+    model: str = OTHERS
+    named: frozenset[str] = frozenset()  # models that have settings of their own
+
+    @property
+    def name(self) -> str:
+        return f"GPU {self.title}" + (f" ({self.model})" if self.model != OTHERS else "")
 
     @property
     def wanted(self) -> str:
         return self.value
 
     def actual(self, facts: NodeFacts) -> str:
-        said = {getattr(gpu, self.field) or "not read" for gpu in facts.nvml}
-        return ", ".join(sorted(said)) or ABSENT
+        said = {self.said(gpu) or "not read" for gpu in self.gpus(facts)}
+        nobody = self.value if facts.nvml else ABSENT  # a model that this node has not, or no driver yet
+        return ", ".join(sorted(said)) or nobody
+
+    def gpus(self, facts: NodeFacts) -> list[NvmlGpu]:
+        """The GPUs that it is a setting of."""
+        return [gpu for gpu, model in _models(facts) if (model if model in self.named else OTHERS) == self.model]
+
+    def said(self, gpu: NvmlGpu) -> str:
+        """What the driver says of one."""
+        return str(getattr(gpu, self.field))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks(Setting):
+    """Locked clocks, which no driver lists: a clock above them says that they are not locked."""
+
+    most: int
+
+    def said(self, gpu: NvmlGpu) -> str:
+        return self.value if 0 < whole(gpu.clock) <= self.most else gpu.clock and f"{gpu.clock} MHz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ecc(Setting):
+    """ECC, which waits for a reset."""
+
+    def said(self, gpu: NvmlGpu) -> str:
+        waits = gpu.ecc_pending not in ("", gpu.ecc_current)
+        return f"{gpu.ecc_current}, and {gpu.ecc_pending} after a reset" if waits else gpu.ecc_current
 
 
 def wanted(asked: Question) -> Found:
@@ -53,51 +89,104 @@ def wanted(asked: Question) -> Found:
             fix="leave gpu out of the image; provision sets it on the machine with its GPU",
         )
         return
-    if problem := _impossible(spec, facts):
-        yield problem
+    problems = [problem for gpu, model in _models(facts) for problem in _impossible(spec.of(model), gpu)]
+    if problems:
+        yield problems[0]
         return
-    settings = list(_settings(spec))
-    lines = "".join(f"{one.field} {one.value}\n" for one in settings)
+    named = frozenset(spec.models)
+    settings = [one for model, mine in spec.by_model().items() for one in _settings(mine, model, named)]
+    lines = "".join(f"{one.model} {one.field} {one.value}\n" for one in settings if not isinstance(one, Ecc))
+    if lines or VALUES in facts.files:
+        yield from _unit(asked, lines)
+    yield from settings
+
+
+def _unit(asked: Question, lines: str) -> Found:
     yield File(role="fabric", path=PROGRAM, text=asked.templates["gpu-settings.sh.j2"], mode="0755")
     yield File(role="fabric", path=VALUES, text=f"# written by gpunode\n{lines}")
     yield File(role="fabric", path=UNIT_FILE, text=asked.templates["gpu.service.j2"])
     yield ServiceItem(role="fabric", unit=UNIT)
-    yield from settings
 
 
-def _settings(spec: GpuSpec) -> Iterator[Setting]:
+def _models(facts: NodeFacts) -> list[tuple[NvmlGpu, str]]:
+    """(GPU, its PCI id)."""
+    ids = {gpu.slot: gpu.id for gpu in facts.gpus}
+    return [(gpu, ids.get(gpu.slot, "")) for gpu in facts.nvml]
+
+
+def _settings(spec: GpuSettings, model: str, named: frozenset[str]) -> Iterator[Setting]:
+    def setting(title: str, field: str, value: str) -> Setting:
+        return Setting(title=title, field=field, value=value, model=model, named=named)
+
     if spec.persistence is not None:
-        value = "Enabled" if spec.persistence else "Disabled"
-        yield Setting(title="persistence mode", field="persistence", value=value)
+        yield setting("persistence mode", "persistence", "Enabled" if spec.persistence else "Disabled")
     if spec.power_limit is not None:
-        yield Setting(title="power limit", field="power_limit", value=f"{spec.power_limit}.00")
+        yield setting("power limit", "power_limit", f"{spec.power_limit}.00")
     if spec.compute_mode != "keep":
-        yield Setting(title="compute mode", field="compute_mode", value=_MODES[spec.compute_mode])
+        yield setting("compute mode", "compute_mode", _MODES[spec.compute_mode])
+    if spec.clock_range:
+        least, most = spec.clock_range
+        value = f"{least},{most}"
+        yield Clocks(title="locked clocks", field="clocks", value=value, most=most, model=model, named=named)
+    if spec.ecc is not None:
+        value = "Enabled" if spec.ecc else "Disabled"
+        yield Ecc(title="ECC", field="ecc_current", value=value, model=model, named=named)
 
 
-def _impossible(spec: GpuSpec, facts: NodeFacts) -> Problem | None:
+def _impossible(spec: GpuSettings, gpu: NvmlGpu) -> Iterator[Problem]:
     """What the driver says that a GPU cannot; before there is one, the unit finds out."""
-    for gpu in facts.nvml if spec.power_limit is not None else ():
-        if "N/A" in (gpu.power_limit, gpu.power_min, gpu.power_max):
-            return Problem(
-                what=f"gpu.power_limit: GPU {gpu.index} ({gpu.name}) has no power limit that can be set",
-                fix="leave gpu.power_limit out for this node (inventory group)",
-            )
-        try:
-            least, most = float(gpu.power_min), float(gpu.power_max)
-        except ValueError:
-            continue
-        if not least <= (spec.power_limit or 0) <= most:
-            takes = f"GPU {gpu.index} ({gpu.name}) takes {least:g} to {most:g}"
-            return Problem(
-                what=f"gpu.power_limit is {spec.power_limit}, and {takes}",
-                fix=f"set it to {least:g} to {most:g} for this node (inventory group)",
-            )
-    return None
+    name = f"GPU {gpu.index} ({gpu.name})"
+    if spec.power_limit is not None:
+        limits = (gpu.power_limit, gpu.power_min, gpu.power_max)
+        yield from _range("power_limit", name, (spec.power_limit, spec.power_limit), limits, "power limit")
+    if spec.clock_range:
+        yield from _range("clocks", name, spec.clock_range, ("", "0", gpu.clock_max), "clocks")
+    if spec.ecc is not None and gpu.ecc_current == "N/A":
+        yield _refused("ecc", f"{name} has no ECC that can be switched")
+
+
+def _range(key: str, name: str, asked: tuple[int, int], limits: tuple[str, str, str], words: str) -> Iterator[Problem]:
+    if "N/A" in limits:
+        yield _refused(key, f"{name} has no {words} that can be set")
+        return
+    try:
+        least, most = float(limits[1]), float(limits[2])
+    except ValueError:
+        return
+    if not least <= asked[0] <= asked[1] <= most:
+        takes = f"{name} takes {least:g} to {most:g}"
+        yield Problem(
+            what=f"gpu.{key} is {','.join(map(str, dict.fromkeys(asked)))}, and {takes}",
+            fix=f"set it to {least:g} to {most:g} for this node (inventory group) or model (gpu.models)",
+        )
+
+
+def _refused(key: str, what: str) -> Problem:
+    return Problem(
+        what=f"gpu.{key}: {what}", fix=f"leave gpu.{key} out for this node (inventory group) or model (gpu.models)"
+    )
+
+
+def ecc_of(items: Iterable[Item]) -> dict[str, str]:
+    """PCI id, or OTHERS → the mode of ECC that is asked for, as activate.sh takes it."""
+    return {item.model: item.value for item in items if isinstance(item, Ecc)}
+
+
+def disruption(case: HostCase, mine: Iterable[Item]) -> str:
+    """ECC changes with a reset of the GPU, which gpunode leaves to a reboot."""
+    due = [item for item in mine if isinstance(item, Ecc) and case.pending(item)]
+    if not due:
+        return ""
+    words = "the node reboots" if case.spec.reboot != "never" else "and reboot is never: it is in force after the next"
+    return f"ECC is switched: {words}"
 
 
 def stale(case: HostCase) -> bool:
     """Whether the unit has to run again: for a setting that somebody changed, or other ones that are asked for."""
     mine = (PROGRAM, VALUES)
-    own = (one for one in case.items.values() if isinstance(one, Setting) or getattr(one, "path", "") in mine)
+    own = (
+        one
+        for one in case.items.values()
+        if (isinstance(one, Setting) and not isinstance(one, Ecc)) or getattr(one, "path", "") in mine
+    )
     return any(map(case.pending, own))

@@ -111,6 +111,7 @@ class NvmlGpu:
     mig_pending: str = ""
     persistence: str = ""
     ecc_current: str = ""
+    ecc_pending: str = ""  # after the next reset
     ecc_uncorrected: int | None = None  # None: not read; with ecc_current Disabled or N/A there is no counter
     retired_pending: str = ""  # Yes, No
     remap_pending: str = ""
@@ -122,6 +123,8 @@ class NvmlGpu:
     power_limit: str = ""  # watts: now, and the range that can be set
     power_min: str = ""
     power_max: str = ""
+    clock: str = ""  # MHz of its graphics clock now
+    clock_max: str = ""
     pstate: str = ""  # P0 works, P8 and more sleeps
     vbios: str = ""
     pcie_generation: str = ""  # of its link now, lower while it sleeps

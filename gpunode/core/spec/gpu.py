@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.spec.option import option
 
+PCI_ID = r"10de:[0-9a-f]{4}"
+OTHERS = "*"  # all models that `models` does not name
+
 
 @dataclass(frozen=True, kw_only=True)
-class GpuSpec:
-    """Settings of all GPUs of a host, in force at once and at each boot."""
+class GpuSettings:
+    """Settings of GPUs, in force at once and at each boot."""
 
     persistence: bool | None = option(
         None, "persistence mode on or off; null leaves it to nvidia-persistenced, which Ubuntu starts without it"
@@ -20,20 +25,73 @@ class GpuSpec:
     compute_mode: Literal["keep", "default", "exclusive-process", "prohibited"] = option(
         "keep", "how many programs may use a GPU: keep, default (any), exclusive-process (one), or prohibited (none)"
     )
+    clocks: str = option(
+        "", "MHz between which the clock of a GPU stays, such as '210,1410', or '1410' for both; empty leaves it free"
+    )
+    ecc: bool | None = option(
+        None, "ECC of a GPU's memory on or off, which takes a reboot (`reboot`); null leaves it as it is"
+    )
+
+    @property
+    def clock_range(self) -> tuple[int, int] | None:
+        """(least, most) MHz."""
+        least, _, most = self.clocks.partition(",")
+        return (int(least), int(most or least)) if self.clocks else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSpec(GpuSettings):
+    """Settings of all GPUs of a host, in force at once and at each boot."""
+
+    models: Mapping[str, GpuSettings] = option(
+        {}, "other settings of some models, by PCI id: {'10de:2330': {power_limit: 600}}; `gpunode detect` shows ids"
+    )
 
     @property
     def given(self) -> bool:
         """Whether anything is to be set."""
         return self != GpuSpec()
 
+    def by_model(self) -> dict[str, GpuSettings]:
+        """PCI id, or OTHERS → its settings: what `models` does not say of a model is as for all."""
+        own = {one.name: getattr(self, one.name) for one in fields(GpuSettings)}
+        return {
+            **{model: replace(GpuSettings(**own), **_said(settings)) for model, settings in self.models.items()},
+            OTHERS: GpuSettings(**own),
+        }
+
+    def of(self, model: str) -> GpuSettings:
+        """The settings of GPUs of that PCI id."""
+        settings = self.by_model()
+        return settings.get(model, settings[OTHERS])
+
+
+def _said(settings: GpuSettings) -> dict[str, Any]:
+    empty = GpuSettings()
+    said = {one.name: getattr(settings, one.name) for one in fields(GpuSettings)}
+    return {name: value for name, value in said.items() if value != getattr(empty, name)}
+
 
 def check_gpu(gpu: GpuSpec, where: str) -> None:
     """Raises InputError for settings that cannot be together."""
-    if gpu.power_limit is not None and gpu.power_limit < 1:
-        raise InputError(f"{where}: gpu.power_limit is {gpu.power_limit}", expected="watts, 1 or more, or null")
-    if gpu.power_limit is not None and not gpu.persistence:
-        raise InputError(
-            f"{where}: gpu.power_limit is set, and gpu.persistence is not true",
-            expected="persistence: true: without it the driver forgets the limit when the last program ends",
-            fix="set gpu.persistence to true",
-        )
+    for model in gpu.models:
+        if not re.fullmatch(PCI_ID, model):
+            raise InputError(f"{where}: gpu.models has {model!r}", expected="a PCI id such as '10de:2330', in quotes")
+    for model, settings in gpu.by_model().items():
+        _check_settings(settings, where, "gpu" if model == OTHERS else f"gpu.models.{model}")
+
+
+def _check_settings(settings: GpuSettings, where: str, key: str) -> None:
+    if settings.power_limit is not None and settings.power_limit < 1:
+        raise InputError(f"{where}: {key}.power_limit is {settings.power_limit}", expected="watts, 1 or more, or null")
+    if settings.clocks and not re.fullmatch(r"[1-9]\d{1,4}(,[1-9]\d{1,4})?", settings.clocks):
+        raise InputError(f"{where}: {key}.clocks is {settings.clocks!r}", expected="MHz: '1410', or '210,1410'")
+    if settings.clock_range and settings.clock_range[0] > settings.clock_range[1]:
+        raise InputError(f"{where}: {key}.clocks is {settings.clocks!r}", expected="the lower one first: '210,1410'")
+    for name, words in (("power_limit", "limit"), ("clocks", "clocks")):
+        if getattr(settings, name) not in (None, "") and not settings.persistence:
+            raise InputError(
+                f"{where}: {key}.{name} is set, and {key}.persistence is not true",
+                expected=f"persistence: true: without it the driver forgets the {words} when the last program ends",
+                fix="set gpu.persistence to true",
+            )

@@ -53,7 +53,12 @@ def _states(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]
     for (kind, name), was in states_before(journal, scope).items():
         now = journal.states.get((kind, name))
         if now is not None and not is_again(kind, now, was):
-            what = {"module": "the module ", "stream": "the stream of ", "alternative": "/usr/local/"}.get(kind, "")
+            what = {
+                "module": "the module ",
+                "stream": "the stream of ",
+                "alternative": "/usr/local/",
+                "ecc": "ECC of ",
+            }.get(kind, "")
             yield name, f"{what}{name} is {_GONE.get(now, now)}, and was {_GONE.get(was, was)}"
 
 

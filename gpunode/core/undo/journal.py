@@ -42,7 +42,7 @@ from gpunode.core.printable import printable, shortened
 from gpunode.core.validation import as_lines
 
 STATES = frozenset(
-    "enabled active module sysctl link cdi initramfs alternative stream user group kernel runfile".split()
+    "enabled active module sysctl link cdi initramfs alternative stream user group kernel runfile ecc".split()
 )  # kinds of things that are put back
 RUN = "run"  # the op that says that a run has come to its end
 ROLLBACK = "rollback"  # the op of its last record, and the part of all

@@ -91,7 +91,7 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     loaded = bool(journal.driver) and "nvidia" not in unload
     settings = {
         kind: {name: value for (k, name), value in states.items() if k == kind}
-        for kind in ("alternative", "sysctl", "link", "cdi", "initramfs", "user", "group", "kernel")
+        for kind in ("alternative", "sysctl", "link", "cdi", "initramfs", "user", "group", "kernel", "ecc")
     }
     return UndoPlan(
         stop=(*stop, *(u for u in GPU_UNITS if gone and "nvidia" in unload and u not in stop)),

@@ -1,10 +1,10 @@
 """The requests that carry out a UndoPlan: for node/undo/restore.sh, commit.sh, activate.sh and packages.sh, in order.
 
 Request files of restore.sh: `stop`, `disable`, `enable`, `start` units and `load` modules, one name a line;
-`alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link`, `cdi`
-and `initramfs` paths to remove; `rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files changed), `close`
-the verb that is done, with `to` the run after which the node is again, `keep` (1; copies of files that an uninstall
-leaves), `check` (1).
+`alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `ecc` lines
+GPU Enabled or GPU Disabled; `link`, `cdi` and `initramfs` paths to remove; `rebuild` (1; the initramfs), `reload` (1;
+systemd, whose unit files changed), `close` the verb that is done, with `to` the run after which the node is again,
+`keep` (1; copies of files that an uninstall leaves), `check` (1).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def parse_undo_request(value: Mapping[str, Any]) -> UndoRequest:
 
 def undo_requests(back: UndoPlan, *, check: bool = False) -> list[Ask]:
     """What has to be run on the node, in order; what is not needed is left out."""
-    asks = [_restore("Stop and disable units", {"stop": back.stop, "disable": back.disable}, check)]
+    first = {"stop": back.stop, "disable": back.disable, "ecc": _words(back, "ecc")}
+    asks = [_restore("Stop and disable units", first, check)]  # and what takes the driver's own program
     asks += [_files("Take the engines' configuration back", files, check) for files in back.engines]
     asks.append(_activate("Unload modules", {"unload": list(back.unload)} if back.unload else {}, check))
     asks += [_installer(name, check) for name in back.installers]
@@ -117,13 +118,17 @@ def _exchange(back: UndoPlan) -> dict[str, Any]:
 
 def _last(back: UndoPlan, check: bool) -> dict[str, Sequence[str]]:
     """Settings; and the units that package scripts have started or stopped, which a check does not let run."""
-    words = {kind: tuple(f"{name} {value}" for name, value in values.items()) for kind, values in back.settings.items()}
+    words = {kind: _words(back, kind) for kind in back.settings if kind != "ecc"}
     units = [f for files in (back.files, *back.engines) if files for f in files.files if f.path.startswith(UNITS)]
     flags = {"rebuild": ("1",) if back.rebuild else (), "reload": ("1",) if units else ()}
     quiet = check or (back.packages.nothing and not back.exchange)
     idle, awake = ((), ()) if quiet else (back.idle, back.awake)
     start = tuple(dict.fromkeys((*back.start, *awake)))
     return {**words, **flags, "stop": idle, "load": back.load, "enable": back.enable, "start": start}
+
+
+def _words(back: UndoPlan, kind: str) -> tuple[str, ...]:
+    return tuple(f"{name} {value}" for name, value in back.settings.get(kind, {}).items())
 
 
 def _restore(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:

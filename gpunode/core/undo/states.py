@@ -50,12 +50,12 @@ def states_before(journal: JournalSnapshot, scope: Scope) -> dict[tuple[str, str
 def _is_theirs(kind: str, now: str, ours: Iterable[str]) -> bool:
     """Whether somebody else has set it to something else than gpunode had: then it is theirs."""
     named = kind == "alternative" and now.startswith(("manual ", "link "))
-    if kind not in ("sysctl", "stream", "link") and not named:
+    if kind not in ("sysctl", "stream", "link", "ecc") and not named:
         return False
     return not any(_same_value(kind, now, one) for one in ours)
 
 
-_WHERE = {"alternative": "/usr/local/", "stream": "the stream of "}
+_WHERE = {"alternative": "/usr/local/", "stream": "the stream of ", "ecc": "ECC of "}
 
 
 def set_since(journal: JournalSnapshot, scope: Scope) -> list[str]:
@@ -73,7 +73,7 @@ def first_states(scope: Scope) -> dict[tuple[str, str], str]:
 
 # kinds of which the value before a change says whether somebody else has set it; a boot, or a package's script, loads
 # modules and starts units, too
-_SET_BY_PEOPLE = ("sysctl", "enabled", "alternative", "stream", "link")
+_SET_BY_PEOPLE = ("sysctl", "enabled", "alternative", "stream", "link", "ecc")
 
 
 def _wanted(scope: Scope) -> dict[tuple[str, str], tuple[str, set[str]]]:

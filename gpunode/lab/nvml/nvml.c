@@ -949,6 +949,8 @@ static nvmlReturn_t lock(const struct gpu *gpu, const char *field, unsigned idle
 EXPORT nvmlReturn_t nvmlDeviceSetGpuLockedClocks(nvmlDevice_t device, unsigned least, unsigned most)
 {
     ASK(device);
+    if (capability(gpu) < 70) /* Volta and later, nvml.h */
+        return NVML_ERROR_NOT_SUPPORTED;
     nvmlReturn_t result = lock(gpu, "clocks.gr", IDLE_MHZ, least, most);
     return result ? result : lock(gpu, "clocks.sm", IDLE_MHZ, least, most);
 }

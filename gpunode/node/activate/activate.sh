@@ -268,6 +268,40 @@ settings() {
   done <"$GPUNODE_IN/.settings"
 }
 
+# ---------------------------------------------------------------- the GPUs themselves
+
+# MODEL Enabled|Disabled: ECC, which a GPU keeps over boots and which waits for its reset: that is left to a reboot, which
+# no program outlives anyway
+ecc() {
+  requested ecc >"$GPUNODE_IN/.ecc"
+  [ -s "$GPUNODE_IN/.ecc" ] || return 0
+  nvidia-smi --query-gpu=uuid,pci.device_id,ecc.mode.current,ecc.mode.pending --format=csv,noheader >"$GPUNODE_IN/.gpus" 2>>"$log" || {
+    checking && say note "ECC is set once the driver answers" && return
+    fail "nvidia-smi does not say which mode ECC is in" "nvidia-smi on the node"
+  }
+  tr -d , <"$GPUNODE_IN/.gpus" >"$GPUNODE_IN/.modes"
+  while read -r gpu model now next; do
+    model=10de:$(printf '%s' "${model#0x}" | cut -c -4 | tr A-F a-f)
+    wanted=$(sed -n "s/^$model //p" "$GPUNODE_IN/.ecc")
+    [ -n "$wanted" ] || wanted=$(sed -n 's/^\* //p' "$GPUNODE_IN/.ecc")
+    [ -n "$wanted" ] || continue
+    [ "$next" = "$wanted" ] || set_ecc "$gpu" "$next" "$wanted"
+    [ "$now" = "$wanted" ] || needs_reboot "ECC of $gpu is $now, and $wanted after a reset"
+  done <"$GPUNODE_IN/.modes"
+}
+
+# set_ecc GPU BEFORE AFTER
+set_ecc() {
+  checking || {
+    prior ecc "$1" "$2" "$3"
+    case $3 in Enabled) set -- "$@" 1 ;; *) set -- "$@" 0 ;; esac
+    nvidia-smi -i "$1" -e "$4" >>"$log" 2>&1 </dev/null
+    next=$(ecc_next "$1")
+    [ "$next" = "$3" ] || fail "ECC of $1 stays $next after nvidia-smi -e $4" "nvidia-smi -q -d ECC on the node"
+  }
+  changed "ECC of $1: $3 after a reset (was $2)"
+}
+
 # ---------------------------------------------------------------- links, alternatives and services
 
 # gpu_files: whether every GPU of the driver has its device file.  /dev/nvidiactl says nothing of them: nvidia-smi leaves it
@@ -439,6 +473,7 @@ links
 enables
 services
 restarts
+ecc
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"
 [ "$steps" = 0 ] || checking || journal activate 'done' ",\"changed\":$steps,\"reboot\":$(json_text "$reboot_reason")"

@@ -113,6 +113,9 @@ prior() {
   record "$(new_id "state-$$")" state 'done' ",\"kind\":\"$1\",\"name\":$(json_text "$2"),\"from\":$(json_text "$3"),\"to\":$(json_text "$4")"
 }
 
+# ecc_next GPU: the mode of its ECC after the next reset
+ecc_next() { nvidia-smi -i "$1" --query-gpu=ecc.mode.pending --format=csv,noheader </dev/null 2>/dev/null; }
+
 # pause UNIT, unpause UNIT: a service that is in the way is stopped, and started again; in the journal, since a run may be
 # killed in between
 # shellcheck disable=SC2154 # log, of the program behind

@@ -81,6 +81,20 @@ settings() {
   done <"$GPUNODE_IN/.settings"
 }
 
+# GPU MODE: ECC, which waits for a reset
+ecc() {
+  requested ecc >"$GPUNODE_IN/.ecc"
+  while read -r gpu mode; do
+    [ "$(ecc_next "$gpu")" != "$mode" ] || continue
+    checking || {
+      case $mode in Enabled) number=1 ;; *) number=0 ;; esac
+      nvidia-smi -i "$gpu" -e "$number" >>"$log" 2>&1 </dev/null
+      [ "$(ecc_next "$gpu")" = "$mode" ]
+    } || { trouble "ECC of $gpu could not be set to $mode" && continue; }
+    changed "ECC of $gpu: $mode after a reset"
+  done <"$GPUNODE_IN/.ecc"
+}
+
 links() {
   requested link >"$GPUNODE_IN/.links"
   while read -r path _; do
@@ -187,6 +201,7 @@ need_root
 checking || lock
 stop_units
 disable_units
+ecc
 reload_units
 alternatives
 settings

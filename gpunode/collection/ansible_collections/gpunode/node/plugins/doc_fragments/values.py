@@ -61,6 +61,10 @@ options:
         type: dict
         description:
           - Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.
+      ecc:
+        type: dict
+        description:
+          - 'ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.'
       version:
         type: str
         description:
@@ -419,6 +423,10 @@ options:
             type: dict
             description:
               - Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.
+          ecc:
+            type: dict
+            description:
+              - 'ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.'
           version:
             type: str
             description:
