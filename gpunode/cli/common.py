@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -144,6 +144,8 @@ def target_options(command: Command) -> Command:
         found = {name: options.pop(name) for name in _WHERE}
         if not any((found["hosts"], found["inventory"], found["local"], *map(options.get, _NO_HOST_ASKED))):
             found["inventory"] = _default_inventory(click.get_current_context())
+        elif found["hosts"] and not any((found["inventory"], found["local"], found["limit"])):
+            found |= _of_default_inventory(click.get_current_context(), found)
         asked = options.pop("ask_become_pass")
         password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
         if found["inventory"]:  # not before: a vault's password may be asked for, too
@@ -162,9 +164,35 @@ def _default_inventory(ctx: click.Context) -> tuple[str, ...]:
     from gpunode.edge.ansible.default_inventory import default_inventory
 
     found = default_inventory(ctx.meta.get(FOLDER, Path()))
-    if found and ctx.meta.get(FORMAT, "text") == "text":
-        echo(f"inventory: {', '.join(found)}", err=True)
+    _say_inventory(ctx, found)
     return found
+
+
+def _say_inventory(ctx: click.Context, sources: tuple[str, ...]) -> None:
+    if sources and ctx.meta.get(FORMAT, "text") == "text":
+        echo(f"inventory: {', '.join(sources)}", err=True)
+
+
+def _of_default_inventory(ctx: click.Context, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for hosts that all have the name of one of the default inventory: it says how to reach them."""
+    from itertools import takewhile
+
+    from gpunode.core.errors import InputError
+    from gpunode.edge.ansible.default_inventory import default_inventory
+
+    hosts = tuple(takewhile(lambda word: not word.startswith("-"), found["hosts"]))  # then Ansible's arguments
+    if not (sources := default_inventory(ctx.meta.get(FOLDER, Path()))) or any(Path(host).exists() for host in hosts):
+        return {}
+    from gpunode.edge.ansible.inventory import load_inventory
+
+    try:
+        listed = load_inventory(sources, vault_password_files=found["vault_password_files"])
+    except InputError:  # nobody has named it
+        return {}
+    if not {*hosts} <= {host.name for host in listed}:
+        return {}
+    _say_inventory(ctx, sources)
+    return {"inventory": sources, "limit": ",".join(hosts), "hosts": found["hosts"][len(hosts) :]}
 
 
 def _listing(sources: tuple[str, ...], limit: str, vault_password_files: tuple[str, ...]) -> Callable[[], Any]:

@@ -68,6 +68,16 @@ def test_not_where_hosts_are_named(given: list[str]) -> None:
     assert "inventory:" not in result.stderr
 
 
+def test_a_host_that_it_has_is_reached_as_it_says() -> None:
+    Path("hosts.yml").write_text(HOSTS + "    gpu8: {ansible_host: 127.0.0.1, ansible_port: 1}\n")
+    for command in (["detect", "gpu7"], ["uninstall", "gpu7", "--check"]):
+        result = CliRunner().invoke(cli, [*command, "--connect-timeout", "1"])
+        assert "inventory: hosts.yml\n" in result.stderr and "127.0.0.1" in result.output
+        assert "gpu8" not in result.output
+    result = CliRunner().invoke(cli, ["detect", "gpu7", "gpu9", "--connect-timeout", "1"])
+    assert "inventory:" not in result.stderr
+
+
 def test_json_is_json() -> None:
     Path("hosts.yml").write_text(HOSTS)
     result = CliRunner().invoke(cli, ["detect", "--connect-timeout", "1", "--format", "json"])
