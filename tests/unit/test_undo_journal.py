@@ -13,7 +13,7 @@ from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_
 import gpunode.node
 from gpunode.core.errors import InputError
 from gpunode.core.undo.files import FileRestore
-from gpunode.core.undo.journal import STATES
+from gpunode.core.undo.kinds import KINDS
 from gpunode.core.undo.plan import GPU_UNITS, UndoPlan
 from gpunode.core.undo.requests import UndoRequest, compared, diffs, parse_undo_request, undo_requests
 from gpunode.node import part
@@ -454,4 +454,4 @@ def test_the_scripts_stop_the_same_services_of_gpus() -> None:
 def test_undo_knows_each_kind_of_thing_that_a_script_records() -> None:
     scripts = Path(gpunode.node.__file__).parent.rglob("*.sh")
     kinds = {kind for path in scripts for kind in re.findall(r"\bprior ([a-z]+) ", path.read_text())}
-    assert {"link", "module"} <= kinds <= STATES
+    assert {"link", "module"} <= kinds <= set(KINDS)

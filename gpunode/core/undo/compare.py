@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from gpunode.core.undo.files import files_before
-from gpunode.core.undo.history import ABSENT
 from gpunode.core.undo.journal import JournalSnapshot
+from gpunode.core.undo.kinds import ABSENT, KINDS, OTHER
 from gpunode.core.undo.packages import versions_before
 from gpunode.core.undo.scope import Scope
-from gpunode.core.undo.states import is_again, states_before
+from gpunode.core.undo.states import states_before
 
 _GONE = {"absent": "not there", "present": "there", "": "not set"}
 
@@ -52,14 +52,9 @@ def _packages(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str
 def _states(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
     for (kind, name), was in states_before(journal, scope).items():
         now = journal.states.get((kind, name))
-        if now is not None and not is_again(kind, now, was):
-            what = {
-                "module": "the module ",
-                "stream": "the stream of ",
-                "alternative": "/usr/local/",
-                "ecc": "ECC of ",
-            }.get(kind, "")
-            yield name, f"{what}{name} is {_GONE.get(now, now)}, and was {_GONE.get(was, was)}"
+        there = KINDS.get(kind, OTHER)
+        if now is not None and not there.again(now, was):
+            yield name, f"{there.called}{name} is {_GONE.get(now, now)}, and was {_GONE.get(was, was)}"
 
 
 def _driver(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,9 @@ from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.undo import base_of, revert
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.model import Hunk, Problem, RuntimeName, Undo
-from gpunode.core.undo.history import ABSENT, Change, Replayed, replay_file
+from gpunode.core.undo.history import Change, Replayed, replay_file
 from gpunode.core.undo.journal import ROLLBACK, JournalSnapshot, PostCommit, Record
+from gpunode.core.undo.kinds import ABSENT
 from gpunode.core.undo.packages import Packages
 from gpunode.core.undo.scope import Scope
 
@@ -26,7 +27,6 @@ AT_BOOT = (
     "/etc/initramfs-tools/",
     "/etc/mkinitcpio",
 )
-UNITS = "/etc/systemd/system/"
 BACKUP = "/var/lib/gpunode/backup"
 BY_PACKAGES = "packages"  # in a record of files: packages made them
 # engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them

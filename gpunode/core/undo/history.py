@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.core.edits.undo import record, revert
+from gpunode.core.undo.kinds import ABSENT
 
-ABSENT, ANY = "absent", "any"  # in place of a hash: no such file; whatever it may be
+ANY = "any"  # in place of a hash: whatever it may be; ABSENT: no such file
 
 
 @dataclass(frozen=True, kw_only=True)

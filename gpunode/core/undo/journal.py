@@ -39,11 +39,9 @@ from gpunode.core.grammar import (
 )
 from gpunode.core.model import Problem, Undo
 from gpunode.core.printable import printable, shortened
+from gpunode.core.undo.kinds import KINDS
 from gpunode.core.validation import as_lines
 
-STATES = frozenset(
-    "enabled active module sysctl link cdi initramfs alternative stream user group kernel runfile ecc".split()
-)  # kinds of things that are put back
 RUN = "run"  # the op that says that a run has come to its end
 ROLLBACK = "rollback"  # the op of its last record, and the part of all
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
@@ -238,7 +236,7 @@ def present_request(records: Sequence[Record]) -> dict[str, bytes]:
     packages = [record.more for record in records if record.op == "packages"]
     gone = {one["name"] for more in packages for key in ("changed", "removed") for one in more.get(key, ())}
     names = gone | {one["name"] for more in packages for one in more.get("added", ())}
-    states = {(r.more["kind"], r.more["name"]) for r in records if r.op == "state" and r.more["kind"] in STATES}
+    states = {(r.more["kind"], r.more["name"]) for r in records if r.op == "state" and r.more["kind"] in KINDS}
     return {
         "states": as_lines(f"{kind}\t{name}" for kind, name in sorted(states)),
         "paths": as_lines(sorted({file["path"] for r in records for file in r.more.get("files", ())})),
@@ -294,7 +292,7 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
         files={row[0]: row[1] for row in rows("file", PATH, HASH)},
         contents={path: _bytes(data) for path, data in rows("content", PATH)},
         versions={(place, path): _bytes(data) for place, path, data in rows("version", COPY, PATH)},
-        states={(kind, row[0]): row[1] if len(row) > 1 else "" for kind in STATES for row in rows(kind, NAME, VALUE)},
+        states={(kind, row[0]): row[1] if len(row) > 1 else "" for kind in KINDS for row in rows(kind, NAME, VALUE)},
         manager=rows("manager", WORD)[0][0] if rows("manager") else "",
         packages={name: (version, state) for name, version, state in rows("package", PACKAGE, VERSION, WORD_OR_DASH)},
         marks=frozenset(row[0] for row in rows("mark", MARK)),

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.model import Problem
-from gpunode.core.undo.history import ABSENT
 from gpunode.core.undo.journal import JournalSnapshot, Record
+from gpunode.core.undo.kinds import ABSENT
 
 
 @dataclass(frozen=True, kw_only=True)

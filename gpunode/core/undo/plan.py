@@ -7,17 +7,17 @@ and a note says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpunode.core.model import Problem
 from gpunode.core.undo.driver import modules_loaded_at_boot
-from gpunode.core.undo.files import SOURCE_FILES, UNITS, Files, FileTransaction, hashes
-from gpunode.core.undo.history import ABSENT
-from gpunode.core.undo.journal import STATES, JournalSnapshot
+from gpunode.core.undo.files import SOURCE_FILES, Files, FileTransaction, hashes
+from gpunode.core.undo.journal import JournalSnapshot
+from gpunode.core.undo.kinds import ABSENT, ENABLED, KINDS
 from gpunode.core.undo.packages import Packages, plan_package_undo
 from gpunode.core.undo.scope import Scope
-from gpunode.core.undo.states import ENABLED, ON, first_states, set_since, states_to_restore
+from gpunode.core.undo.states import first_states, set_since, states_to_restore
 
 GPU_UNITS = (
     "nvidia-cdi-refresh.path",
@@ -29,8 +29,6 @@ GPU_UNITS = (
     "dcgm-exporter.service",
     "nvsm.service",
 )
-
-MADE_BY_PACKAGES = ("user", "group", "kernel", "initramfs", "cdi")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,35 +78,32 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     )
     last = files.last(packages)
     states = dict(states_to_restore(journal, scope))
-    made = [*files.left_by(packages), *(key for key in states if packages.kept and _is_made(key))]
-    states = {key: value for key, value in states.items() if key not in made}
+    made = [*files.left_by(packages), *(key for key in states if packages.kept and KINDS[key[0]].made(key[1]))]
+    again = _by_kind({key: value for key, value in states.items() if key not in made})
+    before = _by_kind(first_states(scope))
     booted = modules_loaded_at_boot(journal, scope.records, scope.known, set(packages.remove))
-    gone = packages.remove or any(_of(states, "runfile", ABSENT)) or booted.unload
-    stop = [name for kind, name, _ in _of(states, "active", "inactive")]
-    unload = [name for kind, name, _ in _of(states, "module", ABSENT)]
+    gone = packages.remove or _names(again["runfile"], ABSENT) or booted.unload
+    stop = _names(again["active"], "inactive")
+    unload = _names(again["module"], ABSENT)
     unload += [name for name in booted.unload if name not in unload]
-    load = [name for kind, name, _ in _of(states, "module", "loaded") if booted.comes_back(name)]
+    load = [name for name in _names(again["module"], "loaded") if booted.comes_back(name)]
     loaded = bool(journal.driver) and "nvidia" not in unload
-    settings = {
-        kind: {name: value for (k, name), value in states.items() if k == kind}
-        for kind in ("alternative", "sysctl", "link", "cdi", "initramfs", "user", "group", "kernel", "ecc")
-    }
     return UndoPlan(
         stop=(*stop, *(u for u in GPU_UNITS if gone and "nvidia" in unload and u not in stop)),
-        disable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value not in ON),
+        disable=tuple(name for name, value in again["enabled"].items() if not KINDS["enabled"].same(value, ENABLED[0])),
         engines=files.engines,
         unload=tuple(reversed(unload)),  # each was loaded upon those before
-        installers=tuple(name for _, name, _ in _of(states, "runfile", ABSENT)),
+        installers=tuple(_names(again["runfile"], ABSENT)),
         files=files.first,
-        packages=packages.with_streams({n: v for (k, n), v in states.items() if k == "stream"}),
+        packages=packages.with_streams(again["stream"]),
         sources=last,
         exchange=("nvidia",) if loaded and (packages.install or _left_behind(journal, scope)) else (),
-        settings={kind: values for kind, values in settings.items() if values},
+        settings={kind: again[kind] for kind in KINDS if KINDS[kind].setting and again[kind]},
         load=(*load, *(name for name in booted.load if name not in load)),
-        enable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value in ENABLED),
-        start=tuple(name for kind, name, _ in _of(states, "active", "active")),
-        idle=tuple(name for kind, name, _ in _of(first_states(scope), "active", "inactive")),
-        awake=tuple(name for kind, name, _ in _of(first_states(scope), "active", "active")),
+        enable=tuple(_names(again["enabled"], *ENABLED)),
+        start=tuple(_names(again["active"], "active")),
+        idle=tuple(_names(before["active"], "inactive")),
+        awake=tuple(_names(before["active"], "active")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
         notes=(
             *files.notes,
@@ -123,13 +118,14 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     )
 
 
-def _is_made(key: tuple[str, str]) -> bool:
-    """Whether scripts of packages make such a thing; links in /dev are made by others."""
-    return key[0] in MADE_BY_PACKAGES or (key[0] == "link" and key[1].startswith(UNITS))
+def _by_kind(states: Mapping[tuple[str, str], str]) -> Mapping[str, Mapping[str, str]]:
+    """Kind → name → value, for every kind."""
+    return {kind: {name: value for (k, name), value in states.items() if k == kind} for kind in KINDS}
 
 
-def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterator[tuple[str, str, str]]:
-    return ((k, name, v) for (k, name), v in states.items() if k == kind and v == value)
+def _names(states: Mapping[str, str], *values: str) -> list[str]:
+    """The names of what has one of these values."""
+    return [name for name, value in states.items() if value in values]
 
 
 def _left_behind(journal: JournalSnapshot, scope: Scope) -> bool:
@@ -162,7 +158,7 @@ def _installers(scope: Scope) -> list[str]:
 
 
 def _unknown(scope: Scope) -> list[str]:
-    kinds = {r.more["kind"] for r in scope.records if r.op == "state"} - STATES
+    kinds = {r.more["kind"] for r in scope.records if r.op == "state"} - set(KINDS)
     return [f"what the journal calls {kind} cannot be undone by this version" for kind in sorted(kinds)]
 
 

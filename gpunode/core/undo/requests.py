@@ -19,7 +19,8 @@ from gpunode.core.errors import InputError
 from gpunode.core.items.activation import activate_request
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
-from gpunode.core.undo.files import BACKUP, UNITS, FileRestore, FileTransaction
+from gpunode.core.undo.files import BACKUP, FileRestore, FileTransaction
+from gpunode.core.undo.kinds import UNITS
 from gpunode.core.undo.plan import UndoPlan
 from gpunode.core.undo.scope import PARTS
 from gpunode.core.validation import as_lines, check_value, mapping, text, texts

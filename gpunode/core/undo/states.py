@@ -5,34 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gpunode.core.undo.driver import modules_loaded_at_boot
-from gpunode.core.undo.history import ABSENT, Change, replay_value
+from gpunode.core.undo.history import Change, replay_value
 from gpunode.core.undo.journal import JournalSnapshot
+from gpunode.core.undo.kinds import ABSENT, KINDS, OTHER, StateKind
 from gpunode.core.undo.packages import plan_package_undo
 from gpunode.core.undo.scope import Scope
-
-ENABLED = ("enabled", "enabled-runtime")
-ON = (*ENABLED, "static", "alias", "indirect", "generated")
 
 
 def states_to_restore(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
     """(kind, name) → the value to put back, of what has another one and got it from gpunode."""
     for (kind, name), (value, ours) in _wanted(scope).items():
         now = journal.states.get((kind, name))
-        if now is None or is_again(kind, now, value):
-            continue
-        if not _is_theirs(kind, now, ours):
+        if now is not None and not _kind(kind).again(now, value) and not _is_theirs(kind, now, ours):
             yield (kind, name), value
-
-
-def is_again(kind: str, now: str, value: str) -> bool:
-    """Whether a thing is as it is to be again."""
-    if kind == "enabled":
-        return (now in ON) == (value in ON)
-    return (
-        now == value
-        or (kind == "initramfs" and value != ABSENT)
-        or (kind == "stream" and {now, value} <= {"", "-", ABSENT})
-    )
 
 
 def states_before(journal: JournalSnapshot, scope: Scope) -> dict[tuple[str, str], str]:
@@ -49,18 +34,13 @@ def states_before(journal: JournalSnapshot, scope: Scope) -> dict[tuple[str, str
 
 def _is_theirs(kind: str, now: str, ours: Iterable[str]) -> bool:
     """Whether somebody else has set it to something else than gpunode had: then it is theirs."""
-    named = kind == "alternative" and now.startswith(("manual ", "link "))
-    if kind not in ("sysctl", "stream", "link", "ecc") and not named:
-        return False
-    return not any(_same_value(kind, now, one) for one in ours)
-
-
-_WHERE = {"alternative": "/usr/local/", "stream": "the stream of ", "ecc": "ECC of "}
+    there = _kind(kind)
+    return there.judged(now) and not any(there.same(now, one) for one in ours)
 
 
 def set_since(journal: JournalSnapshot, scope: Scope) -> list[str]:
     return [
-        f"{_WHERE.get(kind, '')}{name} stays {now or 'unset'}: somebody has set it since"
+        f"{_kind(kind).called}{name} stays {now or 'unset'}: somebody has set it since"
         for (kind, name), (value, ours) in _wanted(scope).items()
         if (now := journal.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, ours)
     ]
@@ -69,11 +49,6 @@ def set_since(journal: JournalSnapshot, scope: Scope) -> list[str]:
 def first_states(scope: Scope) -> dict[tuple[str, str], str]:
     """(kind, name) → how it was before the records."""
     return {key: value for key, (value, _) in _wanted(scope).items()}
-
-
-# kinds of which the value before a change says whether somebody else has set it; a boot, or a package's script, loads
-# modules and starts units, too
-_SET_BY_PEOPLE = ("sysctl", "enabled", "alternative", "stream", "link", "ecc")
 
 
 def _wanted(scope: Scope) -> dict[tuple[str, str], tuple[str, set[str]]]:
@@ -85,18 +60,11 @@ def _wanted(scope: Scope) -> dict[tuple[str, str], tuple[str, set[str]]]:
             change = Change(id=r.id, before=r.more["from"], after=r.more["to"], mine=id(r) in mine)
             changes.setdefault((r.more["kind"], r.more["name"]), []).append(change)
     return {
-        (kind, name): replay_value(found, lambda value, last, kind=kind: _same_value(kind, value, last))  # type: ignore[misc]
+        (kind, name): replay_value(found, _kind(kind).same if _kind(kind).by_people else lambda *_: True)
         for (kind, name), found in changes.items()
         if any(change.mine for change in found)
     }
 
 
-def _same_value(kind: str, value: str, last: str) -> bool:
-    if kind not in _SET_BY_PEOPLE:
-        return True
-    if kind == "enabled":
-        return (value in ON) == (last in ON)
-    if kind == "alternative":  # `auto`, `manual PATH`, `link PATH`; gpunode writes PATH
-        return value.rpartition(" ")[2] == last.rpartition(" ")[2]
-    none = ("", "-", ABSENT)
-    return value == last or (kind == "stream" and value in none and last in none)
+def _kind(name: str) -> StateKind:
+    return KINDS.get(name, OTHER)

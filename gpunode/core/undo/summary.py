@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from gpunode.core.undo.driver import is_driver
-from gpunode.core.undo.history import ABSENT
 from gpunode.core.undo.journal import ROLLBACK, Record
+from gpunode.core.undo.kinds import ABSENT
 
 TOOLKIT = "nvidia-container-toolkit"
 _CUDA = re.compile(r"cuda-(?:toolkit|compiler|libraries)-(\d+)-(\d+)\Z")
