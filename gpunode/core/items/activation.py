@@ -19,7 +19,7 @@ from typing import Any
 
 from gpunode.core.grammar import WORD
 from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, StepKind
-from gpunode.core.model import NodeFacts
+from gpunode.core.model import NodeFacts, Service
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
 
@@ -91,10 +91,7 @@ class ServiceItem(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         service = facts.services.get(self.unit.removesuffix(".service"))
-        if service is None:
-            return ABSENT
-        enabled = "enabled" if service.enabled in _ENABLED else service.enabled or "disabled"
-        return f"{service.active or 'inactive'}, {enabled}"
+        return f"{service.active or 'inactive'}, {_at_boot(service)}" if service else ABSENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +105,11 @@ class Enabled(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         service = facts.services.get(self.unit.removesuffix(".service"))
-        if service is None:
-            return ABSENT
-        return "enabled" if service.enabled in _ENABLED else service.enabled or "disabled"
+        return _at_boot(service) if service else ABSENT
+
+
+def _at_boot(service: Service) -> str:
+    return "enabled" if service.enabled in _ENABLED else service.enabled or "disabled"
 
 
 def services_of(items: Iterable[Item]) -> list[str]:
