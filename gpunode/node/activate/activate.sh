@@ -159,6 +159,7 @@ unload_holders() {
 
 # The nvidia modules of another version, if nothing but our own services uses them.
 unload_old_driver() {
+  local module unit users
   was=$(module_version)
   for unit in $GPU_UNITS; do
     ! checking || break
@@ -172,7 +173,7 @@ unload_old_driver() {
     return 1
   fi
   carried=$(upon nvidia | awk '!seen[$0]++')
-  checking || for _unload_module in $carried; do prior module "$_unload_module" loaded absent; done # one may go along with another
+  checking || for module in $carried; do prior module "$module" loaded absent; done # one may go along with another
   unload nvidia
 }
 
@@ -186,10 +187,10 @@ upon() (
 
 # carry: what was loaded upon the old driver is loaded upon the new one, where that has it
 carry() {
-  local _module
-  for _module in ${carried:-}; do
-    loaded "$_module" && continue
-    if modinfo "$_module" >/dev/null 2>&1; then load "$_module"; else say note "$_module was loaded, and the driver that is installed now has none"; fi
+  local module
+  for module in ${carried:-}; do
+    loaded "$module" && continue
+    if modinfo "$module" >/dev/null 2>&1; then load "$module"; else say note "$module was loaded, and the driver that is installed now has none"; fi
   done
 }
 
@@ -417,7 +418,6 @@ services() {
 }
 
 # units that run: again, because what they start from is new
-# sets: restarted
 restarts() {
   for unit in $(requested restart); do
     systemctl is-active -q "$unit" || continue

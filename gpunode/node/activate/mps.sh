@@ -22,12 +22,12 @@ main_pid() { systemctl show -p MainPID "$UNIT" 2>/dev/null | sed -n 's/^MainPID=
 
 # limits_memory: the loaded driver's control daemon knows the command for it
 limits_memory() {
-  _limits_driver=$(cut -d . -f 1 /sys/module/nvidia/version 2>/dev/null)
-  [ "${_limits_driver:-0}" -ge "$SMI_MPS_MEMORY_SINCE" ]
+  local driver
+  driver=$(cut -d . -f 1 /sys/module/nvidia/version 2>/dev/null)
+  [ "${driver:-0}" -ge "$SMI_MPS_MEMORY_SINCE" ]
 }
 
 # settings: the GPU's threads and the memory of the smallest GPU in equal parts, for every GPU alike
-# sets: memory
 settings() {
   limits_memory && memory=1 || memory=0
   smi --query-gpu=index,memory.total --format=csv,noheader,nounits >"$GPUNODE_IN/.memory" || finish refused "nvidia-smi does not answer: $(head -n 1 "$GPUNODE_IN/.memory")" "gpunode provision installs and loads the driver"
@@ -38,25 +38,28 @@ settings() {
 
 # stale: the daemon runs with older settings, or not at all
 stale() {
+  local started
   systemctl is-active -q "$UNIT" || return 0
   started=$(stat -c %Y "/proc/$(main_pid)" 2>/dev/null) && [ "$(stat -c %Y "$SETTINGS" 2>/dev/null || echo 0)" -gt "$started" ] && return
   [ "$(control get_default_active_thread_percentage | cut -d . -f 1)" != "$(sed -n 's/^set_default_active_thread_percentage //p' "$GPUNODE_IN/settings")" ]
 }
 
 refuse() {
+  local mine comm pid
   have nvidia-cuda-mps-control || finish refused "nvidia-cuda-mps-control is not installed" "install the driver's package that has it (Debian: nvidia-cuda-mps; Ubuntu: nvidia-compute-utils)"
   ! smi --query-gpu=mig.mode.current --format=csv,noheader | grep -q Enabled ||
     finish refused "MIG is on, and MPS is for whole GPUs" "turn MIG off first, or choose one of both in gpunode.yml"
-  _refuse_mine=$(main_pid)
+  mine=$(main_pid)
   for comm in /proc/[0-9]*/comm; do # 15 characters are all that a name there has
     pid=${comm#/proc/} pid=${pid%/comm}
-    [ "$(cat "$comm" 2>/dev/null)" != nvidia-cuda-mps ] || [ "$pid" = "${_refuse_mine:-0}" ] || [ "$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")" = "${_refuse_mine:-0}" ] ||
+    [ "$(cat "$comm" 2>/dev/null)" != nvidia-cuda-mps ] || [ "$pid" = "${mine:-0}" ] || [ "$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")" = "${mine:-0}" ] ||
       grep -qs "$UNIT" "/proc/$pid/cgroup" || finish refused "another MPS control daemon runs (PID $pid)" "echo quit | nvidia-cuda-mps-control ends it; what starts it must not do so again"
   done
 }
 
 # run: begins with the machine, and runs with these settings
 run() {
+  local said
   install_file unit "/etc/systemd/system/$UNIT"
   install_file settings "$SETTINGS"
   at_boot "$UNIT"

@@ -137,12 +137,13 @@ client() { run_line "$client" "$@"; }
 
 # run_line LINE WORD …: a command whose first words are a line, split at tabs
 run_line() {
-  _run_line=$1
+  local line
+  line=$1
   shift
   set -f
   IFS=$TAB
   # shellcheck disable=SC2086  # split at tabs
-  set -- $_run_line "$@"
+  set -- $line "$@"
   unset IFS
   set +f
   run_with_timeout 20 "$@" 9>&-
@@ -213,23 +214,24 @@ containers() {
 # containers_kept: the containers that ran before run, as the engine has it; else $health_error.  One whose process has ended, while
 # others go on, ended by itself: engines do not stop their containers.
 containers_kept() {
+  local lost ended name pid
   [ -s "$backup/running" ] || return 0
   for _ in 1 2 3 4 5 6; do
     containers >"$GPUNODE_IN/.running"
     awk 'FILENAME == ARGV[1] { now[$1]; next } !($1 in now)' "$GPUNODE_IN/.running" "$backup/running" >"$GPUNODE_IN/.missing"
-    _kept_lost='' _kept_ended=''
-    while read -r _kept_name _kept_pid; do
-      if kill -0 "$_kept_pid" 2>/dev/null; then _kept_lost="$_kept_lost $_kept_name"; else _kept_ended="$_kept_ended $_kept_name"; fi
+    lost='' ended=''
+    while read -r name pid; do
+      if kill -0 "$pid" 2>/dev/null; then lost="$lost $name"; else ended="$ended $name"; fi
     done <"$GPUNODE_IN/.missing"
-    [ -n "$_kept_lost" ] || break
+    [ -n "$lost" ] || break
     nap # it may still be finding them
   done
-  health_error="$unit has lost running containers:$_kept_lost"
-  [ -z "$_kept_lost" ] || return 1
+  health_error="$unit has lost running containers:$lost"
+  [ -z "$lost" ] || return 1
   health_error="$unit took its containers along: none of them runs any more"
   [ "$(grep -c . "$GPUNODE_IN/.missing")" -lt "$(grep -c . "$backup/running")" ] || return 1
   health_error=''
-  [ -z "$_kept_ended" ] || say note "ended while $unit was ${verb}ed:$_kept_ended"
+  [ -z "$ended" ] || say note "ended while $unit was ${verb}ed:$ended"
 }
 
 # ---------------------------------------------------------------- notifying it

@@ -149,7 +149,7 @@ baseline() {
 }
 
 # kernels_own: drivers of the kernel's own that are loaded, and that NVIDIA's keeps out at the next boot
-kernels_own() { for _own_module in nouveau nova_core; do [ ! -d "/sys/module/$_own_module" ] || echo "$_own_module"; done; }
+kernels_own() { local module; for module in nouveau nova_core; do [ ! -d "/sys/module/$module" ] || echo "$module"; done; }
 
 # remember FILE [NEW|absent]: what stands there, in the journal before a file is written outside of commit.sh, or goes; of
 # what is new again and again the latest bytes are nobody's, so without NEW the hash afterwards is `any`
@@ -207,10 +207,11 @@ unfinished() {
 
 # calls: apt_$1 dnf_$1 zypper_$1 pacman_$1
 manager_() {
-  _manager_what=$1
+  local operation
+  operation=$1
   shift
   # shellcheck disable=SC2154 # set by the script behind
-  "${manager}_$_manager_what" "$@"
+  "${manager}_$operation" "$@"
 }
 
 # first_of PATTERN FILE: the first line that fits (pattern in small letters), with the next one where it ends in a colon

@@ -101,11 +101,12 @@ unlinked_nodes() {
 
 # noted_devices UNIT: what systemd would apply, lines `DeviceAllow=WHAT ACCESS`; `all` where it restricts nothing
 noted_devices() {
+  local answer
   [ "$1" != - ] || { echo all && return; }
-  _noted_answer=$(briefly systemctl show -p DevicePolicy -p DeviceAllow "$1" 2>/dev/null)
-  case $_noted_answer in
+  answer=$(briefly systemctl show -p DevicePolicy -p DeviceAllow "$1" 2>/dev/null)
+  case $answer in
     DevicePolicy=auto) echo all ;; # policy auto restricts as soon as something is listed
-    *) echo "$_noted_answer" ;;
+    *) echo "$answer" ;;
   esac
 }
 
@@ -123,8 +124,9 @@ systemd_keeps() {
 driver_name() { sed -n "/^Block/q; s/^ *$1 //p" /proc/devices | head -n 1; }
 
 systemd_version() {
-  _version_answer=$(briefly systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
-  echo "${_version_answer:-0}"
+  local answer
+  answer=$(briefly systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+  echo "${answer:-0}"
 }
 
 # bundle ID: the specification that the container's runtime was started with, without white space: the engine's word

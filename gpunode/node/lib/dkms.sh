@@ -14,8 +14,9 @@ dkms_nvidia() {
 # whether a module was built before its source was put there: rpm removes the other flavour of the same version after
 # the new one has come, and DKMS takes what it knows for what it is asked for
 dkms_stale() {
-  for _stale_object in "$DKMS_TREE/$1/$2/$3"/*/module/nvidia.ko*; do
-    [ -e "$_stale_object" ] && [ -n "$(find "/usr/src/$1-$2" -type f -cnewer "$_stale_object" 2>/dev/null | head -n 1)" ] && return
+  local object
+  for object in "$DKMS_TREE/$1/$2/$3"/*/module/nvidia.ko*; do
+    [ -e "$object" ] && [ -n "$(find "/usr/src/$1-$2" -type f -cnewer "$object" 2>/dev/null | head -n 1)" ] && return
   done
   return 1
 }
@@ -58,10 +59,11 @@ dkms_missing() {
 
 # build_error: what the compiler said in .make.log, else how make ended, else what DKMS said
 build_error() {
-  _build_said=$(grep -E '(error|fatal|FATAL|ERROR): |No rule to make|undefined reference' "$GPUNODE_IN/.make.log" | head -n 3)
-  [ -n "$_build_said" ] || _build_said=$(grep -v '^ *$' "$GPUNODE_IN/.make.log" | tail -n 3)
-  [ -n "$_build_said" ] || _build_said=$(grep -E 'Error!|No rule' "$log" | tail -n 1)
-  printf '%s\n' "$_build_said" | cut -c 1-300 | sed '$!s/$/;/'
+  local said
+  said=$(grep -E '(error|fatal|FATAL|ERROR): |No rule to make|undefined reference' "$GPUNODE_IN/.make.log" | head -n 3)
+  [ -n "$said" ] || said=$(grep -v '^ *$' "$GPUNODE_IN/.make.log" | tail -n 3)
+  [ -n "$said" ] || said=$(grep -E 'Error!|No rule' "$log" | tail -n 1)
+  printf '%s\n' "$said" | cut -c 1-300 | sed '$!s/$/;/'
 }
 
 # Package scripts may skip a kernel whose headers came in the same transaction, or fail for one and still succeed.

@@ -8,9 +8,10 @@ UNITS=/etc/systemd/system
 
 # gpu_units: lines `idle UNIT` and `runs UNIT` of NVIDIA's units that are there; package scripts start them, and stop them
 gpu_units() {
-  ! have systemctl || for _gpu_unit in $GPU_UNITS; do
-    case $(systemctl is-active "$_gpu_unit.service" 2>/dev/null) in active | activating | reloading) echo "runs $_gpu_unit.service" && continue ;; esac
-    case $(systemctl is-enabled "$_gpu_unit.service" 2>/dev/null) in '' | not-found) ;; *) echo "idle $_gpu_unit.service" ;; esac
+  local unit
+  ! have systemctl || for unit in $GPU_UNITS; do
+    case $(systemctl is-active "$unit.service" 2>/dev/null) in active | activating | reloading) echo "runs $unit.service" && continue ;; esac
+    case $(systemctl is-enabled "$unit.service" 2>/dev/null) in '' | not-found) ;; *) echo "idle $unit.service" ;; esac
   done
 }
 
@@ -51,16 +52,17 @@ came_along() {
 
 # remember_made: a record of the files that packages and their scripts have put below /etc
 remember_made() {
-  _made_id=$(files_id) _made_list='' _made_n=0
-  _made_in=$GPUNODE_STATE/backup/$_made_id
-  (umask 077 && mkdir -p "$_made_in") || return
-  while IFS= read -r _made_path; do
-    _made_sum=$(sha256sum <"$_made_path") && _made_n=$((_made_n + 1)) _made_top=- _made_up=$(dirname "$_made_path")
-    while grep -Fqx "$_made_up" "$GPUNODE_IN/.folders"; do _made_top=$_made_up _made_up=$(dirname "$_made_up"); done
-    printf '%s\twrite\tabsent\t%s\t0644\t-\t%s\t%s\n' "$_made_n" "${_made_sum%% *}" "$_made_top" "$_made_path" >>"$_made_in/plan"
-    _made_list="$_made_list,{\"path\":$(json_text "$_made_path"),\"before\":\"absent\",\"after\":\"${_made_sum%% *}\"}"
+  local id list count folder path sum top up
+  id=$(files_id) list='' count=0
+  folder=$GPUNODE_STATE/backup/$id
+  (umask 077 && mkdir -p "$folder") || return
+  while IFS= read -r path; do
+    sum=$(sha256sum <"$path") && count=$((count + 1)) top=- up=$(dirname "$path")
+    while grep -Fqx "$up" "$GPUNODE_IN/.folders"; do top=$up up=$(dirname "$up"); done
+    printf '%s\twrite\tabsent\t%s\t0644\t-\t%s\t%s\n' "$count" "${sum%% *}" "$top" "$path" >>"$folder/plan"
+    list="$list,{\"path\":$(json_text "$path"),\"before\":\"absent\",\"after\":\"${sum%% *}\"}"
   done <"$GPUNODE_IN/.files"
-  record "$_made_id" files 'done' ",\"by\":\"packages\",\"files\":[${_made_list#,}],\"unit\":\"\""
+  record "$id" files 'done' ",\"by\":\"packages\",\"files\":[${list#,}],\"unit\":\"\""
 }
 
 # folders_of_old: of packages that go or change, the folders of their files, the deepest first.  rpm leaves those behind

@@ -22,9 +22,10 @@ limited() {
   if have timeout; then timeout 20 "$@" 2>&1; else "$@" 2>&1; fi
 }
 
-newest() { for file in "$@"; do [ ! -r "$file" ] || printf '%s\n' "$file"; done | tail -n 4; }
+newest() { local file; for file in "$@"; do [ ! -r "$file" ] || printf '%s\n' "$file"; done | tail -n 4; }
 
 files() {
+  local name file
   name=$1
   shift
   newest "$@" | while read -r file; do cat "$file"; done | log "$name"

@@ -37,6 +37,7 @@ probe_first_boot() {
 
 # probe_sharing: MIG instances, MPS control daemons, and what gpunode keeps of both
 probe_sharing() {
+  local unit threads file
   set -- /proc/driver/nvidia/capabilities/gpu*/mig/gi*
   if [ -e "$1" ] && have nvidia-smi; then
     ask_hardware 6 nvidia-smi mig -lgi
@@ -64,12 +65,13 @@ probe_sharing() {
 
 # probe: $wanted of $SECTIONS, then the files of $GPUNODE_IN/paths
 probe() {
+  local section name
   echo "#: gpunode-probe 1"
-  for _probe_section in $SECTIONS; do
-    for _probe_name in $wanted; do
-      [ "$_probe_name" = "$_probe_section" ] || continue
-      echo "#: $_probe_section"
-      "probe_$_probe_section"
+  for section in $SECTIONS; do
+    for name in $wanted; do
+      [ "$name" = "$section" ] || continue
+      echo "#: $section"
+      "probe_$section"
     done
   done
   if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/paths" ]; then

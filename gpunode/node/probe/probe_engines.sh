@@ -14,6 +14,7 @@ unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-
 # ---------------------------------------------------------------- CUDA and the container toolkit
 
 probe_cuda() {
+  local folder
   for folder in /usr/local/cuda-* /opt/cuda; do
     [ -d "$folder" ] || continue
     [ -e "$folder/bin/nvcc" ] && line "nvcc $folder"
@@ -25,6 +26,7 @@ probe_cuda() {
 }
 
 probe_toolkit() {
+  local tool
   for tool in nvidia-ctk nvidia-container-runtime nvidia-container-toolkit /usr/local/nvidia/toolkit/nvidia-ctk; do
     have "$tool" && ask 3 "$tool" --version && return
   done
@@ -34,6 +36,7 @@ probe_toolkit() {
 # probe_cdi: what a CDI specification has to fit: the driver's GPUs by the N of /dev/nvidiaN, how many MIG devices each is
 # cut into, and which paths in the specifications are not here (they hold no commas and braces; JSON has many a line)
 probe_cdi() {
+  local file folder
   for file in /proc/driver/nvidia/gpus/*/information; do
     [ -r "$file" ] && sed -n -e '/^GPU UUID:/h' -e '/^Device Minor:/{' -e G \
       -e 's/^[^0-9]*\([0-9][0-9]*\).*\n[^:]*:[[:space:]]*\(.*\)/| gpu \1 \2/p' -e '}' "$file"
@@ -52,8 +55,8 @@ probe_cdi() {
 
 # ---------------------------------------------------------------- services and engines
 
-# sets: units
 probe_units() {
+  local text
   if ! booted_systemd; then
     remark "systemd is not running"
     daemons
@@ -74,8 +77,8 @@ probe_units() {
 
 # known_units: those of $UNITS, in $REPLY, that have a file where systemd looks for one, or run without: systemd would
 # look for each of the others again whenever it is asked (systemd.unit(5))
-# sets: REPLY
 known_units() {
+  local unit folder
   REPLY=
   for unit in $UNITS; do
     for folder in /etc/systemd/system /usr/lib/systemd/system /lib/systemd/system /usr/local/lib/systemd/system \
@@ -89,8 +92,8 @@ known_units() {
 }
 
 # daemons: without systemd the engines are found by their names, those in containers of their own left out
-# sets: REPLY
 daemons() {
+  local folder key one more
   for folder in /proc/[0-9]*; do
     first "$folder/comm" || continue
     case " $ENGINE_DAEMONS kubelet $REPLY" in
@@ -109,6 +112,7 @@ process() {
 }
 
 probe_runtimes() {
+  local engine file socket
   for engine in $ENGINE_PROGRAMS; do
     for file in "$(command -v "${engine#*=}")" "/snap/${engine%%=*}/current/bin/${engine#*=}"; do
       [ -x "$file" ] && line "binary ${engine%%=*} $file" && ask 3 "$file" --version && break
@@ -125,6 +129,7 @@ probe_runtimes() {
 
 # containerd_dump: what is in force of containerd
 containerd_dump() {
+  local show dump
   have containerd || return 0
   containerd_root
   echo "#: containerd_dump"
@@ -141,8 +146,8 @@ containerd_dump() {
 
 # docker_check: what dockerd itself says of its file, with the arguments of the one that runs: from 23.0 on it can, and
 # writes nothing for it
-# sets: flags docker_config REPLY
 docker_check() {
+  local text
   have dockerd || return 0
   docker_root
   [ -s "$docker_config" ] || return 0
@@ -170,7 +175,6 @@ bundled_containerd() {
 }
 
 # rancher_folder KIND: sets $data_folder to the data folder of k3s or rke2: what its unit or its config files say
-# sets: data_folder units REPLY
 rancher_folder() {
   [ "${units+set}" ] || units=$(probe_units)
   unit_flags "$1"
@@ -182,7 +186,6 @@ rancher_folder() {
 }
 
 # containerd_root: sets $containerd_config, the root file: what --config of the running daemon or its unit says
-# sets: containerd_config units REPLY
 containerd_root() {
   [ "${units+set}" ] || units=$(probe_units)
   unit_flags containerd
@@ -193,8 +196,8 @@ containerd_root() {
 
 # unit_flags NAME: sets $flags to the command line of the unit that starts the program NAME, or of its process where there
 # is no unit
-# sets: flags
 unit_flags() {
+  local text
   flags=
   by_lines
   for text in $units; do
@@ -207,21 +210,21 @@ unit_flags() {
 }
 
 # process_flags NAME: sets $flags to the command line of the process NAME, which has a tab behind each argument
-# sets: flags
 process_flags() {
+  local text
   flags=
   by_lines
-  for _flags_text in $units; do
-    case $_flags_text in "| process "*) ;; *) continue ;; esac
-    _flags_text=${_flags_text#*"$tab"}
-    case ${_flags_text%%"$tab"*} in "$1" | */"$1") flags="$1 ${_flags_text#*"$tab"}" && break ;; esac
+  for text in $units; do
+    case $text in "| process "*) ;; *) continue ;; esac
+    text=${text#*"$tab"}
+    case ${text%%"$tab"*} in "$1" | */"$1") flags="$1 ${text#*"$tab"}" && break ;; esac
   done
   by_words
 }
 
 # option LONG SHORT: sets $REPLY to the last value that $flags give to that option
-# sets: REPLY
 option() {
+  local long short
   REPLY='' long=$1 short=$2
   set -f
   # shellcheck disable=SC2086 # words of a command line
@@ -237,7 +240,6 @@ option() {
 }
 
 # engine_files COMMAND…: runs it with the paths of the engines' configuration files behind
-# sets: flags units docker_config REPLY
 engine_files() {
   [ "${units+set}" ] || units=$(probe_units)
   [ "${containerd_config:-}" ] || containerd_root >/dev/null
@@ -249,7 +251,6 @@ engine_files() {
 }
 
 # docker_root: sets $docker_config, $flags to the command line, and $docker_runs to the PID of a dockerd that runs
-# sets: docker_config docker_runs flags units REPLY
 docker_root() {
   [ "${units+set}" ] || units=$(probe_units)
   unit_flags dockerd
@@ -264,7 +265,6 @@ docker_root() {
 }
 
 # crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
-# sets: crio_config crio_folder REPLY
 crio_places() {
   process_flags crio
   option --config -c
@@ -279,18 +279,19 @@ NAMED=20 # containers and pods that are named; all are counted
 
 # names ENGINE NAME…: how many there are, and the first ones
 names() {
+  local engine listed name
   engine=$1
   shift
   line "$engine count $#"
   listed=0
-  for _names_name in "$@"; do
+  for name in "$@"; do
     listed=$((listed + 1))
-    [ "$listed" -gt "$NAMED" ] || line "$engine name $_names_name"
+    [ "$listed" -gt "$NAMED" ] || line "$engine name $name"
   done
 }
 
-# sets: units
 probe_containers() {
+  local socket
   [ "${units+set}" ] || units=$(probe_units)
   dockers
   for socket in /run/containerd/containerd.sock /run/crio/crio.sock /run/k3s/containerd/containerd.sock \
@@ -302,6 +303,7 @@ probe_containers() {
 
 # podmans: by the processes that watch its containers, as `podman ps` writes files; those of CRI-O are called k8s_…
 podmans() {
+  local folder name
   set --
   for folder in /proc/[0-9]*; do
     first "$folder/comm" && [ "$REPLY" = conmon ] || continue
@@ -313,9 +315,10 @@ podmans() {
 
 # dockers: the running dockerd is asked; a connection to its socket would start one that does not run
 dockers() {
-  for _dockers_socket in /run/user/*/docker.sock; do
-    [ -S "$_dockers_socket" ] || continue
-    user=${_dockers_socket#/run/user/}
+  local socket user tool found
+  for socket in /run/user/*/docker.sock; do
+    [ -S "$socket" ] || continue
+    user=${socket#/run/user/}
     line "docker rootless ${user%%/*}"
   done
   docker_pid
@@ -338,8 +341,8 @@ dockers() {
 }
 
 # docker_pid: sets $REPLY to that of dockerd, by its unit, or by the command lines of what runs
-# sets: REPLY
 docker_pid() {
+  local main id text
   REPLY='' main=0 id=
   by_lines
   for text in $units '| '; do
@@ -363,8 +366,8 @@ docker_pid() {
 dockerd_says() { within 5 docker -H unix:///var/run/docker.sock "$@" 2>/dev/null </dev/null; }
 
 # started PID: when the process of dockerd started, in seconds since 1970: ticks of 1/100 s since the kernel started
-# sets: REPLY
 started() {
+  local key boot
   first "/proc/$1/stat" || return 0
   # shellcheck disable=SC2086 # numbers
   set -- ${REPLY##*) }
@@ -376,6 +379,7 @@ started() {
 # pods SOCKET: NAMESPACE/NAME of the pods that an engine for Kubernetes runs; without crictl the number of its tasks.
 # containerd has a folder for each of them, in a folder that only root may read: where it is empty nobody is asked.
 pods() {
+  local state kind pod found
   state=${1%/containerd.sock}
   case $1 in
   */crio/*) kind=crio ;;
@@ -398,6 +402,7 @@ pods() {
 }
 
 probe_kubernetes() {
+  local marker
   if have kubelet; then ask 5 kubelet --version; fi
   if have k3s; then ask 5 k3s --version; fi
   if have rke2; then ask 5 rke2 --version; fi
@@ -415,6 +420,7 @@ probe_kubernetes() {
 }
 
 probe_sysctl() {
+  local key
   for key in ipv4.ip_forward bridge.bridge-nf-call-iptables bridge.bridge-nf-call-ip6tables; do
     first "/proc/sys/net/${key%%.*}/${key#*.}" && line "net.$key $REPLY"
   done

@@ -13,8 +13,8 @@ CONCERN="$CONCERN\|python3-dnf-plugin-versionlock\|dnf-plugin-versionlock\|yum-p
 CONCERN="$CONCERN\|firmware-nvidia\|infiniband-diags\|azurelinux-repos"
 
 # package_manager: the distribution's own, for others can be installed as well (Fedora has a dpkg, Debian an rpm)
-# sets: REPLY
 package_manager() {
+  local family
   # shellcheck disable=SC1091  # the node's
   family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
   case $family in
@@ -47,6 +47,7 @@ probe_packages() {
 }
 
 probe_holds() {
+  local file
   for file in /etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/yum/pluginconf.d/versionlock.list /etc/zypp/locks; do
     [ -s "$file" ] && sed 's/^/| /' "$file"
   done
@@ -58,6 +59,7 @@ probe_holds() {
 
 # probe_locks: who holds the package manager's locks, by /proc/locks, which names the inode of each lock
 probe_locks() {
+  local file pid
   stat -c '%i %n' /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/rpm/.rpm.lock \
     /usr/lib/sysimage/rpm/.rpm.lock 2>/dev/null | while read -r inode file; do
     while read -r _ kind _ _ pid where _; do
@@ -86,6 +88,7 @@ probe_files() {
 
 # configuration_files ENGINE_FILE…: those, and all others whose content counts
 configuration_files() {
+  local kind sent file
   set -- "$@" /etc/nvidia-container-runtime/config.toml /etc/nvidia-container-toolkit/*.env /etc/cdi/* /run/cdi/* \
     /etc/rancher/k3s/config.yaml /etc/rancher/k3s/config.yaml.d/* /etc/rancher/rke2/config.yaml \
     /etc/rancher/rke2/config.yaml.d/* /run/k0s/kubelet/config.yaml /var/lib/k0s/kubelet-config.yaml \
@@ -128,6 +131,7 @@ configuration_files() {
 
 # files_meta PATH…: one stat for all, then the bytes of each
 files_meta() {
+  local path
   [ $# -gt 0 ] || return 0
   stat -L -c '%f %a %U:%G %s %n' "$@" 2>/dev/null | while read -r type mode owner size path; do
     case $type:$path in 8*) ;; *.json | *.toml | *.tmpl | *.yaml | *.conf) ;; *) continue ;; esac # of a regular file 8…

@@ -4,8 +4,8 @@
 # before probe.sh, whose words they are written in.
 
 # probe_links: every PCIe function from the root to each GPU and RDMA device, each once; the ports of the latter
-# sets: shown
 probe_links() {
+  local shown device port
   [ -d /sys/bus/pci/devices ] || return 0
   shown=' '
   for device in /sys/bus/pci/devices/*; do
@@ -25,8 +25,8 @@ probe_links() {
 }
 
 # link_path DEVICE: a line for it and for each bridge above it
-# sets: shown
 link_path() {
+  local folder iommu slot parent up
   folder=$(cd -P "$1" 2>/dev/null && echo "$PWD")
   iommu=none
   if first "$folder/iommu_group/type"; then iommu=$REPLY; elif [ -e "$folder/iommu_group" ]; then iommu=-; fi
@@ -42,8 +42,8 @@ link_path() {
   done
 }
 
-# sets: REPLY
 link_line() {
+  local words name
   words=
   for name in current_link_speed max_link_speed current_link_width max_link_width; do
     first "$1/$name" || REPLY=-
@@ -59,8 +59,8 @@ link_line() {
 }
 
 # aer FILE WORD: the number in its line TOTAL_ERR_WORD N, in $REPLY
-# sets: REPLY
 aer() {
+  local word number
   REPLY=-
   [ ! -r "$1" ] || while read -r word number; do
     [ "$word" != "TOTAL_ERR_$2" ] || REPLY=$number
@@ -69,8 +69,8 @@ aer() {
 
 # acs FOLDER: the control word of its ACS capability, or none, in $REPLY: a walk through the extended configuration space, which
 # only root may read (PCI Express Base Specification, 7.6.3)
-# sets: REPLY
 acs() {
+  local where left next id
   REPLY=-
   # shellcheck disable=SC2046 # one word a byte
   set -- $(od -An -v -tx1 -j256 -N3840 "$1/config" 2>/dev/null)
@@ -89,6 +89,7 @@ acs() {
 
 # rdma_port /sys/class/infiniband/DEVICE/ports/N
 rdma_port() {
+  local device words name place
   device=${1%/ports/*}
   words=
   for name in state phys_state rate link_layer; do
@@ -103,6 +104,7 @@ rdma_port() {
 # hidden_devices: GPUs that the loaded driver has and that may not be opened here: where sshd's DeviceAllow leaves them
 # out, nvidia-smi lists fewer.  Asked only then: who opens one wakes it up.
 hidden_devices() {
+  local count folder file
   count=0
   for folder in /proc/driver/nvidia/gpus/*/; do
     [ ! -d "$folder" ] || count=$((count + 1))
@@ -118,6 +120,7 @@ hidden_devices() {
 # ---------------------------------------------------------------- settings of the host
 
 probe_tuning() {
+  local governors file kernel
   governors=' '
   for file in /sys/devices/system/cpu/cpufreq/policy*/scaling_governor; do
     first "$file" || continue

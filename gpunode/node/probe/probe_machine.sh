@@ -6,6 +6,7 @@
 # ---------------------------------------------------------------- machine
 
 probe_system() {
+  local uid marker
   # shellcheck disable=SC2046 # three words: node name, release, machine
   set -- $(uname -n -r -m)
   line "hostname ${1:-}"
@@ -33,6 +34,7 @@ probe_system() {
 }
 
 probe_os_release() {
+  local file
   for file in /etc/os-release /usr/lib/os-release; do
     [ -r "$file" ] && quote <"$file" && return
   done
@@ -40,6 +42,7 @@ probe_os_release() {
 }
 
 probe_secure_boot() {
+  local file
   if [ ! -d /sys/firmware/efi ]; then
     line "efi no"
     return
@@ -54,8 +57,8 @@ probe_secure_boot() {
 
 # ---------------------------------------------------------------- kernels and their modules
 
-# sets: modules
 probe_kernels() {
+  local modules folder release image headers file
   modules=
   for folder in /lib/modules/*/; do
     [ -d "$folder" ] || continue
@@ -89,16 +92,16 @@ probe_kernels() {
 # nvidia_modules FOLDER: adds the NVIDIA kernel modules below /lib/modules/RELEASE to $modules.  Debian calls it
 # nvidia-current.ko, Ubuntu's prebuilt ones lie in kernel/nvidia-NNN, RHEL's in extra or weak-updates, Arch's in
 # extramodules.
-# sets: modules
 nvidia_modules() {
-  for _modules_file in "$1"/updates/dkms/nvidia*.ko* "$1"/updates/nvidia*.ko* "$1"/updates/*/nvidia.ko* "$1"/dkms/nvidia*.ko* \
+  local file
+  for file in "$1"/updates/dkms/nvidia*.ko* "$1"/updates/nvidia*.ko* "$1"/updates/*/nvidia.ko* "$1"/dkms/nvidia*.ko* \
     "$1"/kernel/drivers/video/nvidia*.ko* "$1"/kernel/drivers/video/nvidia*/nvidia*.ko* "$1"/kernel/nvidia-*/nvidia*.ko* \
     "$1"/extra/nvidia*.ko* "$1"/extra/nvidia*/nvidia*.ko* "$1"/extra/drivers/video/nvidia*/nvidia*.ko* \
     "$1"/weak-updates/nvidia*.ko* "$1"/weak-updates/nvidia*/nvidia*.ko* "$1"/extramodules/nvidia*.ko* "$1"/misc/nvidia*.ko*; do
-    case ${_modules_file##*/} in
+    case ${file##*/} in
     *-modeset.ko* | *-drm.ko* | *-uvm.ko* | *-peermem.ko* | *-fs.ko* | nvidia-wmi-* | nvidiafb*) continue ;;
     esac
-    [ -e "$_modules_file" ] && modules="$modules $_modules_file"
+    [ -e "$file" ] && modules="$modules $file"
   done
 }
 
@@ -111,6 +114,7 @@ module_strings() {
 
 # probe_dkms: what `dkms status` says of NVIDIA's modules, read from its tree: it starts hundreds of processes for that
 probe_dkms() {
+  local elsewhere source
   if ! have dkms; then
     remark "no dkms"
     return
@@ -130,6 +134,7 @@ probe_dkms() {
 
 # dkms_version TREE/MODULE/VERSION: a line for each kernel that it was built for
 dkms_version() {
+  local module version state folder kernel architecture
   module=${1%/*} version=${1##*/} state=added
   for folder in "$1"/*/*/module; do
     [ -d "$folder" ] || continue
@@ -144,8 +149,8 @@ dkms_version() {
 
 # ---------------------------------------------------------------- devices
 
-# sets: class ids
 probe_pci() {
+  local class device
   ids=
   if [ ! -d /sys/bus/pci/devices ]; then
     remark "no /sys/bus/pci"
@@ -162,8 +167,8 @@ probe_pci() {
   done
 }
 
-# sets: ids REPLY
 pci_line() {
+  local id subsystem driver virtual
   first "$1/device" && id=10de:${REPLY#0x} ids=${ids:+$ids\\|}${REPLY#0x}
   subsystem=- driver=- virtual=no
   first "$1/subsystem_vendor" && subsystem=${REPLY#0x} && first "$1/subsystem_device" && subsystem=$subsystem:${REPLY#0x}
@@ -186,6 +191,7 @@ pci_fabric() {
 
 # probe_lspci: the names of NVIDIA's devices, picked out of the list that lspci reads whole, for all vendors
 probe_lspci() {
+  local file
   [ "${ids:-}" ] || return 0
   for file in /usr/share/hwdata/pci.ids /usr/share/misc/pci.ids; do
     [ -r "$file" ] && sed -n -e '/^10df /q' \
@@ -195,6 +201,7 @@ probe_lspci() {
 }
 
 probe_driver() {
+  local module file folder
   if [ -r /proc/driver/nvidia/version ]; then
     sed 's/^/| proc /' /proc/driver/nvidia/version
   fi
@@ -229,7 +236,6 @@ probe_driver() {
 driver_answers() { any /proc/driver/nvidia/version || any /dev/dxg; }
 
 # driver_branch: the loaded driver's, without a fork, in $REPLY; "" where it does not say
-# sets: REPLY
 driver_branch() {
   first /proc/driver/nvidia/version
   set -f
@@ -240,8 +246,8 @@ driver_branch() {
   REPLY=${REPLY%%.*}
 }
 
-# sets: answer
 probe_nvidia_smi() {
+  local branch fields word unknown without
   answer=
   if ! have nvidia-smi; then
     remark "no nvidia-smi"
@@ -289,6 +295,7 @@ probe_topology() {
 }
 
 probe_xids() {
+  local kernel_log
   [ -d /proc/driver/nvidia ] || return 0
   if kernel_log=$(within 3 dmesg 2>/dev/null | grep 'NVRM: Xid' | tail -n 50; within 3 dmesg >/dev/null 2>&1); then
     printf '%s\n' "$kernel_log" | quote
@@ -303,13 +310,14 @@ probe_xids() {
 
 # by devices.sh, which is sent before this
 probe_gpu_containers() {
+  local nodes
   if ! have gpu_containers; then
     remark "sent without devices.sh"
     return
   fi
-  _probe_nodes=$(nvidia_nodes)
-  [ "$_probe_nodes" ] || return 0
-  printf '%s\n' "$_probe_nodes" | while read -r number path; do
+  nodes=$(nvidia_nodes)
+  [ "$nodes" ] || return 0
+  printf '%s\n' "$nodes" | while read -r number path; do
     if [ -e "/dev/char/$number" ]; then line "linked $number $path"; else line "unlinked $number $path"; fi
   done
   if [ "$(id -u)" = 0 ]; then

@@ -22,7 +22,6 @@ by_words() { set +f && unset IFS; }
 booted_systemd() { [ -d /run/systemd/system ]; }
 
 # first FILE: its first line, without a fork, in $REPLY
-# sets: REPLY
 first() {
   REPLY=
   [ -r "$1" ] && IFS= read -r REPLY <"$1" 2>/dev/null
@@ -31,6 +30,7 @@ first() {
 
 # quote: standard input as content lines; says when it cuts.  One process without children: see ask.
 quote() {
+  local left text
   left=$TEXT_MAX
   while IFS= read -r text || [ -n "$text" ]; do
     left=$((left - ${#text} - 1))
@@ -56,24 +56,26 @@ guard() {
 
 # within SECONDS COMMAND…: runs it, and kills it when it takes longer; exit status 124 or 137 then
 within() {
+  local seconds child watch ended
   if [ "$TIMEOUT" ]; then # devices.sh has tried it
     timeout -k 1 "$@"
     return
   fi
-  _within_seconds=$1
+  seconds=$1
   shift
   "$@" &
-  _within_child=$!
-  guard "$_within_seconds" "$_within_child"
-  _within_watch=$!
-  wait "$_within_child" 2>/dev/null
-  _within_status=$?
-  kill "$_within_watch" 2>/dev/null
-  return "$_within_status"
+  child=$!
+  guard "$seconds" "$child"
+  watch=$!
+  wait "$child" 2>/dev/null
+  ended=$?
+  kill "$watch" 2>/dev/null
+  return "$ended"
 }
 
 # answer SECONDS COMMAND…: what it prints, and a last line unless it ends well
 answer() {
+  local status
   within "$@" </dev/null
   status=$?
   case $status in
@@ -89,13 +91,14 @@ ask() { answer "$@" 2>&1 | quote; }
 # ask_hardware SECONDS COMMAND…: the same.  A process in uninterruptible sleep (a GPU fell off the bus) outlives even
 # SIGKILL: then the reader of its pipe is ended, nobody holds the probe's own output open, and the probe goes on.
 ask_hardware() {
-  _ask_name="$2 ${3:-}"
-  _ask_patience=$(($1 + 2))
+  local called patience reader watch
+  called="$2 ${3:-}"
+  patience=$(($1 + 2))
   answer "$@" 2>&1 | quote &
-  _ask_reader=$!
-  guard "$_ask_patience" "$_ask_reader"
-  _ask_watch=$!
-  wait "$_ask_reader" 2>/dev/null || remark "$_ask_name did not answer, and cannot be ended"
-  kill "$_ask_watch" 2>/dev/null
-  wait "$_ask_watch" 2>/dev/null
+  reader=$!
+  guard "$patience" "$reader"
+  watch=$!
+  wait "$reader" 2>/dev/null || remark "$called did not answer, and cannot be ended"
+  kill "$watch" 2>/dev/null
+  wait "$watch" 2>/dev/null
 }

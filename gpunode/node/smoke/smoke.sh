@@ -22,6 +22,7 @@ check() { say check "$1|$2|$(printf '%s' "$3" | tr '|' '/')|$(printf '%s' "${4:-
 
 # bounded SECONDS COMMAND…: its output and errors together, never longer than that
 bounded() {
+  local limit ended
   limit=$1
   shift
   have timeout || { "$@" 2>&1 </dev/null; return; }
@@ -38,6 +39,7 @@ in_full() { printf '%s\n' "$1" | grep -v '^ *$' | tr '\n' ' ' | sed 's/ *$//' | 
 
 # log_of ENGINE: what shows its log
 log_of() {
+  local shown
   shown=$(word "log_$1")
   echo "${shown:-journalctl -u $1}"
 }
@@ -72,6 +74,7 @@ fault_fix() {
 }
 
 driver_check() {
+  local out seen ended wrong
   [ "$gpus" -gt 0 ] || return 0
   have nvidia-smi || { check driver.smi failed "nvidia-smi is not installed" "gpunode provision"; return; }
   out=$(bounded 60 nvidia-smi -L) || { check driver.smi failed "nvidia-smi fails: $(in_full "$out")" "$(fault_fix "$out")"; return; }
@@ -81,18 +84,19 @@ driver_check() {
     return
   fi
   out=$(bounded 60 nvidia-smi --query-gpu="$ASKED" --format=csv,noheader)
-  _driver_check_ended=$?
-  _driver_check_faults=$(faults "$out")
-  if [ -n "$_driver_check_faults" ]; then
-    check driver.smi failed "nvidia-smi lists $(gpus_text), and cannot ask: $_driver_check_faults" "$(fault_fix "$_driver_check_faults")"
-  elif [ "$_driver_check_ended" != 0 ] || [ "$(printf '%s\n' "$out" | grep -c '^[0-9][0-9]*, ')" != "$gpus" ]; then
-    check driver.smi failed "nvidia-smi lists $(gpus_text), and fails when it asks them (exit status $_driver_check_ended): $(in_full "$out")" "$(fault_fix "$out")"
+  ended=$?
+  wrong=$(faults "$out")
+  if [ -n "$wrong" ]; then
+    check driver.smi failed "nvidia-smi lists $(gpus_text), and cannot ask: $wrong" "$(fault_fix "$wrong")"
+  elif [ "$ended" != 0 ] || [ "$(printf '%s\n' "$out" | grep -c '^[0-9][0-9]*, ')" != "$gpus" ]; then
+    check driver.smi failed "nvidia-smi lists $(gpus_text), and fails when it asks them (exit status $ended): $(in_full "$out")" "$(fault_fix "$out")"
   else
     check driver.smi passed "nvidia-smi sees $(gpus_text) on PCI"
   fi
 }
 
 cuda_check() {
+  local wanted nvcc path out
   for wanted in $(requested cuda); do
     nvcc=
     for path in "/usr/local/cuda-$wanted/bin/nvcc" /opt/cuda/bin/nvcc; do [ ! -x "$path" ] || { nvcc=$path && break; }; done
@@ -107,6 +111,7 @@ cuda_check() {
 }
 
 toolkit_check() {
+  local out
   [ -n "$(requested toolkit)" ] || return 0
   have nvidia-container-cli || { check toolkit.cli failed "nvidia-container-cli is not installed" "gpunode provision"; return; }
   if out=$(bounded 60 nvidia-container-cli --load-kmods info); then
@@ -120,6 +125,7 @@ toolkit_check() {
 
 # It goes by the status and by the table: a status of every release that a failed test would end with was not seen.
 dcgm_check() {
+  local out
   [ "$gpus" -gt 0 ] && have dcgmi || return 0
   set -- dcgm.diag "dcgmi diag -r 1 on the node shows the whole report"
   if ! out=$(bounded 180 dcgmi diag -r 1) || printf '%s\n' "$out" | grep -qE '[|:] Fail( |$)'; then
@@ -145,6 +151,7 @@ own_libraries() (
 
 # A docker-archive of the node's own /bin/sh and libraries: nothing to download, right for every architecture.
 own_image() {
+  local dir library sum arch
   dir=$GPUNODE_IN/image
   mkdir -p "$dir/root/bin" "$dir/root/proc" "$dir/root/dev" "$dir/root/sys" "$dir/root/etc" "$dir/root/tmp"
   cp -L /bin/sh "$dir/root/bin/sh"
@@ -169,8 +176,9 @@ own_image() {
 
 # toolkit_says KEY DEFAULT: a setting above the first table of the toolkit's configuration
 toolkit_says() {
-  _toolkit_says_found=$(sed -n '/^[[:space:]]*\[/q; s/^[[:space:]]*'"$1"'[[:space:]]*=[[:space:]]*\([a-z]*\).*/\1/p' "$CONFIG" 2>/dev/null | tail -n 1)
-  echo "${_toolkit_says_found:-$2}"
+  local stated
+  stated=$(sed -n '/^[[:space:]]*\[/q; s/^[[:space:]]*'"$1"'[[:space:]]*=[[:space:]]*\([a-z]*\).*/\1/p' "$CONFIG" 2>/dev/null | tail -n 1)
+  echo "${stated:-$2}"
 }
 
 # how_to_ask: how an unprivileged container gets GPUs by the toolkit's configuration: env, mount, or none
@@ -185,8 +193,8 @@ how_to_ask() {
 }
 
 # judge ID TEXT WHO [RUNTIME]: the container ran; how many GPUs did it see?  runc gives it none.
-# sets: _judge_ended _judge_files _judge_list
 judge() {
+  local files list ended
   case $2 in
     *gpunode-smoke-ran*) ;;
     # NVIDIA's hook in the modes cdi and jit-cdi: a choice of the toolkit's configuration, no fault
@@ -194,48 +202,50 @@ judge() {
     *) check "$1" failed "$3 could not start a container: $(last_line "$2")" "$(log_of "${1%%.*}"), on the node" && return 1 ;;
   esac
   check "$1" passed "$3 ran a container"
-  _judge_files=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-device //p' | tr '\n' ' ')
-  _judge_list=$(printf '%s\n' "$2" | sed '/^gpunode-smoke-/,$d')
-  _judge_ended=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-list //p')
-  case ${4:-}$_judge_files$(printf '%s\n' "$_judge_list" | grep '^GPU ') in runc) return 0 ;; esac
+  files=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-device //p' | tr '\n' ' ')
+  list=$(printf '%s\n' "$2" | sed '/^gpunode-smoke-/,$d')
+  ended=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-list //p')
+  case ${4:-}$files$(printf '%s\n' "$list" | grep '^GPU ') in runc) return 0 ;; esac
   [ "$gpus" -gt 0 ] || return 0
-  case $_judge_ended in
+  case $ended in
     '') judge_files "$1" "no nvidia-smi is in the container" ;;
     0) judge_answers "$1" "$2" ;;
-    126 | 127) judge_files "$1" "nvidia-smi cannot start in the container (exit status $_judge_ended): $(in_full "$_judge_list")" ;;
-    *) check "$1.gpus" failed "nvidia-smi fails in the container (exit status $_judge_ended): $(in_full "$_judge_list")" "$(fault_fix "$_judge_list")" ;;
+    126 | 127) judge_files "$1" "nvidia-smi cannot start in the container (exit status $ended): $(in_full "$list")" ;;
+    *) check "$1.gpus" failed "nvidia-smi fails in the container (exit status $ended): $(in_full "$list")" "$(fault_fix "$list")" ;;
   esac
 }
 
 # judge_files ID WHY: nvidia-smi could not be asked; the device files are all that is known
 judge_files() {
+  local id why
   # shellcheck disable=SC2086 # words
-  set -- "$1" "$2" $_judge_files
-  _judge_files_id=$1 _judge_files_why=$2
+  set -- "$1" "$2" $files
+  id=$1 why=$2
   shift 2
   if [ "$#" = 0 ] && [ "$(how_to_ask)" = none ]; then
-    check "$_judge_files_id.gpus" not-proven "$_judge_files_why, and no /dev/nvidiaN: by $CONFIG an unprivileged container gets GPUs neither by NVIDIA_VISIBLE_DEVICES (accept-nvidia-visible-devices-envvar-when-unprivileged = false) nor by mounts (accept-nvidia-visible-devices-as-volume-mounts)" \
+    check "$id.gpus" not-proven "$why, and no /dev/nvidiaN: by $CONFIG an unprivileged container gets GPUs neither by NVIDIA_VISIBLE_DEVICES (accept-nvidia-visible-devices-envvar-when-unprivileged = false) nor by mounts (accept-nvidia-visible-devices-as-volume-mounts)" \
       "it may get them by CDI (--device nvidia.com/gpu=…); accept-nvidia-visible-devices-as-volume-mounts = true lets gpunode prove it"
   elif [ "$#" = "$gpus" ]; then
-    check "$_judge_files_id.gpus" not-proven "$_judge_files_why; it has the device files of $(gpus_text) ($*), which proves no more than that they are there" \
+    check "$id.gpus" not-proven "$why; it has the device files of $(gpus_text) ($*), which proves no more than that they are there" \
       "the image has to have the C library that nvidia-smi needs: leave verify.image empty"
   else
-    check "$_judge_files_id.gpus" failed "$_judge_files_why, and it has $# device files of GPUs (${*:-no /dev/nvidiaN}); the node has $gpus" "does the engine start $NVIDIA_RUNTIME?  Its own log: $CONFIG, debug"
+    check "$id.gpus" failed "$why, and it has $# device files of GPUs (${*:-no /dev/nvidiaN}); the node has $gpus" "does the engine start $NVIDIA_RUNTIME?  Its own log: $CONFIG, debug"
   fi
 }
 
 # judge_answers ID TEXT: nvidia-smi listed GPUs; do all of them answer?
 judge_answers() {
-  _judge_answers_seen=$(printf '%s\n' "$_judge_list" | grep -c '^GPU ')
-  _judge_answers_said=$(printf '%s\n' "$2" | sed '1,/^gpunode-smoke-list /d; /^gpunode-smoke-/,$d')
-  _judge_answers_ended=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-query //p')
-  _judge_answers_faults=$(faults "$_judge_answers_said")
-  if [ "$_judge_answers_seen" != "$gpus" ]; then
-    check "$1.gpus" failed "the container sees $_judge_answers_seen GPUs, the node has $gpus; nvidia-smi says: $(in_full "$_judge_list")" "nvidia-container-cli list on the node"
-  elif [ -n "$_judge_answers_faults" ]; then
-    check "$1.gpus" failed "the container sees $(gpus_text), and cannot ask: $_judge_answers_faults" "$(fault_fix "$_judge_answers_faults")"
-  elif [ "$_judge_answers_ended" != 0 ] || [ "$(printf '%s\n' "$_judge_answers_said" | grep -c '^[0-9][0-9]*, ')" != "$gpus" ]; then
-    check "$1.gpus" failed "the container sees $(gpus_text), and nvidia-smi fails when it asks them (exit status $_judge_answers_ended): $(in_full "$_judge_answers_said")" "$(fault_fix "$_judge_answers_said")"
+  local seen answers ended wrong
+  seen=$(printf '%s\n' "$list" | grep -c '^GPU ')
+  answers=$(printf '%s\n' "$2" | sed '1,/^gpunode-smoke-list /d; /^gpunode-smoke-/,$d')
+  ended=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-query //p')
+  wrong=$(faults "$answers")
+  if [ "$seen" != "$gpus" ]; then
+    check "$1.gpus" failed "the container sees $seen GPUs, the node has $gpus; nvidia-smi says: $(in_full "$list")" "nvidia-container-cli list on the node"
+  elif [ -n "$wrong" ]; then
+    check "$1.gpus" failed "the container sees $(gpus_text), and cannot ask: $wrong" "$(fault_fix "$wrong")"
+  elif [ "$ended" != 0 ] || [ "$(printf '%s\n' "$answers" | grep -c '^[0-9][0-9]*, ')" != "$gpus" ]; then
+    check "$1.gpus" failed "the container sees $(gpus_text), and nvidia-smi fails when it asks them (exit status $ended): $(in_full "$answers")" "$(fault_fix "$answers")"
   else
     check "$1.gpus" passed "the container sees $(gpus_text)"
   fi
@@ -251,6 +261,7 @@ SOCKET=${SOCKET:-/run/containerd/containerd.sock}
 ctr_() { bounded 60 ctr --address "$SOCKET" -n "$@"; }
 
 containerd_checks() {
+  local fetched out
   have ctr || { check containerd.binary not-proven "ctr is not on the node" "install containerd's client"; return; }
   if fetched=$(containerd_image "$NAME"); then
     set --
@@ -287,91 +298,93 @@ CRI_ATTEMPTS=6
 # A running kubelet removes every pod that it does not know, within seconds.  There is no way to hide one from it: it lists
 # all pods of the CRI, whatever their labels are.  So a pod that was taken away is tried again, and proves nothing.
 cri_check() {
-  cri_check_try=1
-  until cri_attempt "$1" "$2" "$cri_check_try"; do
-    [ "$cri_check_try" -lt "$CRI_ATTEMPTS" ] || {
-      check "containerd.cri-$1" not-proven "the pod of this check was removed $CRI_ATTEMPTS times before it had ended, as a kubelet does with pods that it did not create; the last one said: $(last_line "$cri_attempt_said")" \
+  local try said
+  try=1
+  until cri_attempt "$1" "$2" "$try"; do
+    [ "$try" -lt "$CRI_ATTEMPTS" ] || {
+      check "containerd.cri-$1" not-proven "the pod of this check was removed $CRI_ATTEMPTS times before it had ended, as a kubelet does with pods that it did not create; the last one said: $(last_line "$said")" \
         "gpunode kube verify proves it with a pod of the cluster; or run verify again"
       return
     }
-    cri_check_try=$((cri_check_try + 1))
+    try=$((try + 1))
     sleep 1
   done
 }
 
-# cri_attempt HANDLER EXPECTED NUMBER: 1 when the pod was taken away, its last words in cri_attempt_said; else the check is made
-# sets: cri_attempt_id cri_attempt_logs cri_attempt_pod cri_attempt_said
+# cri_attempt HANDLER EXPECTED NUMBER: 1 when the pod was taken away, its last words in $said; else the check is made
 cri_attempt() {
-  cri_attempt_id=containerd.cri-$1
-  cri_attempt_handler=
-  [ "$1" = default ] || cri_attempt_handler=--runtime=$1
-  cri_attempt_logs=$GPUNODE_IN/logs-$1-$3
-  mkdir -p "$cri_attempt_logs"
+  local id handler logs pod ended
+  id=containerd.cri-$1
+  handler=
+  [ "$1" = default ] || handler=--runtime=$1
+  logs=$GPUNODE_IN/logs-$1-$3
+  mkdir -p "$logs"
   # the host's network: no CNI is needed, which a fresh node does not have
   printf '{"metadata":{"name":"%s","namespace":"default","uid":"%s-%s","attempt":1},"log_directory":"%s","labels":{"gpunode":"smoke"},"linux":{%s"security_context":{"namespace_options":{"network":2}}}}' \
-    "$NAME-$1" "$NAME" "$1-$$-$3" "$cri_attempt_logs" "$(cgroup_parent)" >"$GPUNODE_IN/pod.json"
+    "$NAME-$1" "$NAME" "$1-$$-$3" "$logs" "$(cgroup_parent)" >"$GPUNODE_IN/pod.json"
   printf '{"metadata":{"name":"%s"},"image":{"image":"%s"},"command":["/bin/sh","-c",%s],"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"},{"key":"NVIDIA_DRIVER_CAPABILITIES","value":"utility"}],"mounts":[%s],"log_path":"out.log","linux":{}}' \
     "$NAME" "$image" "$(json_text "$INSIDE")" "$(cri_mounts)" >"$GPUNODE_IN/container.json"
   # shellcheck disable=SC2086  # no word at all for the default handler
-  cri_attempt_pod=$(cri_ runp $cri_attempt_handler "$GPUNODE_IN/pod.json") ||
-    { check "$cri_attempt_id" failed "no pod sandbox: $(last_line "$cri_attempt_pod")" "$(log_of containerd), on the node"; return 0; }
-  cri_attempt_pod=$(last_line "$cri_attempt_pod")
+  pod=$(cri_ runp $handler "$GPUNODE_IN/pod.json") ||
+    { check "$id" failed "no pod sandbox: $(last_line "$pod")" "$(log_of containerd), on the node"; return 0; }
+  pod=$(last_line "$pod")
   cri_container "$1" "$2"
-  cri_attempt_ended=$?
-  cri_ rmp -f "$cri_attempt_pod" >/dev/null
-  return "$cri_attempt_ended"
+  ended=$?
+  cri_ rmp -f "$pod" >/dev/null
+  return "$ended"
 }
 
 # cri_mounts: where the toolkit's configuration takes no variables, what asks for the GPUs
 cri_mounts() { [ "$(how_to_ask)" != mount ] || printf '{"container_path":"%s/all","host_path":"/dev/null","readonly":true}' "$BY_MOUNT"; }
 
-# cri_container HANDLER EXPECTED: the container in the pod of cri_attempt
-# sets: cri_attempt_said cri_container_id
+# cri_container HANDLER EXPECTED: the container in the pod of cri_attempt, what is said of it in $said
 cri_container() {
+  local container binary out
   cri_start || {
     ! cri_taken_away || return 1
-    check "$cri_attempt_id" failed "no container in the pod: $(last_line "$cri_attempt_said")" "$(log_of containerd), on the node"
+    check "$id" failed "no container in the pod: $(last_line "$said")" "$(log_of containerd), on the node"
     return 0
   }
-  cri_attempt_said=$(cri_ inspectp "$cri_attempt_pod") || ! cri_taken_away || return 1
+  said=$(cri_ inspectp "$pod") || ! cri_taken_away || return 1
   # containerd 1.6 spells it binary_name
-  cri_container_binary=$(printf '%s\n' "$cri_attempt_said" | sed -n 's/.*"BinaryName": *"\([^"]*\)".*/\1/p; s/.*"binary_name": *"\([^"]*\)".*/\1/p' | head -n 1)
-  cri_attempt_said=$(cri_wait "$cri_container_id")
-  cri_container_out=$(cut -d ' ' -f 4- "$cri_attempt_logs/out.log" 2>/dev/null)
-  case $cri_container_out in
+  binary=$(printf '%s\n' "$said" | sed -n 's/.*"BinaryName": *"\([^"]*\)".*/\1/p; s/.*"binary_name": *"\([^"]*\)".*/\1/p' | head -n 1)
+  said=$(cri_wait "$container")
+  out=$(cut -d ' ' -f 4- "$logs/out.log" 2>/dev/null)
+  case $out in
     *gpunode-smoke-ran*) ;;
     *) ! cri_taken_away || return 1 ;;
   esac
-  case "$2 ${cri_container_binary:-runc}" in
-    "nvidia "*nvidia* | "runc "*runc* | " "*) judge "$cri_attempt_id" "${cri_container_out:-$cri_attempt_said}" "the CRI ($1 handler, ${cri_container_binary:-runc})" "$(runc_or "${cri_container_binary:-runc}")" ;;
-    *) check "$cri_attempt_id" failed "the $1 handler uses ${cri_container_binary:-the default binary}, not $2" "gpunode provision rewrites containerd's configuration" ;;
+  case "$2 ${binary:-runc}" in
+    "nvidia "*nvidia* | "runc "*runc* | " "*) judge "$id" "${out:-$said}" "the CRI ($1 handler, ${binary:-runc})" "$(runc_or "${binary:-runc}")" ;;
+    *) check "$id" failed "the $1 handler uses ${binary:-the default binary}, not $2" "gpunode provision rewrites containerd's configuration" ;;
   esac
   return 0
 }
 
-# sets: cri_attempt_said cri_container_id
+# cri_start: $container in $pod
 cri_start() {
-  cri_attempt_said=$(cri_ create "$cri_attempt_pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") || return 1
-  cri_container_id=$(last_line "$cri_attempt_said")
-  cri_attempt_said=$(cri_ start "$cri_container_id")
+  said=$(cri_ create "$pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") || return 1
+  container=$(last_line "$said")
+  said=$(cri_ start "$container")
 }
 
-# cri_taken_away: whether the pod of cri_attempt, in which cri_attempt_said was said, was removed by somebody else.  A pod
+# cri_taken_away: whether the pod of cri_attempt, of which $said was said, was removed by somebody else.  A pod
 # that is not ready, and still there, is one that a kubelet is about to remove; without a kubelet it ended by itself.
 cri_taken_away() {
-  case $cri_attempt_said in
+  local left state
+  case $said in
     # what is heard of a pod whose processes are killed already, while it still counts as ready
-    *'has stopped'* | *'not running'* | *'in CONTAINER_EXITED'* | *'was killed'* | *'namespace path'* | *'no running task'* | *'ttrpc: closed'*) cri_taken_away_left=3 ;;
-    *) if kubelet_runs; then cri_taken_away_left=1; else cri_taken_away_left=0; fi ;;
+    *'has stopped'* | *'not running'* | *'in CONTAINER_EXITED'* | *'was killed'* | *'namespace path'* | *'no running task'* | *'ttrpc: closed'*) left=3 ;;
+    *) if kubelet_runs; then left=1; else left=0; fi ;;
   esac
   while :; do
-    if cri_taken_away_state=$(cri_ inspectp "$cri_attempt_pod"); then
-      case $cri_taken_away_state in *SANDBOX_NOTREADY*) ! kubelet_runs || return 0 ;; esac
+    if state=$(cri_ inspectp "$pod"); then
+      case $state in *SANDBOX_NOTREADY*) ! kubelet_runs || return 0 ;; esac
     else
-      case $cri_taken_away_state in *NotFound* | *'not found'*) return 0 ;; esac
+      case $state in *NotFound* | *'not found'*) return 0 ;; esac
     fi
-    [ "$cri_taken_away_left" -gt 0 ] || return 1
-    cri_taken_away_left=$((cri_taken_away_left - 1))
+    [ "$left" -gt 0 ] || return 1
+    left=$((left - 1))
     sleep 1
   done
 }
@@ -387,20 +400,21 @@ cgroup_parent() {
 
 # cri_wait CONTAINER: until it has ended or is gone; says how it ended where it printed nothing
 cri_wait() {
-  cri_wait_seconds=0
-  while [ "$cri_wait_seconds" -lt 30 ]; do
-    cri_wait_state=$(cri_ inspect "$1") || { echo "it was killed: $(last_line "$cri_wait_state")"; return; }
-    case $cri_wait_state in
+  local seconds state code
+  seconds=0
+  while [ "$seconds" -lt 30 ]; do
+    state=$(cri_ inspect "$1") || { echo "it was killed: $(last_line "$state")"; return; }
+    case $state in
       *CONTAINER_EXITED*)
-        cri_wait_code=$(printf '%s\n' "$cri_wait_state" | sed -n 's/.*"exitCode": *\([0-9]*\).*/\1/p' | head -n 1)
-        case ${cri_wait_code:-0} in
-          0 | 137 | 143) echo "it printed nothing, or it was killed (exit status ${cri_wait_code:-unknown})" ;;
-          *) echo "it ended with exit status $cri_wait_code" ;;
+        code=$(printf '%s\n' "$state" | sed -n 's/.*"exitCode": *\([0-9]*\).*/\1/p' | head -n 1)
+        case ${code:-0} in
+          0 | 137 | 143) echo "it printed nothing, or it was killed (exit status ${code:-unknown})" ;;
+          *) echo "it ended with exit status $code" ;;
         esac
         return
         ;;
     esac
-    cri_wait_seconds=$((cri_wait_seconds + 1))
+    seconds=$((seconds + 1))
     sleep 1
   done
   echo "it did not end within 30 seconds"
@@ -411,6 +425,7 @@ cri_wait() {
 docker_() { bounded 60 docker "$@"; }
 
 docker_checks() {
+  local fetched
   have docker || { check docker.runtime not-proven "the docker command is not on the node" "install docker-cli"; return; }
   if ! fetched=$(docker_image); then
     check docker.runtime failed "docker cannot have the image $image: $(last_line "$fetched")" "is docker running? else set verify.image to one that the node can pull"
@@ -431,20 +446,21 @@ docker_image() {
 
 # docker_check WHAT EXPECTED-RUNTIME [OPTION…]
 docker_check() {
+  local what expected used_for id how made used
   what=$1 expected=$2 used_for=
   shift 2
   id=docker.$what
-  _docker_check_how=${*:-by default}
+  how=${*:-by default}
   [ "$(how_to_ask)" != mount ] || set -- "$@" -v "/dev/null:$BY_MOUNT/all:ro"
   made=$(docker_ create --name "$NAME-$what" --network none -e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=utility \
-    "$@" "$image" /bin/sh -c "$INSIDE") || { check "$id" failed "docker create $_docker_check_how fails: $(last_line "$made")" "docker info shows the runtimes; gpunode provision"; return; }
+    "$@" "$image" /bin/sh -c "$INSIDE") || { check "$id" failed "docker create $how fails: $(last_line "$made")" "docker info shows the runtimes; gpunode provision"; return; }
   used=$(docker_ inspect -f '{{.HostConfig.Runtime}}' "$NAME-$what")
   if [ -z "$expected" ] || [ "$used" = "$expected" ]; then
     # --gpus all has docker's own hook, whatever the runtime is
     [ "$what" = default ] || used_for=nvidia
-    judge "$id" "$(docker_ start -a "$NAME-$what")" "docker ($_docker_check_how, runtime $used)" "${used_for:-$used}"
+    judge "$id" "$(docker_ start -a "$NAME-$what")" "docker ($how, runtime $used)" "${used_for:-$used}"
   else
-    check "$id" failed "docker $_docker_check_how took the runtime $used, not $expected" "gpunode provision rewrites daemon.json"
+    check "$id" failed "docker $how took the runtime $used, not $expected" "gpunode provision rewrites daemon.json"
   fi
   docker_ rm -f "$NAME-$what" >/dev/null
 }
@@ -452,6 +468,7 @@ docker_check() {
 # ---------------------------------------------------------------- clean up
 
 clean() {
+  local left pod
   if requested runtimes | grep -qx containerd && have ctr && ctr_ "$NAME" version >/dev/null; then
     ctr_ "$NAME" tasks kill -s KILL "$NAME" >/dev/null
     ctr_ "$NAME" tasks rm -f "$NAME" >/dev/null

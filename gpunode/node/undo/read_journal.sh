@@ -13,6 +13,7 @@ taking_back() { :; }
 
 # report KIND FIELD…: one line
 report() {
+  local field
   printf 'recall'
   for field in "$@"; do printf '\t%s' "$field"; done
   echo
@@ -22,6 +23,7 @@ coded() { [ ! -e "$1" ] || base64 <"$1" | tr -d '\n'; }
 
 # backups: the names of the folders below backup/; one of them says how many lines the journal had when it was made
 backups() {
+  local folder
   for folder in "$GPUNODE_STATE"/backup/*/; do
     folder=${folder%/} folder=${folder##*/}
     case $folder in *[!A-Za-z0-9-]*) ;; *) echo "$folder" ;; esac
@@ -32,6 +34,7 @@ backups() {
 # damage: what is in the journal other than whole records: NUL bytes, lines that were cut off, and lines that no
 # gpunode wrote; and whether it is empty
 damage() {
+  local nul
   [ -e "$JOURNAL" ] || { report damage missing 1 && return; }
   [ -s "$JOURNAL" ] || report damage empty 1
   nul=$(tr -cd '\000' <"$JOURNAL" | wc -c)
@@ -48,6 +51,7 @@ damage() {
 states() { requested states | sed -n "s/^$1$TAB//p"; }
 
 files() {
+  local plan id there n made path
   for plan in "$GPUNODE_STATE"/backup/*/plan; do
     [ -e "$plan" ] || continue
     id=${plan%/plan} id=${id##*/}
@@ -73,6 +77,7 @@ MOST_OF_A_FILE=262144 # bytes; a larger one that two have written is not taken a
 
 # versions: of files that somebody else has written between gpunode's changes or since, all that is known of their bytes
 versions() {
+  local plan id path n kind copy
   for plan in "$GPUNODE_STATE"/backup/*/plan; do
     id=${plan%/plan} id=${id##*/}
     [ ! -e "$plan" ] || awk -F '\t' -v id="$id" -v at="${id##*-files-}" '{ print at + 0 "\t" id "\t" $1 "\t" $3 "\t" $4 "\t" $8 }' "$plan"
@@ -102,6 +107,7 @@ versions() {
 }
 
 services() {
+  local unit
   for unit in $(states enabled); do report enabled "$unit" "$(systemctl is-enabled "$unit" 2>/dev/null || :)"; done
   for unit in $(states active); do
     case $(systemctl is-active "$unit" 2>/dev/null) in active | activating | reloading) report active "$unit" active ;; *) report active "$unit" inactive ;; esac
@@ -109,6 +115,7 @@ services() {
 }
 
 kernel() {
+  local name key path kind
   # with those that a boot may load, or leave out, without any record
   for name in $(printf '%s\n' nvidia nouveau nova_core "$(states module)" | sort -u); do
     if [ -d "/sys/module/$name" ]; then report module "$name" loaded; else report module "$name" absent; fi
@@ -123,6 +130,7 @@ kernel() {
 
 # old_initramfs: whether one is older than a folder whose files go into it: something in there was put back, or went
 old_initramfs() {
+  local image
   for image in /boot/initrd.img-* /boot/initramfs-*.img /boot/initrd-*; do
     [ -e "$image" ] || continue
     [ -z "$(find /etc/modprobe.d /etc/modules-load.d /etc/dracut.conf.d /etc/initramfs-tools -type d -newer "$image" 2>/dev/null | head -n 1)" ] || return 0
@@ -132,6 +140,7 @@ old_initramfs() {
 
 # accounts and folders of kernels
 accounts() {
+  local name
   for name in $(states user); do if id "$name" >/dev/null 2>&1; then report user "$name" present; else report user "$name" absent; fi; done
   for name in $(states group); do if grep -q "^$name:" /etc/group; then report group "$name" present; else report group "$name" absent; fi; done
   for name in $(states kernel); do if [ -d "/lib/modules/$name" ]; then report kernel "$name" present; else report kernel "$name" absent; fi; done
@@ -139,6 +148,7 @@ accounts() {
 
 # what NVIDIA's installers put there, without the package manager
 runfiles() {
+  local name tool
   for name in $(states runfile); do
     case $name in
       driver) tool=$(command -v nvidia-uninstall || command -v nvidia-installer) ;;
@@ -149,19 +159,20 @@ runfiles() {
 }
 
 alternatives() {
+  local name
   for name in $(states alternative); do
     report alternative "$name" "$(alternative "$name")"
   done
 }
 
 streams() {
+  local module
   for module in $(states stream); do
     if [ -e "/etc/dnf/modules.d/$module.module" ]; then report stream "$module" "$(dnf_stream "$module")"; else report stream "$module" absent; fi
   done
 }
 
 # Of all packages only those that the journal names, and what hangs on them.
-# sets: manager
 packages() {
   manager=$(package_manager)
   [ -n "$manager" ] || return 0

@@ -7,13 +7,13 @@ log=$GPUNODE_IN/.log
 : >"$log"
 steps=0
 
-# sets: steps
 changed() { steps=$((steps + 1)) && say changed "$1"; }
 
 # trouble MESSAGE: something of no weight could not be put back
 trouble() { say note "$1$(tail -n 1 "$log" | sed 's/^./: &/')"; }
 
 stop_units() {
+  local unit
   for unit in $(requested stop); do
     case $(systemctl is-active "$unit" 2>/dev/null) in active | activating | reloading) ;; *) continue ;; esac
     checking || systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be stopped: $(tail -n 1 "$log")" "systemctl status $unit"
@@ -22,6 +22,7 @@ stop_units() {
 }
 
 disable_units() {
+  local unit
   for unit in $(requested disable); do
     case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) ;; *) continue ;; esac
     checking || systemctl --no-reload disable "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be disabled: $(tail -n 1 "$log")" "systemctl status $unit"
@@ -31,6 +32,7 @@ disable_units() {
 
 # units that gpunode has taken away, and that are back: of some the hardware may not let them start
 enable_units() {
+  local unit
   for unit in $(requested enable); do
     case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) continue ;; esac
     checking || systemctl --no-reload enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit could not be enabled again" && continue; }
@@ -39,6 +41,7 @@ enable_units() {
 }
 
 start_units() {
+  local unit
   for unit in $(requested start); do
     ! systemctl is-active -q "$unit" 2>/dev/null || continue
     checking || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit does not start again" && continue; }
@@ -57,6 +60,7 @@ reload_units() {
 
 # NAME HOW…: /usr/local/NAME, as `alternative` (common.sh) printed it
 alternatives() {
+  local name how path
   requested alternative >"$GPUNODE_IN/.alternatives"
   while read -r name how path; do
     [ "$(alternative "$name")" != "$how${path:+ $path}" ] || continue
@@ -72,6 +76,7 @@ alternatives() {
 }
 
 settings() {
+  local key value place
   requested sysctl >"$GPUNODE_IN/.settings"
   while read -r key value; do
     place=/proc/sys/$(printf '%s' "$key" | tr . /)
@@ -96,6 +101,7 @@ ecc() {
 }
 
 links() {
+  local path
   requested link >"$GPUNODE_IN/.links"
   while read -r path _; do
     [ -L "$path" ] || continue
@@ -106,6 +112,7 @@ links() {
 
 # accounts and folders of kernels that packages made, and left when they went
 accounts() {
+  local user group
   for user in $(requested user | cut -d ' ' -f 1); do
     [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ] || continue
     checking || userdel "$user" >>"$log" 2>&1 9>&- || { trouble "the user $user stays" && continue; }
@@ -119,6 +126,7 @@ accounts() {
 }
 
 kernels() {
+  local kernel
   for kernel in $(requested kernel | cut -d ' ' -f 1); do
     [ -d "/lib/modules/$kernel" ] || continue
     checking || { # what depmod wrote is no kernel
@@ -130,6 +138,7 @@ kernels() {
 
 # modules that gpunode took out: of nouveau, say, the GPU may want a reboot
 load_modules() {
+  local module
   for module in $(requested load); do
     [ ! -d "/sys/module/$module" ] || continue
     checking || { modprobe "$module" >>"$log" 2>&1 </dev/null && [ -d "/sys/module/$module" ]; } ||
@@ -146,6 +155,7 @@ initramfs() {
 
 # made KIND: files that scripts and units of packages made
 made() {
+  local path
   requested "$1" >"$GPUNODE_IN/.made"
   while read -r path _; do
     [ -e "$path" ] || continue
@@ -177,14 +187,16 @@ half_written() {
 }
 
 # keep_copies, remove_copies: what an uninstall has left because somebody wrote some of it is kept by later ones, too
-keep_copies() { for _copies_of in "$GPUNODE_STATE"/backup/*/; do [ ! -d "$_copies_of" ] || : >"${_copies_of}kept"; done; }
+keep_copies() { local folder; for folder in "$GPUNODE_STATE"/backup/*/; do [ ! -d "$folder" ] || : >"${folder}kept"; done; }
 remove_copies() {
-  for _copies_of in "$GPUNODE_STATE"/backup/*/; do [ -e "${_copies_of}kept" ] || rm -rf "$_copies_of"; done
+  local folder
+  for folder in "$GPUNODE_STATE"/backup/*/; do [ -e "${folder}kept" ] || rm -rf "$folder"; done
   rmdir "$GPUNODE_STATE/backup" 2>/dev/null || :
 }
 
 # close_journal: all is as it was; the copies are of no more use after an uninstall
 close_journal() {
+  local verb
   verb=$(word close)
   [ -n "$verb" ] || return 0
   case $verb in

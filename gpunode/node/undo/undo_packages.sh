@@ -15,6 +15,7 @@
 
 # as apt-mark showmanual has it, which reads all lists for that: what is installed and not noted as automatic
 apt_marks() {
+  local states
   states=/var/lib/apt/extended_states
   [ -e "$states" ] || states=/dev/null
   apt_installed | awk -v native="$(dpkg --print-architecture)" '
@@ -27,12 +28,14 @@ apt_automatic() { apt-mark auto "$@" >>"$log" 2>&1; }
 
 # what was removed in the meantime is held no longer
 apt_lift() {
+  local name
   for name in "$@"; do
     case $(dpkg-query -W -f '${db:Status-Abbrev}' "$name" 2>/dev/null) in h*) apt-mark unhold "$name" >>"$log" 2>&1 || return 1 ;; esac
   done
 }
 
 apt_remnants() {
+  local name
   for name in "$@"; do
     case $(dpkg-query -W -f '${db:Status-Abbrev}' "$name" 2>/dev/null) in ?c*) echo "$name" ;; esac
   done
@@ -58,6 +61,7 @@ apt_available() {
 }
 
 apt_edited() {
+  local name
   for name in "$@"; do
     dpkg-query -W -f '${Conffiles}\n' "$name" 2>/dev/null | while read -r path sum obsolete; do
       [ -f "${path:-/}" ] || continue
@@ -99,6 +103,7 @@ dnf_available() {
 }
 
 zypper_marks() {
+  local automatic
   rpm_keys
   automatic=/var/lib/zypp/AutoInstalled
   [ -e "$automatic" ] || automatic=/dev/null # all count as asked for
@@ -127,10 +132,11 @@ pacman_edited() { :; }
 
 # With the last name goes the list itself, and the line that has it read.
 pacman_lift() {
-  _lift_left=$(sed -n 's/^IgnorePkg *= *//p' "$PACMAN_HOLD" 2>/dev/null | tr ' ' '\n' | grep .)
-  for name in "$@"; do _lift_left=$(printf '%s\n' "$_lift_left" | grep -Fxv "$name"); done
-  if [ -n "$_lift_left" ]; then
-    printf 'IgnorePkg = %s\n' "$(printf '%s' "$_lift_left" | tr '\n' ' ')" >"$PACMAN_HOLD"
+  local left name
+  left=$(sed -n 's/^IgnorePkg *= *//p' "$PACMAN_HOLD" 2>/dev/null | tr ' ' '\n' | grep .)
+  for name in "$@"; do left=$(printf '%s\n' "$left" | grep -Fxv "$name"); done
+  if [ -n "$left" ]; then
+    printf 'IgnorePkg = %s\n' "$(printf '%s' "$left" | tr '\n' ' ')" >"$PACMAN_HOLD"
     return
   fi
   sed -i "\|^Include *= *$PACMAN_HOLD\$|d" /etc/pacman.conf && rm -f "$PACMAN_HOLD"
@@ -145,6 +151,7 @@ pacman_depends() {
 }
 
 pacman_available() {
+  local name file version
   pacman -Si "$@" 2>/dev/null | awk '$1 == "Name" { name = $3 } $1 == "Version" { print name, $3 }'
   for name in "$@"; do
     for file in /var/cache/pacman/pkg/"$name"-*.pkg.tar.*; do
