@@ -153,9 +153,9 @@ class NodeAction(ActionBase):
         if self.of_gpunode and not ended and plan is not None and plan != default and not self.own_plan(plan):
             raise _not_ours("gpunode_plan", "set_fact, register or a variable")
         host = manager._inventory.get_host(self._vars["inventory_hostname"])
-        of_inventory = get_group_vars(host.get_groups()) | host.get_vars()
-        for name in ("gpunode_expect", "gpunode_values"):
-            if name in self._vars and self._vars[name] != of_inventory.get(name):
+        groups = [group for group in host.get_groups() if group.name.startswith("gpunode_")]  # of a generated play
+        for name, ours in (("gpunode_expect", host.get_vars()), ("gpunode_values", get_group_vars(groups))):
+            if name in self._vars and self._vars[name] != ours.get(name):
                 raise _not_ours(name, "set_fact, register or a variable")
 
     @property
