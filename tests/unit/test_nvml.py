@@ -90,6 +90,11 @@ def known(gpu: NvmlGpu) -> NvmlGpu:
     return replace(gpu, uuid="")
 
 
+def test_the_lowest_binding_that_is_tried_is_the_lowest_that_is_allowed() -> None:
+    """12.560.30 lays out the fabric's state in another way, and its question for the firmware takes two arguments."""
+    assert f'"nvidia-ml-py>={min(BINDINGS)}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+
 def test_a_gpu_that_answers_everything_is_described_in_nvidia_smis_words(machine: Machine, binding: str) -> None:
     machine("h100", ill={0: {"remapped_rows.pending": "Yes", "fabric.state": "In Progress"}})
     [gpu] = local_gpus()
