@@ -55,8 +55,7 @@ PURGE = {
 class Release:
     """A release of Debian or Ubuntu: the name of its suite, and the packages only it has.
 
-    `newer` is a later suite that some packages, `borrowed`, come from: a whole system of it would not boot in a node,
-    because its systemd has no cgroup v1.
+    `newer` is a later suite that some packages, `borrowed`, come from.
     """
 
     codename: str
@@ -64,7 +63,6 @@ class Release:
     newer: str = ""
     borrowed: tuple[str, ...] = ()
     vendor: str = "debian"  # whose archive it comes from
-    looks_like: str = ""  # the Ubuntu that it says it is: ubuntu/VERSION.os-release
     family: str = ""  # how packages are made and named: families/NAME.toml, families/finish.sh
     arch: str = "amd64"  # arm64: its programs run by gpunode.lab.emulation, but for NATIVE
     non_free: bool = False  # stand-ins of Debian's own driver, among the node's sources from the start
@@ -97,8 +95,7 @@ RELEASES = {
     "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=("containerd", "runc", "docker.io", "docker-cli")),
     "ubuntu:22.04": Release(codename="jammy", vendor="ubuntu", packages=UBUNTU),
     "ubuntu:24.04": Release(codename="noble", vendor="ubuntu", packages=UBUNTU),
-    # its systemd has no cgroup v1
-    "ubuntu:26.04": replace(TRIXIE, looks_like="26.04", packages=(*TRIXIE.packages, *UBUNTU)),
+    "ubuntu:26.04": Release(codename="resolute", vendor="ubuntu", packages=(*UBUNTU, "sudo-rs")),
     "rocky:8": ROCKY,
     "rocky:9": ROCKY,
     "rocky:10": ROCKY,
@@ -194,7 +191,6 @@ def ensure_image(variant: Variant, debs: Sequence[Path], *, overlays: Mapping[st
         base = _base_tag(variant, archive)
         inputs = [*_tree(source / "node"), *_tree(source / "standins/node"), *debs]
         inputs += [source / "families/finish.sh"] if RELEASES[variant.distro].family else []
-        inputs += _tree(source / "ubuntu") if RELEASES[variant.distro].looks_like else []
         tag = f"{PREFIX}/{variant.name}:{_digest(base, variant.purge, _contents(inputs), *_hashes(overlays))}"
         if podman("image", "exists", tag, check=False).returncode:
             _ensure_base(base, variant, archive, log)
@@ -369,9 +365,6 @@ def _finish(base: str, tag: str, variant: Variant, archive: machine.Archive, par
         (build / "sources").mkdir()
         (build / f"sources/{vendor}.sources").write_text(_sources_file(_suites(variant, archive), KEYRINGS[vendor]))
         (build / "apt.conf").write_text(archive.settings)
-        if looks_like := RELEASES[variant.distro].looks_like:
-            shutil.copy(source / f"ubuntu/{looks_like}.os-release", build / "os-release")
-            shutil.copy(source / "ubuntu/50unattended-upgrades", build)
         mounts = ["-v", f"{build}:/build:ro"]
         if parts.native:
             (build / "native").write_text("".join(f"{path}\n" for path in NATIVE))

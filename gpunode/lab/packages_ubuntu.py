@@ -49,9 +49,6 @@ def ubuntu_rows(version: str, excerpt: str, contents: Mapping[str, Any]) -> Iter
         name, component = stanza["Package"], stanza["Component"]
         stated, values = _contents(stanza, contents["package"])
         relations = {kind.lower(): _kept(stanza.get(kind, ""), left_out) for kind in RELATIONS}
-        more = contents["debian-below"].get(version)
-        if more and re.fullmatch(more["pattern"], name):
-            relations["depends"] = [*relations["depends"], *more["depends"]]
         shape = re.sub(r"\d+\.\d+\.\d+-\d+", "", name)
         yield Row(
             source="kernels" if component == "main" else "restricted",

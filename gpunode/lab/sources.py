@@ -26,7 +26,7 @@ def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
             tree = images.ensure_tree(variant, log=log)
             info = families.build(variant.distro, family, folder, tree, programs=programs, log=log)
         release, overlays = images.RELEASES[variant.distro], {}
-        if release.vendor == "ubuntu" or release.looks_like:
+        if release.vendor == "ubuntu":
             version = variant.distro.partition(":")[2]
             canonical = packages_vendor.canonical(version, log=log)
             more = packages.build_restricted(info.directory, version, canonical, programs=programs, log=log)

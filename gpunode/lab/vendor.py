@@ -43,7 +43,6 @@ SID, BOOKWORM, TRIXIE = (Source("debian", suite, "non-free") for suite in ("sid"
 JAMMY = Source("ubuntu", "jammy", "restricted")  # as 22.04 came out; what came after made other branches of these
 JAMMY_UPDATES, NOBLE_UPDATES = (Source("ubuntu", f"{name}-updates", "restricted") for name in ("jammy", "noble"))
 NOBLE_MULTIVERSE = Source("ubuntu", "noble-updates", "multiverse")
-RESOLUTE_UNIVERSE = Source("ubuntu", "resolute-updates", "universe")  # libnvidia-container, with its program
 
 # branch → where its nvidia-smi is, and in which package
 SMI: dict[str, tuple[Source, str]] = {

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from test_provision import Node
 
-from gpunode.core.errors import GpunodeError
 from gpunode.edge.load import load_questions
-from gpunode.lab import machine, vendor
 
 pytestmark = [pytest.mark.lab, pytest.mark.extended, pytest.mark.timeout(1200)]
 
@@ -79,20 +77,19 @@ def test_imex_of_a_domain_says_why_it_ends_and_no_run_is_a_success_then(
     assert "No matching network interface found" in node.sh("cat /var/log/nvidia-imex.log")
 
 
-def test_the_real_nvidia_container_cli_takes_every_row_of_the_table_of_questions(switches: Node) -> None:
-    """That of Ubuntu 26.04, the oldest archive that has one; it asks the lab's NVML."""
-    try:
-        debs = vendor.debs(vendor.RESOLUTE_UNIVERSE, ["libnvidia-container1", "libnvidia-container-tools"])
-    except GpunodeError as error:
-        pytest.skip(f"needs NVIDIA's nvidia-container-cli: {error}")
-    for deb in debs:
-        machine.podman("cp", str(deb), f"{switches.lab.nodes[0].container}:/root/")
-    switches.sh("apt-get -qq update && apt-get -qq install libtirpc3t64 libseccomp2 libelf1t64 libcap2 >/dev/null 2>&1")
-    switches.sh("for deb in /root/libnvidia-container*.deb; do dpkg -x $deb /opt/cli; done")
-    cli = "LD_LIBRARY_PATH=/opt/cli/usr/lib/x86_64-linux-gnu /opt/cli/usr/bin/nvidia-container-cli"
-    assert "cli-version: 1." in switches.sh(f"{cli} --version")
+def test_the_real_nvidia_container_cli_takes_every_row_of_the_table_of_questions(
+    lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """That of Ubuntu 26.04, the oldest archive that has one, with all that it depends on; it asks the lab's NVML."""
+    lab = lab_up(distro="ubuntu:26.04", gpus=("h100", "h100"), engines=(), name="t-cli")
+    node = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), NO_TOOLKIT)
+    node.set({**NO_TOOLKIT, "driver": {"branch": "595", "modules": "precompiled"}})
+    node.gpunode("provision", "--yes")
+    node.sh("apt-get -qq update && apt-get -qq -y install libnvidia-container-tools >/dev/null 2>&1")
+    [installed] = versions(node, "libnvidia-container-tools").values()
+    assert node.sh("nvidia-container-cli --version").splitlines()[0] == f"cli-version: {installed}"
     rows = [row for row in load_questions().commands if row.program == "nvidia-container-cli"]
-    said = {row.words: switches.sh(f"{cli} {' '.join(row.words)}") for row in rows}
-    assert said["--load-kmods", "info"].count("GPU UUID:") == 8
+    said = {row.words: node.sh(f"nvidia-container-cli {' '.join(row.words)}") for row in rows}
+    assert said["--load-kmods", "info"].count("GPU UUID:") == 2
     assert "/usr/bin/nvidia-smi" in said[("list",)].splitlines()
-    assert switches.sh(f"{cli} --no-such-option info >/dev/null 2>&1 || echo refused").strip() == "refused"
+    assert node.sh("nvidia-container-cli --no-such-option info >/dev/null 2>&1 || echo refused").strip() == "refused"

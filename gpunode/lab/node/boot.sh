@@ -19,6 +19,21 @@ protect_machine() {
     done
 }
 
+# A systemd that knows cgroup v2 alone gets it where this machine has v1 beside it.  The controllers are v1's: engines see
+# that, or none of their containers could have a limit.
+unify_cgroups() {
+    [ ! -e /sys/fs/cgroup/cgroup.controllers ] || return 0
+    version=$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+    [ "$version" -ge 258 ] || return 0
+    mkdir -p /run/cgroup1
+    mount --move /sys/fs/cgroup /run/cgroup1
+    mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    for engine in containerd docker; do
+        mkdir -p "/run/systemd/system/$engine.service.d"
+        printf '[Service]\nBindPaths=/run/cgroup1:/sys/fs/cgroup\n' >"/run/systemd/system/$engine.service.d/gpunode-lab.conf"
+    done
+}
+
 # The newest kernel installed boots, as with GRUB; none installed: the one that ran before.
 choose_kernel() {
     newest=$(for image in /boot/vmlinuz-*; do [ -e "$image" ] && release_of "${image#/boot/vmlinuz-}"; done | sort -V | tail -n 1)
@@ -83,6 +98,7 @@ load_hardware_modules() {
 }
 
 protect_machine
+unify_cgroups
 start_kernel
 start_processor
 first_boot

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes a plain Debian or Ubuntu container into a lab node; runs in it, once, when the image is built.
 # /build holds: node/ (boot.sh, modules-load.sh), standins/ (a mirror of the node's tree), debs/,
-# sources/ (of apt), os-release and 50unattended-upgrades where it is to look like an Ubuntu, purge (package names).
+# sources/ (of apt), purge (package names).
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 build=/build
@@ -68,17 +68,6 @@ use_archive() {
     cp "$build/apt.conf" /etc/apt/apt.conf.d/90gpunode-lab
 }
 
-# Where this machine cannot run Ubuntu's own systemd: a Debian that says it is that Ubuntu.
-look_like_ubuntu() {
-    [ -e "$build/os-release" ] || return 0
-    cp "$build/os-release" /usr/lib/os-release
-    cp "$build/50unattended-upgrades" /etc/apt/apt.conf.d/50unattended-upgrades
-    printf 'forky/sid\n' >/etc/debian_version
-    rm -f /etc/dpkg/origins/default
-    printf 'Vendor: Ubuntu\nVendor-URL: https://www.ubuntu.com/\nParent: Debian\n' >/etc/dpkg/origins/ubuntu
-    ln -s ubuntu /etc/dpkg/origins/default
-}
-
 install_standins() {
     [ -d "$build/standins" ] || return 0
     (cd "$build/standins" && find . -type f -o -type l) | while read -r file; do
@@ -119,7 +108,6 @@ load_modules_by_modprobe
 set_up_login
 keep_machine_log_out
 use_archive
-look_like_ubuntu
 install -D -m 755 "$build/node/boot.sh" /usr/local/lib/gpunode-lab/boot
 install -D -m 755 "$build/node/modules-load.sh" /usr/local/lib/gpunode-lab/modules-load
 install_standins
