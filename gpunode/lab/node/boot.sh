@@ -30,7 +30,7 @@ unify_cgroups() {
     mount -t cgroup2 cgroup2 /sys/fs/cgroup
     for engine in containerd docker; do
         mkdir -p "/run/systemd/system/$engine.service.d"
-        printf '[Service]\nBindPaths=/run/cgroup1:/sys/fs/cgroup\n' >"/run/systemd/system/$engine.service.d/gpunode-lab.conf"
+        printf '[Service]\nBindPaths=/run/cgroup1:/sys/fs/cgroup\n' >"/run/systemd/system/$engine.service.d/cgroup1.conf"
     done
 }
 
