@@ -43,14 +43,16 @@ SIGNAL = (
     "for p in /proc/[0-9]*; do "
     "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -%s ${p#/proc/}; done; true"
 )
+# stops the main one, by what the shell itself can: an operation may be over before another process has started
+HELD = 'for one in /tmp/gpunode.*/.alive; do while read -r pid _; do kill -STOP "$pid"; done <"$one"; done 2>/dev/null'
 # reads the journal until a line after so many has an operation; a process for each look would be too slow
 AWAIT = """exec 3</var/lib/gpunode/journal.jsonl
 hit='' lines=0 looks=0
-while [ -z "$hit" ] && [ $looks -lt 8000 ]; do
+while [ -z "$hit" ] && [ $looks -lt 20000 ]; do
   looks=$((looks + 1))
   while IFS= read -r line <&3; do
     lines=$((lines + 1))
-    case $line in *'"op":"%s"'*) [ $lines -le %d ] || { hit=1; break; } ;; esac
+    case $line in *'"op":"%s"'*) [ $lines -le %d ] || { hit=1; %s; break; } ;; esac
   done
   [ "$hit" ] || sleep 0.005
 done
@@ -117,7 +119,7 @@ class Node:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | self.state
         )
         # the node itself watches, and stops it there
-        self.sh(f"{AWAIT % (at, known)} && {{ {self.signal('STOP')}; }}")
+        self.sh(f"{AWAIT % (at, known, HELD)} && {{ {self.signal('STOP')}; }}")
         if controller:
             running.kill()
         self.sh(self.signal("KILL" if shell else "CONT"))
@@ -137,7 +139,7 @@ class Node:
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # background jobs ignore it
         )
-        self.sh(AWAIT % (at, known))
+        self.sh(AWAIT % (at, known, ":"))
         os.killpg(running.pid, signal.SIGINT)
         printed, _ = running.communicate(timeout=300)
         assert running.returncode == 130, printed
