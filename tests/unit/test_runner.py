@@ -110,6 +110,14 @@ def test_a_result_that_cannot_be_read_is_a_failure_of_its_host(
     assert hosts["good"] == HostRun()
 
 
+def test_a_sudo_whose_question_ansible_does_not_know_has_a_way_out() -> None:
+    """As ansible-core 2.19 says of sudo-rs 0.2.13."""
+    hosts: dict[str, HostRun] = {}
+    said = {"msg": "Task failed: Timeout (12s) waiting for privilege escalation prompt: "}
+    _read({"event": "runner_on_unreachable", "event_data": {"host": "gpu1", "task": "x", "res": said}}, hosts)
+    assert hosts["gpu1"].exit == Exit.UNREACHABLE and "ansible_become_exe: sudo.ws" in hosts["gpu1"].fix
+
+
 @pytest.mark.parametrize("odd", [{"event_data": []}, {"event_data": {"host": 3}}, {"event": []}, {}])
 def test_an_event_of_no_host_is_passed_over(
     odd: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

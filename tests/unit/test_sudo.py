@@ -99,6 +99,7 @@ def test_secrets_do_not_show_in_a_target() -> None:
     [
         ("sudo: sorry, you must have a tty to run sudo", "on a terminal only (requiretty", "Defaults:ann !requiretty"),
         ("sudo: a password is required", "asks for a password", "NOPASSWD"),
+        ("sudo: interactive authentication is required", "asks for a password", "NOPASSWD"),  # sudo-rs 0.2.13
         (
             "sudo: a terminal is required to read the password; either use the -S option or …",
             "asks for a password",

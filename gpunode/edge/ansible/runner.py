@@ -295,6 +295,12 @@ def _event(data: dict[str, Any]) -> Event | None:
     )
 
 
+_SUDO_RS = (
+    "where sudo is the one in Rust (Ubuntu 26.04), Ansible does not know its question for a password: "
+    "ansible_become_exe: sudo.ws in the inventory, or NOPASSWD in sudoers"
+)
+
+
 def _note(host: HostRun, event: Event) -> None:
     if event.kind == "failed" and not host.exit:
         host.exit = Exit(event.result.get("gpunode_exit", Exit.FAILED))
@@ -302,6 +308,7 @@ def _note(host: HostRun, event: Event) -> None:
         host.fix = _message_of(event.result.get("fix", ""))
     if event.kind == "unreachable":
         host.exit, host.message = Exit.UNREACHABLE, event.message
+        host.fix = _SUDO_RS if "waiting for privilege escalation prompt" in event.message else ""
     if event.kind == "changed":
         host.changed += [_message_of(line) for line in event.result.get("changes", [])] or [event.task]
     for diff in _as_list(event.result.get("diff")):

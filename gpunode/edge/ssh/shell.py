@@ -257,7 +257,7 @@ def shell_started(target: Target, rc: int, stdout: str, stderr: str) -> str:
             expected="sudo that works without a terminal, as gpunode and Ansible's pipelining need it",
             fix=f"write `Defaults:{target.user or 'USER'} !requiretty` to a file in /etc/sudoers.d, or connect as root",
         )
-    if "password is required" in stated or "terminal is required" in stated:
+    if any(f"{what} is required" in stated for what in ("password", "terminal", "interactive authentication")):
         raise UnreachableError(
             f"{target.name}: {who} asks for a password",
             fix="give ansible_become_password (in a vault), or --ask-become-pass, or allow NOPASSWD in sudoers",
