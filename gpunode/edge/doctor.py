@@ -144,6 +144,15 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
     faults, sections = load_faults(), split_sections(text)
     named = {name: faults.parts.part(f"gpunode log {name}") for name in sections}
     scans = [scan(faults, name, [text], named[name]) for name, text in sections.items() if not named[name].silent]
+    docker = facts.runtime("docker")
+    programs = {
+        "driver": facts.driver.loaded,
+        "toolkit": facts.toolkit,
+        "docker": docker.version if docker else "",
+        "kubernetes": facts.kubernetes.kubelet,
+    }
+    for one in scans:
+        one.versions = programs
     state = state_faults(facts, sections, _scheduler_rules(), faults.checks)
     active = {name for name, service in facts.services.items() if service.active == "active"}
     known = {

@@ -768,21 +768,72 @@ def test_logs_from_files_packed_or_not_and_from_standard_input(tmp_path: Path) -
     assert code == 1 and "docker-no-driver" in out and "gpunode provision" in out
 
 
-def test_an_archive_is_read_by_its_paths(tmp_path: Path) -> None:
-    """sosreport's kernel log and must-gather's pods speak; a file of an application does not."""
-    files = {
-        "sosreport-n1/sos_commands/kernel/dmesg": a_line_of("rminitadapter"),
-        "must-gather/pods/nvidia-device-plugin-x.log": a_line_of("dp-mps-root"),
-        "sosreport-n1/home/app/training.txt": a_line_of("cuda-35"),
-        "sosreport-n1/var/log/nvidia-bug-report.log": TEXTS["a healthy machine, whose report is full of words"]["text"],
-    }
-    with tarfile.open(tmp_path / "sos.tar.xz", "w:xz") as archive:
+OF_AN_ARCHIVE: list[tuple[str, str, bool]] = [  # path, a fault whose line it has, whether that counts
+    # sosreport
+    ("sosreport-n1/sos_commands/kernel/dmesg", "rminitadapter", True),
+    ("sosreport-n1/sos_commands/logs/journalctl_--no-pager_--catalog_--boot", "gfw-boot", True),
+    ("sosreport-n1/sos_commands/logs/journalctl_--no-pager_--catalog_--boot_-1", "gfw-boot", False),
+    ("sosreport-n1/sos_commands/docker/journalctl_--no-pager_--unit_docker", "docker-unknown-runtime", True),
+    ("sosreport-n1/sos_commands/nvidia/nvidia-smi_-q", "smi-no-devices", True),
+    ("sosreport-n1/var/log/apt/term.log", "dpkg-nvidia-configure", True),
+    ("sosreport-n1/var/log/messages", "gfw-boot", True),
+    ("sosreport-n1/var/log/messages-20261101", "gfw-boot", False),
+    ("sosreport-n1/home/app/training.txt", "cuda-35", False),
+    ("sosreport-nvidia1/sos_logs/sos.log", "smi-not-found", False),
+    ("sosreport-nvidia1/sos_commands/process/ps_auxwww", "smi-not-found", False),
+    # must-gather, GPU Operator's and OpenShift's
+    ("./gpu_operand_pod_nvidia-device-plugin-daemonset-x.log", "dp-mps-root", True),
+    ("./gpu_operand_pod_nvidia-device-plugin-daemonset-x.previous.log", "dp-mps-root", False),
+    ("./gpu_operand_pod_nvidia-operator-validator-x.descr", "sched-insufficient", True),
+    ("./gpu_operator_pod.log", "op-no-gpu-node", True),
+    ("./gpu_operand_pods.yaml", "sched-insufficient", False),
+    ("nvidia-gpu-operator_20261127_1200/must-gather.stderr.log", "dp-mps-root", False),
+    ("must-gather/quay-io/namespaces/nvidia-gpu-operator/pods/x/y/y/logs/current.log", "dp-mps-root", True),
+    ("must-gather/quay-io/namespaces/nvidia-gpu-operator/pods/x/y/y/logs/previous.log", "dp-mps-root", False),
+    ("must-gather/quay-io/namespaces/openshift-dns/pods/x/y/y/logs/current.log", "dp-mps-root", False),
+    ("must-gather/quay-io/namespaces/nvidia-gpu-operator/core/events.yaml", "sched-insufficient", True),
+    ("must-gather/quay-io/host_service_logs/masters/kubelet_service.log", "kubelet-down", True),
+]
+
+
+def archive(path: Path, files: dict[str, str]) -> str:
+    with tarfile.open(path, "w:xz") as made:
         for name, text in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
-    code, out = run("--log", str(tmp_path / "sos.tar.xz"), "--format", "json")
-    assert code == 1 and {f["id"] for f in json.loads(out)["findings"]} == {"rminitadapter", "dp-mps-root"}
+            made.addfile(member, io.BytesIO(text.encode()))
+    return str(path)
+
+
+@pytest.mark.parametrize(("path", "fault", "counts"), OF_AN_ARCHIVE)
+def test_an_archive_is_read_by_its_paths(path: str, fault: str, counts: bool, tmp_path: Path) -> None:
+    code, out = run("--log", archive(tmp_path / "a.tar.xz", {path: a_line_of(fault)}), "--format", "json")
+    assert (code, {f["id"] for f in json.loads(out)["findings"]}) == ((1, {fault}) if counts else (0, set()))
+
+
+def test_the_reports_of_an_archive_are_of_a_machine_each(tmp_path: Path) -> None:
+    """One node's driver answers; that proves nothing of another node's."""
+    healthy = TEXTS["a healthy machine, whose report is full of words"]["text"]
+    ill = TEXTS["an installation that another one has followed"]["text"]
+    files = {"./nvidia-bug-report_n1.log": healthy, "./nvidia-bug-report_n2.log": ill}
+    _, out = run("--log", archive(tmp_path / "a.tar.xz", files), "--format", "json")
+    assert {f["id"] for f in json.loads(out)["findings"]} == {"smi-cannot-communicate"}
+
+
+VERSIONS = [
+    ("cli-cgroup", "NVIDIA Container Toolkit CLI version 1.17.8", "no right to set device rules"),
+    ("cli-cgroup", "cli-version: 1.7.0", "toolkit 1.8 or later, which"),
+    ("cli-cgroup", "", "toolkit >= 1.8; rootless"),
+    ("docker-cdi-disabled", " Server Version: 20.10.24+dfsg1", "Docker 25.0 or later"),
+    ("docker-cdi-disabled", "Docker version 29.1.0, build 1", "CDI is on in this Docker"),
+    ("docker-cdi-disabled", "Docker version 27.1.1, build 1", 'Docker: "features"'),
+]
+
+
+@over(VERSIONS)
+def test_the_fix_is_the_one_for_the_version_in_the_text(fault: str, answer: str, fix: str) -> None:
+    found = diagnosed(f"{answer}\n{a_line_of(fault)}\n").findings
+    assert [one.fix.startswith(fix) for one in found if one.fault.id == fault] == [True]
 
 
 def test_fix_hands_over_to_provision_and_looks_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ class Finding:
     first: int  # line of the first message
     evidence: tuple[Evidence, ...]
     confidence: Confidence
+    fix: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ def diagnose(
     that its state shows not to be there; nobody can look at a machine of which there are `logs_alone`.
     """
     in_logs = [(one, one.found()) for one in scans]
+    versions = {program: version for one in scans for program, version in one.versions.items()}
     xids = _merged(scans)
     for name, evidence in _from_codes(faults, xids):
         state = {**state, name: [*state.get(name, ()), evidence]}
@@ -79,7 +81,11 @@ def diagnose(
         fault = faults.faults[name]
         all_shown = [(one, found[name]) for one, found in in_logs if name in found]
         over = fault.unit in active or fault.refuted_by in proven or name in excluded
-        shown = [lines for one, lines in all_shown if not (over or lines.earlier or one.part.refuted_by in proven)]
+        shown = [
+            lines
+            for one, lines in all_shown
+            if not (over or lines.earlier or one.part.refuted_by in proven or one.part.refuted_by in one.proofs)
+        ]
         there = shown or name in state
         shown = shown if there else [lines for _, lines in all_shown]
         seen = [*state.get(name, ()), *(evidence for one in shown for evidence in one.evidence)]
@@ -91,6 +97,7 @@ def diagnose(
             first=min((one.first for one in shown), default=0),
             evidence=tuple(seen),
             confidence=_ORDER[doubts],
+            fix=fault.fix_for(versions),
         )
     below = _consequences(faults, findings)
     ordered = [replace(finding, root=name not in below) for name, finding in findings.items()]
@@ -170,7 +177,7 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
                 "count": finding.count,
                 "evidence": [_evidence_text(e) for e in finding.evidence],
                 "cause": finding.fault.cause,
-                "fix": finding.fault.fix,
+                "fix": finding.fix,
                 "action": finding.fault.action.id,
                 "disturbs": finding.fault.action.disturbs,
                 "command": finding.fault.command or None,
@@ -223,7 +230,7 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
         often = f", {finding.count} times" if finding.count > 1 else ""
         lines += [f"  {head:<11}{fault.id}  ({fault.layer}, {fault.severity}, confidence {finding.confidence}{often})"]
         lines += [f"    seen     {_evidence_text(e)}" for e in finding.evidence[:_SHOWN]]
-        lines += [f"    cause    {fault.cause}", f"    fix      {fault.fix}"]
+        lines += [f"    cause    {fault.cause}", f"    fix      {finding.fix}"]
         lines += [f"    command  {fault.command}"] if fault.command else []
         lines += [f"    action   {fault.action.id}: {fault.action.disturbs}", f"    check    {fault.action.check}"]
         lines += [f"    source   {fault.source}"]

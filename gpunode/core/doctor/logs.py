@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpunode.core.doctor.codes import XidSeen, add_code
@@ -22,9 +22,12 @@ from gpunode.core.doctor.text import Evidence, joined, places, plain, small, sta
 KEPT = 5  # lines of evidence for one fault in one log, the newest
 PART = 1000  # characters of a line that are read for a pattern, and half of that on each side
 _SHOWN = 400  # characters of a line that are shown
-_NO_NEWS = re.compile(
-    r"^\s*@?echo\b.*\\\s*$|\becho >&2 |\bcleanup warnings\b"
-)  # recipes that make prints; containerd, of pods that end
+# recipes that make prints, and scripts; containerd, of pods that end
+_NO_NEWS = re.compile(r"^\s*@?echo\b.*\\\s*$|^\s*echo (?:-\w )?'|\becho >&2 |\bcleanup warnings\b")
+_NO_NEWS_WORDS = ("echo", "cleanup warnings")
+# the beginning of a line that a program has written in one piece: nothing has broken the line before it
+_STAMP = re.compile(r"^(?:[A-Z][a-z]{2} [ \d]\d \d\d:|\d{4}-\d\d-\d\d[ T]|\[ *\d+\.\d+\]|[IWEF]\d{4} \d\d:|\{')", re.M)
+_MANY = 1000  # lines; nobody has pasted so many
 _OF_NVIDIA = re.compile(r"pci ([0-9a-f:.]{7,16}): \[10de:")
 _TAIL = 2000  # characters of a chunk that are joined with the next one
 
@@ -73,6 +76,8 @@ class Scan:
     faults: Faults
     source: str
     part: Part = ANYONE
+    proofs: dict[str, int] = field(default_factory=dict)  # fact → the line before which what it refutes is over
+    versions: Mapping[str, str] = field(default_factory=dict)  # of programs, as far as they are known
     _number: int = 0  # of lines
     _over: dict[str, int] = field(default_factory=dict)  # program → the line from which its messages count; * all
     _seen: dict[str, _Lines] = field(default_factory=dict)
@@ -90,14 +95,14 @@ class Scan:
         shown = uncoloured(chunk)
         text = plain(shown)
         lower = small(text)
-        self._texts.update(needed for _, needed in self.faults.needed.iter(lower))
         if "[10de:" in lower:
             self._slots.update(_OF_NVIDIA.findall(lower))
         lines = None if len(shown) == len(text) else shown.split("\n")  # else each letter is where it was
         for number, start, end, hits in self._hits(lower):
             as_it_was = shown[start:end] if lines is None else lines[number - self._number - 1]
             self._read_line(text[start:end], as_it_was, number, [(first - start, found) for first, found in hits])
-        self._read_joined(text, shown if lines is None else _aligned(text, lines))
+        if not self.part.report and not _is_log(text):
+            self._read_joined(text, shown if lines is None else _aligned(text, lines))
         self._number += text.count("\n") + (not text.endswith("\n"))
 
     def found(self) -> dict[str, Shown]:
@@ -110,11 +115,15 @@ class Scan:
                 evidence=tuple(reversed(lines.newest)),
                 broken=name in broken,
                 own=any(m.plain or (self.part.programs is not None and not m.general) for m in lines.messages),
-                earlier=all(self._is_over(m.program, line) for m, line in lines.messages.items()),
+                earlier=self._is_refuted(name, max(lines.messages.values()))
+                or all(m.outdated(self.versions) or self._is_over(m.program, at) for m, at in lines.messages.items()),
             )
             for name, lines in {**self._seen, **broken}.items()
             if any(not m.needs or self._texts.intersection(m.needs) for m in lines.messages)
         }
+
+    def _is_refuted(self, fault: str, line: int) -> bool:
+        return bool(self.proofs) and line < self.proofs.get(self.faults.faults[fault].refuted_by, 0)
 
     def _is_over(self, program: str, line: int) -> bool:
         return self.part.earlier or line < max(self._over.get(program, 0), self._over.get("*", 0))
@@ -130,6 +139,10 @@ class Scan:
         number, at, start, end = self._number + 1, 0, 0, -1
         hits: list[tuple[int, Found]] = []
         for last, found in self.faults.finder.iter(lower):
+            if found.needs:
+                self._texts.add(found.text)
+                if not (found.messages or found.ends):
+                    continue
             if last > end:
                 if hits:
                     yield number, start, end, hits
@@ -147,13 +160,13 @@ class Scan:
                 if number - self._over.get(program, -gap) >= gap:
                     self._over[program] = number
         hits = [hit for hit in hits if not hit[1].ends]
-        if not hits or _NO_NEWS.search(line):
+        if not hits or (any(word in line for word in _NO_NEWS_WORDS) and _NO_NEWS.search(line)):
             return
-        place = places(shown) if len(shown) > max(len(line), PART) else None
 
         def evidence(first: int) -> Evidence:
             """The beginning of the line as it was; of a long one what is around the message."""
-            around = (place(first) if place else first) - _SHOWN // 2
+            place = places(shown) if len(shown) > max(len(line), PART) else int
+            around = place(first) - _SHOWN // 2
             begin = max(0, min(around, len(shown) - _SHOWN)) if len(shown) > PART else 0
             return Evidence(source=self.source, line=number, text=shown[begin : begin + _SHOWN].strip())
 
@@ -177,7 +190,7 @@ class Scan:
         for glue in (" ", ""):
             folded = joined(text, glue)
             found_at = self.faults.finder.iter(small(folded))
-            hits = [(last - len(found.text) + 1, found) for last, found in found_at if not found.ends]
+            hits = [(last - len(found.text) + 1, found) for last, found in found_at if found.messages or found.reports]
             if not hits:
                 continue
             seen_as = joined(shown, glue)
@@ -226,6 +239,12 @@ class Scan:
         return Evidence(
             source=self.source, line=number, text=text[max(0, first - _SHOWN // 4) : first + _SHOWN].strip()
         )
+
+
+def _is_log(text: str) -> bool:
+    """Whether the lines are as a program wrote them: many, and nearly all of them begin with a time."""
+    lines = text.count("\n")
+    return lines > _MANY and len(_STAMP.findall(text)) > lines * 9 // 10
 
 
 def _aligned(text: str, shown: Sequence[str]) -> str:

@@ -1,4 +1,7 @@
-"""What programs answer when they are asked, and call no fault: dkms status, kubectl describe node."""
+"""What programs answer when they are asked: faults that they call none, what they prove, and versions.
+
+dkms status, uname -a, lspci -k, docker info and the like, in a text or in a file of an archive.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,88 @@ import re
 from collections.abc import Iterator
 
 Told = tuple[int, str, str]  # where it stands in the text, fault, what shows it
+Proven = tuple[int, str]  # where it stands in the text, fact (Fault.refuted_by)
 
 _DKMS = re.compile(
-    r"^nvidia(?:-\w{1,20})?[/,] ?[\d.]{3,20}(?:, [^,\s:]{1,80}, \w{1,10})?: (added|built|installed)\b.*$", re.M
+    r"^nvidia(?:-\w{1,20})?[/,] ?[\d.]{3,20}(?:, ([^,\s:]{1,80}), \w{1,10})?: (added|built|installed)\b.*$", re.M
 )
+_KERNEL = re.compile(r"^(?:\S{0,40}\$ )?Linux \S{1,64} (\d\S{1,80}) #\d", re.M)  # uname -a
 _BOX = re.compile(r"^(Capacity|Allocatable):\n((?:  \S{1,100}: {1,60}\S{1,40}\n){1,60})", re.M)
 _GPUS = re.compile(r"^\W{0,8}nvidia\.com/(gpu|mig-\S{1,40}|gpu\.shared): {1,60}(\d{1,5})$", re.M)
+_DEVICE = re.compile(  # lspci -k, of a GPU
+    r"^([0-9a-f:.]{7,12}) (?:VGA|3D|Display)[^\n]{0,60}: NVIDIA[^\n]{0,200}\n((?:\t[^\n]{0,300}\n?){1,80})", re.M
+)
+_IN_USE = re.compile(r"^\tKernel driver in use: (\S{1,30})$", re.M)
+_TABLE = re.compile(r"^\| NVIDIA-SMI [\d.]{5,20} +(?:Driver|KMD) Version: [\d.]{5,20} ", re.M)
+_FAILED_GPU = re.compile(r"\bERR!|Unknown Error|GPU is lost|requires reset")
+_TABLE_LENGTH = 20_000  # characters of a table of 16 GPUs
+_RUNTIMES = re.compile(r"^ Runtimes: (?:\S{1,60} ){0,20}nvidia\b", re.M)  # docker info
+# words that stand in the text where the pattern can match, the pattern, whose version
+_VERSIONS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
+    (program, word, re.compile(pattern, re.M))
+    for program, word, pattern in (
+        ("driver", "NVIDIA-SMI ", r"^\| NVIDIA-SMI [\d.]{5,20} +(?:Driver|KMD) Version: ([\d.]{5,20}) "),
+        ("driver", "NVRM version: ", r"^NVRM version: NVIDIA UNIX .{0,60}? ([\d.]{5,20})  "),
+        ("driver", "Driver Version   ", r"^Driver Version {3,40}: ([\d.]{5,20})$"),
+        ("docker", " Server Version: ", r"^ Server Version: (\d[\d.]{2,20})"),
+        ("docker", "Docker version ", r"^(?:\S{0,40}\$ )?Docker version (\d[\d.]{2,20})"),
+        (
+            "toolkit",
+            "NVIDIA Container ",
+            r"^NVIDIA Container (?:Toolkit CLI|Runtime(?: Hook)?) version (\d[\d.]{2,20})",
+        ),
+        ("toolkit", "cli-version: ", r"^cli-version: (\d[\d.]{2,20})"),
+        ("kubernetes", "Kubelet Version: ", r"^ +Kubelet Version: +v(\d[\d.]{2,20})"),
+        ("kubernetes", "Server Version: v", r"^Server Version: v(\d[\d.]{2,20})"),
+    )
+)
 
 
 def told(text: str) -> Iterator[Told]:
     """The faults that answers in the text show; what has none of their words costs nothing."""
-    if ": added" in text or ": built" in text:
+    if "nvidia" in text and (": added" in text or ": built" in text or ": installed" in text):
         yield from _modules(text)
     if "nvidia.com/gpu: " in text:
         yield from _nodes(text)
+    if "\tKernel driver in use: " in text:
+        yield from _devices(text)
+
+
+def proven(text: str) -> Iterator[Proven]:
+    """What the answers prove: that the driver works, that Docker knows the runtime."""
+    for table in _TABLE.finditer(text) if "| NVIDIA-SMI " in text else ():
+        if not _FAILED_GPU.search(text, table.end(), table.end() + _TABLE_LENGTH):
+            yield table.start(), "driver-answers"
+    if runtimes := _RUNTIMES.search(text) if "\n Runtimes: " in text else None:
+        yield runtimes.start(), "docker-has-nvidia"
+
+
+def versions(text: str) -> dict[str, str]:
+    """Program → the version that the text gives last."""
+    found: dict[str, str] = {}
+    for program, word, pattern in _VERSIONS:
+        if word in text:
+            for match in pattern.finditer(text):
+                found[program] = match[1].rstrip(".")
+    return found
 
 
 def _modules(text: str) -> Iterator[Told]:
+    """DKMS has the module for no kernel, or not for the one that runs."""
     rows = list(_DKMS.finditer(text))
-    if not any(row[1] == "installed" for row in rows):
+    built = {row[1] for row in rows if row[2] == "installed"}
+    running = [match for match in _KERNEL.finditer(text) if rows]
+    if not built:
         yield from ((row.start(), "dkms-bad-exit", row[0]) for row in rows)
+    elif running and running[-1][1] not in built:
+        yield rows[-1].start(), "modprobe-not-found", f"{running[-1][1]} runs, and DKMS has {', '.join(sorted(built))}"
+
+
+def _devices(text: str) -> Iterator[Told]:
+    for device in _DEVICE.finditer(text):
+        driver = _IN_USE.search(device[2])
+        if driver and driver[1] in ("nouveau", "nova_core"):
+            yield device.start(), "nouveau-in-use", f"{device[1]}: kernel driver in use: {driver[1]}"
 
 
 def _nodes(text: str) -> Iterator[Told]:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpunode.core.doctor import Diagnosis, diagnose
+from gpunode.core.doctor.describe import without_words
 from gpunode.core.doctor.logs import Scan
-from gpunode.core.doctor.output import told
+from gpunode.core.doctor.output import proven, told, versions
 from gpunode.core.doctor.parts import Piece
 from gpunode.core.doctor.smi import MARK, smi_gpus
 from gpunode.core.doctor.table import Faults
@@ -18,6 +19,7 @@ from gpunode.core.model import NodeFacts, NvmlGpu
 
 _WRITTEN = re.compile(r"^\*\*\* ls: .{1,80}? (20\d\d)-(0[1-9]|1[0-2])-(\d\d) (\d\d):(\d\d):(\d\d)[. ]", re.M)
 _HEAD = 500  # characters at the beginning of a part
+_ALWAYS = 1 << 62  # a line after all others
 _SAME = 3600  # seconds between logs of one installation, for several kernels
 _LONGEST = 4 << 20  # characters of nvidia-smi's answer that are read
 
@@ -27,7 +29,6 @@ class _Answer:
     """nvidia-smi -q in a part."""
 
     line: int
-    report: bool
     text: list[str] = field(default_factory=list)
     length: int = 0
 
@@ -37,20 +38,38 @@ class _Answer:
             self.length += len(text)
 
 
+@dataclass(kw_only=True)
+class _Machine:
+    """What is known of one machine, by its logs, its report or the files of its archive."""
+
+    scans: list[Scan] = field(default_factory=list)
+    proofs: set[str] = field(default_factory=set)  # by a report, all of which is of one moment
+    versions: dict[str, str] = field(default_factory=dict)
+    told: list[tuple[str, Evidence, Scan]] = field(default_factory=list)
+
+
 def diagnose_logs(faults: Faults, logs: Iterable[tuple[str, Iterable[Piece]]]) -> Diagnosis:
     """Logs and reports by name, each as its pieces in order."""
-    scans: list[Scan] = []
+    machines: dict[str, _Machine] = {}
     state: dict[str, list[Evidence]] = {}
-    proven: set[str] = set()
     for source, pieces in logs:
-        scans += _read(faults, source, pieces, state, proven)
-    return diagnose(faults, scans, state, proven=proven, logs_alone=True)
+        name = source if "nvidia-bug-report" in source else ""  # of a cluster's archive each is of another machine
+        _read(faults, source, pieces, state, machines.setdefault(name, _Machine()))
+    for machine in machines.values():
+        for one in machine.scans:
+            one.proofs |= dict.fromkeys(machine.proofs, _ALWAYS)
+            one.versions = machine.versions
+        for fault, evidence, by in machine.told:
+            if evidence.line >= by.proofs.get(faults.faults[fault].refuted_by, 0):
+                state.setdefault(fault, []).append(evidence)
+    scans = [one for machine in machines.values() for one in machine.scans]
+    return diagnose(faults, scans, state, logs_alone=True)
 
 
 def _read(
-    faults: Faults, source: str, pieces: Iterable[Piece], state: dict[str, list[Evidence]], proven: set[str]
-) -> Iterable[Scan]:
-    """What the parts say; what is proven by facts goes into `state` and `proven`."""
+    faults: Faults, source: str, pieces: Iterable[Piece], state: dict[str, list[Evidence]], machine: _Machine
+) -> None:
+    """What the parts say; what is proven by facts goes into `state` and the machine's proofs."""
     scans: dict[str, Scan] = {}
     answers: dict[str, _Answer] = {}
     written: dict[str, int] = {}  # logs of installations: another one followed on all but the newest
@@ -62,30 +81,48 @@ def _read(
             scans[part.name] = Scan(faults=faults, source=source, part=part)
         if part.refuted_by and part.name not in written and (found := _WRITTEN.search(piece.text[:_HEAD])):
             written[part.name] = calendar.timegm((*map(int, found.groups()), 0, 0))
-        scans[part.name].feed(piece.text, piece.line)
-        _add_told(state, source, piece)
+        scans[part.name].feed(without_words(piece.text), piece.line)
+        if not part.earlier:
+            _add_answers(machine, scans[part.name], piece)
         if part.name in answers:
             answers[part.name].add(piece.text)
         elif mark := MARK.search(piece.text):
-            line = piece.line + piece.text.count("\n", 0, mark.start())
-            answers[part.name] = _Answer(line=line, report=part.report)
+            answers[part.name] = _Answer(line=piece.line + piece.text.count("\n", 0, mark.start()))
             answers[part.name].add(piece.text[mark.start() :])
     for name, when in written.items():
         if max(written.values()) - when > _SAME:
             scans[name].part = replace(scans[name].part, earlier=True)
-    for answer in answers.values():
-        gpus = list(smi_gpus(uncoloured("".join(answer.text)).splitlines()))
-        if answer.report and gpus and not any(gpu.fault for _, gpu in gpus):
-            proven.add("driver-answers")
-        for name, seen in _judged(faults, source, answer.line, gpus).items():
-            state.setdefault(name, []).extend(seen)
-    return scans.values()
+    for name, answer in answers.items():
+        _judge(faults, scans[name], answer, state, machine)
+    machine.scans += scans.values()
 
 
-def _add_told(state: dict[str, list[Evidence]], source: str, piece: Piece) -> None:
-    for at, name, text in told(piece.text) if not piece.part.earlier else ():
-        line = piece.line + piece.text.count("\n", 0, at)
-        state.setdefault(name, []).append(Evidence(source=source, line=line, text=text))
+def _judge(faults: Faults, one: Scan, answer: _Answer, state: dict[str, list[Evidence]], machine: _Machine) -> None:
+    """What nvidia-smi -q shows of the GPUs, by the rules for those of a node."""
+    gpus = list(smi_gpus(uncoloured("".join(answer.text)).splitlines()))
+    if gpus and not any(gpu.fault for _, gpu in gpus):
+        _prove(machine, one, "driver-answers", answer.line)
+    for fault, seen in _judged(faults, one.source, answer.line, gpus).items():
+        state.setdefault(fault, []).extend(seen)
+
+
+def _add_answers(machine: _Machine, one: Scan, piece: Piece) -> None:
+    """What programs answer in a piece: faults, proofs and versions."""
+    text = uncoloured(piece.text)
+    for at, name, words in told(text):
+        line = piece.line + text.count("\n", 0, at)
+        machine.told.append((name, Evidence(source=one.source, line=line, text=words), one))
+    for at, fact in proven(text):
+        _prove(machine, one, fact, piece.line + text.count("\n", 0, at))
+    machine.versions |= versions(text)
+
+
+def _prove(machine: _Machine, one: Scan, fact: str, line: int) -> None:
+    """A report is of one moment; in a text only what stands before is over."""
+    if one.part.report:
+        machine.proofs.add(fact)
+    else:
+        one.proofs[fact] = max(line, one.proofs.get(fact, 0))
 
 
 def _judged(faults: Faults, source: str, first: int, gpus: Sequence[tuple[int, NvmlGpu]]) -> dict[str, list[Evidence]]:

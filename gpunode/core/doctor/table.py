@@ -13,6 +13,7 @@ from gpunode.core.doctor.codes import REPORTS, CodeReport
 from gpunode.core.doctor.parts import Parts
 from gpunode.core.doctor.text import plain, small
 from gpunode.core.errors import InputError
+from gpunode.core.numbers import version_tuple
 
 # a fault of a lower layer brings about faults of higher ones
 LAYERS = ("package", "kernel", "driver", "fabric", "cuda", "container", "kubernetes")
@@ -39,6 +40,12 @@ class Message:
     general: bool = False
     of_gpu: bool = False
     also: tuple[str, ...] = ()
+    below: str = ""  # a program and the first of its versions that prints this no more: docker 23
+
+    def outdated(self, versions: Mapping[str, str]) -> bool:
+        """Whether the program, in the version that is known of it, does not print this any more."""
+        program, _, version = self.below.partition(" ")
+        return bool(version) and version_tuple(versions.get(program, "0")) >= version_tuple(version)
 
     @property
     def plain(self) -> bool:
@@ -69,6 +76,21 @@ class Action:
 
 
 @dataclass(frozen=True, kw_only=True)
+class When:
+    """What the fix is where a program is of these versions."""
+
+    of: str  # driver, toolkit, docker, kubernetes
+    since: str = ""
+    below: str = ""
+    fix: str
+
+    def holds(self, versions: Mapping[str, str]) -> bool:
+        if not (version := version_tuple(versions.get(self.of, ""))):
+            return False
+        return version >= version_tuple(self.since) and not (self.below and version >= version_tuple(self.below))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fault:
     """One thing that goes wrong on GPU nodes."""
 
@@ -82,7 +104,12 @@ class Fault:
     causes: tuple[str, ...] = ()  # ids of its consequences
     refuted_by: str = ""  # a fact of the same machine by which it is not, or not any more
     unit: str = ""  # systemd's unit that does not start by it: where that is active, what a log says of it is over
+    when: tuple[When, ...] = ()
     source: str
+
+    def fix_for(self, versions: Mapping[str, str]) -> str:
+        """The fix, as the versions that are known have it."""
+        return next((when.fix for when in self.when if when.holds(versions)), self.fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +151,7 @@ class Found:
     messages: list[Message] = field(default_factory=list)
     reports: list[CodeReport] = field(default_factory=list)
     ends: list[tuple[str, int]] = field(default_factory=list)  # programs whose earlier messages are over
+    needs: list[str] = field(default_factory=list)  # the text, where some message needs it in its log
 
 
 @dataclass(frozen=True)
@@ -149,11 +177,6 @@ class Faults:
         return self.read_codes()
 
     @cached_property
-    def needed(self) -> Any:
-        """ahocorasick.Automaton over lower-case text: what some message needs in its log."""
-        return _automaton({text: text for message in self.messages for text in message.needs})
-
-    @cached_property
     def finder(self) -> Any:
         """ahocorasick.Automaton over lower-case text; iter(text) → (place of the last letter, Found)."""
         by_text: dict[str, Found] = {}
@@ -161,6 +184,8 @@ class Faults:
             by_text.setdefault(message.text, Found(message.text)).messages.append(message)
         for report in REPORTS:
             by_text.setdefault(report.text, Found(report.text)).reports.append(report)
+        for text in {text for message in self.messages for text in message.needs}:
+            by_text.setdefault(text, Found(text)).needs.append(text)
         for text, programs, gap in self.parts.ends():
             by_text.setdefault(text, Found(text)).ends.extend((program, gap) for program in programs)
         return _automaton(by_text)
@@ -237,7 +262,8 @@ def parse_faults(files: Mapping[str, Mapping[str, Any]], actions: Mapping[str, A
 def _fault(row: Mapping[str, Any], layer: str, actions: Mapping[str, Action]) -> Fault:
     try:
         action, causes = actions[row["action"]], tuple(row.get("causes", ()))
-        return Fault(layer=layer, **{**row, "causes": causes, "action": action})
+        when = tuple(When(**one) for one in row.get("when", ()))
+        return Fault(layer=layer, **{**row, "causes": causes, "action": action, "when": when})
     except (KeyError, TypeError) as error:
         raise InputError(f"faults/{layer}.toml: {row.get('id', row)!r}: {error}", expected="a complete row") from error
 
