@@ -23,9 +23,9 @@ _LEFT_OUT = ("rollout", "kubernetes", "accept")
 _OPENED = ("runtimes", "sharing")  # what is in these has a name of its own: gpunode_docker_default_runtime
 PREFIX = "gpunode_"
 OTHERS = (  # variables of the roles and playbooks that are no keys
-    "gpunode_spec gpunode_config gpunode_verify gpunode_plan gpunode_result gpunode_expect gpunode_smoke gpunode_hosts "
-    "gpunode_undo gpunode_scheduler gpunode_kubelet gpunode_control_plane gpunode_run gpunode_controller "
-    "gpunode_generation gpunode_break_lock gpunode_secrets"
+    "gpunode_spec gpunode_config gpunode_verify gpunode_plan gpunode_result gpunode_expect gpunode_values "
+    "gpunode_smoke gpunode_hosts gpunode_undo gpunode_scheduler gpunode_kubelet gpunode_control_plane gpunode_run "
+    "gpunode_controller gpunode_generation gpunode_break_lock gpunode_secrets"
 ).split()
 
 
@@ -124,7 +124,7 @@ def _read(value: Any, hint: Any) -> Any:
     """A text of the command line or a survey, as the key's type has it; what does not fit is left to the spec."""
     if not isinstance(value, str):
         return value
-    if typing.get_origin(hint) is tuple:
+    if typing.get_origin(hint) is tuple and not value.lstrip().startswith("["):
         return re.split(r"[,\s]+", value.strip(", \n"))
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     if any(kind is str or typing.get_origin(kind) is Literal for kind in kinds):
