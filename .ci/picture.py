@@ -18,7 +18,7 @@ WIDTH = 100
 KEPT = {
     "lab": r"demo-1 ",
     "detect": r"GPUs|driver ",
-    "plan": r"demo-1: driver |  [ \d]\d\. ",
+    "plan": r"demo-1: driver |  [ \d]\d\. |        (installs|removes): nvidia-(open|driver)",
     "provision": r"demo-1: (\S+\] )?(Install the NVIDIA driver|\w+ the (container engines|nvidia runtime)|ok|nothing)",
     "verify": r"demo-1: ok|  ok +(driver.smi|docker.gpus-all) ",
 }

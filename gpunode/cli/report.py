@@ -60,6 +60,7 @@ def report(
     from dataclasses import replace
 
     from gpunode.core.errors import InputError
+    from gpunode.core.report.text import counted
     from gpunode.edge import report as sources
 
     if schema:
@@ -83,7 +84,7 @@ def report(
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write to {output}: {error.strerror}", fix="choose another file") from error
-    echo(f"written: {output}, {len(made.hosts)} hosts", err=True)
+    echo(f"written: {output}, {counted(len(made.hosts), 'host')}", err=True)
     return 0
 
 

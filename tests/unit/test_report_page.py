@@ -352,4 +352,11 @@ def test_on_a_phone_each_host_has_its_state_and_what_happened_without_scrolling(
     assert [inside for _, inside in cells] == [True, True, True] and cells[2][0] > 130, cells
     assert page.execute_script("return document.documentElement.scrollWidth") == 390
     assert page.execute_script("return document.querySelector('.detail td').colSpan") == 3
+    # a table that goes on has a shadow there, and what stands in a cell stands on its bar
+    assert style(page, ".scroll", "backgroundAttachment") == "local, local, scroll, scroll"
+    gap = page.execute_script(
+        "const cell = document.querySelector('td.meter'), seen = getComputedStyle(cell);"
+        "return [parseFloat(seen.paddingRight), parseFloat(seen.backgroundSize.match(/- ([0-9.]+)px/)[1])]"
+    )
+    assert gap[1] < gap[0], gap
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
