@@ -406,9 +406,9 @@ def test_podmans_outcome_is_that_of_the_edit_and_of_the_specification(monkeypatc
     assert with_specification(PODMAN, UNCHANGED, check=False) == Outcome(
         status="changed", message="made", changed=("creates /a",)
     )
-    edited = Outcome(status="changed", message="1 file(s) changed", changed=("creates /b",))
+    edited = Outcome(status="changed", message="1 file changed", changed=("creates /b",))
     both = with_specification(PODMAN, edited, check=False)
-    assert both == Outcome(status="changed", message="1 file(s) changed; made", changed=("creates /b", "creates /a"))
+    assert both == Outcome(status="changed", message="1 file changed; made", changed=("creates /b", "creates /a"))
 
 
 def test_an_edit_that_failed_makes_no_specification(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def change(node: Node, kubelet: Kubelet, text: str, limit: int = 20, health: tup
 def test_the_change_stands_when_a_new_process_answers_and_stays(node: Node, kubelet: Kubelet) -> None:
     before = kubelet.process.pid
     outcome = change(node, kubelet, "new\n")
-    assert (outcome.status, outcome.message) == ("changed", f"2 file(s) changed, {kubelet.name_} started again")
+    assert (outcome.status, outcome.message) == ("changed", f"2 files changed, {kubelet.name_} started again")
     assert kubelet.process.pid != before
     assert (node.root / "asked").read_text() == "-k https://127.0.0.1:10259/healthz\n"
     assert [line["phase"] for line in node.journal][-2:] == ["intent", "done"]
@@ -223,7 +223,7 @@ def test_a_program_that_serves_and_could_not_be_asked_more_is_reported_so(node: 
 def test_nothing_is_awaited_where_no_kubelet_runs(node: Node, kubelet: Kubelet) -> None:
     (node.root / "active").write_text("inactive\n")
     outcome = change(node, kubelet, "ignored\n")
-    assert (outcome.status, outcome.message) == ("changed", "2 file(s) changed")
+    assert (outcome.status, outcome.message) == ("changed", "2 files changed")
     assert "does not run" in outcome.notes[0]
 
 

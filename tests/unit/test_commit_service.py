@@ -19,7 +19,7 @@ pytest_plugins = ("commit_fixtures",)
 def test_the_unit_is_notified_and_the_change_stays_when_it_is_healthy(node: Node) -> None:
     outcome = node.run(FileChange(path=str(node.config), data=b"new\n"), after=unit(node))
     assert outcome.status == "changed"
-    assert outcome.message == "1 file(s) changed, engine.service restarted"
+    assert outcome.message == "1 file changed, engine.service restarted"
     assert (node.notified(), (node.root / "running").read_text()) == (["restart"], "new\n")
     assert [line["phase"] for line in node.journal] == ["intent", "done"]
 
@@ -106,7 +106,7 @@ def test_a_socket_that_does_not_answer_is_unhealthy(dash: Node) -> None:
 
 def test_an_engine_that_takes_its_files_up_by_itself_is_not_reported(dash: Node) -> None:
     outcome = dash.write("new\n", unit(dash, verb=""))
-    assert (outcome.status, outcome.message, dash.notified()) == ("changed", "1 file(s) changed", [])
+    assert (outcome.status, outcome.message, dash.notified()) == ("changed", "1 file changed", [])
 
 
 def test_a_unit_that_dies_a_moment_later_is_unhealthy(dash: Node) -> None:

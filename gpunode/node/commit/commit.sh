@@ -332,6 +332,9 @@ holds_latest() {
 
 [ -e "$GPUNODE_IN/changes" ] || : >"$GPUNODE_IN/changes"
 [ -e "$GPUNODE_IN/state" ] || need_root
+# files_in LIST: how many there are, as people say it
+files_in() { awk 'END { print NR (NR == 1 ? " file" : " files") }' "$1"; }
+
 checking || lock
 recover
 compare
@@ -343,7 +346,7 @@ if grep -qsx 'reread yes' "$GPUNODE_IN/after" && ! keep_gpus; then
   finish refused "systemd has to read its units again, and would take their GPUs from running containers: $affected_containers" \
     "stop these containers first (docs/gpu-containers.md)"
 fi
-checking && changed "$(grep -c . "$GPUNODE_IN/.todo") file(s) would change"
+checking && changed "$(files_in "$GPUNODE_IN/.todo") would change"
 prepare
 stage_all
 validate_staged
@@ -363,4 +366,4 @@ if [ -n "$verb" ]; then
 fi
 accepted
 forget
-changed "$(grep -c . "$backup/plan") file(s) changed${told:+, $(action_done)}"
+changed "$(files_in "$backup/plan") changed${told:+, $(action_done)}"
