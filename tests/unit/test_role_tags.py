@@ -137,3 +137,23 @@ def test_the_parts_of_a_plan_folder_are_chosen_by_the_same_tags_and_the_check_of
     assert chosen("--tags", "gpunode_driver") == {*always, "gpunode_driver"}
     assert chosen("--skip-tags", "gpunode_driver") == {*always, "gpunode_toolkit"}
     assert chosen("--tags", "gpunode_preflight") == always
+
+
+ALONE = {  # a task with one action → what it says
+    "gpunode.node.plan: {}": "wrong.yml: unknown key 'drivers'",  # gpunode_config counts without a role, too
+    "gpunode.node.facts: {sections: [nonsense]}": "value of sections must be one or more of: system, os_release",
+}
+
+
+@pytest.mark.parametrize("task", ALONE)
+def test_an_action_alone_reads_the_variables_and_refuses_what_it_does_not_know(task: str, site: Path) -> None:
+    (site / "wrong.yml").write_text("drivers: {}\n")
+    (site / "site.yml").write_text(f"- hosts: all\n  gather_facts: false\n  tasks:\n    - {task}\n")
+    done = play(site, "-e", "gpunode_config=wrong.yml")
+    assert done.returncode == 2 and ALONE[task] in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(("words", "hosts"), [((), 0), (("--limit", "all"), 1), (("-e", "gpunode_hosts=all"), 1)])
+def test_uninstall_asks_for_its_hosts(words: tuple[str, ...], hosts: int, site: Path) -> None:
+    (site / "site.yml").write_text("- ansible.builtin.import_playbook: gpunode.node.uninstall\n")
+    assert f"hosts ({hosts})" in play(site, "--list-hosts", *words).stdout
