@@ -57,6 +57,7 @@ CUDA = Grammar("CUDA version", r"[0-9]{1,4}(?:\.[0-9]{1,4}){0,2}", 14, "nvcc(1)"
 UNIT = Grammar("unit name", r"[A-Za-z0-9:_.\\@-]+", 255, _SYSTEMD_UNIT)
 MODULE = Grammar("kernel module or parameter", r"[A-Za-z0-9_][A-Za-z0-9_-]*", 64, f"{_LINUX}/linux/moduleparam.h")
 SYSCTL = Grammar("sysctl key", r"[A-Za-z0-9][A-Za-z0-9_./*:@-]*", 255, "sysctl(8)")
+ARGUMENT_WORD = Grammar("kernel argument", r"[a-z][A-Za-z0-9_.]*=[A-Za-z0-9_.,:-]*", 255, "bootparam(7)")
 SETTING = Grammar("sysctl value", r"[A-Za-z0-9_./:,+ \t-]+", 255, "sysctl(8)")
 # printable, without backslash and braces
 PATH = Grammar("path", rf"[^\\{{}}\t\n{UNSAFE}]+", 4096, "path_resolution(7)")

@@ -24,6 +24,7 @@ from gpunode.core.secrets import Secrets, is_recorded, open_recorded, seal_spec
 from gpunode.core.solve import request_of, solve
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.core.spec.kubernetes import SharingSpec
+from gpunode.core.spec.tuning import TuningSpec
 from gpunode.edge.bundle.check import Bundles
 from gpunode.edge.bundle.lookup import Indexes
 from gpunode.edge.isolate import as_error
@@ -161,7 +162,8 @@ class DesiredState:
         docker = facts.containers.get("docker")  # by its containers the plan says whom a restart stops
         # self._specs keeps every spec alive: no two have the same id
         said = facts.nvml if spec.gpu.given else ()  # settings of GPUs are as the driver says them
-        kind = (facts_hash(facts), secret_parts(facts), docker, id(spec), archive, said)
+        host_too = (facts.tuning, facts.pcie, facts.rdma) if spec.tuning != TuningSpec() else ()
+        kind = (facts_hash(facts), secret_parts(facts), docker, id(spec), archive, said, repr(host_too))
         if kind not in self._planned:
             try:
                 self._planned[kind] = self._plan(host, facts, spec, secrets, archive)
@@ -185,6 +187,7 @@ class DesiredState:
 
     def _plan(self, host: str, facts: NodeFacts, spec: Spec, secrets: Secrets, archive: Archive) -> Planned:
         solution = self._shared(facts, spec, self._offered(facts, spec, secrets, archive))
+        solution = self._tuned(facts, spec, solution)
         missing: dict[str, str] = {}
         opened = secrets.open_spec(spec)
 
@@ -257,6 +260,17 @@ class DesiredState:
         driver = solution.driver.version if solution.driver else facts.driver.loaded
         found = choose_sharing(facts, spec.sharing, load_mig(), self.knowledge, driver=driver)
         return replace(solution, sharing=found, problems=(*solution.problems, *found.problems))
+
+    def _tuned(self, facts: NodeFacts, spec: Spec, solution: Solution) -> Solution:
+        """The solution with what is set on the host itself."""
+        if spec.tuning == TuningSpec():
+            return solution
+        from gpunode.core.items.tuning import choose_tuning
+        from gpunode.edge.load import load_tuning
+
+        found = choose_tuning(facts, spec.tuning, load_tuning(), self.knowledge)
+        reasons, problems = (*solution.reasons, *found.reasons), (*solution.problems, *found.problems)
+        return replace(solution, tuning=found, reasons=reasons, problems=problems)
 
     def _given_files(self, solution: Solution) -> Iterator[Problem]:
         """What is wrong with the installers that the spec names on this machine."""

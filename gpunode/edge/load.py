@@ -24,6 +24,7 @@ from gpunode.core.knowledge.kubernetes import KubeKnowledge, parse_kube_knowledg
 from gpunode.core.knowledge.questions import Questions, parse_questions
 from gpunode.core.knowledge.scheduler import SchedulerRules, parse_rules
 from gpunode.core.knowledge.support import Support, parse_support
+from gpunode.core.knowledge.tuning import TuningSetting, parse_tuning
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.sharing.mig import Product, parse_mig
@@ -80,6 +81,12 @@ def load_support() -> Mapping[str, Support]:
 def load_floors() -> tuple[Floor, ...]:
     """The rows of knowledge/floors.toml; read once a process."""
     return parse_floors(_table("floors"))
+
+
+@cache
+def load_tuning() -> tuple[TuningSetting, ...]:
+    """The rows of knowledge/tuning.toml; read once a process."""
+    return parse_tuning(_table("tuning"))
 
 
 def knowledge_tables() -> dict[str, Any]:

@@ -22,9 +22,9 @@ _BEFORE = {
         *_MANAGERS,
     ),
     "runfile.sh": ("common.sh", "lock.sh", "dkms.sh"),
-    "read_journal.sh": ("common.sh", "driver_state.sh", *_MANAGERS),
-    "restore.sh": ("common.sh", "lock.sh", "devices.sh", "reload.sh"),
-    "activate.sh": ("common.sh", "lock.sh", "driver_state.sh", "devices.sh", "reload.sh"),
+    "read_journal.sh": ("common.sh", "driver_state.sh", "arguments.sh", *_MANAGERS),
+    "restore.sh": ("common.sh", "lock.sh", "devices.sh", "reload.sh", "arguments.sh"),
+    "activate.sh": ("common.sh", "lock.sh", "driver_state.sh", "devices.sh", "reload.sh", "arguments.sh"),
     "probe.sh": (
         *("devices.sh", "probe_words.sh", "probe_machine.sh", "probe_links.sh", "probe_engines.sh", "probe_files.sh"),
     ),

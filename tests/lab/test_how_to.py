@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from grub import put_grub
 from page import Reader, section
 
 from gpunode.lab import Lab
@@ -152,6 +153,15 @@ TOOLS = {
     "gpu-fryer": "gpu-fryer-8-h100",
     "ib_write_bw": "ib-write-bw-200g",
 }
+
+
+def test_tune_a_training_pool(site: Site, run_gpunode: Any) -> None:
+    lab = site.host("gpu1", distro="debian:13", gpus=("h100",), engines=("containerd",))
+    run_gpunode("provision", "-i", lab.inventory, "-c", lab.spec, "--yes")
+    put_grub(lab)
+    site.follow("tuning.md", "Tune a training pool")
+    assert "iommu=pt" in at(lab, "cat /proc/cmdline")
+    assert at(lab, "cat /proc/sys/net/core/somaxconn").strip() == "8192"
 
 
 def test_accept_a_new_rack(site: Site) -> None:

@@ -140,9 +140,11 @@ def test_a_model_has_its_own_settings_and_the_rest_of_those_of_all() -> None:
 
 
 def test_ecc_is_for_the_node_to_keep_and_waits_for_a_reset() -> None:
-    steps, _ = planned(node(), {"ecc": False})
-    assert steps == {"activate": {"services": [], "ecc": {"*": "Disabled"}, "reboot": "if-needed"}}, "no unit for it"
+    assert planned(node(), {"ecc": False}) == ({}, []), "no unit for it"
     desired = DesiredState({**REST, "gpu": {"ecc": False}})
+    [step] = [one for one in desired.plan("node1", node()).plan.steps if one.id == "driver.activate"]
+    assert (step.value["ecc"], step.value["reboot"]) == ({"*": "Disabled"}, "if-needed")
+    assert step.disruptive == "GPU ECC: the node reboots"
     words = desired.pending(desired.plan("node1", node(ecc_pending="Disabled")))
     assert "Enabled, and Disabled after a reset; wanted Disabled" in words.values()
     assert planned(node(ecc_current="Disabled", ecc_pending="Disabled"), {"ecc": False}) == ({}, [])

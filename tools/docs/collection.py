@@ -98,13 +98,13 @@ class Part:
 
 PARTS = {
     "driver": Part(
-        sections=("driver", "reboot", "reboot_controller", "reboot_timeout", "image"),
+        sections=("driver", "reboot", "reboot_controller", "reboot_timeout", "image", "tuning"),
         example={"gpunode_driver_branch": "580"},
         disturbs="B(May reboot the node) where nothing else makes the driver run; C(gpunode_reboot: never) forbids "
         "that. A loaded driver is exchanged only while nothing uses the GPUs, else by that reboot.",
     ),
     "fabric": Part(
-        sections=("fabric", "gpu"),
+        sections=("fabric", "gpu", "tuning"),
         example={"gpunode_fabric_dcgm": "auto"},
         disturbs="Restarts DCGM and IMEX when their files change; reboots nothing.",
     ),
@@ -125,7 +125,7 @@ PARTS = {
         "GPUs in use are left alone.",
     ),
     "runtime": Part(
-        sections=("runtimes",),
+        sections=("runtimes", "tuning"),
         example={"gpunode_docker_manage": "install", "gpunode_docker_default_runtime": "nvidia"},
         disturbs="B(Restarts or reloads the container engines) whose configuration changes, and no other.",
     ),

@@ -7,16 +7,13 @@ link sleeps with it, so its generation counts only while it works; its width alw
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Callable, Iterator, Mapping
 
 from gpunode.core.checks.gpus import Verdict
-from gpunode.core.facts.machine import CONTAINERS
+from gpunode.core.facts.pcie import PcieTree, redirects
 from gpunode.core.knowledge import Knowledge, NvLinks
 from gpunode.core.model import Check, NodeFacts, NvmlGpu, PciLink, RdmaPort
 
-_REDIRECT = 0x2C  # of the ACS control word: P2P request and completion redirect, egress control
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # GT/s; 5 GT/s of older kernels
 _WORKS = ("P0", "P1", "P2")
 _RESEAT = "reseat the card, its riser and cables; compare with lspci -vv (LnkCap, LnkSta)"
@@ -25,7 +22,7 @@ _SLOW = 0.9  # of the speed that an NVLink has by the knowledge
 
 def link_checks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
     """pcie.*, nvlink.down, rdma.port, iommu.mode."""
-    tree = _Tree.of(facts)
+    tree = PcieTree.of(facts)
     if any(gpu.pcie_width for gpu in facts.nvml):  # else this driver was not asked
         yield _widths(facts, tree)
         yield _generations(facts, tree)
@@ -33,44 +30,6 @@ def link_checks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
     yield from _nvlinks(facts, knowledge)
     yield from _ports(facts)
     yield from _peers(facts, tree)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Tree:
-    """PCIe as it is on bare metal; without bridges in a guest, which sees those of its hypervisor."""
-
-    bare: bool
-    links: Mapping[str, PciLink]
-
-    @classmethod
-    def of(cls, facts: NodeFacts) -> _Tree:
-        bare = facts.virtualization in ("none", *CONTAINERS)
-        return cls(bare=bare, links={link.slot: link for link in facts.pcie} if bare else {})
-
-    def above(self, slot: str) -> PciLink | None:
-        link = self.links.get(slot)
-        return self.links.get(link.parent) if link else None
-
-    def path(self, slot: str) -> list[str]:
-        """The bridges above it, the nearest first."""
-        found: list[str] = []
-        while (bridge := self.above(slot)) and bridge.slot not in found:
-            found.append(bridge.slot)
-            slot = bridge.slot
-        return found
-
-    def cables(self) -> Iterator[tuple[PciLink, PciLink]]:
-        """(function, port above it) of each link: a downstream port and the upstream port above it share none."""
-        parents = {link.parent for link in self.links.values()}
-        seen = set()
-        for slot in self.links:
-            if slot in parents:
-                continue
-            ways = [slot, *self.path(slot)]
-            for below, above in zip(ways[::2], ways[1::2], strict=False):
-                if below not in seen:
-                    seen.add(below)
-                    yield self.links[below], self.links[above]
 
 
 def _checked(check_id: str, bad: list[str], unread: list[str], good: str, fix: str) -> Check:
@@ -86,7 +45,7 @@ def _checked(check_id: str, bad: list[str], unread: list[str], good: str, fix: s
 # ---------------------------------------------------------------- PCIe
 
 
-def _widths(facts: NodeFacts, tree: _Tree) -> Check:
+def _widths(facts: NodeFacts, tree: PcieTree) -> Check:
     bad, unread, words = [], [], []
     ids = {gpu.slot: gpu.id for gpu in facts.gpus}
     for gpu in facts.nvml:
@@ -113,7 +72,7 @@ def _widths(facts: NodeFacts, tree: _Tree) -> Check:
     return _checked("pcie.width", bad, unread, "; ".join(["PCIe links are as wide as they can be", *words]), _RESEAT)
 
 
-def _generations(facts: NodeFacts, tree: _Tree) -> Check:
+def _generations(facts: NodeFacts, tree: PcieTree) -> Check:
     bad, unread, asleep, words = [], [], [], []
     for gpu in facts.nvml:
         now, most, name = _number(gpu.pcie_generation), _number(gpu.pcie_generation_max), f"GPU {gpu.index}"
@@ -139,7 +98,7 @@ def _generations(facts: NodeFacts, tree: _Tree) -> Check:
 
 
 def _cards(
-    facts: NodeFacts, tree: _Tree, ability: Callable[[PciLink], tuple[int, int]]
+    facts: NodeFacts, tree: PcieTree, ability: Callable[[PciLink], tuple[int, int]]
 ) -> tuple[list[tuple[str, int, int]], list[str]]:
     """((slot, now, what both ends can) of network cards and switches with less, slots of those that were not read)."""
     gpus, less = {gpu.slot for gpu in facts.gpus}, []
@@ -165,7 +124,7 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
 
 
-def _errors(tree: _Tree) -> Iterator[Check]:
+def _errors(tree: PcieTree) -> Iterator[Check]:
     """AER counters since boot; correctable ones have no limit that a vendor names, and are said only."""
     counted = [link for link in tree.links.values() if link.fatal is not None or link.nonfatal is not None]
     if not counted:
@@ -282,19 +241,13 @@ def _port(port: RdmaPort) -> str:
 # ---------------------------------------------------------------- what stands between two devices
 
 
-def _peers(facts: NodeFacts, tree: _Tree) -> Iterator[Check]:
+def _peers(facts: NodeFacts, tree: PcieTree) -> Iterator[Check]:
     """ACS and IOMMU where two of the GPUs and RDMA devices are behind the same PCIe switch.
 
     Sources: docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (PCI Access Control Services), Linux
     Documentation/ABI/testing/sysfs-kernel-iommu_groups.
     """
-    devices = [gpu.slot for gpu in facts.gpus if not gpu.virtual_function]
-    devices += [slot for slot in dict.fromkeys(port.slot for port in facts.rdma) if slot in tree.links]
-    between: dict[str, None] = {}
-    for one, other in combinations(devices, 2):
-        mine, theirs = tree.path(one), tree.path(other)
-        if shared := [slot for slot in mine if slot in theirs]:
-            between |= dict.fromkeys(_up_to(mine, shared[0])) | dict.fromkeys(_up_to(theirs, shared[0]))
+    between, devices = tree.between(facts), tree.peers(facts)
     if not between:
         return
     if any(gpu.driver == "vfio-pci" for gpu in facts.gpus):
@@ -302,11 +255,11 @@ def _peers(facts: NodeFacts, tree: _Tree) -> Iterator[Check]:
         yield Check(id="pcie.acs", status="skipped", message=text)
         return
     words = {slot: tree.links[slot].acs for slot in between}
-    bad = [slot for slot, word in words.items() if word.startswith("0x") and int(word, 16) & _REDIRECT]
+    bad = [slot for slot, word in words.items() if redirects(word)]
     unread = [slot for slot, word in words.items() if not word]
     if bad:
         text = f"ACS sends what GPUs and network cards say to each other through the CPU: {', '.join(sorted(bad))}"
-        fix = "ACS off in the firmware, or at each boot: setpci -s SLOT ECAP_ACS+0x6.w=0000 for each of these"
+        fix = "ACS off in the firmware, or at each boot: tuning.acs: off; by hand: setpci -s SLOT ECAP_ACS+6.w=0:2c"
         yield Check(id="pcie.acs", status="warning", message=text, fix=fix)
     elif unread:
         text = f"the ACS of {', '.join(sorted(unread))} was not read"
@@ -322,18 +275,11 @@ def _iommu(modes: Mapping[str, str]) -> Check:
     unread = sorted(slot for slot, mode in modes.items() if not mode)
     if translated:
         text = f"the IOMMU translates every access of {_some(translated)}"
-        return Check(id="iommu.mode", status="warning", message=text, fix="iommu=pt on the kernel command line")
+        return Check(id="iommu.mode", status="warning", message=text, fix="tuning.iommu: passthrough")
     if unread:
         return Check(id="iommu.mode", status="not-proven", message=f"the IOMMU's mode of {_some(unread)} was not read")
     how = ", ".join(sorted(set(modes.values())))
     return Check(id="iommu.mode", status="passed", message=f"the IOMMU translates nothing ({how})")
-
-
-def _up_to(path: Iterable[str], end: str) -> Iterator[str]:
-    for slot in path:
-        if slot == end:
-            return
-        yield slot
 
 
 def _some(slots: list[str]) -> str:

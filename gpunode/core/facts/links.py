@@ -78,5 +78,8 @@ def read_tuning(probe: Probe) -> Tuning:
     return Tuning(
         governors=tuple(probe.values("tuning", "governor")),
         kernel_options={name: value for name, _, value in options},
+        arguments=tuple(probe.values("tuning", "argument")),
+        next_arguments=tuple(probe.values("tuning", "next")),
+        loader=probe.value("tuning", "loader"),
         imex_dra="dra" in probe.values("tuning", "imex"),
     )

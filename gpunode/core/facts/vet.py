@@ -14,6 +14,7 @@ from typing import Any
 
 from gpunode.core.grammar import (
     ARCH,
+    ARGUMENT_WORD,
     CDI_DEVICE,
     CDI_KIND,
     CODENAME,
@@ -179,7 +180,13 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "rate": NUMBER,
         "layer": WORD,
     },
-    Tuning: {"governors": WORD, "kernel_options": TextMapping(MODULE, WORD)},
+    Tuning: {
+        "governors": WORD,
+        "arguments": ARGUMENT_WORD,
+        "next_arguments": ARGUMENT_WORD,
+        "loader": WORD,
+        "kernel_options": TextMapping(MODULE, WORD),
+    },
     Topology: {"names": LINE, "links": LINE, "cpus": LINE, "numa": LINE},
     DriverState: {
         "loaded": VERSION,

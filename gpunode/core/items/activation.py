@@ -3,7 +3,8 @@
 Request files: `load`, `unload`, `services` (to enable and start), `enable` (to start at boot, not now), `restart`
 (where they run) one name a line, `initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`
 lines `NAME PATH` (the link /usr/local/NAME), `sysctl` lines `KEY VALUE` (in force now), `parameters` lines `NAME
-VALUE` (of the loaded nvidia module, as /proc/driver/nvidia/params shows them), `ecc` lines `MODEL Enabled` or
+VALUE` (of the loaded nvidia module, as /proc/driver/nvidia/params shows them), `arguments` lines `WORD present` or
+`WORD absent` (of the kernel's command line), `ecc` lines `MODEL Enabled` or
 `MODEL Disabled` (PCI id of GPUs, * for all others), `flavour` the one to be installed where another one is loaded,
 `check` (1) in check mode, and there `foretold`: what steps before would have done.
 Besides the usual lines the script prints
@@ -41,8 +42,13 @@ SHAPE = mapping(
     initramfs=flag("Whether the initramfs is rebuilt where it is stale."),
     links=flag("Whether GPU devices get their links in /dev/char."),
     alternatives=pairs("Links below /usr/local, by name, and where each leads.", _WORD, r"/[^\s]*"),
-    sysctl=pairs("Kernel settings, in force now.", _WORD, _WORD),
+    sysctl=pairs("Kernel settings, in force now.", _WORD, rf"{_WORD}( {_WORD})*"),
     parameters=pairs("Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.", _WORD, _SETTING),
+    arguments=pairs(
+        "Arguments of the kernel's command line: present or absent.",
+        r"[a-z][A-Za-z0-9_.]*=[A-Za-z0-9_.,:-]*",
+        "present|absent",
+    ),
     ecc=pairs(
         "ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.",
         r"\*|10de:[0-9a-f]{4}",
@@ -54,7 +60,7 @@ SHAPE = mapping(
 )
 _LISTS = ("load", "unload", "services", "enable", "restart")
 _FLAGS = ("initramfs", "links")
-_PAIRS = ("alternatives", "sysctl", "parameters", "ecc")
+_PAIRS = ("alternatives", "sysctl", "parameters", "ecc", "arguments")
 _FILE = re.compile(r"(?:creates|rewrites|removes) (/\S+)")
 _PACKAGE = re.compile(r"change \S+ from (\S+) to ")
 
@@ -169,7 +175,7 @@ def announced(changes: Iterable[str]) -> bytes:
 def activate_nothing(value: Mapping[str, Any]) -> bool:
     """Whether the value asks for nothing: then the node need not be asked.  Raises InputError."""
     check_value("activate", value, SHAPE)
-    return not any(value.get(key) for key in (*_LISTS, *_FLAGS, "alternatives", "sysctl", "ecc"))
+    return not any(value.get(key) for key in (*_LISTS, *_FLAGS, "alternatives", "sysctl", "ecc", "arguments"))
 
 
 def parse_activation(stdout: str) -> ActivationResult:

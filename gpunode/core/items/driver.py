@@ -10,7 +10,9 @@ from typing import Any
 from gpunode.core.items.activation import Module, ServiceItem, enabled_of, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File, render
+from gpunode.core.items.gpu_settings import Ecc, ecc_of
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, reboots
+from gpunode.core.items.kernel_argument import KernelArgument, arguments_of
 from gpunode.core.items.package import STEP as package_step
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.items.runfile import Installed, Uninstalled
@@ -229,7 +231,9 @@ def _parameters(facts: NodeFacts, parameters: Parameters, templates: Mapping[str
 def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """What loads the driver; of a machine that waits for its GPU units are enabled, and the initramfs is rebuilt."""
     if not case.spec.image.load:
-        return {"enable": enabled_of(mine), "initramfs": True, "reboot": "never"}
+        return {"enable": enabled_of(mine), "initramfs": True, "reboot": "never", **_beside(mine)}
+    if case.solution.driver is None:  # somebody else's, such as that of the GPU Operator
+        return {**_beside(mine), **reboots(case.spec)}
     driver, spec = case.solution.driver, case.spec
     flavour = [item.flavour for item in mine if isinstance(item, LoadedFlavour)]
     parameters = shown(spec.driver.module_parameters)
@@ -243,11 +247,30 @@ def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[st
         **reboots(spec),
         "services": services_of(mine),
         **({"parameters": parameters} if parameters else {}),
+        **_beside(mine),
     }
+
+
+def _beside(mine: Sequence[Item]) -> dict[str, Any]:
+    """What waits for a reboot as the driver may: here, as one reboot is enough for all."""
+    found = {"arguments": arguments_of(mine), "ecc": ecc_of(mine)}
+    return {key: value for key, value in found.items() if value}
 
 
 def disruption(case: HostCase, mine: Sequence[Item]) -> str:
     """Nothing can use the GPU while a driver that is loaded, or nouveau, is exchanged; the node may have to reboot."""
+    return "; ".join(filter(None, (_exchange(case, mine), _after_reboot(case, mine))))
+
+
+def _after_reboot(case: HostCase, mine: Sequence[Item]) -> str:
+    due = [item.name for item in mine if isinstance(item, Ecc | KernelArgument) and case.pending(item)]
+    if not due:
+        return ""
+    words = "the node reboots" if case.spec.reboot != "never" else "and reboot is never: after the next one"
+    return f"{', '.join(due)}: {words}"
+
+
+def _exchange(case: HostCase, mine: Sequence[Item]) -> str:
     if not case.spec.image.load:
         return ""
     reboot = "" if case.spec.reboot == "never" else ", or the node reboots"

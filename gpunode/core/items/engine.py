@@ -20,6 +20,7 @@ from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, KeyOf, Question, StepKind
 from gpunode.core.items.kubelet import driver_problem
+from gpunode.core.items.memlock import restarts as memlock_restarts
 from gpunode.core.items.package import PackageItem
 from gpunode.core.items.stopped_engine import stopped
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
@@ -119,6 +120,7 @@ def _edit_value(facts: NodeFacts, item: Configured) -> dict[str, Any]:
 def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """What engines and Kubernetes need, now."""
     sysctl = {item.setting: item.wanted for item in mine if isinstance(item, Sysctl)}
+    again = memlock_restarts(case)
     return {
         "load": [item.module for item in mine if isinstance(item, Module)],
         "unload": [],
@@ -128,6 +130,7 @@ def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[st
         "services": services_of(mine),
         **({"links": True} if any(isinstance(item, Links) for item in mine) else {}),
         **({"sysctl": sysctl} if sysctl else {}),
+        **({"restart": again} if again else {}),
     }
 
 
@@ -138,7 +141,15 @@ def activation_title(case: HostCase, mine: Sequence[Item]) -> str:
     return f"Start {' and '.join(units)}" if len(units) == len(mine) and set(units) <= stands else ""
 
 
-ACTIVATION = replace(activation_step(activation_value), title=activation_title)
+def activation_disruption(case: HostCase, mine: Sequence[Item]) -> str:
+    """A restart of Docker ends its containers, unless it keeps them (live-restore)."""
+    docker = case.facts.containers.get("docker")
+    if "docker.service" in memlock_restarts(case) and docker and docker.count != 0 and not docker.live_restore:
+        return "restarts docker: its containers end"
+    return ""
+
+
+ACTIVATION = replace(activation_step(activation_value, activation_disruption), title=activation_title)
 
 
 def disruption(case: HostCase, mine: Sequence[Item]) -> str:

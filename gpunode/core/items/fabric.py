@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpunode.core.items import gpu_settings
+from gpunode.core.items import gpu_settings, host_settings
 from gpunode.core.items.activation import ServiceItem, enabled_of, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File
-from gpunode.core.items.item import Found, HostCase, Item, ItemKey, Question, reboots
+from gpunode.core.items.item import Found, HostCase, Item, ItemKey, Question
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.solve.fabric import IMEX_NODES
 
@@ -19,6 +19,7 @@ _IMEX = "nvidia-imex.service"
 def wanted(question: Question) -> Found:
     """What the solution has of it, and the settings of the GPUs."""
     yield from gpu_settings.wanted(question)
+    yield from host_settings.wanted(question)
     fabric = question.solution.fabric
     if fabric is None:
         return
@@ -40,15 +41,11 @@ def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[st
     if not case.spec.image.load:
         return {"enable": enabled_of(mine)}
     nodes = case.items.get(ItemKey("fabric", "files", IMEX_NODES))
-    stale = {_IMEX: nodes is not None and case.pending(nodes), gpu_settings.UNIT: gpu_settings.stale(case)}
+    stale = {_IMEX: nodes is not None and case.pending(nodes)}
+    stale |= {gpu_settings.UNIT: gpu_settings.stale(case), host_settings.UNIT: host_settings.stale(case)}
     states = {unit: case.have.get(ServiceItem(role="fabric", unit=unit).key, "") for unit, due in stale.items() if due}
     again = [unit for unit, state in states.items() if state.startswith("active")]
-    ecc = gpu_settings.ecc_of(mine)
-    return {
-        "services": services_of(mine),
-        **({"restart": again} if again else {}),
-        **({"ecc": ecc, **reboots(case.spec)} if ecc else {}),
-    }
+    return {"services": services_of(mine), **({"restart": again} if again else {})}
 
 
-ACTIVATION = activation_step(activation_value, gpu_settings.disruption)
+ACTIVATION = activation_step(activation_value)

@@ -73,6 +73,8 @@ class Clocks(Setting):
 class Ecc(Setting):
     """ECC, which waits for a reset."""
 
+    role: str = "driver"
+
     def said(self, gpu: NvmlGpu) -> str:
         waits = gpu.ecc_pending not in ("", gpu.ecc_current)
         return f"{gpu.ecc_current}, and {gpu.ecc_pending} after a reset" if waits else gpu.ecc_current
@@ -170,15 +172,6 @@ def _refused(key: str, what: str) -> Problem:
 def ecc_of(items: Iterable[Item]) -> dict[str, str]:
     """PCI id, or OTHERS → the mode of ECC that is asked for, as activate.sh takes it."""
     return {item.model: item.value for item in items if isinstance(item, Ecc)}
-
-
-def disruption(case: HostCase, mine: Iterable[Item]) -> str:
-    """ECC changes with a reset of the GPU, which gpunode leaves to a reboot."""
-    due = [item for item in mine if isinstance(item, Ecc) and case.pending(item)]
-    if not due:
-        return ""
-    words = "the node reboots" if case.spec.reboot != "never" else "and reboot is never: it is in force after the next"
-    return f"ECC is switched: {words}"
 
 
 def stale(case: HostCase) -> bool:

@@ -10,10 +10,12 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpunode.core.items.item import ABSENT, Item
+from gpunode.core.items.file import File
+from gpunode.core.items.item import ABSENT, Found, Item, Question
 from gpunode.core.model import Check, ConfigFile, NodeFacts
 
 CONF = "/etc/sysctl.d/99-gpunode.conf"
+TUNING_CONF = "/etc/sysctl.d/99-gpunode-tuning.conf"
 WANTED: Mapping[str, str] = {
     "net.bridge.bridge-nf-call-iptables": "1",
     "net.bridge.bridge-nf-call-ip6tables": "1",
@@ -30,13 +32,26 @@ class Sysctl(Item):
     role: str = "runtime"
     option: str = "activate"
     setting: str
+    value: str = ""  # "" that of WANTED
 
     @property
     def wanted(self) -> str:
-        return WANTED[self.setting]
+        return self.value or WANTED[self.setting]
 
     def actual(self, facts: NodeFacts) -> str:
-        return facts.sysctl.get(self.setting, ABSENT)
+        return " ".join(facts.sysctl.get(self.setting, ABSENT).split())
+
+
+def tuned(question: Question) -> Found:
+    """The settings of `tuning`, now and at every boot; without any a file that is there goes."""
+    tuning = question.solution.tuning
+    settings = tuning.sysctl if tuning else {}
+    if settings:
+        text = "# written by gpunode\n" + "".join(f"{key} = {value}\n" for key, value in settings.items())
+        yield File(role="runtime", path=TUNING_CONF, text=text)
+        yield from (Sysctl(setting=key, value=value) for key, value in settings.items())
+    elif TUNING_CONF in question.facts.files:
+        yield File(role="runtime", path=TUNING_CONF, text=None)
 
 
 @dataclass(frozen=True)

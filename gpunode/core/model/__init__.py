@@ -27,6 +27,7 @@ from gpunode.core.model.choice import (
     Solution,
     Step,
     ToolkitChoice,
+    TuningChoice,
     Undo,
     Unresolved,
 )
@@ -164,6 +165,7 @@ __all__ = [
     "ToolkitChoice",
     "Topology",
     "Tuning",
+    "TuningChoice",
     "Undo",
     "Unresolved",
     "Xid",

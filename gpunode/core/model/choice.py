@@ -198,6 +198,19 @@ class SharingChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TuningChoice:
+    """What is set on a host itself: see core/items/tuning.py."""
+
+    arguments: tuple[str, ...] = ()  # of the kernel's command line
+    sysctl: Mapping[str, str] = field(default_factory=dict)
+    acs: tuple[str, ...] = ()  # slots of the bridges that must not redirect
+    governor: str = ""
+    memlock: tuple[str, ...] = ()  # units
+    reasons: tuple[Reason, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Solution:
     """What solve() answers.  A part that is not wanted, or could not be solved, is None (then see `problems`)."""
 
@@ -206,6 +219,7 @@ class Solution:
     cuda: CudaChoice | None = None
     toolkit: ToolkitChoice | None = None
     sharing: SharingChoice | None = None
+    tuning: TuningChoice | None = None
     repositories: tuple[Repository, ...] = ()
     revoked_keys: tuple[str, ...] = ()  # fingerprints of repository keys that must go
     reasons: tuple[Reason, ...] = ()

@@ -92,6 +92,9 @@ class Tuning:
 
     governors: tuple[str, ...] = ()  # of all CPUs, each once
     kernel_options: Mapping[str, str] = field(default_factory=dict)  # PCI_P2PDMA: y, n; not there: not read
+    arguments: tuple[str, ...] = ()  # of the running kernel's command line, those that concern us
+    next_arguments: tuple[str, ...] = ()  # the same of the entry that boots next
+    loader: str = ""  # what writes the boot entries: update-grub, grubby
     imex_dra: bool = False  # NVIDIA's DRA driver for ComputeDomains, which has IMEX of its own, is on the node
 
 

@@ -18,12 +18,15 @@ from gpunode.core.items import (
     fabric,
     file,
     first_boot,
+    kernel_argument,
+    memlock,
     package,
     preflight,
     repository,
     runfile,
     sharing,
     smoke,
+    sysctl,
     toolkit,
 )
 from gpunode.core.items.item import Found, Item, Question, StepKind, Wanted
@@ -66,7 +69,7 @@ ROLES = (
     Role(
         name="driver",
         short="Installs the NVIDIA driver, holds it, and makes it run",
-        wanted=(repository.wanted, driver.wanted),
+        wanted=(repository.wanted, driver.wanted, kernel_argument.wanted),
     ),
     Role(
         name="fabric",
@@ -84,7 +87,7 @@ ROLES = (
     Role(
         name="runtime",
         short="Installs container engines and registers the nvidia runtime with them",
-        wanted=(engine.wanted,),
+        wanted=(engine.wanted, sysctl.tuned, memlock.wanted),
     ),
     Role(name="verify", short="Proves by real use that the GPUs work, in containers too"),
 )

@@ -23,6 +23,7 @@ from gpunode.core.spec.rollout import RolloutSpec, check_rollout
 from gpunode.core.spec.runfile import RunfileSpec, check_runfiles
 from gpunode.core.spec.source import SourceSpec, check_sources
 from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec, check_toolkit
+from gpunode.core.spec.tuning import NEVER, TuningSpec, check_tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +150,7 @@ class Spec:
 
     driver: DriverSpec = option(DriverSpec(), "NVIDIA driver")
     gpu: GpuSpec = option(GpuSpec(), "settings of the GPUs")
+    tuning: TuningSpec = option(TuningSpec(), "settings of the host that decide how fast its GPUs are")
     cuda: CudaSpec = option(CudaSpec(), "CUDA toolkits on the host")
     toolkit: ToolkitSpec = option(ToolkitSpec(), "NVIDIA Container Toolkit")
     fabric: FabricSpec = option(FabricSpec(), "NVLink domains and DCGM")
@@ -269,6 +271,8 @@ class _Reader:
 
 
 def _unknown(key: object, known: Iterable[str], *, path: str, where: str) -> InputError:
+    if path == "tuning" and str(key) in NEVER:
+        return InputError(f"{where}: tuning.{key} is refused: it {NEVER[str(key)]}", fix="remove it")
     near = difflib.get_close_matches(str(key), known, n=1)
     return InputError(
         f"{where}: unknown key {_join(path, key)!r}",
@@ -329,6 +333,7 @@ def _rules(spec: Spec, where: str) -> Iterator[Callable[[], None]]:
     yield partial(check_image, spec.image, where)
     yield partial(check_parameters, spec.driver.module_parameters, where)
     yield partial(check_gpu, spec.gpu, where)
+    yield partial(check_tuning, spec.tuning, where)
     yield partial(_check_reboot, spec, where)
     yield partial(check_rollout, spec.rollout, where)
     yield partial(_check_version, spec.driver, where)

@@ -85,6 +85,7 @@ KINDS: Mapping[str, StateKind] = {
     "sysctl": StateKind(by_people=True, theirs=True, setting=True),
     "link": _Link(by_people=True, theirs=True, setting=True),
     "ecc": StateKind(by_people=True, theirs=True, setting=True, called="ECC of "),
+    "argument": StateKind(by_people=True, theirs=True, setting=True, called="the kernel argument "),
     "cdi": StateKind(by_packages=True, setting=True),
     "initramfs": _Initramfs(by_packages=True, setting=True),
     "user": StateKind(by_packages=True, setting=True),

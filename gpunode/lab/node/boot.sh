@@ -47,11 +47,17 @@ release_of() {
     echo "$1"
 }
 
+# boot_arguments: those of the entry that GRUB would boot, where the node has GRUB
+boot_arguments() {
+    found=$(sed -n 's/^[[:space:]]*linux[[:space:]]*[^ ]* //p' /boot/grub/grub.cfg 2>/dev/null | head -n 1)
+    echo "${found:-root=/dev/vda1 ro quiet}"
+}
+
 start_kernel() {
     choose_kernel
     release=$(cat "$lab/kernel")
     cat /proc/sys/kernel/random/uuid >"$lab/boot_id"
-    echo "BOOT_IMAGE=/boot/vmlinuz-$release root=/dev/vda1 ro quiet" >"$lab/cmdline"
+    echo "BOOT_IMAGE=/boot/vmlinuz-$release $(boot_arguments)" >"$lab/cmdline"
     echo "Linux version $release (gpunode-lab) #1 SMP PREEMPT_DYNAMIC" >"$lab/version"
     mkdir -p "$lab/sys/bus/pci/devices" "$lab/sys/bus/pci/drivers" "$lab/sys/module" "$lab/proc/driver"
     find "$lab/sys/module" "$lab/proc/driver" "$lab/sys/bus/pci/drivers" -mindepth 1 -delete

@@ -269,6 +269,36 @@ settings() {
   done <"$GPUNODE_IN/.settings"
 }
 
+# ---------------------------------------------------------------- the kernel's command line
+
+# WORD present|absent: in the boot entries by the distribution's own tool, and in force after a reboot
+arguments() {
+  requested arguments >"$GPUNODE_IN/.arguments"
+  [ -s "$GPUNODE_IN/.arguments" ] || return 0
+  while read -r word state; do
+    now=$(argument "${word%%=*}")
+    case $state:$now in present:"$word") continue ;; absent:*) [ "$now" = "$word" ] || continue ;; esac
+    case $state in present) wanted=$word ;; *) wanted=absent ;; esac
+    checking || write_argument "${word%%=*}" "$now" "$wanted"
+    changed "kernel argument $word: $state in the boot entries ($(loader))"
+  done <"$GPUNODE_IN/.arguments"
+  while read -r word state; do
+    case "$state: $(cat /proc/cmdline) " in
+      absent:* | *" $word "*) ;;
+      *) needs_reboot "$word is on the kernel's command line from the next boot on" ;;
+    esac
+  done <"$GPUNODE_IN/.arguments"
+}
+
+# write_argument NAME NOW WANTED
+write_argument() {
+  prior argument "$1" "$2" "$3"
+  set_argument "$1" "$3" "$2" >>"$log" 2>&1 || fail "$(loader) failed" "see the log"
+  now=$(argument "$1")
+  [ "$now" = "$3" ] || [ "$3:$(loader)" = absent:update-grub ] ||
+    fail "$(loader) leaves $now in the boot entries, and $3 is wanted" "what else sets the kernel's command line on this node?"
+}
+
 # ---------------------------------------------------------------- the GPUs themselves
 
 # MODEL Enabled|Disabled: ECC, which a GPU keeps over boots and which waits for its reset: that is left to a reboot, which
@@ -421,6 +451,10 @@ services() {
 restarts() {
   for unit in $(requested restart); do
     systemctl is-active -q "$unit" || continue
+    [ "$(systemctl show -p NeedDaemonReload "$unit" 2>/dev/null)" != NeedDaemonReload=yes ] || {
+      spare_containers "$unit"
+      checking || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
+    }
     checking || begin restart "$unit"
     changed "restart of $unit"
     restarted="$restarted $unit"
@@ -473,6 +507,7 @@ links
 enables
 services
 restarts
+arguments
 ecc
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"

@@ -8,7 +8,7 @@ nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvi
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
 rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
 snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
-gpunode-firstboot.service gpunode-gpu.service gpunode-mig.service gpunode-mps.service nvidia-mig-manager.service
+gpunode-firstboot.service gpunode-gpu.service gpunode-host.service gpunode-mig.service gpunode-mps.service nvidia-mig-manager.service
 unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
 
 # ---------------------------------------------------------------- CUDA and the container toolkit
@@ -423,6 +423,10 @@ probe_sysctl() {
   local key
   for key in ipv4.ip_forward bridge.bridge-nf-call-iptables bridge.bridge-nf-call-ip6tables; do
     first "/proc/sys/net/${key%%.*}/${key#*.}" && line "net.$key $REPLY"
+  done
+  for key in fs.inotify.max_user_instances fs.inotify.max_user_watches kernel.numa_balancing \
+    $(sed -n 's/^\([a-z][A-Za-z0-9_./-]*\) = .*/\1/p' /etc/sysctl.d/99-gpunode-tuning.conf 2>/dev/null); do
+    first "/proc/sys/$(printf '%s' "$key" | tr . /)" && line "$key $REPLY"
   done
   return 0
 }

@@ -119,6 +119,11 @@ hidden_devices() {
 
 # ---------------------------------------------------------------- settings of the host
 
+# kernel_arguments WORD: those that concern us, of a command line
+kernel_arguments() {
+  tr ' ' '\n' | sed -n "s/^\(\(iommu\|iommu\.passthrough\|init_on_alloc\)=[A-Za-z0-9_.,:-]*\)\$/| $1 \1/p"
+}
+
 probe_tuning() {
   local governors file kernel
   governors=' '
@@ -126,6 +131,14 @@ probe_tuning() {
     first "$file" || continue
     case $governors in *" $REPLY "*) ;; *) governors="$governors$REPLY " && line "governor $REPLY" ;; esac
   done
+  kernel_arguments argument </proc/cmdline
+  if have update-grub && [ -d /etc/default ]; then
+    line "loader update-grub"
+    sed -n 's/^[[:space:]]*linux[a-z]*[[:space:]]//p' /boot/grub/grub.cfg 2>/dev/null | head -n 1 | kernel_arguments next
+  elif have grubby && [ "$(id -u)" = 0 ]; then
+    line "loader grubby"
+    within 5 grubby --info=DEFAULT 2>/dev/null </dev/null | sed -n 's/^args="\(.*\)"/\1/p' | kernel_arguments next
+  fi
   any /var/lib/kubelet/plugins/compute-domain.nvidia.com && line "imex dra"
   any /sys/class/infiniband/* || return 0
   kernel=$(uname -r)

@@ -121,6 +121,7 @@ kernel() {
     if [ -d "/sys/module/$name" ]; then report module "$name" loaded; else report module "$name" absent; fi
   done
   for key in $(states sysctl); do report sysctl "$key" "$(cat "/proc/sys/$(printf '%s' "$key" | tr . /)" 2>/dev/null)"; done
+  for name in $(states argument); do report argument "$name" "$(argument "$name")"; done
   for gpu in $(states ecc); do report ecc "$gpu" "$(ecc_next "$gpu")"; done
   for path in $(states link); do report link "$path" "$(readlink "$path" || echo absent)"; done
   for kind in cdi initramfs; do

@@ -100,6 +100,17 @@ ecc() {
   done <"$GPUNODE_IN/.ecc"
 }
 
+# NAME NAME=VALUE|absent: arguments of the kernel in the boot entries; a file of update-grub's has gone before
+arguments() {
+  requested argument >"$GPUNODE_IN/.arguments"
+  while read -r name wanted; do
+    now=$(argument "$name")
+    [ "$now" != "$wanted" ] || continue
+    checking || set_argument "$name" "$wanted" "$now" >>"$log" 2>&1 || { trouble "the kernel argument $name could not be put back" && continue; }
+    changed "kernel argument $name: $wanted in the boot entries"
+  done <"$GPUNODE_IN/.arguments"
+}
+
 links() {
   local path
   requested link >"$GPUNODE_IN/.links"
@@ -216,6 +227,7 @@ disable_units
 ecc
 reload_units
 alternatives
+arguments
 settings
 links
 made cdi

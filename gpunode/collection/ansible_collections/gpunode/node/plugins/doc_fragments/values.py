@@ -61,6 +61,10 @@ options:
         type: dict
         description:
           - Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.
+      arguments:
+        type: dict
+        description:
+          - 'Arguments of the kernel''s command line: present or absent.'
       ecc:
         type: dict
         description:
@@ -423,6 +427,10 @@ options:
             type: dict
             description:
               - Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.
+          arguments:
+            type: dict
+            description:
+              - 'Arguments of the kernel''s command line: present or absent.'
           ecc:
             type: dict
             description:

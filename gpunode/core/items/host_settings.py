@@ -1,0 +1,72 @@
+"""Frequency governor and ACS of bridges: a unit that sets them at every boot, and undoes it when it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpunode.core.items.activation import ServiceItem
+from gpunode.core.items.file import File
+from gpunode.core.items.item import Found, HostCase, Item, Question
+from gpunode.core.items.tuning import still_redirects
+from gpunode.core.model import NodeFacts, TuningChoice
+
+UNIT = "gpunode-host.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+PROGRAM = "/usr/lib/gpunode/host-settings"
+VALUES = "/etc/gpunode/host-settings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Governor(Item):
+    """The frequency governor of all CPUs."""
+
+    NAME = "frequency governor"
+    WANTED = "{governor}"
+    role: str = "fabric"
+    option: str = "activate"
+    governor: str
+
+    def actual(self, facts: NodeFacts) -> str:
+        return ", ".join(sorted(facts.tuning.governors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acs(Item):
+    """A bridge that does not send what two devices say to each other up to the CPU."""
+
+    NAME = "ACS of {slot}"
+    WANTED = "no redirect"
+    role: str = "fabric"
+    option: str = "activate"
+    slot: str
+
+    def actual(self, facts: NodeFacts) -> str:
+        return "redirects" if still_redirects(facts, self.slot) else self.wanted
+
+
+def wanted(question: Question) -> Found:
+    """The unit and what it sets; without any of it in the spec a unit that is there is left with nothing to set."""
+    tuning = question.solution.tuning or TuningChoice()
+    settings = list(_settings(tuning))
+    if not settings and VALUES not in question.facts.files:
+        return
+    lines = [*([f"governor {tuning.governor}"] if tuning.governor else []), *(f"acs {slot}" for slot in tuning.acs)]
+    yield File(role="fabric", path=PROGRAM, text=question.templates["host-settings.sh.j2"], mode="0755")
+    yield File(role="fabric", path=VALUES, text="# written by gpunode\n" + "".join(f"{line}\n" for line in lines))
+    yield File(role="fabric", path=UNIT_FILE, text=question.templates["host.service.j2"])
+    yield ServiceItem(role="fabric", unit=UNIT)
+    yield from settings
+
+
+def _settings(tuning: TuningChoice) -> Iterator[Item]:
+    if tuning.governor:
+        yield Governor(governor=tuning.governor)
+    yield from (Acs(slot=slot) for slot in tuning.acs)
+
+
+def stale(case: HostCase) -> bool:
+    """Whether the unit has to run again."""
+    mine = (PROGRAM, VALUES)
+    own = (one for one in case.items.values() if isinstance(one, Governor | Acs) or getattr(one, "path", "") in mine)
+    return any(map(case.pending, own))

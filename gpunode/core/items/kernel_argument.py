@@ -1,0 +1,66 @@
+"""Arguments of the kernel's command line, written by the distribution's own tool and read from /proc/cmdline after it.
+
+Debian and Ubuntu: a file of our own in /etc/default/grub.d, then update-grub.  Red Hat's family: grubby, which writes
+every boot entry and those of kernels to come; a file of our own says which arguments are gpunode's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpunode.core.items.file import File
+from gpunode.core.items.item import ABSENT, Found, Item, Question
+from gpunode.core.model import NodeFacts
+
+FILES = {"update-grub": "/etc/default/grub.d/90-gpunode.cfg", "grubby": "/etc/gpunode/kernel-arguments"}
+_HEAD = "# written by gpunode: arguments of the kernel's command line\n"
+_IN_FORCE = "in force, and at every boot"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelArgument(Item):
+    """An argument that the running kernel and the entry that boots next have; or one that was gpunode's and goes."""
+
+    NAME = "kernel argument {word}"
+    role: str = "driver"
+    option: str = "activate"
+    word: str
+    goes: bool = False
+
+    @property
+    def wanted(self) -> str:
+        return ABSENT if self.goes else _IN_FORCE
+
+    def actual(self, facts: NodeFacts) -> str:
+        now, later = self.word in facts.tuning.arguments, self.word in facts.tuning.next_arguments
+        if self.goes:  # the running kernel keeps it until the next boot
+            return "at the next boot, too" if later else ABSENT
+        return _IN_FORCE if now and later else "after a reboot" if later else "until the next boot" if now else ABSENT
+
+
+def wanted(question: Question) -> Found:
+    """The file and the arguments; those of a file that says others go."""
+    tuning, facts = question.solution.tuning, question.facts
+    words, path = (tuning.arguments if tuning else ()), FILES.get(facts.tuning.loader, "")
+    before = _of_file(facts, path)
+    if not path or not (words or before):
+        return
+    quoted = " ".join(words)
+    line = f'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT {quoted}"' if path.endswith(".cfg") else quoted
+    yield File(role="driver", path=path, text=f"{_HEAD}{line}\n" if words else None)
+    yield from (KernelArgument(word=word) for word in words)
+    yield from (KernelArgument(word=word, goes=True) for word in before if word not in words)
+
+
+def _of_file(facts: NodeFacts, path: str) -> list[str]:
+    """The arguments that our file names."""
+    file = facts.files.get(path)
+    lines = (file.data or b"").decode(errors="replace").splitlines() if file else []
+    return re.findall(r"(?<![\w$\"])[a-z][\w.]*=[\w.,:-]+", lines[-1] if lines else "")
+
+
+def arguments_of(items: Iterable[Item]) -> dict[str, str]:
+    """Argument → present or absent, as activate.sh takes it."""
+    return {item.word: "absent" if item.goes else "present" for item in items if isinstance(item, KernelArgument)}

@@ -1,0 +1,45 @@
+"""What the processes of engines and the kubelet may lock: a drop-in for each unit, in force once it was restarted."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+
+from gpunode.core.items.file import File
+from gpunode.core.items.item import Found, HostCase, Item, Question
+from gpunode.core.model import NodeFacts, TuningChoice
+
+_NAME = "90-gpunode-memlock.conf"
+_TEXT = "# written by gpunode: RDMA locks the memory that it uses\n[Service]\nLimitMEMLOCK=infinity\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memlock(Item):
+    """The limit of a unit's processes."""
+
+    NAME = "memlock of {unit}"
+    WANTED = "infinity"
+    role: str = "runtime"
+    option: str = "activate"
+    unit: str
+
+    def actual(self, facts: NodeFacts) -> str:
+        service = facts.services.get(self.unit.removesuffix(".service"))
+        return service.memlock or "not read" if service else "not read"
+
+
+def wanted(question: Question) -> Found:
+    """A drop-in for each unit; those of units that are no longer asked for go."""
+    tuning, facts = question.solution.tuning or TuningChoice(), question.facts
+    for unit in tuning.memlock:
+        yield File(role="runtime", path=f"/etc/systemd/system/{unit}.d/{_NAME}", text=_TEXT)
+        yield Memlock(unit=unit)
+    for path in facts.files:
+        unit = posixpath.basename(posixpath.dirname(path)).removesuffix(".d")
+        if posixpath.basename(path) == _NAME and unit not in tuning.memlock:
+            yield File(role="runtime", path=path, text=None)
+
+
+def restarts(case: HostCase) -> list[str]:
+    """The units that run without what is asked for."""
+    return [item.unit for item in case.items.values() if isinstance(item, Memlock) and case.pending(item)]

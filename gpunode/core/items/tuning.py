@@ -1,0 +1,98 @@
+"""Which settings of the host are made (`tuning`), from what gpunode.yml asks and what the node can: a TuningChoice.
+
+The kinds are modules of their own: kernel_argument, host_settings, memlock, sysctl.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from gpunode.core.engines import ROWS
+from gpunode.core.facts.pcie import PcieTree, redirects
+from gpunode.core.knowledge import Knowledge
+from gpunode.core.knowledge.tuning import TuningSetting
+from gpunode.core.model import NodeFacts, Problem, Reason, TuningChoice
+from gpunode.core.spec.tuning import TuningSpec
+
+_GRACE = re.compile(r"\bG[HB]\d")  # GH200, GB200, GB300: their CPU is Grace
+
+
+def choose_tuning(
+    facts: NodeFacts, spec: TuningSpec, rows: Sequence[TuningSetting], knowledge: Knowledge
+) -> TuningChoice:
+    """What is set, with reasons and warnings; problems name what this node cannot."""
+    asked = [row for row in rows if row.key in spec.given]
+    problems = [problem for row in asked for problem in _impossible(row, facts, knowledge)]
+    words = {row.kind: row.words(facts.arch) for row in asked}
+    pairs = (word.partition("=") for row in asked if row.kind == "sysctl" for word in row.words(facts.arch))
+    return TuningChoice(
+        arguments=tuple(word for row in asked if row.kind == "argument" for word in row.words(facts.arch)),
+        sysctl={**{key: value for key, _, value in pairs}, **spec.sysctl},
+        acs=tuple(sorted(_bridges(facts))) if "acs" in words else (),
+        governor="".join(words.get("governor", ())),
+        memlock=tuple(_units(facts)) if "memlock" in words else (),
+        reasons=tuple(_reasons(asked)),
+        problems=tuple(problems),
+    )
+
+
+def _reasons(asked: Sequence[TuningSetting]) -> Iterator[Reason]:
+    for row in asked:
+        yield Reason(what=f"tuning.{row.key}", why=f"{row.why} (evidence: {row.evidence})", source=row.source)
+        yield Reason(what=f"warning: tuning.{row.key}", why=row.warning, source=row.source)
+
+
+def _bridges(facts: NodeFacts) -> Iterator[str]:
+    """All with ACS between two devices: also those that do not redirect, as gpunode has seen to it already."""
+    tree = PcieTree.of(facts)
+    yield from (slot for slot in tree.between(facts) if tree.links[slot].acs.startswith("0x"))
+
+
+def _units(facts: NodeFacts) -> Iterator[str]:
+    """Units of the container engines and of the kubelet that run here."""
+    names = [row.unit for row in ROWS.values() if row.daemon]
+    names += [one.unit for one in facts.runtimes if one.unit]
+    for name in dict.fromkeys([*names, "kubelet.service"]):
+        service = facts.services.get(name.removesuffix(".service"))
+        if service and service.active == "active":
+            yield name if name.endswith(".service") else f"{name}.service"
+
+
+def _impossible(row: TuningSetting, facts: NodeFacts, knowledge: Knowledge) -> Iterator[Problem]:
+    models = [knowledge.gpu(gpu.id) for gpu in facts.gpus]
+    if row.only == "grace" and not (facts.arch == "aarch64" and any(one and _GRACE.search(one.name) for one in models)):
+        yield _refused(row, "it is for machines with NVIDIA's Grace CPU, and this is none")
+    elif row.kind == "argument":
+        unset = [word for word in row.words(facts.arch) if word not in facts.tuning.arguments]
+        if not row.words(facts.arch):
+            yield _refused(row, f"it is not known for {facts.arch}")
+        elif unset and not facts.tuning.loader:
+            yield Problem(
+                what=f"tuning.{row.key}: neither update-grub with /etc/default/grub.d nor grubby is on this node",
+                fix=f"put {unset[0]} on the kernel's command line by hand; plan and verify see it once it is in force",
+            )
+    elif row.kind == "acs":
+        yield from _acs(row, facts)
+    elif row.kind == "governor" and not facts.tuning.governors and "tuning" not in facts.unread:
+        yield _refused(row, "the CPUs of this node have no frequency governor")
+
+
+def _acs(row: TuningSetting, facts: NodeFacts) -> Iterator[Problem]:
+    tree = PcieTree.of(facts)
+    unread = [slot for slot in tree.between(facts) if not tree.links[slot].acs]
+    if any(gpu.driver == "vfio-pci" for gpu in facts.gpus):
+        yield _refused(row, "GPUs are given to virtual machines (vfio-pci), and ACS keeps these apart")
+    elif not tree.bare:
+        yield _refused(row, "this is a virtual machine: its bridges are the hypervisor's")
+    elif unread:
+        yield _refused(row, f"the ACS of {', '.join(sorted(unread))} was not read (probe as root)")
+
+
+def _refused(row: TuningSetting, what: str) -> Problem:
+    return Problem(what=f"tuning.{row.key}: {what}", fix=f"leave tuning.{row.key} out for this node (inventory group)")
+
+
+def still_redirects(facts: NodeFacts, slot: str) -> bool:
+    """Whether a bridge sends what devices say to each other up to the CPU."""
+    return redirects(next((link.acs for link in facts.pcie if link.slot == slot), ""))

@@ -1,0 +1,33 @@
+# shellcheck shell=sh
+# The kernel's command line in the boot entries.  Put before activate.sh, read_journal.sh and restore.sh.
+
+GRUB_CFG=/boot/grub/grub.cfg
+
+# loader: what writes the boot entries
+loader() {
+  if have update-grub && [ -d /etc/default ]; then echo update-grub; elif have grubby; then echo grubby; fi
+}
+
+# boot_arguments: the arguments of the entry that boots next
+boot_arguments() {
+  case $(loader) in
+    update-grub) sed -n 's/^[[:space:]]*linux[a-z]*[[:space:]]//p' "$GRUB_CFG" 2>/dev/null | head -n 1 ;;
+    grubby) grubby --info=DEFAULT 2>/dev/null </dev/null | sed -n 's/^args="\(.*\)"/\1/p' ;;
+  esac | tr ' ' '\n' | grep =
+}
+
+# argument NAME: the last NAME=VALUE of that entry, which counts, or absent
+argument() {
+  local _found
+  _found=$(boot_arguments | grep "^$1=" | tail -n 1)
+  echo "${_found:-absent}"
+}
+
+# set_argument NAME NAME=VALUE|absent FORMER: by grubby; update-grub takes it from the file that says so
+set_argument() {
+  case $(loader):$2 in
+    grubby:absent) grubby --update-kernel=ALL --remove-args="$3" ;;
+    grubby:*) grubby --update-kernel=ALL --args="$2" ;;
+    *) update-grub ;;
+  esac </dev/null 9>&-
+}

@@ -1,0 +1,336 @@
+"""`tuning` of gpunode.yml: what is refused, planned, set by the unit's program, and written into boot entries."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.core.errors import InputError
+from gpunode.core.facts import parse_probe
+from gpunode.core.items import host_settings, kernel_argument, memlock, sysctl
+from gpunode.core.items.activation import activate_request
+from gpunode.core.model import ConfigFile, NodeFacts, Outcome, PciLink, RdmaPort, Service, Tuning
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.spec import parse_spec
+from gpunode.edge import load
+from gpunode.edge.desired import DesiredState
+from gpunode.edge.load import load_tuning
+from gpunode.node import script
+
+TEMPLATES = Path(__file__).parents[2] / "gpunode/templates"
+H100 = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt"
+GRUB = kernel_argument.FILES["update-grub"]
+SWITCH, PORT_1, PORT_2, NIC = "0000:10:00.0", "0000:11:00.0", "0000:11:01.0", "0000:18:00.0"
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "resolve_key", lambda *_: b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n")
+
+
+def node(**more: Any) -> NodeFacts:
+    """Bare metal, where the GPU and a network card are behind one switch whose ports redirect."""
+    facts = parse_probe(H100.read_text())
+    [gpu] = facts.gpus
+    links = (
+        PciLink(slot=SWITCH, acs="none"),
+        PciLink(slot=PORT_1, parent=SWITCH, acs="0x001d"),
+        PciLink(slot=PORT_2, parent=SWITCH, acs="0x001d"),
+        PciLink(slot=gpu.slot, parent=PORT_1, acs="none"),
+        PciLink(slot=NIC, parent=PORT_2, acs="none"),
+    )
+    base: dict[str, Any] = {
+        "virtualization": "none",
+        "pcie": links,
+        "rdma": (RdmaPort(device="mlx5_0", port=1, slot=NIC),),
+        "tuning": Tuning(governors=("schedutil",), loader="update-grub"),
+    }
+    return replace(facts, **{**base, **more})
+
+
+def planned(facts: NodeFacts, tuning: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(values of the steps by role and option, problems)."""
+    plan = DesiredState({"driver": {"method": "preinstalled"}, "tuning": dict(tuning)}).plan("node1", facts).plan
+    return {step.id: step.value for step in plan.steps}, [problem.what for problem in plan.problems]
+
+
+def files_of(steps: Mapping[str, Any], role: str) -> dict[str, str | None]:
+    return {file["path"]: file["content"] for file in steps.get(f"{role}.files", ())}
+
+
+@pytest.mark.parametrize(
+    ("tuning", "words"),
+    [
+        ({"isolcpus": "1-7"}, "tuning.isolcpus is refused: it takes CPUs from the scheduler"),
+        ({"mitigations": "off"}, "tuning.mitigations is refused"),
+        ({"selinux": "off"}, "tuning.selinux is refused"),
+        ({"sysctl": {"kernel.panic": "1"}}, "tuning.sysctl has 'kernel.panic'"),
+        ({"sysctl": {"net.core.rmem_max": "1; reboot"}}, "tuning.sysctl.net.core.rmem_max is '1; reboot'"),
+    ],
+)
+def test_what_is_never_set_is_refused_with_the_reason(tuning: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse_spec({"tuning": tuning})
+
+
+def test_nothing_is_set_by_default_and_every_key_has_a_row() -> None:
+    assert planned(node(), {})[0].keys() == planned(node(), {"governor": "keep"})[0].keys()
+    keys = {row.key for row in load_tuning()}
+    everything = dict.fromkeys(vars(parse_spec({}).tuning), "x")
+    assert keys == set(everything) - {"sysctl"}
+
+
+@pytest.mark.parametrize(
+    ("tuning", "more", "words"),
+    [
+        ({"init_on_alloc": "off"}, {}, "tuning.init_on_alloc: it is for machines with NVIDIA's Grace CPU"),
+        ({"numa_balancing": "off"}, {}, "tuning.numa_balancing: it is for machines with NVIDIA's Grace CPU"),
+        ({"iommu": "passthrough"}, {"tuning": Tuning()}, "tuning.iommu: neither update-grub"),
+        ({"acs": "off"}, {"virtualization": "kvm"}, "tuning.acs: this is a virtual machine"),
+        ({"acs": "off"}, {"gpus": "vfio-pci"}, "tuning.acs: GPUs are given to virtual machines (vfio-pci)"),
+        ({"governor": "performance"}, {"tuning": Tuning()}, "tuning.governor: the CPUs of this node have no frequency"),
+    ],
+)
+def test_what_a_node_cannot_is_refused_with_the_reason(
+    tuning: Mapping[str, Any], more: dict[str, Any], words: str
+) -> None:
+    if driver := more.get("gpus"):
+        more = {"gpus": tuple(replace(gpu, driver=driver) for gpu in node().gpus)}
+    [problem] = planned(node(**more), tuning)[1]
+    assert problem.startswith(words)
+
+
+def test_the_page_has_every_setting_with_its_evidence_and_risk() -> None:
+    table = (Path(__file__).parents[2] / "docs/tuning.md").read_text()
+    for row in load_tuning():
+        [line] = [text for text in table.splitlines() if text.startswith(f"| `{row.key}: ")]
+        assert f"| {row.evidence} |" in line and row.warning in line
+        assert all(
+            word.rpartition(".")[2].partition("=")[0] in line for words in row.set.values() for word in words.split()
+        )
+
+
+def test_an_argument_set_by_hand_needs_no_boot_loader() -> None:
+    hand = node(tuning=Tuning(arguments=("iommu=pt",)))
+    assert planned(hand, {"iommu": "passthrough"})[1] == []
+
+
+def test_everything_is_planned_and_a_node_that_has_it_is_left() -> None:
+    asked = {
+        "iommu": "passthrough",
+        "acs": "off",
+        "governor": "performance",
+        "memlock": "unlimited",
+        "inotify": "raised",
+        "sysctl": {"net.core.rmem_max": "536870912"},
+    }
+    services = {"containerd": Service(name="containerd", active="active", enabled="enabled", memlock="8388608")}
+    before = node(services=services)
+    steps, problems = planned(before, asked)
+    assert problems == []
+    assert files_of(steps, "driver")[GRUB] == (
+        "# written by gpunode: arguments of the kernel's command line\n"
+        'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT iommu=pt"\n'
+    )
+    assert steps["driver.activate"]["arguments"] == {"iommu=pt": "present"}
+    assert steps["driver.activate"]["reboot"] == "if-needed"
+    values = files_of(steps, "fabric")[host_settings.VALUES]
+    assert values == f"# written by gpunode\ngovernor performance\nacs {PORT_1}\nacs {PORT_2}\n"
+    assert steps["fabric.activate"]["services"] == [host_settings.UNIT]
+    runtime = files_of(steps, "runtime")
+    assert str(runtime[sysctl.TUNING_CONF]).splitlines()[1:] == [
+        "fs.inotify.max_user_instances = 65535",
+        "fs.inotify.max_user_watches = 524288",
+        "net.core.rmem_max = 536870912",
+    ]
+    assert f"/etc/systemd/system/containerd.service.d/{memlock._NAME}" in runtime
+    assert steps["runtime.activate"]["restart"] == ["containerd.service"]
+    assert steps["runtime.activate"]["sysctl"]["net.core.rmem_max"] == "536870912"
+    desired = DesiredState({"driver": {"method": "preinstalled"}, "tuning": asked})
+    assert any("no longer kept" in text for text in desired.plan("node1", before).plan.warnings), "risks are shown"
+    after = _with(before, steps)
+    left = desired.pending(desired.plan("node1", after))
+    assert [
+        key for key in left if key.role in ("driver", "fabric") or "memlock" in key.name or "sysctl" in key.name
+    ] == []
+    drift = replace(after, tuning=replace(after.tuning, governors=("schedutil",)))
+    assert planned(drift, asked)[0]["fabric.activate"] == {"services": [], "restart": [host_settings.UNIT]}
+
+
+def _with(facts: NodeFacts, steps: Mapping[str, Any]) -> NodeFacts:
+    """The node as these steps leave it, after a reboot."""
+    import hashlib
+
+    files = dict(facts.files)
+    for id_ in ("driver.files", "fabric.files", "runtime.files"):
+        for one in steps.get(id_, ()):
+            data = one["content"].encode()
+            digest = hashlib.sha256(data).hexdigest()
+            files[one["path"]] = ConfigFile(
+                path=one["path"], sha256=digest, mode=int(one["mode"], 8), size=len(data), data=data
+            )
+    services = {name: replace(one, memlock="infinity") for name, one in facts.services.items()}
+    services["gpunode-host"] = Service(name="gpunode-host", active="active", enabled="enabled")
+    return replace(
+        facts,
+        files=files,
+        services=services,
+        sysctl={**facts.sysctl, **steps["runtime.activate"]["sysctl"]},
+        pcie=tuple(replace(one, acs=one.acs.replace("0x001d", "0x0011")) for one in facts.pcie),
+        tuning=replace(facts.tuning, governors=("performance",), arguments=("iommu=pt",), next_arguments=("iommu=pt",)),
+    )
+
+
+def test_an_argument_that_is_no_longer_asked_for_goes_from_the_boot_entries() -> None:
+    steps, _ = planned(node(), {"iommu": "passthrough"})
+    [file] = [one for one in steps["driver.files"] if one["path"] == GRUB]
+    there = ConfigFile(path=GRUB, sha256="0" * 64, data=file["content"].encode())
+    tuning = replace(node().tuning, arguments=("iommu=pt",), next_arguments=("iommu=pt",))
+    gone, _ = planned(node(files={**node().files, GRUB: there}, tuning=tuning), {})
+    assert files_of(gone, "driver")[GRUB] is None
+    assert gone["driver.activate"]["arguments"] == {"iommu=pt": "absent"}
+
+
+def test_grubby_has_a_file_that_says_what_is_gpunodes() -> None:
+    grubby = node(tuning=Tuning(loader="grubby"))
+    path = kernel_argument.FILES["grubby"]
+    assert str(files_of(planned(grubby, {"iommu": "passthrough"})[0], "driver")[path]).splitlines()[-1] == "iommu=pt"
+
+
+@pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]], ids=" ".join)
+def test_the_unit_sets_reads_back_and_restores(shell: list[str], tmp_path: Path) -> None:
+    """setpci is a stub with a register a slot: no bridge with ACS is at hand."""
+    cpus, values, before = tmp_path / "cpufreq", tmp_path / "values", tmp_path / "before"
+    for number, was in enumerate(("schedutil", "performance")):
+        (cpus / f"policy{number}").mkdir(parents=True)
+        (cpus / f"policy{number}/scaling_governor").write_text(f"{was}\n")
+    (tmp_path / "setpci").write_text(
+        f"""#!/bin/sh
+[ "$1" = -s ] || exit 1
+file={tmp_path}/acs.$2
+case $3 in
+ECAP_ACS+6.w) cat "$file" ;;
+ECAP_ACS+6.w=0:2c) printf '%04x\\n' "$((0x$(cat "$file") & ~0x2c))" >"$file.new" && mv "$file.new" "$file" ;;
+ECAP_ACS+6.w=*) echo "${{3#*=}}" >"$file" ;;
+*) exit 1 ;;
+esac
+"""
+    )
+    (tmp_path / "setpci").chmod(0o755)
+    (tmp_path / f"acs.{PORT_1}").write_text("001d\n")
+    text = (TEMPLATES / "host-settings.sh.j2").read_text()
+    for place, own in {
+        host_settings.VALUES: values,
+        "/run/gpunode-host-settings": before,
+        "/sys/devices/system/cpu/cpufreq": cpus,
+        "PATH=/usr/local/sbin": f"PATH={tmp_path}:/usr/local/sbin",
+    }.items():
+        assert place in text
+        text = text.replace(place, str(own))
+
+    def run(word: str) -> tuple[int, str, list[str]]:
+        done = subprocess.run([*shell, "-s", word], input=text, capture_output=True, text=True, check=False)
+        governors = [path.read_text().strip() for path in sorted(cpus.glob("*/scaling_governor"))]
+        return done.returncode, (tmp_path / f"acs.{PORT_1}").read_text().strip(), governors
+
+    values.write_text(f"# written by gpunode\ngovernor performance\nacs {PORT_1}\n")
+    assert run("apply") == run("apply") == (0, "0011", ["performance", "performance"])
+    assert run("restore") == (0, "001d", ["schedutil", "performance"]) and not before.exists()
+    values.write_text("acs 0000:99:00.0\n")
+    assert run("apply")[0] == 1, "a bridge that is not there"
+
+
+def test_the_real_setpci_knows_the_register(tmp_path: Path) -> None:
+    """By a dump of lspci -xxxx, which it reads in place of a machine."""
+    if subprocess.run(["which", "setpci"], capture_output=True, check=False).returncode:
+        pytest.skip("needs pciutils")
+    config = bytearray(4096)
+    config[0:4], config[0x100:0x104] = b"\xde\x10\x30\x23", b"\x0d\x00\x01\x00"
+    config[0x06], config[0x34], config[0x40:0x42] = 0x10, 0x40, b"\x10\x00"  # it is PCI Express
+    config[0x106:0x108] = b"\x1d\x00"
+    rows = (f"{at:02x}: {config[at : at + 16].hex(' ')}" for at in range(0, 4096, 16))
+    (tmp_path / "dump").write_text("00:01.0 Bridge\n" + "\n".join(rows) + "\n")
+    words = ["setpci", "-A", "dump", "-O", f"dump.name={tmp_path}/dump", "-s", "00:01.0", "ECAP_ACS+6.w"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "001d\n"
+
+
+LOADERS = {
+    "update-grub": """#!/bin/sh
+. "$NODE/default/grub"
+for file in "$NODE"/default/grub.d/*.cfg; do [ ! -e "$file" ] || . "$file"; done
+echo "linux /vmlinuz root=UUID=1 ro $GRUB_CMDLINE_LINUX_DEFAULT" >"$NODE/grub.cfg"
+""",
+    "grubby": """#!/bin/sh
+args=$(cat "$NODE/args")
+case $1:$2 in
+--info=DEFAULT:) echo "args=\\"$args\\"" ;;
+--update-kernel=ALL:--args=*)
+  new=${2#--args=}
+  echo "$(echo "$args" | tr ' ' '\\n' | grep -v "^${new%%=*}=" | tr '\\n' ' ')$new" >"$NODE/args" ;;
+--update-kernel=ALL:--remove-args=*)
+  echo "$args" | tr ' ' '\\n' | grep -vx -- "${2#--remove-args=}" | tr '\\n' ' ' >"$NODE/args" ;;
+*) exit 1 ;;
+esac
+""",
+}
+
+
+class BootEntries:
+    """A node of either loader; the real ones run in tests/lab/test_tuning.py."""
+
+    def __init__(self, folder: Path, loader: str) -> None:
+        self.folder, self.loader = folder, loader
+        for name in ("bin", "state", "default/grub.d"):
+            (folder / name).mkdir(parents=True)
+        (folder / "bin" / loader).write_text(LOADERS[loader])
+        (folder / "bin" / loader).chmod(0o755)
+        (folder / "default/grub").write_text('GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=on"\n')
+        (folder / "args").write_text("ro quiet iommu=on\n")
+        (folder / "cmdline").write_text("ro quiet\n")
+        if loader == "update-grub":
+            self.run_loader()
+
+    def run_loader(self) -> None:
+        subprocess.run([self.folder / "bin" / self.loader], env={**os.environ, "NODE": str(self.folder)}, check=True)
+
+    def script(self, name: str, **request: bytes) -> Outcome:
+        text = script(name)
+        for place in ("/boot/grub/grub.cfg", "/proc/cmdline", "/etc/default"):
+            text = text.replace(place, f"{self.folder}/{place.rpartition('/')[2]}")
+        given = {"state": f"{self.folder}/state\n".encode(), **request}
+        env = {"PATH": f"{self.folder}/bin:/usr/bin:/bin", "NODE": str(self.folder)}
+        done = subprocess.run(["sh"], input=program(text, given), capture_output=True, text=True, check=False, env=env)
+        return parse_outcome(done.stdout, done.returncode)
+
+    def entry(self) -> str:
+        return (self.folder / ("grub.cfg" if self.loader == "update-grub" else "args")).read_text()
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_an_argument_is_in_the_boot_entries_asks_for_one_reboot_and_is_undone(loader: str, tmp_path: Path) -> None:
+    node = BootEntries(tmp_path, loader)
+    before = node.entry()
+    ours = tmp_path / "default/grub.d/90-gpunode.cfg"
+    ours.write_text('GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT iommu=pt"\n')
+    request = activate_request({"arguments": {"iommu=pt": "present"}})
+    checked = node.script("activate.sh", **request, check=b"1\n")
+    assert checked.status == "changed" and node.entry() == before
+    done = node.script("activate.sh", **request)
+    assert done.message == "reboot needed: iommu=pt is on the kernel's command line from the next boot on", done
+    assert "iommu=pt" in node.entry()
+    (tmp_path / "cmdline").write_text("ro quiet iommu=pt\n")
+    assert node.script("activate.sh", **request).status == "unchanged"
+    [record] = [
+        json.loads(line) for line in (tmp_path / "state/journal.jsonl").read_text().splitlines() if "argument" in line
+    ]
+    assert (record["name"], record["from"], record["to"]) == ("iommu", "iommu=on", "iommu=pt")
+    ours.unlink()  # undo removes the file first
+    undone = node.script("restore.sh", argument=b"iommu iommu=on\n")
+    assert undone.status == "changed" and sorted(node.entry().split()) == sorted(before.split())
