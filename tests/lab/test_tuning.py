@@ -18,9 +18,7 @@ WISH = {
     "memlock": "unlimited",
     "sysctl": {"net.core.somaxconn": "8192"},  # of a node's own; most others are this machine's
 }
-READ = (
-    "cat /proc/sys/net/core/somaxconn; systemctl show -P LimitMEMLOCK containerd"
-)
+READ = "cat /proc/sys/net/core/somaxconn; systemctl show -P LimitMEMLOCK containerd"
 LIMIT = "grep 'Max locked' /proc/$(pidof containerd)/limits"
 
 
