@@ -28,10 +28,7 @@ from gpunode.core.solve.case import request_of
 from gpunode.edge.desired import Planned
 
 ROUNDS = 5  # the first plan, without repositories that could not be read, what the archive made of it, next candidates
-FETCHES = (
-    "apt",
-    "dnf",
-)  # read a repository that is not set up into a folder of the question's own
+FETCHES = ("apt", "dnf", "zypper")  # read a repository that is not set up into a folder of the question's own
 
 
 @dataclass(kw_only=True)

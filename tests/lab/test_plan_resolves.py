@@ -10,11 +10,15 @@ from test_provision import Node
 
 pytestmark = pytest.mark.lab
 
-OTHERS = " ".join(f"! -path '/var/{path}/*'" for path in ("log", "lib/dnf", "lib/rpm", "lib/systemd"))
+OTHERS = " ".join(f"! -path '/var/{path}/*'" for path in ("log", "lib/dnf", "lib/rpm", "lib/systemd", "lib/YaST2"))
 FILES = f"find /etc /usr /var /tmp -xdev -type f -newer /root/before {OTHERS}"
 
 
-@pytest.fixture(scope="module", params=["debian:12", "rocky:9"])
+SETS_UP = ["debian:12", "rocky:9", "sles:15"]  # repositories; Arch has all in its own
+LISTS = "/var/lib/pacman/sync/extra.db"
+
+
+@pytest.fixture(scope="module", params=[*SETS_UP, "arch"])
 def node(
     request: pytest.FixtureRequest, lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Node:
@@ -39,6 +43,7 @@ def test_what_the_plan_sets_up_itself_is_resolved_and_the_node_stays_as_it_is(no
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("node", SETS_UP, indirect=True)
 def test_a_version_that_the_repository_lacks_is_refused_in_the_package_managers_words(node: Node) -> None:
     node.set({"toolkit": {"version": "1.99.0"}})
     [problem] = node.json("plan", exit=5)["problems"]
@@ -47,6 +52,7 @@ def test_a_version_that_the_repository_lacks_is_refused_in_the_package_managers_
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("node", SETS_UP, indirect=True)
 def test_a_repository_that_cannot_be_read_is_named_with_the_reason(node: Node) -> None:
     sources = yaml.safe_load(node.lab.spec.read_text())["sources"]
     for source in sources.values():
@@ -54,3 +60,16 @@ def test_a_repository_that_cannot_be_read_is_named_with_the_reason(node: Node) -
     node.set({"sources": sources})
     [text] = unresolved(node)
     assert "the node cannot read it: " in text
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("node", ["arch"], indirect=True)
+def test_what_the_lists_of_pacman_lack_is_refused_in_its_words_and_without_lists_nothing_is_resolved(
+    node: Node,
+) -> None:
+    node.sh(f"mkdir /root/db && cd /root/db && tar xf {LISTS} && rm -r nvidia-utils-* && tar czf {LISTS} *")
+    [problem] = node.json("plan", exit=5)["problems"]
+    assert "cannot install it: error: target not found: nvidia-utils" in problem["what"]
+    node.sh(f"rm {LISTS}")
+    [text] = unresolved(node)
+    assert "the node has no lists of these packages yet" in text

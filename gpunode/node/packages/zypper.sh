@@ -15,12 +15,28 @@ zypper_options() {
     END { show() }
     function show() { if (!(name in ours)) printf "%s", block; block = ""; name = "" }' - /etc/zypp/locks >"$GPUNODE_IN/.locks" 2>/dev/null
   export ZYPP_CONF="$GPUNODE_IN/.zypp.conf"
+  ! coming || zypper_lay_out
   ! alone || repos=--reposd-dir=$GPUNODE_IN/.sources
 }
 
+# Repositories that come are read in a root of the question's own, with the node's packages and lists: zypper trusts keys
+# by rpm's database.  Large files are links; what it may write in place is small, or that database, and is copied.
+zypper_lay_out() {
+  local database
+  root=$GPUNODE_IN/.root database=$(rpm --eval %_dbpath)
+  mkdir -p "$root${database%/*}" "$root/var/cache"
+  cp -a --parents /etc/zypp /etc/products.d /etc/os-release "$root" 2>>"$log"
+  cp -a "$database" "$root${database%/*}"
+  cp -as /var/cache/zypp "$root/var/cache/" 2>>"$log"
+  find /var/cache/zypp -type f -size -64k -exec cp -a --remove-destination --parents {} "$root" \; 2>>"$log"
+  lay_out /etc/zypp/repos.d
+  rm -rf "$root/etc/zypp/repos.d"
+  mv "$GPUNODE_IN/.laid" "$root/etc/zypp/repos.d"
+}
+
 # what it writes is for every user of the node to read
-# shellcheck disable=SC2046 # an option or none
-zypper_() { (umask 022 && exec zypper ${repos:+"$repos"} $(! asking || echo --no-refresh) --non-interactive "$@" </dev/null 9>&-); }
+# shellcheck disable=SC2046 # options or none
+zypper_() { (umask 022 && exec zypper ${root:+--root "$root"} ${repos:+"$repos"} $(! asking || echo --no-refresh) --non-interactive "$@" </dev/null 9>&-); }
 
 # kernel packages, of which several versions are there at a time, also stand as NAME-VERSION, the version as uname -r has
 # it: without the number of the last rebuild
@@ -57,20 +73,21 @@ zypper_recover() {
   zypper_ verify --no-recommends >>"$log" 2>&1 || say note "zypper verify: $(tail -n 1 "$log")"
 }
 
-zypper_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.*\)\]$/\1/p' "$path" 2>/dev/null; done; }
+zypper_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.*\)\]$/\1/p' "$(source_file "$path")" 2>/dev/null; done; }
 
 zypper_configured() {
   [ -z "$(missing_source)" ] || return 1
+  ! coming || { lists_are_fresh || zypper_refresh_all; zypper_refresh; }
   for repository in $(zypper_repositories); do
-    [ -e "/var/cache/zypp/solv/$repository/solv" ] || return 1
+    [ -e "${root:-}/var/cache/zypp/solv/$repository/solv" ] || return 1
   done
 }
 
 # The key of the repository is in rpm's keyring before: zypper itself would ask whether to trust it.
 zypper_refresh() {
   sources_there
-  requested refresh | while read -r path; do sed -n 's|^gpgkey *= *file://||p' "$path"; done | while read -r key; do
-    [ ! -e "$key" ] || rpm --import "$key" >>"$log" 2>&1
+  requested refresh | while read -r path; do sed -n 's|^gpgkey *= *file://||p' "$(source_file "$path")"; done | while read -r key; do
+    [ ! -e "$key" ] || rpm ${root:+--dbpath "$root$(rpm --eval %_dbpath)"} --import "$key" >>"$log" 2>&1
   done
   for repository in $(zypper_repositories); do
     zypper_ refresh --force "$repository" >"$GPUNODE_IN/.update" 2>&1 || zypper_refresh_failed
