@@ -10,6 +10,7 @@ ALL = (
     "edits",
     "doctor",
     "plan_fleet",
+    "ask",
     "sharing_under_load",
     "report",
     "fleet_waves",

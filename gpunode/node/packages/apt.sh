@@ -43,7 +43,7 @@ apt_lay_out() {
   cat >>"$GPUNODE_IN/.apt.conf" <<CONF
 Dir::Etc::sourceparts "$GPUNODE_IN/.laid";
 Dir::State::lists "$laid_lists";
-Dir::Cache::pkgcache "";
+Dir::Cache::pkgcache "$GPUNODE_IN/.pkgcache.bin";
 Dir::Cache::srcpkgcache "";
 APT::Sandbox::User "root";
 Acquire::Retries "0";

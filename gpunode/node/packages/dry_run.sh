@@ -10,8 +10,8 @@ in_check_mode() {
   elif ! manager_ configured; then
     not_asked "the node has no lists of these packages yet"
   elif { ! coming || list_offers; } && manager_ simulate >"$GPUNODE_IN/.would"; then
-    ! asking || say resolved 1
     refuse_surprises
+    ! asking || { say resolved 1 && finish changed "the package manager can do it"; }
     list_dry_run >"$GPUNODE_IN/.announced"
   else
     finish failed "the package manager cannot do it: $(manager_ why_not)" "see the plan's package list"

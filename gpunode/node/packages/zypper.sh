@@ -130,7 +130,7 @@ zypper_newest() {
     case ${edition#*:} in
       $2) echo "$edition" && break ;;
     esac
-  done | grep . || echo "${2%[.*]*}"
+  done | grep . || echo "${2%\**}"
 }
 
 zypper_install() {
@@ -151,7 +151,7 @@ zypper_simulate() {
 }
 
 zypper_why_not() {
-  sed -n 's/<[^>]*>/ /g; /roblem\|nothing provides\|conflicts\|not found\|No provider/p' "$GPUNODE_IN/.simulated" | head -n 4 | tr -s ' \n' ' '
+  sed -n 's/<[^>]*>/ /g; s/&apos;\|&quot;/"/g; /roblem\|nothing provides\|conflicts\|not found\|No provider/p' "$GPUNODE_IN/.simulated" | head -n 4 | tr -s ' \n' ' '
 }
 
 zypper_needs() {
