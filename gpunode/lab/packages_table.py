@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.lab.packages_deb import File
-from gpunode.lab.packages_elf import module_elf
+from gpunode.lab.packages_elf import SIGNED, module_elf
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 # Real programs among the texts (packages_vendor.py), on x86_64: the fake NVML, and nvidia-smi by the driver's branch.
@@ -117,7 +117,7 @@ def nvidia_smi(version: str, texts: Mapping[str, bytes]) -> bytes:
 
 
 def driver_modules(folder: str, values: Mapping[str, str], flavour: str) -> dict[str, File]:
-    """NVIDIA's modules, built: the same objects that the stand-ins' module.c makes, see standins/packages."""
+    """NVIDIA's modules, built and signed; what the stand-ins' module.c makes is the same but for that."""
     needs = {"nvidia_uvm": "nvidia", "nvidia_modeset": "nvidia", "nvidia_drm": "nvidia_modeset,drm"}
     found = {}
     for name in ("nvidia", *needs):
@@ -126,7 +126,8 @@ def driver_modules(folder: str, values: Mapping[str, str], flavour: str) -> dict
         info = [*(gpus if name == "nvidia" else ()), f"version={values['version']}", f"license={flavour}"]
         info += [f"depends={needed}", *([f"softdep=pre: {needed.replace(',', ' ')}"] if needed else [])]
         info += [f"name={name}", f"vermagic={values['release']} SMP preempt mod_unload modversions "]
-        found[f"{folder}/{name.replace('_', '-')}.ko"] = File(data=module_elf(info, values.get("machine", "x86_64")))
+        data = module_elf(info, values.get("machine", "x86_64")) + SIGNED
+        found[f"{folder}/{name.replace('_', '-')}.ko"] = File(data=data)
     return found
 
 
@@ -143,16 +144,14 @@ def _module(path: str, release: str, machine: str) -> bytes:
     needs = {"nouveau": "drm", "br_netfilter": "bridge"}.get(name, "")
     # depmod knows dependencies from symbols, which these modules lack: hence the softdep
     order = [f"softdep=pre: {needs}"] if needs else []
-    return module_elf(
-        [
-            *aliases,
-            *order,
-            "license=GPL",
-            "description=gpunode lab stand-in",
-            f"depends={needs}",
-            "intree=Y",
-            f"name={name}",
-            f"vermagic={release} SMP preempt mod_unload modversions ",
-        ],
-        machine,
-    )
+    info = [
+        *aliases,
+        *order,
+        "license=GPL",
+        "description=gpunode lab stand-in",
+        f"depends={needs}",
+        "intree=Y",
+        f"name={name}",
+        f"vermagic={release} SMP preempt mod_unload modversions ",
+    ]
+    return module_elf(info, machine) + SIGNED

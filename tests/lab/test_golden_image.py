@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,8 @@ def image(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactor
 def boot_with(node: Node, *gpus: str) -> None:
     """Put these cards in, and boot; the unit has ended when this returns."""
     [machine] = node.lab.nodes
-    before = node.sh("cat /proc/sys/kernel/random/boot_id")
     hardware.write_hardware(machine.hardware, gpus or ("none",), nouveau=False)
-    node.lab.run(machine, "systemctl reboot")
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        answer = node.lab.run(machine, "cat /proc/sys/kernel/random/boot_id; systemctl is-system-running")
-        if answer.stdout.split()[:1] not in ([], [before.strip()]) and not answer.stdout.endswith("starting\n"):
-            return
-        time.sleep(1)
-    raise AssertionError("the node does not come back")
+    node.reboot()
 
 
 def check(host: dict[str, Any], name: str) -> tuple[str, str]:

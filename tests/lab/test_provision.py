@@ -56,6 +56,19 @@ class Node:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return str(done.stdout)
 
+    def reboot(self) -> None:
+        """Back with another boot id, and its units started."""
+        [machine] = self.lab.nodes
+        before = self.sh("cat /proc/sys/kernel/random/boot_id").strip()
+        self.lab.run(machine, "systemctl reboot")
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            answer = self.lab.run(machine, "cat /proc/sys/kernel/random/boot_id; systemctl is-system-running")
+            if answer.stdout.split()[:1] not in ([], [before]) and not answer.stdout.endswith("starting\n"):
+                return
+            time.sleep(1)
+        raise AssertionError("the node does not come back")
+
 
 @pytest.fixture(scope="module")
 def containerd(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:

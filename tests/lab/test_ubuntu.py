@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 PREBUILT = {"branch": "580", "modules": "precompiled"}
 
 
+OLD = {"ubuntu:24.04": "6.8.0-138-generic", "ubuntu:22.04": "5.15.0-190-generic"}  # signed modules of 595.71.05
 OLDEST_CUDA = {"ubuntu:26.04": "13.2"}  # of its repository; elsewhere 12.8
 
 
@@ -87,7 +88,31 @@ def test_canonicals_modules_need_no_compiler_and_come_with_each_kernel(lab: Any,
         assert "srv-open/nvidia.ko" in node.sh(f"modinfo -k {kernel} -n nvidia")
 
 
-OLD = {"ubuntu:24.04": "6.8.0-138-generic", "ubuntu:22.04": "5.15.0-190-generic"}  # signed modules of 595.71.05
+@pytest.mark.parametrize("lab", ["ubuntu:24.04"], indirect=True)
+def test_under_secure_boot_a_node_with_kernels_of_two_drivers_boots_into_the_one_that_has_modules(
+    lab: Any, node: Node
+) -> None:
+    """It runs the older kernel, whose signed modules are of a driver that the archive has no more."""
+    lab.reset()
+    old = OLD["ubuntu:24.04"]
+    variables = lab.nodes[0].hardware / "sys/firmware/efi/efivars"
+    variables.mkdir(parents=True)
+    (variables / "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c").write_bytes(bytes([6, 0, 0, 0, 1]))
+    running = node.sh("uname -r").strip()
+    node.sh(f"apt-get update -qq && apt-get install -qq -y --no-install-recommends linux-image-{old} 2>&1")
+    node.sh(f"apt-get purge -qq -y linux-image-{running} linux-modules-{running} 2>&1")
+    node.reboot()
+    assert node.sh("uname -r").strip() == old
+    node.set({})
+    text = node.gpunode("plan", exit=3).stdout
+    assert f"{old} runs and gets no modules of this driver" in text and "Secure Boot" in text
+    done = node.json("provision", "--yes")
+    assert not failed(done) and {"driver.smi", "containerd.cri-nvidia"} <= passed(done)
+    assert node.sh("uname -r").strip() not in (old, running) and old in node.sh("ls /boot")
+    assert node.json("provision", "--yes")["changed"] == [] and not failed(node.json("verify"))
+    assert lacking(node, "dkms") == {"dkms"}
+    node.sh("head -c -40 $(modinfo -n mlx5_core) >/root/unsigned.ko")
+    assert "Key was rejected by service" in node.sh("insmod /root/unsigned.ko 2>&1 || true")
 
 
 @pytest.mark.parametrize("lab", OLD, indirect=True)

@@ -72,6 +72,7 @@ start_kernel() {
     show "$lab/proc/driver" /proc/driver
     show "$lab/sys/bus/pci" /sys/bus/pci
     show "$lab/sys/module" /sys/module
+    [ ! -d "$lab/sys/firmware" ] || show "$lab/sys/firmware" /sys/firmware
 }
 
 # An emulated processor, which /proc/cpuinfo does not know: containerd asks there which variant of arm64 it is.

@@ -46,11 +46,19 @@ unbind_all() {
     rm -rf "$lab/sys/bus/pci/drivers/$1"
 }
 
+# secure_boot: whether the firmware says so: in the variable's 5th byte
+secure_boot() { [ "$(tail -c 1 "$lab"/sys/firmware/efi/efivars/SecureBoot-* 2>/dev/null | od -An -tu1)" = "   1" ]; }
+
 # load FILE [NAME=VALUE …]: what insmod does
 load() {
     options=${2:-}
     name=$(field "$1" name) # Debian has it in a file of another name: nvidia-current.ko
     loaded "$name" && return 0
+    if secure_boot && ! tail -c 28 "$1" | grep -q 'Module signature appended'; then
+        refusal="Key was rejected by service"
+        log "Loading of unsigned module is rejected"
+        return 1
+    fi
     for needed in $(field "$1" depends | tr ',-' ' _'); do
         loaded "$needed" || {
             refusal="Unknown symbol in module, or unknown parameter (see dmesg)"
