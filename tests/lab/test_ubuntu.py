@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from test_provision import Node, failed, make_it_so, passed
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
@@ -129,3 +131,31 @@ def test_a_kernel_whose_signed_modules_are_of_an_older_driver_is_named_and_gets_
     assert node.sh(f"find /lib/modules/{old} -name nvidia.ko") == ""
     assert node.sh("modinfo -F version nvidia") == "595.91.07\n"
     assert lacking(node, f"linux-modules-nvidia-595-server-open-{old}")
+
+
+@pytest.mark.parametrize("lab", ["ubuntu:26.04"], indirect=True)
+def test_sudo_in_rust_is_known_and_ansible_takes_the_other_one(
+    lab: Any, node: Node, run_gpunode: Any, tmp_path: Path
+) -> None:
+    """An account whose sudo asks for a password."""
+    lab.reset()
+    node.sh(
+        "useradd -m -s /bin/bash ann; echo ann:secret | chpasswd; install -d -o ann /home/ann/.ssh;"
+        "install -o ann /root/.ssh/authorized_keys /home/ann/.ssh/; echo 'ann ALL=(ALL) ALL' >/etc/sudoers.d/ann"
+    )
+    assert "sudo-rs" in node.sh("sudo --version")
+    node.set({"driver": {"branch": "none"}})
+
+    def as_ann(*words: Any, exit: int, **more: str) -> str:
+        hosts = yaml.safe_load(lab.inventory.read_text())
+        hosts["all"]["vars"] |= {"ansible_user": "ann", "ansible_become": True, **more}
+        (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts))
+        done = run_gpunode(*words, "-i", tmp_path / "hosts.yml", exit=exit)
+        return str(done.stdout + done.stderr)
+
+    provision = ("provision", "-c", node.spec, "--yes")
+    assert "asks for a password" in as_ann("detect", exit=4)
+    assert "wrong password" in as_ann("detect", ansible_become_password="other", exit=4)
+    said = as_ann(*provision, ansible_become_password="secret", exit=4)
+    assert "ansible_become_exe: sudo.ws" in said, "ansible-core that knows its question needs no other one"
+    as_ann(*provision, ansible_become_password="secret", ansible_become_exe="sudo.ws", exit=0)
