@@ -107,6 +107,7 @@ VALUES = {
     "GPU": "0",
     "MODE": "0",
     "WATTS": "400",
+    "LEAST,MOST": "1200,1600",
     "PROFILES": "19",
     "INSTANCE": "1",
     "SECTION": "PERFORMANCE",
