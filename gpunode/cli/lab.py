@@ -225,8 +225,8 @@ def _steps() -> Iterator[Callable[[str], None]]:
 
     def wait() -> None:
         while not ended.wait(STILL):
-            if step[0]:
-                echo(f"  {duration(int(time.monotonic() - step[1]))}: still {step[0]}", err=True)
+            if step[0] and (took := time.monotonic() - step[1]) >= STILL:
+                echo(f"  {duration(int(took))}: still {step[0]}", err=True)
 
     threading.Thread(target=wait, daemon=True).start()
     try:

@@ -211,8 +211,10 @@ def show_drains(hosts: list[HostPlan], connect: Connect) -> None:
 
 
 def step_titles(hosts: list[HostPlan]) -> dict[str, list[str]]:
-    """The steps of each host that has some, for the progress of a run."""
-    return {h.host: [step.title for step in h.plan.steps] for h in hosts if h.plan and h.plan.steps}
+    """The steps of each host that has some, as the plan numbers them, for the progress of a run."""
+    from gpunode.core.report.text import news
+
+    return {h.host: [step.title for step in news(h.plan)] for h in hosts if h.plan and h.plan.steps}
 
 
 def plan_summary(hosts: list[HostPlan]) -> str:

@@ -164,7 +164,7 @@ class Board:
 
     def _place(self, host: str, row: _Row) -> str:
         total = len(self._steps.get(host, ()))
-        return f"{row.number}/{total} " if total else ""
+        return f"{row.number}/{total} " if row.number else ""
 
     def _line(self, mark: str, host: str, text: str) -> str:
         row = self._rows[host]

@@ -227,13 +227,19 @@ def test_what_is_there_in_another_version_stands_before_an_arrow() -> None:
     facts = NodeFacts(driver=DriverState(loaded="580.95.05"), toolkit="1.18.1")
     assert chosen_text(solution, facts) == "driver 580.95.05 → 595 open, toolkit 1.18.1 → 1.20.1"
     same = NodeFacts(driver=DriverState(loaded="595.45.04"), toolkit="1.20.1")
-    assert chosen_text(solution, same) == "driver 595 open, toolkit 1.20.1"
+    assert chosen_text(solution, same) == "driver 595.45.04 open, toolkit 1.20.1"
 
 
 def test_a_step_names_its_packages_and_counts_the_lines_of_its_files() -> None:
     names = [{"name": "headers"}, *({"name": f"p{n}", "version": "1"} for n in range(4))]
     steps = (
-        Step(role="driver", option="packages", title="Install", value={"install": names, "remove": ["old-driver"]}),
+        Step(
+            role="driver",
+            option="packages",
+            title="Install",
+            value={"install": names, "remove": ["old-driver"]},
+            reasons=tuple(Reason(what=one["name"], why="not installed", source="") for one in names),
+        ),
         Step(role="driver", option="files", title="Write", value=[], diff=unified(b"a\nb\n", b"a\nc\nd\n", "/etc/x")),
         Step(role="verify", option="smoke", title="Prove", value={}),
     )

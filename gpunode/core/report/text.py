@@ -95,8 +95,10 @@ def chosen_text(solution: Solution, facts: NodeFacts = NOTHING) -> str:
 
 
 def _from_to(now: str, to: str) -> str:
-    """`now → to`; `to` alone where nothing is there, or just this version, or one of this branch."""
-    return to if not now or not to or now == to or now.startswith(f"{to}.") else f"{now} → {to}"
+    """`now → to`; the one that says more where nothing is there, or just this version, or one of this branch."""
+    if to and now.startswith(f"{to}."):
+        return now
+    return to if not now or not to or now == to else f"{now} → {to}"
 
 
 def summary_text(plans: Sequence[Plan], chosen: Mapping[str, str]) -> str:
