@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.items.activation import Module
+from gpunode.core.items.activation import Module, activate_request
 from gpunode.core.items.driver import FABRIC_CONF
-from gpunode.core.model import ConfigFile, InstalledPackage, NodeFacts, PciDevice, Plan, Service
+from gpunode.core.model import ConfigFile, InstalledPackage, NodeFacts, Outcome, PciDevice, Plan, Service
+from gpunode.core.remote import parse_outcome, program
 from gpunode.core.solve import SolveRequest, parse_driver, solution_data, solve
 from gpunode.core.solve.fabric import IMEX_NODES
 from gpunode.core.spec import parse_spec
@@ -20,6 +23,7 @@ from gpunode.core.spec.toolkit import FabricSpec
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.load import load_knowledge
+from gpunode.node import script
 
 KNOWLEDGE = load_knowledge()
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
@@ -109,6 +113,91 @@ def test_imex_that_runs_is_started_again_when_its_domain_changes(monkeypatch: py
     facts = gb200(services=running, files={IMEX_NODES: file})
     found = steps(planned(facts, {"imex_nodes": ["10.0.0.1", "10.0.0.3"]}, monkeypatch))
     assert found["fabric.activate"] == {"services": ["nvidia-imex.service"], "restart": ["nvidia-imex.service"]}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fabric", "words"),
+    [
+        (H100, FabricSpec(imex="dra"), "fabric.imex is set, and no GPU here belongs to an NVLink domain"),
+        (H100, FabricSpec(imex="off"), ""),
+    ],
+)
+def test_imex_is_for_domains(gpu: str, fabric: FabricSpec, words: str) -> None:
+    solution = solve(SolveRequest(gpus=(gpu,), distro="debian:12", fabric=fabric), KNOWLEDGE)
+    assert (words in solution.problems[0].what) if words else (solution.problems, solution.fabric) == ((), None)
+
+
+def test_whose_imex_it_is_has_to_fit_the_nodes() -> None:
+    for fabric in ({"imex": "static"}, {"imex": "dra", "imex_nodes": ["10.0.0.1"]}):
+        with pytest.raises(InputError, match="imex_nodes with static"):
+            parse_spec({"fabric": fabric})
+
+
+@pytest.mark.parametrize("imex", ["dra", "off"])
+def test_the_hosts_imex_is_masked_where_somebody_else_or_nobody_runs_it(
+    imex: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Service(name="nvidia-imex", active="active", enabled="enabled")
+    facts = gb200(services={"nvidia-imex": there})
+    assert steps(planned(facts, {"imex": imex}, monkeypatch)) == {
+        "fabric.activate": {"services": [], "mask": ["nvidia-imex.service"]}
+    }
+    masked = replace(there, active="inactive", enabled="masked")
+    assert steps(planned(gb200(services={"nvidia-imex": masked}), {"imex": imex}, monkeypatch)) == {}
+
+
+SYSTEMCTL = """#!/bin/sh
+case $1:$2 in
+--no-reload:*) shift; exec $REAL --root="$NODE" --no-reload "$@" ;;
+is-enabled:*) exec $REAL --root="$NODE" "$@" ;;
+is-active:*) cat "$NODE/active" && grep -qx active "$NODE/active" ;;
+start:* | stop:*) case $1 in start) echo active ;; *) echo inactive ;; esac >"$NODE/active" ;;
+daemon-reload:*) ;;
+*) exit 1 ;;
+esac
+"""
+
+
+def test_a_unit_is_masked_by_systemd_and_runs_again_when_it_is_undone(tmp_path: Path) -> None:
+    """The real systemctl, on a tree of files; whether the unit runs is a file."""
+    real = shutil.which("systemctl")
+    if not real:
+        pytest.skip("needs systemd")
+    folder, unit = tmp_path / "usr/lib/systemd/system", "nvidia-imex.service"
+    folder.mkdir(parents=True)
+    (folder / unit).write_text("[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n")
+    for name in ("bin", "state", "etc/systemd/system"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "bin/systemctl").write_text(SYSTEMCTL.replace("$REAL", real))
+    (tmp_path / "bin/systemctl").chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NODE": str(tmp_path)}
+
+    def run(name: str, **request: bytes) -> Outcome:
+        files = {"state": f"{tmp_path}/state\n".encode(), **request}
+        done = subprocess.run(["sh"], input=program(script(name), files), capture_output=True, text=True, env=env)
+        return parse_outcome(done.stdout, done.returncode)
+
+    def state() -> tuple[str, str]:
+        said = subprocess.run(
+            [f"{tmp_path}/bin/systemctl", "is-enabled", unit], capture_output=True, text=True, env=env
+        )
+        return (tmp_path / "active").read_text().strip(), said.stdout.strip()
+
+    subprocess.run([real, f"--root={tmp_path}", "enable", unit], capture_output=True, check=True)
+    (tmp_path / "active").write_text("active\n")
+    request = activate_request({"mask": [unit]})
+    assert run("activate.sh", **request).changed == (f"stopped and masked {unit}",)
+    assert state() == ("inactive", "masked")
+    assert run("activate.sh", **request).status == "unchanged"
+    journal = (tmp_path / "state/journal.jsonl").read_text()
+    assert [kind for kind in ("active", "enabled", "mask") if f'"kind":"{kind}"' in journal] == [
+        "active",
+        "enabled",
+        "mask",
+    ]
+    name = f"{unit}\n".encode()
+    run("restore.sh", mask=f"{unit} absent\n".encode(), enable=name, start=name)
+    assert state() == ("active", "enabled")
 
 
 def test_old_dcgm_goes_when_the_new_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,12 @@
 """Modules, services and settings: the value of a role's `_activate` option, the request of activate.sh.
 
-Request files: `load`, `unload`, `services` (to enable and start), `enable` (to start at boot, not now), `restart`
-(where they run) one name a line, `initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`
-lines `NAME PATH` (the link /usr/local/NAME), `sysctl` lines `KEY VALUE` (in force now), `parameters` lines `NAME
-VALUE` (of the loaded nvidia module, as /proc/driver/nvidia/params shows them), `arguments` lines `WORD present` or
-`WORD absent` (of the kernel's command line), `ecc` lines `MODEL Enabled` or
-`MODEL Disabled` (PCI id of GPUs, * for all others), `flavour` the one to be installed where another one is loaded,
-`check` (1) in check mode, and there `foretold`: what steps before would have done.
+Request files: `load`, `unload`, `services` (to enable and start), `enable` (to start at boot, not now), `mask`,
+`restart` (where they run) one name a line, `initramfs` and `links` (1; of GPU devices in /dev/char), `version`,
+`alternatives` lines `NAME PATH` (the link /usr/local/NAME), `sysctl` lines `KEY VALUE` (in force now), `parameters`
+lines `NAME VALUE` (of the loaded nvidia module, as /proc/driver/nvidia/params shows them), `arguments` lines `WORD
+present` or `WORD absent` (of the kernel's command line), `ecc` lines `MODEL Enabled` or `MODEL Disabled` (PCI id of
+GPUs, * for all others), `flavour` the one to be installed where another one is loaded, `check` (1) in check mode, and
+there `foretold`: what steps before would have done.
 Besides the usual lines the script prints
 `gpunode<TAB>boot_id<TAB>ID` and, where nothing else helps, `gpunode<TAB>reboot<TAB>REASON`.
 """
@@ -38,6 +38,7 @@ SHAPE = mapping(
     unload=texts("Kernel modules to unload.", _WORD),
     services=texts("Units to enable and start.", _WORD),
     enable=texts("Units to start at the next boot, and not now.", _WORD),
+    mask=texts("Units to stop, and to keep from starting.", _WORD),
     restart=texts("Units to restart where they run.", _WORD),
     initramfs=flag("Whether the initramfs is rebuilt where it is stale."),
     links=flag("Whether GPU devices get their links in /dev/char."),
@@ -58,7 +59,7 @@ SHAPE = mapping(
     flavour=text("Flavour of the modules that has to be loaded, open or proprietary.", _WORD),
     **REBOOTS,
 )
-_LISTS = ("load", "unload", "services", "enable", "restart")
+_LISTS = ("load", "unload", "services", "enable", "mask", "restart")
 _FLAGS = ("initramfs", "links")
 _PAIRS = ("alternatives", "sysctl", "parameters", "ecc", "arguments")
 _FILE = re.compile(r"(?:creates|rewrites|removes) (/\S+)")
@@ -116,6 +117,20 @@ class Enabled(Item):
 
 def _at_boot(service: Service) -> str:
     return "enabled" if service.enabled in _ENABLED else service.enabled or "disabled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Item):
+    """A unit that does not run, and that nothing can start."""
+
+    NAME = "masked {unit}"
+    WANTED = "inactive, masked"
+    option: str = "activate"
+    unit: str
+
+    def actual(self, facts: NodeFacts) -> str:
+        service = facts.services.get(self.unit.removesuffix(".service"))
+        return f"{service.active or 'inactive'}, {service.enabled or 'disabled'}" if service else ABSENT
 
 
 def services_of(items: Iterable[Item]) -> list[str]:

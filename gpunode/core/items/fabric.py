@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpunode.core.items import gpu_settings, host_settings
-from gpunode.core.items.activation import ServiceItem, enabled_of, services_of
+from gpunode.core.items.activation import Masked, ServiceItem, enabled_of, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, Question
@@ -29,6 +29,7 @@ def wanted(question: Question) -> Found:
         yield NoPackage(role="fabric", package=name)
     if fabric.imex_nodes:
         yield File(role="fabric", path=IMEX_NODES, text="".join(f"{node}\n" for node in fabric.imex_nodes))
+    yield from (Masked(role="fabric", unit=unit) for unit in fabric.masked)
     for unit in fabric.services:
         yield ServiceItem(role="fabric", unit=unit)
 
@@ -45,7 +46,9 @@ def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[st
     stale |= {gpu_settings.UNIT: gpu_settings.stale(case), host_settings.UNIT: host_settings.stale(case)}
     states = {unit: case.have.get(ServiceItem(role="fabric", unit=unit).key, "") for unit, due in stale.items() if due}
     again = [unit for unit, state in states.items() if state.startswith("active")]
-    return {"services": services_of(mine), **({"restart": again} if again else {})}
+    masked = [item.unit for item in mine if isinstance(item, Masked)]
+    found = {"restart": again, "mask": masked}
+    return {"services": services_of(mine), **{key: units for key, units in found.items() if units}}
 
 
 ACTIVATION = activation_step(activation_value)

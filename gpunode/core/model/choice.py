@@ -167,6 +167,7 @@ class FabricChoice:
     repository: str
     services: tuple[str, ...]
     imex_nodes: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()  # units that must not run
     remove: tuple[str, ...] = ()
 
 

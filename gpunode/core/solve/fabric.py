@@ -15,6 +15,7 @@ from gpunode.core.numbers import version_tuple, whole
 from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import version_pattern
 
+_COMPUTE = "github NVIDIA/cloud-native-docs 453: the IMEX service is disabled and masked next to ComputeDomains"
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 
@@ -99,15 +100,21 @@ def extra_modules(case: SolveCase) -> list[PackageWant]:
 
 def solve_fabric(case: SolveCase, driver: DriverChoice | None) -> FabricChoice | None:
     """The IMEX domain and DCGM, where the spec asks for them."""
-    nodes = case.request.fabric.imex_nodes
-    if nodes and not any(g.fabric == "imex" for g in case.gpus):
+    nodes, imex = case.request.fabric.imex_nodes, case.request.fabric.imex
+    joined = any(g.fabric == "imex" for g in case.gpus)
+    if (nodes or imex in ("static", "dra")) and not joined:
+        key = "fabric.imex_nodes" if nodes else "fabric.imex"
         case.refuse(
-            "fabric.imex_nodes is set, and no GPU here belongs to an NVLink domain of several nodes",
+            f"{key} is set, and no GPU here belongs to an NVLink domain of several nodes",
             "take it out for this node, or set it for the nodes with GB200 and GB300 only (inventory group)",
         )
         return None
     dcgm = _dcgm(case, driver) if case.request.fabric.dcgm != "none" else ()
-    if not nodes and not dcgm:
+    masked = ("nvidia-imex.service",) if joined and imex in ("dra", "off") else ()
+    if masked:
+        why = "NVIDIA's DRA driver has IMEX of its own: a second one takes its channels, and pods hang"
+        case.because("imex", why if imex == "dra" else "nobody runs IMEX: NVLink does not leave this node", _COMPUTE)
+    if not nodes and not dcgm and not masked:
         return None
     services = {"nvidia-imex.service": nodes, "nvidia-dcgm.service": dcgm}
     old = tuple(n for n in case.knowledge.packages["dcgm"]["replaced"] if n in case.request.installed) if dcgm else ()
@@ -116,6 +123,7 @@ def solve_fabric(case: SolveCase, driver: DriverChoice | None) -> FabricChoice |
         repository="nvidia-cuda" if dcgm else "",
         services=tuple(unit for unit, wanted in services.items() if wanted),
         imex_nodes=nodes,
+        masked=masked,
         remove=old,
     )
 

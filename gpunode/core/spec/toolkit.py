@@ -61,6 +61,11 @@ class FabricSpec:
     imex_nodes: tuple[str, ...] = option(
         (), "addresses of the nodes of an NVLink domain (GB200 NVL…): written for IMEX, and its service enabled"
     )
+    imex: Literal["auto", "static", "dra", "off"] = option(
+        "auto",
+        "who runs IMEX: static (the host's service, for imex_nodes), dra (NVIDIA's DRA driver for ComputeDomains: the "
+        "service is masked), off (nobody: masked), or auto (static where imex_nodes has nodes, else as it is)",
+    )
     dcgm: str = option("none", "NVIDIA DCGM: none, auto (the newest in the repository), or a version such as 4.6.0")
 
 
@@ -82,6 +87,11 @@ def check_toolkit(toolkit: ToolkitSpec, fabric: FabricSpec, where: str) -> None:
     _check(where, "toolkit.config.swarm_resource", config.swarm_resource, r"\w*(,\w+)*", "names of variables")
     expected = "none, auto, or a version of three numbers such as 4.6.0 (DCGM 4 or later)"
     _check(where, "fabric.dcgm", fabric.dcgm, r"none|auto|([4-9]|\d\d)\.\d+\.\d+", expected)
+    if (fabric.imex == "static" and not fabric.imex_nodes) or (fabric.imex in ("dra", "off") and fabric.imex_nodes):
+        raise InputError(
+            f"{where}: fabric.imex is {fabric.imex}, and fabric.imex_nodes has {len(fabric.imex_nodes)} nodes",
+            expected="imex_nodes with static (or auto), and none with dra and off",
+        )
     for number, node in enumerate(fabric.imex_nodes):
         _check(where, f"fabric.imex_nodes[{number}]", node, r"[\w.:%-]+", "an IP address or host name")
 

@@ -80,6 +80,7 @@ class _Stream(StateKind):
 KINDS: Mapping[str, StateKind] = {
     "enabled": _Enabled(by_people=True),
     "active": StateKind(),
+    "mask": StateKind(by_people=True, theirs=True, setting=True, called="the mask of "),
     "module": StateKind(called="the module "),
     "alternative": _Alternative(by_people=True, setting=True, called="/usr/local/"),
     "sysctl": StateKind(by_people=True, theirs=True, setting=True),

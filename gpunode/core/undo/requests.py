@@ -2,10 +2,10 @@
 
 Request files of restore.sh: `stop`, `disable`, `enable`, `start` units and `load` modules, one name a line;
 `alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `ecc` lines
-GPU Enabled or GPU Disabled; `argument` lines NAME NAME=VALUE or NAME absent; `link`, `cdi` and `initramfs` paths to
-remove; `rebuild` (1; the initramfs), `reload` (1;
-systemd, whose unit files changed), `close` the verb that is done, with `to` the run after which the node is again,
-`keep` (1; copies of files that an uninstall leaves), `check` (1).
+GPU Enabled or GPU Disabled; `argument` lines NAME NAME=VALUE or NAME absent; `mask` lines UNIT absent; `link`, `cdi`
+and `initramfs` paths to remove; `rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files changed), `close`
+the verb that is done, with `to` the run after which the node is again, `keep` (1; copies of files that an uninstall
+leaves), `check` (1).
 """
 
 from __future__ import annotations

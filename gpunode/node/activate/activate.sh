@@ -447,6 +447,27 @@ services() {
   done
 }
 
+# mask: units that must not run; one that is enabled is so again when it is undone
+masks() {
+  for unit in $(requested mask); do
+    look_at "$unit"
+    case $enabled:$state in masked*:inactive | masked*:failed) continue ;; esac
+    checking && changed "stop and mask $unit" && continue
+    case $enabled in
+      masked*) ;;
+      *)
+        [ "$state" != active ] || prior active "$unit" active inactive
+        [ -z "$is_enabled" ] || prior enabled "$unit" "$enabled" masked
+        prior mask "$unit" absent masked
+        systemctl --no-reload mask "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be masked: $(tail -n 1 "$log")" "systemctl status $unit"
+        ;;
+    esac
+    ! keep_gpus || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- # else at the next one
+    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be stopped: $(tail -n 1 "$log")" "systemctl status $unit"
+    changed "stopped and masked $unit"
+  done
+}
+
 # units that run: again, because what they start from is new
 restarts() {
   for unit in $(requested restart); do
@@ -473,6 +494,7 @@ in_force() {
     for unit in $(requested services); do ! runs "$unit" || echo "running $unit"; done
     for unit in $restarted; do echo "restarted $unit"; done
     for unit in $(requested enable); do echo "enabled $unit"; done
+    for unit in $(requested mask); do echo "masked $unit"; done
     requested alternatives | while read -r name path; do
       [ ! -e "$path" ] || [ "$(readlink -f "/usr/local/$name")" != "$(readlink -f "$path")" ] || echo "- /usr/local/$name leads to $path"
     done
@@ -505,6 +527,7 @@ restart_stopped
 alternatives
 links
 enables
+masks
 services
 restarts
 arguments

@@ -109,6 +109,9 @@ versions() {
 services() {
   local unit
   for unit in $(states enabled); do report enabled "$unit" "$(systemctl is-enabled "$unit" 2>/dev/null || :)"; done
+  for unit in $(states mask); do
+    case $(systemctl is-enabled "$unit" 2>/dev/null) in masked*) report mask "$unit" masked ;; *) report mask "$unit" absent ;; esac
+  done
   for unit in $(states active); do
     case $(systemctl is-active "$unit" 2>/dev/null) in active | activating | reloading) report active "$unit" active ;; *) report active "$unit" inactive ;; esac
   done

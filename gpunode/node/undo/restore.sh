@@ -30,6 +30,16 @@ disable_units() {
   done
 }
 
+# UNIT absent: units that nothing could start
+unmask_units() {
+  for unit in $(requested mask | cut -d ' ' -f 1); do
+    case $(systemctl is-enabled "$unit" 2>/dev/null) in masked*) ;; *) continue ;; esac
+    checking || systemctl --no-reload unmask "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit stays masked" && continue; }
+    checking || ! keep_gpus || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
+    changed "unmask $unit"
+  done
+}
+
 # units that gpunode has taken away, and that are back: of some the hardware may not let them start
 enable_units() {
   local unit
@@ -234,6 +244,7 @@ made cdi
 accounts
 kernels
 load_modules
+unmask_units
 enable_units
 start_units
 initramfs

@@ -36,6 +36,11 @@ options:
         description:
           - Units to start at the next boot, and not now.
         elements: str
+      mask:
+        type: list
+        description:
+          - Units to stop, and to keep from starting.
+        elements: str
       restart:
         type: list
         description:
@@ -401,6 +406,11 @@ options:
             type: list
             description:
               - Units to start at the next boot, and not now.
+            elements: str
+          mask:
+            type: list
+            description:
+              - Units to stop, and to keep from starting.
             elements: str
           restart:
             type: list
