@@ -18,14 +18,15 @@ from gpunode.kube.edge.client import Api
 
 
 def quick(api: Api) -> Api:
-    """It waits between two attempts, but not for long; `pauses` says how long it wanted to."""
+    """Its pauses pass by its clock, and hardly take any time; `pauses` says how long they were."""
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
-        time.sleep(min(seconds, 0.02))
+        time.sleep(min(seconds, 0.01))  # others have their turn
 
     api.pause = pause
+    api.clock = lambda: time.monotonic() + sum(pauses)
     api.pauses = pauses  # type: ignore[attr-defined]
     return api
 

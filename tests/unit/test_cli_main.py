@@ -134,6 +134,7 @@ def test_an_inventory_without_its_option_is_not_taken_for_a_host(run_gpunode: Ru
 # ---------------------------------------------------------------- how much is said
 
 
+@pytest.mark.slow
 def test_what_is_done_is_said_as_asked_and_kept_in_a_file(run_gpunode: Run, tmp_path: Path) -> None:
     log = tmp_path / "gpunode.log"
     ask = ["verify", "--local", "--no-smoke", "--allow-no-gpu"]
@@ -199,6 +200,7 @@ def test_the_completion_of_bash_is_understood_and_completes_commands(run_gpunode
         ("gpunode lab ssh x", 3, [""]),
     ],
 )
+@pytest.mark.slow
 def test_names_are_completed(run_gpunode: Run, tmp_path: Path, words: str, number: int, want: list[str]) -> None:
     state = tmp_path / "gpunode"
     state.mkdir()

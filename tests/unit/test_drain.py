@@ -113,7 +113,7 @@ def test_an_api_server_that_goes_away_is_waited_for(server: ApiServer, api: Api)
     server.put(node("gpu1"))
     api.version()
     reported: list[str] = []
-    long = api.patient(5, stopped=lambda: False, notify=reported.append)
+    long = api.patient(600, stopped=lambda: False, notify=reported.append)
     server.faults.append(Fault("/eviction", 0, times=9))  # more than a request is tried for
     assert drain(long, "gpu1", QUICK, notify=silent) == ("team/a",)
     assert len(reported) == 1 and reported[0].endswith("(it is waited for)")

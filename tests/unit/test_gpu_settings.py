@@ -177,7 +177,9 @@ def _file(file: Mapping[str, str]) -> str:
     return f"#: file {file['path']}\n| {head}\n| {base64.b64encode(data).decode()}\n"
 
 
-SHELLS = pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]], ids=" ".join)
+SHELLS = pytest.mark.parametrize(
+    "shell", [pytest.param(words.split(), marks=pytest.mark.slow, id=words) for words in ("dash", "bash", "busybox sh")]
+)
 
 
 class Machine:

@@ -232,6 +232,7 @@ def with_word(name: str, number: int, word: str, *, whole: bool = True) -> None:
     planned_or_refused(f"{text[:start]}{kept}{word}{text[end:]}", desired(), set(known))
 
 
+@pytest.mark.slow
 def test_a_word_of_a_recorded_probe_replaced_by_anything_hostile_gives_no_template_and_no_control() -> None:
     chance = random.Random(20261123)
     for _ in range(500):

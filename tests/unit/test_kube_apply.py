@@ -418,7 +418,7 @@ def test_a_node_that_offers_no_gpu_is_waited_for_and_named(server: ApiServer, ap
         item["status"]["allocatable"] = {"nvidia.com/gpu": "8"}
 
     server.later(0.3, lambda: server.edit("Node", "gpu2", "", offer))
-    applied = apply(api, rendered(spec), timeout=10, notify=silent)
+    applied = apply(api, rendered(spec), timeout=600, notify=silent)
     assert (applied.exit, applied.waiting) == (Exit.OK, ())
     assert apply(api, rendered(spec), wait=False, notify=silent).exit == Exit.OK
 

@@ -141,6 +141,7 @@ def test_configuration_that_somebody_and_gpunode_have_edited_is_not_purged_with_
     assert back(text).packages.value == {"remove": ["a"], "keep": [path]}
 
 
+@pytest.mark.slow
 def test_copies_that_an_uninstall_has_left_are_left_by_the_next_one(tmp_path: Path) -> None:
     node = Real(tmp_path / "node", keep=2)
     path = f"{node.root}/etc/whole.conf"

@@ -455,6 +455,7 @@ class Machine(RuleBasedStateMachine):
         self.given_up |= left
 
 
+@pytest.mark.slow
 def test_no_byte_of_a_person_is_lost_and_none_of_gpunode_is_left() -> None:
     count = int(os.environ.get("GPUNODE_UNDO_SEQUENCES", "300"))
     how = settings(max_examples=count, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))

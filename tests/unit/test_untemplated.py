@@ -237,6 +237,7 @@ def some(items: list[Any], count: int) -> list[Any]:
 OFTEN_PLANNED = ("rocky9-h100-fresh", "debian12-kubeadm-two-engines", "ubuntu2404-k3s")  # with any kernel
 
 
+@pytest.mark.slow
 def test_no_text_of_a_nodes_facts_becomes_a_template(tmp_path: Path) -> None:
     """Each field of the facts, on a recorded node that has it, and all of them at once."""
     tagged = set()
