@@ -18,6 +18,7 @@ from gpunode.core.numbers import version_tuple
 # a fault of a lower layer brings about faults of higher ones
 LAYERS = ("package", "kernel", "driver", "fabric", "cuda", "container", "kubernetes")
 Confidence = Literal["high", "medium", "low"]
+_WORDS = re.compile(r"[\w :/-]+")  # of a pattern
 _TELLING = 16  # letters that no other program prints by chance
 
 
@@ -50,7 +51,8 @@ class Message:
     @property
     def plain(self) -> bool:
         """Whether the line alone shows the fault: no beginning of many messages, no words that others print, too."""
-        return not (self.needs or self.general) and len(self.text) >= _TELLING
+        words = max(map(len, [self.text, *_WORDS.findall(self.pattern)]))
+        return not (self.needs or self.general) and words >= _TELLING
 
     def span(self, line: str, first: int, start: int, end: int) -> tuple[int, int] | None:
         """Where the message is, given where its text begins and the part of the line that may be read."""
