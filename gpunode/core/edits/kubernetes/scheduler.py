@@ -201,8 +201,8 @@ def _name_it(after: dict[str, bytes], host: Host, asked: Extender, naming: Namin
 
 
 def _extender_of(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Extender:
-    """A NodePort answers on 127.0.0.1 with kube-proxy's iptables mode alone; else on the node's address."""
-    loopback = request.proxy_mode in ("", "iptables")
+    """A NodePort answers on 127.0.0.1 with kube-proxy's iptables mode and IPv4 alone; else on the node's address."""
+    loopback = request.proxy_mode in ("", "iptables") and ":" not in _advertised(files, request)
     address = "127.0.0.1" if loopback else request.node_address or _advertised(files, request)
     if ":" in address:
         address = f"[{address}]"
