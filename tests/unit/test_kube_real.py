@@ -21,6 +21,7 @@ from gpunode.kube.core.checks.preflight import with_nodes
 from gpunode.kube.core.cluster import CLIENT_LABEL, MIG_LABEL, POOL_LABEL
 from gpunode.kube.core.judge import findings
 from gpunode.kube.core.marks import node_key
+from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.edge.apply import remove
 from gpunode.kube.edge.client import Api
@@ -164,7 +165,8 @@ def test_the_resource_definitions_keep_all_that_node_feature_discovery_writes(ap
 def test_a_plan_asks_for_evictions_and_evicts_nobody(api: Api) -> None:
     """Pod a is free to go, pod b has a budget that nobody has counted yet."""
     api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "team"}})
-    api.request("POST", "/api/v1/namespaces/team/serviceaccounts", body={"metadata": {"name": "default"}})
+    account = ObjectKey("v1", "ServiceAccount", "team", "default")  # a controller makes it
+    assert api.follow(account, lambda found: True if found else None, 30)
     budget = {"minAvailable": 1, "selector": {"matchLabels": {"app": "b"}}}
     path = "/apis/policy/v1/namespaces/team/poddisruptionbudgets"
     api.request("POST", path, body={"metadata": {"name": "calm"}, "spec": budget})
