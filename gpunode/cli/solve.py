@@ -148,6 +148,10 @@ def _print(solution: Solution, row: DistroRow | None) -> None:
     parts = {"driver": solution.driver, "cuda": solution.cuda, "toolkit": solution.toolkit}
     if solution.fabric:
         parts["fabric"] = solution.fabric
+    for problem in solution.problems:
+        echo(f"problem: {problem.what}\n  do next: {problem.fix}\n")
+    if solution.problems and not any(parts.values()):
+        return
     for name, part in parts.items():
         echo(f"{name:9}{_choice(part)}")
     if row and (driver := solution.driver):
@@ -156,8 +160,6 @@ def _print(solution: Solution, row: DistroRow | None) -> None:
     echo("\nwhy" if solution.reasons else "", nl=bool(solution.reasons))
     for reason in solution.reasons:
         echo(f"  {reason.what}: {reason.why}" + (f"\n      {reason.source}" if reason.source else ""))
-    for problem in solution.problems:
-        echo(f"\nproblem: {problem.what}\n  do next: {problem.fix}")
 
 
 def _choice(part: DriverChoice | CudaChoice | ToolkitChoice | FabricChoice | None) -> str:

@@ -111,7 +111,7 @@ def _next(results: list[HostResult], output_format: str, verb: str) -> None:
     """The command that follows, where there is one."""
     if output_format != "text":
         return
-    bad = [result for result in results if result.outcome not in ("ok", "pending")]
+    bad = [result for result in results if result.outcome not in ("ok", "pending", "invalid")]
     if bad and all(result.outcome == "unreachable" for result in bad):
         echo(f"next: gpunode detect says what keeps gpunode from reaching them; then gpunode {verb} again")
     elif bad:

@@ -126,3 +126,11 @@ def test_an_event_of_no_host_is_passed_over(
     hosts: dict[str, HostRun] = {}
     _read({"event": "runner_on_ok", **odd}, hosts)
     assert all(run.exit == Exit.FAILED for run in hosts.values())
+
+
+@pytest.mark.parametrize(
+    ("message", "fix", "said"),
+    [("a", "", "a"), ("a", "b", "a (fix: b)"), ("a\n  do next:  b", "b", "a\n  do next:  b")],
+)
+def test_what_to_do_next_is_said_once(message: str, fix: str, said: str) -> None:
+    assert HostRun(message=message, fix=fix).sentence == said

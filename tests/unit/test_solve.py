@@ -337,6 +337,16 @@ def test_the_command_exits_5_with_problems_and_still_prints_the_json() -> None:
     assert [set(p) for p in data["problems"]] == [{"what", "fix"}]
 
 
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [(["--distro", "ubuntu:23.10"], False), (["--distro", "debian:12", "--cuda", "11.0"], True)],
+)
+def test_a_refusal_comes_first_and_nothing_is_said_of_what_was_not_chosen(words: list[str], chosen: bool) -> None:
+    printed = CliRunner().invoke(cli, ["solve", "--gpu", "10de:2330", *words]).output
+    assert printed.startswith("problem: ") and "\n  do next: " in printed
+    assert ("\n\ndriver " in printed) is chosen and ("\ncuda " in printed) is chosen
+
+
 def test_an_nvswitch_may_be_named_like_a_gpu() -> None:
     result = CliRunner().invoke(cli, ["solve", "--gpu", "10de:2330", "--gpu", "10de:22a3", "--distro", "debian:12"])
     assert result.exit_code == 0

@@ -489,8 +489,9 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
             several = ", ".join(kept[n].name for n in named)
             raise InputError(f"several runs of this node begin with {to!r}", expected=f"one of {several}")
         if not named:
-            known = ", ".join(run.name for run in kept) or "none"
-            raise InputError(f"no run {to!r} on this node", expected=f"one of {known}", fix="gpunode rollback --list")
+            known = ", ".join(run.name for run in kept)
+            expected = f"one of {known}" if known else "nothing: there is no run that could be undone"
+            raise InputError(f"no run {to!r} on this node", expected=expected, fix="gpunode rollback --list")
         kept = kept[: named[-1] + 1]
     return (kept[-1].last + 1, kept[-1].name) if kept else (era(records), "")
 

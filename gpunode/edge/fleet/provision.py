@@ -466,7 +466,7 @@ def _result(
     result = HostResult(
         host=before.host,
         outcome=done.exit.outcome,
-        message=done.message + (f" (fix: {done.fix})" if done.fix else ""),
+        message=done.sentence,
         changed=tuple(done.changed),
         checks=tuple(Check(**c) for c in done.checks),
         diffs=tuple(done.diffs),

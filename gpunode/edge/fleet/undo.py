@@ -130,7 +130,7 @@ def _result(host: str, run: HostRun, printed: str, name: str, *, check: bool) ->
     result = HostResult(
         host=host,
         outcome=run.exit.outcome,
-        message=run.message + (f" (fix: {run.fix})" if run.fix else ""),
+        message=run.sentence,
         changed=tuple(run.changed),
         notes=tuple(run.notes),
         diffs=tuple(run.diffs),
