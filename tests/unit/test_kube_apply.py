@@ -423,6 +423,21 @@ def test_a_node_that_offers_no_gpu_is_waited_for_and_named(server: ApiServer, ap
     assert apply(api, rendered(spec), wait=False, notify=silent).exit == Exit.OK
 
 
+def test_a_device_plugin_without_any_pod_is_named_beside_the_nodes(server: ApiServer, api: Api) -> None:
+    """Its controller wants none: ready by its own count, and no log to look at."""
+    server.put(node("gpu1", allocatable={"nvidia.com/gpu": "8"}))
+    put(api, rendered({"kubernetes": {"feature_discovery": False}}, gpu1={}))
+    server.controllers.clear()
+    none = {"desiredNumberScheduled": 0, "updatedNumberScheduled": 0, "numberAvailable": 0}
+    server.edit("DaemonSet", "nvidia-device-plugin", "gpunode", lambda item: item["status"].update(none))
+    gone = {"allocatable": {"nvidia.com/gpu": "0"}, "capacity": {"nvidia.com/gpu": "8"}}
+    server.edit("Node", "gpu1", "", lambda item: item["status"].update(gone))
+    spec = rendered({"kubernetes": {"feature_discovery": False}}, gpu1={})
+    plugin, lost = apply(api, spec, timeout=0.2, notify=silent).waiting
+    assert plugin.startswith(f"{PLUGIN}: it has no pod, and should have one on gpu1")
+    assert lost.startswith("node gpu1: 0 of 8 nvidia.com/gpu can be allocated")
+
+
 def test_status_says_why_pods_are_not_there(server: ApiServer, api: Api) -> None:
     put(api, rendered({"kubernetes": {"feature_discovery": False}}))
     assert unready(api) == ()

@@ -132,14 +132,16 @@ def findings(look: ClusterReading, before: ClusterReading | None = None) -> tupl
 
 
 def not_offering(look: ClusterReading) -> tuple[ClusterFinding, ...]:
-    """Nodes that a device plugin of ours is for, and that do not offer what their pool should."""
+    """Nodes that a device plugin of ours is for, and that do not offer what their pool should; why it has no pod."""
     specs = [mapping(plugin, "spec", "template", "spec") for plugin in look.plugins.values()]
     ours = {
         f"node {node['metadata']['name']}"
         for node in filter(look.concerns, look.nodes)
         if any(chosen_for(spec, node) for spec in specs)
     }
-    return tuple(one for one in (*_nodes(look, None), *_mig(look)) if one.check != "kube.node" and one.about in ours)
+    lacking = [one for one in (*_nodes(look, None), *_mig(look)) if one.check != "kube.node" and one.about in ours]
+    there = {key: live for key in look.plugins if (live := look.live.get(key))}
+    return (*(one for key, live in there.items() for one in _no_pod(key, live, look)), *lacking)
 
 
 # ---------------------------------------------------------------- objects
@@ -233,9 +235,8 @@ def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
 
 
 def _workload(key: ObjectKey, live: Object, pods: Sequence[Object], look: ClusterReading) -> Iterator[ClusterFinding]:
-    if key in look.plugins and not wanted_pods(live) and (names := _should_run(key, look)):
-        text = f"it has no pod, and should have one on {_listed(names)}: no node fits its node selector and affinity"
-        yield ClusterFinding(check="kube.ready", about=str(key), message=text, fix=again(key))
+    if none := [*_no_pod(key, live, look)]:
+        yield from none
         return
     loops = [f"pod {pod['metadata']['name']}: {text}" for pod in pods if (text := crash_loop(pod, look.recently))]
     state, trouble = readiness(live), tuple(dict.fromkeys((*pods_trouble(pods), *loops)))
@@ -249,6 +250,13 @@ def _workload(key: ObjectKey, live: Object, pods: Sequence[Object], look: Cluste
     lasting = any("CrashLoop" in one or "ImagePull" in one for one in trouble)
     passing = not (state.failed or loops or denied or lasting)
     yield ClusterFinding(check="kube.ready", about=str(key), message=printable(text), fix=fix, passing=passing)
+
+
+def _no_pod(key: ObjectKey, live: Object, look: ClusterReading) -> Iterator[ClusterFinding]:
+    """A device plugin of which its controller wants no pod at all."""
+    if key in look.plugins and not wanted_pods(live) and (names := _should_run(key, look)):
+        text = f"it has no pod, and should have one on {_listed(names)}: no node fits its node selector and affinity"
+        yield ClusterFinding(check="kube.ready", about=str(key), message=text, fix=again(key))
 
 
 # ---------------------------------------------------------------- who wrote which field
