@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -266,10 +267,9 @@ class Kind:
         return self.request(**one.asked)
 
 
-def record(path: Path, configure: Callable[[EditCase], Edit]) -> None:
-    """Write what comes of a case that does not say it yet; to be read before it is committed."""
-    one = read_case(path)
-    if one.problem or one.error or one.after != one.before:
+def record(one: EditCase, configure: Callable[[EditCase], Edit]) -> None:
+    """With GPUNODE_WRITE_CASES write what comes of a case that does not say it yet; read it before you commit it."""
+    if one.problem or one.error or one.after != one.before or not os.environ.get("GPUNODE_WRITE_CASES"):
         return
     try:
         edit = configure(one)
@@ -277,7 +277,8 @@ def record(path: Path, configure: Callable[[EditCase], Edit]) -> None:
         outcome: dict[str, Any] = {"after": None, "error": f"{error}\n"}
     else:
         outcome = {"after": None, "problem": problems(edit)} if edit.problems else {"after": applied(one.before, edit)}
-    path.write_text(text_of(EditCase(**{**one.__dict__, **outcome})))
+    text = text_of(EditCase(**{**one.__dict__, **outcome}))
+    (EDITS / one.kind / f"{one.name}.case").write_bytes(text.encode())
 
 
 # ---------------------------------------------------------------- on a node

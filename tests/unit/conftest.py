@@ -10,8 +10,8 @@ from real_smi import RealSmi, make
 # They run shells, daemons, browsers and whole commands, or hold all we make against the schema of every server.
 SLOW = {
     f"test_{name}"
-    for name in "accept_sh activate_sh awx bundle_agree bundle_alpm bundle_create bundle_extras bundle_push bundle_verify "
-    "cdi_sh cli_detect cli_kube_scheduler cli_runtime cluster collection commit commit_await "
+    for name in "accept_sh activate_sh awx bundle_agree bundle_alpm bundle_create bundle_extras bundle_push "
+    "bundle_verify cdi_sh cli_detect cli_kube_scheduler cli_runtime cluster collection commit commit_await "
     "commit_faults commit_kill commit_restore commit_service connect containers default_inventory "
     "docker_any fleet_simulated gpu_containers health_real hostile_node_programs hostile_results init "
     "journal_damage kube_apply kube_render kube_verify kubectl lease lookup mig_sh nvml package_managers "

@@ -1,12 +1,9 @@
-"""What holds for every case of kube-scheduler's and the kubelet's files; a new case needs no code.
-
-`python tests/unit/test_component_edits.py` writes what comes out of cases that do not say it yet.
-"""
+"""What holds for every case of kube-scheduler's and the kubelet's files; a new case needs no code."""
 
 from __future__ import annotations
 
 import pytest
-from edit_cases import EDITS, EditCase, Kind, applied, every, problems, record
+from edit_cases import EditCase, Kind, applied, every, problems, record
 
 from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, kubelet_target
 from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, scheduler_target
@@ -32,6 +29,8 @@ KINDS = (
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_case_says_what_comes_of_it(kind: Kind) -> None:
+    for case in kind.cases():
+        record(case, lambda case: kind.configure(case.before, kind.asked(case)))
     assert [c.name for c in kind.cases() if (c.after is not None) + bool(c.problem) + bool(c.error) != 1] == []
 
 
@@ -67,9 +66,3 @@ def test_what_cannot_be_read_is_named(kind: Kind) -> None:
         assert f"{caught.value}\n" == case.error
 
     every(kind.cases("error"), check)
-
-
-if __name__ == "__main__":
-    for one in KINDS:
-        for path in sorted((EDITS / one.name).glob("*.case")):
-            record(path, lambda case, one=one: one.configure(case.before, one.asked(case)))  # type: ignore[misc]

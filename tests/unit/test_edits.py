@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import get_args
 
 import pytest
-from edit_cases import EditCase, cases, over, problems
+from edit_cases import EditCase, cases, over, problems, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +44,8 @@ def test_every_engine_has_a_key_an_editor_and_cases() -> None:
 
 
 def test_every_case_says_what_comes_of_it() -> None:
+    for case in cases(*KINDS):
+        record(case, lambda case: configure_runtime(case.before, request_of(case)))
     wrong = [c.id for c in cases(*KINDS) if (c.after is not None) + bool(c.problem) + bool(c.error) != 1]
     assert wrong == []
 
