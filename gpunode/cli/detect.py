@@ -306,4 +306,7 @@ def _problems(facts: NodeFacts) -> Iterator[tuple[str, str]]:
         yield "packages", f"broken packages: {', '.join(facts.broken_packages)}"
     if facts.package_lock:
         yield "packages", f"the package manager is locked by {facts.package_lock}"
-    yield from (("probe", text) for text in (*facts.malformed, *facts.notes))
+    usual = {"dkms: no dkms", "lspci: no lspci", "" if facts.driver.loaded else "nvidia_smi: no nvidia-smi"}
+    for text in (*facts.malformed, *facts.notes):  # SECTION: WHAT
+        if text not in usual:
+            yield (text.partition(": ")[0] if ": " in text else "probe"), text

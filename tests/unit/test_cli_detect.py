@@ -13,8 +13,10 @@ import pytest
 import yaml
 from sshd import Sshd, free_port
 
+from gpunode.cli.detect import _problems as problems
 from gpunode.cli.main import main
 from gpunode.core.errors import InputError, UnreachableError
+from gpunode.core.facts import parse_probe
 from gpunode.edge.detect import Targets, detect, find_hosts, probe_by_ansible
 from gpunode.edge.ssh.many import Target
 from gpunode.node import script
@@ -240,4 +242,17 @@ def test_hosts_that_are_alike_are_one_row_and_problems_have_names(run_gpunode: R
         (tmp_path / f"gpu{number}.probe").write_text(text)
     lines = run_gpunode("detect", "--probe", str(tmp_path)).stdout.splitlines()
     assert len(lines) == 2
-    assert lines[1].startswith("gpu0, gpu1, gpu2, gpu3 … (6 in all)") and lines[1].endswith("driver.loaded, probe")
+    assert lines[1].startswith("gpu0, gpu1, gpu2, gpu3 … (6 in all)") and lines[1].endswith("driver.loaded")
+
+
+@pytest.mark.parametrize(
+    ("probe", "named"),
+    [
+        ("debian12-h100-fresh", ["driver.loaded"]),  # that no driver's programs are there is said by that
+        ("container-no-gpu", ["gpu.present", "units"]),
+        ("sles15-h100-provisioned", []),  # precompiled modules need no dkms
+    ],
+)
+def test_a_problem_has_a_name_and_what_nobody_misses_is_none(probe: str, named: list[str]) -> None:
+    facts = parse_probe((PROBES / probe / "probe.txt").read_text())
+    assert [name for name, _ in problems(facts)] == named
