@@ -102,7 +102,8 @@ def test_under_secure_boot_a_node_with_kernels_of_two_drivers_boots_into_the_one
     (variables / "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c").write_bytes(bytes([6, 0, 0, 0, 1]))
     running = node.sh("uname -r").strip()
     node.sh(f"apt-get update -qq && apt-get install -qq -y --no-install-recommends linux-image-{old} 2>&1")
-    node.sh(f"apt-get purge -qq -y linux-image-{running} linux-modules-{running} 2>&1")
+    metapackages = "$(dpkg-query -W -f '${Package}\\n' 'linux-*virtual*')"
+    node.sh(f"dpkg --purge {metapackages} linux-image-{running} linux-modules-{running} 2>&1")
     node.reboot()
     assert node.sh("uname -r").strip() == old
     node.set({})

@@ -217,6 +217,15 @@ def test_of_repositories_that_the_node_cannot_read_the_headers_alone_are_asked_a
     assert any("linux-headers-6.12.94+deb13-amd64 is neither" in reason.why for reason in planned.plan.reasons)
 
 
+def test_on_arch_the_branch_is_that_of_the_nodes_own_lists() -> None:
+    facts = replace(node("arch", "10de:2330", ("6.19.2-arch1-1",), secure_boot=False), package_manager="pacman")
+    planned, [request] = asked(facts, [said("offer nvidia-utils 595.91.07-1", *RESOLVES)])
+    assert request["names"] == b"nvidia-utils\n"
+    assert planned.solution.driver and planned.solution.driver.branch == 595 and planned.plan.warnings == ()
+    never_heard_of, _ = asked(facts, [said("offer nvidia-utils 999.1-1", *RESOLVES)])
+    assert never_heard_of.solution.driver and never_heard_of.solution.driver.branch == 615
+
+
 def test_headers_without_a_newer_kernel_are_refused() -> None:
     facts = node("debian:13", "10de:2330", ("6.12.94+deb13-amd64",), secure_boot=False)
     nothing = said("offer linux-image-cloud-amd64 1", "offer linux-image-amd64 1", *cannot("Unable to locate"))

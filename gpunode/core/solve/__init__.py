@@ -16,6 +16,7 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.model import FabricChoice, Solution
+from gpunode.core.solve.archive import as_asked
 from gpunode.core.solve.case import Notes, SolveCase, SolveRequest, request_of
 from gpunode.core.solve.cuda import solve_cuda
 from gpunode.core.solve.driver import solve_driver
@@ -53,7 +54,8 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
         if not notes.problems:
             notes.because("driver", "no GPU that a driver would serve", "")
         return notes.solution()
-    case = SolveCase(request=request, distro=row.on(request.arch), gpus=gpus, knowledge=knowledge, notes=notes)
+    distro = as_asked(row.on(request.arch), request.archive, knowledge)
+    case = SolveCase(request=request, distro=distro, gpus=gpus, knowledge=knowledge, notes=notes)
     driver = solve_driver(case)
     fabric = solve_fabric(case, driver)
     cuda = solve_cuda(case, driver)

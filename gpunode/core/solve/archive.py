@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpunode.core.deb_versions import fits, parse_relations, version_key
-from gpunode.core.knowledge import Branch, Knowledge
-from gpunode.core.model import Offer
+from gpunode.core.knowledge import Branch, DistroRow, Knowledge
+from gpunode.core.model import Archive, Offer
 from gpunode.core.solve.case import SolveCase, SolveRequest
 from gpunode.core.solve.families import version_pattern
 from gpunode.core.solve.rules import Rule
 
 _COMMON = "nvidia-kernel-common-{branch}-server"  # has the version of the whole driver; modules name it with bounds
+_ARCH_DRIVER = "nvidia-utils"  # of the one version of the driver that Arch has
 
 
 def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]:
-    """The packages that decide what a node of Debian or Ubuntu can have: modules and headers of its kernels."""
+    """The packages that decide what a node can have: Debian's and Ubuntu's modules and headers of its kernels."""
     row = knowledge.distro(request.distro)
+    if row is not None and row.family == "arch":
+        return (_ARCH_DRIVER,)
     if row is None or row.family not in ("ubuntu", "debian"):
         return ()
     family, own = knowledge.packages[row.family], knowledge.packages["ubuntu-own"]
@@ -39,6 +42,15 @@ def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]
     if row.family == "ubuntu":
         found += (_COMMON.format(branch=branch) for branch in row.own)
     return tuple(dict.fromkeys(found))
+
+
+def as_asked(row: DistroRow, archive: Archive, knowledge: Knowledge) -> DistroRow:
+    """The distribution, on Arch with the branch that the node's own lists have, where that is known."""
+    branches = {
+        int(offer.version.partition(".")[0]) for offer in archive.of(_ARCH_DRIVER) if offer.version[:3].isdigit()
+    }
+    own = tuple(branch for branch in knowledge.branches if branch in branches)
+    return replace(row, own=own, own_read="") if own else row
 
 
 @dataclass(frozen=True, kw_only=True)

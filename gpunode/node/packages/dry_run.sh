@@ -36,10 +36,11 @@ not_asked() {
   ! asking || say unasked "$1"
 }
 
-# what the plan rests on, apart from its transaction: how old the lists are, and what apt has of the names of the request,
+# what the plan rests on, apart from its transaction: how old the lists are, and what apt or pacman has of the request's names,
 # as lines `offer NAME VERSION [NAME OP VERSION]…` with the bounds on the driver's own packages
 list_offers() {
   { ! coming && ! lists_are_fresh; } || say fresh 1
+  [ "$manager" != pacman ] || pacman_offers
   have apt-cache || return 0
   # shellcheck disable=SC2046 # names, an option or none
   apt-cache $(! coming || echo "-c $GPUNODE_IN/.apt.conf") show $(requested names) 2>/dev/null | awk '
@@ -54,7 +55,7 @@ list_offers() {
     /^Package: / { name = $2 } /^Version: / { version = $2 } /^Depends: / { needs = substr($0, 10) } /^$/ { end() } END { end() }'
 }
 
-# apt without lists, or with sources that came after them, knows of the packages that are installed alone
+# pacman's lists are those of the node's last upgrade, and nothing reads them again; apt without lists, or with sources that came after them, knows of the packages that are installed alone
 lists_are_fresh() (
   if have apt-get; then
     local lists sources parts
@@ -64,8 +65,8 @@ lists_are_fresh() (
     [ -n "$(find "$lists" -maxdepth 2 -mmin -1440)" ]
     return
   fi
-  find /var/cache/dnf /var/cache/libdnf5 /var/cache/zypp/raw /var/lib/pacman/sync -maxdepth 3 -mmin -1440 \
-    \( -path '*/repodata*' -o -path '*/sync/*.db' \) 2>/dev/null | grep -q .
+  [ "$manager" != pacman ] || { pacman_configured && return; }
+  find /var/cache/dnf /var/cache/libdnf5 /var/cache/zypp/raw -maxdepth 3 -mmin -1440 -path '*/repodata*' 2>/dev/null | grep -q .
 )
 
 # list_dry_run: the differences, and in place of their packages all that the package manager would change, in the same words;

@@ -85,6 +85,12 @@ pacman_refresh_alone() {
 
 pacman_refresh_all() { refreshed_all=1; }
 
+# lines `offer NAME VERSION` of the names of the request
+pacman_offers() {
+  # shellcheck disable=SC2046 # names
+  pacman_ -Si $(requested names) 2>/dev/null | awk '$1 == "Name" { name = $3 } $1 == "Version" { printf "gpunode\toffer\t%s %s\n", name, $3 }'
+}
+
 pacman_words() { requested install | cut -d ' ' -f 1; }
 
 pacman_simulate() {
