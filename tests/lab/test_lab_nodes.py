@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,10 +177,12 @@ def test_reset_gives_a_fresh_node_of_the_same_name_and_address_and_leaves_the_ot
     changed, other = some.nodes
     printed(some, changed, "touch /root/gone; hostname >/var/lib/docker/gone")
     printed(some, other, "touch /root/kept")
+    nodes.save(replace(changed, sources={}))  # of repositories that were built anew since
     some.reset(changed.name)
     fresh = labs.load_lab("t-reset").nodes[0]
     assert (fresh.name, fresh.address) == (changed.name, changed.address)
     assert fresh.host_keys != changed.host_keys
+    assert fresh.sources == other.sources
     assert printed(some, fresh, "ls /root /var/lib/docker | grep gone || true; hostname") == changed.name
     assert printed(some, other, "ls /root") == "kept"
 
