@@ -30,6 +30,7 @@ class ControlPlane:
     programs: Path
     folder: Path
     ports: dict[str, int]
+    host: str = "127.0.0.1"  # where the API server listens
     api: Api = field(init=False)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -55,7 +56,8 @@ class ControlPlane:
         return (self.folder / f"{name}.log").open(errors="replace")
 
     def write_kubeconfig(self, path: Path, token: str) -> Path:
-        server = {"server": f"https://127.0.0.1:{self.ports['api']}", "insecure-skip-tls-verify": True}
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        server = {"server": f"https://{host}:{self.ports['api']}", "insecure-skip-tls-verify": True}
         data = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -86,11 +88,11 @@ def _asks_as(kubeconfig: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def control_plane(programs: Path, folder: Path, *flags: str) -> Iterator[ControlPlane]:
+def control_plane(programs: Path, folder: Path, *flags: str, host: str = "127.0.0.1") -> Iterator[ControlPlane]:
     """etcd, API server (with these flags, too) and controllers, up; no scheduler yet."""
     folder.mkdir(parents=True)
     names = ("api", "etcd", "peer", "controllers", "scheduler", "extender")
-    plane = ControlPlane(programs=programs, folder=folder, ports={name: free_port() for name in names})
+    plane = ControlPlane(programs=programs, folder=folder, ports={name: free_port() for name in names}, host=host)
     try:
         _start(plane, flags)
         yield plane
@@ -113,7 +115,7 @@ def _start(plane: ControlPlane, flags: Sequence[str]) -> None:
     lines = [f'{tokens[user]},{user},{user},"{group}"\n' for user, group in users.items()]
     (folder / "tokens.csv").write_text("".join(lines))
     plane.start(
-        "kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1", f"--secure-port={ports['api']}",
+        "kube-apiserver", f"--etcd-servers={etcd}", f"--bind-address={plane.host}", f"--secure-port={ports['api']}",
         f"--cert-dir={folder}/certificates", f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC",
         "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={folder}/sa.key",
         f"--service-account-signing-key-file={folder}/sa.key", "--service-cluster-ip-range=10.96.0.0/16",

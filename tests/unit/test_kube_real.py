@@ -18,7 +18,7 @@ from gpunode.core.model import Kubernetes, NodeFacts
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.core import render
 from gpunode.kube.core.checks.preflight import with_nodes
-from gpunode.kube.core.cluster import CLIENT_LABEL, MIG_LABEL, POOL_LABEL
+from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, MIG_LABEL, POOL_LABEL
 from gpunode.kube.core.judge import findings
 from gpunode.kube.core.marks import node_key
 from gpunode.kube.core.owned import ObjectKey
@@ -185,3 +185,22 @@ def test_a_plan_asks_for_evictions_and_evicts_nobody(api: Api) -> None:
     assert wait.startswith("team/b: ") and "disruption budget" in wait
     left = api.items("/api/v1/namespaces/team/pods")
     assert [pod["metadata"]["name"] for pod in left if not pod["metadata"].get("deletionTimestamp")] == ["a", "b"]
+
+
+def test_a_cluster_of_ipv6_alone_takes_everything_and_finds_its_nodes(tmp_path: Path) -> None:
+    """The API server, services and nodes."""
+    flags = ("--allow-privileged=true", "--service-cluster-ip-range=fd00:10:96::/112", "--advertise-address=fd00::1")
+    spec = {"kubernetes": {"monitoring": {"enabled": True}}, "sharing": {"strategy": "gpushare"}}
+    with control_plane(Path(PROGRAMS), tmp_path / "plane", *flags, host="::1") as plane:
+        there = {"metadata": {"name": "n1"}}
+        plane.api.request("POST", "/api/v1/nodes", body=there)
+        status = {"status": {"addresses": [{"type": "InternalIP", "address": "fd00::7"}]}}
+        kind = "application/merge-patch+json"
+        plane.api.request("PATCH", "/api/v1/nodes/n1/status", body=status, content=kind)
+        what = rendered(spec, **{"fd00::7": {}})
+        assert not put(plane.api, what, wait=False).problems
+        assert {change.how for change in put(plane.api, what, wait=False).changes} == {"unchanged"}
+        services = plane.api.items("/api/v1/namespaces/gpunode/services")
+        assert services and {tuple(one["spec"]["ipFamilies"]) for one in services} == {("IPv6",)}
+        found = plane.api.find("/api/v1/nodes/n1")
+        assert found and found["metadata"]["labels"][GPUSHARE_LABEL] == "true"
