@@ -139,7 +139,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "kube.ready": "a workload of gpunode is not ready: with what its pods say, or why they are not created (quota, "
         "pod security, limits, webhooks)",
         "kube.node": "a node with GPUs is not Ready, a host of the inventory is no node, a node is in two pools, or "
-        "its engine has not the runtime that pods name",
+        "its engine has not the runtime that pods name (containerd tells from 2.0 on; with an older one `--smoke` "
+        "finds it)",
         "kube.gpus": "a node offers fewer GPUs than it has, none, or not what its pool shares; pods on a GPU hold more "
         "of its memory than it has",
         "kube.mig": "the MIG layout that a node's label asks for is not in force (`nvidia.com/mig.config.state`)",
