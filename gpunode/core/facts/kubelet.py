@@ -113,13 +113,9 @@ def follows_engine(engine: Runtime, kubernetes: Kubernetes) -> bool:
 
 
 def _asks(kubernetes: Kubernetes) -> bool:
-    """Whether the kubelet asks the engine: a feature gate from 1.28, on from 1.31, always from 1.34."""
-    number = release(kubernetes.kubelet)
-    if number < (1, 28):
-        return False
-    return number >= (1, 34) or (
-        kubernetes.cgroup_from_cri if kubernetes.cgroup_from_cri is not None else number >= (1, 31)
-    )
+    """Whether the kubelet asks the engine: a feature gate, on from 1.31, always from 1.34."""
+    number, gate = release(kubernetes.kubelet), kubernetes.cgroup_from_cri
+    return number >= (1, 34) or (gate if gate is not None else number >= (1, 31))
 
 
 def _answers(engine: Runtime, kubernetes: Kubernetes) -> bool:
