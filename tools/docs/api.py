@@ -73,6 +73,8 @@ def _class(name: str, kind: type) -> Iterator[str]:
     yield _prose(kind.__doc__)
     if fields is None:
         yield _prose(made.__doc__)
+    elif name.endswith("Spec"):
+        yield "Its fields are keys of [gpunode.yml](spec.md)."
     else:
         notes = _comments(kind)
         yield table(
