@@ -70,8 +70,6 @@ def lists(path: Path) -> Iterator[list[str]]:
             names = {ast.unparse(one.value) for one in node.elts if isinstance(one, ast.Starred)}
             if words and (words[0] in PROGRAMS or (starts and names <= {"smi", "words"})):
                 yield [words[0] if words[0] in PROGRAMS else "nvidia-smi", *words]
-        if isinstance(node, ast.JoinedStr):
-            yield [ast.unparse(node)]
 
 
 def sources() -> Iterator[tuple[str, str, str]]:
