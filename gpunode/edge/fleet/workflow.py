@@ -179,7 +179,8 @@ def verify(
 
 
 def _with_checks(result: HostResult, more: Sequence[Check]) -> HostResult:
-    if not more:
+    """The result with further checks; that of a host which could not be verified stays, with its message."""
+    if not more or not result.checks:
         return result
     checks = (*result.checks, *more)
     outcome = "failed" if any(check.status == "failed" for check in more) else result.outcome
