@@ -13,7 +13,7 @@ boot_arguments() {
   case $(loader) in
     update-grub) sed -n 's/^[[:space:]]*linux[a-z]*[[:space:]]//p' "$GRUB_CFG" 2>/dev/null | head -n 1 ;;
     grubby) grubby --info=DEFAULT 2>/dev/null </dev/null | sed -n 's/^args="\(.*\)"/\1/p' ;;
-  esac | tr ' ' '\n' | grep =
+  esac | tr ' ' '\n' | grep '='
 }
 
 # argument NAME: the last NAME=VALUE of that entry, which counts, or absent
