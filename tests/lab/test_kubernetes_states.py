@@ -1,0 +1,211 @@
+"""`kube verify` on healthy and broken states of a real cluster: no false alarm, nothing missed.
+
+Each state is made, judged and undone.  Not made: a GPU that its device plugin reports as unhealthy (the lab's NVML has
+no events), and an engine that lost the nvidia runtime.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster import FOLDER, GPU, REASON, Cluster, pod, wait_for
+
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON), pytest.mark.timeout(2400)]
+
+NAME = "t-states"
+FIRST, NODE = f"{NAME}-1", f"{NAME}-2"
+SPEC: dict[str, Any] = {"kubernetes": {}}
+PLUGIN = ("-n", "gpunode", "daemonset", "nvidia-device-plugin")
+ADMISSION = "admissionregistration.k8s.io/v1"
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_up: Callable[..., Cluster]) -> Cluster:
+    found = cluster_up(2, name=NAME)
+    found.gpunode("provision", "-i", found.lab.inventory, "-c", found.spec(SPEC), "--yes")
+    return found
+
+
+@pytest.fixture
+def healthy(cluster: Cluster) -> Cluster:
+    cluster.kube("apply", cluster.spec(SPEC))
+    return cluster
+
+
+# ---------------------------------------------------------------- healthy states
+
+
+@contextmanager
+def idle(cluster: Cluster) -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def full_and_cordoned(cluster: Cluster) -> Iterator[None]:
+    cluster.apply({**pod("all", {GPU: 2}), "spec": {**pod("all", {GPU: 2})["spec"], "nodeName": FIRST}})
+    cluster.kubectl("cordon", NODE)
+    wait_for(lambda: cluster.get("pod", "all")["status"]["phase"] == "Running")
+    yield
+    cluster.kubectl("uncordon", NODE)
+    cluster.kubectl("delete", "pod", "all", "--force", "--grace-period=0")
+
+
+@contextmanager
+def a_taint_of_its_own(cluster: Cluster) -> Iterator[None]:
+    cluster.kubectl("taint", "node", NODE, "dedicated=ml:NoSchedule")
+    yield
+    cluster.kubectl("taint", "node", NODE, "dedicated-")
+
+
+@contextmanager
+def images_rewritten_by_a_policy(cluster: Cluster) -> Iterator[None]:
+    """As a mirror of a registry is enforced; the nodes have the images under both names."""
+    tag = "ctr -n k8s.io images ls -q | grep ^nvcr.io/ | while read -r i; do "
+    for name in (FIRST, NODE):
+        cluster.lab.run(name, f"{tag} ctr -n k8s.io images tag --force $i mirror.lan/${{i#*/}}; done")
+    image = "object.spec.template.spec.containers[0].image"
+    path, value = "/spec/template/spec/containers/0/image", f'{image}.replace("nvcr.io/", "mirror.lan/")'
+    patch = f'JSONPatch{{op: "replace", path: "{path}", value: {value}}}'
+    rule = {
+        "apiGroups": ["apps"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["daemonsets"],
+    }
+    ours = {"matchLabels": {"app.kubernetes.io/part-of": "gpunode"}}
+    cluster.apply(
+        {"apiVersion": ADMISSION, "kind": "MutatingAdmissionPolicy", "metadata": {"name": "mirror"},
+         "spec": {"failurePolicy": "Fail", "reinvocationPolicy": "Never",
+                  "matchConstraints": {"resourceRules": [rule], "objectSelector": ours},
+                  "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": f"[{patch}]"}}]}},
+        {"apiVersion": ADMISSION, "kind": "MutatingAdmissionPolicyBinding", "metadata": {"name": "mirror"},
+         "spec": {"policyName": "mirror"}},
+    )  # fmt: skip
+
+    def rewritten() -> bool:
+        cluster.kube("apply", cluster.spec(SPEC))
+        containers = cluster.get(*PLUGIN)["spec"]["template"]["spec"]["containers"]
+        return str(containers[0]["image"]).startswith("mirror.lan/")
+
+    wait_for(rewritten)
+    yield
+    cluster.kubectl("delete", "mutatingadmissionpolicybinding,mutatingadmissionpolicy", "mirror")
+    cluster.kubectl("-n", "gpunode", "delete", "daemonset", "--all")
+
+
+@contextmanager
+def just_applied(cluster: Cluster) -> Iterator[None]:
+    spec = cluster.spec(SPEC)
+    cluster.kube("remove", spec)
+    cluster.kube("apply", spec, "--no-wait")
+    yield
+
+
+# ---------------------------------------------------------------- broken states
+
+
+@contextmanager
+def a_quota(cluster: Cluster) -> Iterator[None]:
+    count = len(cluster.get("-n", "gpunode", "pods")["items"]) - 1
+    cluster.kubectl("-n", "gpunode", "create", "quota", "few", f"--hard=pods={count}")
+    cluster.kubectl("-n", "gpunode", "delete", "pod", "--field-selector", f"spec.nodeName={NODE}")
+    yield
+    cluster.kubectl("-n", "gpunode", "delete", "quota", "few")
+
+
+@contextmanager
+def pod_security(cluster: Cluster) -> Iterator[None]:
+    label = "pod-security.kubernetes.io/enforce"
+    cluster.kubectl("label", "namespace", "gpunode", "--overwrite", f"{label}=restricted")
+    cluster.kubectl("-n", "gpunode", "delete", "pod", "--field-selector", f"spec.nodeName={NODE}")
+    yield
+    cluster.kubectl("label", "namespace", "gpunode", "--overwrite", f"{label}=privileged")
+
+
+@contextmanager
+def a_foreign_node_selector(cluster: Cluster) -> Iterator[None]:
+    patch = {"spec": {"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}}
+    cluster.kubectl("patch", *PLUGIN, "--type=merge", "-p", json.dumps(patch))
+    yield
+    cluster.kubectl("delete", *PLUGIN)
+
+
+@contextmanager
+def no_plugin(cluster: Cluster) -> Iterator[None]:
+    cluster.kubectl("delete", *PLUGIN)
+    wait_for(lambda: set(cluster.allocatable(GPU).values()) == {"0"}, 150)
+    yield
+
+
+@contextmanager
+def a_dead_kubelet(cluster: Cluster) -> Iterator[None]:
+    cluster.lab.run(NODE, "systemctl stop kubelet")
+    wait_for(lambda: cluster.ready()[NODE] != "True", 120)
+    yield
+    cluster.lab.run(NODE, "systemctl start kubelet")
+    wait_for(lambda: cluster.ready()[NODE] == "True")
+
+
+@contextmanager
+def a_former_name(cluster: Cluster) -> Iterator[None]:
+    """What a kubelet that got another name leaves behind: a node that nobody renews."""
+    now = cluster.get("node", NODE)
+    cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "former"}})
+    kept = {key: now["status"][key] for key in ("addresses", "capacity", "allocatable", "nodeInfo")}
+    unknown = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "no lease"}]
+    status = json.dumps({"status": {**kept, "conditions": unknown}})
+    cluster.kubectl("patch", "node", "former", "--subresource=status", "--type=merge", "-p", status)
+    yield
+    cluster.kubectl("delete", "node", "former")
+
+
+State = Callable[[Cluster], AbstractContextManager[None]]
+STATES: list[tuple[State, Mapping[str, str], bool]] = [  # what is found, and whether it takes pods to find it
+    (idle, {}, True),
+    (full_and_cordoned, {}, True),
+    (a_taint_of_its_own, {}, True),
+    (images_rewritten_by_a_policy, {}, True),
+    (just_applied, {}, True),
+    (a_quota, {"kube.ready": "exceeded quota"}, False),
+    (pod_security, {"kube.ready": "violates PodSecurity", "kube.drift": "enforce"}, False),
+    (a_foreign_node_selector, {"kube.ready": "should have one on", "kube.drift": "kubectl-patch at"}, False),
+    (no_plugin, {"kube.drift": "it is gone", "kube.gpus": GPU}, False),
+    (a_dead_kubelet, {"kube.node": "is not Ready"}, False),
+    (a_former_name, {"kube.node": "node former: the node is not Ready"}, False),
+]
+FOLLOWS = {"kube.gpus", "kube.pool"}  # what may be found besides: GPUs go with their plugin, sooner or later
+
+
+@pytest.mark.parametrize(("state", "expected", "smoke"), STATES, ids=[row[0].__name__ for row in STATES])
+def test_a_healthy_state_raises_no_alarm_and_a_broken_one_is_found(
+    state: State, expected: Mapping[str, str], smoke: bool, healthy: Cluster
+) -> None:
+    with state(healthy):
+        found = healthy.checks("verify", healthy.spec(SPEC), *(["--smoke", "--timeout", "60"] if smoke else []))
+    failed = {name: text for checks in found.values() for name, status, text in checks if status == "failed"}
+    assert set(expected) <= set(failed) <= set(expected) | (FOLLOWS if expected else set()), found
+    for name, text in expected.items():
+        assert text in failed[name], failed
+
+
+def test_an_account_that_may_only_read_is_enough(healthy: Cluster, tmp_path: Path) -> None:
+    group = "rbac.authorization.k8s.io"
+    rule = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]}
+    healthy.apply(
+        {"apiVersion": f"{group}/v1", "kind": "ClusterRole", "metadata": {"name": "reader"}, "rules": [rule]},
+        {"apiVersion": f"{group}/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "reader"},
+         "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "reader"},
+         "subjects": [{"apiGroup": group, "kind": "User", "name": "rita"}]},
+    )  # fmt: skip
+    kubeconfig: dict[str, Any] = yaml.safe_load(healthy.lab.kubeconfig.read_text())
+    kubeconfig["users"][0]["user"]["as"] = "rita"
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(kubeconfig))
+    healthy.kube("verify", healthy.spec(SPEC), "--kubeconfig", path)
+    healthy.kube("verify", healthy.spec(SPEC), "--kubeconfig", path, "--smoke", exit=5)
