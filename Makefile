@@ -43,7 +43,7 @@ $(VENV)/.molecule: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[molecule]'
 	@touch $@
 
-check: lint unit  ## style, types, shell, Ansible and unit tests: under two minutes, no root needed
+check: lint unit  ## style, types, shell, Ansible and unit tests: some four minutes of CPU time, no root needed
 
 lint: install
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/lint.sh

@@ -55,6 +55,8 @@ else
 fi
 
 stage lint sh .ci/lint.sh
+HYPOTHESIS_PROFILE=ci
+export HYPOTHESIS_PROFILE
 stage unit python -m pytest -q -n 2 tests/unit -m "$unit"
 for scenario in $SCENARIOS; do
     stage "molecule-$scenario" python molecule/run.py "$scenario"

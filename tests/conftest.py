@@ -16,9 +16,10 @@ import pytest
 if TYPE_CHECKING:
     from gpunode.lab import Lab
 
+hypothesis.settings.register_profile("check", max_examples=20, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 
 # how a test says what it lacks: a program, a package, an account
 _LACKING = re.compile(r"(?:names no |needs )(?P<what>[^:(;]+)")

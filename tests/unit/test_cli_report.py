@@ -220,7 +220,7 @@ def test_results_are_for_nobody_else_to_read() -> None:
 def test_each_format_to_a_file(tmp_path: Path, form: str, start: str) -> None:
     shutil.copy(PROBES / READY / "probe.txt", tmp_path / "gpu1.probe")
     code, printed = run("report", "--from", tmp_path, "--format", form, "--title", "Mine", "-o", "out")
-    assert (code, printed) == (0, "written: out, 1 hosts\n")
+    assert (code, printed) == (0, "written: out, 1 host\n")
     text = (tmp_path / "out").read_text()
     assert text.startswith(start) and "Mine" in text
 
