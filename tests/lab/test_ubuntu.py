@@ -107,7 +107,7 @@ def test_under_secure_boot_a_node_with_kernels_of_two_drivers_boots_into_the_one
     node.reboot()
     assert node.sh("uname -r").strip() == old
     node.set({})
-    text = node.gpunode("plan", exit=3).stdout
+    text = node.gpunode("plan", "-v", exit=3).stdout
     assert f"{old} runs and gets no modules of this driver" in text and "Secure Boot" in text
     done = node.json("provision", "--yes")
     assert not failed(done) and {"driver.smi", "containerd.cri-nvidia"} <= passed(done)
