@@ -142,8 +142,9 @@ def test_the_hosts_imex_is_masked_where_somebody_else_or_nobody_runs_it(
     assert steps(planned(facts, {"imex": imex}, monkeypatch)) == {
         "fabric.activate": {"services": [], "mask": ["nvidia-imex.service"]}
     }
-    masked = replace(there, active="inactive", enabled="masked")
-    assert steps(planned(gb200(services={"nvidia-imex": masked}), {"imex": imex}, monkeypatch)) == {}
+    for active in ("inactive", "failed"):
+        masked = replace(there, active=active, enabled="masked")
+        assert steps(planned(gb200(services={"nvidia-imex": masked}), {"imex": imex}, monkeypatch)) == {}
 
 
 SYSTEMCTL = """#!/bin/sh

@@ -130,7 +130,10 @@ class Masked(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         service = facts.services.get(self.unit.removesuffix(".service"))
-        return f"{service.active or 'inactive'}, {service.enabled or 'disabled'}" if service else ABSENT
+        if service is None:
+            return ABSENT
+        state = "inactive" if service.active in ("", "failed") else service.active  # one that has failed runs no more
+        return f"{state}, {service.enabled or 'disabled'}"
 
 
 def services_of(items: Iterable[Item]) -> list[str]:
