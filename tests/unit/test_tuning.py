@@ -81,7 +81,7 @@ def test_what_is_never_set_is_refused_with_the_reason(tuning: Mapping[str, Any],
 
 
 def test_nothing_is_set_by_default_and_every_key_has_a_row() -> None:
-    assert planned(node(), {})[0].keys() == planned(node(), {"governor": "keep"})[0].keys()
+    assert parse_spec({}).tuning.given == () and parse_spec({}).tuning.sysctl == {}
     keys = {row.key for row in load_tuning()}
     everything = dict.fromkeys(vars(parse_spec({}).tuning), "x")
     assert keys == set(everything) - {"sysctl"}
@@ -202,6 +202,9 @@ def test_grubby_has_a_file_that_says_what_is_gpunodes() -> None:
     grubby = node(tuning=Tuning(loader="grubby"))
     path = kernel_argument.FILES["grubby"]
     assert str(files_of(planned(grubby, {"iommu": "passthrough"})[0], "driver")[path]).splitlines()[-1] == "iommu=pt"
+    by_hand = node(tuning=Tuning(loader="grubby", arguments=("iommu=pt",), next_arguments=("iommu=pt",)))
+    steps, problems = planned(by_hand, {"iommu": "passthrough"})
+    assert path not in files_of(steps, "driver") and problems == [], "else it would go when it is no longer asked for"
 
 
 @pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]], ids=" ".join)

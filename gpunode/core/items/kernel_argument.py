@@ -7,12 +7,12 @@ every boot entry and those of kernels to come; a file of our own says which argu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ABSENT, Found, Item, Question
-from gpunode.core.model import NodeFacts
+from gpunode.core.model import NodeFacts, Tuning
 
 FILES = {"update-grub": "/etc/default/grub.d/90-gpunode.cfg", "grubby": "/etc/gpunode/kernel-arguments"}
 _HEAD = "# written by gpunode: arguments of the kernel's command line\n"
@@ -47,18 +47,25 @@ def wanted(question: Question) -> Found:
     before = _of_file(facts, path)
     if not path or not (words or before):
         return
-    quoted = " ".join(words)
-    line = f'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT {quoted}"' if path.endswith(".cfg") else quoted
-    yield File(role="driver", path=path, text=f"{_HEAD}{line}\n" if words else None)
+    yield File(role="driver", path=path, text=_text(words, before, facts.tuning))
     yield from (KernelArgument(word=word) for word in words)
     yield from (KernelArgument(word=word, goes=True) for word in before if word not in words)
+
+
+def _text(words: Sequence[str], before: Sequence[str], tuning: Tuning) -> str | None:
+    """The file; grubby has an argument once, and one that somebody else has set does not become gpunode's."""
+    if tuning.loader == "grubby":
+        line = " ".join(word for word in words if word in before or word not in tuning.next_arguments)
+    else:
+        line = f'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT {" ".join(words)}"' if words else ""
+    return f"{_HEAD}{line}\n" if line else None
 
 
 def _of_file(facts: NodeFacts, path: str) -> list[str]:
     """The arguments that our file names."""
     file = facts.files.get(path)
     lines = (file.data or b"").decode(errors="replace").splitlines() if file else []
-    return re.findall(r"(?<![\w$\"])[a-z][\w.]*=[\w.,:-]+", lines[-1] if lines else "")
+    return re.findall(r"(?<![\w$\"])[a-z][\w.]*=[\w.,:-]+", lines[-1] if lines else "", re.ASCII)
 
 
 def arguments_of(items: Iterable[Item]) -> dict[str, str]:
