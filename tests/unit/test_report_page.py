@@ -262,8 +262,8 @@ def test_the_keyboard_reaches_everything(page: Browser) -> None:
 def test_axe_finds_nothing_that_keeps_people_out(page: Browser, colours: str) -> None:
     """WCAG 2.1 A and AA, contrast included, with hosts and problems opened.
 
-    What scrolls, its shadow, and a bar behind a number, axe cannot judge: laid open, and in the bar's colour as a whole,
-    it can.
+    What scrolls, its shadow, and a bar behind a number, axe cannot judge: laid open, and in the bar's colour as a
+    whole, it can.
     """
     laid_open = """
       .scroll, .hosts { overflow: visible !important; max-height: none !important; background: none !important }
