@@ -160,9 +160,10 @@ def test_a_list_of_packages_is_read_in_one_go() -> None:
     assert list(parse_primary('<package type="rpm">' * 60_000, "", repository="r", base="b", origin="o")) == []
 
 
-def test_a_broken_package_is_named() -> None:
+@pytest.mark.parametrize("inside", ["<name>", "<name>\ud800</name>"], ids=["no end", "a surrogate, which is no UTF-8"])
+def test_a_broken_package_is_named(inside: str) -> None:
     with pytest.raises(GpunodeError, match="broken XML"):
-        list(parse_primary('<package type="rpm"><name></package>', "", repository="r", base="b", origin="o"))
+        list(parse_primary(f'<package type="rpm">{inside}</package>', "", repository="r", base="b", origin="o"))
 
 
 # ---------------------------------------------------------------- nobody else reads them

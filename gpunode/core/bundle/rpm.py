@@ -130,7 +130,7 @@ def _parts(text: str, start: str, end: str = "</package>") -> Iterator[str]:
 def _element(text: str, where: str) -> ElementTree.Element:
     try:
         return ElementTree.fromstring(text)  # noqa: S314 - without entities
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, UnicodeEncodeError) as error:  # of a surrogate, which no UTF-8 has
         raise GpunodeError(f"{where}: broken XML: {error}", fix="use another mirror") from None
 
 
