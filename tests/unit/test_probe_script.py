@@ -115,6 +115,18 @@ def test_the_request_limits_the_probe_to_some_sections() -> None:
     assert facts.hostname == ""
 
 
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_kernel_settings_are_read_whole(shell: list[str]) -> None:
+    """In a network of its own: the kernel answers a read of a number at its beginning alone."""
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
+        pytest.skip("no network namespaces here")
+    set_and_probe = 'echo 10 >/proc/sys/net/ipv4/ip_forward && exec "$@"'
+    _, facts = probe(
+        ["unshare", "-n", "sh", "-c", set_and_probe, "sh", *shell], request={"sections": b"os_release sysctl\n"}
+    )
+    assert facts.sysctl["net.ipv4.ip_forward"] == "10"
+
+
 @pytest.mark.parametrize(("settle", "seen"), [("0", "half"), ("20", "whole")])
 def test_who_is_about_to_change_the_node_waits_for_the_gpunode_at_work_there(
     settle: str, seen: str, tmp_path: Path

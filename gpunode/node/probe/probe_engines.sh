@@ -421,10 +421,8 @@ probe_kubernetes() {
 
 probe_sysctl() {
   local key value
-  for key in ipv4.ip_forward bridge.bridge-nf-call-iptables bridge.bridge-nf-call-ip6tables; do
-    first "/proc/sys/net/${key%%.*}/${key#*.}" && line "net.$key $REPLY"
-  done
-  for key in fs.inotify.max_user_instances fs.inotify.max_user_watches kernel.numa_balancing \
+  for key in net.ipv4.ip_forward net.bridge.bridge-nf-call-iptables net.bridge.bridge-nf-call-ip6tables \
+    fs.inotify.max_user_instances fs.inotify.max_user_watches kernel.numa_balancing \
     $(sed -n 's/^\([a-z][A-Za-z0-9_./-]*\) = .*/\1/p' /etc/sysctl.d/99-gpunode-tuning.conf 2>/dev/null); do
     # by cat: read takes one byte after the other, and /proc/sys answers the first alone
     value=$(cat "/proc/sys/$(printf '%s' "$key" | tr . /)" 2>/dev/null) && line "$key $value"
