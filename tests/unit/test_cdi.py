@@ -357,11 +357,14 @@ def test_verify_fails_for_a_stale_specification_and_warns_where_podman_has_none(
         found = health_checks(replace(facts, gpus=(gpu,)), load_knowledge())
         return [(one.status, one.fix) for one in found if one.id == "cdi.fresh"]
 
-    renew = "gpunode runtime configure --runtime podman renews it"
+    podman = Runtime(name="podman")
+    stale_one = replace(NODE, driver=DriverState(userspace="595.58.03"))
+    by_podman = "gpunode runtime configure --runtime podman renews it"
     assert check(NODE) == [("passed", "")]
     assert check(replace(NODE, cdi=Cdi())) == []
-    assert check(replace(NODE, cdi=Cdi(), runtimes=(Runtime(name="podman"),))) == [("warning", renew)]
-    assert check(replace(NODE, driver=DriverState(userspace="595.58.03"))) == [("failed", renew)]
+    assert check(replace(NODE, cdi=Cdi(), runtimes=(podman,))) == [("warning", by_podman)]
+    assert check(replace(stale_one, runtimes=(podman,))) == [("failed", by_podman)]
+    assert check(replace(stale_one, runtimes=())) == [("failed", "gpunode provision renews it")]
     other = CdiSpec(path="/run/cdi/mine.yaml", error="/run/cdi/mine.yaml:1:1: bad")
     foreign = replace(NODE, cdi=replace(NODE.cdi, specs=(READ, other)))
     assert check(foreign) == [("failed", "fix or remove that file: nvidia-ctk did not make it")]

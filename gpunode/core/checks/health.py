@@ -327,7 +327,8 @@ def _cdi(facts: NodeFacts) -> Iterator[Check]:
     if not reasons:
         yield Check(id="cdi.fresh", status="passed", message="the CDI specification fits the driver and the GPUs")
         return
-    renew = "gpunode runtime configure --runtime podman renews it"
+    engine = next(filter(facts.runtime, BY_CDI), "")
+    renew = f"gpunode {f'runtime configure --runtime {engine}' if engine else 'provision'} renews it"
     yield Check(
         id="cdi.fresh",
         status="failed" if facts.cdi.specs else "warning",
