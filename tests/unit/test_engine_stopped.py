@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.doctor import diagnose
 from gpunode.core.doctor.state import state_faults
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.activation import Module
@@ -51,6 +52,14 @@ def test_it_is_named_by_verify_and_by_doctor() -> None:
     assert check.message == "docker.service is enabled and does not run (failed)"
     [evidence] = state_faults(facts, {}, None, load_faults().checks)["engine-stopped"]
     assert evidence.text == check.message
+
+
+def test_the_fix_of_doctor_starts_the_units_that_were_seen() -> None:
+    both = NodeFacts(runtimes=(runtime(), runtime(name="containerd", unit="containerd.service")))
+    faults = load_faults()
+    found = diagnose(faults, (), state_faults(both, {}, None, faults.checks))
+    [fix] = [one.fix for one in found.findings if one.fault.id == "engine-stopped"]
+    assert fix.startswith("systemctl start docker.service containerd.service; ")
 
 
 def test_a_plan_starts_what_somebody_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ several steps).  What matches nothing is not guessed at.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = ["Diagnosis", "Faults", "Finding", "Scan", "diagnose", "diagnosis_data
 
 _ORDER: tuple[Confidence, ...] = ("high", "medium", "low")  # a fact or a program's own message; each doubt less
 _SHOWN = 3  # lines of a finding, in the text
+_UNIT = re.compile(r"[\w@-]+\.service\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ def diagnose(
             first=min((one.first for one in shown), default=0),
             evidence=tuple(seen),
             confidence=_ORDER[doubts],
-            fix=fault.fix_for(versions),
+            fix=_with_units(fault.fix_for(versions), seen),
         )
     below = _consequences(faults, findings)
     ordered = [replace(finding, root=name not in below) for name, finding in findings.items()]
@@ -108,6 +110,12 @@ def diagnose(
         asks=next_commands(faults.checks, roots) if logs_alone else (),
         earlier=tuple(earlier.values()),
     )
+
+
+def _with_units(fix: str, seen: Iterable[Evidence]) -> str:
+    """The fix with the units that the evidence names in place of UNIT."""
+    units = dict.fromkeys(unit for one in seen for unit in _UNIT.findall(one.text))
+    return fix.replace("UNIT", " ".join(units) or "UNIT")
 
 
 def _consequences(faults: Faults, found: Iterable[str]) -> set[str]:
