@@ -110,7 +110,7 @@ class Board:
             if event.kind in ("failed", "unreachable") and not row.printed:
                 row.failed = row.printed = True
                 row.ended = self._now()
-                return self._line("✗", event.host, f"{event.task}: {event.message}" if event.task else event.message)
+                return self._line("✗", event.host, ": ".join(filter(None, (event.task, event.message))))
             if event.kind in ("ok", "changed") and row.number and row.number == len(titles):
                 row.ended = self._now()  # what follows is the controller's
         return ""

@@ -101,7 +101,8 @@ def _undo(
             _show(found, output_format, done=False)
         _ask(found)
     with running(output_format) as on_event:
-        results = undo(targets, what, diff=diff and yes, on_event=on_event)
+        # why a host failed its result says
+        results = undo(targets, what, diff=diff and yes, on_event=lambda event: on_event(replace(event, message="")))
     _show(results, output_format, done=True)
     _next(results, output_format, what["verb"])
     return worst_exit(result.outcome for result in results)

@@ -105,6 +105,21 @@ def test_much_is_shown_by_kind_and_counted_in_the_question(monkeypatch: pytest.M
     assert lines[-1] == "next: gpunode detect shows these hosts as they are now"
 
 
+def test_why_a_host_failed_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    reason = "ssh: connect to host n1 port 22: Connection refused"
+
+    def unreachable(folder: Path, playbook: str, **options: Any) -> dict[str, HostRun]:
+        options["on_event"](Event(host="n1", kind="unreachable", task=undo.TASK, message=reason))
+        return {"n1": HostRun(exit=Exit.UNREACHABLE, message=reason)}
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(undo, "run_playbook", unreachable)
+    result = CliRunner().invoke(uninstall, ["n1", "--yes"], standalone_mode=False)
+    assert result.return_value == Exit.UNREACHABLE
+    assert f"n1: {undo.TASK}: unreachable" in result.stderr
+    assert (result.stdout + result.stderr).count(reason) == 1
+
+
 def test_diffs_of_files_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     done = HostRun(changed=["removes /etc/x"], diffs=["--- /etc/x\n+++ /dev/null\n"])
     result, ansible = call(uninstall, "n1", "--check", "--diff", monkeypatch=monkeypatch, tmp=tmp_path, n1=done)
