@@ -273,6 +273,7 @@ settings() {
 
 # WORD present|absent: in the boot entries by the distribution's own tool, and in force after a reboot
 arguments() {
+  local word state now wanted
   requested arguments >"$GPUNODE_IN/.arguments"
   [ -s "$GPUNODE_IN/.arguments" ] || return 0
   while read -r word state; do
@@ -304,6 +305,7 @@ write_argument() {
 # MODEL Enabled|Disabled: ECC, which a GPU keeps over boots and which waits for its reset: that is left to a reboot, which
 # no program outlives anyway
 ecc() {
+  local gpu model now next wanted
   requested ecc >"$GPUNODE_IN/.ecc"
   [ -s "$GPUNODE_IN/.ecc" ] || return 0
   nvidia-smi --query-gpu=uuid,pci.device_id,ecc.mode.current,ecc.mode.pending --format=csv,noheader >"$GPUNODE_IN/.gpus" 2>>"$log" || {
@@ -449,6 +451,7 @@ services() {
 
 # mask: units that must not run; one that is enabled is so again when it is undone
 masks() {
+  local unit
   for unit in $(requested mask); do
     look_at "$unit"
     case $enabled:$state in masked*:inactive | masked*:failed) continue ;; esac

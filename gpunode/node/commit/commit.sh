@@ -330,11 +330,11 @@ holds_latest() {
   cut -f 8 "$_plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.after_it"
 }
 
-[ -e "$GPUNODE_IN/changes" ] || : >"$GPUNODE_IN/changes"
-[ -e "$GPUNODE_IN/state" ] || need_root
 # files_in LIST: how many there are, as people say it
 files_in() { awk 'END { print NR (NR == 1 ? " file" : " files") }' "$1"; }
 
+[ -e "$GPUNODE_IN/changes" ] || : >"$GPUNODE_IN/changes"
+[ -e "$GPUNODE_IN/state" ] || need_root
 checking || lock
 recover
 compare

@@ -18,9 +18,9 @@ boot_arguments() {
 
 # argument NAME: the last NAME=VALUE of that entry, which counts, or absent
 argument() {
-  local _found
-  _found=$(boot_arguments | grep "^$1=" | tail -n 1)
-  echo "${_found:-absent}"
+  local word
+  word=$(boot_arguments | grep "^$1=" | tail -n 1)
+  echo "${word:-absent}"
 }
 
 # set_argument NAME NAME=VALUE|absent FORMER: by grubby; update-grub takes it from the file that says so

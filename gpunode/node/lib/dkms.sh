@@ -23,11 +23,11 @@ dkms_stale() {
 
 # whether a module that DKMS calls installed has gone from the kernel's folder: for DKMS it is installed all the same
 dkms_gone() {
-  local _built _name
-  for _built in "$DKMS_TREE/$1/$2/$3"/*/module/*.ko*; do
-    [ -e "$_built" ] || continue
-    _name=${_built##*/}
-    [ -n "$(find "/lib/modules/$3/" -name "${_name%%.ko*}.ko*" 2>/dev/null | head -n 1)" ] || return 0
+  local object name
+  for object in "$DKMS_TREE/$1/$2/$3"/*/module/*.ko*; do
+    [ -e "$object" ] || continue
+    name=${object##*/}
+    [ -n "$(find "/lib/modules/$3/" -name "${name%%.ko*}.ko*" 2>/dev/null | head -n 1)" ] || return 0
   done
   return 1
 }

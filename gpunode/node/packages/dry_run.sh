@@ -55,7 +55,8 @@ list_offers() {
     /^Package: / { name = $2 } /^Version: / { version = $2 } /^Depends: / { needs = substr($0, 10) } /^$/ { end() } END { end() }'
 }
 
-# pacman's lists are those of the node's last upgrade, and nothing reads them again; apt without lists, or with sources that came after them, knows of the packages that are installed alone
+# pacman's lists are those of the node's last upgrade, and nothing reads them again; apt without lists, or with sources that
+# came after them, knows of the packages that are installed alone
 lists_are_fresh() (
   if have apt-get; then
     local lists sources parts
@@ -65,7 +66,7 @@ lists_are_fresh() (
     [ -n "$(find "$lists" -maxdepth 2 -mmin -1440)" ]
     return
   fi
-  [ "$manager" != pacman ] || { pacman_configured && return; }
+  [ "$manager" != pacman ] || { pacman_configured; return; }
   find /var/cache/dnf /var/cache/libdnf5 /var/cache/zypp/raw -maxdepth 3 -mmin -1440 -path '*/repodata*' 2>/dev/null | grep -q .
 )
 

@@ -118,7 +118,7 @@ services() {
 }
 
 kernel() {
-  local name key path kind
+  local name key gpu path kind
   # with those that a boot may load, or leave out, without any record
   for name in $(printf '%s\n' nvidia nouveau nova_core "$(states module)" | sort -u); do
     if [ -d "/sys/module/$name" ]; then report module "$name" loaded; else report module "$name" absent; fi

@@ -32,6 +32,7 @@ disable_units() {
 
 # UNIT absent: units that nothing could start
 unmask_units() {
+  local unit
   for unit in $(requested mask | cut -d ' ' -f 1); do
     case $(systemctl is-enabled "$unit" 2>/dev/null) in masked*) ;; *) continue ;; esac
     checking || systemctl --no-reload unmask "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit stays masked" && continue; }
@@ -98,6 +99,7 @@ settings() {
 
 # GPU MODE: ECC, which waits for a reset
 ecc() {
+  local gpu mode number
   requested ecc >"$GPUNODE_IN/.ecc"
   while read -r gpu mode; do
     [ "$(ecc_next "$gpu")" != "$mode" ] || continue
@@ -112,6 +114,7 @@ ecc() {
 
 # NAME NAME=VALUE|absent: arguments of the kernel in the boot entries; a file of update-grub's has gone before
 arguments() {
+  local name wanted now
   requested argument >"$GPUNODE_IN/.arguments"
   while read -r name wanted; do
     now=$(argument "$name")
