@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.checks.host import host_checks
+from gpunode.core.checks.links import link_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.items import host_settings, kernel_argument, memlock, sysctl
@@ -21,7 +24,7 @@ from gpunode.core.remote import parse_outcome, program
 from gpunode.core.spec import parse_spec
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
-from gpunode.edge.load import load_tuning
+from gpunode.edge.load import load_knowledge, load_tuning
 from gpunode.node import script
 
 TEMPLATES = Path(__file__).parents[2] / "gpunode/templates"
@@ -115,6 +118,23 @@ def test_the_page_has_every_setting_with_its_evidence_and_risk() -> None:
         assert all(
             word.rpartition(".")[2].partition("=")[0] in line for words in row.set.values() for word in words.split()
         )
+
+
+def test_what_verify_finds_is_fixed_by_keys_that_there_are() -> None:
+    facts = node(
+        rdma=(RdmaPort(device="mlx5_0", port=1, slot=NIC, state="ACTIVE"),),
+        pcie=tuple(replace(link, iommu="DMA") for link in node().pcie),
+        services={
+            "docker": Service(name="docker", active="active", memlock="8388608"),
+            "nvidia-imex": Service(name="nvidia-imex", enabled="enabled"),
+        },
+        tuning=Tuning(governors=("schedutil",), imex_dra=True),
+    )
+    checks = [*host_checks(facts, load_knowledge()), *link_checks(facts, load_knowledge())]
+    keys = {one.id: found.groups() for one in checks if (found := re.search(r"(tuning|fabric)\.(\w+): (\w+)", one.fix))}
+    assert keys.keys() == {"pcie.acs", "iommu.mode", "cpu.governor", "engine.memlock", "fabric.imex"}
+    for section, key, value in keys.values():
+        assert getattr(getattr(parse_spec({section: {key: value}}), section), key) == value
 
 
 def test_an_argument_set_by_hand_needs_no_boot_loader() -> None:

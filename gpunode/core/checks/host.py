@@ -51,7 +51,7 @@ def _governor(facts: NodeFacts) -> Iterator[Check]:
         return
     if slow := [one for one in governors if one != "performance"]:
         text = f"CPUs have the governor {', '.join(slow)}: their clock follows the load"
-        fix = "cpupower frequency-set -g performance"
+        fix = "tuning.governor: performance; by hand: cpupower frequency-set -g performance"
         yield Check(id="cpu.governor", status="warning", message=text, fix=fix)
     else:
         yield Check(id="cpu.governor", status="passed", message="all CPUs have the governor performance")
@@ -91,7 +91,7 @@ def _memlock(facts: NodeFacts) -> Iterator[Check]:
     unread = [name for name, limit in limits.items() if not limit]
     if small:
         text = f"containers may lock little memory, and RDMA fails by it: {', '.join(small)}"
-        fix = "LimitMEMLOCK=infinity in a drop-in of the unit"
+        fix = "tuning.memlock: unlimited; by hand: LimitMEMLOCK=infinity in a drop-in of the unit"
         yield Check(id="engine.memlock", status="warning", message=text, fix=fix)
     elif unread:
         yield Check(
@@ -111,7 +111,7 @@ def _imex(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
     joined = any(model and model.fabric == "imex" for model in models)
     if facts.tuning.imex_dra and unit and unit.enabled != "masked":
         text = "NVIDIA's DRA driver has IMEX of its own, and nvidia-imex.service is not masked: its pods hang"
-        fix = "systemctl disable --now nvidia-imex; systemctl mask nvidia-imex"
+        fix = "fabric.imex: dra; by hand: systemctl mask --now nvidia-imex"
         yield Check(id="fabric.imex", status="failed", message=text, fix=fix)
     elif facts.tuning.imex_dra:
         text = f"IMEX is the DRA driver's, and the host's unit is {'masked' if unit else 'not there'}"
