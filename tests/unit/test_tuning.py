@@ -22,6 +22,7 @@ from gpunode.core.items.activation import activate_request
 from gpunode.core.model import ConfigFile, NodeFacts, Outcome, PciLink, RdmaPort, Service, Tuning
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.spec import parse_spec
+from gpunode.core.untrusted import load_yaml
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.load import load_knowledge, load_tuning
@@ -81,6 +82,12 @@ def files_of(steps: Mapping[str, Any], role: str) -> dict[str, str | None]:
 def test_what_is_never_set_is_refused_with_the_reason(tuning: Mapping[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         parse_spec({"tuning": tuning})
+
+
+def test_off_is_a_word_without_quotes_too() -> None:
+    text = "tuning: {acs: off, init_on_alloc: 'off'}\nfabric: {imex: off}\n"
+    spec = parse_spec(load_yaml(text, "gpunode.yml"))
+    assert (spec.tuning.acs, spec.tuning.init_on_alloc, spec.fabric.imex) == ("off", "off", "off")
 
 
 def test_nothing_is_set_by_default_and_every_key_has_a_row() -> None:

@@ -282,6 +282,8 @@ def _unknown(key: object, known: Iterable[str], *, path: str, where: str) -> Inp
 
 
 def _choice(choices: tuple[Any, ...], value: Any, *, path: str, where: str) -> Any:
+    if value is False and "off" in choices:  # YAML reads off as no
+        return "off"
     if value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)
         raise InputError(
