@@ -56,6 +56,23 @@ class MemoryShares:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HandoverValue:
+    """A value of a chart that says what the host has; words such as {kubelet_dir} stand for the spec's."""
+
+    key: str
+    value: bool | str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handover:
+    """What the chart of another program is told of a provisioned host."""
+
+    chart: str  # and the version whose keys these are
+    values: tuple[HandoverValue, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class KubeKnowledge:
     """What is known of servers, images and charts."""
 
@@ -64,6 +81,7 @@ class KubeKnowledge:
     images: Mapping[str, str]
     tags: Mapping[str, str]  # component → pattern of the tags of its image that a refresh may choose from
     charts: Mapping[str, Chart]
+    handovers: Mapping[str, Handover]
     memory_shares: MemoryShares
     labels: frozenset[str]  # that nodes are known to carry
     ignored_xids: tuple[int, ...]  # by NVIDIA's device plugin: the GPU stays allocatable
@@ -82,6 +100,7 @@ def parse_kube_knowledge(table: Table, xids: Table, support: Mapping[str, Suppor
         images={row["component"]: row["image"] for row in table["images"]},
         tags={row["component"]: row["tags"] for row in table["images"] if "tags" in row},
         charts={row["name"]: _chart(row) for row in table["charts"]},
+        handovers={row["name"]: _handover(row) for row in table["handover"]},
         memory_shares=_memory_shares(table["memory_shares"]),
         labels=frozenset(table["labels"]["known"].split()),
     )
@@ -116,3 +135,7 @@ def _chart(row: Table) -> Chart:
         version=row["version"],
         kube=server_of(row["kube"]),
     )
+
+
+def _handover(row: Table) -> Handover:
+    return Handover(chart=row["chart"], values=tuple(HandoverValue(**value) for value in row["values"]))

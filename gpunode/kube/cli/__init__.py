@@ -8,6 +8,10 @@ from gpunode.cli.lazy import LazyGroup, Table
 
 COMMANDS: Table = {
     "render": ("gpunode.kube.cli.render:render", "Write the cluster's objects and helm values; needs no cluster."),
+    "handover": (
+        "gpunode.kube.cli.handover:handover",
+        "Print what the chart of another program has to know of provisioned hosts.",
+    ),
     "apply": ("gpunode.kube.cli.apply:apply", "Apply the objects to a cluster: server-side apply, wait, prune."),
     "verify": (
         "gpunode.kube.cli.verify:verify",

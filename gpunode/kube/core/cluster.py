@@ -139,13 +139,17 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Everything an object may depend on.  `runtime_class` is what pods that need the driver name, "" for none."""
+    """Everything an object may depend on.
+
+    `runtime_class`: what pods that need the driver name, "" for none; `has_toolkit`: whether any host has the toolkit.
+    """
 
     spec: KubernetesSpec
     pools: tuple[Pool, ...]
     server: Server
     knowledge: KubeKnowledge
     runtime_class: str = ""
+    has_toolkit: bool = True
 
     def pools_of(self, *strategies: str) -> tuple[Pool, ...]:
         return tuple(pool for pool in self.pools if pool.sharing.strategy in strategies)
@@ -223,7 +227,14 @@ def cluster_of(specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge)
     named = use == "always" or (use == "auto" and any(_default_is_not_nvidia(s) for s in specs.values()))
     served = bool(spec.runtime_class.name and knowledge.api("RuntimeClass", parsed))
     runtime_class = spec.runtime_class.name if named and served else ""
-    return Cluster(spec=spec, pools=pools, server=parsed, knowledge=knowledge, runtime_class=runtime_class)
+    return Cluster(
+        spec=spec,
+        pools=pools,
+        server=parsed,
+        knowledge=knowledge,
+        runtime_class=runtime_class,
+        has_toolkit=any(s.toolkit.version != "none" for s in specs.values()),
+    )
 
 
 def tolerations(cluster: Cluster, *more: Object) -> list[Object]:

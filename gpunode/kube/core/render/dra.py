@@ -9,6 +9,7 @@ from typing import Any
 from gpunode.core.model import Problem, Reason
 from gpunode.kube.core.cluster import NEEDS_PLUGIN, POOL_LABEL, Cluster, Object, node_affinity, tolerations
 from gpunode.kube.core.objects import pod, thing
+from gpunode.kube.core.render.handover import handover_values
 
 DRIVER = "gpu.nvidia.com"
 MEMORY_CLASS = "gpu-memory.gpunode"
@@ -20,17 +21,17 @@ def dra_values(cluster: Cluster) -> dict[str, Any]:
     names = [pool.name for pool in cluster.pools_of("dra")]
     spec = cluster.spec
     shares = {"featureGates": memory_gates(cluster), "consumableShares": "memory"} if shares_memory(cluster) else {}
+    host = handover_values(cluster, "dra-driver")
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy},
         "imagePullSecrets": [{"name": name} for name in spec.images.pull_secrets],
-        "nvidiaDriverRoot": "/",
+        **host,
         "resourceApiVersion": cluster.knowledge.api("DeviceClass", cluster.server),
         "gpuResourcesEnabledOverride": True,  # asked for where no device plugin runs beside it: gpunode sees to that
         "resources": {"gpus": {"enabled": True}, "computeDomains": {"enabled": False}},
         **shares,
         "kubeletPlugin": {
-            "kubeletRegistrarDirectoryPath": f"{spec.kubelet_dir}/plugins_registry",
-            "kubeletPluginsDirectoryPath": f"{spec.kubelet_dir}/plugins",
+            **host["kubeletPlugin"],
             "nodeSelector": dict(spec.node_selector),
             "tolerations": tolerations(cluster),
             "affinity": node_affinity({"key": POOL_LABEL, "operator": "In", "values": names}),

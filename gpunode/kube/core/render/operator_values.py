@@ -12,6 +12,7 @@ from gpunode.kube.core.cluster import Cluster, tolerations
 from gpunode.kube.core.render.dcgm import COUNTERS, node_relabeling
 from gpunode.kube.core.render.device_plugin import default_config, plugin_configs
 from gpunode.kube.core.render.dra import memory_gates, shares_memory
+from gpunode.kube.core.render.handover import handover_values
 from gpunode.kube.core.render.helm import Release
 from gpunode.kube.core.render.mig import COMPONENT as MIG_MANAGER
 from gpunode.kube.core.render.mig import mig_values
@@ -66,18 +67,15 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
     plugin = bool(cluster.plugin_pools)
     strategies = {mig_strategy(pool.sharing) for pool in cluster.plugin_pools} - {"none"}
     values: dict[str, Any] = {
-        "driver": {"enabled": False},
-        "toolkit": {"enabled": False},
+        **handover_values(cluster, NAME),
         "migManager": mig_values(cluster),
         "nfd": {"enabled": spec.has_discovery_chart},
-        "operator": {"runtimeClass": spec.runtime_class.name or "nvidia"},
         "mig": {"strategy": "mixed" if "mixed" in strategies else "single"},
         "psa": {"enabled": True},
         "daemonsets": {
             "tolerations": tolerations(cluster),
             "priorityClassName": spec.device_plugin.priority_class,
         },
-        "hostPaths": {"kubeletRootDir": spec.kubelet_dir},
         "devicePlugin": {"enabled": plugin},
         "gfd": {"enabled": spec.feature_discovery},
         "dcgmExporter": {"enabled": spec.monitoring.enabled},
