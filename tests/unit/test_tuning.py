@@ -144,9 +144,17 @@ def test_what_verify_finds_is_fixed_by_keys_that_there_are() -> None:
         assert getattr(getattr(parse_spec({section: {key: value}}), section), key) == value
 
 
-def test_an_argument_set_by_hand_needs_no_boot_loader() -> None:
-    hand = node(tuning=Tuning(arguments=("iommu=pt",)))
-    assert planned(hand, {"iommu": "passthrough"})[1] == []
+@pytest.mark.parametrize(
+    ("word", "known"), [("iommu=pt", True), ("iommu=pt,strict", True), ("iommu=force,pt", True), ("iommu=nopt", False)]
+)
+def test_an_argument_set_by_hand_needs_no_boot_loader(word: str, known: bool) -> None:
+    hand = node(tuning=Tuning(arguments=(word,)))
+    assert (planned(hand, {"iommu": "passthrough"})[1] == []) is known
+    both = node(tuning=Tuning(loader="grubby", arguments=(word,), next_arguments=(word,)))
+    argument = kernel_argument.KernelArgument(word="iommu=pt")
+    assert (argument.actual(both) == argument.wanted) is known
+    ours = files_of(planned(both, {"iommu": "passthrough"})[0], "driver").get(kernel_argument.FILES["grubby"])
+    assert (ours is None) is known, "what a person has set does not become gpunode's"
 
 
 def test_everything_is_planned_and_a_node_that_has_it_is_left() -> None:
@@ -364,3 +372,12 @@ def test_an_argument_is_in_the_boot_entries_asks_for_one_reboot_and_is_undone(lo
     ours.unlink()  # undo removes the file first
     undone = node.script("restore.sh", argument=b"iommu iommu=on\n")
     assert undone.status == "changed" and sorted(node.entry().split()) == sorted(before.split())
+
+
+def test_an_argument_with_more_values_is_left_as_a_person_has_set_it(tmp_path: Path) -> None:
+    node = BootEntries(tmp_path, "grubby")
+    (tmp_path / "args").write_text("ro iommu=pt,strict\n")
+    (tmp_path / "cmdline").write_text("ro iommu=pt,strict\n")
+    request = activate_request({"arguments": {"iommu=pt": "present"}})
+    assert node.script("activate.sh", **request).status == "unchanged"
+    assert node.entry() == "ro iommu=pt,strict\n"

@@ -34,10 +34,21 @@ class KernelArgument(Item):
         return ABSENT if self.goes else _IN_FORCE
 
     def actual(self, facts: NodeFacts) -> str:
-        now, later = self.word in facts.tuning.arguments, self.word in facts.tuning.next_arguments
         if self.goes:  # the running kernel keeps it until the next boot
-            return "at the next boot, too" if later else ABSENT
+            return "at the next boot, too" if self.word in facts.tuning.next_arguments else ABSENT
+        now, later = given(self.word, facts.tuning.arguments), given(self.word, facts.tuning.next_arguments)
         return _IN_FORCE if now and later else "after a reboot" if later else "until the next boot" if now else ABSENT
+
+
+def given(word: str, arguments: Iterable[str]) -> bool:
+    """Whether one of them says it, also among other values.
+
+    >>> given("iommu=pt", ["iommu=pt,strict"]), given("iommu=pt", ["iommu=nopt"])
+    (True, False)
+    """
+    name, _, value = word.partition("=")
+    pairs = (one.partition("=") for one in arguments)
+    return any(name == key and value in values.split(",") for key, _, values in pairs)
 
 
 def wanted(question: Question) -> Found:
@@ -55,7 +66,7 @@ def wanted(question: Question) -> Found:
 def _text(words: Sequence[str], before: Sequence[str], tuning: Tuning) -> str | None:
     """The file; grubby has an argument once, and one that somebody else has set does not become gpunode's."""
     if tuning.loader == "grubby":
-        line = " ".join(word for word in words if word in before or word not in tuning.next_arguments)
+        line = " ".join(word for word in words if word in before or not given(word, tuning.next_arguments))
     else:
         line = f'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT {" ".join(words)}"' if words else ""
     return f"{_HEAD}{line}\n" if line else None

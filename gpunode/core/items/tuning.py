@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from gpunode.core.engines import ROWS
 from gpunode.core.facts.pcie import PcieTree, redirects
+from gpunode.core.items.kernel_argument import given
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.knowledge.tuning import TuningSetting
 from gpunode.core.model import NodeFacts, Problem, Reason, TuningChoice
@@ -64,7 +65,7 @@ def _impossible(row: TuningSetting, facts: NodeFacts, knowledge: Knowledge) -> I
     if row.only == "grace" and not (facts.arch == "aarch64" and any(one and _GRACE.search(one.name) for one in models)):
         yield _refused(row, "it is for machines with NVIDIA's Grace CPU, and this is none")
     elif row.kind == "argument":
-        unset = [word for word in row.words(facts.arch) if word not in facts.tuning.arguments]
+        unset = [word for word in row.words(facts.arch) if not given(word, facts.tuning.arguments)]
         if not row.words(facts.arch):
             yield _refused(row, f"it is not known for {facts.arch}")
         elif unset and not facts.tuning.loader:

@@ -278,16 +278,15 @@ arguments() {
   [ -s "$GPUNODE_IN/.arguments" ] || return 0
   while read -r word state; do
     now=$(argument "${word%%=*}")
-    case $state:$now in present:"$word") continue ;; absent:*) [ "$now" = "$word" ] || continue ;; esac
+    case $state in present) ! said "$word" "$now" || continue ;; *) [ "$now" = "$word" ] || continue ;; esac
     case $state in present) wanted=$word ;; *) wanted=absent ;; esac
     checking || write_argument "${word%%=*}" "$now" "$wanted"
     changed "kernel argument $word: $state in the boot entries ($(loader))"
   done <"$GPUNODE_IN/.arguments"
   while read -r word state; do
-    case "$state: $(cat /proc/cmdline) " in
-      absent:* | *" $word "*) ;;
-      *) needs_reboot "$word is on the kernel's command line from the next boot on" ;;
-    esac
+    # shellcheck disable=SC2046 # words by design
+    [ "$state" = absent ] || said "$word" $(cat /proc/cmdline) ||
+      needs_reboot "$word is on the kernel's command line from the next boot on"
   done <"$GPUNODE_IN/.arguments"
 }
 

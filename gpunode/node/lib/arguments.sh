@@ -23,6 +23,17 @@ argument() {
   echo "${word:-absent}"
 }
 
+# said WORD ARGUMENT…: whether one is the word, or has its value among others: iommu=pt,strict says iommu=pt
+said() {
+  local word one
+  word=$1
+  shift
+  for one in "$@"; do
+    case ${one%%=*}=,${one#*=}, in "${word%%=*}"=*",${word#*=},"*) return 0 ;; esac
+  done
+  return 1
+}
+
 # set_argument NAME NAME=VALUE|absent FORMER: by grubby; update-grub takes it from the file that says so
 set_argument() {
   case $(loader):$2 in
