@@ -45,7 +45,7 @@ class _Machine:
     scans: list[Scan] = field(default_factory=list)
     proofs: set[str] = field(default_factory=set)  # by a report, all of which is of one moment
     versions: dict[str, str] = field(default_factory=dict)
-    told: list[tuple[str, Evidence, Scan]] = field(default_factory=list)
+    answers: list[tuple[str, Evidence, Scan]] = field(default_factory=list)
 
 
 def diagnose_logs(faults: Faults, logs: Iterable[tuple[str, Iterable[Piece]]]) -> Diagnosis:
@@ -59,7 +59,7 @@ def diagnose_logs(faults: Faults, logs: Iterable[tuple[str, Iterable[Piece]]]) -
         for one in machine.scans:
             one.proofs |= dict.fromkeys(machine.proofs, _ALWAYS)
             one.versions = machine.versions
-        for fault, evidence, by in machine.told:
+        for fault, evidence, by in machine.answers:
             if evidence.line >= by.proofs.get(faults.faults[fault].refuted_by, 0):
                 state.setdefault(fault, []).append(evidence)
     scans = [one for machine in machines.values() for one in machine.scans]
@@ -111,7 +111,7 @@ def _add_answers(machine: _Machine, one: Scan, piece: Piece) -> None:
     text = uncoloured(piece.text)
     for at, name, words in told(text):
         line = piece.line + text.count("\n", 0, at)
-        machine.told.append((name, Evidence(source=one.source, line=line, text=words), one))
+        machine.answers.append((name, Evidence(source=one.source, line=line, text=words), one))
     for at, fact in proven(text):
         _prove(machine, one, fact, piece.line + text.count("\n", 0, at))
     machine.versions |= versions(text)

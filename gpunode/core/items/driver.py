@@ -231,9 +231,9 @@ def _parameters(facts: NodeFacts, parameters: Parameters, templates: Mapping[str
 def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """What loads the driver; of a machine that waits for its GPU units are enabled, and the initramfs is rebuilt."""
     if not case.spec.image.load:
-        return {"enable": enabled_of(mine), "initramfs": True, "reboot": "never", **_beside(mine)}
+        return {"enable": enabled_of(mine), "initramfs": True, "reboot": "never", **_waits_for_reboot(mine)}
     if case.solution.driver is None:  # somebody else's, such as that of the GPU Operator
-        return {**_beside(mine), **reboots(case.spec)}
+        return {**_waits_for_reboot(mine), **reboots(case.spec)}
     driver, spec = case.solution.driver, case.spec
     flavour = [item.flavour for item in mine if isinstance(item, LoadedFlavour)]
     parameters = shown(spec.driver.module_parameters)
@@ -247,11 +247,11 @@ def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[st
         **reboots(spec),
         "services": services_of(mine),
         **({"parameters": parameters} if parameters else {}),
-        **_beside(mine),
+        **_waits_for_reboot(mine),
     }
 
 
-def _beside(mine: Sequence[Item]) -> dict[str, Any]:
+def _waits_for_reboot(mine: Sequence[Item]) -> dict[str, Any]:
     """What waits for a reboot as the driver may: here, as one reboot is enough for all."""
     found = {"arguments": arguments_of(mine), "ecc": ecc_of(mine)}
     return {key: value for key, value in found.items() if value}

@@ -101,8 +101,8 @@ def extra_modules(case: SolveCase) -> list[PackageWant]:
 def solve_fabric(case: SolveCase, driver: DriverChoice | None) -> FabricChoice | None:
     """The IMEX domain and DCGM, where the spec asks for them."""
     nodes, imex = case.request.fabric.imex_nodes, case.request.fabric.imex
-    joined = any(g.fabric == "imex" for g in case.gpus)
-    if (nodes or imex in ("static", "dra")) and not joined:
+    in_domain = any(g.fabric == "imex" for g in case.gpus)
+    if (nodes or imex in ("static", "dra")) and not in_domain:
         key = "fabric.imex_nodes" if nodes else "fabric.imex"
         case.refuse(
             f"{key} is set, and no GPU here belongs to an NVLink domain of several nodes",
@@ -110,7 +110,7 @@ def solve_fabric(case: SolveCase, driver: DriverChoice | None) -> FabricChoice |
         )
         return None
     dcgm = _dcgm(case, driver) if case.request.fabric.dcgm != "none" else ()
-    masked = ("nvidia-imex.service",) if joined and imex in ("dra", "off") else ()
+    masked = ("nvidia-imex.service",) if in_domain and imex in ("dra", "off") else ()
     if masked:
         why = "NVIDIA's DRA driver has IMEX of its own: a second one takes its channels, and pods hang"
         case.because("imex", why if imex == "dra" else "nobody runs IMEX: NVLink does not leave this node", _COMPUTE)

@@ -33,7 +33,7 @@ dkms_gone() {
 }
 
 # whether a module has to be built from the beginning: dkms install takes what it has for right
-dkms_anew() { dkms_stale "$@" || dkms_gone "$@"; }
+dkms_to_rebuild() { dkms_stale "$@" || dkms_gone "$@"; }
 
 # lines like those, of modules that a package brings and DKMS does not know: when flavours change places in one
 # transaction, rpm runs the last script of the old one after those of the new one, and that takes the version off DKMS
@@ -52,7 +52,7 @@ dkms_missing() {
     for tree in /lib/modules/*; do
       [ -d "$tree/build/" ] || continue
       kernel=${tree##*/}
-      grep -q "^$module $version $kernel installed" "$GPUNODE_IN/.dkms" && ! dkms_anew "$module" "$version" "$kernel" || echo "$module $version $kernel"
+      grep -q "^$module $version $kernel installed" "$GPUNODE_IN/.dkms" && ! dkms_to_rebuild "$module" "$version" "$kernel" || echo "$module $version $kernel"
     done
   done
 }
@@ -72,7 +72,7 @@ dkms_build() {
   [ -s "$GPUNODE_IN/.unbuilt" ] || return 0
   while read -r module version kernel; do
     say note "building $module $version for kernel $kernel"
-    ! dkms_anew "$module" "$version" "$kernel" || {
+    ! dkms_to_rebuild "$module" "$version" "$kernel" || {
       dkms remove "$module/$version" -k "$kernel"
       dkms add "$module/$version"
     } >>"$log" 2>&1 </dev/null 9>&-
