@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -74,3 +75,32 @@ def test_who_is_not_noted_as_automatic_was_asked_for(shell: list[str], states: b
 def test_apt_mark_says_the_same_of_this_machine() -> None:
     printed = subprocess.run(["apt-mark", "showmanual"], capture_output=True, text=True, check=True).stdout.splitlines()
     assert {*marks(["sh"], PROGRAM, "/usr/bin:/bin")} == {f"manual {name}" for name in printed}
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("text", "packages"), [("595\n", ["b"]), ("580\n", ["a"]), ("580\nmine\n", [])], ids=["new", "old", "a person's"]
+)
+def test_a_file_that_is_as_a_package_brings_it_is_known(
+    shell: list[str], text: str, packages: list[str], tmp_path: Path
+) -> None:
+    """By the real dpkg-query: the status that it leaves where a package takes the file of a removed one over."""
+    path, other = tmp_path / "pin", tmp_path / "other"
+    path.write_text(text)
+    other.write_text("580\n")
+    stanzas = [
+        f"Package: {name}\nStatus: {status}\nVersion: 1\nArchitecture: all\nMaintainer: m <m@m>\nDescription: d\n"
+        f"Conffiles:\n {path} {hashlib.md5(of, usedforsecurity=False).hexdigest()}{flag}\n {tmp_path}/gone {'0' * 32}\n"
+        for name, status, of, flag in (
+            ("a", "deinstall ok config-files", b"580\n", " obsolete"),
+            ("b", "install ok installed", b"595\n", ""),
+        )
+    ]
+    (tmp_path / "info").mkdir()
+    (tmp_path / "status").write_text("\n".join(stanzas))
+    (tmp_path / "paths").write_text(f"{path}\n{other}\n{tmp_path}/gone\n")
+    program = PROGRAM.replace("apt_marks\n", f"apt_unchanged {tmp_path}/paths\n")
+    env = {"PATH": "/usr/bin:/bin", "DPKG_ADMINDIR": str(tmp_path)}
+    done = subprocess.run(shell, input=program, capture_output=True, text=True, check=True, env=env)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [f"{name} {path}" for name in packages]

@@ -12,10 +12,13 @@ from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_
 
 import gpunode.node
 from gpunode.core.errors import InputError
+from gpunode.core.undo.compare import differences
 from gpunode.core.undo.files import FileRestore
+from gpunode.core.undo.journal import parse_snapshot
 from gpunode.core.undo.kinds import KINDS
 from gpunode.core.undo.plan import GPU_UNITS, UndoPlan
 from gpunode.core.undo.requests import UndoRequest, compared, diffs, parse_undo_request, undo_requests
+from gpunode.core.undo.scope import scope_of
 from gpunode.node import part
 
 # ---------------------------------------------------------------- files
@@ -195,6 +198,38 @@ def test_a_file_that_a_package_brought_is_not_put_back_when_it_has_gone_with_wha
     left = "/etc/nvidia/config.toml"
     journal = [*wrote("t1", (left, "absent", OURS), by="packages"), *wrote("t2", (left, OURS, "absent"), part="undo")]
     assert back(recall_text(journal, files={left: "absent"}, kept=[("t2", left)])).nothing
+
+
+PIN, PIN_580, PIN_595 = "/etc/apt/preferences.d/nvidia-driver-pin", "nvidia-pin-580", "nvidia-pin-595"
+
+
+@pytest.mark.parametrize(
+    ("ours", "owner", "goes", "noted"),
+    [
+        (True, PIN_595, True, False),
+        (True, "", False, True),
+        (False, PIN_595, False, False),
+        (False, "", False, True),
+    ],
+    ids=["another package of gpunode's", "a person's bytes", "a person's package", "a person's bytes in theirs"],
+)
+def test_a_file_of_a_package_that_another_one_replaced_is_not_a_persons(
+    ours: bool, owner: str, goes: bool, noted: bool
+) -> None:
+    upgraded = packages("p2", added={PIN_595: "595"}, removed={PIN_580: "580"})
+    journal = [
+        *wrote("t1", (PIN, "absent", OURS), by="packages"),
+        packages("p1", added={PIN_580: "580"}),
+        *([upgraded] if ours else []),
+    ]
+    more = [("unchanged", owner, PIN)] if owner else []
+    text = recall_text(journal, files={PIN: THEIRS}, installed={PIN_595: "595"}, more=more)
+    found = back(text)
+    assert (found.sources is not None and [one.path for one in found.sources.files] == [PIN]) is goes
+    assert any(PIN in note for note in found.notes) is noted
+    assert (PIN in found.theirs) is noted
+    recall = parse_snapshot(text)
+    assert any(PIN in one for one in differences(recall, scope_of(recall, verb="uninstall"))) is goes
 
 
 def test_a_file_that_a_package_brought_and_gpunode_edited_goes_after_the_package() -> None:

@@ -15,7 +15,7 @@ from gpunode.core.model import Hunk, Problem, RuntimeName, Undo
 from gpunode.core.undo.history import Change, Replayed, replay_file
 from gpunode.core.undo.journal import ROLLBACK, JournalSnapshot, PostCommit, Record
 from gpunode.core.undo.kinds import ABSENT
-from gpunode.core.undo.packages import Packages
+from gpunode.core.undo.packages import Packages, versions_before
 from gpunode.core.undo.scope import Scope
 
 SOURCES = ("/etc/apt/", "/etc/yum.repos.d/", "/etc/zypp/", "/etc/pki/rpm-gpg/", "/usr/share/keyrings/")
@@ -92,7 +92,7 @@ def files_before(journal: JournalSnapshot, scope: Scope) -> dict[str, str]:
     files = Files(journal, scope)
     found = {}
     for path in first_records(scope.records):
-        if path in files.kept or path in generated(scope):
+        if path in files.kept or path in files.others:
             continue
         if path in files.brought:
             found[path] = ABSENT
@@ -126,7 +126,9 @@ class Files:
         self.notes: list[str] = []
         self.problems: list[Problem] = []
         self.theirs: tuple[str, ...] = ()
-        first = {path: one for path, one in first_records(scope.records).items() if path not in generated(scope)}
+        found = first_records(scope.records)
+        self.others = {*generated(scope), *(path for path, one in found.items() if self._is_taken(path, one))}
+        first = {path: one for path, one in found.items() if path not in self.others}
         self.brought = tuple(path for path, record in first.items() if record.more.get("by") == BY_PACKAGES)
         self.kept = tuple(path for path in self.brought if self._is_kept(path))
         own = [p for p in first if p not in self.brought or (p in self.kept and self._is_edited(p))]
@@ -261,6 +263,11 @@ class Files:
             if path not in self.kept and self.journal.files.get(path, ABSENT) != ABSENT
         ]
 
+    def _is_taken(self, path: str, first: Record) -> bool:
+        """Whether a file that packages have brought is by now, as it is, that of another package, which stays."""
+        owners = self.journal.unchanged.get(path, frozenset()) & self.journal.packages.keys()
+        return first.more.get("by") == BY_PACKAGES and bool(owners - versions_before(self.scope.records).keys())
+
     def _is_kept(self, path: str) -> bool:
         """Whether a file that packages have brought has become a person's."""
         mine = {id(record) for record in self.scope.records}
@@ -268,7 +275,9 @@ class Files:
         records = dropwhile(lambda one: id(one[0]) not in mine, file_records(self.scope.known, path))
         (_, brought), *later = records
         now = self.journal.files.get(path, ABSENT)
-        if not later and now in (ABSENT, brought["after"]):
+        by_packages_alone = all(record.more.get("by") == BY_PACKAGES for record, _ in later)
+        # another package may have come in the place of that one, with a file of its own there
+        if by_packages_alone and (now in (ABSENT, brought["after"]) or path in self.journal.unchanged):
             return False
         if later:
             found = self.replayed(path)

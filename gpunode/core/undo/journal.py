@@ -179,6 +179,7 @@ class JournalSnapshot:
     needs: tuple[tuple[str, frozenset[str]], ...] = ()  # package, words of which one has to be there
     gives: Mapping[str, frozenset[str]] = field(default_factory=dict)  # word → packages
     edited: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → configuration somebody changed
+    unchanged: Mapping[str, frozenset[str]] = field(default_factory=dict)  # path → packages that bring it as it is
     available: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → versions
     driver: str = ""  # version of the nvidia module that is loaded
     stale: bool = False  # and another driver is installed
@@ -300,6 +301,7 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
         needs=tuple((name, frozenset(words.split("|"))) for name, words in rows("needs", PACKAGE)),
         gives=_sets((word, name) for name, word in rows("gives", PACKAGE, VALUE)),
         edited=_sets((name, path) for name, path in rows("edited", PACKAGE, PATH)),
+        unchanged=_sets((path, name) for name, path in rows("unchanged", PACKAGE, PATH)),
         available=_sets((name, version) for name, version in rows("available", PACKAGE, VERSION)),
         driver=rows("driver", VERSION)[0][0] if rows("driver") else "",
         stale=bool(rows("stale")),

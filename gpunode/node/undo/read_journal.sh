@@ -195,6 +195,7 @@ packages() {
     while read -r op name word; do report "$op" "$name" "$word"; done
   # shellcheck disable=SC2046 # names
   manager_ edited $(cat "$GPUNODE_IN/.names") | while read -r name path; do report edited "$name" "$path"; done
+  manager_ unchanged "$GPUNODE_IN/.paths" | while read -r name path; do report unchanged "$name" "$path"; done
   # shellcheck disable=SC2046 # names
   set -- $(requested changed)
   [ $# = 0 ] || manager_ available "$@" | sort -u | while read -r name version; do report available "$name" "$version"; done

@@ -10,6 +10,7 @@
 #   available NAME…  lines `NAME VERSION` of what could be installed
 #   edited NAME…  lines `NAME PATH`: configuration that somebody changed, and that purge would take (rpm and pacman keep a
 #                 copy next to it: .rpmsave, .pacsave)
+#   unchanged FILE  lines `NAME PATH`: those of the paths in FILE that are as the package NAME brings them
 
 # ---------------------------------------------------------------- apt
 
@@ -72,6 +73,19 @@ apt_edited() {
   done
 }
 
+# also those of another package than brought the file first: dpkg hands a file of configuration over
+apt_unchanged() {
+  local name path sum now
+  # shellcheck disable=SC2016 # dpkg-query's
+  dpkg-query -W -f '${Package}\n${Conffiles}\n' 2>/dev/null |
+    awk 'FILENAME == ARGV[1] { asked[$0]; next } !/^ / { name = $1; next } $1 in asked { print name, $1, $2 }' "$1" - |
+    while read -r name path sum; do
+      [ -f "$path" ] || continue
+      now=$(md5sum <"$path")
+      [ "${now%% *}" != "$sum" ] || echo "$name $path"
+    done
+}
+
 # ---------------------------------------------------------------- rpm: dnf and zypper
 
 rpm_keys() { rpm -q gpg-pubkey --qf 'key gpg-pubkey-%{VERSION}-%{RELEASE}\n' 2>/dev/null | grep '^key '; }
@@ -95,6 +109,7 @@ dnf_remnants() { :; }
 dnf_purge() { :; }
 dnf_depends() { rpm_depends; }
 dnf_edited() { :; }
+dnf_unchanged() { :; }
 # A branch of the driver is a stream of a module on EL: what is in one that is not enabled is there as well.
 dnf_available() {
   dnf_options
@@ -117,6 +132,7 @@ zypper_remnants() { :; }
 zypper_purge() { :; }
 zypper_depends() { rpm_depends; }
 zypper_edited() { :; }
+zypper_unchanged() { :; }
 zypper_available() {
   zypper_ --no-refresh --xmlout search --details --match-exact --type package "$@" 2>/dev/null |
     sed -n 's/.*<solvable .*name="\([^"]*\)".*edition="\([^"]*\)".*/\1 \2/p'
@@ -129,6 +145,7 @@ pacman_automatic() { pacman_ -D --asdeps "$@" >>"$log" 2>&1; }
 pacman_remnants() { :; }
 pacman_purge() { :; }
 pacman_edited() { :; }
+pacman_unchanged() { :; }
 
 # With the last name goes the list itself, and the line that has it read.
 pacman_lift() {
