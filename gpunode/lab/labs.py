@@ -262,8 +262,9 @@ def _check_same(node: Node, asked: Node) -> None:
 
 
 def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
-    """Make nodes side by side; the first failure, or Ctrl-C, stops them all."""
+    """Make nodes side by side; the first failure, or Ctrl-C, stops them all: nodes are kept once each is up."""
     stop = threading.Event()
+    made: list[Node] = []
 
     def make(node: Node) -> None:
         if stop.is_set():
@@ -277,9 +278,12 @@ def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
             cluster.join(started)
         if stop.is_set():
             return
-        nodes.save(replace(started, maker=0, host_keys=nodes.read_host_keys(started)))
+        made.append(replace(started, maker=0, host_keys=nodes.read_host_keys(started)))
 
     _side_by_side(make, new, stop)
+    with ignoring_interrupts():
+        for node in made:
+            nodes.save(node)
 
 
 def _side_by_side(act: Callable[[Node], None], some: Sequence[Node], stop: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -265,3 +266,35 @@ def test_a_node_has_an_address_from_the_start_which_no_other_has(monkeypatch: py
     monkeypatch.setattr(network, "ensure_network", lambda: ipaddress.IPv4Network("10.1.2.0/24"))
     one = Node(name="a-1", lab="a", address=labs._free_address([]), engines=(), gpus=())
     assert (one.address, labs._free_address([one])) == ("10.1.2.254", "10.1.2.253")
+
+
+def test_a_node_that_is_up_goes_with_the_others_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C says that what was started has been removed: also nodes that were up by then."""
+    saved: list[str] = []
+    up = threading.Event()
+
+    def wait_until_up(node: Node, **_: object) -> None:
+        if node.name == "n-2":
+            up.wait(10)
+            raise KeyboardInterrupt
+
+    def read_host_keys(node: Node) -> tuple[str, ...]:
+        up.set()
+        return ()
+
+    for name, act in {
+        "prepare": lambda *_: None,
+        "start": lambda node: node,
+        "wait_until_up": wait_until_up,
+        "read_host_keys": read_host_keys,
+        "save": lambda node: saved.append(node.name),
+    }.items():
+        monkeypatch.setattr(labs.nodes, name, act)
+    monkeypatch.setattr(labs, "own_sources", lambda *_: {})
+    made = [Node(name=f"n-{number}", lab="n", address="", maker=1) for number in (1, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        labs._make_all(made, None, "")  # type: ignore[arg-type]
+    assert saved == []
+    up.set()
+    labs._make_all(made[:1], None, "")  # type: ignore[arg-type]
+    assert saved == ["n-1"]
