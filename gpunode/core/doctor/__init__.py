@@ -22,7 +22,7 @@ __all__ = ["Diagnosis", "Faults", "Finding", "Scan", "diagnose", "diagnosis_data
 
 _ORDER: tuple[Confidence, ...] = ("high", "medium", "low")  # a fact or a program's own message; each doubt less
 _SHOWN = 3  # lines of a finding, in the text
-_UNIT = re.compile(r"[\w@-]+\.service\b")
+_UNIT = re.compile(r"(?<![\w@-])[\w@-]{1,255}\.service\b")
 
 
 @dataclass(frozen=True, kw_only=True)
