@@ -438,7 +438,7 @@ def _reset(node: Node, log: Log) -> Node:
     with machine.lock("state", log=log):
         url = _serve(replace(node, image=image), log)
         nodes.remove([node.name])
-        sources = {} if node.real_driver else spec_sources(info, node.distro, url)  # they may have been built anew
+        sources = {} if node.real_driver else spec_sources(info, node.distro, url)  # they may have been built again
         fresh = replace(node, image=image, host_keys=(), maker=os.getpid(), sources=sources)
         nodes.save(fresh)
     _make_all([fresh], info, url)

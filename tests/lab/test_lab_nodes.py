@@ -177,7 +177,7 @@ def test_reset_gives_a_fresh_node_of_the_same_name_and_address_and_leaves_the_ot
     changed, other = some.nodes
     printed(some, changed, "touch /root/gone; hostname >/var/lib/docker/gone")
     printed(some, other, "touch /root/kept")
-    nodes.save(replace(changed, sources={}))  # of repositories that were built anew since
+    nodes.save(replace(changed, sources={}))  # of repositories that were built again since
     some.reset(changed.name)
     fresh = labs.load_lab("t-reset").nodes[0]
     assert (fresh.name, fresh.address) == (changed.name, changed.address)

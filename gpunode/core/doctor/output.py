@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 Told = tuple[int, str, str]  # where it stands in the text, fault, what shows it
-Proven = tuple[int, str]  # where it stands in the text, fact (Fault.refuted_by)
+Proven = tuple[int, str]  # its offset in the text, fact (Fault.refuted_by)
 
 _DKMS = re.compile(
     r"^nvidia(?:-\w{1,20})?[/,] ?[\d.]{3,20}(?:, ([^,\s:]{1,80}), \w{1,10})?: (added|built|installed)\b.*$", re.M
@@ -25,7 +25,7 @@ _TABLE = re.compile(r"^\| NVIDIA-SMI [\d.]{5,20} +(?:Driver|KMD) Version: [\d.]{
 _FAILED_GPU = re.compile(r"\bERR!|Unknown Error|GPU is lost|requires reset")
 _TABLE_LENGTH = 20_000  # characters of a table of 16 GPUs
 _RUNTIMES = re.compile(r"^ Runtimes: (?:\S{1,60} ){0,20}nvidia\b", re.M)  # docker info
-# words that stand in the text where the pattern can match, the pattern, whose version
+# words that are in the text where the pattern can match, the pattern, whose version
 _VERSIONS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
     (program, word, re.compile(pattern, re.M))
     for program, word, pattern in (
@@ -46,7 +46,7 @@ _VERSIONS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
 )
 
 
-def told(text: str) -> Iterator[Told]:
+def reported(text: str) -> Iterator[Told]:
     """The faults that answers in the text show; what has none of their words costs nothing."""
     if "nvidia" in text and (": added" in text or ": built" in text or ": installed" in text):
         yield from _modules(text)

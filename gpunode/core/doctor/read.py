@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from gpunode.core.doctor import Diagnosis, diagnose
 from gpunode.core.doctor.describe import without_words
 from gpunode.core.doctor.logs import Scan
-from gpunode.core.doctor.output import proven, told, versions
+from gpunode.core.doctor.output import proven, reported, versions
 from gpunode.core.doctor.parts import Piece
 from gpunode.core.doctor.smi import MARK, smi_gpus
 from gpunode.core.doctor.table import Faults
@@ -109,7 +109,7 @@ def _judge(faults: Faults, one: Scan, answer: _Answer, state: dict[str, list[Evi
 def _add_answers(machine: _Machine, one: Scan, piece: Piece) -> None:
     """What programs answer in a piece: faults, proofs and versions."""
     text = uncoloured(piece.text)
-    for at, name, words in told(text):
+    for at, name, words in reported(text):
         line = piece.line + text.count("\n", 0, at)
         machine.answers.append((name, Evidence(source=one.source, line=line, text=words), one))
     for at, fact in proven(text):

@@ -66,7 +66,7 @@ class HandoverValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Handover:
-    """What the chart of another program is told of a provisioned host."""
+    """What the chart of another program has to know of a provisioned host."""
 
     chart: str  # and the version whose keys these are
     values: tuple[HandoverValue, ...]
