@@ -383,6 +383,39 @@ def test_a_node_that_an_administrator_cordoned_stays_so_after_a_kill(work: Clust
         work.kubectl("uncordon", NODE)
 
 
+# ---------------------------------------------------------------- the node never comes back
+
+
+def test_a_node_whose_kubelet_stays_away_is_never_given_back(work: Cluster) -> None:
+    """Finding: cordoned by an earlier run, it was given back by what the cluster told of the boot between."""
+
+    def kubelet(starts: bool) -> None:
+        file = "/etc/systemd/system/kubelet.service.d/99-masked.conf"
+        masked = f"printf '[Unit]\\nConditionPathExists=/never\\n' >{file}; systemctl daemon-reload"
+        given = f"rm -f {file}; systemctl daemon-reload; systemctl start kubelet"
+        assert not work.lab.run(NODE, given if starts else masked).returncode
+
+    def told() -> str:
+        return str(work.get("node", NODE)["status"]["nodeInfo"]["bootID"])
+
+    try:
+        for _ in range(2):
+            before = boot(work)
+            branch, spec = other_branch(work, drain={"ready_timeout": 45})
+            kubelet(starts=False)
+            words = ("provision", "-i", work.lab.inventory, "-c", spec, "--limit", NODE, "--yes")
+            done = work.gpunode(*words, exit=1)
+            assert "has not booted yet" in done.stdout + done.stderr, done.stdout + done.stderr
+            assert cordoned(work) and version(work) == branch and boot(work) != before
+            kubelet(starts=True)
+            wait_for(lambda: told() == boot(work) and work.allocatable(GPU)[NODE] == "2", 120)
+            assert cordoned(work)
+    finally:
+        kubelet(starts=True)
+    resume(work)
+    settled(work, branch, spec)
+
+
 # ---------------------------------------------------------------- the API server goes away, two controllers
 
 
