@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import queue
 import threading
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gpunode import __version__
-from gpunode.core.accept import MAX_OUTPUT, Level, Reading, Tool, ToolRequest
+from gpunode.core.accept import MAX_OUTPUT, Level, Measure, Reading, Tool, ToolRequest
 from gpunode.core.accept.fabric import machine_of
+from gpunode.core.accept.fleet import Spread
 from gpunode.core.accept.floors import Machine
 from gpunode.core.accept.judge import count_checks, expected_of, fleet_checks, floor_checks, spreads
 from gpunode.core.accept.perftest import WRITE_BW
@@ -45,7 +47,7 @@ from gpunode.core.spec.accept import AcceptSpec
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.workflow import error_result, plan_one, verify_found
+from gpunode.edge.fleet.workflow import error_result, plan_one, verify_found, verify_planned
 from gpunode.edge.isolate import isolated
 from gpunode.edge.load import load_floors
 from gpunode.edge.records import RECORDS, known_folder, sign_file
@@ -54,6 +56,8 @@ from gpunode.edge.state import append_private, controller_name, run_name, state_
 from gpunode.node import script
 
 ROWS = "rows.jsonl"
+_INTERRUPTED = "interrupted; the tools on the nodes end within seconds, and leave nothing"
+_TICK = 0.2  # seconds between looks whether all is to end
 _PAIR_START = 3.0  # seconds until a server listens
 
 
@@ -87,13 +91,25 @@ class _Host:
 
 
 @dataclass(kw_only=True)
-class _Run:
+class AcceptRun:
+    """Hosts that are measured and compared with each other, at one time or as a rollout gets to them."""
+
     folder: Path
     targets: Targets
     level: Level
-    say: Callable[[str], None]
+    say: Callable[[str, str], None]  # a host, and what came of a stage there
+    stopped: threading.Event = field(default_factory=threading.Event)
     done: dict[tuple[str, str], StageRow] = field(default_factory=dict)
+    measured: dict[str, tuple[Machine, list[Measure]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def spreads_with(self, hosts: Mapping[str, tuple[Machine, Sequence[StageRow]]]) -> dict[tuple[str, str], Spread]:
+        """How the values of all machines lie, with what these hosts have measured now."""
+        with self._lock:
+            self.measured |= {
+                h: (machine, [m for row in rows for m in row.measures]) for h, (machine, rows) in hosts.items()
+            }
+            return spreads(self.measured)
 
     def keep(self, row: StageRow) -> StageRow:
         """On disk before the next stage starts; a node in use is asked again by --resume."""
@@ -102,9 +118,8 @@ class _Run:
             with append_private(self.folder / ROWS) as file:
                 file.write(f"{json_text(asdict(row))}\n")
             worst = next((c for c in row.checks if c.status == "failed"), None)
-            self.say(
-                f"{row.host}: {row.stage} {row.ended} ({row.seconds:.0f} s){f': {worst.message}' if worst else ''}"
-            )
+            text = f"{row.stage} {row.ended} ({row.seconds:.0f} s){f': {worst.message}' if worst else ''}"
+            self.say(row.host, text)
         return row
 
 
@@ -118,19 +133,25 @@ def accept(
     plans = [plan_one(one, desired) for one in found]
     verified = {r.host: r for r in verify_found(found, targets, desired, smoke=False)}
     hosts, errors = _measurable(plans, verified)
-    run = _Run(folder=folder, targets=targets, level=level, say=say)
+    run = AcceptRun(folder=folder, targets=targets, level=level, say=lambda host, text: say(f"{host}: {text}"))
     if resume:
         run.done = _rows(folder, {host.name: host.key for host in hosts})
     try:
-        _side_by_side(hosts, lambda host: _stages(host, run, verified[host.name]), targets.forks)
+        _side_by_side(hosts, lambda host: _stages(host, run, verified[host.name]), run)
         if "pair" in stages_of(level):
             _pairs(hosts, run)
     except KeyboardInterrupt as error:
-        raise InterruptedByUser(
-            "interrupted; the tools on the nodes end within seconds, and leave nothing",
-            fix=f"go on: the same command with --resume {folder.name}",
-        ) from error
+        raise InterruptedByUser(_INTERRUPTED, fix=f"go on: the same command with --resume {folder.name}") from error
     return _conclude(hosts, errors, run, desired, sign)
+
+
+def measure(plans: Sequence[HostPlan], run: AcceptRun, desired: DesiredState) -> dict[str, HostResult]:
+    """Hosts that a rollout has got to, for which `plans` were made just now.  Raises InterruptedByUser."""
+    verified = {r.host: r for r in verify_planned(plans, run.targets, desired, smoke=False)}
+    hosts, results = _measurable(plans, verified)
+    run.folder.mkdir(mode=0o700, exist_ok=True)
+    _side_by_side(hosts, lambda host: _stages(host, run, verified[host.name]), run)
+    return results | {record.host: _result(record) for record in _records(hosts, run)}
 
 
 def _measurable(
@@ -154,7 +175,7 @@ def _measurable(
     return hosts, errors
 
 
-def _side_by_side(hosts: Sequence[_Host], work: Callable[[_Host], None], forks: int) -> None:
+def _side_by_side(hosts: Sequence[_Host], work: Callable[[_Host], None], run: AcceptRun) -> None:
     """Daemon threads: Ctrl-C ends this process at once, and with its connections what runs on the nodes."""
     todo: queue.SimpleQueue[_Host | None] = queue.SimpleQueue()
     done: queue.SimpleQueue[GpunodeError | None] = queue.SimpleQueue()
@@ -166,11 +187,17 @@ def _side_by_side(hosts: Sequence[_Host], work: Callable[[_Host], None], forks: 
             came = isolated(host.name, lambda h=host: work(h))  # type: ignore[misc]
             done.put(came if isinstance(came, GpunodeError) else None)
 
-    for _ in range(min(forks, len(hosts))):
+    for _ in range(min(run.targets.forks, len(hosts))):
         threading.Thread(target=one, daemon=True).start()
-    for _ in hosts:
-        if error := done.get():
-            raise error
+    left = len(hosts)
+    while left:
+        if run.stopped.is_set():
+            raise InterruptedByUser(_INTERRUPTED)
+        with contextlib.suppress(queue.Empty):
+            error = done.get(timeout=_TICK)
+            left -= 1
+            if error:
+                raise error
 
 
 def _next(todo: queue.SimpleQueue[_Host | None]) -> _Host | None:
@@ -180,7 +207,7 @@ def _next(todo: queue.SimpleQueue[_Host | None]) -> _Host | None:
         return None
 
 
-def _stages(host: _Host, run: _Run, verified: HostResult) -> None:
+def _stages(host: _Host, run: AcceptRun, verified: HostResult) -> None:
     """All stages of one host in their order; a node in use, or one that is gone, is left alone at once."""
     for name in stages_of(run.level):
         if (host.name, name) in run.done or name == "pair":
@@ -205,7 +232,7 @@ def _now() -> str:
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _measure(host: _Host, name: str, run: _Run) -> StageRow:
+def _measure(host: _Host, name: str, run: AcceptRun) -> StageRow:
     """The first tool of the stage that is there, and what it says."""
     stage, ask, began = stage_of(name), host.ask(run.level), time.monotonic()
     for tool in stage.tools:
@@ -303,7 +330,7 @@ def _lines(values: Sequence[str]) -> bytes:
 # ---------------------------------------------------------------- pairs of nodes
 
 
-def _pairs(hosts: Sequence[_Host], run: _Run) -> None:
+def _pairs(hosts: Sequence[_Host], run: AcceptRun) -> None:
     """Each host once: the first with the second, and so on; the last of an odd number with the first, once more."""
     ready = [
         host for host in hosts if not any(r.ended == "refused" for (h, _), r in run.done.items() if h == host.name)
@@ -322,7 +349,7 @@ def _pairs(hosts: Sequence[_Host], run: _Run) -> None:
             run.keep(_row(host, "pair", began, reading))
 
 
-def _pair(server: _Host, client: _Host, run: _Run) -> Reading:
+def _pair(server: _Host, client: _Host, run: AcceptRun) -> Reading:
     """ib_write_bw: the server in the background, the client to its address."""
     ask = client.ask(run.level)
     served: list[Any] = []
@@ -349,40 +376,52 @@ def _pair(server: _Host, client: _Host, run: _Run) -> Reading:
 # ---------------------------------------------------------------- the end
 
 
-def _conclude(
-    hosts: Sequence[_Host], errors: Mapping[str, HostResult], run: _Run, desired: DesiredState, sign: Path | None
-) -> Acceptance:  # fmt: skip
+def _records(hosts: Sequence[_Host], run: AcceptRun) -> list[AcceptRecord]:
+    """The records of these hosts, each compared with all that the run has measured; each is written down."""
     floors = load_floors()
     rows = {h.name: [run.done[h.name, s] for s in stages_of(run.level) if (h.name, s) in run.done] for h in hosts}
-    measured = {h.name: (h.machine, [m for row in rows[h.name] for m in row.measures]) for h in hosts}
-    known = spreads(measured)
-    results, records, cards = dict(errors), [], {}
+    known, records = run.spreads_with({h.name: (h.machine, rows[h.name]) for h in hosts}), []
     (run.folder / RECORDS).mkdir(mode=0o700, exist_ok=True)
     for host in hosts:
-        machine, measures = measured[host.name]
+        machine, measures = run.measured[host.name]
         checks = [c for row in rows[host.name] for c in row.checks] + list(fleet_checks(measures, machine, known))
         made = make_record(
             host.name, host.facts, rows[host.name], checks, level=run.level, gpunode=__version__, at=_now()
         )
-        record = replace(made, expected=expected_of(measures, machine, floors))
-        records.append(record)
-        path = run.folder / RECORDS / f"{host.name.replace('/', '_')}.json"
-        write_private(path, json_text(record_data(record), indent=2) + "\n")
+        records.append(replace(made, expected=expected_of(measures, machine, floors)))
+        write_private(_record_path(run, host.name), json_text(record_data(records[-1]), indent=2) + "\n")
+    return records
+
+
+def _record_path(run: AcceptRun, host: str) -> Path:
+    return run.folder / RECORDS / f"{host.replace('/', '_')}.json"
+
+
+def _result(record: AcceptRecord) -> HostResult:
+    return HostResult(
+        host=record.host, outcome=OUTCOMES[record.verdict], message=_message(record), checks=record.checks
+    )
+
+
+def _conclude(
+    hosts: Sequence[_Host], errors: Mapping[str, HostResult], run: AcceptRun, desired: DesiredState, sign: Path | None
+) -> Acceptance:  # fmt: skip
+    records = _records(hosts, run)
+    results, cards = dict(errors), {}
+    for host, record in zip(hosts, records, strict=True):
         if sign:
-            sign_file(path, sign)
-        result = HostResult(
-            host=host.name, outcome=OUTCOMES[record.verdict], message=_message(record), checks=tuple(checks),
-        )  # fmt: skip
-        results[host.name] = result
+            sign_file(_record_path(run, host.name), sign)
+        result = results[host.name] = _result(record)
         card = make_host(host.name, probe=see(host.facts, desired.knowledge), result=results_data([result])[0])
-        cards[host.name] = replace(card, standards=standards_of(rows[host.name]))
+        rows = [run.done[host.name, s] for s in stages_of(run.level) if (host.name, s) in run.done]
+        cards[host.name] = replace(card, standards=standards_of(rows))
     for name, error in errors.items():
         cards[name] = make_host(name, result=results_data([error])[0])
     report = make_report(
         cards.values(), title=f"Acceptance {run.folder.name}, {run.level}", made=_now(), version=__version__,
         source=f"accept {run.folder.name}",
     )  # fmt: skip
-    report = replace(report, metrics=metric_rows(measured, known, floors))
+    report = replace(report, metrics=metric_rows(run.measured, spreads(run.measured), load_floors()))
     return Acceptance(folder=run.folder, results=tuple(results.values()), records=tuple(records), report=report)
 
 

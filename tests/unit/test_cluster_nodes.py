@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,10 +15,11 @@ from api_server import ApiServer
 from kube_cluster import node, quick, silent
 from rows import over
 
-from gpunode.core.errors import Exit, GpunodeError, RefusedError
-from gpunode.core.model import HostResult, Kubernetes, NodeFacts, NvmlGpu, PciDevice, Plan, Step
+from gpunode.core.errors import Exit, GpunodeError, RefusedError, UnreachableError
+from gpunode.core.model import Check, HostResult, Kubernetes, NodeFacts, NvmlGpu, PciDevice, Plan, Step
 from gpunode.core.report.drains import DrainPreview, drains_text
 from gpunode.core.spec.rollout import DrainSpec
+from gpunode.edge import accept
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets
@@ -26,6 +28,7 @@ from gpunode.edge.fleet.draining import NodeDrains, concerns
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.fleet.workflow import HostPlan
+from gpunode.edge.ssh.many import Ran, Target
 from gpunode.kube.core.draining import CORDONED
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
@@ -370,10 +373,12 @@ def provision(
     broken: str = "",
     now: NodeFacts = FACTS,
     checks: tuple[dict[str, str], ...] = (),
+    spec: dict[str, Any] | None = None,
+    steps: tuple[Step, ...] = (STEP,),
 ) -> tuple[HostResult, list[str]]:
     """provision of gpu1, with Ansible and the second probe played: its result, and the hosts that had a play.
 
-    `broken`: what keeps Ansible itself from working.
+    `broken`: what keeps Ansible itself from working; `steps`: what is to be done.
     """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     played: list[str] = []
@@ -385,10 +390,11 @@ def provision(
             raise GpunodeError(broken)
         return {host: HostRun(exit=exit, message="played", checks=list(checks)) for host in hosts}
 
-    desired = DesiredState(SPEC)
+    desired = DesiredState(spec or SPEC)
     before = replace(FACTS, boot_id="one")
-    planned = Planned(plan=PLAN, facts=before, spec=desired.spec(), solution=None)  # type: ignore[arg-type]
-    host = HostPlan(detected=Detected(host="gpu1", facts=before), planned=planned)
+    planned = Planned(plan=replace(PLAN, steps=steps), facts=before, spec=desired.spec(), solution=None)  # type: ignore[arg-type]
+    target = Target(name="gpu1")
+    host = HostPlan(detected=Detected(host="gpu1", facts=before, target=target), planned=planned)
     empty = Planned(plan=Plan(**{**PLAN.__dict__, "steps": ()}), facts=now, spec=desired.spec(), solution=None)  # type: ignore[arg-type]
     again: Callable[..., Iterable[Detected]] = lambda hosts, where: list(hosts)  # noqa: E731
     monkeypatch.setattr(fleet, "run_playbook", run_playbook)
@@ -545,6 +551,103 @@ def test_a_node_that_a_killed_run_left_cordoned_is_given_back_by_the_next_one(
 
 
 # ---------------------------------------------------------------- in the plan
+
+
+# ---------------------------------------------------------------- rollout.accept
+
+ACCEPT = {**SPEC, "rollout": {**SPEC["rollout"], "accept": "quick"}}
+BANDWIDTH = """\
+nvbandwidth Version: v0.8
+Running host_to_device_memcpy_ce.
+memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)
+          0
+0     {0}
+SUM host_to_device_memcpy_ce {0}
+"""
+
+
+def answers(tool: str) -> Callable[..., list[Ran]]:
+    """What accept.sh sends: `tool` is what nvbandwidth printed, in-use, or unreachable; other tools are missing."""
+
+    def run_many(targets: list[Target], text: str, **_: Any) -> list[Ran]:
+        outcome = "gpunode\tstatus\tunchanged\ngpunode\tmessage\tmissing\n"
+        if tool == "in-use":
+            outcome = "gpunode\tstatus\trefused\ngpunode\tmessage\tthe node is in use: a pod\n"
+        elif base64.b64encode(b"nvbandwidth\n").decode()[:12] in text:
+            output = base64.b64encode(BANDWIDTH.format(tool).encode()).decode()
+            sent = {"program": "nvbandwidth", "ended": "0", "output": output, "status": "unchanged", "message": "ran"}
+            outcome = "".join(f"gpunode\t{key}\t{value}\n" for key, value in sent.items())
+        error = UnreachableError("gpu1: no route") if tool == "away" else None
+        return [Ran(target=targets[0], stdout=outcome, error=error)]
+
+    return run_many
+
+
+@pytest.fixture
+def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Check(id="gpu.ecc", status="passed", message="none")
+    verified = lambda hosts, *_, **__: [HostResult(host=one.host, checks=(check,)) for one in hosts]  # noqa: E731
+    monkeypatch.setattr(accept, "verify_planned", verified)
+
+
+@pytest.mark.usefixtures("healthy")
+@pytest.mark.parametrize(
+    ("tool", "code", "words"),
+    [
+        ("52.1", "ok", "accepted, not proven: accept.dcgm"),
+        ("12.0", "failed", "not accepted: accept.h2d: GPU 0: 12 GB/s below 26"),
+        ("in-use", "ok", "not measured: the node is in use"),
+        ("away", "failed", "not accepted: accept.dcgm: gpu1: no route"),
+    ],
+)
+def test_a_node_is_measured_before_it_is_given_back(
+    tool: str, code: str, words: str, server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    monkeypatch.setattr(accept, "run_many", answers(tool))
+    result, _ = provision(api, tmp_path, monkeypatch, spec=ACCEPT)
+    assert (result.outcome, unschedulable(server)) == (code, code == "failed"), result.message
+    assert words in result.message
+
+
+@pytest.mark.usefixtures("healthy")
+def test_a_node_that_was_not_accepted_is_measured_again_and_a_converged_one_is_not(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    monkeypatch.setattr(accept, "run_many", answers("12.0"))
+    provision(api, tmp_path, monkeypatch, spec=ACCEPT)
+    found = []
+    for tool in ("12.0", "52.1", "in-use"):
+        monkeypatch.setattr(accept, "run_many", answers(tool))
+        result, played = provision(api, tmp_path, monkeypatch, spec=ACCEPT, steps=())
+        assert played == []
+        found.append((result.outcome, unschedulable(server), result.message.partition(":")[0]))
+    assert found == [
+        ("failed", True, "nothing to do, but not accepted"),
+        ("ok", False, "nothing to do; accepted, not proven"),
+        ("ok", False, "nothing to do"),
+    ]
+
+
+@pytest.mark.usefixtures("healthy")
+def test_a_controller_that_was_killed_while_it_measured_measures_again(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    release = fleet.NodeDrains.release_all
+
+    def killed(*_: Any) -> None:
+        monkeypatch.setattr(fleet.NodeDrains, "release_all", release)
+        raise SystemExit
+
+    monkeypatch.setattr(accept, "run_many", answers("52.1"))
+    monkeypatch.setattr(fleet.NodeDrains, "release_all", killed)
+    with pytest.raises(SystemExit):
+        provision(api, tmp_path, monkeypatch, spec=ACCEPT)
+    assert unschedulable(server)
+    result, played = provision(api, tmp_path, monkeypatch, spec=ACCEPT, steps=())
+    assert result.message.startswith("nothing to do; accepted") and played == [] and not unschedulable(server)
 
 
 def previewed(connect: Callable[[], Api]) -> DrainPreview:

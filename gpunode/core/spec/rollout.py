@@ -36,6 +36,9 @@ class RolloutSpec:
     max_failures: str = option("0", "failed hosts up to which further hosts are started: 3, or 5%")
     soak: int = option(0, "seconds after a wave, before its hosts are verified once more and the next wave starts")
     drain: DrainSpec = option(DrainSpec(), "nodes of Kubernetes")
+    accept: Literal["off", "quick"] = option(
+        "off", "the level of `gpunode accept` at which a changed host is measured before it counts as done"
+    )
     order: Literal["inventory", "name"] = option("inventory", "which hosts come first: as in the inventory, or by name")
 
 

@@ -19,16 +19,17 @@ from gpunode.core.model import Check, HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, Shape, dump, group_names, make_playbook
-from gpunode.core.report.text import names, news
+from gpunode.core.report.text import MANY, names, news
 from gpunode.core.rollout import Progress, RolloutPool, make_pools
 from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
+from gpunode.edge.accept import AcceptRun, measure
 from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
 from gpunode.edge.fleet.draining import Connect, NodeDrains, connect
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.runs import HostRow, Runs, this_process
+from gpunode.edge.fleet.runs import JOURNAL, HostRow, Runs, this_process
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.fleet.workflow import (
     INVENTORY,
@@ -45,7 +46,15 @@ from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.report_data import keep_results
 from gpunode.edge.saved import SavedPlan
 from gpunode.edge.secrets import handed_over
-from gpunode.edge.state import StateError, append_private, controller_name, new_run, next_generation, write_private
+from gpunode.edge.state import (
+    StateError,
+    append_private,
+    controller_name,
+    new_run,
+    next_generation,
+    state_dir,
+    write_private,
+)
 
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
 
@@ -103,7 +112,10 @@ def provision(
     """
     how, callbacks = options or RunOptions(), callbacks or RunCallbacks()
     over = parse_rollout(how.rollout, "the options of provision")
-    todo = {h.host: h for h in hosts if h.planned and h.planned.plan.steps}
+    asked = {h: replace(planned.spec.rollout, **over) for h, planned in _planned(hosts).items()}
+    accepts = frozenset(host for host, spec in asked.items() if spec.accept != "off" and not how.check)
+    unproven = _unproven(hosts, accepts)
+    todo = {h.host: h for h in hosts if h.planned and (h.planned.plan.steps or h.host in unproven)}
     worker = Worker(controller="" if how.check else controller_name(), take_over=targets.break_lock)
     nodes = NodeDrains(how.cluster or connect, callbacks.notice, worker)
     quiet = [h for h in hosts if h.host not in todo]
@@ -111,8 +123,7 @@ def provision(
     untouched = {h.host: _untouched(h, expected.get(h.host)) for h in quiet} | (
         {} if how.check else nodes.open_again(_planned(quiet))
     )
-    asked = {h.host: replace(h.planned.spec.rollout, **over) for h in todo.values() if h.planned}
-    drains = {host: spec.drain for host, spec in asked.items()}
+    drains = {host: asked[host].drain for host in todo}
     if not how.check and (closed := nodes.refused(_planned(list(todo.values())), drains)):
         untouched |= closed
         todo = {name: host for name, host in todo.items() if name not in closed}
@@ -131,7 +142,7 @@ def provision(
     run = _Run(
         name=own.name, own=own, targets=targets, desired=desired, options=how,
         todo=todo, callbacks=callbacks, runs=None if how.check else Runs(),
-        drains=drains, worker=worker,
+        drains=drains, worker=worker, accepts=accepts,
         generation=next_generation(), expected=expected,
         groups=group_names(_plan(h) for h in todo.values()),
     )  # fmt: skip
@@ -163,6 +174,7 @@ class _Run:
     worker: Worker
     expected: Mapping[str, Expected]
     groups: Mapping[Shape, str]  # of the plays of the whole run
+    accepts: frozenset[str]  # hosts that are measured before they count as done
     generation: int  # orders the runs of this controller, on the nodes
     runs: Runs | None  # the journal; None for a rehearsal
     results: dict[str, HostResult] = field(default_factory=dict)
@@ -174,6 +186,9 @@ class _Run:
     _unfinished: frozenset[str] = frozenset()  # hosts that an earlier run began with
 
     def __post_init__(self) -> None:
+        self._trial = AcceptRun(
+            folder=self.own / "accept", targets=self.targets, level="quick", say=self._measuring,
+        )  # fmt: skip
         self.nodes = NodeDrains(self.options.cluster or connect, self.callbacks.notice, self.worker)
 
     def go(
@@ -185,7 +200,7 @@ class _Run:
             on_tick=self._tick,
         )  # fmt: skip
         rollout = Rollout(pools, classes, hooks, forks=self.targets.forks, deadline=deadline)
-        self._cancelled = rollout.cancelled
+        self._cancelled = self._trial.stopped = rollout.cancelled
         worker = replace(self.worker, run=self.name, stage=self._staged, cancelled=rollout.cancelled)
         self.nodes = NodeDrains(self.options.cluster or connect, self.callbacks.notice, worker)
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
@@ -254,15 +269,44 @@ class _Run:
             ({}, {}) if self.options.check else self.nodes.claim_all(planned, self.drains, self._unfinished)
         )
         left = tuple(host for host in job.hosts if host not in refused)
-        simulated = isolated("", lambda: self._play(replace(job, hosts=left))) if left else {}
+        simulated = isolated("", lambda: self._work(replace(job, hosts=left))) if left else {}
         if isinstance(simulated, GpunodeError):  # what was refused, and what is cordoned, is reported all the same
             simulated = {host: error_result(host, simulated) for host in left}
         results = {**refused, **simulated}
         boots = {host: self.after[host].boot_id for host in left if host in self.after}
         return results | self.nodes.release_all(taken, results, self.drains, boots)
 
-    def _play(self, job: Job) -> Results:
-        """One ansible-playbook for the hosts of a job, then a probe of those that it went well on."""
+    def _work(self, job: Job) -> Results:
+        """Apply the plans of the job's hosts, probe those that it went well on, and measure those that ask for it."""
+        steps = tuple(host for host in job.hosts if _plan(self.todo[host]).steps)
+        done = {host: HostRun(exit=Exit.OK, message="") for host in job.hosts if host not in steps}
+        try:
+            done |= self._play(replace(job, hosts=steps)) if steps else {}
+        except PlayInterrupted as error:
+            return self._interrupted(job.hosts, error)
+        good = {host for host in job.hosts if host in done and not done[host].exit}
+        again = [] if self.options.check else probe([self.todo[host].detected for host in good], self.targets)
+        after = {host.host: host for host in plan_all(again, self.targets, self.desired)}
+        self._seen(list(after.values()))
+        results = {h: self._result(h, done.get(h), after.get(h)) for h in job.hosts}
+        results |= self._measured({h: after[h] for h, r in results.items() if r.ok and h in self.accepts}, results)
+        if self.runs:
+            self._keep(results, after)
+        return results
+
+    def _measured(self, hosts: Mapping[str, HostPlan], results: Results) -> Results:
+        """The results of hosts that have come to a good end, with what `gpunode accept` says of them."""
+        if not hosts:
+            return {}
+        for host in hosts:
+            self._measuring(host, "")
+        found = isolated("", lambda: measure(list(hosts.values()), self._trial, self.desired))
+        if isinstance(found, GpunodeError):
+            return {host: error_result(host, found) for host in hosts}
+        return {host: accepted(results[host], found[host]) for host in hosts}
+
+    def _play(self, job: Job) -> Mapping[str, HostRun]:
+        """One ansible-playbook for the hosts of a job.  Raises PlayInterrupted."""
         playbook, limit = f"playbook-{job.number}.yml", self.own / f"limit-{job.number}"
         plans = [_plan(self.todo[host]) for host in job.hosts]
         write_private(self.own / playbook, dump(make_playbook(plans, self.groups), HEADER))
@@ -285,18 +329,9 @@ class _Run:
                     on_event=self._heard,
                     cancelled=self._cancelled.is_set,
                 )
-        except PlayInterrupted as error:
-            return self._interrupted(job.hosts, error)
         finally:
             self._give_back(job.hosts, {host: "failed" if run.exit else "done" for host, run in done.items()})
-        good = {host for host in job.hosts if host in done and not done[host].exit}
-        again = [] if self.options.check else probe([self.todo[host].detected for host in good], self.targets)
-        after = {host.host: host for host in plan_all(again, self.targets, self.desired)}
-        self._seen(list(after.values()))
-        results = {h: self._result(h, done.get(h), after.get(h)) for h in job.hosts}
-        if self.runs:
-            self._keep(results, after)
-        return results
+        return done
 
     def _interrupted(self, hosts: Sequence[str], error: PlayInterrupted) -> Results:
         """Hosts that had failed before the interrupt keep their cause."""
@@ -375,6 +410,12 @@ class _Run:
             self._log(host, f"node {what}")
             self.callbacks.node(host, what)
 
+    def _measuring(self, host: str, what: str) -> None:
+        """Which stage of an acceptance a host has behind it."""
+        self._staged(host, f"is measured: {what}" if what else "is measured")
+        if len(self.todo) <= MANY:
+            self.callbacks.notice(f"{host} is measured{f': {what}' if what else ''}")
+
     def _log(self, host: str, line: str) -> None:
         path = self.own / "hosts" / f"{host.replace('/', '_')}.log"
         with contextlib.suppress(OSError), append_private(path) as log:
@@ -411,6 +452,33 @@ def _repeatable(targets: Targets) -> dict[str, Any]:
     """The fields with which another process can mean the same hosts; passwords have to be asked for again."""
     kept = [f.name for f in fields(targets) if f.name not in ("become_password", "listing")]
     return {name: getattr(targets, name) for name in kept} | {"inventory": inventory_sources(targets)}
+
+
+def _unproven(hosts: Sequence[HostPlan], accepts: frozenset[str]) -> frozenset[str]:
+    """Hosts that nothing is to be done on, and that their last run changed and never found good: they are measured."""
+    found = [h.host for h in hosts if h.host in accepts and not (_plan(h).steps or _plan(h).problems)]
+    if not found or not (state_dir() / JOURNAL).exists():
+        return frozenset()
+    journal = Runs()
+    try:
+        return frozenset(journal.unfinished(found))
+    finally:
+        journal.close()
+
+
+def accepted(result: HostResult, measured: HostResult) -> HostResult:
+    """A result with what was measured: what failed is a failed host; what is not proven is said, and holds no node."""
+    ids = {check.id for check in result.checks}
+    more = tuple(check for check in measured.checks if check.id not in ids or check.status == "failed")
+    result = replace(result, checks=(*result.checks, *more))
+    if failed := [f"{check.id}: {check.message}" for check in measured.checks if check.status == "failed"]:
+        return replace(result, outcome="failed", message=f"{result.message}, but not accepted: {'; '.join(failed)}")
+    unproven = [check for check in measured.checks if check.status == "not-proven"]
+    if measured.outcome == "refused" or not measured.checks:
+        text = f"not measured: {unproven[-1].message if unproven else measured.message}"
+    else:
+        text = f"accepted, not proven: {', '.join(check.id for check in unproven)}" if unproven else "accepted"
+    return replace(result, message=f"{result.message}; {text}")
 
 
 def _unrecorded(result: HostResult, error: GpunodeError) -> HostResult:
@@ -491,4 +559,5 @@ def _settled(result: HostResult, after: HostPlan | None, steps: int) -> HostResu
     left += [p.what for p in plan.problems]
     if left:
         return replace(result, outcome="pending", message=f"done, but still to do: {'; '.join(left)}")
-    return replace(result, message=f"{steps} step{'s' if steps > 1 else ''} applied, nothing pending")
+    applied = f"{steps} step{'s' if steps > 1 else ''} applied, nothing pending" if steps else "nothing to do"
+    return replace(result, message=applied)

@@ -191,7 +191,13 @@ def verify_found(
     found: Sequence[Detected], targets: Targets, desired: DesiredState, *, smoke: bool = True
 ) -> list[HostResult]:
     """`verify` of hosts that have just been probed."""
-    hosts = plan_all(found, targets, desired)
+    return verify_planned(plan_all(found, targets, desired), targets, desired, smoke=smoke)
+
+
+def verify_planned(
+    hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState, *, smoke: bool = True
+) -> list[HostResult]:
+    """`verify` of hosts that have just been planned."""
     expected = expected_gpus(hosts)
     smoked = _smoke([h for h in hosts if _can_smoke(h)], targets, desired) if smoke else {}
     pools = pool_checks({h.host: (h.planned.spec.rollout, h.planned.facts) for h in hosts if h.planned})
