@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -142,6 +143,42 @@ def test_what_verify_finds_is_fixed_by_keys_that_there_are() -> None:
     assert keys.keys() == {"pcie.acs", "iommu.mode", "cpu.governor", "engine.memlock", "fabric.imex"}
     for section, key, value in keys.values():
         assert getattr(getattr(parse_spec({section: {key: value}}), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("process", "unit", "status", "restarts"),
+    [
+        ("8388608", "infinity", "warning", True),
+        ("unlimited", "8388608", "passed", False),
+        ("", "18446744073709551615", "passed", False),
+        ("", "8388608", "warning", True),
+    ],
+    ids=["not restarted since", "raised by hand", "not read of the process", "neither"],
+)
+def test_the_limit_that_counts_is_that_of_the_process(process: str, unit: str, status: str, restarts: bool) -> None:
+    end, id_ = "| process 812\t/usr/bin/containerd", "| MainPID=812\n"
+    text = H100.read_text().replace(end, f"| locked 812 {process}\n{end}" if process else end)
+    services = parse_probe(text.replace(id_, f"{id_}| LimitMEMLOCK={unit}\n")).services
+    only = node(services={"containerd": services["containerd"]}, virtualization="none")
+    active = replace(only, rdma=(RdmaPort(device="mlx5_0", port=1, slot=NIC, state="ACTIVE"),))
+    assert [one.status for one in host_checks(active, load_knowledge()) if one.id == "engine.memlock"] == [status]
+    assert _restarted(only) is restarts
+    assert _restarted(replace(only, virtualization="lxc")) is (unit == "8388608"), "it may not raise limits"
+
+
+def _restarted(facts: NodeFacts) -> bool:
+    steps, _ = planned(facts, {"memlock": "unlimited"})
+    return "containerd.service" in steps.get("runtime.activate", {}).get("restart", ())
+
+
+def test_the_probe_reads_the_limit_of_a_process_from_the_kernel() -> None:
+    kind = resource.RLIMIT_MEMLOCK
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        resource.prlimit(process.pid, kind, (65536, resource.prlimit(process.pid, kind)[1]))
+        text = script("probe.sh").partition("#!/bin/sh")[0] + f"locked {process.pid}; locked 0\n"
+        done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False)
+        process.kill()
+    assert (done.stdout, done.stderr) == (f"| locked {process.pid} 65536\n", "")
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,12 @@ def _memlock(facts: NodeFacts) -> Iterator[Check]:
     """RDMA locks the memory that it uses; what a container may lock is what its engine may."""
     running = {name: service for name, service in facts.services.items() if service.active == "active"}
     units = [row.unit.removesuffix(".service") for row in ROWS.values() if row.daemon]
-    limits = {name: running[name].memlock for name in (*units, "kubelet") if name in running}
+    limits = {name: running[name].locked or running[name].memlock for name in (*units, "kubelet") if name in running}
     small = [f"{name} ({limit})" for name, limit in limits.items() if limit not in ("", "infinity")]
     unread = [name for name, limit in limits.items() if not limit]
     if small:
         text = f"containers may lock little memory, and RDMA fails by it: {', '.join(small)}"
-        fix = "tuning.memlock: unlimited; by hand: LimitMEMLOCK=infinity in a drop-in of the unit"
+        fix = "tuning.memlock: unlimited; by hand: LimitMEMLOCK=infinity in a drop-in of the unit, and its restart"
         yield Check(id="engine.memlock", status="warning", message=text, fix=fix)
     elif unread:
         yield Check(

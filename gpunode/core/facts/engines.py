@@ -29,7 +29,7 @@ from gpunode.core.model import (
 )
 from gpunode.core.numbers import whole
 
-_UNLIMITED = {"18446744073709551615": "infinity"}  # before systemd 231
+_UNLIMITED = {"18446744073709551615": "infinity", "unlimited": "infinity"}  # systemd before 231, the kernel
 _DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
 _ARGV = re.compile(r"argv\[\]=([^;]*)")
 _IMPORTS = re.compile(r"^ *imports *= *\[([^\]]*)\]", re.MULTILINE)
@@ -51,13 +51,17 @@ class Units:
 
 
 def read_units(probe: Probe) -> Units:
-    """`systemctl show` blocks and `process PID<TAB>ARG<TAB>ARG…` lines → Units."""
+    """`systemctl show` blocks, `process PID<TAB>ARG<TAB>ARG…` and `locked PID BYTES` lines → Units."""
     processes: dict[str, tuple[str, ...]] = {}
+    locked: dict[str, str] = {}
     blocks: list[dict[str, str]] = [{}]
     for line in probe.sections.get("units", ()):
         if line.startswith("process "):
             pid, *args = line.removeprefix("process ").rstrip("\t").split("\t")
             processes[pid] = tuple(args)
+        elif line.startswith("locked "):
+            pid, _, limit = line.removeprefix("locked ").partition(" ")
+            locked[pid] = _UNLIMITED.get(limit, limit)
         elif not line.strip():
             blocks.append({})
         elif "=" in line:
@@ -77,6 +81,7 @@ def read_units(probe: Probe) -> Units:
             active=block.get("ActiveState", ""),
             enabled=block.get("UnitFileState", "") or _masked(block),
             memlock=_UNLIMITED.get(block.get("LimitMEMLOCK", ""), block.get("LimitMEMLOCK", "")),
+            locked=locked.get(block.get("MainPID", ""), ""),
         )
         start = _ARGV.search(block.get("ExecStart", ""))
         starts[name] = tuple(start[1].split()) if start else ()

@@ -221,7 +221,7 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "cgroup_source": LINE,
     },
     InstalledPackage: {"name": PACKAGE, "version": VERSION, "arch": PACKAGE_ARCH},
-    Service: {"name": UNIT, "active": WORD, "enabled": WORD, "memlock": WORD},
+    Service: {"name": UNIT, "active": WORD, "enabled": WORD, "memlock": WORD, "locked": WORD},
     DeviceNode: {"path": PATH, "number": DEVICE},
     GpuContainer: {"name": LINE, "id": CONTAINER, "unit": UNIT, "state": WORD, "devices": PATH},
     Cdi: {"missing": PATH},

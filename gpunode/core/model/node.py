@@ -248,7 +248,8 @@ class Service:
     name: str
     active: str = ""  # active, inactive, failed, ""
     enabled: str = ""  # enabled, disabled, masked, static, ""
-    memlock: str = ""  # bytes that its processes may lock, or infinity
+    memlock: str = ""  # bytes that its processes may lock from its next start on, or infinity
+    locked: str = ""  # the same of the process that runs, by the kernel
 
 
 @dataclass(frozen=True, kw_only=True)

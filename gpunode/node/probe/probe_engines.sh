@@ -69,7 +69,7 @@ probe_units() {
   units=$(ask 5 systemctl show -p Id,LoadState,ActiveState,UnitFileState,MainPID,ExecStart,FragmentPath,CanReload,LimitMEMLOCK $REPLY)
   by_lines
   for text in $units; do
-    case $text in '| MainPID='[1-9]*) units=$units$newline$(process "${text#*=}") ;; esac
+    case $text in '| MainPID='[1-9]*) units=$units$newline$(process "${text#*=}" && locked "${text#*=}") ;; esac
   done
   by_words
   printf '%s\n' "$units"
@@ -110,6 +110,14 @@ daemons() {
 process() {
   [ -r "/proc/$1/cmdline" ] && line "process $1$tab$(tr '\0\n' '\t ' <"/proc/$1/cmdline")"
 }
+
+# locked PID: the bytes of memory that it may lock, by the kernel: systemd's word is that of the next start
+locked() {
+  local max what kind soft rest
+  while read -r max what kind soft rest; do
+    [ "$max $what $kind" = 'Max locked memory' ] && line "locked $1 $soft"
+  done <"/proc/$1/limits"
+} 2>/dev/null
 
 probe_runtimes() {
   local engine file socket

@@ -180,7 +180,7 @@ facts:
       description: The controller that is at work there, and its run.
       type: str
     services:
-      description: 'Services. Keys: name, active, enabled, memlock.'
+      description: 'Services. Keys: name, active, enabled, memlock, locked.'
       type: dict
     modules:
       description: 'Loaded kernel modules that concern us: nvidia, nouveau, overlay, br_netfilter
