@@ -139,6 +139,23 @@ def test_a_model_has_its_own_settings_and_the_rest_of_those_of_all() -> None:
     assert not any(name.startswith("GPU") for _, _, name in left), "this node has no A100"
 
 
+def test_a_model_goes_back_to_what_its_driver_has_by_itself() -> None:
+    asked = {**ASKED, "clocks": "1410", "models": {"10de:2330": {"power_limit": 0, "clocks": "free"}}}
+    steps, problems = planned(node(power_default="650.00"), asked)
+    lines = {file["path"]: file["content"] for file in steps["files"]}[VALUES].splitlines()
+    assert problems == [] and [line for line in lines if line.startswith("10de:2330")] == [
+        "10de:2330 persistence Enabled",
+        "10de:2330 power_limit default",
+        "10de:2330 clocks free",
+    ]
+    desired = DesiredState({**REST, "gpu": asked})
+    for limit, drift in (("650.00", []), ("500.00", ["500.00; wanted default"])):
+        facts = node(persistence="Enabled", power_limit=limit, power_default="650.00", clock="1980")
+        words = desired.pending(desired.plan("node1", facts))
+        assert [text for (_, _, name), text in words.items() if name.startswith("GPU")] == drift
+    parse_spec({"gpu": {"power_limit": 0, "clocks": "free"}})  # without persistence: there is nothing to forget
+
+
 def test_ecc_is_for_the_node_to_keep_and_waits_for_a_reset() -> None:
     assert planned(node(), {"ecc": False}) == ({}, []), "no unit for it"
     desired = DesiredState({**REST, "gpu": {"ecc": False}})
@@ -234,6 +251,44 @@ def test_the_unit_makes_them_reads_them_back_and_puts_back_what_it_found(
     machine.values.write_text("* power_limit 9000.00\n")
     assert machine.unit("apply").returncode == 1, "the driver refuses it, and the unit fails"
     assert machine.before.exists()
+
+
+@SHELLS
+@pytest.mark.parametrize("branch", branches("535", "580", "615"))
+def test_the_unit_sets_what_the_driver_has_by_itself(
+    branch: str, shell: list[str], real_smi: RealSmi, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path, real_smi(branch, gpus=("h100", "a100")), shell)
+    for by_hand in (("-pm", "1"), ("-pl", "300"), ("-lgc", "800,1200")):
+        assert machine.smi(*by_hand)[0] == 0
+    machine.values.write_text("10de:2330 power_limit default\n10de:2330 clocks free\n* power_limit 350.00\n")
+    done = machine.unit("apply")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert machine.said("power.limit,clocks.gr") == ["700.00, 345", "350.00, 800"]
+    assert machine.unit("restore").returncode == 0
+    assert machine.said("power.limit") == ["300.00", "300.00"], "as they were found"
+
+
+@SHELLS
+@pytest.mark.parametrize(("late", "status"), [(0, 0), (3, 0), (99, 1)])
+def test_a_gpu_at_work_has_some_seconds_to_slow_down(
+    late: int, status: int, shell: list[str], real_smi: RealSmi, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path, real_smi("580", gpus=("h100",)), shell)
+    asked, real = tmp_path / "asked", tmp_path / "nvidia-smi"
+    real.rename(tmp_path / "real-smi")
+    real.write_text(
+        f"#!/bin/sh\ncase $* in *clocks.current.graphics*) echo >>{asked}\n"
+        f'[ $(wc -l <{asked}) -gt {late} ] || {{ echo 1980; exit; }} ;;\nesac\nexec {tmp_path}/real-smi "$@"\n'
+    )
+    real.chmod(0o755)
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")
+    (tmp_path / "sleep").chmod(0o755)
+    machine.values.write_text("* clocks 800,1200\n")
+    done = machine.unit("apply")
+    assert done.returncode == status, done.stderr
+    assert asked.read_text().count("\n") == min(late, 5) + 1
+    assert ("its clock is 1980 MHz after nvidia-smi -lgc 800,1200" in done.stderr) is bool(status)
 
 
 @SHELLS

@@ -55,6 +55,7 @@ _TEXT_FIELDS = {
     "power.limit": "power_limit",
     "power.min_limit": "power_min",
     "power.max_limit": "power_max",
+    "power.default_limit": "power_default",
     "pstate": "pstate",
     "vbios_version": "vbios",
     "pcie.link.gen.current": "pcie_generation",

@@ -160,6 +160,7 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "power_limit": STATE,
         "power_min": STATE,
         "power_max": STATE,
+        "power_default": STATE,
         "pstate": STATE,
         "vbios": STATE,
         "pcie_generation": STATE,

@@ -63,10 +63,20 @@ class Setting(Item):
 class Clocks(Setting):
     """Locked clocks, which no driver lists: a clock above them says that they are not locked."""
 
-    most: int
+    most: int | None  # MHz; None: free, which no driver lists either
 
     def said(self, gpu: NvmlGpu) -> str:
+        if self.most is None:
+            return self.value
         return self.value if 0 < whole(gpu.clock) <= self.most else gpu.clock and f"{gpu.clock} MHz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerDefault(Setting):
+    """The limit that the driver has by itself, which differs by model."""
+
+    def said(self, gpu: NvmlGpu) -> str:
+        return self.value if gpu.power_limit and gpu.power_limit == gpu.power_default else gpu.power_limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,18 +127,20 @@ def _models(facts: NodeFacts) -> list[tuple[NvmlGpu, str]]:
 
 
 def _settings(spec: GpuSettings, model: str, named: frozenset[str]) -> Iterator[Setting]:
-    def setting(title: str, field: str, value: str) -> Setting:
-        return Setting(title=title, field=field, value=value, model=model, named=named)
+    def setting(title: str, field: str, value: str, kind: type[Setting] = Setting) -> Setting:
+        return kind(title=title, field=field, value=value, model=model, named=named)
 
     if spec.persistence is not None:
         yield setting("persistence mode", "persistence", "Enabled" if spec.persistence else "Disabled")
-    if spec.power_limit is not None:
+    if spec.power_limit == 0:
+        yield setting("power limit", "power_limit", "default", PowerDefault)
+    elif spec.power_limit:
         yield setting("power limit", "power_limit", f"{spec.power_limit}.00")
     if spec.compute_mode != "keep":
         yield setting("compute mode", "compute_mode", _MODES[spec.compute_mode])
-    if spec.clock_range:
-        least, most = spec.clock_range
-        value = f"{least},{most}"
+    if spec.clocks:
+        value = ",".join(map(str, spec.clock_range or ("free",)))
+        most = spec.clock_range[1] if spec.clock_range else None
         yield Clocks(title="locked clocks", field="clocks", value=value, most=most, model=model, named=named)
     if spec.ecc is not None:
         value = "Enabled" if spec.ecc else "Disabled"
@@ -138,7 +150,7 @@ def _settings(spec: GpuSettings, model: str, named: frozenset[str]) -> Iterator[
 def _impossible(spec: GpuSettings, gpu: NvmlGpu) -> Iterator[Problem]:
     """What the driver says that a GPU cannot; before there is one, the unit finds out."""
     name = f"GPU {gpu.index} ({gpu.name})"
-    if spec.power_limit is not None:
+    if spec.power_limit:
         limits = (gpu.power_limit, gpu.power_min, gpu.power_max)
         yield from _range("power_limit", name, (spec.power_limit, spec.power_limit), limits, "power limit")
     if spec.clock_range:

@@ -126,6 +126,7 @@ class NvmlGpu:
     power_limit: str = ""  # watts: now, and the range that can be set
     power_min: str = ""
     power_max: str = ""
+    power_default: str = ""
     clock: str = ""  # MHz of its graphics clock now
     clock_max: str = ""
     pstate: str = ""  # P0 works, P8 and more sleeps

@@ -21,12 +21,14 @@ class GpuSettings:
     persistence: bool | None = option(
         None, "persistence mode on or off; null leaves it to nvidia-persistenced, which Ubuntu starts without it"
     )
-    power_limit: int | None = option(None, "watts that a GPU may draw; null leaves it as it is")
+    power_limit: int | None = option(
+        None, "watts that a GPU may draw, 0 for what its driver has by itself; null leaves it as it is"
+    )
     compute_mode: Literal["keep", "default", "exclusive-process", "prohibited"] = option(
         "keep", "how many programs may use a GPU: keep, default (any), exclusive-process (one), or prohibited (none)"
     )
     clocks: str = option(
-        "", "MHz between which the clock of a GPU stays, such as '210,1410', or '1410' for both; empty leaves it free"
+        "", "MHz between which the clock of a GPU stays: '210,1410', '1410' for both, or free; empty leaves it as it is"
     )
     ecc: bool | None = option(
         None, "ECC of a GPU's memory on or off, which takes a reboot (`reboot`); null leaves it as it is"
@@ -36,7 +38,7 @@ class GpuSettings:
     def clock_range(self) -> tuple[int, int] | None:
         """(least, most) MHz."""
         least, _, most = self.clocks.partition(",")
-        return (int(least), int(most or least)) if self.clocks else None
+        return (int(least), int(most or least)) if self.clocks not in ("", "free") else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +84,19 @@ def check_gpu(gpu: GpuSpec, where: str) -> None:
 
 
 def _check_settings(settings: GpuSettings, where: str, key: str) -> None:
-    if settings.power_limit is not None and settings.power_limit < 1:
-        raise InputError(f"{where}: {key}.power_limit is {settings.power_limit}", expected="watts, 1 or more, or null")
-    if settings.clocks and not re.fullmatch(r"[1-9]\d{1,4}(,[1-9]\d{1,4})?", settings.clocks):
-        raise InputError(f"{where}: {key}.clocks is {settings.clocks!r}", expected="MHz: '1410', or '210,1410'")
+    if settings.power_limit is not None and settings.power_limit < 0:
+        raise InputError(
+            f"{where}: {key}.power_limit is {settings.power_limit}", expected="watts, 0 (the driver's own), or null"
+        )
+    if settings.clocks and not re.fullmatch(r"[1-9]\d{1,4}(,[1-9]\d{1,4})?|free", settings.clocks):
+        raise InputError(f"{where}: {key}.clocks is {settings.clocks!r}", expected="MHz: '1410' or '210,1410'; or free")
     if settings.clock_range and settings.clock_range[0] > settings.clock_range[1]:
         raise InputError(f"{where}: {key}.clocks is {settings.clocks!r}", expected="the lower one first: '210,1410'")
-    for name, words in (("power_limit", "limit"), ("clocks", "clocks")):
-        if getattr(settings, name) not in (None, "") and not settings.persistence:
+    for name, value, words in (
+        ("power_limit", settings.power_limit, "limit"),
+        ("clocks", settings.clock_range, "clocks"),
+    ):
+        if value and not settings.persistence:
             raise InputError(
                 f"{where}: {key}.{name} is set, and {key}.persistence is not true",
                 expected=f"persistence: true: without it the driver forgets the {words} when the last program ends",

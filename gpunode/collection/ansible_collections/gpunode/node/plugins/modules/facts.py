@@ -137,8 +137,9 @@ facts:
       description: 'Nvml. Keys: index, uuid, name, slot, memory_mib, mig_current, mig_pending, persistence,
         ecc_current, ecc_pending, ecc_uncorrected, retired_pending, remap_pending, remap_failure,
         fabric_state, fabric_status, recovery, compute_mode, power_limit, power_min, power_max,
-        clock, clock_max, pstate, vbios, pcie_generation, pcie_generation_max, pcie_width, pcie_width_max,
-        sram_uncorrected, sram_exceeded, nvlinks_up, nvlink_speed, event_reasons, fault.'
+        power_default, clock, clock_max, pstate, vbios, pcie_generation, pcie_generation_max, pcie_width,
+        pcie_width_max, sram_uncorrected, sram_exceeded, nvlinks_up, nvlink_speed, event_reasons,
+        fault.'
       type: list
     driver:
       description: 'Driver. Keys: loaded, loaded_flavour, userspace, firmware, nouveau, nova, runfile,
