@@ -1,7 +1,7 @@
 """`kube verify` on healthy and broken states of a real cluster: no false alarm, nothing missed.
 
 Each state is made, judged and undone.  Not made: a GPU that its device plugin reports as unhealthy (the lab's NVML has
-no events), and an engine that lost the nvidia runtime.
+no events).
 """
 
 from __future__ import annotations
@@ -20,14 +20,23 @@ pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON), py
 
 NAME = "t-states"
 FIRST, NODE = f"{NAME}-1", f"{NAME}-2"
-SPEC: dict[str, Any] = {"kubernetes": {}}
+TREE = (Path(__file__).parent / "tree.sh").read_text()
+OF_PODS = ("./var/lib/kubelet", "./var/lib/cni")
+SPEC = {"kubernetes": {}, "runtimes": {"containerd": {"default_runtime": "runc"}}}
 PLUGIN = ("-n", "gpunode", "daemonset", "nvidia-device-plugin")
 ADMISSION = "admissionregistration.k8s.io/v1"
 
 
 @pytest.fixture(scope="module")
-def cluster(cluster_up: Callable[..., Cluster]) -> Cluster:
+def bare(cluster_up: Callable[..., Cluster]) -> tuple[Cluster, set[str]]:
+    """A cluster, and the tree of a node of it that gpunode has not seen yet."""
     found = cluster_up(2, name=NAME)
+    return found, tree(found)
+
+
+@pytest.fixture(scope="module")
+def cluster(bare: tuple[Cluster, set[str]]) -> Cluster:
+    found, _ = bare
     found.gpunode("provision", "-i", found.lab.inventory, "-c", found.spec(SPEC), "--yes")
     return found
 
@@ -137,6 +146,16 @@ def a_foreign_node_selector(cluster: Cluster) -> Iterator[None]:
 
 
 @contextmanager
+def no_runtime(cluster: Cluster) -> Iterator[None]:
+    """The engine of one node lost the nvidia runtime; it tells of its runtimes from containerd 2.0 on alone."""
+    files = "grep -rl 'runtimes.{0}' /etc/containerd"
+    rename = f"{files} | xargs sed -i s/runtimes.{{0}}/runtimes.{{1}}/; systemctl restart containerd"
+    cluster.lab.run(NODE, rename.format("nvidia", "other"))
+    yield
+    cluster.lab.run(NODE, rename.format("other", "nvidia"))
+
+
+@contextmanager
 def no_plugin(cluster: Cluster) -> Iterator[None]:
     cluster.kubectl("delete", *PLUGIN)
     wait_for(lambda: set(cluster.allocatable(GPU).values()) == {"0"}, 150)
@@ -175,6 +194,7 @@ STATES: list[tuple[State, Mapping[str, str], bool]] = [  # what is found, and wh
     (a_quota, {"kube.ready": "exceeded quota"}, False),
     (pod_security, {"kube.ready": "violates PodSecurity", "kube.drift": "enforce"}, False),
     (a_foreign_node_selector, {"kube.ready": "should have one on", "kube.drift": "kubectl-patch at"}, False),
+    (no_runtime, {"kube.vectoradd": 'no runtime for "nvidia"', "kube.which-gpu": 'no runtime for "nvidia"'}, True),
     (no_plugin, {"kube.drift": "it is gone", "kube.gpus": GPU}, False),
     (a_dead_kubelet, {"kube.node": "is not Ready"}, False),
     (a_former_name, {"kube.node": "node former: the node is not Ready"}, False),
@@ -186,8 +206,9 @@ FOLLOWS = {"kube.gpus", "kube.pool"}  # what may be found besides: GPUs go with 
 def test_a_healthy_state_raises_no_alarm_and_a_broken_one_is_found(
     state: State, expected: Mapping[str, str], smoke: bool, healthy: Cluster
 ) -> None:
+    patience = 20 if expected else 60  # what is broken stays so
     with state(healthy):
-        found = healthy.checks("verify", healthy.spec(SPEC), *(["--smoke", "--timeout", "60"] if smoke else []))
+        found = healthy.checks("verify", healthy.spec(SPEC), *(["--smoke", "--timeout", patience] if smoke else []))
     failed = {name: text for checks in found.values() for name, status, text in checks if status == "failed"}
     assert set(expected) <= set(failed) <= set(expected) | (FOLLOWS if expected else set()), found
     for name, text in expected.items():
@@ -209,3 +230,17 @@ def test_an_account_that_may_only_read_is_enough(healthy: Cluster, tmp_path: Pat
     path.write_text(yaml.safe_dump(kubeconfig))
     healthy.kube("verify", healthy.spec(SPEC), "--kubeconfig", path)
     healthy.kube("verify", healthy.spec(SPEC), "--kubeconfig", path, "--smoke", exit=5)
+
+
+def tree(cluster: Cluster) -> set[str]:
+    return {line for line in cluster.lab.run(NODE, TREE).stdout.splitlines() if not line.startswith(OF_PODS)}
+
+
+def test_after_remove_and_uninstall_a_node_of_a_cluster_is_what_it_was(
+    bare: tuple[Cluster, set[str]], healthy: Cluster
+) -> None:
+    """But for the empty folder that the kubelet made for GPU Feature Discovery."""
+    healthy.kube("remove", healthy.spec(SPEC))
+    healthy.gpunode("uninstall", "-i", healthy.lab.inventory, "--limit", NODE, "--yes")
+    features = "./etc/kubernetes/node-feature-discovery"
+    assert {line.split(" ")[0] for line in tree(healthy) ^ bare[1]} == {features, f"{features}/features.d"}
