@@ -47,7 +47,7 @@ MAX_FAILURES = click.option(
 _OPTIONS = (
     click.option("--waves", metavar="1,10%,100%", help="Cumulative batch sizes: hosts done after each wave."),
     click.option(
-        "--max-unavailable", metavar="N|N%", help="Hosts of a pool that may be running or failed at any time."
+        "--max-unavailable", metavar="N|N%", help="Hosts of a pool that may be running, failed or down at any time."
     ),
     MAX_FAILURES,
     click.option(

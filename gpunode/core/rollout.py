@@ -1,8 +1,8 @@
 """How a fleet is gone through, as a pure function: pools and what came of their hosts → what to do next.
 
 A host is waiting, running, done or failed.  A wave is over when none of its hosts waits or runs; its gate (a soak time,
-after which its hosts are verified once more) has to be passed before the next one starts.  Hosts in work and failed
-ones are unavailable: there are never more of them than the pool's budget allows.
+after which its hosts are verified once more) has to be passed before the next one starts.  Hosts in work, failed ones
+and those that were down before are unavailable: no host is taken that would make them more than the pool's budget.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ State = Literal["waiting", "running", "done", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutPool:
-    """Hosts with one budget, in the order in which they are done; `ends`: how many are done when each wave is over."""
+    """Hosts with one budget, in the order in which they are done; `ends`: how many are done when each wave is over.
+
+    `down`: hosts of the pool that are unavailable before it begins, also such that nothing is done on.
+    """
 
     name: str
     hosts: tuple[str, ...]
@@ -27,6 +30,7 @@ class RolloutPool:
     max_unavailable: int
     max_failures: int
     soak: int = 0  # seconds
+    down: frozenset[str] = frozenset()
 
     def wave(self, number: int) -> tuple[str, ...]:
         """The hosts of a wave, counted from 0."""
@@ -82,25 +86,42 @@ class Stop:
 Action = Start | Gate | Stop
 
 
-def make_pools(hosts: Sequence[tuple[str, RolloutSpec]], last: Collection[str] = ()) -> tuple[RolloutPool, ...]:
-    """Hosts with their merged `rollout` sections, in the inventory's order → pools; those in `last` end their pool."""
+def make_pools(
+    hosts: Sequence[tuple[str, RolloutSpec]],
+    last: Collection[str] = (),
+    down: Collection[str] = (),
+    idle: Iterable[tuple[str, RolloutSpec]] = (),
+) -> tuple[RolloutPool, ...]:
+    """Hosts with their merged `rollout` sections, in the inventory's order → pools; those in `last` end their pool.
+
+    `down` are those of `hosts` that are unavailable already, `idle` others that are, and that nothing is done on.
+    Where they use up the budget they come first: nobody else could be started before they are back.
+    """
     members: dict[RolloutSpec, list[str]] = {}
     for host, spec in hosts:
         members.setdefault(spec, []).append(host)
+    beside: dict[RolloutSpec, set[str]] = {}
+    for host, spec in idle:
+        beside.setdefault(spec, set()).add(host)
     names = Counter(spec.pool or "all" for spec in members)
     pools = []
     for number, (spec, found) in enumerate(members.items(), 1):
         name = spec.pool or "all"
-        count = len(found)
-        ends = tuple(sorted({share(wave, count) for wave in spec.waves} - {0}))
+        away = frozenset({*beside.get(spec, ()), *(host for host in found if host in down)})
+        most = share(spec.max_unavailable, len({*found, *away}))
+        order = sorted(found) if spec.order == "name" else list(found)
+        order.sort(key=lambda host: host in last)
+        if len(away) >= most:
+            order.sort(key=lambda host, away=away: host not in away)  # type: ignore[misc]
         pools.append(
             RolloutPool(
                 name=f"{name}-{number}" if names[name] > 1 else name,
-                hosts=tuple(sorted(sorted(found) if spec.order == "name" else found, key=lambda host: host in last)),
-                ends=ends,
-                max_unavailable=share(spec.max_unavailable, count),
-                max_failures=share(spec.max_failures, count),
+                hosts=tuple(order),
+                ends=tuple(sorted({share(wave, len(found)) for wave in spec.waves} - {0})),
+                max_unavailable=most,
+                max_failures=share(spec.max_failures, len(found)),
                 soak=spec.soak,
+                down=away,
             )
         )
     return tuple(pools)
@@ -123,14 +144,18 @@ def _next(pool: RolloutPool, progress: Progress) -> Action | None:
     wave = pool.wave(number)
     waiting = [host for host in wave if progress.state(host) == "waiting"]
     if waiting:
-        unavailable = states["running"] + states["failed"]
-        room = pool.max_unavailable - unavailable
-        if room > 0:
-            return Start(pool=pool.name, wave=number, hosts=tuple(waiting[:room]))
-        if not states["running"]:
-            why = f"{states['failed']} failed, {pool.max_unavailable} may be unavailable (rollout.max_unavailable)"
-            return Stop(pool=pool.name, why=why)
-        return None
+        down = sorted(host for host in pool.down if progress.state(host) == "waiting")
+        room = pool.max_unavailable - states["running"] - states["failed"] - len(down)
+        fresh = [host for host in waiting if host not in pool.down]
+        if fresh and room > 0:
+            return Start(pool=pool.name, wave=number, hosts=tuple(fresh[:room]))
+        if fresh and states["running"]:
+            return None
+        if again := [host for host in waiting if host in pool.down]:  # they take no room: it is theirs already
+            return Start(pool=pool.name, wave=number, hosts=tuple(again))
+        before = f", {len(down)} unavailable from before ({', '.join(down[:5])})" if down else ""
+        why = f"{states['failed']} failed{before}, {pool.max_unavailable} may be unavailable (rollout.max_unavailable)"
+        return Stop(pool=pool.name, why=why)
     if any(progress.state(host) == "running" for host in wave) or number + 1 >= len(pool.ends):
         return None
     verified = tuple(host for host in wave if progress.state(host) == "done")

@@ -128,8 +128,10 @@ class World:
     ) -> dict[str, int] | None:
         """`gpunode provision` of all of them: exit codes by host; None when the controller died."""
         self.begin()
+        self.left = set(self.journal(state).all_unfinished()) if (state / "gpunode/runs.sqlite").exists() else set()
         desired = Offline(spec)
         hosts: list[HostPlan] = [plan_one(found, desired) for found in self.detect()]
+        self.good = {host for host, kind in self.kinds.items() if kind == "converged"}
         self.todo = [h.host for h in hosts if h.plan and h.plan.steps and not h.plan.problems]
         with self._patched(state):
             try:

@@ -29,13 +29,17 @@ def watch(world: World, rollout: dict[str, Any]) -> None:
         return
     assert set(world.played.values()) <= {1}, "a host was disturbed twice in one run"
     assert set(world.played) <= set(world.todo), "a host was played that nothing was to be done on"
-    [pool, *others] = make_pools([(host, RolloutSpec(**parse_rollout(rollout, "test"))) for host in world.todo])
+    spec = RolloutSpec(**parse_rollout(rollout, "test"))
+    down = world.left - world.good if spec.max_unavailable != "100%" else set()
+    idle = [(host, spec) for host in down.difference(world.todo)]
+    [pool, *others] = make_pools([(host, spec) for host in world.todo], down=down, idle=idle)
     assert not others
     assert all(count <= pool.max_failures for count in world.failures), "it went on with more failures than may be"
     numbers = {host: n for n in range(len(pool.ends)) for host in pool.wave(n)}
     for now, ended in world.moments:
         failed = [host for host, well in ended.items() if not well]
-        assert len(now) + len(failed) <= pool.max_unavailable, "the budget was exceeded"
+        lacking = {*now, *failed, *(host for host in down if not ended.get(host))}
+        assert len(lacking) <= pool.max_unavailable or now <= down, "the budget was exceeded"
         begun = max(numbers[host] for host in now)
         earlier = {host for host, n in numbers.items() if n < begun}
         assert earlier <= set(ended), "a wave began before the one in front of it was done and verified"
@@ -140,3 +144,13 @@ def test_two_thousand_nodes_through_waves_and_budgets(tmp_path: Path) -> None:
     failed = sum(not well for well in world.ended.values())
     assert 0 < failed < 60
     assert states == {"done": 1980 - failed, "failed": failed + 20}
+
+
+def test_hosts_that_a_killed_run_left_in_work_use_up_the_budget_of_the_next(tmp_path: Path) -> None:
+    world = World(["converged", "converged", "fresh", "fresh", "fresh"])
+    world.dies_after = 0
+    assert world.provision({}, tmp_path, rollout={"max_unavailable": "2"}) is None
+    world.dies_after, world.kinds["gpu0000"] = float("inf"), "drifted"
+    exits = world.provision({}, tmp_path, rollout={"max_unavailable": "2"})
+    assert set((exits or {}).values()) == {0}
+    assert world.moments[0][0] == {"gpu0002", "gpu0003"}, "three would have been down"

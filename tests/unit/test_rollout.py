@@ -77,6 +77,37 @@ def test_failed_hosts_use_up_what_may_be_unavailable() -> None:
     assert isinstance(stop, Stop) and "max_unavailable" in stop.why
 
 
+@pytest.mark.parametrize(
+    ("most", "down", "idle", "first"),
+    [
+        ("3", "cd", "", "a"),  # two of three are down: one more may be
+        ("3", "c", "z", "a"),  # also such that nothing is done on
+        ("50%", "c", "z", "a"),  # of the pool with all that is down: three of six
+        ("2", "cd", "", "cd"),  # the budget is used up: those that are down are nobody's loss
+        ("2", "c", "yz", "c"),
+        ("2", "", "yz", "2 unavailable from before (y, z), 2 may be"),
+        ("100%", "cd", "z", "abe"),
+    ],
+)
+def test_hosts_that_are_down_before_it_begins_count(most: str, down: str, idle: str, first: str) -> None:
+    spec = RolloutSpec(max_unavailable=most)
+    pools = make_pools([(host, spec) for host in "abcde"], down=down, idle=[(host, spec) for host in idle])
+    (action,) = next_actions(pools, Progress())
+    assert first in (action.why if isinstance(action, Stop) else "".join(action.hosts))
+
+
+def test_a_host_that_is_back_makes_room_and_one_that_failed_again_does_not() -> None:
+    spec = RolloutSpec(max_unavailable="1", max_failures="100%")
+    pools = make_pools([(host, spec) for host in "ab"], down="b")
+    (start,) = next_actions(pools, Progress())
+    assert isinstance(start, Start) and start.hosts == ("b",)
+    assert next_actions(pools, Progress().with_states("b", "running")) == ()
+    (start,) = next_actions(pools, Progress().with_states("b", "done"))
+    assert isinstance(start, Start) and start.hosts == ("a",)
+    (stop,) = next_actions(pools, Progress().with_states("b", "failed"))
+    assert isinstance(stop, Stop) and "1 failed, 1 may be unavailable" in stop.why
+
+
 def test_the_summary_has_every_host_once() -> None:
     pool = one_pool()
     found = summary([pool], Progress().with_states(HOSTS[:3], "done").with_states(HOSTS[3:4], "failed"))["all"]
@@ -124,7 +155,10 @@ class Fleet(RuleBasedStateMachine):
                 )
             )
         count = data.draw(st.integers(1, 30))
-        self.pools = make_pools([(f"h{n}", specs[data.draw(st.integers(0, 1))]) for n in range(count)])
+        hosts = [(f"h{n}", specs[data.draw(st.integers(0, 1))]) for n in range(count)]
+        down = data.draw(st.sets(st.sampled_from([host for host, _ in hosts]), max_size=4))
+        idle = [(f"i{n}", specs[data.draw(st.integers(0, 1))]) for n in range(data.draw(st.integers(0, 2)))]
+        self.pools = make_pools(hosts, down=down, idle=idle)
         self.progress = Progress()
         self.ended: dict[str, int] = {}
 
@@ -144,8 +178,9 @@ class Fleet(RuleBasedStateMachine):
                 assert all(self.progress.state(h) in ("done", "failed") for h in pool.wave(earlier))
             assert self.progress.gates.get(pool.name, 0) == action.wave, "started before the gate was passed"
             assert all(self.progress.state(h) == "waiting" for h in action.hosts), "disturbed twice"
+            before = self.unavailable(pool)
             self.progress = self.progress.with_states(action.hosts, "running")
-            assert sum(self.progress.state(h) in ("running", "failed") for h in pool.hosts) <= pool.max_unavailable
+            assert self.unavailable(pool) <= max(before, pool.max_unavailable)
         elif isinstance(action, Gate):
             bad = [h for h in action.hosts if data.draw(st.integers(0, 9)) == 0]
             self.progress = self.progress.with_states(bad, "failed").past_gate(action.pool)
@@ -162,10 +197,16 @@ class Fleet(RuleBasedStateMachine):
         self.ended[host] = self.ended.get(host, 0) + 1
         self.progress = self.progress.with_states([host], data.draw(st.sampled_from(("done", "done", "failed"))))
 
+    def unavailable(self, pool: RolloutPool) -> int:
+        """In work, failed, or down since before; the gate may add some, which nobody can help."""
+        states = {host: self.progress.state(host) for host in {*pool.hosts, *pool.down}}
+        return sum(s in ("running", "failed") or (s == "waiting" and h in pool.down) for h, s in states.items())
+
     @invariant()
     def no_more_run_than_may_be_unavailable(self) -> None:
         for pool in getattr(self, "pools", ()):
-            assert sum(self.progress.state(h) == "running" for h in pool.hosts) <= pool.max_unavailable
+            fresh = [h for h in pool.hosts if self.progress.state(h) == "running" and h not in pool.down]
+            assert len(fresh) <= pool.max_unavailable
 
     @invariant()
     def nobody_ends_twice(self) -> None:

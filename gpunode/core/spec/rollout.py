@@ -32,7 +32,10 @@ class RolloutSpec:
     waves: tuple[str, ...] = option(
         ("100%",), "hosts that are done when a wave is over, counted from the first: [1, 10%, 100%]; a canary first"
     )
-    max_unavailable: str = option("100%", "hosts of the pool that may be running or failed at any time: 5, or 10%")
+    max_unavailable: str = option(
+        "100%",
+        "hosts of the pool that may be down at any time: running, failed, or left so by an earlier run: 5, or 10%",
+    )
     max_failures: str = option("0", "failed hosts up to which further hosts are started: 3, or 5%")
     soak: int = option(0, "seconds after a wave, before its hosts are verified once more and the next wave starts")
     drain: DrainSpec = option(DrainSpec(), "nodes of Kubernetes")

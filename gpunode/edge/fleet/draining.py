@@ -53,6 +53,12 @@ class NodeDrains:
 
         return ClusterNodes(self._connect, self._notify, self._worker)
 
+    def cordoned(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> dict[str, bool]:
+        """Whether a gpunode has cordoned the node, for the hosts that would be drained; {} where nobody can say."""
+        facts = {h: p.facts for h, p in hosts.items() if drains[h].when != "never" and p.facts.kubernetes.present}
+        found = isolated("", lambda: self.nodes.cordoned(facts)) if facts else set()
+        return {} if isinstance(found, GpunodeError) else {host: host in found for host in facts}
+
     def previews(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> list[DrainPreview]:
         """What draining would do now, for the hosts that it would be done for; nothing is changed."""
         facts = {h: p.facts for h, p in hosts.items() if concerns(drains[h], p.facts, p.plan)}

@@ -26,6 +26,7 @@ from gpunode.edge.accept import AcceptRun, measure
 from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
+from gpunode.edge.fleet.budget import find_down, rollout_of
 from gpunode.edge.fleet.draining import Connect, NodeDrains, connect
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
@@ -123,14 +124,15 @@ def provision(
     untouched = {h.host: _untouched(h, expected.get(h.host)) for h in quiet} | (
         {} if how.check else nodes.open_again(_planned(quiet))
     )
-    drains = {host: asked[host].drain for host in todo}
+    all_drains = {host: spec.drain for host, spec in asked.items()}
+    drains = {host: all_drains[host] for host in todo}
     if not how.check and (closed := nodes.refused(_planned(list(todo.values())), drains)):
         untouched |= closed
         todo = {name: host for name, host in todo.items() if name not in closed}
         quiet = [h for h in hosts if h.host not in todo]
     if not todo:
         return [untouched[h.host] for h in hosts]
-    own = new_run()
+    own, before = new_run(), targets
     if saved is None:
         write_plan(own, hosts, targets, desired)
     else:
@@ -138,11 +140,15 @@ def provision(
             write_private(own / name, text)
         if not saved.sources:  # hosts that were named on the command line
             targets = replace(targets, inventory=(str(own / INVENTORY),))
-    pools = make_pools([(host, CHECK if how.check else spec) for host, spec in asked.items() if host in todo], how.last)
+    specs = {host: CHECK if how.check else spec for host, spec in asked.items() if host in todo}
+    down = find_down(
+        hosts, untouched, specs, rollout_of(desired, over), before, lambda: nodes.cordoned(_planned(hosts), all_drains)
+    )
+    pools = make_pools(list(specs.items()), how.last, down.hosts, down.idle)
     run = _Run(
         name=own.name, own=own, targets=targets, desired=desired, options=how,
         todo=todo, callbacks=callbacks, runs=None if how.check else Runs(),
-        drains=drains, worker=worker, accepts=accepts,
+        drains=drains, worker=worker, accepts=accepts, beside=down.beside,
         generation=next_generation(), expected=expected,
         groups=group_names(_plan(h) for h in todo.values()),
     )  # fmt: skip
@@ -175,6 +181,7 @@ class _Run:
     expected: Mapping[str, Expected]
     groups: Mapping[Shape, str]  # of the plays of the whole run
     accepts: frozenset[str]  # hosts that are measured before they count as done
+    beside: frozenset[str]  # hosts that have part in the budgets of this run, and are not in it
     generation: int  # orders the runs of this controller, on the nodes
     runs: Runs | None  # the journal; None for a rehearsal
     results: dict[str, HostResult] = field(default_factory=dict)
@@ -241,7 +248,7 @@ class _Run:
         planned = [*self.todo.values(), *(host for host, _ in untouched)]
         runs.keep({_found(h): h.planned.facts for h in planned if h.planned})
         self._unfinished = frozenset(runs.unfinished(self.todo))
-        runs.begin(self.name, "provision", self._request(), this_process(), rows)
+        runs.begin(self.name, "provision", self._request(), this_process(), rows, self.beside)
 
     def _finish(self, status: str) -> None:
         try:

@@ -178,18 +178,29 @@ class Runs:
                 return
 
     def begin(
-        self, name: str, verb: str, request: Mapping[str, Any], controller: str, hosts: Iterable[HostRow]
+        self,
+        name: str,
+        verb: str,
+        request: Mapping[str, Any],
+        controller: str,
+        hosts: Iterable[HostRow],
+        beside: Iterable[str] = (),
     ) -> None:
         """A new run with its hosts, all or nothing.
 
-        Raises RefusedError when another run has one of them in work: looked up in the same transaction, so of two
-        that are started at once on the same hosts one is refused.
+        Raises RefusedError when another run has one of them in work, or one of `beside`, which have part in their
+        budget: looked up in the same transaction, so of two that are started at once on the same hosts one is refused.
         """
         rows = list(hosts)
         text = json.dumps(request, default=str)
         with self._changes() as db:
             todo = [row.host for row in rows if row.state in _OPEN]
             self.refuse_busy(todo)
+            for host, other in self.at_work(beside).items():
+                raise RefusedError(
+                    f"{host}, of the same pool, is used by run {other.name}: rollout.max_unavailable counts both runs",
+                    fix=f"wait for it (gpunode runs show {other.name}), or name pools that have nothing in common",
+                )
             db.execute(
                 "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, _now(), text, controller)
             )
@@ -235,9 +246,13 @@ class Runs:
 
     def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
         """Those of `hosts` that their newest run began with and did not bring to a good end; with that run."""
-        rows = self._rows("select host, state, run, max(rowid) from hosts where pool != '' group by host")
-        started = {host: run for host, state, run, _ in rows if state in ("running", "failed")}
+        started = self.all_unfinished()
         return {host: started[host] for host in hosts if host in started}
+
+    def all_unfinished(self) -> dict[str, str]:
+        """Every host whose newest run is still at work on it, or did not bring it to a good end; with that run."""
+        rows = self._rows("select host, state, run, max(rowid) from hosts where pool != '' group by host")
+        return {host: run for host, state, run, _ in rows if state in ("running", "failed")}
 
     def last_good(self, hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         """The newest run that ended well for each of `hosts`, with the state that it found; not every host has one."""

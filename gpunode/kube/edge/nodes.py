@@ -114,6 +114,13 @@ class ClusterNodes:
         evicts = tuple(map(pod_name, plan.evict))
         return DrainPreview(host=host, node=node, evicts=evicts, refuses=tuple(refusals(plan)), waits=waits)
 
+    def cordoned(self, hosts: Mapping[str, NodeFacts]) -> set[str]:
+        """Those of the hosts whose nodes a gpunode has cordoned.  Raises GpunodeError."""
+        nodes = self._connect().items("/api/v1/nodes")
+        marked = {node["metadata"]["name"] for node in nodes if our_mark(node) is not None}
+        known = aliases(nodes)
+        return {host for host, facts in hosts.items() if known.get(facts.hostname, known.get(host)) in marked}
+
     def take(self, host: str, facts: NodeFacts, options: DrainSpec, *, relaid: bool = False) -> Taken:
         """Cordon and drain.  Raises GpunodeError; a node that could not be emptied is open again then.
 
