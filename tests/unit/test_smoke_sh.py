@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -136,6 +139,7 @@ case $verb in
     echo "2026-11-22T10:00:00Z stdout F gpunode-smoke-ran" >"$(cat "$dir/logs")/out.log"
     ;;
   inspect)
+    case AT in runs) [ -e "$dir/slept" ] || { echo '{"status": {"state": "CONTAINER_RUNNING"}}' && exit; } ;; esac
     case AT in ran) taken && touch "$dir/gone$pods" && not_found ;; esac
     case AT in ended) taken && echo '{"status": {"state": "CONTAINER_EXITED", "exitCode": 137}}' && exit ;; esac
     echo '{"status": {"state": "CONTAINER_EXITED", "exitCode": 0}}'
@@ -145,9 +149,11 @@ esac
 """
 
 
-def a_node_whose_pods_go(folder: Path, *, lose: int, at: str, process: str = "kubelet") -> dict[str, Check]:
+def a_node_whose_pods_go(
+    folder: Path, *, lose: int, at: str, process: str = "kubelet", waits: str = ""
+) -> dict[str, Check]:
     fake_program(folder, "ctr", "echo gpunode-smoke-ran")
-    fake_program(folder, "sleep", "")
+    fake_program(folder, "sleep", waits)
     text = CRICTL.replace("LOSE", str(lose)).replace("AT", at).replace("FOLDER", str(folder))
     fake_program(folder, "crictl", text.replace("INFO", '"info": {"BinaryName": "/usr/bin/nvidia-container-runtime"}'))
     (folder / "proc/1").mkdir(parents=True, exist_ok=True)
@@ -295,11 +301,8 @@ def test_gpus_are_asked_for_as_the_toolkit_s_configuration_takes_it(
     mount = "/var/run/nvidia-container-devices/all"
     wanted = f'*"{mount}"*' if asks == "mount" else "*nothing*" if asks == "none" else "*NVIDIA_VISIBLE_DEVICES*"
     seen = f"case $(cat {tmp_path}/asked) in {wanted}) cat {tmp_path}/has ;; *) echo gpunode-smoke-ran ;; esac"
-    fake_program(
-        tmp_path,
-        "docker",
-        f'case $1 in create) echo "$*" >{tmp_path}/asked ;; inspect) echo nvidia ;; start) {seen} ;; esac',
-    )
+    by_docker = f'case $1 in create) echo "$*" >{tmp_path}/asked ;; inspect) echo nvidia ;; start) {seen} ;; esac'
+    fake_program(tmp_path, "docker", by_docker.replace("/asked", "/asked-of-docker"))
     fake_program(
         tmp_path, "ctr", f'case "$*" in *" run "*) echo "$*" >{tmp_path}/asked; {seen} ;; esac; echo gpunode-smoke-ran'
     )
@@ -377,6 +380,42 @@ def test_next_to_a_kubelet_a_runtime_that_fails_is_failed_at_once(tmp_path: Path
     assert found["containerd.cri-nvidia"].status == "failed"
     assert found["containerd.cri-nvidia"].message.endswith("nvidia-container-cli: initialization error")
     assert len((tmp_path / "uids").read_text().split()) == 2
+
+
+def test_a_container_that_runs_is_asked_again_soon(tmp_path: Path) -> None:
+    """Each second here is one of every provision."""
+    a_node_whose_pods_go(tmp_path, lose=0, at="runs", waits=f'echo "$1" >>{tmp_path}/slept')
+    assert set((tmp_path / "slept").read_text().split()) == {"0.3"}
+
+
+def test_engines_are_asked_side_by_side_and_answer_in_order(tmp_path: Path) -> None:
+    """Each waits for the other one to have begun."""
+    meet = "touch {0}/{1}; for _ in 1 2 3 4 5 6 7 8 9; do [ ! -e {0}/{2} ] || break; sleep 0.5; done; [ -e {0}/{2} ] || exit 1"
+    asks = {"docker": ("$1", "start", "ctr"), "ctr": ("$*", '*" run "*', "docker")}
+    for name, (words, verb, other) in asks.items():
+        met = meet.format(tmp_path, name, other)
+        fake_program(tmp_path, name, f'case "{words}" in {verb}) {met}; esac; echo gpunode-smoke-ran')
+    found = smoked(tmp_path, {"runtimes": ["containerd", "docker"], "image": "a/b"})
+    ran = [name for name in found if name in ("containerd.binary", "docker.gpus-all")]
+    assert ran == ["containerd.binary", "docker.gpus-all"]
+    assert {found[name].status for name in ran} == {"passed"}
+
+
+def test_who_is_ended_takes_nothing_up_any_more_and_cleans_up_last(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    fake_program(tmp_path, "docker", f"echo $1 >>{log}; [ $1 != create ] || sleep 1; echo $1 >>{log}")
+    text = program(node_program(tmp_path), smoke_files({"runtimes": ["docker"], "image": "a/b"}))
+    path = {"PATH": f"{tmp_path}/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    with subprocess.Popen(["sh", "-s"], stdin=subprocess.PIPE, text=True, env=path, start_new_session=True) as process:
+        assert process.stdin
+        process.stdin.write(text)
+        process.stdin.close()
+        while "create" not in (log.read_text() if log.exists() else ""):
+            time.sleep(0.05)
+        [script_of_it] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(script_of_it), signal.SIGTERM)
+    assert "start" not in log.read_text().split()
+    assert log.read_text().split()[-2:] == ["rmi", "rmi"]
 
 
 def fake_program(folder: Path, name: str, text: str) -> None:

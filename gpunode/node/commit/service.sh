@@ -236,12 +236,6 @@ containers_kept() {
 
 # ---------------------------------------------------------------- notifying it
 
-uptime_now() { # in whole seconds; no clock that somebody sets
-  read -r now _ </proc/uptime
-  echo "${now%%.*}"
-}
-nap() { sleep 0.3 2>/dev/null || sleep 1; }
-
 # is_healthy: the unit is active, answers, has its plugin and knows its runtimes; else $health_error
 is_healthy() {
   : >"$GPUNODE_IN/.answer" # what the client said last

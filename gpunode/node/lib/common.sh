@@ -32,6 +32,14 @@ finish() {
 # shellcheck disable=SC2154 # $log is the script's
 show_log() { tail -c 1000000 "$log" 2>/dev/null | sed 's/^gpunode/ &/'; }
 
+# uptime_now: in whole seconds; no clock that somebody sets
+uptime_now() {
+  local now
+  read -r now _ </proc/uptime
+  echo "${now%%.*}"
+}
+nap() { sleep 0.3 2>/dev/null || sleep 1; }
+
 have() { command -v "$1" >/dev/null 2>&1; }
 checking() { [ -e "$GPUNODE_IN/check" ]; }
 # asking: whether a plan is being made: no repository is fetched

@@ -400,9 +400,9 @@ cgroup_parent() {
 
 # cri_wait CONTAINER: until it has ended or is gone; says how it ended where it printed nothing
 cri_wait() {
-  local seconds state code
-  seconds=0
-  while [ "$seconds" -lt 30 ]; do
+  local since state code
+  since=$(uptime_now)
+  while [ $(($(uptime_now) - since)) -lt 30 ]; do
     state=$(cri_ inspect "$1") || { echo "it was killed: $(last_line "$state")"; return; }
     case $state in
       *CONTAINER_EXITED*)
@@ -414,8 +414,7 @@ cri_wait() {
         return
         ;;
     esac
-    seconds=$((seconds + 1))
-    sleep 1
+    nap
   done
   echo "it did not end within 30 seconds"
 }
@@ -469,6 +468,9 @@ docker_check() {
 
 clean() {
   local left pod
+  # shellcheck disable=SC2086 # numbers
+  [ -z "$at_work" ] || kill $at_work 2>/dev/null # each ends what it has begun
+  wait
   if requested runtimes | grep -qx containerd && have ctr && ctr_ "$NAME" version >/dev/null; then
     ctr_ "$NAME" tasks kill -s KILL "$NAME" >/dev/null
     ctr_ "$NAME" tasks rm -f "$NAME" >/dev/null
@@ -490,7 +492,23 @@ clean() {
 
 # ---------------------------------------------------------------- main
 
+# all_engines: their checks side by side, and what they say one after the other
+all_engines() {
+  local engine
+  for engine in $(requested runtimes); do
+    (
+      trap 'exit 130' TERM
+      "${engine}_checks"
+    ) >"$GPUNODE_IN/.checks.$engine" &
+    at_work="$at_work $!"
+  done
+  wait
+  at_work=''
+  for engine in $(requested runtimes); do cat "$GPUNODE_IN/.checks.$engine"; done
+}
+
 need_root
+at_work=''
 image=$(word image)
 image=${image:-$OWN_IMAGE}
 gpus=$(word gpus)
@@ -505,6 +523,6 @@ if [ -n "$(requested runtimes)" ]; then
   trap 'exit 130' HUP INT TERM
   clean
   [ "$image" != "$OWN_IMAGE" ] || own_image
-  for engine in $(requested runtimes); do "${engine}_checks"; done
+  all_engines
 fi
 finish unchanged "the checks were made"
