@@ -390,7 +390,8 @@ def test_a_container_that_runs_is_asked_again_soon(tmp_path: Path) -> None:
 
 def test_engines_are_asked_side_by_side_and_answer_in_order(tmp_path: Path) -> None:
     """Each waits for the other one to have begun."""
-    meet = "touch {0}/{1}; for _ in 1 2 3 4 5 6 7 8 9; do [ ! -e {0}/{2} ] || break; sleep 0.5; done; [ -e {0}/{2} ] || exit 1"
+    meet = "touch {0}/{1}; for _ in 1 2 3 4 5 6 7 8 9; do [ ! -e {0}/{2} ] || break; sleep 0.5; done; "
+    meet += "[ -e {0}/{2} ] || exit 1"
     asks = {"docker": ("$1", "start", "ctr"), "ctr": ("$*", '*" run "*', "docker")}
     for name, (words, verb, other) in asks.items():
         met = meet.format(tmp_path, name, other)
