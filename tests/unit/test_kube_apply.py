@@ -346,6 +346,19 @@ def test_remove_takes_everything_and_nothing_else(server: ApiServer, api: Api) -
     assert remove(api, "gpunode", notify=silent).changes == ()
 
 
+def test_remove_opens_nodes_that_nobody_would_prove_any_more(server: ApiServer, api: Api) -> None:
+    foreign_taint = {"key": "dedicated", "effect": "NoSchedule"}
+    mine = {"key": "gpunode/unproven", "value": "true", "effect": "NoSchedule"}
+    server.put(node("gpu1", spec={"taints": [foreign_taint, mine]}, labels={"theirs": "yes"}))
+    server.put(node("gpu2", address="10.0.0.2", labels={"gpunode/proven": "true"}))
+    put(api, rendered())
+    assert hows(remove(api, "gpunode", dry_run=True, notify=silent))["Node gpu1"] == "changed"
+    remove(api, "gpunode", notify=silent)
+    one, two = (server.get("Node", name) or {} for name in ("gpu1", "gpu2"))
+    assert (one["spec"]["taints"], one["metadata"]["labels"]) == ([foreign_taint], {"theirs": "yes"})
+    assert not two["metadata"].get("labels")
+
+
 def test_remove_keeps_a_namespace_that_holds_something_else(server: ApiServer, api: Api) -> None:
     put(api, rendered())
     server.put(foreign("PersistentVolumeClaim", "v1", "data", "gpunode"))

@@ -233,6 +233,96 @@ def test_a_taint_that_the_pods_tolerate_is_none(server: ApiServer, api: Api) -> 
     assert of(prove(api, {}))["kube.vectoradd"][0] == "passed"
 
 
+# ---------------------------------------------------------------- kubernetes.gate
+
+GATE = {"kubernetes": {"gate": True}}
+UNPROVEN = {"key": "gpunode/unproven", "value": "true", "effect": "NoSchedule"}
+FOREIGN = {"key": "dedicated", "value": "ml", "effect": "PreferNoSchedule"}
+
+
+def joined(server: ApiServer, name: str = "gpu1", address: str = "10.0.0.1", **labels: str) -> None:
+    """A node that its kubelet registered with our taint, and with one of somebody else's."""
+    spec = {"taints": [FOREIGN, UNPROVEN]}
+    server.put(node(name, address=address, allocatable={GPU: "2"}, spec=spec, labels={"mine": "yes", **labels}))
+
+
+def gate_of(server: ApiServer, name: str = "gpu1") -> tuple[list[str], dict[str, str]]:
+    live = server.get("Node", name) or {}
+    return [taint["key"] for taint in live["spec"].get("taints") or ()], live["metadata"]["labels"]
+
+
+CLOSED_NODE = ["dedicated", "gpunode/unproven"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "gate", "before", "taints", "label"),
+    [
+        ("", True, "", ["dedicated"], "true"),
+        ("vectoradd", True, "true", CLOSED_NODE, None),  # a label from before is no longer so
+        ("busy", True, "true", CLOSED_NODE, "true"),  # nothing was proven, nor disproven
+        ("", False, "", CLOSED_NODE, None),  # without the key nobody tolerates it, and nobody takes it
+    ],
+)
+def test_a_node_is_opened_where_its_proof_passed(
+    spoil: str, gate: bool, before: str, taints: list[str], label: str | None, server: ApiServer, api: Api
+) -> None:
+    joined(server, **({"gpunode/proven": before} if before else {}))
+    Nodes(server, spoil=spoil)
+    if spoil == "busy":
+        holds = {"name": "c", "resources": {"limits": {GPU: "2"}}}
+        metadata = {"name": "user", "namespace": "team", "uid": "u"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
+        server.put(pod | {"spec": {"nodeName": "gpu1", "containers": [holds]}})
+    prove(api, GATE if gate else {})
+    found, labels = gate_of(server)
+    assert (found, labels.get("gpunode/proven"), labels["mine"]) == (taints, label, "yes")
+
+
+def test_a_node_that_offers_less_than_it_has_is_not_opened(server: ApiServer, api: Api) -> None:
+    joined(server)
+    server.edit("Node", "gpu1", "", lambda live: live["status"].update(capacity={GPU: "4"}))
+    Nodes(server)
+    results = prove(api, GATE)
+    assert of(results, "node gpu1")["kube.vectoradd"][0] == "passed"
+    assert gate_of(server)[0] == CLOSED_NODE
+    assert of(results, "cluster")["kube.gate"][0] == "not-proven"
+
+
+def test_only_the_nodes_that_have_just_joined_are_proven_where_asked(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", address="10.0.0.1", allocatable={GPU: "2"}))
+    joined(server, "gpu2", "10.0.0.2")
+    nodes = Nodes(server)
+    results = prove(api, GATE, unproven=True)
+    assert [result.host for result in results] == ["cluster", "node gpu2"]
+    assert len(nodes.started) == 2 and gate_of(server, "gpu2")[0] == ["dedicated"]
+
+
+def test_reading_opens_nothing_and_names_who_waits(server: ApiServer, api: Api) -> None:
+    joined(server)
+    apply(api, rendered(GATE), timeout=5, notify=silent)
+    server.requests.clear()
+    [result] = verify(api, rendered(GATE), ProofOptions(patience=0), notify=silent)
+    assert of([result], "cluster")["kube.gate"][1].startswith("gpu1: the taint gpunode/unproven")
+    assert not [request for request in server.requests if request.startswith("PATCH")]
+
+
+def test_without_the_right_to_open_nodes_no_pod_is_started(server: ApiServer, api: Api) -> None:
+    joined(server)
+    what = rendered(GATE)
+    apply(api, what, timeout=5, notify=silent)
+    server.denied.append("patch nodes")
+    with pytest.raises(RefusedError, match="patch nodes"):
+        verify(api, what, smoke(), notify=silent)
+    assert server.names("Pod") == []
+
+
+def test_a_users_example_waits_for_the_proof_and_our_pods_do_not() -> None:
+    what = rendered({"sharing": {"strategy": "gpushare"}, **GATE})
+    tolerate = {item["kind"]: "gpunode/unproven" in str(item) for item in what.examples}
+    assert tolerate and not any(tolerate.values())
+    assert any("gpunode/unproven" in str(item) for item in what.objects if item["kind"] == "DaemonSet")
+
+
 def test_a_request_that_stays_pending_for_another_reason_proves_nothing() -> None:
     message = "0/2 nodes are available: 1 node(s) were unschedulable."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}

@@ -173,6 +173,9 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "GPU's memory",
         "kube.dra-memory-too-large-stays-pending": "passes when a claim for a GiB more than the largest GPU has stays "
         "Pending",
+        "kube.gate": "(`kubernetes.gate`) not proven: nodes that still have the taint `gpunode/unproven`",
+        "kube.opened": "(`kubernetes.gate`) passes when the node is labelled `gpunode/proven` and has lost the taint; "
+        "fails where the API server refused that",
         "kube.cleaned-up": "the namespace of the proofs is still there",
     },
 }

@@ -167,6 +167,10 @@ class KubernetesSpec:
     node_selector: Mapping[str, str] = option({}, "labels of GPU nodes; empty runs the pods on every node")
     tolerations: tuple[TolerationSpec, ...] = option((), "taints that GPU pods tolerate besides nvidia.com/gpu")
     taint: bool = option(False, "taint GPU nodes nvidia.com/gpu=present:NoSchedule, which keeps other pods away")
+    gate: bool = option(
+        False,
+        "nodes that join with the taint gpunode/unproven lose it when the pods of kube verify --smoke passed there",
+    )
     runtime_class: RuntimeClassSpec = option(RuntimeClassSpec(), "RuntimeClass")
     images: ImagesSpec = option(ImagesSpec(), "images")
     device_plugin: DevicePluginSpec = option(DevicePluginSpec(), "NVIDIA device plugin")

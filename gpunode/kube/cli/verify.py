@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     epilog="Examples:\n\n\b\n"
     "  gpunode kube verify -c gpunode.yml -i inventory/hosts.yml\n"
     "  gpunode kube verify --smoke --max-failures 2\n"
+    "  gpunode kube verify --smoke --unproven\n"
     "  gpunode kube verify --every 60 --format json\n"
     "  gpunode kube verify --format prometheus >/var/lib/node_exporter/gpunode.prom\n\n"
     "Exit codes: 0 all checks passed, 1 a check failed, 2 usage or input, 3 only differences from gpunode.yml, "
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     metavar="N",
     help="With --smoke: leave the remaining nodes out after more than N have failed.",
 )
+@click.option(
+    "--unproven", is_flag=True, help="With --smoke: only nodes that have the taint gpunode/unproven (kubernetes.gate)."
+)
 @click.option("--every", type=click.FloatRange(1), metavar="S", help="Go on, and report what changes every S seconds.")
 @format_option("text", "json", "prometheus")
 def verify(
@@ -58,19 +62,21 @@ def verify(
     keep: bool,
     timeout: float,
     max_failures: int | None,
+    unproven: bool,
     every: float | None,
     output_format: str,
 ) -> int:
     """Check that a cluster matches gpunode.yml, and with --smoke that pods can use its GPUs.
 
     It only reads, and an account that may read is enough. The proof pods of --smoke run in the namespace
-    gpunode-verify, which is deleted afterwards, also when you interrupt it.
+    gpunode-verify, which is deleted afterwards, also when you interrupt it. With kubernetes.gate they also open
+    the nodes that they passed on.
     """
     from gpunode.kube.edge.verify import PATIENCE, ProofOptions
     from gpunode.kube.edge.verify import verify as prove
 
-    if (max_failures is not None or keep) and not smoke:
-        raise click.UsageError("--keep and --max-failures are for the pods of --smoke")
+    if (max_failures is not None or keep or unproven) and not smoke:
+        raise click.UsageError("--keep, --max-failures and --unproven are for the pods of --smoke")
     if every and smoke:
         raise click.UsageError("--every only reads: run --smoke by itself")
     how = ProofOptions(
@@ -79,6 +85,7 @@ def verify(
         keep=keep,
         timeout=timeout,
         max_failures=max_failures,
+        unproven=unproven,
         patience=min(timeout, PATIENCE),
     )
     before = signal.signal(signal.SIGTERM, _interrupt)  # so that the pods go then too

@@ -114,6 +114,7 @@ MIG_LABEL, MIG_STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"  #
 CLIENT_LABEL = "nvidia.com/gpu.deploy.client"  # daemon sets that select it make room for a change of MIG
 POOL_LABEL = "nvidia.com/device-plugin.config"
 GPUSHARE_LABEL = "gpushare"
+UNPROVEN, PROVEN = "gpunode/unproven", "gpunode/proven"  # taint and label of kubernetes.gate
 OWNED = {"app.kubernetes.io/managed-by": "gpunode"}
 NEEDS_PLUGIN = ("none", "time-slicing", "mps", "mig")  # strategies whose GPUs NVIDIA's device plugin offers
 _GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
@@ -238,8 +239,15 @@ def cluster_of(specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge)
 
 
 def tolerations(cluster: Cluster, *more: Object) -> list[Object]:
-    """Those of every pod that runs on GPU nodes."""
-    return [_GPU_TAINT, *more, *(one.given for one in cluster.spec.tolerations)]
+    """Those of every pod of ours that runs on GPU nodes."""
+    unproven = {"key": UNPROVEN, "operator": "Exists", "effect": "NoSchedule"}
+    gpu, *others = user_tolerations(cluster)
+    return [gpu, *more, *others, *([unproven] if cluster.spec.gate else [])]
+
+
+def user_tolerations(cluster: Cluster) -> list[Object]:
+    """Those of a user's pods, which have to wait until a node is proven."""
+    return [_GPU_TAINT, *(one.given for one in cluster.spec.tolerations)]
 
 
 def not_on(pools: Sequence[Pool]) -> list[Object]:

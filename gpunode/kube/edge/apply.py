@@ -23,6 +23,7 @@ from gpunode.kube.core.owned import (
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.mig import LAYOUTS
 from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.gate import mark_node, marked_nodes
 from gpunode.kube.edge.pods import pods_missing
 from gpunode.kube.edge.preflight import (
     Ground,
@@ -236,20 +237,29 @@ def remove(
     keys = before.without(())
     served = [key for key in keys if api.resource(key.api, key.kind)]
     rights = [right_of(api, key, verb) for key in (*served, *places) for verb in ("get", "delete")]
-    rights += [right_of(api, node_key(""), "patch")] if before.nodes else []
+    gated = marked_nodes(api)
+    rights += [right_of(api, node_key(""), "patch")] if before.nodes or gated else []
     if problems := missing_rights(api, rights):
         return Applied(problems=tuple(problems), dry_run=dry_run)
-    run = _Run(api=api, notify=notify, dry_run=dry_run, left=[*map(node_key, before.nodes), *served, *places])
-    error = run.carry_out(lambda: _remove_all(run, before, tuple(served), tuple(places), timeout))
+    nodes = tuple(dict.fromkeys((*before.nodes, *gated)))
+    run = _Run(api=api, notify=notify, dry_run=dry_run, left=[*map(node_key, nodes), *served, *places])
+    error = run.carry_out(lambda: _remove_all(run, before, nodes, tuple(served), tuple(places), timeout))
     return Applied(changes=tuple(run.changes), left=tuple(run.left) if error else (), error=error, dry_run=dry_run)
 
 
 def _remove_all(
-    run: _Run, before: Inventory, served: tuple[ObjectKey, ...], places: tuple[ObjectKey, ...], timeout: float
+    run: _Run,
+    before: Inventory,
+    nodes: tuple[str, ...],
+    served: tuple[ObjectKey, ...],
+    places: tuple[ObjectKey, ...],
+    timeout: float,
 ) -> None:
-    for name, marks in before.nodes.items():
+    for name in nodes:
         if not run.dry_run:
-            _mark(run.api, name, {}, (), marks)
+            mark_node(run.api, name, label=False, taint=False)
+            if name in before.nodes:
+                _mark(run.api, name, {}, (), before.nodes[name])
             _forget(run.api, name)
         run.add(node_key(name), "changed", "our labels and taints taken off")
     namespaces = [key for key in served if key.kind == "Namespace"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,15 @@ from gpunode.kube.core.checks.preflight import Right, node_names
 from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof, Seen, is_done, judge
 from gpunode.kube.core.checks.proofs import closed_nodes, namespace_object, node_proofs, offers, pool_proofs
 from gpunode.kube.core.checks.ready import gates, unschedulable
-from gpunode.kube.core.cluster import Object, Pool
+from gpunode.kube.core.cluster import PROVEN, UNPROVEN, Object, Pool
+from gpunode.kube.core.gate import has_taint, is_proven, waiting_check
 from gpunode.kube.core.judge import ClusterReading, checks_of, findings
 from gpunode.kube.core.owned import ObjectKey, is_ours, key_of
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.usage import Use
 from gpunode.kube.edge.apply import apply, await_gone
 from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.gate import mark_node
 from gpunode.kube.edge.pods import pod_warning
 from gpunode.kube.edge.preflight import missing_rights
 from gpunode.kube.edge.reading import read
@@ -40,7 +42,8 @@ class ProofOptions:
 
     `exact`: objects are compared by the server's dry run, which needs the rights of apply.  `keep` leaves the pods of
     failed proofs; `timeout` seconds for each proof; nodes after more than `max_failures` that failed are not tried.
-    `patience`: seconds in which what may pass by itself is waited for.
+    `unproven`: only the nodes that have the taint of
+    kubernetes.gate.  `patience`: seconds in which what may pass by itself is waited for.
     """
 
     smoke: bool = False
@@ -48,6 +51,7 @@ class ProofOptions:
     keep: bool = False
     timeout: float = 300
     max_failures: int | None = None
+    unproven: bool = False
     patience: float = PATIENCE
 
 
@@ -60,12 +64,16 @@ def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *,
     reading, checks = settled(api, rendered, how.patience)
     if how.exact:
         checks = [*(check for check in checks if check.id != "kube.drift"), *_exact(api, rendered, notify)]
+    gate = rendered.cluster.spec.gate
     if not how.smoke:
-        return [_result("cluster", checks)]
-    with _namespace(api, keep=how.keep, notify=notify) as cleaned:
+        return [_result("cluster", [*checks, *([waiting_check(reading.nodes)] if gate else [])])]
+    with _namespace(api, keep=how.keep, gate=gate, notify=notify) as cleaned:
         run = _Runner(api, how.timeout, how.keep, notify)
-        results = [*_pools(rendered, reading, run), *_each_node(rendered, reading, run, how, notify)]
-    return [_result("cluster", [*checks, *cleaned]), *results]
+        pools = [] if how.unproven else list(_pools(rendered, reading, run))
+        nodes = _each_node(rendered, reading, run, how, notify)
+    opened = [result.host.removeprefix("node ") for result in nodes if _opened(result)]
+    waiting = [waiting_check(reading.nodes, opened)] if gate else []
+    return [_result("cluster", [*checks, *waiting, *cleaned]), *pools, *nodes]
 
 
 def settled(api: Api, rendered: Rendered, patience: float) -> tuple[ClusterReading, list[Check]]:
@@ -134,12 +142,15 @@ def _each_node(
     rendered: Rendered, reading: ClusterReading, run: _Runner, how: ProofOptions, notify: Notify
 ) -> list[HostResult]:
     """Whether pods can use the GPUs of every node, pool by pool."""
+    tainted = {node["metadata"]["name"] for node in reading.nodes if has_taint(node)}
     todo = [
         (pool, name, [(node, use) for node, use in there if node == name])
         for pool in rendered.cluster.pools
         for there, _ in [_usable(rendered, reading, pool)]
         for name in sorted({node for node, _ in there})
+        if not how.unproven or name in tainted
     ]
+    faulty = {one.about for one in findings(reading) if one.check in ("kube.node", "kube.gpus", "kube.mig")}
     results: list[HostResult] = []
     for number, (pool, name, there) in enumerate(todo, 1):
         failed = sum(result.outcome == "failed" for result in results)
@@ -149,9 +160,32 @@ def _each_node(
             continue
         notify(f"node {name} (pool {pool.name}, {number} of {len(todo)})")
         planned = node_proofs(rendered.cluster, pool, there)
-        results.append(_alone(f"node {name}", partial(_proven, f"node {name}", planned, run)))
+        result = _alone(f"node {name}", partial(_proven, f"node {name}", planned, run))
+        results.append(_gated(run.api, name, result, faulty) if rendered.cluster.spec.gate else result)
         notify(f"node {name}: {results[-1].message}")
     return results
+
+
+def _gated(api: Api, name: str, result: HostResult, faulty: Collection[str]) -> HostResult:
+    """The node opened to other pods where all of its proofs passed; one whose proof failed loses our label.
+
+    `faulty`: what was found wrong by reading, such as a node that offers fewer GPUs than it has.
+    """
+    proven = is_proven(result.checks) and f"node {name}" not in faulty
+    if not proven and result.outcome != "failed":
+        return result
+    found = isolated(name, lambda: mark_node(api, name, label=proven, taint=not proven))
+    if isinstance(found, GpunodeError):
+        check = Check(id="kube.opened", status="failed", message=found.what, fix=found.fix)
+    elif proven:
+        check = Check(id="kube.opened", status="passed", message=f"labelled {PROVEN}, without the taint {UNPROVEN}")
+    else:
+        return result
+    return _result(result.host, [*result.checks, check])
+
+
+def _opened(result: HostResult) -> bool:
+    return any(check.id == "kube.opened" and check.status == "passed" for check in result.checks)
 
 
 def _proven(name: str, planned: Iterable[Proof | Check], run: _Runner) -> HostResult:
@@ -253,11 +287,12 @@ def _pod(name: str) -> ObjectKey:
 
 
 @contextmanager
-def _namespace(api: Api, *, keep: bool, notify: Notify) -> Iterator[list[Check]]:
+def _namespace(api: Api, *, keep: bool, gate: bool, notify: Notify) -> Iterator[list[Check]]:
     """The namespace for the proofs; afterwards it is gone, and the list says so.  Raises RefusedError."""
     rights = [Right("create", "", "namespaces"), Right("delete", "", "namespaces")]
     rights += [Right(verb, "", "pods", NAMESPACE) for verb in ("create", "patch", "get", "list", "delete")]
     rights += [Right("get", "", "pods/log", NAMESPACE), Right("list", "", "nodes"), Right("list", "", "pods")]
+    rights += [Right("patch", "", "nodes")] if gate else []
     if problems := missing_rights(api, rights):
         raise RefusedError(problems[0].what, fix=problems[0].fix)
     live = api.find(api.path(_NAMESPACE))

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpunode.core.model import Problem, Reason
-from gpunode.kube.core.cluster import NEEDS_PLUGIN, POOL_LABEL, Cluster, Object, node_affinity, tolerations
+from gpunode.kube.core.cluster import (
+    NEEDS_PLUGIN,
+    POOL_LABEL,
+    Cluster,
+    Object,
+    node_affinity,
+    tolerations,
+    user_tolerations,
+)
 from gpunode.kube.core.objects import pod, thing
 from gpunode.kube.core.render.handover import handover_values
 
@@ -167,7 +175,7 @@ def _example(cluster: Cluster, name: str, template: str) -> Object:
         "image": cluster.image("cuda-sample"),
         "resources": {"claims": [{"name": "gpu"}]},
     }
-    spec = pod(cluster, containers=[main], restartPolicy="Never")
+    spec = pod(cluster, containers=[main], restartPolicy="Never", tolerations=user_tolerations(cluster))
     spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": template}]
     return thing("Pod", "v1", name, "dra", {"spec": spec}, namespace="default")
 

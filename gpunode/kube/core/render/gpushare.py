@@ -6,7 +6,7 @@ Upstream's manifests select and tolerate node-role.kubernetes.io/master only, wh
 from __future__ import annotations
 
 from gpunode.core.edits.kubernetes.scheduler import PREFIX
-from gpunode.kube.core.cluster import GPUSHARE_LABEL, Cluster, Object, tolerations
+from gpunode.kube.core.cluster import GPUSHARE_LABEL, Cluster, Object, tolerations, user_tolerations
 from gpunode.kube.core.objects import (
     UNPRIVILEGED,
     account,
@@ -139,7 +139,7 @@ def gpushare_examples(cluster: Cluster) -> list[Object]:
         "selector": {"matchLabels": {"app": name}},
         "template": {
             "metadata": {"labels": {"app": name, **labels(name)}},
-            "spec": pod(cluster, containers=[main]),
+            "spec": pod(cluster, containers=[main], tolerations=user_tolerations(cluster)),
         },
     }
     return [thing("StatefulSet", "apps/v1", name, name, {"spec": spec}, namespace="default")]

@@ -1,0 +1,48 @@
+"""kubernetes.gate: nodes join with a taint, and lose it when proof pods have run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gpunode.core.model import Check
+from gpunode.kube.core.cluster import PROVEN, UNPROVEN, Object
+from gpunode.kube.core.marks import taints_patch
+
+TAINT = f"{UNPROVEN}=true:NoSchedule"
+
+
+def has_taint(node: Object) -> bool:
+    """Whether it waits for its proof."""
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return any((one["key"], one.get("effect")) == (UNPROVEN, "NoSchedule") for one in taints)
+
+
+def is_marked(node: Object) -> bool:
+    """Whether it has the taint or the label."""
+    return has_taint(node) or PROVEN in (node["metadata"].get("labels") or {})
+
+
+def is_proven(checks: Sequence[Check]) -> bool:
+    """Everything that was to be proven of a node was: what is not proven leaves it where it is."""
+    return bool(checks) and all(check.status == "passed" for check in checks)
+
+
+def gate_patch(node: Object, *, label: bool, taint: bool) -> Object | None:
+    """A merge patch after which the node has our label or not; `taint`: it keeps the taint.  None where it is so."""
+    there = (node["metadata"].get("labels") or {}).get(PROVEN)
+    labels = {} if there == ("true" if label else None) else {PROVEN: "true" if label else None}
+    patch = None if taint else taints_patch(node, (), (TAINT,))
+    if not labels and patch is None:
+        return None
+    patch = patch or {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
+    return {**patch, "metadata": {**patch["metadata"], **({"labels": labels} if labels else {})}}
+
+
+def waiting_check(nodes: Sequence[Object], opened: Collection[str] = ()) -> Check:
+    """Which nodes are closed to other pods until they are proven."""
+    waiting = [n["metadata"]["name"] for n in nodes if has_taint(n) and n["metadata"]["name"] not in opened]
+    if not waiting:
+        return Check(id="kube.gate", status="passed", message="no node has the taint gpunode/unproven")
+    more = f" and {len(waiting) - 8} more" if len(waiting) > 8 else ""
+    text = f"{', '.join(waiting[:8])}{more}: the taint {UNPROVEN} keeps other pods away until proof pods have run"
+    return Check(id="kube.gate", status="not-proven", message=text, fix="gpunode kube verify --smoke")
