@@ -477,6 +477,10 @@ def test_links_ports_and_settings_are_read_from_sysfs(shell: list[str], tmp_path
     text = SCRIPT.replace("/sys/bus/pci/devices", str(bus)).replace("/sys/class/infiniband", str(port.parents[2]))
     text = text.replace("/sys/devices/system/cpu/cpufreq", str(cpus)).replace("/boot/config-", f"{tmp_path}/config-")
     (tmp_path / f"config-{os.uname().release}").write_text("CONFIG_PCI=y\n# CONFIG_PCI_P2PDMA is not set\n")
+    (tmp_path / "kallsyms").write_text("0000000000000000 T ib_register_peer_memory_client\t[ib_core]\n")
+    (tmp_path / f"modules/{os.uname().release}/updates/dkms").mkdir(parents=True)
+    (tmp_path / f"modules/{os.uname().release}/updates/dkms/gdrdrv.ko.zst").touch()
+    text = text.replace("/proc/kallsyms", f"{tmp_path}/kallsyms").replace("/lib/modules/", f"{tmp_path}/modules/")
     _, facts = probe(shell, request={"sections": b"links tuning"}, text=text)
     links = {link.slot: link for link in facts.pcie}
     assert [*links] == ["0000:18:00.0", "0000:17:00.0", "0000:16:00.0", "0000:15:01.0", "0000:19:00.0", "0000:17:01.0"]
@@ -486,5 +490,7 @@ def test_links_ports_and_settings_are_read_from_sysfs(shell: list[str], tmp_path
     assert (card.acs, card.fatal, card.nonfatal, card.correctable, card.iommu) == ("", 0, 2, 1, "DMA-FQ")
     want = RdmaPort(device="mlx5_0", port=1, slot="0000:19:00.0", state="ACTIVE", physical="LinkUp", rate="400")
     assert facts.rdma == (replace(want, layer="InfiniBand"),)
-    assert facts.tuning == Tuning(governors=("powersave", "performance"), kernel_options={"PCI_P2PDMA": "n"})
+    tuning = replace(facts.tuning, peermem="")  # by modinfo, which is not everywhere
+    options, governors = {"PCI_P2PDMA": "n"}, ("powersave", "performance")
+    assert tuning == Tuning(governors=governors, kernel_options=options, peer_memory="yes", gdrdrv=True)
     assert [note for note in facts.notes if "not root" not in note] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from gpunode.core.checks.host import host_checks
 from gpunode.core.checks.links import link_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.items import host_settings, kernel_argument, memlock, sysctl
+from gpunode.core.items import gpudirect, host_settings, kernel_argument, memlock, sysctl
 from gpunode.core.items.activation import activate_request
 from gpunode.core.model import ConfigFile, NodeFacts, Outcome, PciLink, RdmaPort, Service, Tuning
 from gpunode.core.remote import parse_outcome, program
@@ -116,6 +117,103 @@ def test_what_a_node_cannot_is_refused_with_the_reason(
         more = {"gpus": tuple(replace(gpu, driver=driver) for gpu in node().gpus)}
     [problem] = planned(node(**more), tuning)[1]
     assert problem.startswith(words)
+
+
+PEER = Tuning(peer_memory="yes", peermem="built")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"tuning": PEER}, ""),
+        ({"tuning": PEER, "rdma": ()}, "tuning.peermem: this node has no RDMA device"),
+        ({"tuning": PEER, "rdma": (), "unread": ("links",)}, ""),
+        (
+            {"tuning": replace(PEER, peer_memory="no")},
+            "tuning.peermem: the RDMA stack of the kernel has no peer memory",
+        ),
+        (
+            {"tuning": replace(PEER, peermem="stub", ofed="OFED-internal-25.01-0.6.0")},
+            "tuning.peermem: the driver's nvidia-peermem was built without peer memory, and does not load: have its "
+            "modules built again (dkms), now that OFED-internal-25.01-0.6.0 is there",
+        ),
+        ({"tuning": replace(PEER, peermem="absent")}, "tuning.peermem: the loaded driver has no nvidia-peermem"),
+        ({"tuning": Tuning(), "unread": ("tuning",)}, ""),
+        ({"tuning": Tuning(peer_memory="no"), "modules": ("nvidia", "nvidia_peermem")}, ""),
+    ],
+)
+def test_peermem_is_loaded_only_where_it_can_be(more: dict[str, Any], words: str) -> None:
+    steps, problems = planned(node(**more), {"peermem": "load"})
+    if words:
+        assert len(problems) == 1 and problems[0].startswith(words)
+        return
+    assert problems == [] and files_of(steps, "fabric")[gpudirect.CONF].splitlines()[1:] == ["nvidia_peermem"]
+    assert steps["fabric.activate"]["load"] == ["nvidia_peermem"]
+    [file] = [one for one in steps["fabric.files"] if one["path"] == gpudirect.CONF]
+    data = file["content"].encode()
+    there = ConfigFile(path=file["path"], sha256=hashlib.sha256(data).hexdigest(), size=len(data), data=data)
+    done = node(**{**more, "files": {**node().files, file["path"]: there}, "modules": ("nvidia", "nvidia_peermem")})
+    assert not [id_ for id_ in planned(done, {"peermem": "load"})[0] if id_.startswith("fabric")]
+
+
+def test_gdrcopy_is_loaded_where_somebody_has_installed_it_and_is_no_package_of_ours() -> None:
+    [problem] = planned(node(), {"gdrcopy": "load"})[1]
+    assert problem.startswith("tuning.gdrcopy: GDRCopy's module gdrdrv is not on this node, and no repository")
+    [listed] = re.findall(r"for module in (.*nvidia_peermem.*); do", script("probe.sh"))
+    assert {"gdrdrv", "nvidia_peermem"} <= set(listed.split()), "else a node is changed at every run"
+    steps, problems = planned(node(tuning=Tuning(gdrdrv=True)), {"gdrcopy": "load"})
+    assert (problems, steps["fabric.activate"]["load"]) == ([], ["gdrdrv"])
+    conf = ConfigFile(path=gpudirect.CONF, sha256="0" * 64, data=b"gdrdrv\n")
+    gone, _ = planned(node(files={**node().files, gpudirect.CONF: conf}), {})
+    assert files_of(gone, "fabric")[gpudirect.CONF] is None, "and nothing is unloaded under a program"
+
+
+@pytest.mark.parametrize(("flavour", "noted"), [("open", True), ("proprietary", False)])
+def test_peermem_beside_dma_buf_is_noted(flavour: str, noted: bool) -> None:
+    tuning = replace(PEER, kernel_options={"PCI_P2PDMA": "y"})
+    facts = node(tuning=tuning, driver=replace(node().driver, loaded_flavour=flavour))
+    desired = DesiredState({"driver": {"method": "preinstalled"}, "tuning": {"peermem": "load"}})
+    warnings = desired.plan("node1", facts).plan.warnings
+    assert any("calls this way legacy" in text for text in warnings)
+    assert any("DMA-BUF works here already" in text for text in warnings) is noted
+
+
+def test_ofed_is_named_and_left_alone() -> None:
+    active = (RdmaPort(device="mlx5_0", port=1, slot=NIC, state="ACTIVE"),)
+    tuning = Tuning(ofed="OFED-internal-25.01-0.6.0", kernel_options={"PCI_P2PDMA": "y"})
+    for flavour, status in (("open", "passed"), ("proprietary", "warning")):
+        facts = node(rdma=active, tuning=tuning, driver=replace(node().driver, loaded_flavour=flavour))
+        [check] = [one for one in host_checks(facts, load_knowledge()) if one.id == "gpudirect.rdma"]
+        assert check.status == status
+        assert check.message.endswith("; OFED-internal-25.01-0.6.0 is installed, and stays as it is")
+
+
+@pytest.mark.parametrize(
+    ("symbols", "depends", "said"),
+    [
+        ("ffffffffc0a0 T ib_register_peer_memory_client\t[ib_core]\n", "ib_core,nvidia", ("yes", "built")),
+        ("ffffffffc0a0 T ib_register_client\t[ib_core]\n", "", ("no", "stub")),
+        ("ffffffffc0a0 t __ib_register_peer_memory_client_old\n", None, ("no", "absent")),
+    ],
+)
+def test_the_probe_tells_a_stub_of_peermem(
+    symbols: str, depends: str | None, said: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "kallsyms").write_text(symbols)
+    (tmp_path / "bin").mkdir()
+    answers = {
+        "ofed_info": "echo OFED-internal-25.01-0.6.0:",
+        "modinfo": f"echo {depends}" if depends is not None else "exit 1",
+    }
+    for name, text in answers.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    text = script("probe.sh").partition("#!/bin/sh")[0].replace("/proc/kallsyms", str(tmp_path / "kallsyms"))
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    done = subprocess.run(["sh"], input=f"{text}\npeer_memory\n", capture_output=True, text=True, check=False, env=path)
+    assert done.stderr == ""
+    tuning = parse_probe(f"#: gpunode-probe 1\n#: tuning\n{done.stdout}#: end\n").tuning
+    assert (tuning.ofed, tuning.peer_memory, tuning.peermem) == ("OFED-internal-25.01-0.6.0", *said)
 
 
 def test_the_page_has_every_setting_with_its_evidence_and_risk() -> None:
@@ -238,8 +336,6 @@ def test_everything_is_planned_and_a_node_that_has_it_is_left() -> None:
 
 def _with(facts: NodeFacts, steps: Mapping[str, Any]) -> NodeFacts:
     """The node as these steps leave it, after a reboot."""
-    import hashlib
-
     files = dict(facts.files)
     for id_ in ("driver.files", "fabric.files", "runtime.files"):
         for one in steps.get(id_, ()):

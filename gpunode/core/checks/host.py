@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpunode.core.engines import ROWS
+from gpunode.core.items.gpudirect import dmabuf_lacks, dmabuf_unread
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, NodeFacts
-from gpunode.core.numbers import version_tuple
 
-_DMABUF_SINCE = (5, 12)  # the first Linux whose RDMA takes a DMA-BUF
 _DATACENTER = "0302"  # a 3D controller: no display
 
 
@@ -58,28 +57,21 @@ def _governor(facts: NodeFacts) -> Iterator[Check]:
 
 
 def _gpudirect(facts: NodeFacts) -> Check:
-    """How network cards reach GPU memory: DMA-BUF, which needs no OFED, or nvidia-peermem, which does.
-
-    Sources: docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-rdma.html; siderolabs/talos 12021.
-    """
-    name, flavour, option = "gpudirect.rdma", facts.driver.loaded_flavour, facts.tuning.kernel_options.get("PCI_P2PDMA")
+    """How network cards reach GPU memory: DMA-BUF, which needs no OFED, or nvidia-peermem, which does."""
+    name, ofed = "gpudirect.rdma", facts.tuning.ofed
+    beside = f"; {ofed} is installed, and stays as it is" if ofed else ""
     if "nvidia_peermem" in facts.modules:
-        return Check(id=name, status="passed", message="nvidia_peermem is loaded")
-    lacks = [
-        *(["the open kernel modules of NVIDIA"] if flavour == "proprietary" else []),
-        *(["Linux 5.12 or later"] if facts.kernel and version_tuple(facts.kernel)[:2] < _DMABUF_SINCE else []),
-        *(["a kernel with CONFIG_PCI_P2PDMA"] if option == "n" else []),
-    ]
-    if lacks:
+        return Check(id=name, status="passed", message=f"nvidia_peermem is loaded{beside}")
+    if lacks := dmabuf_lacks(facts):
         text = (
             f"network cards cannot reach GPU memory: nvidia_peermem is not loaded, and DMA-BUF needs {', '.join(lacks)}"
         )
-        fix = "driver.flavour: open; nvidia_peermem only with DOCA-OFED"
-        return Check(id=name, status="warning", message=text, fix=fix)
-    if not flavour or not facts.kernel or option is None:
-        what = "the kernel's options" if option is None else "the driver's flavour or the kernel's release"
+        fix = "driver.flavour: open; nvidia_peermem (tuning.peermem: load) only with DOCA-OFED"
+        return Check(id=name, status="warning", message=text + beside, fix=fix)
+    if what := dmabuf_unread(facts):
         return Check(id=name, status="not-proven", message=f"whether DMA-BUF works: {what} were not read")
-    return Check(id=name, status="passed", message=f"DMA-BUF: open kernel modules, Linux {facts.kernel}, PCI_P2PDMA")
+    text = f"DMA-BUF: open kernel modules, Linux {facts.kernel}, PCI_P2PDMA{beside}"
+    return Check(id=name, status="passed", message=text)
 
 
 def _memlock(facts: NodeFacts) -> Iterator[Check]:

@@ -81,5 +81,14 @@ def read_tuning(probe: Probe) -> Tuning:
         arguments=tuple(probe.values("tuning", "argument")),
         next_arguments=tuple(probe.values("tuning", "next")),
         loader=probe.value("tuning", "loader"),
+        ofed=probe.value("tuning", "ofed").rstrip(":"),
+        peer_memory=probe.value("tuning", "peer_memory"),
+        peermem=_peermem(probe.value("tuning", "peermem")),
+        gdrdrv=bool(probe.values("tuning", "gdrdrv")),
         imex_dra="dra" in probe.values("tuning", "imex"),
     )
+
+
+def _peermem(needs: str) -> str:
+    """The modules that nvidia-peermem needs (`-`: it is not there): one of the RDMA stack, or it is a stub."""
+    return {"": "", "-": "absent"}.get(needs, "built" if "ib_" in needs else "stub")

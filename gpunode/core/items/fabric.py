@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpunode.core.items import gpu_settings, host_settings
-from gpunode.core.items.activation import Masked, ServiceItem, enabled_of, services_of
+from gpunode.core.items import gpu_settings, gpudirect, host_settings
+from gpunode.core.items.activation import Masked, Module, ServiceItem, enabled_of, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, Question
@@ -20,6 +20,7 @@ def wanted(question: Question) -> Found:
     """What the solution has of it, and the settings of the GPUs."""
     yield from gpu_settings.wanted(question)
     yield from host_settings.wanted(question)
+    yield from gpudirect.wanted(question)
     fabric = question.solution.fabric
     if fabric is None:
         return
@@ -47,7 +48,8 @@ def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[st
     states = {unit: case.have.get(ServiceItem(role="fabric", unit=unit).key, "") for unit, due in stale.items() if due}
     again = [unit for unit, state in states.items() if state.startswith("active")]
     masked = [item.unit for item in mine if isinstance(item, Masked)]
-    found = {"restart": again, "mask": masked}
+    load = [item.module for item in mine if isinstance(item, Module)]
+    found = {"load": load, "restart": again, "mask": masked}
     return {"services": services_of(mine), **{key: units for key, units in found.items() if units}}
 
 

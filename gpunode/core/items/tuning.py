@@ -1,6 +1,6 @@
 """Which settings of the host are made (`tuning`), from what gpunode.yml asks and what the node can: a TuningChoice.
 
-The kinds are modules of their own: kernel_argument, host_settings, memlock, sysctl.
+The kinds are modules of their own: kernel_argument, host_settings, memlock, sysctl, gpudirect.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from gpunode.core.engines import ROWS
 from gpunode.core.facts.pcie import PcieTree, redirects
+from gpunode.core.items.gpudirect import dmabuf_lacks, dmabuf_unread, impossible
 from gpunode.core.items.kernel_argument import given
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.knowledge.tuning import TuningSetting
@@ -33,15 +34,19 @@ def choose_tuning(
         acs=tuple(sorted(_bridges(facts))) if "acs" in words else (),
         governor="".join(words.get("governor", ())),
         memlock=tuple(_units(facts)) if "memlock" in words else (),
-        reasons=tuple(_reasons(asked)),
+        modules=tuple(word for row in asked if row.kind == "module" for word in row.words(facts.arch)),
+        reasons=tuple(_reasons(asked, facts)),
         problems=tuple(problems),
     )
 
 
-def _reasons(asked: Sequence[TuningSetting]) -> Iterator[Reason]:
+def _reasons(asked: Sequence[TuningSetting], facts: NodeFacts) -> Iterator[Reason]:
     for row in asked:
         yield Reason(what=f"tuning.{row.key}", why=f"{row.why} (evidence: {row.evidence})", source=row.source)
         yield Reason(what=f"warning: tuning.{row.key}", why=row.warning, source=row.source)
+        if row.key == "peermem" and not dmabuf_lacks(facts) and not dmabuf_unread(facts):
+            why = "DMA-BUF works here already: only programs that cannot use it need the module"
+            yield Reason(what="warning: tuning.peermem", why=why, source=row.source)
 
 
 def _bridges(facts: NodeFacts) -> Iterator[str]:
@@ -73,6 +78,8 @@ def _impossible(row: TuningSetting, facts: NodeFacts, knowledge: Knowledge) -> I
                 what=f"tuning.{row.key}: neither update-grub with /etc/default/grub.d nor grubby is on this node",
                 fix=f"put {unset[0]} on the kernel's command line by hand; plan and verify see it once it is in force",
             )
+    elif row.kind == "module":
+        yield from (problem for word in row.words(facts.arch) for problem in impossible(word, facts))
     elif row.kind == "acs":
         yield from _acs(row, facts)
     elif row.kind == "governor" and not facts.tuning.governors and "tuning" not in facts.unread:

@@ -13,7 +13,7 @@ class TuningSetting:
 
     key: str
     set: Mapping[str, str]
-    kind: str  # argument (of the kernel's command line), sysctl, acs, governor, memlock
+    kind: str  # argument (of the kernel's command line), sysctl, acs, governor, memlock, module
     evidence: str  # measured, vendor, general
     why: str
     warning: str

@@ -207,6 +207,7 @@ class TuningChoice:
     acs: tuple[str, ...] = ()  # slots of the bridges that must not redirect
     governor: str = ""
     memlock: tuple[str, ...] = ()  # units
+    modules: tuple[str, ...] = ()  # of the kernel, for GPUDirect
     reasons: tuple[Reason, ...] = ()
     problems: tuple[Problem, ...] = ()
 

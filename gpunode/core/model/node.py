@@ -95,6 +95,10 @@ class Tuning:
     arguments: tuple[str, ...] = ()  # of the running kernel's command line, those that concern us
     next_arguments: tuple[str, ...] = ()  # the same of the entry that boots next
     loader: str = ""  # what writes the boot entries: update-grub, grubby
+    ofed: str = ""  # what ofed_info calls NVIDIA's own RDMA stack: OFED-internal-25.01-0.6.0, MLNX_OFED_LINUX-…
+    peer_memory: str = ""  # yes, no: whether the kernel's RDMA stack has peer memory; "" without an RDMA device
+    peermem: str = ""  # the driver's nvidia-peermem: built, stub (it cannot be loaded), absent; "" not read
+    gdrdrv: bool = False  # GDRCopy's module is there for the running kernel
     imex_dra: bool = False  # NVIDIA's DRA driver for ComputeDomains, which has IMEX of its own, is on the node
 
 

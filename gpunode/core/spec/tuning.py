@@ -39,6 +39,12 @@ class TuningSpec:
         "keep", "off: memory is not cleared when it is given out (Grace only); takes a reboot"
     )
     numa_balancing: Literal["keep", "off"] = option("keep", "off: no automatic NUMA balancing (Grace only)")
+    peermem: Literal["keep", "load"] = option(
+        "keep", "load: the driver's nvidia-peermem, at once and at each boot, for programs that cannot use DMA-BUF"
+    )
+    gdrcopy: Literal["keep", "load"] = option(
+        "keep", "load: GDRCopy's module gdrdrv, at once and at each boot, where somebody has installed it"
+    )
     sysctl: Mapping[str, str] = option(
         {},
         "net.… and vm.nr_hugepages (huge pages of the kernel's default size), such as {net.core.rmem_max: '536870912'}",

@@ -124,6 +124,22 @@ kernel_arguments() {
   tr ' ' '\n' | sed -n "s/^\(\(iommu\|iommu\.passthrough\|init_on_alloc\)=[A-Za-z0-9_.,:-]*\)\$/| $1 \1/p"
 }
 
+# peer_memory: what nvidia-peermem rests on: the RDMA stack, and whether it was built for it, by the modules that it needs
+peer_memory() {
+  local name text
+  have ofed_info && text=$(within 3 ofed_info -s 2>/dev/null </dev/null) && line "ofed ${text%%"$newline"*}"
+  [ ! -r /proc/kallsyms ] || if grep -q "[[:space:]]ib_register_peer_memory_client\([[:space:]]\|\$\)" /proc/kallsyms; then
+    line "peer_memory yes"
+  else
+    line "peer_memory no"
+  fi
+  have modinfo || return 0
+  for name in nvidia-peermem nvidia-current-peermem; do # Debian's own driver has the second
+    text=$(within 2 modinfo -F depends "$name" 2>/dev/null </dev/null) && line "peermem ${text:-none}" && return
+  done
+  line "peermem -"
+}
+
 probe_tuning() {
   local governors file kernel
   governors=' '
@@ -140,8 +156,10 @@ probe_tuning() {
     within 5 grubby --info=DEFAULT 2>/dev/null </dev/null | sed -n 's/^args="\(.*\)"/\1/p' | kernel_arguments next
   fi
   any /var/lib/kubelet/plugins/compute-domain.nvidia.com && line "imex dra"
-  any /sys/class/infiniband/* || return 0
   kernel=$(uname -r)
+  if any "/lib/modules/$kernel"/*/gdrdrv.ko* || any "/lib/modules/$kernel"/*/*/gdrdrv.ko*; then line "gdrdrv yes"; fi
+  any /sys/class/infiniband/* || return 0
+  peer_memory
   for file in "/boot/config-$kernel" "/lib/modules/$kernel/config" "/usr/lib/modules/$kernel/config"; do
     if [ -r "$file" ]; then
       sed -n -e 's/^CONFIG_\(PCI_P2PDMA\)=\(.\).*/| option \1 \2/p' -e 's/^# CONFIG_\(PCI_P2PDMA\) is not set.*/| option \1 n/p' "$file"

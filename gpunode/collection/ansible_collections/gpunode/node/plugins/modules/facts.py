@@ -223,7 +223,7 @@ facts:
       type: list
     tuning:
       description: 'Tuning. Keys: governors, kernel_options, arguments, next_arguments, loader,
-        imex_dra.'
+        ofed, peer_memory, peermem, gdrdrv, imex_dra.'
       type: dict
     first_boot:
       description: 'First boot. Keys: program, armed, status, at, message, failed.'
