@@ -201,6 +201,41 @@ esac""",
     }
 
 
+@pytest.mark.parametrize(
+    ("lists", "all_of_it", "updates"),
+    [
+        ("old_Packages", "", ["own"]),
+        ("", "", ["all"]),
+        ("", "W: Failed to fetch http://somebody.else/InRelease", ["all", "own"]),
+        ("", "W: Failed to fetch http://own/InRelease", ["all", "own"]),
+    ],
+)
+def test_repositories_are_read_once_and_those_asked_for_are_judged_alone(
+    lists: str, all_of_it: str, updates: list[str], tmp_path: Path
+) -> None:
+    """Without any lists all are read; what fails then may be somebody else's."""
+    for folder in ("bin", "lists", ".sources"):
+        (tmp_path / folder).mkdir()
+    if lists:
+        (tmp_path / "lists" / lists).touch()
+    own = tmp_path / "own.sources"
+    own.write_text("Types: deb\n")
+    (tmp_path / "refresh").write_text(f"{own}\n")
+    (tmp_path / "bin/apt-get").write_text(
+        f"""#!/bin/sh
+case $* in
+*indextargets*) exit ;;
+*/.sources*) echo own >>{tmp_path}/updates; case '{all_of_it}' in *//own*) echo '{all_of_it}' ;; esac ;;
+*) echo all >>{tmp_path}/updates; echo '{all_of_it}' ;;
+esac"""
+    )
+    (tmp_path / "bin/apt-get").chmod(0o755)
+    names = f"PATH={tmp_path}/bin:$PATH log={tmp_path}/log laid_lists={tmp_path}/lists manager=apt"
+    done = call(f"{names}\napt_refresh 9>/dev/null", tmp_path)
+    assert (tmp_path / "updates").read_text().split() == updates, done
+    assert ("cannot be read" in done.stdout) == ("//own" in all_of_it)
+
+
 def test_what_dpkg_wants_again_is_asked_of_apt_by_name_where_it_does_not_fix_it_by_itself(tmp_path: Path) -> None:
     """An unpacking that was killed leaves packages that apt's --fix-broken alone leaves as they are."""
     fakes = tmp_path / "bin"

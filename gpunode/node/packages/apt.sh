@@ -46,6 +46,7 @@ Dir::State::lists "$laid_lists";
 Dir::Cache::pkgcache "$GPUNODE_IN/.pkgcache.bin";
 Dir::Cache::srcpkgcache "";
 APT::Sandbox::User "root";
+Acquire::Languages "none";
 Acquire::Retries "0";
 Acquire::http::Timeout "10";
 Acquire::https::Timeout "10";
@@ -79,8 +80,14 @@ apt_lists() {
   named_sources
   [ -n "$(ls "$GPUNODE_IN/.sources")" ] || return 0
   # shellcheck disable=SC2016  # $(FILENAME) is apt's
-  apt_ indextargets -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
-    --format '$(FILENAME)' 'Created-By: Packages' 2>/dev/null
+  apt_named indextargets --format '$(FILENAME)' 'Created-By: Packages' 2>/dev/null
+}
+
+# apt_named WORD…: apt-get with the request's sources alone.  It leaves the cache alone, which is of all of them: to read
+# that again costs half a second of Debian's archive.
+apt_named() {
+  apt_ "$@" -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
+    -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache=
 }
 
 apt_() { apt-get -c "$GPUNODE_IN/.apt.conf" "$@" </dev/null 9>&-; }
@@ -138,24 +145,28 @@ apt_configured() {
 
 apt_has_lists() { ls "${laid_lists:-/var/lib/apt/lists}"/*_Packages* >/dev/null 2>&1; }
 
+# apt_read WORD…: whether all could be read; apt before 2.1.13 has no Error-Mode and exits 0
+apt_read() { "$@" >"$GPUNODE_IN/.update" 2>&1 && ! grep -Eq '^(E: |W: (Failed to fetch|GPG error))' "$GPUNODE_IN/.update"; }
+
 apt_refresh() {
+  apt_has_lists || apt_refresh_all
   if [ -n "$(requested refresh)" ]; then
     sources_there
     named_sources
-    apt_ update -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
-      -o APT::Get::List-Cleanup=0 >"$GPUNODE_IN/.update" 2>&1 || apt_update_failed
-    # apt before 2.1.13 has no Error-Mode and exits 0
-    ! grep -Eq '^(E: |W: (Failed to fetch|GPG error))' "$GPUNODE_IN/.update" || apt_update_failed
+    [ -n "${all_read:-}" ] || apt_read apt_named update -o APT::Get::List-Cleanup=0 || apt_update_failed
     cat "$GPUNODE_IN/.update" >>"$log"
     apt_preferences
   fi
-  apt_has_lists || apt_refresh_all
 }
 
-# All lists of the node.  A repository of somebody else's that is down is not ours to judge: a note.
+# All lists of the node, those of the request among them.  A repository of somebody else's that is down is not ours to judge: a note.
 apt_refresh_all() {
   refreshed_all=1
-  apt_ update >"$GPUNODE_IN/.update" 2>&1 || say note "apt-get update: $(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)"
+  if apt_read apt_ update; then
+    all_read=1
+  else
+    say note "apt-get update: $(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)"
+  fi
   cat "$GPUNODE_IN/.update" >>"$log"
 }
 
