@@ -250,5 +250,6 @@ def test_an_archive_holds_programs_with_their_libraries(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
         names = tar.getnames()
         assert tar.getmember("bin/sh").linkname == "true"
+        assert tar.getmember("tmp").isdir()  # the extender logs there
     assert {"bin/true", "run.sh"} < set(names)
     assert any("libc.so" in name for name in names)

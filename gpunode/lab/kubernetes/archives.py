@@ -23,7 +23,7 @@ def write_archive(
     environment: Mapping[str, str] | None = None,
     user: str = "",
 ) -> None:
-    """Write an image of one layer.  `contents`: path in the image → a file of this machine, or a script's text.
+    """Write an image of one layer with an empty /tmp.  `contents`: path in it → a file of this machine, or a script.
 
     `links`: path in the image → what the symbolic link points to.
 
@@ -31,6 +31,9 @@ def write_archive(
     """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
+        scratch = tarfile.TarInfo("tmp")  # as every base image has it
+        scratch.type, scratch.mode = tarfile.DIRTYPE, 0o1777
+        tar.addfile(scratch)
         for name, content in sorted(_with_libraries(contents).items()):
             data = content.encode() if isinstance(content, str) else content.read_bytes()
             info = tarfile.TarInfo(name.lstrip("/"))
