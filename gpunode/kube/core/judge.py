@@ -350,7 +350,7 @@ def _lists(wanted: list[Any], live: Any, at: str, owned: Mapping[str, Any] | Non
             for one in (
                 differences(item, by_name[name], f"{at}[{name}]", _below(owned, f'k:{{"{key}":"{name}"}}'))
                 if name in by_name
-                else [f"{at}[{name}]: gone"]
+                else [_in_a_line(f"{at}[{name}]: gone")]
             )
         ]
     if len(wanted) != len(there):
@@ -377,14 +377,18 @@ def _same_quantity(wanted: Any, live: Any) -> bool:
 
 
 def _differ(at: str, live: Any, wanted: Any) -> str:
-    return f"{printable(at)}: {_short(live)}, not {_short(wanted)}"
+    return f"{_in_a_line(at)}: {_short(live)}, not {_short(wanted)}"
 
 
 def _short(value: Any) -> str:
     if value is None:
         return "nothing"
-    text = printable(value if isinstance(value, str) else repr(value))
+    text = _in_a_line(value if isinstance(value, str) else repr(value))
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _in_a_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")
 
 
 # ---------------------------------------------------------------- labels and taints of nodes
