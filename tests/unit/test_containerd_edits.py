@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from edit_cases import EditCase, cases, over
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_edits import request_of
 
@@ -310,7 +310,6 @@ KEYS = st.sampled_from(
     st.sampled_from(["", "version = 1\n", "version = 2\n", "version = 3\n"]),
     st.sampled_from(["1.6.39", "1.7.34", "2.1.9", "2.3.4", ""]),
 )
-@settings(max_examples=400, deadline=None)
 def test_any_shape_is_edited_or_refused_in_our_words(lines: list[tuple[str, str]], head: str, version: str) -> None:
     before = tree(head + "".join(f"{key} = {value}\n" for key, value in lines))
     request = asked(version)

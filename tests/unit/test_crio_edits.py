@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from edit_cases import EditCase, applied, case, cases
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.edits import (
@@ -181,7 +181,6 @@ def test_the_files_that_the_daemon_was_started_with_are_those_in_force() -> None
 
 
 @given(st.binary(max_size=200), st.sampled_from([ROOT, DROP_IN, f"{FOLDER}/10-x"]), st.booleans())
-@settings(max_examples=300, deadline=None)
 def test_any_bytes_are_edited_or_refused_in_our_words(data: bytes, path: str, in_place: bool) -> None:
     try:
         edit = configure_runtime({path: data}, request(in_place=in_place))
@@ -214,7 +213,6 @@ SHAPES = st.recursive(
 
 
 @given(st.dictionaries(st.just("crio"), st.dictionaries(st.just("runtime"), SHAPES)), st.booleans())
-@settings(max_examples=300, deadline=None)
 def test_any_shape_is_edited_or_refused_in_our_words(doc: dict[str, Any], in_place: bool) -> None:
     from gpunode.core.edits.text import toml
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
@@ -44,7 +44,6 @@ DOCUMENTS = st.lists(MEMBERS, max_size=6, unique_by=lambda pair: pair[0]).map(di
 
 
 @given(DOCUMENTS, st.sampled_from([None, 0, 2, 4, "\t"]), st.sampled_from([(",", ":"), (", ", ": "), (" ,", " : ")]))
-@settings(max_examples=300, deadline=None)
 def test_any_file_keeps_what_it_says_and_comes_back_to_the_byte(
     document: dict[str, object], indent: int | str | None, separators: tuple[str, str]
 ) -> None:
@@ -67,7 +66,6 @@ def test_any_file_keeps_what_it_says_and_comes_back_to_the_byte(
 
 
 @given(DOCUMENTS, st.sampled_from([None, 2, "\t"]))
-@settings(max_examples=300, deadline=None)
 def test_without_a_record_the_way_back_takes_nvidia_away_and_nothing_else(
     document: dict[str, object], indent: int | str | None
 ) -> None:
@@ -108,7 +106,6 @@ def test_without_a_record_the_way_back_takes_nvidia_away_and_nothing_else(
     ),
     st.sampled_from(["", "20.10.24", "24.0.9", "26.1.5", "29.7.2"]),
 )
-@settings(max_examples=600, deadline=None)
 def test_any_bytes_are_edited_or_refused_in_our_words(data: bytes, version: str) -> None:
     asked = request(version=version)
     for act in (configure_runtime, unconfigure_runtime, runtime_state):

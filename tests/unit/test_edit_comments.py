@@ -8,7 +8,7 @@ import json
 import pytest
 import yaml
 from edit_cases import EditCase, Files, applied, cases
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_edits import KINDS, request_of
 
@@ -157,7 +157,6 @@ EDITED = edited_files()
 
 
 @given(st.sampled_from(EDITED), st.booleans(), st.data())
-@settings(max_examples=250, deadline=None)
 def test_comments_that_a_person_writes_anywhere_stay(
     edited: tuple[EditCase, str], recorded: bool, data: st.DataObject
 ) -> None:
@@ -183,7 +182,6 @@ def test_comments_that_a_person_writes_anywhere_stay(
 
 
 @given(st.sampled_from([one for one in EDITED if one[1].endswith(".toml")]), st.booleans(), st.data())
-@settings(max_examples=100, deadline=None)
 def test_tables_that_a_person_writes_between_others_stay(
     edited: tuple[EditCase, str], recorded: bool, data: st.DataObject
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from edit_cases import EditCase, Files, Kind, cases
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_component_edits import KINDS
 from test_edits import DOCKER, request_of
@@ -96,7 +96,6 @@ def with_secret(case: EditCase, path_at: int, at: int, secret: str) -> Files | N
 
 
 @given(st.sampled_from(ENGINE_CASES), st.integers(0, 9), st.integers(0, 10_000), st.sampled_from([*URLS, ""]))
-@settings(max_examples=400, deadline=None)
 def test_no_secret_of_an_engine_s_files_is_said(case: EditCase, path_at: int, at: int, secret: str) -> None:
     before = with_secret(case, path_at, at, secret)
     if before is not None:
@@ -104,7 +103,6 @@ def test_no_secret_of_an_engine_s_files_is_said(case: EditCase, path_at: int, at
 
 
 @given(st.sampled_from(KIND_CASES), st.integers(0, 9), st.integers(0, 10_000), st.sampled_from([*URLS, ""]))
-@settings(max_examples=60, deadline=None)
 def test_no_secret_of_a_component_s_files_is_said(of: tuple[Kind, Path], path_at: int, at: int, secret: str) -> None:
     before = with_secret(of[1], path_at, at, secret)
     if before is not None:

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 from edit_cases import EditCase, cases, over, problems, record
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.edits import (
@@ -234,7 +234,6 @@ def test_the_cri_plugin_is_not_asked_for_where_it_is_disabled() -> None:
 
 
 @given(st.sampled_from(["containerd", "docker"]), st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
 def test_any_bytes_are_edited_or_refused_in_our_words(runtime: str, data: bytes) -> None:
     path = CONTAINERD if runtime == "containerd" else DOCKER
     request = RuntimeRequest(runtime=runtime, version="1.7.24" if runtime == "containerd" else "26.1.5")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from edit_cases import case as case_of
 from edit_cases import cases
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import over
 
@@ -108,7 +108,6 @@ TAILS = st.sampled_from(["", "---\n", "...\n", "# c\n---\n# d\n"])
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=6), st.booleans(), HEADS, TAILS)
-@settings(max_examples=300, deadline=None)
 def test_one_key_of_any_yaml_is_set_and_removed_and_nothing_else(
     doc: dict[str, Any], flow: bool, head: str, tail: str
 ) -> None:
@@ -130,7 +129,6 @@ def documents(text: str) -> list[Any]:
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=300, deadline=None)
 def test_any_bytes_as_config_yaml_are_edited_or_refused_in_our_words(data: bytes) -> None:
     path = "/etc/rancher/k3s/config.yaml"
     request = RuntimeRequest(runtime="containerd", distribution="k3s")
@@ -143,7 +141,6 @@ def test_any_bytes_as_config_yaml_are_edited_or_refused_in_our_words(data: bytes
 
 
 @given(st.sampled_from(DISTRIBUTIONS), st.text(alphabet="[]{}\"'=.,#\n a1_{}$RUNTIME-", max_size=60))
-@settings(max_examples=300, deadline=None)
 def test_any_template_or_drop_in_is_edited_or_refused_in_our_words(engine: Any, text: str) -> None:
     path = {
         "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edit_cases import applied
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.edits import (
@@ -73,7 +73,6 @@ def test_nothing_is_restarted() -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from([ROOT, DROP_IN, f"{ROOT}.d/10.conf"]), st.booleans())
-@settings(max_examples=300, deadline=None)
 def test_any_bytes_are_edited_or_refused_in_our_words(data: bytes, path: str, in_place: bool) -> None:
     try:
         edit = configure_runtime({path: data}, request(in_place=in_place))

@@ -239,4 +239,4 @@ class Fleet(RuleBasedStateMachine):
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestFleet.settings = settings(stateful_step_count=60)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.sharing.mig import Product, Profile
@@ -46,7 +46,6 @@ def counted(items: Sequence[Profile]) -> dict[str, int]:
 
 
 @given(requests())
-@settings(max_examples=400, deadline=None)
 def test_a_request_fits_exactly_when_brute_force_finds_a_placing(layout: tuple[Product, list[Profile]]) -> None:
     product, items = layout
     possible = brute_force(product, items)
@@ -55,7 +54,6 @@ def test_a_request_fits_exactly_when_brute_force_finds_a_placing(layout: tuple[P
 
 
 @given(requests())
-@settings(max_examples=200, deadline=None)
 def test_what_is_placed_overlaps_nowhere_and_is_what_was_requested(layout: tuple[Product, list[Profile]]) -> None:
     product, items = layout
     found = place(product, counted(items))

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toml_documents import document
 
@@ -67,7 +67,6 @@ def in_array_of_tables(doc: dict[str, Any], path: toml.Path) -> bool:
 
 
 @given(DOCUMENTS)
-@settings(max_examples=120, deadline=None)
 def test_every_table_and_key_is_found_where_it_stands(text: str) -> None:
     document_read = toml.load("/x", text.encode())
     assert "".join(piece.text for piece in document_read.pieces) == text
@@ -80,7 +79,6 @@ def test_every_table_and_key_is_found_where_it_stands(text: str) -> None:
 
 
 @given(DOCUMENTS, st.data())
-@settings(max_examples=150, deadline=None)
 def test_setting_keys_of_any_document_sets_them_and_nothing_else(text: str, data: st.DataObject) -> None:
     doc = tomllib.loads(text)
     there = [*paths(doc), ()]
@@ -104,7 +102,6 @@ def test_setting_keys_of_any_document_sets_them_and_nothing_else(text: str, data
 
 
 @given(DOCUMENTS, st.data())
-@settings(max_examples=120, deadline=None)
 def test_setting_one_key_keeps_every_byte_before_and_behind_it(text: str, data: st.DataObject) -> None:
     doc = tomllib.loads(text)
     there = [path for path in [*paths(doc), ()] if isinstance(toml.lookup(doc, path) if path else doc, dict)]
@@ -117,14 +114,12 @@ def test_setting_one_key_keeps_every_byte_before_and_behind_it(text: str, data: 
 
 
 @given(st.dictionaries(st.text(max_size=8), st.text() | st.integers() | st.lists(st.text(max_size=4)), max_size=4))
-@settings(max_examples=200, deadline=None)
 def test_any_text_is_written_so_that_it_reads_the_same(values: dict[str, Any]) -> None:
     after = toml.edit("", {("a b", "c", key): value for key, value in values.items()})
     assert tomllib.loads(after) == ({"a b": {"c": values}} if values else {})
 
 
 @given(DOCUMENTS, st.data())
-@settings(max_examples=120, deadline=None)
 def test_what_was_set_goes_without_a_trace(text: str, data: st.DataObject) -> None:
     doc = tomllib.loads(text)
     there = [path for path in [*paths(doc), ()] if isinstance(toml.lookup(doc, path) if path else doc, dict)]
@@ -143,7 +138,6 @@ def _stays(line: str, before: str) -> bool:
 
 
 @given(DOCUMENTS, st.data())
-@settings(max_examples=150, deadline=None)
 def test_removing_anything_removes_it_and_nothing_else(text: str, data: st.DataObject) -> None:
     doc = tomllib.loads(text)
     there = paths(doc)
@@ -167,7 +161,6 @@ def test_removing_anything_removes_it_and_nothing_else(text: str, data: st.DataO
 
 
 @given(st.text(alphabet="[]{}\"'=.,#\n\r\t a1_-:\\T", max_size=60))
-@settings(max_examples=150, deadline=None)
 def test_any_valid_text_is_kept_or_refused(text: str) -> None:
     try:
         read = toml.load("/x", text.encode())
@@ -182,7 +175,6 @@ def test_any_valid_text_is_kept_or_refused(text: str) -> None:
 
 
 @given(st.binary(max_size=80) | st.text(alphabet='[]{}"=.,\n a1\\u', max_size=60).map(str.encode))
-@settings(max_examples=120, deadline=None)
 def test_any_bytes_are_read_or_refused_with_their_place(data: bytes) -> None:
     try:
         assert toml.load("/x", data).text.encode() == data

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomlkit
 from edit_cases import EditCase, cases, over
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.edits.commit import target_request
@@ -80,7 +80,6 @@ def test_a_broken_file_or_setting_is_named(case: EditCase) -> None:
     assert f"{error.value}\n" == case.error
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.binary(max_size=200), st.sampled_from([{"mode": "cdi"}, {"debug": False}, {"no_cgroups": True, "debug": True}])
 )

@@ -10,7 +10,7 @@ from codecs import BOM_UTF16_LE as BOM_LE
 
 import pytest
 from edit_cases import cases
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
@@ -24,7 +24,6 @@ ANY_BYTES = st.binary(max_size=60) | st.lists(st.sampled_from([b"a\n", b"b\n", b
 
 
 @given(st.none() | ANY_BYTES, st.none() | ANY_BYTES)
-@settings(max_examples=300, deadline=None)
 def test_an_untouched_file_becomes_what_it_was(before: bytes | None, after: bytes | None) -> None:
     if before != after:
         assert revert(after, record(before, after)) == (before, ())
@@ -39,7 +38,6 @@ def edited(draw: st.DrawFn) -> tuple[list[bytes], list[tuple[bytes, str]]]:
 
 
 @given(edited(), st.data())
-@settings(max_examples=300, deadline=None)
 def test_an_edit_goes_back_though_lines_came_around_it(
     made: tuple[list[bytes], list[tuple[bytes, str]]], data: st.DataObject
 ) -> None:
@@ -165,7 +163,6 @@ EDITS = real_edits()
 
 
 @given(st.sampled_from(EDITS), st.data())
-@settings(max_examples=400, deadline=None)
 def test_what_a_person_changed_elsewhere_stays_as_in_a_three_way_merge(
     edit: tuple[bytes, bytes], data: st.DataObject
 ) -> None:
@@ -280,7 +277,6 @@ def test_files_with_nothing_in_common_are_one_hunk() -> None:
 
 
 @given(st.none() | ANY_BYTES, st.none() | ANY_BYTES)
-@settings(max_examples=100, deadline=None)
 def test_a_record_survives_json(before: bytes | None, after: bytes | None) -> None:
     undo = {"/etc/x": record(before, after)}
     assert undo_from_data(json.loads(json.dumps(undo_data(undo)))) == undo
@@ -296,7 +292,6 @@ PLAIN = st.recursive(
 @given(
     PLAIN, st.lists(st.sampled_from(["files", "/etc/x", "hunks", 0, "at", "after", "created", "version"]), max_size=6)
 )
-@settings(max_examples=300, deadline=None)
 def test_a_damaged_record_is_an_input_error(value: object, path: list[str | int]) -> None:
     data = json.loads(json.dumps(undo_data({"/etc/x": record(b"a\nb\n", b"a\nc\n")})))
     at = data
