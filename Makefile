@@ -43,13 +43,13 @@ $(VENV)/.molecule: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[molecule]'
 	@touch $@
 
-check: lint unit  ## style, types, shell, Ansible and unit tests: some four minutes of CPU time, no root needed
+check: lint unit  ## style, types, shell and unit tests: some hundred seconds of CPU time, no root needed
 
 lint: install
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/lint.sh
 
 unit: install
-	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -q -n 2 tests/unit -m 'not slow and not extended'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -q -n 2 --dist loadfile tests/unit -m 'not slow and not extended'
 
 test: $(VENV)/.molecule  ## check, wheel, one lab path per engine, two Molecule scenarios; needs root, up to 40 min
 	@PATH="$(CURDIR)/$(BIN):$$PATH" SCENARIOS="$(SCENARIOS)" sh .ci/test.sh

@@ -54,7 +54,7 @@ else
     lab='lab and not real_driver and not extended'
 fi
 
-stage lint sh .ci/lint.sh
+stage lint sh .ci/lint.sh all
 HYPOTHESIS_PROFILE=ci
 export HYPOTHESIS_PROFILE
 stage unit python -m pytest -q -n 2 tests/unit -m "$unit"

@@ -214,6 +214,7 @@ def example(*words: object) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_example_runs_on_this_machine() -> None:
     lines = example()
     assert lines[0].startswith("localhost: ")

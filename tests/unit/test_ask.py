@@ -273,6 +273,7 @@ def test_an_answer_that_is_none_names_nothing() -> None:
 
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
 @pytest.mark.parametrize("state", ["no lists", "sources after the lists", "lists"])
+@pytest.mark.slow
 def test_only_lists_of_all_sources_say_that_something_is_missing(tmp_path: Path, state: str) -> None:
     """A machine whose lists were never fetched, or before its newest source came, lacks nothing that is known."""
     lists = tmp_path / "lists"

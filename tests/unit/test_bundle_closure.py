@@ -32,6 +32,7 @@ def sign(a: str, b: str) -> str:
 
 
 @pytest.mark.skipif(not shutil.which("dpkg"), reason="needs dpkg")
+@pytest.mark.slow
 def test_versions_sort_as_dpkg_sorts_them() -> None:
     wrong = [
         f"{a} {sign(a, b)} {b}"

@@ -9,9 +9,10 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 import pytest
@@ -25,6 +26,27 @@ from gpunode.core.errors import Exit, InputError, InterruptedByUser, RefusedErro
 from gpunode.edge.fleet.runs import Runs
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run_gpunode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """`run_gpunode("plan", exit=2)`: the command as a user calls it, in this process."""
+
+    def run(
+        *words: object, exit: int | None = 0, cwd: Path = tmp_path, env: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as here, pytest.raises(SystemExit) as ended:
+            here.chdir(cwd)
+            for name, value in {"XDG_STATE_HOME": str(tmp_path / "state"), "NO_COLOR": "1", **env}.items():
+                here.setenv(name, value)
+            here.setattr(sys, "argv", ["gpunode", *map(str, words)])
+            main()
+        out, err = capsys.readouterr()
+        code = int(ended.value.code or 0)
+        assert exit is None or code == exit, f"{words}\n{out}\n{err}"
+        return subprocess.CompletedProcess([*words], code, out, err)
+
+    return run
 
 
 def test_help_imports_nothing_but_click() -> None:
@@ -296,6 +318,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_bug() -> None:
     read, write = os.pipe()
     os.close(read)
@@ -310,6 +333,7 @@ def test_a_reader_that_goes_away_is_no_bug() -> None:
     assert not [end.stderr for end in ends if b"Traceback" in end.stderr or b"unexpected" in end.stderr]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_after_the_first_line_is_no_failure() -> None:
     probe = Path(__file__).parents[1] / "cases/probes/debian12-h100-fresh"
     with subprocess.Popen(

@@ -144,6 +144,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_of_two_runs_that_are_started_at_once_on_a_host_one_is_refused(tmp_path: Path) -> None:
     rounds = 60
     started = [

@@ -159,6 +159,7 @@ esac
 """
 
 
+@pytest.mark.slow
 def test_a_unit_is_masked_by_systemd_and_runs_again_when_it_is_undone(tmp_path: Path) -> None:
     """The real systemctl, on a tree of files; whether the unit runs is a file."""
     real = shutil.which("systemctl")

@@ -21,7 +21,7 @@ def tried(target: Target, count: int, seed: int) -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.what)
 def test_a_few_texts_give_a_value_or_an_error_to_act_on(target: Target) -> None:
-    tried(target, 40, 1)
+    tried(target, 15, 1)
 
 
 @pytest.mark.extended

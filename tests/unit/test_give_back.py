@@ -94,6 +94,7 @@ def test_an_uninstall_gives_the_hosts_back_too(check: bool, tmp_path: Path, monk
     assert back == ([] if check else [{"gpu0000", "gpu0001"}])
 
 
+@pytest.mark.slow
 def test_what_paramiko_cannot_serve_is_given_back_by_ansible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Played on this machine by the connection `local`, which needs no node: the script prints what it would do."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

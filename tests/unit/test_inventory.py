@@ -180,6 +180,7 @@ def test_templates_are_filled_in_wherever_they_stand(tmp_path: Path, monkeypatch
     assert {type(v) for v in (host.target.user, *host.target.ssh_args, host.spec["cuda"]["versions"][0])} == {str}
 
 
+@pytest.mark.slow
 def test_a_vault_file_and_a_vaulted_value_are_opened(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("sesame\n")
@@ -210,6 +211,7 @@ def test_a_vault_file_and_a_vaulted_value_are_opened(tmp_path: Path) -> None:
     assert "hunter2" not in repr(host)
 
 
+@pytest.mark.slow
 def test_a_vault_without_its_password_is_an_error_that_says_so(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("sesame\n")

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from api_objects import DRA
 from api_server import ApiServer
+from click.testing import CliRunner, Result
 from kube_cluster import node
 
+from gpunode.cli.main import cli
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.usage import asked, usage, usage_data, usage_text
 
@@ -289,15 +291,9 @@ def test_nodes_of_several_pools_say_which() -> None:
 # ---------------------------------------------------------------- the command
 
 
-def status(
-    server: ApiServer, tmp_path: Path, *words: str, program: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
+def status(server: ApiServer, tmp_path: Path, *words: str) -> Result:
     config = server.kubeconfig(tmp_path / "kubeconfig")
-    command = program or (sys.executable, "-m", "gpunode", "kube")
-    return subprocess.run(
-        [*command, "status", *words], env={**os.environ, "KUBECONFIG": str(config)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return CliRunner(env={"KUBECONFIG": str(config)}).invoke(cli, ["kube", "status", *words], standalone_mode=False)
 
 
 def test_the_command_reads_a_cluster_in_chunks(tmp_path: Path) -> None:
@@ -308,7 +304,7 @@ def test_the_command_reads_a_cluster_in_chunks(tmp_path: Path) -> None:
         server.put(pod("p", "gpu0007", {GPU: "3"}))
         server.put(resource_slice("gpu0001", 1, {"gpu-0": "gpu"}))
         ran = status(server, tmp_path, "--format", "json")
-        assert (ran.returncode, ran.stderr) == (0, "")
+        assert (ran.return_value, ran.stderr) == (0, "")
         data = json.loads(ran.stdout)
         assert {c["kind"]: (c["allocated"], c["total"]) for c in data["cluster"]} == {"gpu": (3, 9624), "dra": (0, 1)}
         assert [r for r in server.requests if "/nodes?" in r] == [
@@ -323,10 +319,11 @@ def test_the_command_reads_a_cluster_in_chunks(tmp_path: Path) -> None:
 def test_a_node_that_is_not_there_is_said(server: ApiServer, tmp_path: Path) -> None:
     server.put(ARCH)
     ran = status(server, tmp_path, "archlinx")
-    assert ran.returncode == 2
+    assert ran.return_value == 2
     assert "there is no node archlinx" in ran.stderr and "archlinux" in ran.stderr
 
 
+@pytest.mark.slow
 def test_kubectl_runs_it_as_a_plugin(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kubectl = shutil.which("kubectl")
     if not kubectl:
@@ -337,7 +334,11 @@ def test_kubectl_runs_it_as_a_plugin(server: ApiServer, tmp_path: Path, monkeypa
     plugin.chmod(0o755)
     monkeypatch.setenv("PATH", f"{plugin.parent}:{os.environ['PATH']}")
     server.put(ARCH)
-    ran = status(server, tmp_path, program=(kubectl, "gpunode"))
+    config = server.kubeconfig(tmp_path / "kubeconfig")
+    ran = subprocess.run(
+        [kubectl, "gpunode", "status"], env={**os.environ, "KUBECONFIG": str(config)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "0/16 (0%)"), ran.stderr
 
 

@@ -133,6 +133,7 @@ def tree(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.slow
 def test_configure_then_unconfigure_gives_every_byte_back(tmp_path: Path) -> None:
     case = case_of("kubelet", "labels-merged-in-their-flag")
     write_tree(case.before, tmp_path)

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from datetime import date
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -40,6 +41,7 @@ OWN = frozenset("nvidia_smi probe_nvidia_smi".split())
 # ---------------------------------------------------------------- the words that gpunode has for them
 
 _PROGRAM = re.compile(rf"(?<![\w./*-])(?:/usr/bin/)?({'|'.join(PROGRAMS)})(?![\w.-])")
+_MAY_HOLD_A_COMMAND = re.compile(rf"[\"'](?:{'|'.join(PROGRAMS)})[\"']|\*(?:smi|words)\b")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=[\w.,]*)?")
 # functions of scripts through which nvidia-smi is started
 _THROUGH = re.compile(r"\b(?:smi|smi_of \S+|ask \S+) ((?:mig )?-{1,2}\S+.*)")
@@ -63,7 +65,10 @@ def sent(text: str) -> Iterator[tuple[str, str]]:
 
 def lists(path: Path) -> Iterator[list[str]]:
     """Sequences of a Python file that hold words of such a program: a command, or what is added to one."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    if not _MAY_HOLD_A_COMMAND.search(text):
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.List | ast.Tuple):
             words = [one.value for one in node.elts if isinstance(one, ast.Constant) and isinstance(one.value, str)]
             starts = isinstance(node.elts[0], ast.Starred) if node.elts else False
@@ -72,8 +77,13 @@ def lists(path: Path) -> Iterator[list[str]]:
                 yield [words[0] if words[0] in PROGRAMS else "nvidia-smi", *words]
 
 
-def sources() -> Iterator[tuple[str, str, str]]:
-    """(file, program, word) of scripts, templates and Python."""
+@cache
+def sources() -> tuple[tuple[str, str, str], ...]:
+    """(program, word, file) of scripts, templates and Python."""
+    return tuple(sorted({(program, word, name) for name, program, word in found_words()}))
+
+
+def found_words() -> Iterator[tuple[str, str, str]]:
     for path in sorted(PACKAGE.rglob("*")):
         if "lab" in path.parts or path.suffix not in (".sh", ".j2", ".py"):
             continue
@@ -88,7 +98,6 @@ def sources() -> Iterator[tuple[str, str, str]]:
                     yield path.name, words[0], word
 
 
-SOURCES = sorted({(program, word, name) for name, program, word in sources()})
 KNOWN = {
     (command.program, _OPTION.match(word)[0] if _OPTION.match(word) else word)  # type: ignore[index]
     for command in QUESTIONS.commands
@@ -101,7 +110,7 @@ def test_every_word_that_is_sent_to_a_program_of_nvidia_is_in_the_table() -> Non
     short = {(program, word.partition("=")[0]) for program, word in KNOWN}
     unknown = [
         f"{name}: {program} {word}"
-        for program, word, name in SOURCES
+        for program, word, name in sources()
         if (program, word) not in KNOWN
         and ("=" in word.rstrip("=") or (program, word.rstrip("=")) not in short)
         and (program, word.partition("=")[0])
@@ -127,7 +136,7 @@ def test_each_program_is_run_by_a_test_or_named_as_one_that_is_not() -> None:
 
 
 def test_the_search_for_words_finds_calls_lists_and_advice() -> None:
-    found = {(program, word) for program, word, _ in SOURCES}
+    found = {(program, word) for program, word, _ in sources()}
     assert {
         ("nvidia-smi", "--query-remapped-rows="),
         ("nvidia-smi", "nvlink"),

@@ -442,6 +442,7 @@ def test_two_plans_differ_exactly_when_their_steps_do(old: tuple[Step, ...], new
     assert not manifest.changed_steps(recorded, [Plan(host="h", steps=tuple(words))])
 
 
+@pytest.mark.slow
 def test_folder_and_inventory_can_be_moved_together(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -430,6 +430,7 @@ def test_without_a_gpu_there_is_one_paragraph_and_no_archive(tmp_path: Path, mon
     assert run.gpu_here(Clock(10))
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
     run.write_archive(tmp_path / "record.tar.gz", NODE)
     program = tmp_path / "bin/gpunode"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import over
 
@@ -109,7 +109,6 @@ SPELLINGS = (
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     gpus=st.lists(SPELLINGS, max_size=4),
     distro=st.sampled_from(sorted(KNOWLEDGE.distros)) | st.text(max_size=12),
@@ -147,7 +146,11 @@ def test_no_request_makes_the_solver_raise(
 
 @pytest.mark.parametrize("distro", KNOWLEDGE.solved_distros())
 def test_every_gpu_is_solved_or_refused_on_every_distribution(distro: str) -> None:
-    for pci_id, model in KNOWLEDGE.gpus.items():
+    # one GPU of all that only their names tell apart
+    alike = {
+        replace(m, id="", name="", chip="", source="", confidence=""): pci_id for pci_id, m in KNOWLEDGE.gpus.items()
+    }
+    for model, pci_id in alike.items():
         solution = solve(SolveRequest(gpus=(pci_id,), distro=distro), KNOWLEDGE)
         if model.kind != "not-a-gpu":
             assert (solution.driver is None) == bool(solution.problems), pci_id

@@ -40,7 +40,7 @@ def planned(program: str, version: str) -> Answer:
 def of_a_cluster(version: str, root: Path) -> list[Answer]:
     """The commands that are given a release of Kubernetes."""
     write_tree(case("scheduler", "kubeadm-1.30").before | case("kubelet", "kubeadm-1.30").before, root)
-    there = ["configure", "--root", str(root), "--server-version", version]
+    there = ["configure", "--root", str(root), "--server-version", version, "--dry-run"]
     commands = (["render", "--server-version", version], ["scheduler", *there], ["kubelet", *there, "--node-label=a=b"])
     ran = [CliRunner().invoke(cli, ["kube", *words], standalone_mode=False) for words in commands]
     return [(getattr(one.exception, "exit", one.return_value), f"{one.output}{one.exception}") for one in ran]

@@ -485,6 +485,7 @@ class BootEntries:
 
 
 @pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.slow
 def test_an_argument_is_in_the_boot_entries_asks_for_one_reboot_and_is_undone(loader: str, tmp_path: Path) -> None:
     node = BootEntries(tmp_path, loader)
     before = node.entry()
@@ -507,6 +508,7 @@ def test_an_argument_is_in_the_boot_entries_asks_for_one_reboot_and_is_undone(lo
     assert undone.status == "changed" and sorted(node.entry().split()) == sorted(before.split())
 
 
+@pytest.mark.slow
 def test_an_argument_with_more_values_is_left_as_a_person_has_set_it(tmp_path: Path) -> None:
     node = BootEntries(tmp_path, "grubby")
     (tmp_path / "args").write_text("ro iommu=pt,strict\n")

@@ -156,6 +156,7 @@ def test_copies_that_an_uninstall_has_left_are_left_by_the_next_one(tmp_path: Pa
     assert b"a\nmine\nb\n" in node.kept()
 
 
+@pytest.mark.slow
 def test_scripts_take_a_persons_lines_out_of_an_edit_of_two_runs(tmp_path: Path) -> None:
     node = Real(tmp_path / "node")
     path = f"{node.root}/etc/edited.conf"
