@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from apt_server import Quiet, Web
-from bundle_site import NEEDS_GPG, Site
+from bundle_site import NEEDS_GPG, Site, names
 
 from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.edge import load
@@ -117,6 +117,14 @@ def test_the_images_of_the_cluster_are_listed_where_they_come_from(site: Site) -
     listed = yaml.safe_load((site.bundle / "images.yml").read_text())
     assert listed["docker.io"] == {"images": {"library/busybox": ["1.37"]}}
     assert len(images) == sum(len(tags) for registry in listed.values() for tags in registry["images"].values())
+
+
+def test_the_tools_of_an_acceptance_go_along(site: Site) -> None:
+    request(site, accept={"packages": ["nvtop"], "image": "nvcr.io/nvidia/pytorch:25.10-py3"})
+    site.create()
+    assert "nvtop" in names(site)["distribution"]
+    assert site.manifest()["images"] == ["nvcr.io/nvidia/pytorch:25.10-py3"]
+    assert (site.bundle / "images.txt").read_text() == "nvcr.io/nvidia/pytorch:25.10-py3\n"
 
 
 def test_wheels_go_along_with_what_they_need(site: Site) -> None:

@@ -19,6 +19,9 @@ class AcceptSpec:
     tools: Mapping[str, str] = option(
         {}, "paths on the node, by tool: dcgmi, nvbandwidth, all_reduce_perf, gpu-fryer, gpu_burn, ib_write_bw"
     )
+    packages: tuple[str, ...] = option(
+        (), "packages that `gpunode bundle create` takes along for them: datacenter-gpu-manager-4-cuda13, perftest"
+    )
     image: str = option("", "image with the tools that the node lacks; it must be on the node already")
 
 
@@ -29,5 +32,8 @@ def check_accept(accept: AcceptSpec, where: str) -> None:
             raise InputError(f"{where}: accept.tools has {name!r}", expected=f"one of {', '.join(TOOLS)}")
         if not re.fullmatch(r"/[\w./+-]+", path):
             raise InputError(f"{where}: accept.tools.{name} is {path!r}", expected="a path such as /opt/tests/bin/tool")
+    for name in accept.packages:
+        if not re.fullmatch(r"[a-zA-Z0-9][\w.+-]*(=[\w.+~:^-]+)?", name):
+            raise InputError(f"{where}: accept.packages has {name!r}", expected="NAME or NAME=VERSION")
     if accept.image and not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]*", accept.image):
         raise InputError(f"{where}: accept.image is {accept.image!r}", expected="the name of an image")

@@ -43,7 +43,7 @@ from gpunode.core.spec.source import DISTRIBUTION
 from gpunode.edge.bundle.alpm import alpm_repository, check_alpm
 from gpunode.edge.bundle.apt import apt_repository
 from gpunode.edge.bundle.choose import Package, Source, choose
-from gpunode.edge.bundle.cluster import cluster_needs
+from gpunode.edge.bundle.cluster import ClusterNeeds, cluster_needs
 from gpunode.edge.bundle.extras import Extras, cluster_extras, wheels
 from gpunode.edge.bundle.inside import check_inside
 from gpunode.edge.bundle.rpm import check_rpm, rpm_repository
@@ -142,16 +142,15 @@ def _may_write(out: Path) -> None:
 
 
 def _extras(order: Order, desired: DesiredState, web: Web, notify: Notify) -> Extras:
-    found = Extras()
-    if order.cluster:
-        spec = desired.opened_spec()
-        needs = cluster_needs(spec)
-        found = cluster_extras(needs, [spec.verify.image] if spec.verify.image else [], web)
-        charts = len(needs.charts)
-        notify(f"the cluster: {charts} charts fetched, {len(found.images)} images listed")
+    found, spec = Extras(), desired.opened_spec()
+    more = [one for one in (spec.verify.image if order.cluster else "", spec.accept.image) if one]
+    if order.cluster or more:
+        needs = cluster_needs(spec) if order.cluster else ClusterNeeds(charts=(), images=())
+        found = cluster_extras(needs, more, web)
+        notify(f"{len(needs.charts)} charts fetched, {len(found.images)} images listed")
     if order.wheels:
         notify(f"wheels of {' '.join(order.wheels)}")
-        found = replace(found, files={**found.files, **wheels(order.wheels, desired.opened_spec().proxy)})
+        found = replace(found, files={**found.files, **wheels(order.wheels, spec.proxy)})
     return found
 
 
@@ -161,7 +160,8 @@ def _extras(order: Order, desired: DesiredState, web: Web, notify: Notify) -> Ex
 def _work_out(order: Order, target: BundleTarget, desired: DesiredState, web: Web, notify: Notify) -> Part:
     row = desired.knowledge.distro(target.distro)
     assert row is not None  # parse_target has seen to it
-    wants = tuple(together([*_wants(order, target, desired)], order.packages))
+    more = dict.fromkeys([*order.packages, *desired.spec().accept.packages])
+    wants = tuple(together([*_wants(order, target, desired)], tuple(more)))
     upstreams = [*_vendors(wants, desired, MANAGERS[row.family]), *_distribution(order, target, desired)]
     notify(f"{target}: reading {len(upstreams)} repositories")
     sources = tuple(_source(upstream, desired) for upstream in upstreams)
