@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpunode import __version__
-from gpunode.core.accept import MAX_OUTPUT, Level, Measure, Reading, Tool, ToolRequest
+from gpunode.core.accept import MAX_OUTPUT, Level, Measure, Reading, Tool, ToolRequest, gave_nothing
 from gpunode.core.accept.fabric import machine_of
 from gpunode.core.accept.fleet import Spread
 from gpunode.core.accept.floors import Machine
 from gpunode.core.accept.judge import count_checks, expected_of, fleet_checks, floor_checks, spreads
-from gpunode.core.accept.perftest import WRITE_BW
+from gpunode.core.accept.perftest import WRITE_BW, port_arguments, ports_of
 from gpunode.core.accept.result import (
     OUTCOMES,
     AcceptRecord,
@@ -34,9 +35,10 @@ from gpunode.core.accept.result import (
 )
 from gpunode.core.accept.samples import FIELDS, sample_checks
 from gpunode.core.accept.stages import Stage, stage_of, stages_of
+from gpunode.core.accept.text import tail
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser
 from gpunode.core.items.first_boot import prepares
-from gpunode.core.model import Check, HostResult, NodeFacts
+from gpunode.core.model import Check, HostResult, NodeFacts, RdmaPort
 from gpunode.core.printable import json_text
 from gpunode.core.remote import parse_outcome, program, values_of
 from gpunode.core.report.model import Report
@@ -58,6 +60,7 @@ from gpunode.node import script
 ROWS = "rows.jsonl"
 _INTERRUPTED = "interrupted; the tools on the nodes end within seconds, and leave nothing"
 _TICK = 0.2  # seconds between looks whether all is to end
+_AGAIN = 5.0  # seconds before a tool that gave nothing is started once more
 _PAIR_START = 3.0  # seconds until a server listens
 
 
@@ -236,7 +239,8 @@ def _measure(host: _Host, name: str, run: AcceptRun) -> StageRow:
     """The first tool of the stage that is there, and what it says."""
     stage, ask, began = stage_of(name), host.ask(run.level), time.monotonic()
     for tool in stage.tools:
-        answer = _run_tool(host, tool, ask, run.targets)
+        start = partial(_run_tool, host, tool, ask, run.targets)
+        answer, retried = _with_retry(stage.name, start, partial(_read, tool, ask))
         if answer is None:
             continue
         if isinstance(answer, GpunodeError):
@@ -244,12 +248,13 @@ def _measure(host: _Host, name: str, run: AcceptRun) -> StageRow:
             status = "not-proven" if refused else "failed"
             check = Check(id=f"accept.{stage.name}", status=status, message=answer.what, fix=answer.fix)  # type: ignore[arg-type]
             return _row(host, name, began, Reading(checks=(check,)), ended="refused" if refused else "done")
-        reading = tool.read(answer.output, answer.status, ask)
+        reading = _read(tool, ask, answer)
         floors = [
             *count_checks(reading.measures, host.machine),
             *floor_checks(reading.measures, host.machine, load_floors(), run.level),
         ]
-        checks = (*reading.checks, *floors, *sample_checks(stage.name, answer.samples), *_cut_off(stage, answer))
+        samples = sample_checks(stage.name, answer.samples)
+        checks = (*reading.checks, *retried, *floors, *samples, *_cut_off(stage, answer))
         return _row(host, name, began, replace(reading, checks=checks), program=answer.program)
     missing = " or ".join(tool.name for tool in stage.tools)
     fix = "; or ".join(tool.install for tool in stage.tools)
@@ -264,6 +269,29 @@ class _Answer:
     timed_out: bool
     program: str
     samples: tuple[str, ...]
+    near: bool  # it ran on the CPUs of its network card
+
+
+_Tried: TypeAlias = "_Answer | GpunodeError | None"
+
+
+def _read(tool: Tool, ask: ToolRequest, answer: _Answer) -> Reading:
+    return tool.read(answer.output, answer.status, ask)
+
+
+def _with_retry(
+    stage: str, start: Callable[[], _Tried], read: Callable[[_Answer], Reading]
+) -> tuple[_Tried, tuple[Check, ...]]:
+    """What a tool answers; one that ended by an error of its own, with nothing measured, is started once more.
+
+    The checks say so: a measured failure is never tried again.
+    """
+    first = start()
+    if not isinstance(first, _Answer) or first.timed_out or not gave_nothing(read(first), first.status):
+        return first, ()
+    time.sleep(_AGAIN)
+    text = f"started twice; the first time it ended with {first.status} and measured nothing: {tail(first.output)}"
+    return start(), (Check(id=f"accept.{stage}.retried", status="warning", message=text),)
 
 
 def _cut_off(stage: Stage, answer: _Answer) -> tuple[Check, ...]:
@@ -273,7 +301,7 @@ def _cut_off(stage: Stage, answer: _Answer) -> tuple[Check, ...]:
 
 
 def _run_tool(
-    host: _Host, tool: Tool, ask: ToolRequest, targets: Targets, extra: Sequence[str] = ()
+    host: _Host, tool: Tool, ask: ToolRequest, targets: Targets, extra: Sequence[str] = (), near: str = ""
 ) -> _Answer | GpunodeError | None:
     """None where the tool is not on the node."""
     call = tool.call(ask)
@@ -286,6 +314,7 @@ def _run_tool(
         "sample": _lines([",".join(FIELDS)]),
         "controller": _lines([controller_name()]),
         **({"image": _lines([host.spec.image])} if host.spec.image else {}),
+        **({"near": _lines([near])} if near else {}),
     }
     assert host.detected.target
     [ran] = run_many(
@@ -313,6 +342,7 @@ def _run_tool(
         timed_out=ended == "timeout",
         program=(values_of(ran.stdout, "program") or [""])[0][:200],
         samples=tuple(values_of(ran.stdout, "sample")),
+        near=bool(values_of(ran.stdout, "near")),
     )
 
 
@@ -340,37 +370,97 @@ def _pairs(hosts: Sequence[_Host], run: AcceptRun) -> None:
         if (server.name, "pair") in run.done and (client.name, "pair") in run.done:
             continue
         began = time.monotonic()
-        if server is client:
-            text = "there is no second host to measure the network cards with"
-            reading: Reading = Reading(checks=(Check(id="accept.pair", status="not-proven", message=text),))
-        else:
-            reading = _pair(server, client, run)
+        readings = _pair(server, client, run)
         for host in {server.name: server, client.name: client}.values():
-            run.keep(_row(host, "pair", began, reading))
+            run.keep(_row(host, "pair", began, readings[host.name]))
 
 
-def _pair(server: _Host, client: _Host, run: AcceptRun) -> Reading:
-    """ib_write_bw: the server in the background, the client to its address."""
-    ask = client.ask(run.level)
-    served: list[Any] = []
+def _pair(server: _Host, client: _Host, run: AcceptRun) -> dict[str, Reading]:
+    """Each network card of one host with that of the other, in the order of their names; by host."""
+    if server is client:
+        return {server.name: _no_pair("there is no second host to measure the network cards with")}
+    mine, theirs = ports_of(server.facts.rdma), ports_of(client.facts.rdma)
+    if not mine or not theirs:
+        lacking = ", ".join(host.name for host, ports in ((server, mine), (client, theirs)) if not ports)
+        return dict.fromkeys(
+            (server.name, client.name), _no_pair(f"{lacking} has no active port of InfiniBand or RoCE")
+        )
+    readings: list[tuple[Reading, Reading]] = []
+    for port, other in zip(mine, theirs, strict=False):
+        reading = _port_pair((server, port), (client, other), run)
+        readings.append(
+            (
+                _with_port(reading, port, f"{client.name} {other.device}"),
+                _with_port(reading, other, f"{server.name} {port.device}"),
+            )
+        )
+        if not reading.measures:
+            break  # the next card has no other tool, and no other node
+    rest = [f"{h.name} {p.device}" for h, ports in ((server, mine), (client, theirs)) for p in ports[len(readings) :]]
+    alone = _no_pair(f"without a partner, or not measured: {', '.join(rest)}").checks if rest else ()
+    return {
+        server.name: _of_ports(server, [one for one, _ in readings], alone, run),
+        client.name: _of_ports(client, [one for _, one in readings], alone, run),
+    }
+
+
+def _no_pair(text: str, fix: str = "") -> Reading:
+    return Reading(checks=(Check(id="accept.pair", status="not-proven", message=text, fix=fix),))
+
+
+def _with_port(reading: Reading, port: RdmaPort, other: str) -> Reading:
+    rate = float(port.rate)
+    measures = [replace(one, where=f"{port.device} with {other}", rate=rate) for one in reading.measures]
+    return replace(reading, measures=tuple(measures))
+
+
+def _of_ports(host: _Host, readings: Sequence[Reading], more: Sequence[Check], run: AcceptRun) -> Reading:
+    measures = tuple(one for reading in readings for one in reading.measures)
+    floors = floor_checks(measures, host.machine, load_floors(), run.level)
+    own = dict.fromkeys(check for reading in readings for check in reading.checks)
+    return Reading(checks=(*own, *more, *floors), measures=measures)
+
+
+def _port_pair(server: tuple[_Host, RdmaPort], client: tuple[_Host, RdmaPort], run: AcceptRun) -> Reading:
+    """ib_write_bw from one card to the other."""
+    ask = client[0].ask(run.level)
+    where = f"{server[0].name} and {client[0].name}"
+    near: list[bool] = []
+    answer, retried = _with_retry(
+        "pair", lambda: _both_ends(server, client, ask, run, near), partial(_read, WRITE_BW, ask)
+    )
+    if answer is None:
+        return _no_pair(f"ib_write_bw is not on {where}", WRITE_BW.install)
+    if isinstance(answer, GpunodeError):
+        return _no_pair(answer.what, answer.fix)
+    reading = _read(WRITE_BW, ask, answer)
+    beside = ", near" if answer.near and near[-1:] == [True] else ""
+    measures = tuple(replace(one, algorithm=f"{one.algorithm}{beside}") for one in reading.measures)
+    return Reading(checks=(*reading.checks, *retried), measures=measures)
+
+
+def _both_ends(
+    server: tuple[_Host, RdmaPort], client: tuple[_Host, RdmaPort], ask: ToolRequest, run: AcceptRun, near: list[bool]
+) -> _Tried:
+    """The server in the background, the client to its address; `near`: whether the server ran beside its card."""
+    (host, port), (other, its_port) = server, client
+    served: list[_Tried] = []
     thread = threading.Thread(
-        target=lambda: served.append(_run_tool(server, WRITE_BW, ask, run.targets)), daemon=True
+        target=lambda: served.append(
+            _run_tool(host, WRITE_BW, ask, run.targets, port_arguments(port), near=port.device)
+        ), daemon=True,
     )  # fmt: skip
     thread.start()
     thread.join(_PAIR_START)
-    target = server.detected.target
+    if served:
+        return served[0]
+    target = host.detected.target
     assert target
-    answer = served[0] if served else _run_tool(client, WRITE_BW, ask, run.targets, [target.address or target.name])
+    arguments = [*port_arguments(its_port), target.address or target.name]
+    answer = _run_tool(other, WRITE_BW, ask, run.targets, arguments, near=its_port.device)
     thread.join(90)
-    where = f"{server.name} and {client.name}"
-    if answer is None:
-        text = f"ib_write_bw is not on {where}"
-        return Reading(checks=(Check(id="accept.pair", status="not-proven", message=text, fix=WRITE_BW.install),))
-    if isinstance(answer, GpunodeError):
-        return Reading(checks=(Check(id="accept.pair", status="not-proven", message=answer.what, fix=answer.fix),))
-    reading = WRITE_BW.read(answer.output, answer.status, ask)
-    measures = tuple(replace(measure, where=f"{where}, {measure.where}") for measure in reading.measures)
-    return Reading(checks=(*reading.checks, *floor_checks(measures, client.machine, load_floors(), run.level)))
+    near.append(bool(served) and isinstance(served[0], _Answer) and served[0].near)
+    return answer
 
 
 # ---------------------------------------------------------------- the end

@@ -197,3 +197,19 @@ def wait_for(there: object, seconds: float = 20) -> None:
     while not there():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("cpus", "near"), [("0", ["0"]), ("0; id", []), ("", [])])
+def test_a_tool_of_a_network_card_runs_on_the_cpus_beside_it(cpus: str, near: list[str], node: Path) -> None:
+    device = node / "rdma/mlx5_0/device"
+    device.mkdir(parents=True)
+    (device / "local_cpulist").write_text(f"{cpus}\n")
+    stub(node, "nvbandwidth", "sed -n s/^Cpus_allowed_list:.//p /proc/$$/status")
+    text, environment = command(node, near="mlx5_0")
+    ran = subprocess.run(
+        ["sh", "-s"], input=text, env=environment | {"RDMA": str(node / "rdma")}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert values_of(ran.stdout, "near") == near
+    allowed = base64.b64decode(values_of(ran.stdout, "output")[0]).decode().strip()
+    assert (allowed == "0") is bool(near), allowed

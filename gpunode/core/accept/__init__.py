@@ -32,6 +32,7 @@ class Measure:
     kind: Kind = "peak"  # peak: at that size; average: over all sizes
     algorithm: str = ""  # NVLS, RING, TREE, by NCCL's own log; bf16, fp32 of a GEMM
     gpus: int = 1  # that took part
+    rate: float = 0  # of the port that it went through, in the same unit; 0: through none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,12 @@ class Tool:
     install: str  # what to install where it is missing
     call: Callable[[ToolRequest], Call]
     read: Callable[[str, int, ToolRequest], Reading]  # output, exit status
+
+
+def gave_nothing(reading: Reading, status: int) -> bool:
+    """Whether a tool ended with an error of its own before it measured or judged anything."""
+    said = any(check.status != "not-proven" or check.id.count(".") > 1 for check in reading.checks)
+    return status != 0 and not reading.measures and not said
 
 
 def unread(tool: str, why: str, fix: str = "") -> Reading:

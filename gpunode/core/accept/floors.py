@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.accept import Kind, Measure
@@ -14,7 +14,7 @@ class Floor:
     """Below `alive` something is broken; from there to `full` it works and is slow."""
 
     metric: str
-    gpus: tuple[str, ...]  # PCI device ids without the vendor: 2330
+    gpus: tuple[str, ...]  # PCI device ids without the vendor: 2330; (): any
     count: int  # GPUs that took part; 0: each by itself
     fabric: str  # "": any
     tool: str
@@ -25,6 +25,7 @@ class Floor:
     full: float
     source: str
     source_date: str
+    share: bool = False  # alive and full are parts of the port's rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +58,19 @@ def parse_floors(table: Mapping[str, Any]) -> tuple[Floor, ...]:
 
 
 def floor_of(measure: Measure, machine: Machine, floors: Sequence[Floor]) -> Floor | None:
-    """The first floor whose conditions this measure meets."""
-    return next((floor for floor in floors if _fits(floor, measure, machine)), None)
+    """The first floor whose conditions this measure meets; one that is a share, of the rate of its port."""
+    floor = next((floor for floor in floors if _fits(floor, measure, machine)), None)
+    if floor is None or not floor.share:
+        return floor
+    return replace(floor, alive=floor.alive * measure.rate, full=floor.full * measure.rate)
 
 
 def _fits(floor: Floor, measure: Measure, machine: Machine) -> bool:
     return (
         floor.metric == measure.metric
         and floor.tool == measure.tool
-        and machine.model.removeprefix("10de:") in floor.gpus
+        and (not floor.gpus or machine.model.removeprefix("10de:") in floor.gpus)
+        and (measure.rate > 0 or not floor.share)
         and floor.fabric in ("", machine.fabric)
         and floor.count in (0, measure.gpus)
         and (not floor.size or (floor.size, floor.kind) == (measure.size, measure.kind))

@@ -124,6 +124,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "accept.STAGE.slowdown": "a GPU was slowed down by its board under load: heat, power brake",
         "accept.STAGE.heat": "(warning) a GPU was above 85 °C, or its memory above 95 °C",
         "accept.STAGE.link": "(warning) PCIe generation or width under load below what the GPU can do",
+        "accept.STAGE.retried": "(warning) the tool ended by an error of its own at first, and was started once more",
         "accept.STAGE.time": "the tool did not end in its time",
         "accept.verdict": "(`verify --since-acceptance`) the record of the host is missing, was changed after it was "
         "signed, or does not say accepted",

@@ -2,8 +2,9 @@
 # Runs one tool of an acceptance and sends what it printed.  Nothing stays: the tool's output lies in the request's folder,
 # and the tool ends with this script, also when the connection is gone (each sample is written to it).
 # Request (edge/accept.py): `programs` (names, or paths with *; the first that is there), `arguments` and `environment`, one
-# a line, `seconds`, `sample` (fields of nvidia-smi), `controller`, `image` (used where no program is there).
-# Output: program, sample, beat, ended, output (base64).
+# a line, `seconds`, `sample` (fields of nvidia-smi), `controller`, `image` (used where no program is there), `near` (an
+# RDMA device: the tool runs on the CPUs beside it).
+# Output: program, near, sample, beat, ended, output (base64).
 
 MOST=1000000 # bytes of the tool's output: its end counts
 EVERY=5      # seconds between samples
@@ -76,16 +77,24 @@ if have flock && [ -e "$GPUNODE_STATE/lock" ]; then
   flock -n 9 || finish refused "$(lock_owner) is at work on this node" "wait for it to end, then run again"
 fi
 
+cpus=
+if [ -n "$(word near)" ]; then
+  cpus=$(cat "${RDMA:-/sys/class/infiniband}/$(word near)/device/local_cpulist" 2>/dev/null)
+  case $cpus in *[!0-9,-]*) cpus= ;; esac
+  [ -n "$by" ] || have taskset || cpus=
+  [ -z "$cpus" ] || say near "$cpus"
+fi
 set --
 if [ -n "$by" ]; then
-  set -- "$by" run --rm --name "$CONTAINER" --pull=never --gpus all --ipc=host --network=host --ulimit memlock=-1
+  [ ! -d /dev/infiniband ] || set -- --device=/dev/infiniband
+  set -- "$by" run "$@" --rm --name "$CONTAINER" --pull=never --gpus all --ipc=host --network=host --ulimit memlock=-1 ${cpus:+"--cpuset-cpus=$cpus"}
   while read -r line; do [ -z "$line" ] || set -- "$@" -e "$line"; done <<END
 $(requested environment)
 END
   program=$(requested programs | head -n 1)
   set -- "$@" --entrypoint "$program" "$image"
 else
-  set -- env
+  set -- ${cpus:+taskset -c "$cpus"} env
   while read -r line; do [ -z "$line" ] || set -- "$@" "$line"; done <<END
 $(requested environment)
 END
