@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--recipe",
-    "recipe_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="Also judge what an AICR recipe wants of the hosts (aicr recipe -o FILE writes one).",
@@ -64,21 +63,19 @@ def verify(
     smoke: bool,
     since: str | None,
     accepted: str | None,
-    recipe_file: Path | None,
+    recipe: Path | None,
     output_format: str,
 ) -> int:
     """Check that nodes match gpunode.yml and that their GPUs are healthy and usable."""
     from gpunode.cli.progress import probing
-    from gpunode.core.aicr import parse_recipe
     from gpunode.core.spec import merge_spec
     from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
     from gpunode.edge.fleet.runs import Runs
     from gpunode.edge.fleet.since import verify_since
 
-    if since and (accepted or recipe_file):
+    if since and (accepted or recipe):
         raise click.UsageError("--since goes with neither --since-acceptance nor --recipe")
-    recipe = parse_recipe(recipe_file.read_bytes(), str(recipe_file)) if recipe_file else None
     desired = DesiredState(merge_spec(spec_data, expected), to_run=False, lock=lock)
     runs = Runs() if since else None
     run = runs.get(since).name if runs and since else ""

@@ -290,7 +290,7 @@ def satisfies(actual: str, expression: str) -> bool:
     (True, True, False)
     """
     clauses = [clause.strip() for clause in expression.split("||")]
-    terms = [[_term(one) for one in re.split(r"[ \t]+(?=[<>!=])", clause)] for clause in clauses]
+    terms = [[_term(one) for one in re.split(r"(?<![ \t])[ \t]+(?=[<>!=])", clause)] for clause in clauses]
     return any(all(_holds(actual.strip(), *term) for term in clause) for clause in terms)
 
 

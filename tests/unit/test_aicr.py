@@ -204,10 +204,11 @@ def test_the_commands(run_gpunode: Run, tmp_path: Path) -> None:
     assert "is a RecipeMetadata" in run_gpunode("verify", "gpu1", "--recipe", recipe, exit=2).stderr
 
 
-def test_verify_fails_by_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_fails_by_a_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(load, "resolve_key", lambda *_: b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n")
     desired = DesiredState({"driver": {"method": "preinstalled"}})
-    recipe = parse_recipe(yaml.safe_dump(RECIPE), "recipe.yaml")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(RECIPE))
     [without] = verify(Targets(probes=(H100,)), desired, smoke=False)
     [result] = verify(Targets(probes=(H100,)), desired, smoke=False, recipe=recipe)
     more = result.checks[len(without.checks) :]
