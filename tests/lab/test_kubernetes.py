@@ -106,6 +106,39 @@ def test_whole_gpus_from_apply_to_apod(clean: Cluster) -> None:
     assert clean.get("namespaces", "--field-selector=metadata.name=gpunode")["items"] == []
 
 
+def test_a_node_that_joins_with_the_taint_takes_pods_when_it_is_proven(clean: Cluster) -> None:
+    """The kubelet registers with our taint, and with one of somebody else's, which stays."""
+    node, taints = "t-kube-2", "registerWithTaints: [{key: gpunode/unproven, value: 'true', effect: NoSchedule}, %s]"
+    foreign = "{key: dedicated, value: ml, effect: PreferNoSchedule}"
+    clean.lab.run(node, f'systemctl stop kubelet && echo "{taints % foreign}" >>/var/lib/kubelet/config.yaml')
+    clean.kubectl("delete", "node", node)
+    clean.lab.run(node, "systemctl start kubelet")
+    try:
+        wait_for(lambda: clean.ready().get(node) == "True")
+        spec = clean.spec({"kubernetes": {"gate": True}})
+        clean.kube("apply", spec)
+        wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", node: "2"})
+        users = pod("users", {GPU: 1})
+        users["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+        clean.apply(users)
+        wait_for(lambda: "gpunode/unproven" in json.dumps(clean.get("pod", "users")["status"]))
+        waiting = {name: (status, text) for name, status, text in clean.checks("verify", spec)["cluster"]}["kube.gate"]
+        assert waiting[0] == "not-proven" and node in waiting[1]
+        found = clean.checks("verify", spec, "--smoke", "--unproven")
+        assert set(found) == {"cluster", f"node {node}"} and failed(found) == []
+        live = clean.get("node", node)
+        assert [taint["key"] for taint in live["spec"]["taints"]] == ["dedicated"]
+        assert live["metadata"]["labels"]["gpunode/proven"] == "true"
+        wait_for(lambda: clean.get("pod", "users")["status"]["phase"] == "Running")
+        clean.kube("remove", spec)
+        live = clean.get("node", node)
+        assert "gpunode/proven" not in live["metadata"]["labels"] and len(live["spec"]["taints"]) == 1
+    finally:
+        clean.kubectl("delete", "pod", "users", "--force", "--ignore-not-found")
+        clean.kubectl("taint", "node", node, "dedicated-", "gpunode/unproven-", check=False)
+        clean.lab.run(node, "sed -i /registerWithTaints/d /var/lib/kubelet/config.yaml && systemctl restart kubelet")
+
+
 def test_two_pools_and_a_working_pool_keeps_its_gpus(clean: Cluster) -> None:
     """Finding: with config-manager a node lost all its GPUs at every other start of the plugin's pod, for good."""
     whole = clean.spec({"kubernetes": {}})

@@ -85,6 +85,13 @@ def test_what_earlier_runs_left_counts(
     assert down(host(TODO), host(QUIET), quiet=quiet) == (to_do, idle)
 
 
+def test_a_host_whose_spec_is_wrong_is_its_own_matter() -> None:
+    journal(**{QUIET: "failed", TODO: "failed"})
+    wrong = host(QUIET)
+    wrong = replace(wrong, detected=replace(wrong.detected, spec={"rollout": {"waves": []}}))
+    assert down(host(TODO), wrong) == ([TODO], [])
+
+
 def test_what_another_controller_holds_counts() -> None:
     leased = "other-123456 run1"
     assert down(host(TODO, lease=leased), host(QUIET, lease=leased)) == ([TODO], [QUIET])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import HostResult
@@ -35,7 +36,7 @@ def find_down(
     hosts: Sequence[HostPlan],
     untouched: Mapping[str, HostResult],
     specs: Mapping[str, RolloutSpec],
-    rollout_of: Callable[[Detected], RolloutSpec],
+    rollout_of: Callable[[Detected], RolloutSpec | None],
     targets: Targets,
     cordoned: Callable[[], Mapping[str, bool]],
 ) -> Down:
@@ -51,10 +52,11 @@ def find_down(
     marks = cordoned()
     found = {h.host for h in hosts if marks.get(h.host, h.host in left) or leased_to(h.detected)}
     good = {host for host, result in untouched.items() if result.ok}
-    idle = [(h.host, rollout_of(h.detected)) for h in hosts if h.host in untouched and h.host in found - good]
+    quiet = [h.detected for h in hosts if h.host in untouched and h.host in found - good]
+    idle = [(one.host, spec) for one in quiet if (spec := rollout_of(one))]
     named = {host.host for host in hosts}
     more = _others(named, targets) if targets.limit or set(left) - named else []
-    others = [(one.host, spec) for one in more if (spec := rollout_of(one)) in limited]
+    others = [(one.host, spec) for one in more if (spec := rollout_of(one)) and spec in limited]
     return Down(
         hosts=frozenset(found & set(specs)),
         idle=(*idle, *((host, spec) for host, spec in others if host in left)),
@@ -80,6 +82,11 @@ def _others(named: Collection[str], targets: Targets) -> list[Detected]:
     return [] if isinstance(found, GpunodeError) else [one for one in found if one.host not in named]
 
 
-def rollout_of(desired: DesiredState, over: Mapping[str, object]) -> Callable[[Detected], RolloutSpec]:
-    """A host's merged `rollout` section, with the options of the command."""
-    return lambda host: replace(desired.spec(host.spec, host=host.host).rollout, **over)  # type: ignore[arg-type]
+def rollout_of(desired: DesiredState, over: Mapping[str, Any]) -> Callable[[Detected], RolloutSpec | None]:
+    """A host's merged `rollout` section, with the options of the command; None for one whose spec is wrong."""
+
+    def rollout(host: Detected) -> RolloutSpec | None:
+        spec = isolated(host.host, lambda: desired.spec(host.spec, host=host.host).rollout)
+        return None if isinstance(spec, GpunodeError) else replace(spec, **over)
+
+    return rollout
