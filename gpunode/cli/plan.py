@@ -203,11 +203,17 @@ def drain_previews(hosts: list[HostPlan], connect: Connect) -> list[DrainPreview
 
 
 def show_drains(hosts: list[HostPlan], connect: Connect) -> None:
-    """Below the plans: which nodes are drained first, and what that would meet."""
+    """Below the plans: which nodes are drained first, and what that would meet; which hosts are measured at the end."""
     from gpunode.core.report.drains import drains_text
+    from gpunode.core.report.text import names
 
     if previews := drain_previews(hosts, connect):
         echo(fitted(drains_text(previews), terminal_width()))
+    if any(h.planned and h.planned.spec.rollout.accept != "off" for h in hosts):
+        from gpunode.edge.fleet.provision import to_measure
+
+        if measured := to_measure(hosts):
+            echo(fitted(f"Measured before they count as done (rollout.accept): {names(measured)}", terminal_width()))
 
 
 def step_titles(hosts: list[HostPlan]) -> dict[str, list[str]]:

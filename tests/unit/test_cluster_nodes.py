@@ -25,6 +25,7 @@ from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet.draining import NodeDrains, concerns
+from gpunode.edge.fleet.provision import to_measure
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.fleet.workflow import HostPlan
@@ -583,6 +584,12 @@ def answers(tool: str) -> Callable[..., list[Ran]]:
     return run_many
 
 
+def converged(spec: dict[str, Any]) -> HostPlan:
+    plan = replace(PLAN, steps=())
+    planned = Planned(plan=plan, facts=FACTS, spec=DesiredState(spec).spec(), solution=None)  # type: ignore[arg-type]
+    return HostPlan(detected=Detected(host="gpu1", facts=FACTS), planned=planned)
+
+
 @pytest.fixture
 def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     check = Check(id="gpu.ecc", status="passed", message="none")
@@ -619,6 +626,7 @@ def test_a_node_that_was_not_accepted_is_measured_again_and_a_converged_one_is_n
     provision(api, tmp_path, monkeypatch, spec=ACCEPT)
     found = []
     for tool in ("12.0", "52.1", "in-use"):
+        assert bool(to_measure([converged(ACCEPT)])) is (tool != "in-use")
         monkeypatch.setattr(accept, "run_many", answers(tool))
         result, played = provision(api, tmp_path, monkeypatch, spec=ACCEPT, steps=())
         assert played == []

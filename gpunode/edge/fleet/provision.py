@@ -461,6 +461,14 @@ def _repeatable(targets: Targets) -> dict[str, Any]:
     return {name: getattr(targets, name) for name in kept} | {"inventory": inventory_sources(targets)}
 
 
+def to_measure(hosts: Sequence[HostPlan]) -> list[str]:
+    """Those of the hosts that provision would measure: it changes them, or they were not found good since a change."""
+    planned = _planned(hosts)
+    accepts = frozenset(host for host, found in planned.items() if found.spec.rollout.accept != "off")
+    unproven = _unproven(hosts, accepts)
+    return [host for host in planned if host in unproven or (host in accepts and planned[host].plan.steps)]
+
+
 def _unproven(hosts: Sequence[HostPlan], accepts: frozenset[str]) -> frozenset[str]:
     """Hosts that nothing is to be done on, and that their last run changed and never found good: they are measured."""
     found = [h.host for h in hosts if h.host in accepts and not (_plan(h).steps or _plan(h).problems)]
