@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.edits import Activation
-from gpunode.core.edits.commit import FileChange, commit_request
+from gpunode.core.edits.commit import FileChange, commit_request, settling_of
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
@@ -109,6 +109,15 @@ class Node:
 
     def ask(self, request: dict[str, bytes]) -> Outcome:
         return self.finish(self.start(request))
+
+    def start_and_read(self, request: dict[str, bytes]) -> list[str]:
+        """The ids of the transactions that it leaves to be proven."""
+        process = self.start(request)
+        assert process.stdout
+        with process.stdout:
+            text = process.stdout.read().decode()
+        assert process.wait() == 0, text
+        return settling_of(text)
 
     def run(self, *changes: FileChange, after: Activation | None = None, check: bool = False) -> Outcome:
         return self.ask(commit_request(changes, after=after and replace(after, settle=0), check=check))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ansible_collections.gpunode.node.plugins.action.edit_file import ActionModule
@@ -13,7 +15,7 @@ from edit_cases import edit_request
 from gpunode.core.edits import RuntimeRequest
 from gpunode.core.edits.commit import FileChange, commit_request, file_changes
 from gpunode.core.edits.undo import record, undo_data
-from gpunode.core.errors import InputError, StaleError
+from gpunode.core.errors import InputError, RefusedError, StaleError
 from gpunode.core.facts import masked_hash
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome, Runtime
 
@@ -122,6 +124,62 @@ def test_edit_file_gives_up_after_two_more_attempts_and_says_what_changed() -> N
     result = action.act(ARGUMENTS)
     assert (result["failed"], result["status"], result["stale"]) == (True, "refused", ["/etc/docker/daemon.json"])
     assert len(action.asked) == 3
+
+
+class Engines(ActionModule):
+    """The action with edits that are prepared; what a unit has to prove later is that of containerd."""
+
+    def __init__(self, answers: Mapping[str, dict[str, object] | Exception], proof: Outcome) -> None:
+        self._task = SimpleNamespace(diff=False, check_mode=False)
+        self.answers, self.proof = answers, proof
+        self.asked = list[tuple[str, dict[str, bytes]]]()
+
+    def _attempt(self, value: dict[str, str], more: dict[str, bytes]) -> dict[str, object]:
+        self.asked.append((value["runtime"], more))
+        answer = self.answers[value["runtime"]]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer | ({"settling": ["one"]} if "later" in more else {})
+
+    def node(self, name: str, request: dict[str, bytes]) -> tuple[Outcome, str]:
+        self.asked.append((name, request))
+        return self.proof, ""
+
+
+DONE = {"changed": True, "msg": "done"}
+LATER, ONE = {"later": b"1\n"}, {"settling": b"one\n"}
+STAYS, FELL = Outcome(status="unchanged", message="stays up"), Outcome(status="rolled_back", message="fell")
+
+
+SIDE = [("containerd", LATER), ("docker", ONE), ("commit.sh", ONE)]
+BOTH = ("containerd", "docker")
+
+
+@pytest.mark.parametrize(
+    ("engines", "docker", "proof", "asked", "message"),
+    [
+        (BOTH[:1], DONE, STAYS, [("containerd", {})], "done"),
+        (BOTH, DONE, STAYS, SIDE, "done"),
+        (BOTH, {"failed": True, "msg": "refused"}, STAYS, SIDE, "done; refused"),
+        (BOTH, RefusedError("away"), STAYS, SIDE, "away"),
+        (BOTH, DONE, FELL, SIDE, "done; fell"),
+        # a restart of containerd may take an old docker along, which would not have stayed up then
+        (BOTH[::-1], DONE, STAYS, [("docker", {}), ("containerd", {})], "done"),
+    ],
+)
+def test_containerd_is_proven_to_stay_up_once_the_others_have_started_whatever_comes_of_them(
+    engines: tuple[str, ...], docker: Any, proof: Outcome, asked: list[object], message: str
+) -> None:
+    action = Engines({"containerd": DONE, "docker": docker}, proof)
+    values = ARGUMENTS | {"runtimes": [{"runtime": name} for name in engines]}
+    if isinstance(docker, Exception):
+        with pytest.raises(RefusedError, match=message):
+            action.act(values)
+    else:
+        result = action.act(values)
+        assert (result["msg"], bool(result.get("failed"))) == (message, message != "done")
+        assert "settling" not in result
+    assert action.asked == asked
 
 
 WARNING = "docker has the runtime /usr/bin/nvidia-container-runtime, and no NVIDIA Container Toolkit was found: "

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from commit_node import SYSTEMCTL, Node, unit
 
-from gpunode.core.edits.commit import FileChange, commit_request
+from gpunode.core.edits.commit import FileChange, commit_request, side_by_side
 from gpunode.core.model import Outcome
 
 pytest_plugins = ("commit_fixtures",)
@@ -116,6 +116,42 @@ def test_a_unit_that_dies_a_moment_later_is_unhealthy(dash: Node) -> None:
     assert outcome.status == "rolled_back"
     assert outcome.message.startswith("engine.service does not stay up with the new configuration: ")
     assert dash.config.read_text() == "old\n"
+
+
+def left_to_settle(node: Node) -> list[str]:
+    """A transaction whose unit is healthy, and which is left without an outcome; and another one beside it."""
+    change = FileChange(path=str(node.config), data=b"new\n")
+    [one] = node.start_and_read(commit_request((change,), after=unit(node, settle=1)) | side_by_side((), later=True))
+    assert (node.unfinished, node.config.read_text(), node.notified()) == ({one}, "new\n", ["restart"])
+    other = FileChange(path=str(node.root / "etc/other"), data=b"x\n")
+    assert node.ask(commit_request((other,)) | side_by_side([one])).changed == (f"creates {node.root}/etc/other",)
+    assert node.unfinished == {one}, "what another run proves is left alone"
+    return [one]
+
+
+def test_a_unit_that_has_stayed_up_while_others_started_keeps_its_files(node: Node) -> None:
+    settling = left_to_settle(node)
+    outcome = node.ask(side_by_side(settling))
+    assert (outcome.status, outcome.message) == ("unchanged", "what was restarted stays up")
+    assert (node.unfinished, node.config.read_text(), node.notified()) == (set(), "new\n", ["restart"])
+    assert node.ask(side_by_side(settling)).status == "unchanged", "again does no harm"
+
+
+@pytest.mark.parametrize("what", ["active", "pid"])
+def test_a_unit_that_has_ended_or_started_again_meanwhile_gets_its_files_back(node: Node, what: str) -> None:
+    settling = left_to_settle(node)
+    (node.root / what).write_text({"active": "failed\n", "pid": "900\n"}[what])
+    outcome = node.ask(side_by_side(settling))
+    assert outcome.status == "rolled_back"
+    assert outcome.message.startswith("engine.service does not stay up with the new configuration: ")
+    assert (node.config.read_text(), node.notified()) == ("old\n", ["restart", "restart"])
+    assert (node.unfinished, (node.root / "etc/other").exists()) == (set(), True)
+
+
+def test_a_run_that_finds_it_interrupted_looks_at_the_unit_itself(node: Node) -> None:
+    left_to_settle(node)
+    assert "finished the change" in node.ask(commit_request()).changed[0]
+    assert (node.unfinished, node.config.read_text(), node.notified()) == (set(), "new\n", ["restart"])
 
 
 def test_a_unit_that_logs_nothing_itself_leaves_no_empty_reason(dash: Node) -> None:

@@ -15,6 +15,8 @@ Request files:
   undo      JSON, kept as backup/ID/undo.json when the transaction is done: whose record it is (`label`), and how the
             edit is undone (core/edits/undo.py)
   used      ids of transactions whose records are used up when this one is done: undo.json becomes undo.used.json
+  later     1: that the unit stays up is proven by a later run; then the script says `settling ID`
+  settling  ids of such transactions: left alone by one with changes, proven or put back by one without
   check     1 in check mode
 Without changes the script only finishes or undoes what an interrupted run left.
 """
@@ -30,6 +32,7 @@ from gpunode.core.edits.target import Activation, EditTarget, FileSnapshot, text
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit
+from gpunode.core.remote import values_of
 from gpunode.core.validation import as_lines, check_keys
 
 TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
@@ -149,6 +152,16 @@ def target_request(
         **({"undo": json.dumps(undo).encode() + b"\n"} if keep else {}),
         **({"used": as_lines(used)} if used else {}),
     }
+
+
+def side_by_side(settling: Sequence[str], *, later: bool = False) -> dict[str, bytes]:
+    """Request files of one among several transactions whose units settle at the same time."""
+    return ({"settling": as_lines(settling)} if settling else {}) | ({"later": b"1\n"} if later else {})
+
+
+def settling_of(stdout: str) -> list[str]:
+    """The transaction that a run of the script has left to be proven."""
+    return [one for one in values_of(stdout, "settling") if _ID.match(one)]
 
 
 def file_changes(files: Sequence[Mapping[str, object]]) -> list[FileChange]:

@@ -16,6 +16,7 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 TAB=$(printf '\t')
 KEEP=20 # finished transactions whose backups stay
 log=$GPUNODE_IN/.log
+later='' # whether the proof of this run's own transaction is left to another run
 : >"$log"
 
 # ---------------------------------------------------------------- undo and recover
@@ -106,10 +107,11 @@ undo() {
   finish "$_status" "$_message" "$_fix"
 }
 
-# recover: transactions with an intent and no outcome; one whose files are all in place is finished, else undone
+# recover: transactions with an intent and no outcome; one whose files are all in place is finished, else undone.  Those
+# that the request names are left to `prove`.
 recover() {
   recovered=0
-  for journal_id in $(unfinished files); do
+  for journal_id in $(unfinished files | if [ -e "$GPUNODE_IN/settling" ]; then grep -Fxv -f "$GPUNODE_IN/settling"; else cat; fi); do
     recovered=1
     checking && continue
     [ -r "$GPUNODE_STATE/backup/$journal_id/plan" ] || {
@@ -138,6 +140,41 @@ recover() {
   done
   journal_id=''
 }
+
+# leave: the unit is healthy; that it stays up is proven by a later run, so that engines settle side by side.  Until then
+# the transaction has no outcome: a run that finds it interrupted looks at the unit itself.
+leave() {
+  echo "$pid $told_at $told_up" >"$backup/settling"
+  say settling "$journal_id"
+}
+
+# prove ID: its unit has stayed up since, with its containers; else its files are put back
+prove() {
+  local _why
+  journal_id=$1
+  load "$1"
+  read -r pid told_at told_up <"$backup/settling"
+  stays_up && containers_kept || {
+    _why=$(unit_errors)
+    undo_unhealthy "$_why"
+  }
+  accepted
+}
+
+# prove_all: those that the request names, each in a shell of its own, which ends where its files are put back
+prove_all() {
+  local _failed _of
+  _failed=0
+  unfinished files >"$GPUNODE_IN/.unfinished"
+  requested settling | grep -Fx -f "$GPUNODE_IN/.unfinished" >"$GPUNODE_IN/.settling"
+  while read -r _of; do (prove "$_of" </dev/null) || _failed=$?; done <"$GPUNODE_IN/.settling"
+  [ "$_failed" = 0 ] || exit "$_failed"
+  forget
+  finish unchanged "what was restarted stays up"
+}
+
+# undo_unhealthy WHAT: because of $health_error, and of what the daemon said of it
+undo_unhealthy() { undo "$health_error with the new configuration${1:+: $1}" "the files are as they were; journalctl -u $unit has more"; }
 
 in_place() {
   while IFS=$TAB read -r n _ _ after _ _ _ path; do
@@ -338,6 +375,7 @@ files_in() { awk 'END { print NR (NR == 1 ? " file" : " files") }' "$1"; }
 checking || lock
 recover
 compare
+[ ! -e "$GPUNODE_IN/settling" ] || [ -s "$GPUNODE_IN/changes" ] || checking || prove_all
 if [ ! -s "$GPUNODE_IN/.todo" ]; then
   [ "$recovered" = 0 ] || finish changed "an interrupted change was finished or undone"
   finish unchanged "every file is as it should be"
@@ -355,15 +393,15 @@ install_all
 told=''
 if [ -n "$verb" ]; then
   if unit_running; then
-    told=1
+    told=1 later=$(word later)
     notify_unit || {
       why=$(unit_errors)
-      undo "$health_error with the new configuration${why:+: $why}" "the files are as they were; journalctl -u $unit has more"
+      undo_unhealthy "$why"
     }
   else
     say note "$unit does not run: the change counts from its next start on"
   fi
 fi
-accepted
+if [ -n "$told" ] && leaves_it; then leave; else accepted; fi
 forget
 changed "$(files_in "$backup/plan") changed${told:+, $(action_done)}"

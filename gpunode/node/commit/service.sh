@@ -255,7 +255,7 @@ is_healthy() {
   health_error=''
 }
 
-# becomes_healthy: within a minute, and stays up with the same process until $settle seconds after it was notified
+# becomes_healthy: within a minute, and stays up; the latter is left to a later run where the request says so
 becomes_healthy() {
   begun=$(uptime_now) tries=0 final=''
   until is_healthy; do
@@ -269,6 +269,14 @@ becomes_healthy() {
     nap
   done
   pid=$(unit_pid)
+  leaves_it || stays_up
+}
+
+# leaves_it: whether a later run of this script proves that the unit stays up; never of files that were put back
+leaves_it() { [ -n "$later" ] && [ -z "$restored" ]; }
+
+# stays_up: with the same process until $settle seconds after it was notified
+stays_up() {
   while :; do
     nap
     unit_active && [ "$(unit_pid)" = "$pid" ] || {
@@ -314,5 +322,5 @@ notify_unit() {
     tail -n 5 "$GPUNODE_IN/.answer" >>"$log"
     return 1
   }
-  containers_kept
+  leaves_it || containers_kept
 }

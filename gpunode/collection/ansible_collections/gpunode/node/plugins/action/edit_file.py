@@ -34,14 +34,34 @@ class ActionModule(NodeAction):
         if args["files"] and not result.get("failed"):
             result = combined_results(result, self._files(args["files"]))
         expect = args["expect"].get("files") or {}  # of a generated play, whose values are those of many hosts
-        for value in ({"expect": expect.get(one.get("runtime"), {}), **one} for one in args["runtimes"]):
-            if not result.get("failed"):
-                one = self.again(self._attempt, value)
-                engines = [*result.get("engines", ()), *[value["runtime"]] * bool(one.get("changed"))]
-                result = combined_results(result, one) | {"engines": engines}
+        if args["runtimes"] and not result.get("failed"):
+            values = [{"expect": expect.get(one.get("runtime"), {}), **one} for one in args["runtimes"]]
+            result = combined_results(result, self._engines(values))
         if args["toolkit"] and not result.get("failed"):
             result = combined_results(result, self.again(self._toolkit, args["toolkit"]))
         return result
+
+    def _engines(self, values):
+        """One after the other; that containerd, which no other one stops, stays up is proven while the others start."""
+        from gpunode.core.edits.commit import side_by_side
+
+        result, settling = {}, []
+        try:
+            for number, value in enumerate(values, 1):
+                if not result.get("failed"):
+                    later = value["runtime"] == "containerd" and number < len(values)
+                    one = self.again(self._attempt, value, side_by_side(settling, later=later))
+                    settling += one.pop("settling", ())
+                    engines = [*result.get("engines", ()), *[value["runtime"]] * bool(one.get("changed"))]
+                    result = combined_results(result, one) | {"engines": engines}
+        finally:  # also where the next one could not be asked
+            proof = self._proof(settling)
+        return combined_results(result, proof) if proof.get("failed") else result
+
+    def _proof(self, settling):
+        from gpunode.core.edits.commit import side_by_side
+
+        return result_of(self.node("commit.sh", side_by_side(settling))[0]) if settling else {}
 
     def _files(self, files):
         from gpunode.core.edits.commit import commit_request, file_changes
@@ -84,7 +104,7 @@ class ActionModule(NodeAction):
         seen = probed_files(facts.files, target.files)
         return self.commit(target, target.configure(texts(seen)), seen)
 
-    def _attempt(self, value):
+    def _attempt(self, value, more):
         from gpunode.core.edits import SECTIONS, completed, probed_runtime_files, runtime_target
         from gpunode.core.edits.target import texts
         from gpunode.core.errors import RefusedError, StaleError
@@ -111,7 +131,7 @@ class ActionModule(NodeAction):
         if changed and (edit.changes or edit.problems):
             raise StaleError(f"changed since the plan was made: {', '.join(changed)}", fix="make the plan again")
         if edit.changes or edit.problems or changed or not value.get("restart"):  # changed, and right: by a run before
-            return self.commit(target, edit, seen) | warned
+            return self.commit(target, edit, seen, more=more) | warned
         # the configuration is right, what the engine starts from it is new
         outcome, _text = self.node("activate.sh", activate_request({"restart": [runtime.unit]}, check=self.check))
         return result_of(outcome) | warned

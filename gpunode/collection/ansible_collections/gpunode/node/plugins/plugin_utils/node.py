@@ -244,9 +244,9 @@ class NodeAction(ActionBase):
                 break
         return result
 
-    def commit(self, target, edit, seen, used=None):
+    def commit(self, target, edit, seen, used=None, more=None):
         """The result of an edit in one transaction; `used` are the records that an undo uses up."""
-        from gpunode.core.edits.commit import target_request
+        from gpunode.core.edits.commit import settling_of, target_request
         from gpunode.core.edits.target import texts
 
         if edit.problems:
@@ -256,8 +256,9 @@ class NodeAction(ActionBase):
             return {"changed": False, "msg": msg}
         after = target.activation(texts(seen), edit)
         request = target_request(target, edit, seen, after, used=used, check=self.check)
-        outcome, _text = self.node("commit.sh", request)
-        return result_of(outcome) | {"diff": self.diff(edit.changes, seen), "stale": list(outcome.stale)}
+        outcome, text = self.node("commit.sh", request | (more or {}))
+        result = result_of(outcome) | {"diff": self.diff(edit.changes, seen), "stale": list(outcome.stale)}
+        return result | ({"settling": found} if (found := settling_of(text)) else {})
 
     def diff(self, changes, files):
         """Masked unified diffs of what changes, with --diff."""
