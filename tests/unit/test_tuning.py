@@ -191,7 +191,7 @@ def test_ofed_is_named_and_left_alone() -> None:
 @pytest.mark.parametrize(
     ("symbols", "depends", "said"),
     [
-        ("ffffffffc0a0 T ib_register_peer_memory_client\t[ib_core]\n", "ib_core,nvidia", ("yes", "built")),
+        ("ffffffffc0a0 T ib_register_peer_memory_client\t[ib_uverbs]\n", "nvidia,ib_uverbs", ("yes", "built")),
         ("ffffffffc0a0 T ib_register_client\t[ib_core]\n", "", ("no", "stub")),
         ("ffffffffc0a0 t __ib_register_peer_memory_client_old\n", None, ("no", "absent")),
     ],

@@ -1,7 +1,8 @@
 """Kernel modules for GPUDirect beside DMA-BUF, which needs none: nvidia-peermem and GDRCopy's gdrdrv, only where asked.
 
 Source of what nvidia-peermem needs: github NVIDIA/open-gpu-kernel-modules 595.45.04, kernel-open/nvidia-peermem: built
-without the RDMA stack's peer memory it is a stub that cannot be loaded, and fails at each boot.
+without the RDMA stack's peer memory it is a stub that cannot be loaded, and fails at each boot.  Which kernels have it:
+Module.symvers of Ubuntu 5.15.0-97-generic (ib_uverbs exports it); not Ubuntu 6.8.0-151-generic, Debian 6.1.0-50-amd64.
 """
 
 from __future__ import annotations
