@@ -238,6 +238,12 @@ def _now() -> str:
 def _measure(host: _Host, name: str, run: AcceptRun) -> StageRow:
     """The first tool of the stage that is there, and what it says."""
     stage, ask, began = stage_of(name), host.ask(run.level), time.monotonic()
+    if cut := [f"GPU {gpu.index}" for gpu in host.facts.nvml if gpu.mig_current == "Enabled"]:
+        text = f"MIG is on ({', '.join(cut)}): a program sees one instance of it, and not the GPU"
+        check = Check(
+            id=f"accept.{stage.name}", status="not-proven", message=text, fix="measure before MIG is turned on"
+        )
+        return _row(host, name, began, Reading(checks=(check,)), ended="missing")
     for tool in stage.tools:
         start = partial(_run_tool, host, tool, ask, run.targets)
         answer, retried = _with_retry(stage.name, start, partial(_read, tool, ask))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from gpunode.core.accept.floors import Machine
 from gpunode.core.accept.perftest import ports_of
 from gpunode.core.accept.result import StageRow
-from gpunode.core.model import NodeFacts, PciDevice, RdmaPort
+from gpunode.core.model import NodeFacts, NvmlGpu, PciDevice, RdmaPort
 from gpunode.core.spec.accept import AcceptSpec
 from gpunode.edge import accept
 from gpunode.edge.accept import AcceptRun
@@ -92,6 +93,18 @@ def test_a_tool_that_did_not_start_is_started_once_more_and_a_failure_is_not(
     again = [check for check in row.checks if check.id == "accept.nvbandwidth.retried"]
     assert (len(calls), bool(again), bool(row.measures)) == (starts, retried, measured)
     assert all(check.status == "warning" and "CUDA driver initialization" in check.message for check in again)
+
+
+@pytest.mark.parametrize(("mig", "ended"), [("Enabled", "missing"), ("Disabled", "done")])
+def test_a_gpu_that_is_cut_is_not_measured_by_one_of_its_instances(
+    mig: str, ended: str, run: AcceptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, lambda name, call: sent(GOOD))
+    one = host("gpu1")
+    facts = replace(one.facts, nvml=(NvmlGpu(index=0, slot=GPU.slot, mig_current=mig),))
+    row = accept._measure(replace(one, facts=facts), "nvbandwidth", run)
+    assert row.ended == ended
+    assert mig == "Disabled" or [check.status for check in row.checks] == ["not-proven"]
 
 
 # ---------------------------------------------------------------- pairs of network cards
