@@ -42,7 +42,8 @@ def main() -> None:
 
     def ask(one: Root, request: dict[str, bytes]) -> tuple[str, int]:
         requests.append(request)
-        return answer(one, request)
+        said: tuple[str, int] = answer(one, request)
+        return said
 
     planned(there, node("ubuntu:24.04", "10de:2330", KERNELS, secure_boot=True), ask)
     request = requests[-1]

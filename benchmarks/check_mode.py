@@ -58,7 +58,7 @@ KINDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Things foretold, things that happened, and those that are both; `unnamed` dependencies are in neither."""
+    """Things announced, things that happened, and those that are both; `unnamed` dependencies are in neither."""
 
     announced: int
     happened: int
@@ -133,10 +133,10 @@ def main(distros: list[str]) -> None:
         log(f"{distro}: {count}")
         total += count
     runs = sum(map(len, cases.values()))
-    of_printed, of_done = f"{total.both} of {total.foretold}", f"{total.both} of {total.happened}"
+    of_printed, of_done = f"{total.both} of {total.announced}", f"{total.both} of {total.happened}"
     row(
         f"what `--check` says that then happens (precision, {runs} runs)",
-        f"{total.both / total.foretold:.1%} ({of_printed})",
+        f"{total.both / total.announced:.1%} ({of_printed})",
         "100 %",
     )
     row("what happens that `--check` had said (recall)", f"{total.both / total.happened:.1%} ({of_done})", "100 %")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.measure import best_of_pairs, row
@@ -59,7 +60,7 @@ def hostile_lines() -> None:
     ordinary = "Nov 22 01:02:03 gpu1 kernel: NVRM: API mismatch: something else happened to nvidia here\n"
     for fill in HOSTILE:
         text, plain = ((part * LINE)[:LINE] for part in (fill, ordinary))
-        long, short = best_of_pairs(lambda t=text: scan(faults, "x", [t]), lambda t=plain: scan(faults, "x", [t]), 3)
+        long, short = best_of_pairs(partial(scan, faults, "x", [text]), partial(scan, faults, "x", [plain]), 3)
         row(
             f"doctor: a line of {LINE // 1_000_000} MB of «{fill.strip()}»",
             f"{long / short:.1f} × ordinary lines",

@@ -25,8 +25,9 @@ from gpunode.core.errors import Exit
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
+from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import Runs
-from gpunode.edge.fleet.workflow import HostPlan, plan_one
+from gpunode.edge.fleet.workflow import plan_one
 
 SPEC = {"rollout": {"waves": [1, "10%", "100%"], "max_unavailable": "25%", "max_failures": "10%"}}
 FAILING = 0.01
@@ -54,7 +55,7 @@ class Played:
             self.done |= set(hosts) - bad
         for host in hosts:
             for number in range(TASKS):
-                on_event(Event(host=host, kind="started", role="driver", task=f"Task {number}"))
+                on_event(Event(host=host, kind="started", task=f"Task {number}"))
         time.sleep(self.latency)
         with self.lock:
             self.now -= len(hosts)
@@ -71,12 +72,13 @@ def go(count: int, latency: float) -> tuple[float, dict[str, int]]:
     def again(found: Sequence[Detected], where: Targets) -> list[Detected]:
         return list(found)
 
-    def settled(found: Detected, planner: Any) -> HostPlan:
-        return HostPlan(detected=found, planned=quiet)
+    def settled(found: Sequence[Detected], where: Targets, planner: Any) -> list[HostPlan]:
+        return [HostPlan(detected=one, planned=quiet) for one in found]
 
     one = next(h.planned for h in hosts if h.planned)
     quiet = replace(one, plan=replace(one.plan, steps=()))
-    fleet.run_playbook, fleet.probe, fleet.plan_one = played.run_playbook, again, settled  # type: ignore[assignment]
+    replaced: Any = fleet
+    replaced.run_playbook, replaced.probe, replaced.plan_all = played.run_playbook, again, settled
     start = time.perf_counter()
     results = fleet.provision(hosts, Targets(inventory=("x,",)), planner)
     whole = time.perf_counter() - start
