@@ -126,10 +126,9 @@ def _with_recipe(answers: Answers, path: Path) -> Answers:
     recipe = parse_recipe(path.read_bytes(), str(path))
     rows = [row for row in load_recipe_tunings() if row.fits(*recipe.tunes)]
     tuning = {key: value for row in rows for key, value in row.tuning.items()}
-    what = " ".join(filter(None, recipe.tunes)) or "no accelerator"
-    echo(
-        f"  {path}: driver {recipe.driver or 'not named'}; {what}: tuning {', '.join(tuning) or 'not known'}", err=True
-    )
+    what = " ".join(filter(None, recipe.tunes))
+    settings = f"tuning {', '.join(tuning) or 'not known'} of {what}" if what else "no tuning of hosts"
+    echo(f"  {path}: driver {recipe.driver or 'not named'}; {settings}", err=True)
     echo(f"  the rest is not gpunode's: gpunode verify --recipe {path} says what of it holds", err=True)
     return replace(answers, driver=recipe.driver, tuning=tuning)
 

@@ -140,16 +140,7 @@ class Recipe:
     components: tuple[str, ...] = ()
     validations: tuple[str, ...] = ()  # checks that AICR runs in a cluster
     driver: str = ""  # version that the GPU Operator is given
-    tuned: Mapping[str, str] | None = None  # what NodeWright is given: accelerator, intent
-
-    @property
-    def tunes(self) -> tuple[str, str]:
-        """(accelerator, intent) whose settings of hosts it wants."""
-        said = self.tuned or {}
-        return (
-            said.get("accelerator") or self.criteria.get("accelerator", ""),
-            said.get("intent") or self.criteria.get("intent", ""),
-        )
+    tunes: tuple[str, str] = ("", "")  # accelerator and intent whose settings of hosts it wants
 
 
 class _Texts(yaml.SafeLoader):
@@ -173,19 +164,33 @@ def parse_recipe(text: str | bytes, where: str) -> Recipe:
     phases = [phase for name in _PHASES if (phase := _map(data, "validation", name, where=where))]
     listed = [*_maps(data, "constraints", where)]
     listed += [one for phase in phases for one in _maps(phase, "constraints", where)]
-    components = {_text(one, "name", where): one for one in _maps(data, "componentRefs", where)}
-    over = {name: _map(one, "overrides", where=where) for name, one in components.items()}
-    operator = _map(over.get("gpu-operator", {}), "driver", where=where)
-    tuned = next((over[name] for name in _TUNING if name in over), {})
-    criteria = _map(data, "criteria", where=where)
+    refs = {_text(one, "name", where): one for one in _maps(data, "componentRefs", where)}
+    over = {name: _map(one, "overrides", where=where) for name, one in refs.items()}
+    components = {name: one for name, one in refs.items() if over[name].get("enabled") != "false"}
+    operator = _map(over["gpu-operator"], "driver", where=where) if "gpu-operator" in components else {}
+    said = _map(data, "criteria", where=where)
+    criteria = {key: value for key, value in said.items() if isinstance(value, str) and value not in ("", "any")}
     return Recipe(
-        criteria={key: value for key, value in criteria.items() if isinstance(value, str) and value not in ("", "any")},
+        criteria=criteria,
         constraints=tuple(_constraint(one, where) for one in listed),
         components=tuple(components),
         validations=tuple(str(name) for phase in phases for name in phase.get("checks") or ()),
         driver=str(operator.get("version", "")) if operator.get("enabled") != "false" else "",
-        tuned={key: value for key, value in tuned.items() if isinstance(value, str)},
+        tunes=_tunes(criteria, refs, over),
     )
+
+
+def _tunes(
+    criteria: Mapping[str, str], refs: Mapping[str, Mapping[str, Any]], over: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, str]:
+    """What NodeWright is given, else what the recipe is for; nothing where NodeWright is off, or given its no-op."""
+    name = next((one for one in _TUNING if one in refs), "")
+    given = over.get(name, {})
+    nothing = any(str(path).endswith("/no-op.yaml") for path in refs.get(name, {}).get("manifestFiles") or ())
+    if nothing or "false" in (given.get("enabled"), given.get("tuningEnabled")):
+        return "", ""
+    accelerator, intent = (str(given.get(key) or criteria.get(key, "")) for key in ("accelerator", "intent"))
+    return accelerator, intent
 
 
 def _map(data: Mapping[str, Any], *path: str, where: str) -> Mapping[str, Any]:

@@ -196,7 +196,7 @@ def test_the_commands(run_gpunode: Run, tmp_path: Path) -> None:
     two = ("detect", "--probe", H100, "--probe", PROBES / "arch-h100-fresh/probe.txt", "--format", "aicr")
     assert "a snapshot is of one host, and 2 are named" in run_gpunode(*two, exit=2).stderr
     done = run_gpunode("init", "gpu1", "--recipe", recipe, "--yes", "-o", tmp_path)
-    assert "h100 multiNodeTraining: tuning iommu, acs, governor, sysctl" in done.stderr
+    assert "driver 580.95.05; tuning iommu, acs, governor, sysctl of h100 multiNodeTraining" in done.stderr
     spec = yaml.safe_load((tmp_path / "gpunode.yml").read_text())
     assert spec["driver"] == {"version": "580.95.05"}
     assert (spec["tuning"]["iommu"], spec["tuning"]["sysctl"]["net.core.rmem_max"]) == ("passthrough", "536870912")
@@ -213,6 +213,28 @@ def test_verify_fails_by_a_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     [result] = verify(Targets(probes=(H100,)), desired, smoke=False, recipe=recipe)
     more = result.checks[len(without.checks) :]
     assert result.outcome == "failed" and {one.id.partition(".")[0] for one in more} == {"aicr"}
+
+
+TUNED = RECIPE["componentRefs"][1]
+
+
+@pytest.mark.parametrize(
+    ("components", "tunes"),
+    [
+        ([TUNED], ("h100", "multiNodeTraining")),
+        ([{"name": "skyhook-customizations", "overrides": {"intent": "inference"}}], ("h100", "inference")),
+        ([], ("h100", "training")),
+        ([{**TUNED, "manifestFiles": ["components/skyhook-customizations/manifests/no-op.yaml"]}], ("", "")),
+        ([{**TUNED, "overrides": {**TUNED["overrides"], "tuningEnabled": False}}], ("", "")),
+        ([{**TUNED, "overrides": {**TUNED["overrides"], "enabled": False}}], ("", "")),
+    ],
+)
+def test_what_a_recipe_tunes_is_what_it_gives_nodewright(
+    components: list[dict[str, Any]], tunes: tuple[str, str]
+) -> None:
+    off = {"name": "gpu-operator", "overrides": {"enabled": False, "driver": {"version": "580.95.05"}}}
+    recipe = parse_recipe(yaml.safe_dump({**RECIPE, "componentRefs": [*components, off]}), "recipe.yaml")
+    assert (recipe.tunes, recipe.driver) == (tunes, "") and "gpu-operator" not in recipe.components
 
 
 def test_what_a_recipe_tunes_is_valid_in_gpunode_yml() -> None:
