@@ -203,7 +203,7 @@ WARNING = "docker has the runtime /usr/bin/nvidia-container-runtime, and no NVID
 def test_an_engine_that_gets_a_runtime_which_is_not_on_the_node_is_warned_of(
     toolkit: str, check: bool, value: dict[str, object], warnings: list[str]
 ) -> None:
-    action = Action([b"{}\n"] * 2, [Outcome(status="changed", message="done")] * 2, toolkit, check)
+    action = Action([b"{}\n"], [Outcome(status="changed", message="done")] * 2, toolkit, check)  # asked once
     twice = ARGUMENTS | {"runtimes": [{"runtime": "docker", **value}] * 2}
     result = action.act(twice)
     assert result.get("warnings", []) == [WARNING + text for text in warnings] * 2

@@ -11,6 +11,8 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeActio
 class ActionModule(NodeAction):
     """Run commit.sh: files in one transaction, or the configuration of each engine in one of its own."""
 
+    _facts = _left = None  # of all engines at once: each transaction compares what it rests on
+
     ARGUMENTS: ClassVar[dict] = {
         "files": {"type": "list", "elements": "dict", "default": []},
         "runtimes": {"type": "list", "elements": "dict", "default": []},
@@ -76,23 +78,29 @@ class ActionModule(NodeAction):
 
     def _overwritten(self, changes, facts):
         """A warning for each file that an earlier edit has left otherwise: two roles that write it would never end."""
-        from gpunode.core.errors import InputError
-        from gpunode.core.undo.journal import parse_snapshot
-
-        left = {}
-        try:
-            records = parse_snapshot(self.send("read_journal.sh", {})[0]).records
-        except InputError:  # a warning that cannot be given is no reason to leave an engine as it is
-            records = ()
-        for record in records:
-            if record.op == "files" and record.phase in ("intent", "done"):
-                left |= {file["path"]: (file["after"], record.at) for file in record.more.get("files", ())}
+        left = self._left = self._edits() if self._left is None else self._left
         return [
             f"{path}: somebody has written it since gpunode edited it at {left[path][1]}, and it is edited again: have "
             "that role or tool write the nvidia runtime, too (docs/ansible.md, on a role that writes the same file)"
             for path in changes
             if path in left and path in facts.files and facts.files[path].sha256 != left[path][0]
         ]
+
+    def _edits(self):
+        """Of each file that gpunode has edited the hash that it had then, and when that was."""
+        from gpunode.core.errors import InputError
+        from gpunode.core.undo.journal import parse_snapshot
+
+        try:
+            records = parse_snapshot(self.send("read_journal.sh", {})[0]).records
+        except InputError:  # a warning that cannot be given is no reason to leave an engine as it is
+            return {}
+        return {
+            file["path"]: (file["after"], record.at)
+            for record in records
+            if record.op == "files" and record.phase in ("intent", "done")
+            for file in record.more.get("files", ())
+        }
 
     def _toolkit(self, settings):
         from gpunode.core.edits.engines.toolkit import toolkit_target
@@ -111,7 +119,7 @@ class ActionModule(NodeAction):
         from gpunode.core.items.activation import activate_request
         from gpunode.core.items.engine import changed_files, runtime_request
 
-        _text, facts = self.probe(*SECTIONS, "toolkit")
+        facts = self._facts = self._facts or self.probe(*SECTIONS, "toolkit")[1]
         request = runtime_request(value)
         runtime = facts.runtime(request.runtime)
         if runtime is None:
@@ -131,7 +139,10 @@ class ActionModule(NodeAction):
         if changed and (edit.changes or edit.problems):
             raise StaleError(f"changed since the plan was made: {', '.join(changed)}", fix="make the plan again")
         if edit.changes or edit.problems or changed or not value.get("restart"):  # changed, and right: by a run before
-            return self.commit(target, edit, seen, more=more) | warned
+            result = self.commit(target, edit, seen, more=more) | warned
+            if result.get("stale"):
+                self._facts = None
+            return result
         # the configuration is right, what the engine starts from it is new
         outcome, _text = self.node("activate.sh", activate_request({"restart": [runtime.unit]}, check=self.check))
         return result_of(outcome) | warned
