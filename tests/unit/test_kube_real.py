@@ -25,6 +25,7 @@ from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.edge.apply import remove
 from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.gate import mark_node
 from gpunode.kube.edge.kubeconfig import connect
 from gpunode.kube.edge.nodes import ClusterNodes
 from gpunode.kube.edge.reading import read
@@ -117,6 +118,22 @@ def test_a_node_does_not_remember_gpunode_after_it_was_removed(api: Api) -> None
     assert managers("n1") == managers("n2") == {"gpunode", "kubelet"}
     assert remove(api, "gpunode", notify=lambda _: None).error is None
     assert managers("n1") == managers("n2") == {"kubelet"}
+
+
+def test_a_node_that_was_proven_keeps_its_label_over_applies_and_the_taints_of_others(api: Api) -> None:
+    foreign = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
+    mine = {"key": "gpunode/unproven", "value": "true", "effect": "NoSchedule"}
+    api.merge(node_key("n1"), {"spec": {"taints": [mine, foreign]}})
+    assert mark_node(api, "n1", label=True, taint=False) and not mark_node(api, "n1", label=True, taint=False)
+    gated = {**SPEC, "kubernetes": {**SPEC["kubernetes"], "gate": True}}
+    for _ in range(2):
+        assert put(api, of_now(api, gated), wait=False).error is None
+        live = api.find(api.path(node_key("n1"))) or {}
+        taints = {taint["key"] for taint in live["spec"]["taints"]}
+        assert (live["metadata"]["labels"]["gpunode/proven"], taints) == ("true", {"dedicated", "nvidia.com/gpu"})
+    assert remove(api, "gpunode", notify=lambda _: None).error is None
+    live = api.find(api.path(node_key("n1"))) or {}
+    assert "gpunode/proven" not in live["metadata"]["labels"] and live["spec"]["taints"] == [foreign]
 
 
 def test_a_read_only_account_finds_what_nobody_wants_any_more(plane: ControlPlane, api: Api) -> None:
