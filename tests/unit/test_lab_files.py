@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -253,13 +252,23 @@ def test_a_suite_that_the_archive_does_not_have_is_refused_in_the_words_of_apt(m
 def test_a_step_that_takes_long_says_for_how_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_lab, "STILL", 0.05)
+    beats, printed = threading.Semaphore(0), list[str]()
+
+    class Beat(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            beats.release()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(cli_lab, "STILL", 0.01)
+    monkeypatch.setattr(cli_lab.threading, "Event", Beat)
     with cli_lab._steps() as log:
-        time.sleep(0.12)
+        for _ in range(3):
+            assert beats.acquire(timeout=20)
+        assert capsys.readouterr().err == ""
         log("fetching debian:12")
-        time.sleep(0.3)
-    first, second, *_ = capsys.readouterr().err.splitlines()
-    assert (first, second) == ("fetching debian:12", "  0 s: still fetching debian:12")
+        while len(printed) < 2 and beats.acquire(timeout=20):
+            printed += capsys.readouterr().err.splitlines()
+    assert printed[:2] == ["fetching debian:12", "  0 s: still fetching debian:12"]
 
 
 def test_a_node_has_an_address_from_the_start_which_no_other_has(monkeypatch: pytest.MonkeyPatch) -> None:
