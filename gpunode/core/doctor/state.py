@@ -35,7 +35,6 @@ _ASKED = "asked="  # what the cluster's own answer ends with
 _VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drift_checks)
 _NEVER = re.compile(rb"^[ \t]*install[ \t]+nvidia[ \t]+/(?:usr/)?bin/(?:false|true)", re.MULTILINE)
 _SCHEDULER = re.compile(r"^[ \t-]*image:[ \t]*\S{0,300}kube-scheduler[\w-]{0,20}:v1\.(\d{1,4})\b", re.MULTILINE)
-_LAST_OF_V1BETA3 = 28  # the last release that reads that version of its configuration
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
 _OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
@@ -340,7 +339,7 @@ def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Signs:
     api = re.search(
         r"^apiVersion:\s*['\"]?(kubescheduler\.config\.k8s\.io/\w+)", sections.get("kube-scheduler-config", ""), re.M
     )
-    if api and api[1] != rules.api and not (minor == _LAST_OF_V1BETA3 and api[1].endswith("/v1beta3")):
+    if api and not rules.reads(api[1], minor):
         yield "sched-kind", f"kube-scheduler 1.{minor} with a configuration of {api[1].rpartition('/')[2]}"
     for flag in rules.gone_flags(minor):
         if re.search(rf"--{re.escape(flag)}\b", manifest):

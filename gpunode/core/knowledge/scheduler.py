@@ -39,6 +39,8 @@ class SchedulerRules:
 
     newest: int
     api: str
+    api_before: str
+    api_before_until: int
     api_source: str
     flags: tuple[GoneFlag, ...]
     moved: tuple[MovedFlag, ...]
@@ -51,6 +53,10 @@ class SchedulerRules:
     extender_source: str
     schemas: Table
     support: Mapping[str, Support]
+
+    def reads(self, api: str, minor: int) -> bool:
+        """Whether kube-scheduler of that release reads a configuration of that API."""
+        return api == self.api or (api == self.api_before and minor <= self.api_before_until)
 
     def gone_flags(self, minor: int) -> dict[str, GoneFlag]:
         return {one.name: one for one in self.flags if minor >= one.gone}
@@ -75,6 +81,8 @@ def parse_rules(rules: Table, schemas: Table, support: Mapping[str, Support]) ->
     return SchedulerRules(
         newest=int(rules["newest"]),
         api=config["api"],
+        api_before=config["api_before"],
+        api_before_until=config["api_before_until"],
         api_source=_source(config, names),
         flags=tuple(gone),
         moved=tuple(_moved(row, names) for row in rules["moved"]),
