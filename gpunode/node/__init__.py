@@ -26,7 +26,8 @@ _BEFORE = {
     "restore.sh": ("common.sh", "lock.sh", "devices.sh", "reload.sh", "arguments.sh"),
     "activate.sh": ("common.sh", "lock.sh", "driver_state.sh", "devices.sh", "reload.sh", "arguments.sh"),
     "probe.sh": (
-        *("devices.sh", "probe_words.sh", "probe_machine.sh", "probe_links.sh", "probe_engines.sh", "probe_files.sh"),
+        *("devices.sh", "arguments.sh", "probe_words.sh", "probe_machine.sh", "probe_links.sh", "probe_engines.sh"),
+        "probe_files.sh",
     ),
     "smoke.sh": ("common.sh",),
     "cdi.sh": ("common.sh", "lock.sh", "install_file.sh"),

@@ -141,20 +141,17 @@ peer_memory() {
 }
 
 probe_tuning() {
-  local governors file kernel
+  local governors file kernel loader
   governors=' '
   for file in /sys/devices/system/cpu/cpufreq/policy*/scaling_governor; do
     first "$file" || continue
     case $governors in *" $REPLY "*) ;; *) governors="$governors$REPLY " && line "governor $REPLY" ;; esac
   done
   kernel_arguments argument </proc/cmdline
-  if have update-grub && [ -d /etc/default ]; then
-    line "loader update-grub"
-    sed -n 's/^[[:space:]]*linux[a-z]*[[:space:]]//p' /boot/grub/grub.cfg 2>/dev/null | head -n 1 | kernel_arguments next
-  elif have grubby && [ "$(id -u)" = 0 ]; then
-    line "loader grubby"
-    within 5 grubby --info=DEFAULT 2>/dev/null </dev/null | sed -n 's/^args="\(.*\)"/\1/p' | kernel_arguments next
-  fi
+  loader=$(loader)
+  case $loader:$(id -u) in
+    update-grub:* | grubby:0) line "loader $loader" && boot_arguments within 5 | kernel_arguments next ;;
+  esac
   any /var/lib/kubelet/plugins/compute-domain.nvidia.com && line "imex dra"
   kernel=$(uname -r)
   if any "/lib/modules/$kernel"/*/gdrdrv.ko* || any "/lib/modules/$kernel"/*/*/gdrdrv.ko*; then line "gdrdrv yes"; fi
