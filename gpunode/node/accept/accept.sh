@@ -11,22 +11,22 @@ EVERY=5      # seconds between samples
 
 # in_use: why the GPUs of this node are somebody's; empty where they are free
 in_use() {
-  local _found _pods _uid _step
-  _found=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader 2>/dev/null | grep '^[0-9]' | head -n 3 | tr '\n' ';')
-  [ -z "$_found" ] || { echo "programs use its GPUs: $_found"; return; }
-  for _step in /proc/[0-9]*; do
+  local programs pods uid process
+  programs=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader 2>/dev/null | grep '^[0-9]' | head -n 3 | tr '\n' ';')
+  [ -z "$programs" ] || { echo "programs use its GPUs: $programs"; return; }
+  for process in /proc/[0-9]*; do
     # «slurmstepd infinity» keeps slurmd's cgroup, and is no job
-    case $(tr '\000' ' ' 2>/dev/null <"$_step/cmdline") in
+    case $(tr '\000' ' ' 2>/dev/null <"$process/cmdline") in
       *slurmstepd*infinity*) ;;
       slurmstepd* | */slurmstepd*) echo "a job of Slurm runs on it"; return ;;
     esac
   done
   # the kubelet's own list of who has which devices; what is left of a pod that is gone has no folder any more
-  _pods=$(tr '{' '\n' 2>/dev/null <"${KUBELET:-/var/lib/kubelet}/device-plugins/kubelet_internal_checkpoint" |
+  pods=$(tr '{' '\n' 2>/dev/null <"${KUBELET:-/var/lib/kubelet}/device-plugins/kubelet_internal_checkpoint" |
     grep '"ResourceName":"nvidia\.com/' | sed -n 's/.*"PodUID":"\([0-9a-f-]*\)".*/\1/p'
     grep -o '"PodUIDs":{[^}]*}' "${KUBELET:-/var/lib/kubelet}/dra_manager_state" 2>/dev/null | grep -o '[0-9a-f]\{8\}-[0-9a-f-]*')
-  for _uid in $_pods; do
-    [ ! -d "${KUBELET:-/var/lib/kubelet}/pods/$_uid" ] || { echo "a pod has GPUs on it ($_uid)"; return; }
+  for uid in $pods; do
+    [ ! -d "${KUBELET:-/var/lib/kubelet}/pods/$uid" ] || { echo "a pod has GPUs on it ($uid)"; return; }
   done
 }
 

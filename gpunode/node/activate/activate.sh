@@ -278,14 +278,14 @@ arguments() {
   [ -s "$GPUNODE_IN/.arguments" ] || return 0
   while read -r word state; do
     now=$(argument "${word%%=*}")
-    case $state in present) ! said "$word" "$now" || continue ;; *) [ "$now" = "$word" ] || continue ;; esac
+    case $state in present) ! has_argument "$word" "$now" || continue ;; *) [ "$now" = "$word" ] || continue ;; esac
     case $state in present) wanted=$word ;; *) wanted=absent ;; esac
     checking || write_argument "${word%%=*}" "$now" "$wanted"
     changed "kernel argument $word: $state in the boot entries ($(loader))"
   done <"$GPUNODE_IN/.arguments"
   while read -r word state; do
     # shellcheck disable=SC2046 # words by design
-    [ "$state" = absent ] || said "$word" $(cat /proc/cmdline) ||
+    [ "$state" = absent ] || has_argument "$word" $(cat /proc/cmdline) ||
       needs_reboot "$word is on the kernel's command line from the next boot on"
   done <"$GPUNODE_IN/.arguments"
 }

@@ -12,12 +12,12 @@ changes=0
 
 # settings: NVIDIA's own settings of the refresh service, as environment variables
 settings() {
-  local _key _value
+  local key value
   [ -r "$SETTINGS" ] || return 0
-  while IFS='=' read -r _key _value; do
-    case $_key in NVIDIA_*[!A-Z0-9_]* | NVIDIA_) continue ;; NVIDIA_*) ;; *) continue ;; esac
-    case $_value in \"*\") _value=${_value#\"} _value=${_value%\"} ;; \'*\') _value=${_value#\'} _value=${_value%\'} ;; esac
-    export "$_key=$_value"
+  while IFS='=' read -r key value; do
+    case $key in NVIDIA_*[!A-Z0-9_]* | NVIDIA_) continue ;; NVIDIA_*) ;; *) continue ;; esac
+    case $value in \"*\") value=${value#\"} value=${value%\"} ;; \'*\') value=${value#\'} value=${value%\'} ;; esac
+    export "$key=$value"
   done <"$SETTINGS"
 }
 
@@ -76,17 +76,17 @@ ended() { systemctl show -p Result -p ExecMainStartTimestampMonotonic "$1" 2>/de
 # prove UNIT: it is run where that is not known of today.  Its conditions may pass this node over (NVIDIA's unit looks for
 # the module by its name), which is no failure, and renews nothing.
 prove() {
-  local _seen
+  local last_run
   case $(systemctl is-enabled "$1" 2>/dev/null) in masked*) return ;; esac
-  _seen=$(ended "$1")
-  case "$changes $_seen" in
+  last_run=$(ended "$1")
+  case "$changes $last_run" in
     "0 "*Result=success*Monotonic=0* | "0 "*Monotonic=0*Result=success*) ;;
     "0 "*Result=success*) kept=yes && return ;;
   esac
   checking && return
   systemctl start "$1" >>"$log" 2>&1 || :
-  _seen=$(ended "$1")
-  case $_seen in
+  last_run=$(ended "$1")
+  case $last_run in
     *Result=exec-condition*) say note "$1 passes this node over by its ExecCondition: after a new driver, run gpunode again" ;;
     *Monotonic=0*) say note "$1 did not run, its conditions are not met: after a new driver, run gpunode again" ;;
     *Result=success*) kept=yes ;;

@@ -59,7 +59,7 @@ refuse() {
 
 # run: begins with the machine, and runs with these settings
 run() {
-  local said
+  local percentage
   install_file unit "/etc/systemd/system/$UNIT"
   install_file settings "$SETTINGS"
   at_boot "$UNIT"
@@ -71,8 +71,8 @@ run() {
     journalctl -u "$UNIT" -n 20 --no-pager >>"$log" 2>&1
     fail "$UNIT does not start" "journalctl -u $UNIT on the node; the end of it is in the log"
   }
-  said=$(control get_default_active_thread_percentage)
-  [ "${said%%.*}" = "$(sed -n 's/^set_default_active_thread_percentage //p' "$SETTINGS")" ] || fail "the MPS control daemon answers «$said»" "journalctl -u $UNIT on the node"
+  percentage=$(control get_default_active_thread_percentage)
+  [ "${percentage%%.*}" = "$(sed -n 's/^set_default_active_thread_percentage //p' "$SETTINGS")" ] || fail "the MPS control daemon answers «$percentage»" "journalctl -u $UNIT on the node"
 }
 
 need_root

@@ -22,8 +22,8 @@ new_process() {
 # await: within $limit seconds such a process answers, and has then been there for more than $settle s; else $health_error.  The third one
 # that ends decides as well.
 await() {
-  touch "$backup/told"
-  flush "$backup/told"
+  touch "$backup/notified"
+  flush "$backup/notified"
   told_at=$(date +%s) told_up=$(uptime_now) new_pid='' ended=0
   : >"$GPUNODE_IN/.answer"
   health_error="$unit has not started $process again within $limit s"

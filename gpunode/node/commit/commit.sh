@@ -50,33 +50,33 @@ restore() {
 
 # prune FOLDER TOP: removes the empty folders from FOLDER up to TOP, which the transaction created
 prune() {
-  local _folder
-  _folder=$1
-  while [ "${#_folder}" -ge "${#2}" ] && rmdir "$_folder" 2>/dev/null; do _folder=$(dirname "$_folder"); done
+  local folder
+  folder=$1
+  while [ "${#folder}" -ge "${#2}" ] && rmdir "$folder" 2>/dev/null; do folder=$(dirname "$folder"); done
 }
 
 # records FROM TO: the undo records that the edit has used up, and its own, get another name; again does no harm
 records() {
-  local _id
-  while read -r _id; do
-    [ ! -e "$GPUNODE_STATE/backup/$_id/$1" ] || mv -f "$GPUNODE_STATE/backup/$_id/$1" "$GPUNODE_STATE/backup/$_id/$2" 2>>"$log"
+  local id
+  while read -r id; do
+    [ ! -e "$GPUNODE_STATE/backup/$id/$1" ] || mv -f "$GPUNODE_STATE/backup/$id/$1" "$GPUNODE_STATE/backup/$id/$2" 2>>"$log"
   done <"$backup/used"
 }
 
 # accepted [,"MORE":JSON]: the transaction stands; its undo record counts from now on
 accepted() {
-  local _id
+  local id
   [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_words)"
   records undo.json undo.used.json
-  while read -r _id; do empty "$GPUNODE_STATE/backup/$_id/plan"; done <"$backup/used"
+  while read -r id; do empty "$GPUNODE_STATE/backup/$id/plan"; done <"$backup/used"
   journal files 'done' "${1:-}"
 }
 
 # empty PLAN: removes the folders that an edit has created, which is now undone, as far as nothing is in them
 empty() {
-  local _made _path
-  [ ! -e "$1" ] || while IFS=$TAB read -r _ _ _ _ _ _ _made _path; do
-    [ "$_made" = - ] || prune "$(dirname "$_path")" "$_made"
+  local made path
+  [ ! -e "$1" ] || while IFS=$TAB read -r _ _ _ _ _ _ made path; do
+    [ "$made" = - ] || prune "$(dirname "$path")" "$made"
   done <"$1"
 }
 
@@ -89,22 +89,22 @@ rejected() {
 
 # undo WHY FIX [STATUS]: put all back, bring the service back, and end
 undo() {
-  local _fix _message phase _status
-  _message=$1 _fix=$2 _status=${3:-rolled_back} phase=undone
+  local advice message phase outcome
+  message=$1 advice=$2 outcome=${3:-rolled_back} phase=undone
   restore || {
-    _status=failed phase=failed
-    _message="$_message; could not restore$not_restored: $(last_words)"
-    _fix="put back by hand from $backup, then restart ${unit:-what reads it}"
+    outcome=failed phase=failed
+    message="$message; could not restore$not_restored: $(last_words)"
+    advice="put back by hand from $backup, then restart ${unit:-what reads it}"
   }
-  if [ -e "$backup/told" ]; then
+  if [ -e "$backup/notified" ]; then
     notify_unit || {
-      _message="$_message; and after the files were put back: $health_error"
-      _fix="look at journalctl -u $unit; $_fix"
+      message="$message; and after the files were put back: $health_error"
+      advice="look at journalctl -u $unit; $advice"
     }
   fi
-  rejected "$phase" ",\"message\":$(json_text "$_message")"
+  rejected "$phase" ",\"message\":$(json_text "$message")"
   cat "$log"
-  finish "$_status" "$_message" "$_fix"
+  finish "$outcome" "$message" "$advice"
 }
 
 # recover: transactions with an intent and no outcome; one whose files are all in place is finished, else undone.  Those
@@ -134,7 +134,7 @@ recover() {
       say note "the change $journal_id was interrupted; another program changed$not_restored since: left as it is"
       continue
     }
-    [ ! -e "$backup/told" ] || notify_unit || say note "$health_error, after the change $journal_id was undone"
+    [ ! -e "$backup/notified" ] || notify_unit || say note "$health_error, after the change $journal_id was undone"
     rejected undone ',"recovered":true'
     say changed "undid the change $journal_id that was interrupted"
   done
@@ -194,7 +194,7 @@ stale() {
 # compare: every file that was read is still what it was; lists in .todo what is to be done
 compare() {
   : >"$GPUNODE_IN/.todo"
-  : >"$GPUNODE_IN/.said"
+  : >"$GPUNODE_IN/.announced"
   while IFS=$TAB read -r n action mode expect like path; do
     resolve "$path" || finish refused "$trouble" "$fix"
     before=$(hash_of "$target") || finish failed "$path cannot be read" "run as root; if that does not help, the disk fails"
@@ -222,13 +222,13 @@ compare() {
       remove-*) echo "removes $path" ;;
       *-absent) echo "creates $path" ;;
       *) echo "rewrites $path" ;;
-    esac >>"$GPUNODE_IN/.said"
+    esac >>"$GPUNODE_IN/.announced"
   done <"$GPUNODE_IN/changes"
 }
 
 # changed MESSAGE: the end of a run that did, or would do, what `compare` found
 changed() {
-  while IFS= read -r line; do say changed "$line"; done <"$GPUNODE_IN/.said"
+  while IFS= read -r line; do say changed "$line"; done <"$GPUNODE_IN/.announced"
   finish changed "$1"
 }
 
@@ -272,12 +272,12 @@ no_room() {
 # note_foreign HASH PATH: marks the backup where somebody else has written the file since gpunode last did, and the one that
 # knows how gpunode had left it: both are of use to an undo, which keeps what that person wrote
 note_foreign() {
-  local _in _last
-  _last=$(last_of "$2")
-  [ -n "$_last" ] || return 0
-  case ${_last#* } in "$1" | any) return 0 ;; esac
-  for _in in "$backup" "$GPUNODE_STATE/backup/${_last%% *}"; do
-    [ ! -d "$_in" ] || : >"$_in/foreign" || return 1
+  local folder last
+  last=$(last_of "$2")
+  [ -n "$last" ] || return 0
+  case ${last#* } in "$1" | any) return 0 ;; esac
+  for folder in "$backup" "$GPUNODE_STATE/backup/${last%% *}"; do
+    [ ! -d "$folder" ] || : >"$folder/foreign" || return 1
   done 2>>"$log"
 }
 
@@ -360,11 +360,11 @@ holds_original() { cut -f 8 "$1/plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.
 
 # holds_latest BACKUP LATER…: whether no later one has one of its files
 holds_latest() {
-  local _of _plan
-  _plan=$1/plan
+  local folder plan
+  plan=$1/plan
   shift
-  for _of in "$@"; do cut -f 8 "$_of/plan" 2>/dev/null; done >"$GPUNODE_IN/.after_it"
-  cut -f 8 "$_plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.after_it"
+  for folder in "$@"; do cut -f 8 "$folder/plan" 2>/dev/null; done >"$GPUNODE_IN/.after_it"
+  cut -f 8 "$plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.after_it"
 }
 
 # files_in LIST: how many there are, as people say it
@@ -390,10 +390,10 @@ stage_all
 validate_staged
 install_all
 [ "$tried" = 1 ] || validate "$config" || undo "$verdict" "nothing was restarted; $fix"
-told=''
+notified=''
 if [ -n "$verb" ]; then
   if unit_running; then
-    told=1 later=$(word later)
+    notified=1 later=$(word later)
     notify_unit || {
       why=$(unit_errors)
       undo_unhealthy "$why"
@@ -404,4 +404,4 @@ if [ -n "$verb" ]; then
 fi
 if [ -n "$told" ] && leaves_it; then leave; else accepted; fi
 forget
-changed "$(files_in "$backup/plan") changed${told:+, $(action_done)}"
+changed "$(files_in "$backup/plan") changed${notified:+, $(action_done)}"

@@ -5,25 +5,25 @@
 
 # load ID: what follows the writes of a transaction, from its `after` (lines KEY VALUE)
 load() {
-  local _key _value
+  local key value
   backup=$GPUNODE_STATE/backup/$1
   unit='' verb='' socket='' plugin='' plugin_was='' settle=3 limit=120 config='' dump='' handlers='' broken='' kind='' restored='' told_up='' health_error=''
   process='' reread=''
-  while read -r _key _value; do
-    case $_key in
-      unit) unit=$_value ;;
-      verb) verb=$_value ;;
-      socket) socket=$_value ;;
-      plugin) plugin=$_value ;;
-      plugin_was) plugin_was=$_value ;;
-      settle) settle=$_value ;;
-      limit) limit=$_value ;;
-      process) process=$_value ;;
-      reread) reread=$_value ;;
-      config) config=$_value ;;
-      dump) dump=$_value ;;
-      handlers) handlers=$_value ;;
-      broken) broken=$_value ;;
+  while read -r key value; do
+    case $key in
+      unit) unit=$value ;;
+      verb) verb=$value ;;
+      socket) socket=$value ;;
+      plugin) plugin=$value ;;
+      plugin_was) plugin_was=$value ;;
+      settle) settle=$value ;;
+      limit) limit=$value ;;
+      process) process=$value ;;
+      reread) reread=$value ;;
+      config) config=$value ;;
+      dump) dump=$value ;;
+      handlers) handlers=$value ;;
+      broken) broken=$value ;;
     esac
   done <"$backup/after"
   client=$(engine_client)
@@ -76,7 +76,7 @@ judge_before() {
 # validate FILE: the daemon accepts it, and sees the runtimes it was to get; else $verdict, and in $fix what to do.  A check
 # that refused the file before as well decides nothing, unless a daemon would surely not start again.
 validate() {
-  local _handler
+  local handler
   fix="look at the change (gpunode plan --diff, gpunode runtime diff) and report this"
   if ! judge "$1"; then
     [ -n "$broken" ] || { verdict="the new configuration is not valid: $verdict"; return 1; }
@@ -89,9 +89,9 @@ validate() {
     return 0
   fi
   [ -n "$dump" ] && tr -d "\"'" <"$GPUNODE_IN/.dump" | grep '[.]runtimes[.]' >"$GPUNODE_IN/.runtimes" || return 0 # CRI is disabled, say
-  for _handler in $handlers; do
-    grep -qF -e ".runtimes.$_handler]" -e ".runtimes.$_handler." "$GPUNODE_IN/.runtimes" && continue
-    verdict="the daemon would not see the runtime $_handler: no file that it reads says it"
+  for handler in $handlers; do
+    grep -qF -e ".runtimes.$handler]" -e ".runtimes.$handler." "$GPUNODE_IN/.runtimes" && continue
+    verdict="the daemon would not see the runtime $handler: no file that it reads says it"
     return 1
   done
 }
@@ -308,8 +308,8 @@ notify_unit() {
   fi
   : >"$backup/running"
   ! unit_active || containers >"$backup/running"
-  touch "$backup/told"
-  flush "$backup/told"
+  touch "$backup/notified"
+  flush "$backup/notified"
   told_at=$(date +%s) told_up=$(uptime_now)
   read_units || return
   systemctl reset-failed "$unit" >/dev/null 2>&1

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# The kernel's command line in the boot entries.  Put before activate.sh, read_journal.sh and restore.sh.
+# The kernel's command line in the boot entries.  Put before activate.sh, probe.sh, read_journal.sh and restore.sh.
 
 GRUB_CFG=/boot/grub/grub.cfg
 
@@ -8,23 +8,23 @@ loader() {
   if have update-grub && [ -d /etc/default ]; then echo update-grub; elif have grubby; then echo grubby; fi
 }
 
-# boot_arguments: the arguments of the entry that boots next
+# boot_arguments COMMAND…: the arguments of the entry that boots next; grubby is run by the command, such as `within 5`
 boot_arguments() {
   case $(loader) in
     update-grub) sed -n 's/^[[:space:]]*linux[a-z]*[[:space:]]//p' "$GRUB_CFG" 2>/dev/null | head -n 1 ;;
-    grubby) grubby --info=DEFAULT 2>/dev/null </dev/null | sed -n 's/^args="\(.*\)"/\1/p' ;;
+    grubby) "$@" grubby --info=DEFAULT 2>/dev/null </dev/null | sed -n 's/^args="\(.*\)"/\1/p' ;;
   esac | tr ' ' '\n' | grep '='
 }
 
 # argument NAME: the last NAME=VALUE of that entry, which counts, or absent
 argument() {
   local word
-  word=$(boot_arguments | grep "^$1=" | tail -n 1)
+  word=$(boot_arguments command | grep "^$1=" | tail -n 1)
   echo "${word:-absent}"
 }
 
-# said WORD ARGUMENT…: whether one is the word, or has its value among others: iommu=pt,strict says iommu=pt
-said() {
+# has_argument WORD ARGUMENT…: whether one is the word, or has its value among others: iommu=pt,strict says iommu=pt
+has_argument() {
   local word one
   word=$1
   shift

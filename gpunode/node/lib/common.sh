@@ -105,12 +105,12 @@ journal_lines() {
 
 # record ID OP PHASE [,"MORE":JSON]: with the controller, where one is behind it: it says when its run has ended (release.sh)
 record() {
-  local _by
-  _by=$(word controller) _by=${_by:+",\"controller\":\"$_by\""}
+  local controller
+  controller=$(word controller) controller=${controller:+",\"controller\":\"$controller\""}
   # what is there of a line that was cut off, or NUL bytes, is no part of this one
   [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | tr '\000' x)" ] || echo >>"$GPUNODE_STATE/journal.jsonl"
   (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s","run":"%s","part":"%s"%s}\n' \
-    "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" "$3" "$(word run)" "$(word part)" "$_by${4:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
+    "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" "$3" "$(word run)" "$(word part)" "$controller${4:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
     finish failed "cannot write $GPUNODE_STATE/journal.jsonl" "make room on the file system of /var"
   sync "$GPUNODE_STATE/journal.jsonl" 2>/dev/null || sync
 }
@@ -139,21 +139,21 @@ unpause() {
 # baseline: the first record, before gpunode changes anything: what a person or another tool has set up here.  The folder
 # gets its name after the record: where there is such a folder, there was a journal.
 baseline() {
-  local _id _in _to
+  local id folder copy
   [ ! -e "$GPUNODE_IN/state" ] || return 0 # of another tree nothing is known
-  _id=$(new_id baseline)
-  _to=$GPUNODE_STATE/backup/$_id _in=$GPUNODE_STATE/backup/.baseline
-  rm -rf "$_in"
-  (umask 077 && mkdir -p "$_in") || finish failed "cannot write $_in" "make room on the file system of /var"
-  dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' >"$_in/packages" 2>/dev/null ||
-    rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$_in/packages"
-  [ -s "$_in/packages" ] || pacman -Q >"$_in/packages" 2>/dev/null
-  systemctl list-unit-files --state=enabled --no-legend --no-pager >"$_in/units" 2>/dev/null
+  id=$(new_id baseline)
+  copy=$GPUNODE_STATE/backup/$id folder=$GPUNODE_STATE/backup/.baseline
+  rm -rf "$folder"
+  (umask 077 && mkdir -p "$folder") || finish failed "cannot write $folder" "make room on the file system of /var"
+  dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' >"$folder/packages" 2>/dev/null ||
+    rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$folder/packages"
+  [ -s "$folder/packages" ] || pacman -Q >"$folder/packages" 2>/dev/null
+  systemctl list-unit-files --state=enabled --no-legend --no-pager >"$folder/units" 2>/dev/null
   find /etc/containerd /etc/docker /etc/crio /etc/containers /etc/cdi /etc/nvidia* /etc/modprobe.d /etc/modules-load.d \
-    -type f -exec sha256sum {} + >"$_in/files" 2>/dev/null
-  record "$_id" baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$_in/packages" | json_list),\"driver\":$(
+    -type f -exec sha256sum {} + >"$folder/files" 2>/dev/null
+  record "$id" baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$folder/packages" | json_list),\"driver\":$(
     json_text "$(cat /sys/module/nvidia/version 2>/dev/null)"),\"modules\":$(kernels_own | json_list),\"kernel\":$(json_text "$(uname -r)")"
-  mv "$_in" "$_to"
+  mv "$folder" "$copy"
 }
 
 # kernels_own: drivers of the kernel's own that are loaded, and that NVIDIA's keeps out at the next boot
@@ -162,21 +162,21 @@ kernels_own() { local module; for module in nouveau nova_core; do [ ! -d "/sys/m
 # remember FILE [NEW|absent]: what stands there, in the journal before a file is written outside of commit.sh, or goes; of
 # what is new again and again the latest bytes are nobody's, so without NEW the hash afterwards is `any`
 remember() {
-  local _id _in _is _made up _was
+  local id folder after made up before
   begin_journal
-  _id=$(files_id)
-  _in=$GPUNODE_STATE/backup/$_id _was=absent _is=${2:-any}
-  (umask 077 && mkdir -p "$_in") || finish failed "cannot write $_in" "make room on the file system of /var"
-  [ ! -e "$1" ] || { cp -a "$1" "$_in/1.old" && _was=$(sha256sum <"$1") && _was=${_was%% *}; } ||
+  id=$(files_id)
+  folder=$GPUNODE_STATE/backup/$id before=absent after=${2:-any}
+  (umask 077 && mkdir -p "$folder") || finish failed "cannot write $folder" "make room on the file system of /var"
+  [ ! -e "$1" ] || { cp -a "$1" "$folder/1.old" && before=$(sha256sum <"$1") && before=${before%% *}; } ||
     finish failed "cannot keep a copy of $1" "make room on the file system of /var"
-  case $_is in any | absent) ;; *)
-    { (umask 077 && cp "$2" "$_in/1.new") && _is=$(sha256sum <"$2") && _is=${_is%% *}; } ||
+  case $after in any | absent) ;; *)
+    { (umask 077 && cp "$2" "$folder/1.new") && after=$(sha256sum <"$2") && after=${after%% *}; } ||
       finish failed "cannot keep a copy of $2" "make room on the file system of /var" ;;
   esac
-  _made=- up=$(dirname "$1")
-  while [ ! -d "$up" ]; do _made=$up up=$(dirname "$up"); done
-  printf '1\twrite\t%s\t%s\t0644\t-\t%s\t%s\n' "$_was" "$_is" "$_made" "$1" >"$_in/plan"
-  record "$_id" files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$_was\",\"after\":\"$_is\"}],\"unit\":\"\""
+  made=- up=$(dirname "$1")
+  while [ ! -d "$up" ]; do made=$up up=$(dirname "$up"); done
+  printf '1\twrite\t%s\t%s\t0644\t-\t%s\t%s\n' "$before" "$after" "$made" "$1" >"$folder/plan"
+  record "$id" files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$before\",\"after\":\"$after\"}],\"unit\":\"\""
 }
 
 # put FILE PATH [MODE [again]]: as a whole, under a name that nobody reads until it is all there; with the label of the

@@ -59,11 +59,11 @@ dkms_missing() {
 
 # build_error: what the compiler said in .make.log, else how make ended, else what DKMS said
 build_error() {
-  local said
-  said=$(grep -E '(error|fatal|FATAL|ERROR): |No rule to make|undefined reference' "$GPUNODE_IN/.make.log" | head -n 3)
-  [ -n "$said" ] || said=$(grep -v '^ *$' "$GPUNODE_IN/.make.log" | tail -n 3)
-  [ -n "$said" ] || said=$(grep -E 'Error!|No rule' "$log" | tail -n 1)
-  printf '%s\n' "$said" | cut -c 1-300 | sed '$!s/$/;/'
+  local lines
+  lines=$(grep -E '(error|fatal|FATAL|ERROR): |No rule to make|undefined reference' "$GPUNODE_IN/.make.log" | head -n 3)
+  [ -n "$lines" ] || lines=$(grep -v '^ *$' "$GPUNODE_IN/.make.log" | tail -n 3)
+  [ -n "$lines" ] || lines=$(grep -E 'Error!|No rule' "$log" | tail -n 1)
+  printf '%s\n' "$lines" | cut -c 1-300 | sed '$!s/$/;/'
 }
 
 # Package scripts may skip a kernel whose headers came in the same transaction, or fail for one and still succeed.

@@ -39,16 +39,16 @@ temporary() {
 
 # resolve PATH: where it leads, in $target; says what is in the way otherwise, in $trouble and $fix
 resolve() {
-  local above _kind
+  local above kind
   target=$1 trouble='' fix=''
   if [ -L "$1" ]; then
     target=$(readlink -f "$1")
     [ -e "${target:-/nowhere/}" ] || dangling "$1" || return 1
   fi
   if [ -e "$target" ] && [ ! -f "$target" ]; then
-    _kind="no regular file"
-    [ ! -d "$target" ] || _kind="a directory"
-    trouble="$1 is $_kind" fix="move it away: a file has to be there"
+    kind="no regular file"
+    [ ! -d "$target" ] || kind="a directory"
+    trouble="$1 is $kind" fix="move it away: a file has to be there"
     return 1
   fi
   above=$(dirname "$target")

@@ -5,11 +5,11 @@
 # lock: one writer at a time on this node, as commit.sh does; the lock goes with the process.  Who would be refused is
 # refused before it waits.
 lock() {
-  local _owner _tries _why
-  _why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: $(lock_words "$_why")" "it has to be a folder of root's: ls -ld $GPUNODE_STATE; df -h and df -i of its file system"
+  local owner tries reason
+  reason=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: $(lock_words "$reason")" "it has to be a folder of root's: ls -ld $GPUNODE_STATE; df -h and df -i of its file system"
   lease_refuse
   if have flock; then
-    _why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${_why##*: }" "fix that, then run again"
+    reason=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${reason##*: }" "fix that, then run again"
     exec 9>>"$GPUNODE_STATE/lock"
     flock -w "$(lock_seconds)" 9 || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
     lock_sign
@@ -17,16 +17,16 @@ lock() {
     return
   fi
   lock_link=$GPUNODE_STATE/lock.pid # names its owner; not local: the trap removes it
-  _tries=0
+  tries=0
   until ln -s "$(sh -c 'echo $PPID')" "$lock_link" 2>/dev/null; do
-    _owner=$(readlink "$lock_link")
-    if [ -n "$_owner" ] && [ ! -d "/proc/$_owner" ] && mkdir "$lock_link.$_owner" 2>/dev/null; then # one takes it from the dead
-      [ "$(readlink "$lock_link")" != "$_owner" ] || rm -f "$lock_link"
-      rmdir "$lock_link.$_owner"
+    owner=$(readlink "$lock_link")
+    if [ -n "$owner" ] && [ ! -d "/proc/$owner" ] && mkdir "$lock_link.$owner" 2>/dev/null; then # one takes it from the dead
+      [ "$(readlink "$lock_link")" != "$owner" ] || rm -f "$lock_link"
+      rmdir "$lock_link.$owner"
       continue
     fi
-    _tries=$((_tries + 1))
-    [ "$_tries" -le "$(lock_seconds)" ] || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
+    tries=$((tries + 1))
+    [ "$tries" -le "$(lock_seconds)" ] || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
     sleep 1
   done
   trap 'rm -f "$lock_link"' EXIT
@@ -47,9 +47,9 @@ lock_words() {
 
 # lock_seconds: seconds to wait for the lock; long for what an earlier, interrupted run of the same controller still does here
 lock_seconds() {
-  local _of
-  _of=$(cut -d ' ' -f 2 "$GPUNODE_STATE/lease" 2>/dev/null)
-  if [ -n "$_of" ] && [ "$_of" = "$(word controller)" ]; then echo 900; else echo 60; fi
+  local controller
+  controller=$(cut -d ' ' -f 2 "$GPUNODE_STATE/lease" 2>/dev/null)
+  if [ -n "$controller" ] && [ "$controller" = "$(word controller)" ]; then echo 900; else echo 60; fi
 }
 
 # lock_sign: who holds the lock is written into its file, for those that wait; nothing where no controller is behind it
@@ -57,10 +57,10 @@ lock_sign() { (signed >"$GPUNODE_STATE/lock") 2>/dev/null || :; }
 
 # lock_owner: who holds the lock
 lock_owner() {
-  local _line
-  _line=$(head -n 1 "$GPUNODE_STATE/lock" 2>/dev/null)
-  case $_line in
-    *?' '?*) echo "$_line" | awk '{ print "the controller " $1 " (run " $2 ")" }' ;;
+  local line
+  line=$(head -n 1 "$GPUNODE_STATE/lock" 2>/dev/null)
+  case $line in
+    *?' '?*) echo "$line" | awk '{ print "the controller " $1 " (run " $2 ")" }' ;;
     *) echo "another gpunode" ;;
   esac
 }
@@ -68,9 +68,9 @@ lock_owner() {
 # signed: «CONTROLLER RUN GENERATION» of the run that this script is of; the generation grows with each run that its
 # controller starts.  Nothing without a controller.
 signed() {
-  local _generation _run
-  _run=$(word run) _generation=$(word generation)
-  [ -z "$(word controller)" ] || echo "$(word controller) ${_run:-unknown}${_generation:+ $_generation}"
+  local generation run
+  run=$(word run) generation=$(word generation)
+  [ -z "$(word controller)" ] || echo "$(word controller) ${run:-unknown}${generation:+ $generation}"
 }
 
 LEASE=180 # seconds from a controller's last command on, by this node's clock
@@ -97,27 +97,27 @@ lease_now() {
 
 # lease_refuse: ends the script where the node is another controller's, or where a later run of the same one has been
 lease_refuse() {
-  local latest _left mine _other _run
+  local latest left mine other run
   [ -n "$(word controller)" ] || return 0
-  _left='' _other='' _run='' latest=''
-  read -r _left _other _run latest <<EOF || :
+  left='' other='' run='' latest=''
+  read -r left other run latest <<EOF || :
 $(lease_now)
 EOF
   [ -n "$latest" ] || return 0
-  if [ "$_other" != "$(word controller)" ]; then
+  if [ "$other" != "$(word controller)" ]; then
     [ -z "$(word break_lock)" ] || return 0
-    [ "$_left" -gt 0 ] || ! has_worked "$(word run)" ||
-      finish refused "the controller $_other has worked on this node since (run $_run), while this run slept" \
+    [ "$left" -gt 0 ] || ! has_worked "$(word run)" ||
+      finish refused "the controller $other has worked on this node since (run $run), while this run slept" \
         "start it again: its plan is of the node as it was before (gpunode runs resume)"
-    [ "$_left" -gt 0 ] || return 0
-    finish refused "the controller $_other is at work on this node (run $_run, for $_left seconds more)" \
+    [ "$left" -gt 0 ] || return 0
+    finish refused "the controller $other is at work on this node (run $run, for $left seconds more)" \
       "wait for it to end, or take the node from it: --break-lock"
   fi
   mine=$(word generation)
   [ "${mine:-$latest}" -lt "$latest" ] || return 0
   # who asks for --break-lock takes the node from what is at work now, not from runs that are started later
-  [ "$_left" -gt 0 ] || [ -z "$(word break_lock)" ] || return 0
-  finish refused "run $_run of the same controller was started after this one, and has worked on this node" \
+  [ "$left" -gt 0 ] || [ -z "$(word break_lock)" ] || return 0
+  finish refused "run $run of the same controller was started after this one, and has worked on this node" \
     "leave the node to that run, or start this one again (gpunode runs resume)"
 }
 
@@ -126,18 +126,18 @@ has_worked() { [ -n "$1" ] && journal_lines | grep -qF "\"run\":\"$1\""; }
 
 # lease_for: the lease is this run's from now on; one that this run has given back is not taken again
 lease_for() {
-  local _until
-  _until=$(($(date +%s) + LEASE))
-  [ "$(cat "$GPUNODE_STATE/released" 2>/dev/null)" != "$(signed)" ] || _until=0
-  (umask 077 && echo "$_until $(signed)" >"$GPUNODE_STATE/.lease") 2>/dev/null &&
+  local expiry
+  expiry=$(($(date +%s) + LEASE))
+  [ "$(cat "$GPUNODE_STATE/released" 2>/dev/null)" != "$(signed)" ] || expiry=0
+  (umask 077 && echo "$expiry $(signed)" >"$GPUNODE_STATE/.lease") 2>/dev/null &&
     mv -f "$GPUNODE_STATE/.lease" "$GPUNODE_STATE/lease"
 }
 
 # lease_back: this run is over.  It is written into a file of its own, without the lock: a script of the run that still
 # works here holds that, and writes the lease once more when it ends.
 lease_back() {
-  local _line
-  _line=$(head -n 1 "$GPUNODE_STATE/lease" 2>/dev/null)
-  [ -n "$(signed)" ] && [ "${_line#* }" = "$(signed)" ] || return 0
+  local line
+  line=$(head -n 1 "$GPUNODE_STATE/lease" 2>/dev/null)
+  [ -n "$(signed)" ] && [ "${line#* }" = "$(signed)" ] || return 0
   (umask 077 && signed >"$GPUNODE_STATE/.released") 2>/dev/null && mv -f "$GPUNODE_STATE/.released" "$GPUNODE_STATE/released"
 }

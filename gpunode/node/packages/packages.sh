@@ -267,7 +267,7 @@ refuse_full_disk() {
 # ---------------------------------------------------------------- the transaction
 
 transaction() {
-  local _why
+  local reason
   cut -d ' ' -f 1,2 "$GPUNODE_IN/.before" >"$GPUNODE_IN/.packages"
   manager_ marks >"$GPUNODE_IN/.marks"
   manager_ refresh
@@ -291,8 +291,8 @@ transaction() {
   } || {
     half=1
     dkms_build
-    _why=$(manager_ printed)
-    fail "the package manager failed: ${_why:-it ended without a reason, as when it is killed}" "see the log, then run again"
+    reason=$(manager_ printed)
+    fail "the package manager failed: ${reason:-it ended without a reason, as when it is killed}" "see the log, then run again"
   }
   give_files_back
 }

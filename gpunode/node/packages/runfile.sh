@@ -146,10 +146,11 @@ fetch() {
 }
 
 download() {
+  local expected url
   requested urls >"$GPUNODE_IN/.urls"
-  asked=$sum
+  expected=$sum
   while read -r url; do
-    sum=$asked
+    sum=$expected
     [ -n "$sum" ] || sum=$(published "$url")
     [ -n "$sum" ] || { echo "$url.sha256sum: $(got_not)" >>"$log" && continue; }
     get "$url" "$file.part" && keep "$file.part" "$url" && return
@@ -195,13 +196,14 @@ run_file() {
 
 # why_not FILE…: what the kernel, the installer and the compiler said, at the end of the log; the sentence that tells most
 why_not() {
+  local path sentence
   dmesg 2>/dev/null | grep -iE 'nvidia|nvrm|nouveau' | tail -n 10 | sed 's/^/kernel: /' >>"$log"
-  for found in "$@"; do [ ! -e "$found" ] || tail -n 20 "$found" >>"$log"; done
-  grep -v -e '^ *$' -e '^kernel: ' -e 'Installation has failed' "$log" >"$GPUNODE_IN/.said"
-  said=$(grep -E '(^|[ :])error: ' "$GPUNODE_IN/.said" | head -n 1) # the compiler's first
-  [ -n "$said" ] || said=$(grep -iE '(^| )error[: ]|\[ERROR\]|Error!' "$GPUNODE_IN/.said" | tail -n 1)
-  [ -n "$said" ] || said=$(tail -n 1 "$GPUNODE_IN/.said")
-  printf '%s' "$said" | cut -c 1-300
+  for path in "$@"; do [ ! -e "$path" ] || tail -n 20 "$path" >>"$log"; done
+  grep -v -e '^ *$' -e '^kernel: ' -e 'Installation has failed' "$log" >"$GPUNODE_IN/.errors"
+  sentence=$(grep -E '(^|[ :])error: ' "$GPUNODE_IN/.errors" | head -n 1) # the compiler's first
+  [ -n "$sentence" ] || sentence=$(grep -iE '(^| )error[: ]|\[ERROR\]|Error!' "$GPUNODE_IN/.errors" | tail -n 1)
+  [ -n "$sentence" ] || sentence=$(tail -n 1 "$GPUNODE_IN/.errors")
+  printf '%s' "$sentence" | cut -c 1-300
 }
 
 install_driver() {
