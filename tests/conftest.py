@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpunode.lab import Lab
 
 hypothesis.settings.register_profile("check", max_examples=20, deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("ci", max_examples=300, deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("ci", max_examples=150, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 gc.set_threshold(200_000, 50)  # as the command does, and for the same reason

@@ -4,7 +4,7 @@
 # Request and output: core/edits/commit.py.  Runs behind common.sh, file.sh and service.sh.
 #
 # State of a transaction: $GPUNODE_STATE/backup/ID/ with N.old (cp -a of a file that was there), N.new (its new bytes),
-# `foreign` (where one of N.old is not what gpunode had left there), `plan` (below), `after`, `validate` and `health` (what follows the writes), `running` (containers), `told` before the service is restarted,
+# `foreign` (where one of N.old is not what gpunode had left there), `plan` (below), `after`, `validate` and `health` (what follows the writes), `running` (containers), `notified` before the service is restarted,
 # `took` after it; and what outlives it: undo.json, how the edit is undone.  The journal's intent is written after the
 # backup and before the first write; so an intent without outcome finds what it needs to be finished or undone.
 # Lines of `plan`: N, write, restore or remove, hash before ("absent"), hash after, mode of a new file, file it is like,
@@ -120,7 +120,7 @@ recover() {
     }
     load "$journal_id"
     if in_place; then
-      # a run that ended between `told` and `took` leaves open which configuration the service runs with
+      # a run that ended between `notified` and `took` leaves open which configuration the service runs with
       if { [ -e "$backup/took" ] && unit_running && becomes_healthy; } ||
         { validate "$config" && { [ -z "$verb" ] || ! unit_running || notify_unit; }; }; then
         accepted ',"recovered":true'
@@ -150,25 +150,25 @@ leave() {
 
 # prove ID: its unit has stayed up since, with its containers; else its files are put back
 prove() {
-  local _why
+  local reason
   journal_id=$1
   load "$1"
   read -r pid told_at told_up <"$backup/settling"
-  stays_up && containers_kept || {
-    _why=$(unit_errors)
-    undo_unhealthy "$_why"
+  { stays_up && containers_kept; } || {
+    reason=$(unit_errors)
+    undo_unhealthy "$reason"
   }
   accepted
 }
 
 # prove_all: those that the request names, each in a shell of its own, which ends where its files are put back
 prove_all() {
-  local _failed _of
-  _failed=0
+  local failed id
+  failed=0
   unfinished files >"$GPUNODE_IN/.unfinished"
   requested settling | grep -Fx -f "$GPUNODE_IN/.unfinished" >"$GPUNODE_IN/.settling"
-  while read -r _of; do (prove "$_of" </dev/null) || _failed=$?; done <"$GPUNODE_IN/.settling"
-  [ "$_failed" = 0 ] || exit "$_failed"
+  while read -r id; do (prove "$id" </dev/null) || failed=$?; done <"$GPUNODE_IN/.settling"
+  [ "$failed" = 0 ] || exit "$failed"
   forget
   finish unchanged "what was restarted stays up"
 }
@@ -402,6 +402,6 @@ if [ -n "$verb" ]; then
     say note "$unit does not run: the change counts from its next start on"
   fi
 fi
-if [ -n "$told" ] && leaves_it; then leave; else accepted; fi
+if [ -n "$notified" ] && leaves_it; then leave; else accepted; fi
 forget
 changed "$(files_in "$backup/plan") changed${notified:+, $(action_done)}"
