@@ -131,7 +131,7 @@ def test_from_new_nodes_to_a_pod_with_a_gpu(provisioned: Cluster) -> None:
     assert "nothing to do" in again.stdout, again.stdout
     provisioned.kube("apply", spec)
     assert "nothing to do" in provisioned.kube("apply", spec).stdout
-    assert failed(provisioned.checks("verify", spec)) == []
+    assert failed(provisioned.checks("verify", spec, "--smoke")) == []
     assert list(provisioned.allocatable(GPU).values()) == ["2"]
     assert "0/2" in provisioned.kube_text("status")
     provisioned.kube("remove", spec)
