@@ -182,7 +182,7 @@ def test_each_claim_gives_its_container_one_gpu_and_is_given_back(cluster: Clust
 
 
 def test_verify_proves_claims(cluster: Cluster) -> None:
-    assert failed(cluster.checks("verify", cluster.spec(SPEC))) == []
+    assert failed(cluster.checks("verify", cluster.spec(SPEC), "--smoke")) == []
 
 
 def test_two_pods_share_a_claim(cluster: Cluster) -> None:
@@ -217,7 +217,7 @@ def test_claims_of_memory_share_a_gpu(cluster: Cluster) -> None:
     cluster.kube("apply", spec)
     install(cluster, spec)
     wait_for(lambda: "allowMultipleAllocations" in json.dumps(cluster.get("resourceslices")))
-    found = cluster.checks("verify", spec)
+    found = cluster.checks("verify", spec, "--smoke")
     assert failed(found) == [], found
     assert any("kube.dra-memory" in name for checks in found.values() for name, _, _ in checks)
 

@@ -34,6 +34,6 @@ def test_from_a_new_node_to_a_pod_with_a_gpu(
         spec = cluster.spec({"kubernetes": {}})
         cluster.gpunode("provision", "-i", lab.inventory, "-c", spec, "--yes")
         cluster.kube("apply", spec)
-        found = cluster.checks("verify", spec)
+        found = cluster.checks("verify", spec, "--smoke")
         assert [one for checks in found.values() for one in checks if one[1] != "passed"] == []
         assert "nothing to do" in cluster.gpunode("provision", "-i", lab.inventory, "-c", spec, "--yes").stdout

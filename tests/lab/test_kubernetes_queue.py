@@ -98,7 +98,7 @@ def test_proof_pods_that_kueue_holds_back_are_told_as_gated(cluster: Cluster) ->
     configure(cluster, {name: strict})
     try:
         spec = cluster.spec({"kubernetes": {}, "driver": {"branch": "595"}})
-        found = failed(cluster.checks("verify", spec))
+        found = failed(cluster.checks("verify", spec, "--smoke"))
         assert found
         assert any("kueue.x-k8s.io/admission" in message for _, _, message in found), found
     finally:
