@@ -10,6 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -27,6 +28,8 @@ _COMMENT = re.compile(r"#[^\r\n]*")
 _NULL = "tag:yaml.org,2002:null"
 
 
+# An edit asks many times for the same few texts.  Nodes that are kept are only read.
+@lru_cache(maxsize=16)
 def document(text: str) -> yaml.Node | None:
     """The one document of the text that says something; lines `---` and comments alone make empty ones.
 
@@ -42,7 +45,12 @@ def document(text: str) -> yaml.Node | None:
 
 def load(text: str) -> Any:
     """The plain values of that document.  Raises yaml.YAMLError, ValueError."""
-    node = document(text)
+    return copy.deepcopy(_values(text))
+
+
+@lru_cache(maxsize=16)
+def _values(text: str) -> Any:
+    node = document.__wrapped__(text)  # its own: what constructs values may change the nodes
     return None if node is None else yaml.SafeLoader("").construct_document(node)
 
 
@@ -121,7 +129,7 @@ def remove(text: str, path: Path) -> str:
     Comments stay, but for one behind an item of a sequence that goes.
     """
     *above, last = path
-    wanted = copy.deepcopy(load(text))
+    wanted = load(text)
     while (holder := node_at(text, above)) is not None and (there := _child(holder, last)) is not None:
         if _count(holder, last) == 1:
             del value_at(wanted, above)[last]
