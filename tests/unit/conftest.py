@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from real_smi import RealSmi, make
 
-# They run shells, daemons, browsers, programs of others and whole commands, take the time, or hold all that gpunode
-# makes against the schema of every server.
+# They run shells, daemons, browsers, programs of others and whole commands, take the time, are of a maintainer's
+# tool, or hold all that gpunode makes against the schema of every server.
 SLOW = {
     f"test_{name}"
     for name in "accept_sh activate_sh apt_marks awx bundle_agree bundle_alpm bundle_create bundle_extras bundle_push "
@@ -16,7 +16,7 @@ SLOW = {
     "commit_faults commit_kill commit_restore commit_service connect containers default_inventory docker_any "
     "fleet_simulated generated_values gpu_containers health_real hostile_node_programs hostile_results init "
     "journal_damage journal_sh kube_apply kube_render kube_verify kubectl lease linear lookup mig_sh mps_real "
-    "nvml package_managers packages_sh probe_dkms probe_script putback_sh pyz questions_real real_smi release "
+    "nvml package_managers packages_sh probe_dkms probe_script putback_sh pyz questions_real real_smi refresh release "
     "remote_sweep role_tags role_variables runfile_sh runner scheduler_extender share shells side_effects_sh "
     "smi_stub smoke_image smoke_sh state state_mounts supervise sysctl two_controllers wheel".split()
 }

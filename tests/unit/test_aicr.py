@@ -188,6 +188,7 @@ def test_nothing_that_was_not_read_is_in_a_snapshot() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_commands(run_gpunode: Run, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(RECIPE))

@@ -174,11 +174,18 @@ def test_a_plan_of_before_with_whole_paths_is_applied_as_well(tmp_path: Path, mo
     assert result.return_value == 0, result.output
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planned")
+    with pytest.MonkeyPatch.context() as patched:
+        Site(folder, patched).plan()
+    return folder
+
+
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    made = Site(tmp_path, monkeypatch)
-    made.plan()
-    return made
+def site(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    shutil.copytree(planned, tmp_path, dirs_exist_ok=True)
+    return Site(tmp_path, monkeypatch)
 
 
 def test_a_plan_that_nothing_has_happened_to_runs_with_the_playbook_that_was_reviewed(site: Site) -> None:
