@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpunode.core import grammar
 from gpunode.core.errors import InputError
-from gpunode.core.facts import VOLATILE, facts_from_data, facts_hash, facts_to_data, parse_probe
+from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe
 from gpunode.core.facts.vet import RULES, vetted
 from gpunode.core.grammar import Grammar
 from gpunode.core.items.preflight import mismatches
@@ -152,7 +152,7 @@ def test_facts_that_were_saved_are_vetted_again_and_good_ones_stay_the_same_obje
     data = facts_to_data(NodeFacts(arch="x86_64")) | {"arch": "{{x}}"}
     facts = facts_from_data(data)
     assert (facts.arch, facts.malformed) == ("", ("system: '{{x}}' is not a valid architecture",))
-    assert vetted(facts, volatile=VOLATILE) is facts
+    assert vetted(facts) is facts
 
 
 def test_an_object_without_a_name_goes_whole_and_another_field_alone() -> None:
@@ -161,7 +161,7 @@ def test_an_object_without_a_name_goes_whole_and_another_field_alone() -> None:
         packages={"a": InstalledPackage(name="a", version="1"), "{#b#}": InstalledPackage(name="b", version="1")},
         distro=Distro(id="debian", version_id="12 or so"),
     )
-    found = vetted(facts, volatile=VOLATILE)
+    found = vetted(facts)
     assert found.kernels == (Kernel(release="6.1.0"), Kernel(release="6.2.0"))
     assert [*found.packages] == ["a"]
     assert found.distro == Distro(id="debian")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import json
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gpunode
+from tools.docs import tables
 from tools.docs.tables import NOTE, table
 
 OPAQUE = ("ClusterApi",)  # made by a function, and handed over as it is
@@ -76,7 +76,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
     elif name.endswith("Spec"):
         yield "Its fields are keys of [gpunode.yml](spec.md)."
     else:
-        notes = _comments(kind)
+        notes = tables.comments(kind)
         yield table(
             ("field", "type", "default", "meaning"),
             (
@@ -131,21 +131,6 @@ def _default(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return f"`{field.default_factory()!r}`"
     return ""
-
-
-def _comments(kind: type) -> dict[str, str]:
-    """Field → what the comment behind it says, or the one above it."""
-    lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
-    (definition,) = ast.parse("\n".join(lines)).body
-    assert isinstance(definition, ast.ClassDef)
-    found = dict.fromkeys((f.name for f in dataclasses.fields(kind)), "")
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            behind = lines[(node.end_lineno or 1) - 1][node.end_col_offset or 0 :].strip()
-            above = lines[node.lineno - 2].strip()
-            text = behind or (above if above.startswith("#") else "")
-            found[node.target.id] = re.sub(r"^#\s*|\s*# type: ignore.*$", "", text)
-    return found
 
 
 def _named(text: str) -> str:

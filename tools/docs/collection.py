@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
 import re
 import types
 import typing
@@ -564,12 +563,11 @@ def _facts_module() -> str:
     """The module facts, with the keys of the facts in the documentation of what it returns."""
     package = files("gpunode") / FACTS.removeprefix("gpunode/")
     head, mark, _rest = package.read_text(encoding="utf-8").partition("  contains:\n")
-    lines = inspect.getsource(NodeFacts).splitlines()
-    said = {match[1]: match[2] for line in lines if (match := re.match(r" +(\w+): .*?  # (.*)", line))}
+    notes = tables.comments(NodeFacts)
     hints = typing.get_type_hints(NodeFacts)
     keys = {
         field.name: {
-            "description": _words(said.get(field.name) or field.name.replace("_", " "), hints[field.name]),
+            "description": _words(notes[field.name] or field.name.replace("_", " "), hints[field.name]),
             "type": _kind(hints[field.name]),
         }
         for field in dataclasses.fields(NodeFacts)

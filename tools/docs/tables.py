@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -192,3 +197,18 @@ def gpus(known: Knowledge) -> str:
         "of a product's name. *Open*: whether the open kernel modules drive it (only: nothing else does).\n\n"
         + table(("id", "product", "generation", "compute capability", "MIG", "open"), rows)
     )
+
+
+def comments(kind: type) -> dict[str, str]:
+    """Field → what the comment behind it says, or the one above it."""
+    lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
+    (definition,) = ast.parse("\n".join(lines)).body
+    assert isinstance(definition, ast.ClassDef)
+    found = dict.fromkeys((f.name for f in dataclasses.fields(kind)), "")
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            behind = lines[(node.end_lineno or 1) - 1][node.end_col_offset or 0 :].strip()
+            above = lines[node.lineno - 2].strip()
+            text = behind or (above if above.startswith("#") else "")
+            found[node.target.id] = re.sub(r"^#\s*|\s*# type: ignore.*$", "", text)
+    return found

@@ -52,7 +52,8 @@ from gpunode.core.facts.redact import redact
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.facts.vet import vetted
 from gpunode.core.mask import mask
-from gpunode.core.model import ConfigFile, NodeFacts
+from gpunode.core.model import ConfigFile, DriverState, NodeFacts
+from gpunode.core.model.node import volatile_fields
 from gpunode.core.numbers import whole
 
 if TYPE_CHECKING:
@@ -98,27 +99,8 @@ __all__ = [
     "stable_facts",
 ]
 
-# what changes by itself, or by which no decision of a plan is taken
-VOLATILE = frozenset(
-    (
-        "hostname",
-        "boot_id",
-        "containers",
-        "nvml",
-        "package_lock",
-        "lease",
-        "xids",
-        "nvlink_inactive",
-        "pcie",
-        "rdma",
-        "hidden",
-        "topology",
-        "gpu_containers",
-        "unread",
-        "notes",
-    )
-)
-VOLATILE_DRIVER = frozenset(("smi",))
+VOLATILE = volatile_fields(NodeFacts)
+VOLATILE_DRIVER = volatile_fields(DriverState)
 
 # sections that may have no line: where they said all, there is none
 _MAY_BE_EMPTY = ("cdi", "files", "gpu_containers", "nvlink", "sharing", "xids")
@@ -196,12 +178,12 @@ def parse_probe(text: str) -> NodeFacts:
         "unread": tuple(name for name in _MAY_BE_EMPTY if not probe.answered(name)),
     }
     found = NodeFacts(**facts, notes=tuple(probe.notes))  # type: ignore[arg-type]  # values of the fields' own types
-    return vetted(found, volatile=VOLATILE)
+    return vetted(found)
 
 
 def facts_from_data(data: Any) -> NodeFacts:
     """The inverse of facts_to_data; missing keys get their defaults.  Raises InputError."""
-    return vetted(read_facts(data), volatile=VOLATILE)
+    return vetted(read_facts(data))
 
 
 def _files(probe: Probe) -> Mapping[str, ConfigFile]:

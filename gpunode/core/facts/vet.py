@@ -8,7 +8,7 @@ name of a distribution, is kept with its control characters made visible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
@@ -77,6 +77,7 @@ from gpunode.core.model import (
     Tuning,
     Xid,
 )
+from gpunode.core.model.node import volatile_fields
 from gpunode.core.printable import printable, shortened
 
 
@@ -268,15 +269,17 @@ _SECTIONS: Mapping[str, str] = {
     "unfinished": "journal",
 }
 
+_VOLATILE = volatile_fields(NodeFacts)
 
-def vetted(facts: NodeFacts, *, volatile: Collection[str]) -> NodeFacts:
-    """The facts without what does not fit its grammar, reported in `malformed`; of the `volatile` fields in `notes`."""
+
+def vetted(facts: NodeFacts) -> NodeFacts:
+    """The facts without what does not fit its grammar, reported in `malformed`; of volatile ones in `notes`."""
     doubts: dict[tuple[str, str, bool], list[str]] = {}
     changed = {}
     for name, rule in _FIELDS[NodeFacts]:
         section = _SECTIONS.get(name, name)
 
-        def doubt(text: str, grammar: Grammar, section: str = section, noted: bool = name in volatile) -> None:
+        def doubt(text: str, grammar: Grammar, section: str = section, noted: bool = name in _VOLATILE) -> None:
             doubts.setdefault((section, grammar.what, noted), []).append(text)
 
         before = getattr(facts, name)

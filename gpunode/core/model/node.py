@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Literal
 
 from gpunode.core.engines import RuntimeName
 
 Distribution = Literal["", "k3s", "rke2", "k0s", "microk8s"]
 GpuState = Literal["kept", "keepable", "exposed", "lost"]
+
+# of a fact that changes by itself, or by which no decision of a plan is taken
+VOLATILE = MappingProxyType({"volatile": True})
+
+
+def volatile_fields(of: type[NodeFacts | DriverState]) -> frozenset[str]:
+    """The names of those facts."""
+    return frozenset(one.name for one in fields(of) if one.metadata == VOLATILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +178,8 @@ class DriverState:
     nova: bool = False
     runfile: str = ""  # version that nvidia-installer left, "" when it never ran
     parameters: Mapping[str, str] = field(default_factory=dict)  # of the loaded module, as it shows them itself
-    smi: str = ""  # first line of trouble that nvidia-smi prints; "" when it works or is absent
+    # first line of trouble that nvidia-smi prints; "" when it works or is absent
+    smi: str = field(default="", metadata=VOLATILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,10 +373,10 @@ class Xid:
 class NodeFacts:
     """All that one probe found.  Absent things are empty; what could not be asked stands in `notes`."""
 
-    hostname: str = ""
+    hostname: str = field(default="", metadata=VOLATILE)
     arch: str = ""  # uname -m
     distro: Distro = Distro()
-    boot_id: str = ""
+    boot_id: str = field(default="", metadata=VOLATILE)
     init: str = ""  # systemd, other
     virtualization: str = ""  # none, kvm, wsl, docker, podman, lxc, …: systemd-detect-virt's words
     container: bool = False  # the target is a container without an init of its own
@@ -378,40 +388,43 @@ class NodeFacts:
     gpus: tuple[PciDevice, ...] = ()
     nvswitches: tuple[PciDevice, ...] = ()
     nvlink5_fabric: bool = False  # SW_MNG in the VPD of an InfiniBand function: HGX B200 and later
-    nvml: tuple[NvmlGpu, ...] = ()
+    nvml: tuple[NvmlGpu, ...] = field(default=(), metadata=VOLATILE)
     driver: DriverState = DriverState()
     cuda: tuple[str, ...] = ()  # versions under /usr/local/cuda-* or /opt/cuda
     cuda_default: str = ""  # what /usr/local/cuda leads to
     toolkit: str = ""  # version of nvidia-container-toolkit, by its binary
     runtimes: tuple[Runtime, ...] = ()
-    containers: Mapping[str, Running] = field(default_factory=dict)  # by engine
+    containers: Mapping[str, Running] = field(default_factory=dict, metadata=VOLATILE)  # by engine
     kubernetes: Kubernetes = Kubernetes()
     package_manager: str = ""  # apt, dnf, zypper, pacman
     packages: Mapping[str, InstalledPackage] = field(default_factory=dict)  # only names that concern us
     broken_packages: tuple[str, ...] = ()  # dpkg --audit and the like
-    package_lock: str = ""  # who holds the package manager's lock, "" when free
-    lease: str = ""  # the controller that is at work there, and its run
+    package_lock: str = field(default="", metadata=VOLATILE)  # who holds the package manager's lock, "" when free
+    lease: str = field(default="", metadata=VOLATILE)  # the controller that is at work there, and its run
     services: Mapping[str, Service] = field(default_factory=dict)
     modules: tuple[str, ...] = ()  # loaded kernel modules that concern us: nvidia, nouveau, overlay, br_netfilter …
     sysctl: Mapping[str, str] = field(default_factory=dict)  # values in force that concern us; no br_netfilter: no key
     files: Mapping[str, ConfigFile] = field(
         default_factory=dict
-    )  # by path: repositories, keyrings, modprobe.d, engine configs …
+    )  # by path: repositories, keyrings, modprobe.d, configurations of engines
     device_nodes: tuple[DeviceNode, ...] = ()
-    gpu_containers: tuple[GpuContainer, ...] = ()
+    gpu_containers: tuple[GpuContainer, ...] = field(default=(), metadata=VOLATILE)
     cdi: Cdi = Cdi()
-    xids: tuple[Xid, ...] = ()
-    nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3"; "GPU 0: all links" where its like has some up
-    topology: Topology = Topology()  # with two GPUs or more
-    pcie: tuple[PciLink, ...] = ()
-    rdma: tuple[RdmaPort, ...] = ()
-    hidden: tuple[str, ...] = ()  # device files that this session's device cgroup keeps it from opening
+    xids: tuple[Xid, ...] = field(default=(), metadata=VOLATILE)
+    # "GPU 0 link 3"; "GPU 0: all links" where its like has some up
+    nvlink_inactive: tuple[str, ...] = field(default=(), metadata=VOLATILE)
+    topology: Topology = field(default=Topology(), metadata=VOLATILE)  # with two GPUs or more
+    pcie: tuple[PciLink, ...] = field(default=(), metadata=VOLATILE)
+    rdma: tuple[RdmaPort, ...] = field(default=(), metadata=VOLATILE)
+    # device files that this session's device cgroup keeps it from opening
+    hidden: tuple[str, ...] = field(default=(), metadata=VOLATILE)
     tuning: Tuning = Tuning()
     first_boot: FirstBoot = FirstBoot()
     sharing: Sharing = Sharing()
-    unread: tuple[str, ...] = ()  # sections that did not say all: what is empty there is not «none», but not known
+    # sections that did not say all: what is empty there is not «none», but not known
+    unread: tuple[str, ...] = field(default=(), metadata=VOLATILE)
     unfinished: tuple[str, ...] = ()  # ids of transactions in the node's journal with an intent and no outcome
-    notes: tuple[str, ...] = ()  # "section: what was missing or not permitted"
+    notes: tuple[str, ...] = field(default=(), metadata=VOLATILE)  # "section: what was missing or not permitted"
     malformed: tuple[
         str, ...
     ] = ()  # "section: 'text' is not a valid kernel release": what was left out (core/facts/vet.py)

@@ -191,7 +191,8 @@ facts:
       description: 'Values in force that concern us; no br_netfilter: no key.'
       type: dict
     files:
-      description: 'Files. Keys: path, sha256, mode, owner, size, data, target, regular.'
+      description: 'By path: repositories, keyrings, modprobe.d, configurations of engines. Keys:
+        path, sha256, mode, owner, size, data, target, regular.'
       type: dict
     device_nodes:
       description: 'Device nodes. Keys: path, number, linked.'
@@ -242,6 +243,6 @@ facts:
       description: '"section: what was missing or not permitted".'
       type: list
     malformed:
-      description: Malformed.
+      description: '"section: ''text'' is not a valid kernel release": what was left out (core/facts/vet.py).'
       type: list
 """
