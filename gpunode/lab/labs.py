@@ -144,20 +144,20 @@ def _request(name: str, **shape: Unpack[Shape]) -> Node:
     return replace(node, **{key: value for key, value in shape.items() if key not in ("gpus", "engines", "vendor")})  # type: ignore[arg-type]
 
 
-def _check(asked: Node, count: int) -> None:
+def _check(template: Node, count: int) -> None:
     if not 1 <= count <= MOST_NODES:
         raise InputError(f"{count} nodes", expected=f"1 to {MOST_NODES}")
-    if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", asked.name):
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", template.name):
         raise InputError(
-            f"lab name {asked.name!r}", expected="a small letter, then up to 39 small letters, digits and hyphens"
+            f"lab name {template.name!r}", expected="a small letter, then up to 39 small letters, digits and hyphens"
         )
-    if asked.vendor and not (Path(asked.vendor) / "nvidia-ctk").is_file():
+    if template.vendor and not (Path(template.vendor) / "nvidia-ctk").is_file():
         raise InputError(
-            f"{asked.vendor} has no nvidia-ctk", expected="a folder with programs of NVIDIA's container toolkit"
+            f"{template.vendor} has no nvidia-ctk", expected="a folder with programs of NVIDIA's container toolkit"
         )
-    _ = asked.variant  # raises InputError for a distro or engine it does not know
+    _ = template.variant  # raises InputError for a distro or engine it does not know
     with tempfile.TemporaryDirectory() as folder:  # raises InputError for a GPU it does not know
-        hardware.write_hardware(Path(folder), asked.gpus, nouveau=asked.nouveau)
+        hardware.write_hardware(Path(folder), template.gpus, nouveau=template.nouveau)
 
 
 def platform(
@@ -185,14 +185,14 @@ def platform(
     return nodes.platform(node) | {"environment": {"CONTAINERS_CONF": str(machine.containers_conf())}}
 
 
-def _up(asked: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
+def _up(template: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
     with machine.lock("state", log=log):
         _remove_abandoned(log)
-        url = _serve(asked, log)
+        url = _serve(template, log)
         _ensure_key()
-        sources = {} if asked.real_driver else spec_sources(info, asked.distro, url)
-        control = _reserve_control(asked) if asked.kubernetes else None
-        new = _reserve(replace(asked, sources=sources), count)
+        sources = {} if template.real_driver else spec_sources(info, template.distro, url)
+        control = _reserve_control(template) if template.kubernetes else None
+        new = _reserve(replace(template, sources=sources), count)
     if control:
         log(f"starting the control plane of Kubernetes: {control.name}")
         started = cluster.start_control_plane(control, own_sources(info, control.distro), url)
@@ -203,11 +203,11 @@ def _up(asked: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
     _make_all(new, info, url)
     if control:
         nodes.save(started)
-    if asked.kubernetes and new:
-        cluster.connect(_ready(asked.lab))
+    if template.kubernetes and new:
+        cluster.connect(_ready(template.lab))
     with machine.lock("state", log=log):
         _write_files(log)
-    return load_lab(asked.name)
+    return load_lab(template.name)
 
 
 def _serve(node: Node, log: Log) -> str:
@@ -216,9 +216,9 @@ def _serve(node: Node, log: Log) -> str:
     return network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
 
 
-def _reserve_control(asked: Node) -> Node | None:
+def _reserve_control(template: Node) -> Node | None:
     """Write down the machine of the control plane; None when it is there."""
-    control = cluster.describe(asked)
+    control = cluster.describe(template)
     have = {node.name: node for node in nodes.load_nodes()}
     if control.name in have:
         _check_same(have[control.name], control)
@@ -228,16 +228,16 @@ def _reserve_control(asked: Node) -> Node | None:
     return control
 
 
-def _reserve(asked: Node, count: int) -> list[Node]:
+def _reserve(template: Node, count: int) -> list[Node]:
     """Write down the nodes that are missing, before any is made."""
     have = {node.name: node for node in nodes.load_nodes()}
     new: list[Node] = []
     for number in range(1, count + 1):
-        name = f"{asked.lab}-{number}"
+        name = f"{template.lab}-{number}"
         if name in have:
-            _check_same(have[name], asked)
+            _check_same(have[name], template)
             continue
-        node = replace(asked, name=name, maker=os.getpid(), address=_free_address([*have.values(), *new]))
+        node = replace(template, name=name, maker=os.getpid(), address=_free_address([*have.values(), *new]))
         nodes.save(node)
         new.append(node)
     return new
@@ -249,9 +249,9 @@ def _free_address(others: Iterable[Node]) -> str:
     return next(str(one) for one in reversed([*network.ensure_network().hosts()]) if str(one) not in taken)
 
 
-def _check_same(node: Node, asked: Node) -> None:
+def _check_same(node: Node, template: Node) -> None:
     shape = ("distro", "engines", "python", "real_driver", "gpus", "nouveau", "kubernetes", "vendor")
-    other = [f"{key} {getattr(node, key)!r}" for key in shape if getattr(node, key) != getattr(asked, key)]
+    other = [f"{key} {getattr(node, key)!r}" for key in shape if getattr(node, key) != getattr(template, key)]
     if other:
         raise InputError(
             f"{node.name} is there already, with {', '.join(other)}",

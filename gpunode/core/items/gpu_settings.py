@@ -90,12 +90,12 @@ class Ecc(Setting):
         return f"{gpu.ecc_current}, and {gpu.ecc_pending} after a reset" if waits else gpu.ecc_current
 
 
-def wanted(asked: Question) -> Found:
+def wanted(question: Question) -> Found:
     """The unit and the settings; without any in the spec a unit that is there is left with nothing to set."""
-    spec, facts = asked.spec.gpu, asked.facts
+    spec, facts = question.spec.gpu, question.facts
     if not spec.given and VALUES not in facts.files:
         return
-    if not asked.spec.image.load:
+    if not question.spec.image.load:
         yield Problem(
             what="gpu is set, and image.load is false: nothing loads a driver that could be asked",
             fix="leave gpu out of the image; provision sets it on the machine with its GPU",
@@ -109,14 +109,14 @@ def wanted(asked: Question) -> Found:
     settings = [one for model, mine in spec.by_model().items() for one in _settings(mine, model, named)]
     lines = "".join(f"{one.model} {one.field} {one.value}\n" for one in settings if not isinstance(one, Ecc))
     if lines or VALUES in facts.files:
-        yield from _unit(asked, lines)
+        yield from _unit(question, lines)
     yield from settings
 
 
-def _unit(asked: Question, lines: str) -> Found:
-    yield File(role="fabric", path=PROGRAM, text=asked.templates["gpu-settings.sh.j2"], mode="0755")
+def _unit(question: Question, lines: str) -> Found:
+    yield File(role="fabric", path=PROGRAM, text=question.templates["gpu-settings.sh.j2"], mode="0755")
     yield File(role="fabric", path=VALUES, text=f"# written by gpunode\n{lines}")
-    yield File(role="fabric", path=UNIT_FILE, text=asked.templates["gpu.service.j2"])
+    yield File(role="fabric", path=UNIT_FILE, text=question.templates["gpu.service.j2"])
     yield ServiceItem(role="fabric", unit=UNIT)
 
 
@@ -159,7 +159,7 @@ def _impossible(spec: GpuSettings, gpu: NvmlGpu) -> Iterator[Problem]:
         yield _refused("ecc", f"{name} has no ECC that can be switched")
 
 
-def _range(key: str, name: str, asked: tuple[int, int], limits: tuple[str, str, str], words: str) -> Iterator[Problem]:
+def _range(key: str, name: str, values: tuple[int, int], limits: tuple[str, str, str], words: str) -> Iterator[Problem]:
     if "N/A" in limits:
         yield _refused(key, f"{name} has no {words} that can be set")
         return
@@ -167,10 +167,10 @@ def _range(key: str, name: str, asked: tuple[int, int], limits: tuple[str, str, 
         least, most = float(limits[1]), float(limits[2])
     except ValueError:
         return
-    if not least <= asked[0] <= asked[1] <= most:
+    if not least <= values[0] <= values[1] <= most:
         takes = f"{name} takes {least:g} to {most:g}"
         yield Problem(
-            what=f"gpu.{key} is {','.join(map(str, dict.fromkeys(asked)))}, and {takes}",
+            what=f"gpu.{key} is {','.join(map(str, dict.fromkeys(values)))}, and {takes}",
             fix=f"set it to {least:g} to {most:g} for this node (inventory group) or model (gpu.models)",
         )
 

@@ -238,10 +238,10 @@ def _only_distro(case: SolveCase, flavour: str) -> bool:
     """Whether only the distribution itself has a branch that fits: an old GPU on a new release."""
     if case.request.driver.version or not case.distro.own:
         return False
-    asked = [*needs(case, flavour), *asked_branch(case)]
+    constraints = [*needs(case, flavour), *asked_branch(case)]
     kinds = EVERY if case.request.driver.branch.isdigit() else _kinds(case)
-    ours = [*asked, *_where(case, own=True, flavour=flavour)]
-    theirs = [*asked, *_where(case, own=False)]
+    ours = [*constraints, *_where(case, own=True, flavour=flavour)]
+    theirs = [*constraints, *_where(case, own=False)]
     if best_branch(case.knowledge, theirs, kinds) or not best_branch(case.knowledge, ours, kinds):
         return False
     case.because(
@@ -291,17 +291,17 @@ def _for_every_kernel(case: SolveCase, rules: Sequence[Rule], best: Branch, flav
 
 
 def _branch(case: SolveCase, flavour: str, own: bool, built: Precompiled | None) -> Branch | None:
-    asked, where = needs(case, flavour), _where(case, own=own, flavour=flavour, built=built is not None)
+    constraints, where = needs(case, flavour), _where(case, own=own, flavour=flavour, built=built is not None)
     if built and not built.own:
         where = [in_repository(case, False), *rules_of(case, built, flavour)]
-    rules = [*asked, *where, *resolves(case, own=own)]
+    rules = [*constraints, *where, *resolves(case, own=own)]
     version = case.request.driver.version
     number = whole(version[:3]) if version else whole(case.request.driver.branch)
     best = _best(case, rules)
     if number:
         return _checked(case, number, rules, best)
     if best is None:
-        _refuse_all(case, rules, _ways_out(case, asked, flavour, own))
+        _refuse_all(case, rules, _ways_out(case, constraints, flavour, own))
         return None
     if own and built:
         best = _for_every_kernel(case, rules, best, flavour)
@@ -311,7 +311,7 @@ def _branch(case: SolveCase, flavour: str, own: bool, built: Precompiled | None)
         case.because("branch", f"{why} (set driver.branch to change)", present.source)
         return present
     if case.request.driver.branch == "auto" and _loaded(case) > best.branch and not _useless(case):
-        return _newer_than(case, asked if case.distro.family == "arch" else rules, best)
+        return _newer_than(case, constraints if case.distro.family == "arch" else rules, best)
     _say_why(case, best, rules)
     return best
 

@@ -560,10 +560,10 @@ def built_in_runc(config: ContainerdConfig) -> dict[str, Any]:
 
 def runtimes_in_force(config: ContainerdConfig) -> dict[str, Any]:
     """All runtimes, with the built-in runc: 1.x has it while there is no table of runtimes, 2.x always."""
-    stated = toml.lookup(config.cri, RUNTIMES)
-    if config.merges or stated is None:
-        return {"runc": {}, **(stated or {})}
-    return dict(stated)
+    runtimes = toml.lookup(config.cri, RUNTIMES)
+    if config.merges or runtimes is None:
+        return {"runc": {}, **(runtimes or {})}
+    return dict(runtimes)
 
 
 def default_in_force(config: ContainerdConfig) -> str:
@@ -572,13 +572,13 @@ def default_in_force(config: ContainerdConfig) -> str:
 
 def difference(config: ContainerdConfig, request: RuntimeRequest) -> Difference:
     """What differs between what is in force and what is asked for."""
-    stated = toml.lookup(config.cri, RUNTIMES) or {}
+    runtimes = toml.lookup(config.cri, RUNTIMES) or {}
     default = default_in_force(config)
     wanted = {"nvidia": request.name, "runc": "runc", "keep": default}[request.default_runtime]
     _check_old_keys(config, default, wanted)
     sets: dict[toml.Path, Any] = {DEFAULT: wanted} if default != wanted else {}
-    runc = dict(stated.get("runc", {}))
-    if not config.merges and "runc" not in stated and (not stated or "runc" in (default, wanted)):
+    runc = dict(runtimes.get("runc", {}))
+    if not config.merges and "runc" not in runtimes and (not runtimes or "runc" in (default, wanted)):
         runc = built_in_runc(config)
         sets[(*RUNTIMES, "runc")] = runc
     if request.cgroup_driver and (runc or config.merges) and _is_runc(runc):
@@ -586,10 +586,10 @@ def difference(config: ContainerdConfig, request: RuntimeRequest) -> Difference:
         if bool(_systemd(runc)) is not systemd:
             sets |= _runc_option(sets, runc, systemd)
         runc = {**runc, "options": {**runc.get("options", {}), "SystemdCgroup": systemd}}
-    inherits = stated.get(default, {}) if default not in ("runc", request.name) else runc
+    inherits = runtimes.get(default, {}) if default not in ("runc", request.name) else runc
     if not _is_runc(inherits):
         inherits = runc if _is_runc(runc) else {}
-    have = stated.get(request.name)
+    have = runtimes.get(request.name)
     sets |= _nvidia(have, inherits, request)
     stale = [] if config.merges else [(*RUNTIMES, request.name, key) for key in _OF_LINUX if (have or {}).get(key)]
     return Difference(sets | _cdi(config.cri, request), tuple(stale))

@@ -90,8 +90,8 @@ class Node:
     @property
     def config(self) -> str:
         """config.yaml, also where the request names a file of containerd's: a template, or the rendered one."""
-        asked = "" if self.request.config.endswith((".tmpl", ".toml")) else self.request.config
-        return asked or f"/etc/rancher/{self.kind}/config.yaml"
+        named = "" if self.request.config.endswith((".tmpl", ".toml")) else self.request.config
+        return named or f"/etc/rancher/{self.kind}/config.yaml"
 
     @cached_property
     def documents(self) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -145,8 +145,8 @@ class Node:
     def template(self) -> str:
         """The path of the user's template that counts, "" where there is none."""
         names = ("config-v3.toml.tmpl", "config.toml.tmpl") if self.two else ("config.toml.tmpl",)
-        asked = posixpath.basename(self.request.config)
-        if asked.endswith(".tmpl") and asked not in names and self.request.config in self.files:
+        named = posixpath.basename(self.request.config)
+        if named.endswith(".tmpl") and named not in names and self.request.config in self.files:
             return self.request.config
         return next((path for name in names if (path := f"{self.folder}/{name}") in self.files), "")
 
@@ -232,10 +232,10 @@ class Node:
         number = self.request.release
         own = (1, 0) < number < (1, 20) or number >= (2, 0)
         version = self.request.version if own else "2.1" if self.two else "1.7"
-        asked = replace(
+        request = replace(
             self.request, distribution="", config=self.rendered, drop_in=drop_in, version=version, flags=(), **changes
         )
-        return {**self.dropped, self.rendered: self.files.get(self.rendered, b"")}, asked
+        return {**self.dropped, self.rendered: self.files.get(self.rendered, b"")}, request
 
     @cached_property
     def in_force(self) -> RuntimeState:
@@ -272,8 +272,8 @@ class Rancher:
             "config-v3.toml.d/*.toml",
         )
         settings = (node.config, f"{node.config}.d/*.yaml", f"{node.config}.d/*.yml")
-        asked = (request.config,) if request.config.endswith(".tmpl") else ()
-        return (*settings, *asked, *(f"{node.folder}/{name}" for name in names))
+        templates = (request.config,) if request.config.endswith(".tmpl") else ()
+        return (*settings, *templates, *(f"{node.folder}/{name}" for name in names))
 
     def configure(self, files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
         """What changes; an Edit with `restart` alone where the agent has only to start again."""
@@ -283,8 +283,8 @@ class Rancher:
             if _rendered_differs(node) and not node.names_all:
                 raise _template_decides(node)
             return _edit(node, {})
-        asked = bool(request.drop_in) or not node.finds or _cdi_differs(node)
-        if node.imports and (asked or _drop_in_states(node)):
+        needed = bool(request.drop_in) or not node.finds or _cdi_differs(node)
+        if node.imports and (needed or _drop_in_states(node)):
             changes = _by_drop_in(node, containerd.configure)
             return _edit(node, changes | ({} if _settles_default(node) else _default(node)))
         if not node.finds:
@@ -357,10 +357,11 @@ k3s, rke2 = Rancher("k3s"), Rancher("rke2")
 
 def _check_fixed(node: Node) -> None:
     """Raise Refusal for what k3s decides by itself, and for what its version cannot do."""
-    asked, have = node.request.cgroup_driver, node.in_force.cgroup_driver
-    if asked and have and asked != have:
+    driver, have = node.request.cgroup_driver, node.in_force.cgroup_driver
+    if driver and have and driver != have:
         raise Refusal(
-            f"containerd of {node.kind} has the cgroup driver {have}, as {node.kind} has decided: it cannot be {asked}",
+            f"containerd of {node.kind} has the cgroup driver {have}, as {node.kind} has decided: "
+            f"it cannot be {driver}",
             f"leave cgroup_driver at auto, and cgroup-driver out of kubelet-arg: {node.kind} sets both alike",
         )
     if node.request.drop_in and not node.reads(node.request.drop_in):
@@ -376,11 +377,11 @@ def _check_fixed(node: Node) -> None:
 
 
 def _cdi_differs(node: Node) -> bool:
-    asked, root = node.request.cdi, node.root
-    if asked is None:
+    cdi, root = node.request.cdi, node.root
+    if cdi is None:
         return False
     plugin = toml.lookup(root, ("plugins", CRI[3 if root.get("version") == 3 else 2])) or {}
-    return bool(plugin.get("enable_cdi", node.two)) is not asked
+    return bool(plugin.get("enable_cdi", node.two)) is not cdi
 
 
 def _drop_in_states(node: Node) -> bool:
@@ -403,13 +404,13 @@ def _settles_default(node: Node) -> bool:
 
 def _by_drop_in(node: Node, edit: Callable[[Mapping[str, bytes], RuntimeRequest], Edit]) -> _Change:
     """What containerd's own editor makes of the drop-ins below the rendered file."""
-    files, asked = node.as_containerd()
+    files, request = node.as_containerd()
     if not _settles_default(node):
-        asked = replace(asked, default_runtime="keep")
-    found = edit(files, asked)
-    if found.problems:
-        raise Refusal(found.problems[0].what, found.problems[0].fix)
-    return {path: data for path, data in found.changes.items() if path != node.rendered}
+        request = replace(request, default_runtime="keep")
+    change = edit(files, request)
+    if change.problems:
+        raise Refusal(change.problems[0].what, change.problems[0].fix)
+    return {path: data for path, data in change.changes.items() if path != node.rendered}
 
 
 # ---------------------------------------------------------------- what gpunode leaves to a person

@@ -129,30 +129,30 @@ def image_version(files: Mapping[str, bytes], manifest: str) -> str:
 def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
     refuse_old("kubernetes", request.server_version, rules.support)
     host = host_of(files, request)
-    asked = _extender_of(files, request, rules)
-    path, data, reasons = _configuration(files, host, request, asked)
+    extender = _extender_of(files, request, rules)
+    path, data, reasons = _configuration(files, host, request, extender)
     place = host.path_of(path)
     after, kept = {**files, place: data}, files.get(place) == data and last_value(host.flags, "config") == path
-    reasons += _name_it(after, host, asked, Naming(path=path, file=place, kept=kept))
+    reasons += _name_it(after, host, extender, Naming(path=path, file=place, kept=kept))
     if host.pod and files.get(place, data) != data and after[host.pod.path] == files[host.pod.path]:
         mark = hashlib.sha256(data).hexdigest()[:16]
         after[host.pod.path] = scheduler_pod.with_mark(pod_of(host.pod.path, files[host.pod.path]), mark).text.encode()
         reasons += (Reason(what=host.pod.path, why="an annotation makes the kubelet restart the pod", source=""),)
     changes = {path: data for path, data in after.items() if files.get(path) != data}
-    return Edit(changes=dict(changes), reasons=(*reasons, *_notes(files, host, request, asked)) if changes else ())
+    return Edit(changes=dict(changes), reasons=(*reasons, *_notes(files, host, request, extender)) if changes else ())
 
 
 def _configuration(
-    files: Mapping[str, bytes], host: Host, request: SchedulerRequest, asked: Extender
+    files: Mapping[str, bytes], host: Host, request: SchedulerRequest, extender: Extender
 ) -> tuple[str, bytes, tuple[Reason, ...]]:
     """The configuration's path as the scheduler sees it, its bytes, and why."""
     if config := last_value(host.flags, "config"):
-        return (config, *merged_config(*_there(files, host, config), asked))
-    path = request.config or asked.rules.config_file
+        return (config, *merged_config(*_there(files, host, config), extender))
+    path = request.config or extender.rules.config_file
     if files.get(path, b"").strip():  # made by hand, and not named yet
-        return (path, *merged_config(path, files[path], asked))
-    why = f"a configuration of {asked.rules.api}"
-    return path, new_config(asked, host.flags), (Reason(what=path, why=why, source=asked.rules.api_source),)
+        return (path, *merged_config(path, files[path], extender))
+    why = f"a configuration of {extender.rules.api}"
+    return path, new_config(extender, host.flags), (Reason(what=path, why=why, source=extender.rules.api_source),)
 
 
 def _there(files: Mapping[str, bytes], host: Host, path: str) -> tuple[str, bytes]:
@@ -171,21 +171,21 @@ class Naming:
     kept: bool  # named and mounted already, as somebody wants it
 
 
-def _name_it(after: dict[str, bytes], host: Host, asked: Extender, naming: Naming) -> tuple[Reason, ...]:
+def _name_it(after: dict[str, bytes], host: Host, extender: Extender, naming: Naming) -> tuple[Reason, ...]:
     """Flags and mounts: the configuration named, what is gone taken away; changes `after`."""
-    gone = asked.rules.gone_flags(asked.minor)
+    gone = extender.rules.gone_flags(extender.minor)
     drop = {one.name for one in host.flags if one.name in gone}
     change = change_flags(host.words, drop=drop, want={"config": naming.path})
     reasons = [
         Reason(
             what=f"--{name}",
-            why=f"{NAME} 1.{asked.minor} has it no more: {gone[name].instead}",
+            why=f"{NAME} 1.{extender.minor} has it no more: {gone[name].instead}",
             source=gone[name].source,
         )
         for name in sorted(drop)
     ]
     if change.more or change.rewritten:
-        reasons.append(Reason(what="--config", why=f"names {naming.path}", source=asked.rules.api_source))
+        reasons.append(Reason(what="--config", why=f"names {naming.path}", source=extender.rules.api_source))
     if host.program:
         after |= change_program(after, host.program, change)
     elif host.pod:
@@ -228,18 +228,20 @@ def _advertised(files: Mapping[str, bytes], request: SchedulerRequest) -> str:
         return ""
 
 
-def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, asked: Extender) -> tuple[Reason, ...]:
+def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, extender: Extender) -> tuple[Reason, ...]:
     """What a reader should know besides."""
     notes = []
-    if new := untried("kubernetes", request.server_version, asked.rules.support):
+    if new := untried("kubernetes", request.server_version, extender.rules.support):
         notes.append(Reason(what=NAME, why=new, source=""))
     if not request.extender_url and not request.proxy_mode:
         why = "answers with kube-proxy's iptables mode alone; with another one give --extender-url"
         notes.append(
-            Reason(what=asked.default, why=why, source="https://kubernetes.io/docs/reference/networking/virtual-ips/")
+            Reason(
+                what=extender.default, why=why, source="https://kubernetes.io/docs/reference/networking/virtual-ips/"
+            )
         )
-    if host.pod and (version := image_version(files, host.pod.path)) and minor_of(version) != asked.minor:
-        why = f"the manifest's image is {version}, and 1.{asked.minor} was asked for"
+    if host.pod and (version := image_version(files, host.pod.path)) and minor_of(version) != extender.minor:
+        why = f"the manifest's image is {version}, and 1.{extender.minor} was asked for"
         notes.append(Reason(what=host.pod.path, why=why, source=""))
     return tuple(notes)
 

@@ -61,7 +61,7 @@ class Extender:
     rules: SchedulerRules
     loopback: bool = True
 
-    def extender(self) -> dict[str, Any]:
+    def entry(self) -> dict[str, Any]:
         """The extender as upstream has it."""
         url = self.url or self.default
         if not url:
@@ -75,18 +75,18 @@ class Extender:
         return {"urlPrefix": url, **verbs, "managedResources": resources, "ignorable": False}
 
 
-def new_config(asked: Extender, flags: Sequence[Flag]) -> bytes:
+def new_config(extender: Extender, flags: Sequence[Flag]) -> bytes:
     """A KubeSchedulerConfiguration with the extender, and what the flags said that --config makes it pass over."""
-    config: dict[str, Any] = {"apiVersion": asked.rules.api, "kind": "KubeSchedulerConfiguration"}
-    config |= {**moved_flags(flags, asked.rules), "extenders": [asked.extender()]}
-    _check(config, "the flags as a configuration", asked)
+    config: dict[str, Any] = {"apiVersion": extender.rules.api, "kind": "KubeSchedulerConfiguration"}
+    config |= {**moved_flags(flags, extender.rules), "extenders": [extender.entry()]}
+    _check(config, "the flags as a configuration", extender)
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000).encode()
 
 
 # ---------------------------------------------------------------- one that is there
 
 
-def merged_config(path: str, data: bytes, asked: Extender) -> tuple[bytes, tuple[Reason, ...]]:
+def merged_config(path: str, data: bytes, extender: Extender) -> tuple[bytes, tuple[Reason, ...]]:
     """The configuration with the extender; all else stays as it is written.
 
     Raises Refusal for what kube-scheduler would not start with, InputError for what is no YAML.
@@ -96,20 +96,20 @@ def merged_config(path: str, data: bytes, asked: Extender) -> tuple[bytes, tuple
         raise Refusal(
             f"{path} holds {stated.get('kind') or 'no kind'}, not KubeSchedulerConfiguration", "name the right file"
         )
-    if (api := stated.get("apiVersion")) != asked.rules.api:
-        fix = f"write it as {asked.rules.api}, then run again"
-        raise Refusal(f"{path} is of {api}, and gpunode edits {asked.rules.api} alone", fix)
-    _check(stated, path, asked)
-    text, reasons = _with_extender(path, text, asked)
-    _check(yamltext.load(text), path, asked)
+    if (api := stated.get("apiVersion")) != extender.rules.api:
+        fix = f"write it as {extender.rules.api}, then run again"
+        raise Refusal(f"{path} is of {api}, and gpunode edits {extender.rules.api} alone", fix)
+    _check(stated, path, extender)
+    text, reasons = _with_extender(path, text, extender)
+    _check(yamltext.load(text), path, extender)
     return text.encode(), reasons
 
 
-def _check(data: Any, path: str, asked: Extender) -> None:
-    faults = scheduler_faults(data, asked.minor, asked.rules)
+def _check(data: Any, path: str, extender: Extender) -> None:
+    faults = scheduler_faults(data, extender.minor, extender.rules)
     if faults:
         raise Refusal(
-            f"{path}: kube-scheduler 1.{asked.minor} would not start with it: {'; '.join(faults[:5])}",
+            f"{path}: kube-scheduler 1.{extender.minor} would not start with it: {'; '.join(faults[:5])}",
             "fix the file, then run again",
         )
 
@@ -132,42 +132,46 @@ def _get(holder: Any, key: str) -> Any:
     return holder.get(key) if isinstance(holder, dict) else None
 
 
-def _with_extender(path: str, text: str, asked: Extender) -> tuple[str, tuple[Reason, ...]]:
+def _with_extender(path: str, text: str, extender: Extender) -> tuple[str, tuple[Reason, ...]]:
     stated = yamltext.load(text)
     extenders = stated.get("extenders") if isinstance(stated, dict) else None
     if extenders is not None and not isinstance(extenders, list):
         raise Refusal(f"{path}: extenders is no list", "fix the file, then run again")
     for at, one in enumerate(extenders or ()):
-        if ours(one, asked.rules):
-            return _repaired(path, text, at, one, asked)
-        if manages(one, asked.rules) or _get(one, "bindVerb"):
-            what = f"manages {asked.rules.resource}" if manages(one, asked.rules) else "binds pods, which only one can"
+        if ours(one, extender.rules):
+            return _repaired(path, text, at, one, extender)
+        if manages(one, extender.rules) or _get(one, "bindVerb"):
+            what = (
+                f"manages {extender.rules.resource}"
+                if manages(one, extender.rules)
+                else "binds pods, which only one can"
+            )
             raise Refusal(f"{path}: another extender, {_get(one, 'urlPrefix')}, {what}", _BY_HAND)
-    extender = asked.extender()
-    text = yamltext.append(text, ("extenders",), extender)
-    why = f"gpushare's extender at {extender['urlPrefix']} decides on {asked.rules.resource}"
-    return text, (Reason(what=path, why=why, source=asked.rules.extender_source),)
+    entry = extender.entry()
+    text = yamltext.append(text, ("extenders",), entry)
+    why = f"gpushare's extender at {entry['urlPrefix']} decides on {extender.rules.resource}"
+    return text, (Reason(what=path, why=why, source=extender.rules.extender_source),)
 
 
 def _repaired(
-    path: str, text: str, at: int, there: Mapping[str, Any], asked: Extender
+    path: str, text: str, at: int, there: Mapping[str, Any], extender: Extender
 ) -> tuple[str, tuple[Reason, ...]]:
     """An extender of gpushare's that is there: its URL as asked, its verbs as gpushare has them."""
     url = str(_get(there, "urlPrefix"))
-    if not asked.loopback and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
-        url = asked.extender()["urlPrefix"]
-    wanted: dict[str, Any] = {"urlPrefix": asked.url or url, **_VERBS}
+    if not extender.loopback and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+        url = extender.entry()["urlPrefix"]
+    wanted: dict[str, Any] = {"urlPrefix": extender.url or url, **_VERBS}
     reasons = []
     for key, value in wanted.items():
         if there.get(key, False) != value:
             text = yamltext.set_value(text, ("extenders", at, key), value)
             why = f"is {json.dumps(value)}, it was {json.dumps(there.get(key))}"
-            reasons.append(Reason(what=f"{path}: {key}", why=why, source=asked.rules.extender_source))
+            reasons.append(Reason(what=f"{path}: {key}", why=why, source=extender.rules.extender_source))
     for number, one in enumerate(_get(there, "managedResources")):
-        if _get(one, "name") == asked.rules.resource and _get(one, "ignoredByScheduler"):
+        if _get(one, "name") == extender.rules.resource and _get(one, "ignoredByScheduler"):
             text = yamltext.set_value(text, ("extenders", at, "managedResources", number, "ignoredByScheduler"), False)
             why = "kube-scheduler itself counts the resource too"
-            reasons.append(Reason(what=f"{path}: ignoredByScheduler", why=why, source=asked.rules.extender_source))
+            reasons.append(Reason(what=f"{path}: ignoredByScheduler", why=why, source=extender.rules.extender_source))
     return text, tuple(reasons)
 
 
