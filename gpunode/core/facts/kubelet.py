@@ -55,16 +55,12 @@ def _engine(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> Runtime | No
     other = next((n for n, row in ROWS.items() if n != "containerd" and _same_name(socket, row.sockets)), "")
     if other:
         return _named(runtimes, other)
-    own = socket == "/run/containerd/containerd.sock" or not socket
-    bring = "" if own else kubernetes.kind if kubernetes.kind in _DISTRIBUTIONS else None
-    return next(
-        (
-            r
-            for r in runtimes
-            if r.name == "containerd" and (r.distribution == bring if bring is not None else r.socket == socket)
-        ),
-        None,
-    )
+    containerds = [runtime for runtime in runtimes if runtime.name == "containerd"]
+    if socket in ("", "/run/containerd/containerd.sock"):
+        return next((one for one in containerds if not one.distribution), None)
+    if kubernetes.kind in _DISTRIBUTIONS:
+        return next((one for one in containerds if one.distribution == kubernetes.kind), None)
+    return next((one for one in containerds if one.socket == socket), None)
 
 
 def _named(runtimes: Iterable[Runtime], name: str) -> Runtime | None:
