@@ -115,13 +115,17 @@ def test_a_node_that_joins_with_the_taint_takes_pods_when_it_is_proven(clean: Cl
     clean.lab.run(node, "systemctl start kubelet")
     try:
         wait_for(lambda: clean.ready().get(node) == "True")
+        assert {taint["key"] for taint in clean.get("node", node)["spec"]["taints"]} >= {
+            "dedicated",
+            "gpunode/unproven",
+        }
         spec = clean.spec({"kubernetes": {"gate": True}})
         clean.kube("apply", spec)
         wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", node: "2"})
         users = pod("users", {GPU: 1})
         users["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
         clean.apply(users)
-        wait_for(lambda: "gpunode/unproven" in json.dumps(clean.get("pod", "users")["status"]))
+        wait_for(lambda: "untolerated taint" in json.dumps(clean.get("pod", "users")["status"]))
         waiting = {name: (status, text) for name, status, text in clean.checks("verify", spec)["cluster"]}["kube.gate"]
         assert waiting[0] == "not-proven" and node in waiting[1]
         found = clean.checks("verify", spec, "--smoke", "--unproven")
