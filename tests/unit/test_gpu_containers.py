@@ -14,8 +14,8 @@ import pytest
 
 from gpunode.core.edits import RuntimeRequest
 from gpunode.core.facts import facts_hash, parse_probe
-from gpunode.core.items.activation import activate_request
-from gpunode.core.items.gpu_containers import container_checks, describe_gpu_containers, needs_links
+from gpunode.core.items.activation import Enabled, activate_request
+from gpunode.core.items.gpu_containers import Links, container_checks, describe_gpu_containers, needs_links
 from gpunode.core.model import DeviceNode, GpuContainer, NodeFacts, Outcome, Plan, Runtime
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
@@ -95,6 +95,13 @@ def test_links_are_wanted_where_the_driver_will_be_systemd_or_is_unknown(wanted:
     facts = NodeFacts(runtimes=(Runtime(name="docker", cgroup_driver=has),))
     assert needs_links(facts, RuntimeRequest(runtime="docker", cgroup_driver=wanted)) is needed
     assert needs_links(NodeFacts(), RuntimeRequest(runtime="docker")) is True
+
+
+@pytest.mark.parametrize(("role", "option", "again"), [("sharing", "mig", True), ("toolkit", "packages", False)])
+def test_mig_instances_have_devices_that_are_linked_after_the_cut(role: str, option: str, again: bool) -> None:
+    """Finding: a run that cut GPUs ended with links to make."""
+    before = Enabled(role=role, option=option, unit="some.service")
+    assert Links().follows({before.key: before}) is again
 
 
 def test_device_files_count_in_the_hash_only_while_their_links_are_missing() -> None:

@@ -35,8 +35,8 @@ class Links(Item):
         return links_found(facts)
 
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
-        """The driver brings the devices."""
-        return any(key.role == "driver" for key in pending)
+        """The driver brings the devices, and MIG instances have some of their own."""
+        return any(key.role == "driver" or key.option == "mig" for key in pending)
 
 
 def needs_links(facts: NodeFacts, request: RuntimeRequest) -> bool:
