@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
 ROOT = Path(__file__).parents[2]
 NODE = "t-pods-1"
 GPU = "nvidia.com/gpu"
+SOON = ("--timeout", 2)  # for what does not pass by itself
 DISCOVERY = ("nfd-master", "nfd-worker", "nfd-gc")
 
 
@@ -47,7 +48,18 @@ def clean(cluster: Cluster) -> Iterator[Cluster]:
 
 def load_image(cluster: Cluster, archive: Path) -> None:
     with archive.open("rb") as file:
-        command = ["podman", "exec", "-i", NODE, "ctr", "-n", "k8s.io", "images", "import", "-"]
+        command = [
+            "podman",
+            "exec",
+            "-i",
+            cluster.lab.nodes[0].container,
+            "ctr",
+            "-n",
+            "k8s.io",
+            "images",
+            "import",
+            "-",
+        ]
         subprocess.run(command, stdin=file, check=True, capture_output=True)
 
 
@@ -147,7 +159,7 @@ def test_the_mig_manager_s_labels_are_given_and_its_answers_are_read(clean: Clus
     manager = ManagerDouble(clean)
 
     def told() -> tuple[str, str]:
-        checks = clean.checks("verify", spec)
+        checks = clean.checks("verify", spec, *SOON)
         return next((status, text) for one in checks.values() for name, status, text in one if name == "kube.mig")
 
     try:
@@ -158,13 +170,13 @@ def test_the_mig_manager_s_labels_are_given_and_its_answers_are_read(clean: Clus
         wait_for(lambda: len(manager.clients()) > 0)
         manager.change("failed")
         assert told()[0] == "failed"
-        assert "is failed" in clean.kube("verify", spec, exit=1).stdout
+        assert "is failed" in clean.kube("verify", spec, *SOON, exit=1).stdout
         wait_for(lambda: len(manager.clients()) > 0)  # they come back
         manager.label(client="paused-for-mig-change")
-        assert "gpu.deploy.client" not in clean.kube("verify", spec, exit=None).stdout
+        assert "gpu.deploy.client" not in clean.kube("verify", spec, *SOON, exit=None).stdout
         manager.change("success")
         assert told()[0] == "passed"
-        assert "kube.mig" not in clean.kube("verify", spec, exit=None).stdout
+        assert "kube.mig" not in clean.kube("verify", spec, *SOON, exit=None).stdout
     finally:
         clean.kube("remove", spec)
         left = labels(clean)

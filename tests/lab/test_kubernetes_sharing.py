@@ -24,6 +24,7 @@ pytestmark = [
 
 NODE = "t-kube-sharing-1"
 GPU = "nvidia.com/gpu"
+VENDOR = os.environ.get("GPUNODE_VENDOR", "")
 MPS = {"strategy": "mps", "replicas": 4}
 SLICED = {"strategy": "time-slicing", "replicas": 4}
 _SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"
@@ -33,7 +34,7 @@ _SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"
 def node(
     cluster_up: Callable[..., Cluster],
 ) -> Cluster:
-    found = cluster_up(1, name=NODE.removesuffix("-1"))
+    found = cluster_up(1, name=NODE.removesuffix("-1"), vendor=VENDOR)
     found.gpunode("provision", "-i", found.lab.inventory, "-c", found.spec({"kubernetes": {}}), "--yes")
     return found
 
@@ -143,7 +144,7 @@ SMALL, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 
 
 @pytest.mark.skipif(
-    not os.environ.get("GPUNODE_VENDOR"),
+    not VENDOR,
     reason="GPUNODE_VENDOR names no folder with NVIDIA's nvidia-ctk: the stub's specifications have no MIG devices",
 )
 def test_mig_instances_are_made_offered_sliced_and_taken_back(clean: Cluster) -> None:
