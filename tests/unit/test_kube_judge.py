@@ -563,6 +563,11 @@ STATES: list[tuple[str, Change, dict[str, str]]] = [
         {},
     ),
     (
+        "instances of before, of which the kubelet still tells",
+        on_node(lambda item: item["status"]["capacity"].update({"nvidia.com/mig-1g.10gb": "16"})),
+        {},
+    ),
+    (
         "a runtime that its engine lists",
         on_node(lambda item: item["status"].update(runtimeHandlers=[{"name": ""}, {"name": "nvidia"}])),
         {},

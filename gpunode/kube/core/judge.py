@@ -471,7 +471,10 @@ def _nodes(look: ClusterReading, before: ClusterReading | None) -> Iterator[Clus
                 fix = f"node {now} has its address now; if the machine was renamed: kubectl delete node {name}"
             yield ClusterFinding(check="kube.node", about=f"node {name}", message=why, fix=fix)
             continue
-        lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {}))]
+        lost = [
+            *_unhealthy(node, capacity, look.kinds.get(look.pool_of(node), ())),
+            *_fewer(labels, counted, capacity, earlier.get(name, {})),
+        ]
         if left and not lost:  # a kubelet keeps the resource of a device plugin that went, with 0, until it restarts
             lost = [f"no {', '.join(left)} any more"]
         if not lost and (other := _other_kind(look, node)):
@@ -549,13 +552,17 @@ def _not_ready(node: Object) -> str:
     return ""
 
 
-def _unhealthy(node: Object, capacity: Mapping[str, int]) -> Iterator[str]:
-    """A device plugin takes a GPU that is not healthy out of what can be allocated."""
+def _unhealthy(node: Object, capacity: Mapping[str, int], kinds: Sequence[str]) -> Iterator[str]:
+    """A device plugin takes a GPU that is not healthy out of what can be allocated.
+
+    `kinds`: what the nodes of its pool offer.  A kubelet keeps what a node offered before, with 0, for a while.
+    """
     good = offered(node, "allocatable")
+    former = _MIG if kinds and "mig" not in kinds and any(good.values()) else ()
     for resource, count in capacity.items():
         twin = resource.removesuffix(".shared") if resource.endswith(".shared") else f"{resource}.shared"
-        if not good.get(resource) and good.get(twin):
-            continue  # offered under its other name now: a kubelet keeps the former one, with 0, until it restarts
+        if not good.get(resource) and (good.get(twin) or resource.startswith(former)):
+            continue  # offered under another name now
         if good.get(resource, 0) < count:
             yield f"{good.get(resource, 0)} of {count} {resource} can be allocated"
 

@@ -16,6 +16,7 @@ from gpunode.kube.core.cluster import OWNED, POD_SECURITY, Cluster, Object, Pool
 from gpunode.kube.core.objects import pod, selector
 from gpunode.kube.core.render.dra import DRIVER, claim, claim_template
 from gpunode.kube.core.render.gpushare import MEMORY
+from gpunode.kube.core.render.plugin_config import mig_strategy
 from gpunode.kube.core.usage import Kind, Usage, Use
 
 IMAGE = "cuda-sample"
@@ -34,7 +35,8 @@ _KIND: Mapping[str, tuple[Kind, ...]] = {
 
 def kinds(pool: Pool) -> tuple[Kind, ...]:
     """What nodes of a pool offer that shares its GPUs so."""
-    return ("dra-memory",) if pool.sharing.dra.shares == "memory" else _KIND[pool.sharing.strategy]
+    found = ("dra-memory",) if pool.sharing.dra.shares == "memory" else _KIND[pool.sharing.strategy]
+    return tuple(kind for kind in found if kind != "mig" or mig_strategy(pool.sharing) == "mixed")
 
 
 def namespace_object() -> Object:
