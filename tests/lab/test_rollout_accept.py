@@ -34,17 +34,17 @@ def test_a_slow_node_has_failed_until_it_is_fast_also_after_a_kill(
     spec = tmp_path / "gpunode.yml"
     spec.write_text(yaml.safe_dump(yaml.safe_load(lab.spec.read_text()) | {"rollout": {"accept": "quick"}}))
 
-    def host(*words: object, exit: int) -> tuple[str, str]:
+    def host(*words: object, exit: int) -> str:
         done = run_gpunode(*words, "--yes", "--format", "json", exit=exit)
         [one] = json.loads(done.stdout)["hosts"]
-        return one["message"], one.get("run", "")
+        return str(one["message"])
 
     provision = ("provision", "-i", lab.inventory, "-c", spec)
     tool(lab, PRINTED.replace(" 55.", " 15."))
-    message, run = host(*provision, exit=1)
+    message = host(*provision, exit=1)
     assert "but not accepted: accept.h2d: GPU 0: 15.37 GB/s" in message and "below 26" in message
     tool(lab, PRINTED, before="sleep 300")
-    command = [sys.executable, "-m", "gpunode", "runs", "resume", run, "--yes"]
+    command = [sys.executable, "-m", "gpunode", "runs", "resume", "last", "--yes"]
     with subprocess.Popen(command, env=controller, stdin=subprocess.DEVNULL) as killed:
         runs = "pgrep -f '[/]usr/local/bin/nvbandwidth'"
         until = time.monotonic() + 120
@@ -56,6 +56,5 @@ def test_a_slow_node_has_failed_until_it_is_fast_also_after_a_kill(
         assert time.monotonic() < until, "the tool goes on without its controller"
         time.sleep(0.5)
     tool(lab, PRINTED)
-    message, _ = host("runs", "resume", run, exit=0)
-    assert message.startswith("nothing to do; accepted")
-    assert host(*provision, exit=0)[0] == "nothing to do"
+    assert host("runs", "resume", "last", exit=0).startswith("nothing to do; accepted")
+    assert host(*provision, exit=0) == "nothing to do"
