@@ -114,7 +114,7 @@ process() {
 # locked PID: the bytes of memory that it may lock, by the kernel: systemd's word is that of the next start
 locked() {
   local max what kind soft rest
-  while read -r max what kind soft rest; do
+  while IFS=' ' read -r max what kind soft rest; do # `probe_units` goes by lines
     [ "$max $what $kind" = 'Max locked memory' ] && line "locked $1 $soft"
   done <"/proc/$1/limits"
 } 2>/dev/null
