@@ -402,6 +402,14 @@ def test_engines_are_asked_side_by_side_and_answer_in_order(tmp_path: Path) -> N
     assert {found[name].status for name in ran} == {"passed"}
 
 
+def test_an_engine_whose_checks_were_killed_is_not_passed_over(tmp_path: Path) -> None:
+    asked, shell = '*"docker image inspect"*', "$(cut -d ' ' -f 4 /proc/$PPID/stat)"
+    fake_program(tmp_path, "timeout", f'case "$*" in {asked}) kill -KILL "{shell}" ;; esac')
+    fake_program(tmp_path, "docker", "")
+    found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b"})
+    assert found["smoke.ran"].status == "failed" and "docker" in found["smoke.ran"].message
+
+
 def test_who_is_ended_takes_nothing_up_any_more_and_cleans_up_last(tmp_path: Path) -> None:
     log = tmp_path / "log"
     fake_program(tmp_path, "docker", f"echo $1 >>{log}; [ $1 != create ] || sleep 1; echo $1 >>{log}")

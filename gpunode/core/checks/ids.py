@@ -104,7 +104,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "docker.default": "`docker run` without a runtime, which has to take the wanted one",
         "docker.gpus-all": "`docker run --gpus all`",
         "ENGINE.CHECK.gpus": "the container of that check sees other GPUs than the node has",
-        "smoke.ran": "appears only when the script itself was cut off, or the host was lost",
+        "smoke.ran": "appears only when the script or the checks of an engine were cut off, or the host was lost",
     },
     "Acceptance (`gpunode accept`)": {
         "accept.dcgm.TEST": "DCGM's test failed; *not-proven* where DCGM skipped it, a warning where it speaks of a "

@@ -492,19 +492,24 @@ clean() {
 
 # ---------------------------------------------------------------- main
 
-# all_engines: their checks side by side, and what they say one after the other
+# all_engines: their checks side by side, and what they say one after the other; the last line proves that it is all
 all_engines() {
   local engine
   for engine in $(requested runtimes); do
     (
       trap 'exit 130' TERM
       "${engine}_checks"
+      echo said all
     ) >"$GPUNODE_IN/.checks.$engine" &
     at_work="$at_work $!"
   done
   wait
   at_work=''
-  for engine in $(requested runtimes); do cat "$GPUNODE_IN/.checks.$engine"; done
+  for engine in $(requested runtimes); do
+    grep -vx 'said all' "$GPUNODE_IN/.checks.$engine"
+    [ "$(tail -n 1 "$GPUNODE_IN/.checks.$engine")" = 'said all' ] ||
+      check smoke.ran failed "the checks of $engine ended early: killed, or no room in ${GPUNODE_IN%/*}" "run verify again"
+  done
 }
 
 need_root
