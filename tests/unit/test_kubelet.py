@@ -13,8 +13,8 @@ import pytest
 from gpunode.core.checks.kubelet import kubelet_checks
 from gpunode.core.edits.defaults import wanted_driver
 from gpunode.core.facts import parse_probe
-from gpunode.core.facts.kubelet import engine_driver, kubelet_driver, kubelet_engine, mismatch
-from gpunode.core.items.kubelet import driver_problem, kubelet_warnings
+from gpunode.core.facts.kubelet import engine_driver, kubelet_driver, kubelet_engine
+from gpunode.core.items.kubelet import driver_mismatch, driver_problem, kubelet_warnings
 from gpunode.core.model import ConfigFile, Kubernetes, NodeFacts, Runtime
 
 PROBES = Path(__file__).parent.parent / "cases" / "probes"
@@ -130,7 +130,7 @@ def test_the_kubelets_driver_is_found_with_what_says_it(
 
 def test_drivers_that_differ_are_explained_with_their_sources() -> None:
     facts = node(CONTAINERD, cgroup_driver="systemd", cgroup_source=CONFIG)
-    assert mismatch(facts) == (
+    assert driver_mismatch(facts) == (
         "cgroup drivers differ: the kubelet has systemd (/var/lib/kubelet/config.yaml), "
         "containerd has cgroupfs (containerd's default)"
     )
@@ -142,7 +142,7 @@ def test_drivers_that_differ_are_explained_with_their_sources() -> None:
 
 def test_an_engine_that_is_asked_for_its_driver_is_left_as_it_is() -> None:
     facts = node(TWO, kubelet="1.33.0", cgroup_driver="systemd", cgroup_source=CONFIG)
-    assert mismatch(facts) == ""
+    assert driver_mismatch(facts) == ""
     assert wanted_driver(facts, TWO) == ""
     assert [check.status for check in kubelet_checks(facts)] == ["passed"]
     assert driver_problem(facts, "containerd", "systemd") is None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpunode.core.facts.kubelet import engine_driver, kubelet_driver, kubelet_engine, mismatch
+from gpunode.core.facts.kubelet import engine_driver, kubelet_driver, kubelet_engine
+from gpunode.core.items.kubelet import driver_mismatch
 from gpunode.core.model import Check, NodeFacts
 
 
@@ -22,7 +23,7 @@ def kubelet_checks(facts: NodeFacts) -> Iterator[Check]:
         )
         return
     kubelet, own = kubelet_driver(facts), engine_driver(facts, engine)
-    if sentence := mismatch(facts):
+    if sentence := driver_mismatch(facts):
         fix = f"gpunode provision gives {engine.name} the kubelet's (cgroup_driver: auto)"
         yield Check(
             id="cgroup.driver-match", status="failed", message=f"{sentence}: pods do not start, or are killed", fix=fix

@@ -1,4 +1,4 @@
-"""Which engine the kubelet runs pods on, and whether both have the same cgroup driver.
+"""Which engine the kubelet runs pods on, and which cgroup driver each of the two has.
 
 Sources: kubernetes.io container-runtimes and kubelet-config-v1beta1; KEP-4033 (the kubelet asks the engine for the
 driver: containerd 2.0 and CRI-O 1.28 answer; asked by default from 1.31 on).
@@ -121,17 +121,3 @@ def _answers(engine: Runtime, kubernetes: Kubernetes) -> bool:
     if engine.distribution and number >= (1, 20):  # the distribution's own version: containerd 2 came with 1.36
         return engine.distribution in ("k0s", "microk8s") and (1, 36) <= number < (2, 0)
     return engine.name == "containerd" and number >= (2, 0)
-
-
-def mismatch(facts: NodeFacts) -> str:
-    """One sentence that says what each has and where it comes from; "" where they match, or one is not known."""
-    engine = kubelet_engine(facts)
-    if engine is None:
-        return ""
-    kubelet, own = kubelet_driver(facts), engine_driver(facts, engine)
-    if not kubelet.value or not own.value or kubelet.value == own.value:
-        return ""
-    return (
-        f"cgroup drivers differ: the kubelet has {kubelet.value} ({kubelet.source}), "
-        f"{engine.name} has {own.value} ({own.source})"
-    )

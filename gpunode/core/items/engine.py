@@ -11,7 +11,7 @@ from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
 from gpunode.core.edits.defaults import default_reason, default_runtime, wanted_driver
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.facts import masked_hash
-from gpunode.core.facts.kubelet import kubelet_engine, mismatch
+from gpunode.core.facts.kubelet import kubelet_engine
 from gpunode.core.items.activation import Module, ServiceItem, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.cdi import Specification
@@ -19,7 +19,7 @@ from gpunode.core.items.cdi import settings as cdi_settings
 from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, KeyOf, Question, StepKind
-from gpunode.core.items.kubelet import driver_problem
+from gpunode.core.items.kubelet import driver_mismatch, driver_problem
 from gpunode.core.items.memlock import restarts as memlock_restarts
 from gpunode.core.items.package import PackageItem
 from gpunode.core.items.stopped_engine import stopped
@@ -231,7 +231,7 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
         yield Links()
     edit = _edit(facts, request, installed)
     yield from edit.problems
-    sentence = mismatch(facts) if request.cgroup_driver and installed == kubelet_engine(facts) else ""
+    sentence = driver_mismatch(facts) if request.cgroup_driver and installed == kubelet_engine(facts) else ""
     why = (Reason(what="cgroup driver", why=f"{sentence}: it gets the kubelet's"),) if sentence else ()
     if engine.default_runtime == "auto":
         why = (*why, Reason(what="default runtime", why=default_reason(facts, request.runtime)))

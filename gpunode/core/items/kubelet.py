@@ -1,11 +1,11 @@
-"""What a plan says of the kubelet and its engine, and the refusal of a cgroup driver that is not the kubelet's."""
+"""What a plan says of the kubelet and its engine, and where it refuses what their cgroup drivers are set to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from gpunode.core.engines import DAEMONS
-from gpunode.core.facts.kubelet import follows_engine, kubelet_driver, kubelet_engine, mismatch
+from gpunode.core.facts.kubelet import engine_driver, follows_engine, kubelet_driver, kubelet_engine
 from gpunode.core.model import NodeFacts, Problem
 
 
@@ -18,6 +18,20 @@ def driver_problem(facts: NodeFacts, name: str, setting: str) -> Problem | None:
     return Problem(
         what=f"runtimes.{name}.cgroup_driver is {setting}, and the kubelet has {kubelet.value} ({kubelet.source})",
         fix=f"set runtimes.{name}.cgroup_driver to auto, or give the kubelet cgroupDriver: {setting} first",
+    )
+
+
+def driver_mismatch(facts: NodeFacts) -> str:
+    """One sentence that says what each has and where it comes from; "" where they match, or one is not known."""
+    engine = kubelet_engine(facts)
+    if engine is None:
+        return ""
+    kubelet, own = kubelet_driver(facts), engine_driver(facts, engine)
+    if not kubelet.value or not own.value or kubelet.value == own.value:
+        return ""
+    return (
+        f"cgroup drivers differ: the kubelet has {kubelet.value} ({kubelet.source}), "
+        f"{engine.name} has {own.value} ({own.source})"
     )
 
 
@@ -57,5 +71,5 @@ def kubelet_warnings(facts: NodeFacts, managed: Mapping[str, str]) -> Iterator[s
             yield f"runtimes.{name} is configured, but the kubelet runs pods on {engine.name}: they get nothing of it"
     if managed.get(engine.name, "ignore") == "ignore":
         yield f"the kubelet runs pods on {engine.name}, which is not managed: pods get no nvidia runtime from gpunode"
-        if sentence := mismatch(facts):
+        if sentence := driver_mismatch(facts):
             yield sentence
