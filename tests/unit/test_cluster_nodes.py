@@ -618,6 +618,16 @@ def test_a_node_is_measured_before_it_is_given_back(
 
 
 @pytest.mark.usefixtures("healthy")
+def test_a_node_with_nothing_to_measure_is_not_called_accepted(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    spec = {**ACCEPT, "verify": {"allow_no_gpu": True}}
+    result, _ = provision(api, tmp_path, monkeypatch, spec=spec, now=replace(FACTS, gpus=()))
+    assert result.ok and result.message.endswith("; not measured: no NVIDIA GPU to measure")
+
+
+@pytest.mark.usefixtures("healthy")
 def test_a_node_that_was_not_accepted_is_measured_again_and_a_converged_one_is_not(
     server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -489,7 +489,7 @@ def accepted(result: HostResult, measured: HostResult) -> HostResult:
     if failed := [f"{check.id}: {check.message}" for check in measured.checks if check.status == "failed"]:
         return replace(result, outcome="failed", message=f"{result.message}, but not accepted: {'; '.join(failed)}")
     unproven = [check for check in measured.checks if check.status == "not-proven"]
-    if measured.outcome == "refused" or not measured.checks:
+    if measured.outcome == "refused" or not any(check.id.startswith("accept.") for check in measured.checks):
         text = f"not measured: {unproven[-1].message if unproven else measured.message}"
     else:
         text = f"accepted, not proven: {', '.join(check.id for check in unproven)}" if unproven else "accepted"

@@ -42,8 +42,8 @@ class ProofOptions:
 
     `exact`: objects are compared by the server's dry run, which needs the rights of apply.  `keep` leaves the pods of
     failed proofs; `timeout` seconds for each proof; nodes after more than `max_failures` that failed are not tried.
-    `unproven`: only the nodes that have the taint of
-    kubernetes.gate.  `patience`: seconds in which what may pass by itself is waited for.
+    `unproven`: only the nodes that have the taint of kubernetes.gate.  `patience`: seconds in which what may pass by
+    itself is waited for.
     """
 
     smoke: bool = False
