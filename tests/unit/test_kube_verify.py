@@ -288,6 +288,18 @@ def test_a_node_that_offers_less_than_it_has_is_not_opened(server: ApiServer, ap
     assert of(results, "cluster")["kube.gate"][0] == "not-proven"
 
 
+def test_a_node_that_left_after_its_proof_was_not_opened(server: ApiServer, api: Api) -> None:
+    def leaves(server: ApiServer, event: str, item: dict[str, Any]) -> None:
+        if (event, item["kind"]) == ("DELETED", "Pod") and "which-gpu" in item["metadata"]["name"]:
+            server.gone(("v1", "nodes", "", "gpu1"))
+
+    joined(server)
+    Nodes(server)
+    server.controllers.append(leaves)
+    checks = of(prove(api, GATE), "node gpu1")
+    assert (checks["kube.which-gpu"][0], checks["kube.opened"][0]) == ("passed", "failed")
+
+
 def test_only_the_nodes_that_have_just_joined_are_proven_where_asked(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1", address="10.0.0.1", allocatable={GPU: "2"}))
     joined(server, "gpu2", "10.0.0.2")

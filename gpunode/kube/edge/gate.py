@@ -11,20 +11,20 @@ _LOST_UPDATES = 5
 
 
 def mark_node(api: Api, name: str, *, label: bool, taint: bool) -> bool:
-    """Give or take our label, and take our taint unless it is to stay; whether that changed the node."""
-    for attempt in range(1, _LOST_UPDATES + 1):
-        node = api.find(api.path(node_key(name)))
-        patch = gate_patch(node, label=label, taint=taint) if node else None
+    """Give or take our label, and take our taint unless it is to stay; whether there is such a node."""
+    attempt = 0
+    while node := api.find(api.path(node_key(name))):
+        patch = gate_patch(node, label=label, taint=taint)
         if patch is None:
-            return False
+            break
+        attempt += 1
         try:
             api.merge(node_key(name), patch)
+            break
         except ApiError as error:
             if error.status != 409 or attempt == _LOST_UPDATES:
                 raise
-            continue
-        return True
-    return False
+    return node is not None
 
 
 def marked_nodes(api: Api) -> list[str]:

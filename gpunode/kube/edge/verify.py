@@ -177,6 +177,8 @@ def _gated(api: Api, name: str, result: HostResult, faulty: Collection[str]) -> 
     found = isolated(name, lambda: mark_node(api, name, label=proven, taint=not proven))
     if isinstance(found, GpunodeError):
         check = Check(id="kube.opened", status="failed", message=found.what, fix=found.fix)
+    elif not found:
+        check = Check(id="kube.opened", status="failed", message="the node has left the cluster since its proof")
     elif proven:
         check = Check(id="kube.opened", status="passed", message=f"labelled {PROVEN}, without the taint {UNPROVEN}")
     else:
