@@ -55,8 +55,7 @@ else
 fi
 
 stage lint sh .ci/lint.sh all
-HYPOTHESIS_PROFILE=ci
-export HYPOTHESIS_PROFILE
+export HYPOTHESIS_PROFILE="${HYPOTHESIS_PROFILE:-ci}"
 stage unit python -m pytest -q -n 2 tests/unit -m "$unit"
 for scenario in $SCENARIOS; do
     stage "molecule-$scenario" python molecule/run.py "$scenario"

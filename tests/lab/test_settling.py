@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from gpunode.lab import Lab
 pytestmark = pytest.mark.lab
 Gpunode = Callable[..., "subprocess.CompletedProcess[str]"]
 FILES = ("/etc/containerd/config.toml", "/etc/docker/daemon.json")
-SETTLES = "until ls /var/lib/gpunode/backup/*/settling >/dev/null 2>&1; do sleep 0.02; done"
+SETTLES = "timeout 300 sh -c 'until ls /var/lib/gpunode/backup/*/settling >/dev/null 2>&1; do sleep 0.02; done'"
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,10 @@ def on(lab: Lab, command: str) -> str:
 def meanwhile(lab: Lab, act: Callable[[], Any]) -> Iterator[None]:
     """Act once containerd is left to settle, while the body runs."""
     on(lab, "rm -f /var/lib/gpunode/backup/*/settling")
-    thread = threading.Thread(target=lambda: (on(lab, SETTLES), act()))
-    thread.start()
-    yield
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(lambda: (on(lab, SETTLES), act()))
+        yield
+        done.result()
 
 
 def outcomes(lab: Lab) -> list[tuple[str, str]]:

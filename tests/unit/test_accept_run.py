@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -139,10 +140,20 @@ def pair(run: AcceptRun, monkeypatch: pytest.MonkeyPatch, speeds: dict[str, str]
         return sent(BANDWIDTH.replace("193.21", speeds.get(device, "0")).replace("mlx5_4", device), **beside)
 
     answering(monkeypatch, answer)
-    monkeypatch.setattr(accept, "_PAIR_START", 0)  # the server is as quick as its answer: it is taken for listening
-    served = accept._run_tool
-    slow = lambda *a, **k: accept.time.sleep(0.1 if a[0].name == "gpu1" else 0) or served(*a, **k)  # noqa: E731
-    monkeypatch.setattr(accept, "_run_tool", slow)
+    served, called = accept._run_tool, threading.Event()
+
+    def run_tool(end: Any, *words: Any, **more: Any) -> Any:
+        """The server ends after its client, as the real one does, however quick their answers are."""
+        if end.name == "gpu1":
+            assert called.wait(20)
+            called.clear()
+            return served(end, *words, **more)
+        try:
+            return served(end, *words, **more)
+        finally:
+            called.set()
+
+    monkeypatch.setattr(accept, "_run_tool", run_tool)
     own = ports or tuple(map(port, speeds))
     accept._pairs([host("gpu1", *own), host("gpu2", *map(port, speeds))], run)
     return run.done

@@ -420,6 +420,7 @@ def test_who_is_ended_takes_nothing_up_any_more_and_cleans_up_last(tmp_path: Pat
         process.stdin.write(text)
         process.stdin.close()
         while "create" not in (log.read_text() if log.exists() else ""):
+            assert process.poll() is None, "it ended without a container"
             time.sleep(0.05)
         [script_of_it] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(script_of_it), signal.SIGTERM)

@@ -110,9 +110,10 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("ending", unpack.ENDINGS)
-def test_a_list_is_unpacked_up_to_the_size_that_it_may_have(ending: str) -> None:
+def test_a_list_is_unpacked_up_to_the_size_that_it_may_have(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if ending == ".zst" and not shutil.which("zstd"):
         pytest.skip("needs zstd")
+    monkeypatch.setattr(unpack, "PIECE", 1 << 16)  # so that it comes in several
     data = b"Package: a\n" * 30_000
     packed = PACK[ending](data)
     assert unpack.unpacked(packed, ending, "there") == data
