@@ -32,13 +32,14 @@ from benchmarks.measure import GPUNODE, log, row, run
 from gpunode.core.spec import parse_spec
 from gpunode.edge.load import load_kube_knowledge
 from gpunode.kube.core import Object
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.cluster import cluster_of
 from gpunode.kube.core.owned import key_of
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render import render
 from gpunode.kube.core.render.dra import DRIVER, claim_template, memory_class
 from gpunode.kube.core.render.gpushare import COUNT, EXTENDER, MEMORY
-from gpunode.kube.edge.client import Api, ApiError, Retry
+from gpunode.kube.edge.client import Api, Retry
 from gpunode.kube.edge.kubeconfig import connect
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "gpushare-sche-extender")

@@ -18,7 +18,8 @@ from api_server import ApiServer, Fault
 from kube_cluster import node, quick
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
-from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.core.api_error import ApiError
+from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
 
 pytest_plugins = ("kube_fixtures",)

@@ -9,8 +9,9 @@ from api_server import ApiServer, Fault
 from kube_cluster import node, silent
 
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser, RefusedError, UnreachableError
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.draining import CORDONED, DrainOptions, drain_plan, pod_name
-from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.drain import cordon, drain, uncordon, wait_ready
 
 pytest_plugins = ("kube_fixtures",)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.applied import Applied, How, ObjectChange
 from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, readiness
 from gpunode.kube.core.cluster import MIG_LABEL, Object
+from gpunode.kube.core.ground import Ground
 from gpunode.kube.core.judge import additions, again, not_offering
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.kube.core.owned import (
@@ -22,14 +24,12 @@ from gpunode.kube.core.owned import (
 )
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.mig import LAYOUTS
-from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.gate import mark_node, marked_nodes
 from gpunode.kube.edge.pods import pods_missing
 from gpunode.kube.edge.preflight import (
-    Ground,
     inventories,
     look,
-    marks_to_set,
     missing_rights,
     right_of,
     strangers,
@@ -101,7 +101,7 @@ def _apply_all(run: _Run, namespace: str, ground: Ground) -> None:
         _apply_one(run, ground, key, planned[key])
     if any(planned[key] in ("created", "changed") for key in early):
         _let_layouts_arrive(run, ground)
-    for name, (labels, taints) in marks_to_set(ground).items():
+    for name, (labels, taints) in ground.marks.items():
         _mark(run.api, name, labels, taints, ground.before.nodes.get(name, NodeMarks()))
         run.add(node_key(name), planned[node_key(name)])
     for key in ground.wanted:
@@ -118,7 +118,7 @@ def _let_layouts_arrive(run: _Run, ground: Ground) -> None:
     """Before nodes are labelled: a MIG manager that has not got a layout yet fails, and does not try again."""
     waits = [
         name
-        for name, (labels, _) in marks_to_set(ground).items()
+        for name, (labels, _) in ground.marks.items()
         if labels.get(MIG_LABEL) != (ground.nodes[name]["metadata"].get("labels") or {}).get(MIG_LABEL)
     ]
     if waits:

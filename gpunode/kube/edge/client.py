@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser, UnreachableError
-from gpunode.core.model import HostOutcome
 from gpunode.core.printable import printable, shortened
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import MANAGER, ObjectKey
 from gpunode.kube.core.shape import LIST, RESOURCES, REVIEW, VERSION, checked, checked_object
@@ -37,35 +37,8 @@ WATCH = 60  # seconds after which a watch is begun again
 PATIENT_PAUSE = 5.0  # seconds, at most, between two looks for a server that went away or a user who interrupts
 _SLICE = 0.5  # seconds of a pause after which an interrupt is noticed
 AGAIN = frozenset({429, 500, 502, 503, 504})
-_OUTCOMES: Mapping[int, HostOutcome] = {401: "unreachable", 403: "refused", 422: "refused"}
 Found = TypeVar("Found")
 _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~:@!$&'()*+,;=%-]+)+")
-
-
-class ApiError(GpunodeError):
-    """The API's refusal: HTTP `status`, `reason` (such as AlreadyExists), those of its `causes`, Retry-After (s).
-
-    `details` is what the causes say of themselves, such as the name of a disruption budget.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        status: int,
-        reason: str,
-        causes: tuple[str, ...],
-        retry_after: float,
-        fix: str,
-        details: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(what, fix=fix)
-        self.outcome = _OUTCOMES.get(status, "failed")
-        self.status = status
-        self.reason = reason
-        self.causes = causes
-        self.details = details
-        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.draining import (
     CORDONED,
@@ -21,7 +22,7 @@ from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.plain import mapping
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.usage import is_gpu_resource
-from gpunode.kube.edge.client import AGAIN, Api, ApiError, Retry
+from gpunode.kube.edge.client import AGAIN, Api, Retry
 
 Notify = Callable[[str], None]
 ANY = "resources of GPUs"

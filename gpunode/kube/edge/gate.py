@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.gate import gate_patch, is_marked
 from gpunode.kube.core.marks import node_key
-from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.client import Api
 
 _LOST_UPDATES = 5
 

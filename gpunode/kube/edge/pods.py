@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.checks.ready import last_warning, pods_trouble, wanted_pods
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.plain import mapping
-from gpunode.kube.edge.client import Api, ApiError, segment
+from gpunode.kube.edge.client import Api, segment
 
 
 def pods_of(api: Api, key: ObjectKey, live: Object) -> list[Object]:

@@ -8,12 +8,13 @@ from functools import partial
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.printable import printable
 from gpunode.edge.isolate import isolated
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.checks.ready import WORKLOADS, readiness
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import OWNED_SELECTOR, ObjectKey
 from gpunode.kube.core.render.device_plugin import CONFIG
 from gpunode.kube.core.usage import Usage, usage
-from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.pods import pods_missing
 
 _NAMED = 20  # nodes that a message names

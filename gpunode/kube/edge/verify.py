@@ -10,6 +10,7 @@ from functools import partial
 from gpunode.core.errors import GpunodeError, RefusedError, UnreachableError
 from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.isolate import as_error, isolated
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.checks.preflight import Right, node_names
 from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof, Seen, is_done, judge
 from gpunode.kube.core.checks.proofs import closed_nodes, namespace_object, node_proofs, offers, pool_proofs
@@ -21,7 +22,7 @@ from gpunode.kube.core.owned import ObjectKey, is_ours, key_of
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.usage import Use
 from gpunode.kube.edge.apply import apply, await_gone
-from gpunode.kube.edge.client import Api, ApiError
+from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.gate import mark_node
 from gpunode.kube.edge.pods import pod_warning
 from gpunode.kube.edge.preflight import missing_rights
