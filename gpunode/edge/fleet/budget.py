@@ -17,10 +17,9 @@ from gpunode.core.spec.rollout import RolloutSpec
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.runs import JOURNAL, Runs
+from gpunode.edge.fleet.runs import all_unfinished
 from gpunode.edge.isolate import isolated
 from gpunode.edge.lease import leased_to
-from gpunode.edge.state import state_dir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ def find_down(
     limited = {spec for spec in specs.values() if spec.max_unavailable != "100%"}
     if not limited:
         return Down()
-    left = _unfinished()
+    left = all_unfinished()
     marks = cordoned()
     found = {h.host for h in hosts if marks.get(h.host, h.host in left) or leased_to(h.detected)}
     good = {host for host, result in untouched.items() if result.ok}
@@ -62,16 +61,6 @@ def find_down(
         idle=(*idle, *((host, spec) for host, spec in others if host in left)),
         beside=frozenset(host for host, _ in others),
     )
-
-
-def _unfinished() -> dict[str, str]:
-    if not (state_dir() / JOURNAL).exists():
-        return {}
-    journal = Runs()
-    try:
-        return journal.all_unfinished()
-    finally:
-        journal.close()
 
 
 def _others(named: Collection[str], targets: Targets) -> list[Detected]:

@@ -30,7 +30,7 @@ from gpunode.edge.fleet.budget import find_down, rollout_of
 from gpunode.edge.fleet.draining import Connect, NodeDrains, connect
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.runs import JOURNAL, HostRow, Runs, this_process
+from gpunode.edge.fleet.runs import HostRow, Runs, all_unfinished, this_process
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.fleet.workflow import (
     INVENTORY,
@@ -47,15 +47,7 @@ from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.report_data import keep_results
 from gpunode.edge.saved import SavedPlan
 from gpunode.edge.secrets import handed_over
-from gpunode.edge.state import (
-    StateError,
-    append_private,
-    controller_name,
-    new_run,
-    next_generation,
-    state_dir,
-    write_private,
-)
+from gpunode.edge.state import StateError, append_private, controller_name, new_run, next_generation, write_private
 
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
 
@@ -471,14 +463,8 @@ def to_measure(hosts: Sequence[HostPlan]) -> list[str]:
 
 def _unproven(hosts: Sequence[HostPlan], accepts: frozenset[str]) -> frozenset[str]:
     """Hosts that nothing is to be done on, and that their last run changed and never found good: they are measured."""
-    found = [h.host for h in hosts if h.host in accepts and not (_plan(h).steps or _plan(h).problems)]
-    if not found or not (state_dir() / JOURNAL).exists():
-        return frozenset()
-    journal = Runs()
-    try:
-        return frozenset(journal.unfinished(found))
-    finally:
-        journal.close()
+    found = {h.host for h in hosts if h.host in accepts and not (_plan(h).steps or _plan(h).problems)}
+    return frozenset(found & all_unfinished().keys()) if found else frozenset()
 
 
 def accepted(result: HostResult, measured: HostResult) -> HostResult:

@@ -422,6 +422,17 @@ class Runs:
             self._flushed = time.monotonic()
 
 
+def all_unfinished() -> dict[str, str]:
+    """`Runs.all_unfinished` of this controller; {} where it has no journal yet, which is not begun by asking."""
+    if not (state_dir() / JOURNAL).exists():
+        return {}
+    journal = Runs()
+    try:
+        return journal.all_unfinished()
+    finally:
+        journal.close()
+
+
 def _run(row: tuple[Any, ...]) -> RunRow:
     name, verb, started, ended, status, text, controller = row
     request = json.loads(text)

@@ -5,7 +5,7 @@
 #
 # State of a transaction: $GPUNODE_STATE/backup/ID/ with N.old (cp -a of a file that was there), N.new (its new bytes),
 # `foreign` (where one of N.old is not what gpunode had left there), `plan` (below), `after`, `validate` and `health` (what follows the writes), `running` (containers), `notified` before the service is restarted,
-# `took` after it; and what outlives it: undo.json, how the edit is undone.  The journal's intent is written after the
+# `took` after it, `settling` where a later run proves that it stays up; and what outlives it: undo.json, how the edit is undone.  The journal's intent is written after the
 # backup and before the first write; so an intent without outcome finds what it needs to be finished or undone.
 # Lines of `plan`: N, write, restore or remove, hash before ("absent"), hash after, mode of a new file, file it is like,
 # folder to create, path; separated by tabs, and the path is where symbolic links lead.
