@@ -367,7 +367,7 @@ def _lines(values: Sequence[str]) -> bytes:
 
 
 def _pairs(hosts: Sequence[_Host], run: AcceptRun) -> None:
-    """Each host once: the first with the second, and so on; the last of an odd number with the first, once more."""
+    """The first host with the second, and so on; the last of an odd number with the first, which keeps what it had."""
     ready = [
         host for host in hosts if not any(r.ended == "refused" for (h, _), r in run.done.items() if h == host.name)
     ]
@@ -378,7 +378,8 @@ def _pairs(hosts: Sequence[_Host], run: AcceptRun) -> None:
         began = time.monotonic()
         readings = _pair(server, client, run)
         for host in {server.name: server, client.name: client}.values():
-            run.keep(_row(host, "pair", began, readings[host.name]))
+            if (host.name, "pair") not in run.done:
+                run.keep(_row(host, "pair", began, readings[host.name]))
 
 
 def _pair(server: _Host, client: _Host, run: AcceptRun) -> dict[str, Reading]:

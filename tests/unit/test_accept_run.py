@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.accept import Reading
 from gpunode.core.accept.floors import Machine
 from gpunode.core.accept.perftest import ports_of
 from gpunode.core.accept.result import StageRow
@@ -196,3 +197,15 @@ def test_hosts_without_such_cards_are_not_asked(run: AcceptRun, monkeypatch: pyt
     accept._pairs([host("gpu1"), host("gpu2", port("mlx5_0"))], run)
     [check] = run.done["gpu2", "pair"].checks
     assert (check.status, check.message) == ("not-proven", "gpu1 has no active port of InfiniBand or RoCE")
+
+
+def test_what_was_measured_of_the_first_host_is_not_replaced_by_the_last(
+    run: AcceptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(server: Any, client: Any, _: AcceptRun) -> dict[str, Reading]:
+        return {one.name: accept._no_pair(f"{server.name} {client.name}") for one in (server, client)}
+
+    monkeypatch.setattr(accept, "_pair", measured)
+    accept._pairs([host("gpu1"), host("gpu2"), host("gpu3")], run)
+    said = {name: row.checks[0].message for (name, _), row in run.done.items()}
+    assert said == {"gpu1": "gpu1 gpu2", "gpu2": "gpu1 gpu2", "gpu3": "gpu3 gpu1"}
