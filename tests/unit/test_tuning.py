@@ -282,6 +282,17 @@ def test_the_probe_reads_the_limit_of_a_process_from_the_kernel() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("place", ["extra", "updates/dkms", "kernel/drivers/misc", ""])
+def test_gdrcopy_s_module_is_found_where_its_packages_put_it(place: str, tmp_path: Path) -> None:
+    folder = tmp_path / os.uname().release / place
+    folder.mkdir(parents=True)
+    if place:
+        (folder / "gdrdrv.ko.xz").touch()
+    text = script("probe.sh").partition("#!/bin/sh")[0].replace("/lib/modules/", f"{tmp_path}/") + "probe_tuning\n"
+    done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False)
+    assert ("| gdrdrv yes" in done.stdout.splitlines()) is bool(place)
+
+
 @pytest.mark.parametrize(
     ("word", "known"), [("iommu=pt", True), ("iommu=pt,strict", True), ("iommu=force,pt", True), ("iommu=nopt", False)]
 )

@@ -154,7 +154,10 @@ probe_tuning() {
   esac
   any /var/lib/kubelet/plugins/compute-domain.nvidia.com && line "imex dra"
   kernel=$(uname -r)
-  if any "/lib/modules/$kernel"/*/gdrdrv.ko* || any "/lib/modules/$kernel"/*/*/gdrdrv.ko*; then line "gdrdrv yes"; fi
+  # by DKMS, and by GDRCopy's own `make drv_install` and its package for one kernel
+  for file in "/lib/modules/$kernel"/*/gdrdrv.ko* "/lib/modules/$kernel"/*/*/gdrdrv.ko* "/lib/modules/$kernel"/kernel/drivers/misc/gdrdrv.ko*; do
+    any "$file" && line "gdrdrv yes" && break
+  done
   any /sys/class/infiniband/* || return 0
   peer_memory
   for file in "/boot/config-$kernel" "/lib/modules/$kernel/config" "/usr/lib/modules/$kernel/config"; do
