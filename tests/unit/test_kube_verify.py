@@ -17,7 +17,7 @@ from api_objects import DRA
 from api_server import ApiServer, Fault, workloads_become_ready
 from kube_cluster import node, quick, rendered, silent
 
-from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.model import HostResult
 from gpunode.core.printable import printable
 from gpunode.kube.core import usage as core_usage
@@ -307,6 +307,12 @@ def test_only_the_nodes_that_have_just_joined_are_proven_where_asked(server: Api
     results = prove(api, GATE, unproven=True)
     assert [result.host for result in results] == ["cluster", "node gpu2"]
     assert len(nodes.started) == 2 and gate_of(server, "gpu2")[0] == ["dedicated"]
+
+
+def test_who_asks_for_the_nodes_of_the_gate_has_to_have_one(server: ApiServer, api: Api) -> None:
+    joined(server)
+    with pytest.raises(InputError, match="gate: true"):
+        prove(api, {}, unproven=True)
 
 
 def test_reading_opens_nothing_and_names_who_waits(server: ApiServer, api: Api) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from gpunode.core.errors import GpunodeError, RefusedError, UnreachableError
+from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
 from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.isolate import as_error, isolated
 from gpunode.kube.core.api_error import ApiError
@@ -58,14 +58,15 @@ class ProofOptions:
 
 def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *, notify: Notify) -> list[HostResult]:
     """What `gpunode kube verify` reports: the cluster as a whole; with `smoke` also each pool, and each node."""
-    how = options or ProofOptions()
+    how, gate = options or ProofOptions(), rendered.cluster.spec.gate
     if rendered.problems:
         raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
+    if how.unproven and not gate:
+        raise InputError("--unproven is for the taint of kubernetes.gate", expected="kubernetes: {gate: true}")
     notify("reading the cluster")
     reading, checks = settled(api, rendered, how.patience)
     if how.exact:
         checks = [*(check for check in checks if check.id != "kube.drift"), *_exact(api, rendered, notify)]
-    gate = rendered.cluster.spec.gate
     if not how.smoke:
         return [_result("cluster", [*checks, *([waiting_check(reading.nodes)] if gate else [])])]
     with _namespace(api, keep=how.keep, gate=gate, notify=notify) as cleaned:
