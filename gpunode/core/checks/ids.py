@@ -176,7 +176,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "Pending",
         "kube.gate": "(`kubernetes.gate`) not proven: nodes that still have the taint `gpunode/unproven`",
         "kube.opened": "(`kubernetes.gate`) passes when the node is labelled `gpunode/proven` and has lost the taint; "
-        "fails where the API server refused that",
+        "fails where the API server refused that, or the node has left the cluster",
         "kube.cleaned-up": "the namespace of the proofs is still there",
     },
 }
