@@ -30,7 +30,7 @@ fi
 # what some unit tests use, and pass over without
 missing=''
 for tool in setpci:pciutils man:man-db mandoc:mandoc zsh:zsh fish:fish strace:strace busybox:busybox setfattr:attr setfacl:acl chromium:chromium \
-    chromedriver:chromium-driver; do
+    chromedriver:chromium-driver sshd:openssh-server; do
     command -v "${tool%:*}" >/dev/null || missing="$missing ${tool#*:}"
 done
 [ -e /usr/share/misc/pci.ids ] || missing="$missing pci.ids"
@@ -39,6 +39,9 @@ if [ -n "$missing" ]; then
     apt-get update -qq
     # shellcheck disable=SC2086 # names of packages
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $missing >/dev/null
+    case $missing in *openssh-server*) # the tests start an sshd of their own; the machine's was not asked for
+        [ ! -d /run/systemd/system ] || systemctl disable --quiet --now ssh.service ssh.socket ;;
+    esac
 fi
 
 before=$(nodes 2>/dev/null)
