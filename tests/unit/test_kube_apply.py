@@ -359,6 +359,14 @@ def test_remove_opens_nodes_that_nobody_would_prove_any_more(server: ApiServer, 
     assert not two["metadata"].get("labels")
 
 
+def test_who_may_not_list_nodes_hears_which_taint_remove_leaves(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.faults.append(Fault(r"GET /api/v1/nodes(\?|$)", status=403, reason="Forbidden"))
+    heard: list[str] = []
+    assert remove(api, "gpunode", notify=heard.append).exit == Exit.OK
+    assert any("gpunode/unproven" in line for line in heard)
+
+
 def test_remove_keeps_a_namespace_that_holds_something_else(server: ApiServer, api: Api) -> None:
     put(api, rendered())
     server.put(foreign("PersistentVolumeClaim", "v1", "data", "gpunode"))

@@ -237,7 +237,7 @@ def remove(
     keys = before.without(())
     served = [key for key in keys if api.resource(key.api, key.kind)]
     rights = [right_of(api, key, verb) for key in (*served, *places) for verb in ("get", "delete")]
-    gated = marked_nodes(api)
+    gated = marked_nodes(api, notify)
     rights += [right_of(api, node_key(""), "patch")] if before.nodes or gated else []
     if problems := missing_rights(api, rights):
         return Applied(problems=tuple(problems), dry_run=dry_run)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpunode.kube.core.api_error import ApiError
-from gpunode.kube.core.cluster import Object
+from gpunode.kube.core.cluster import PROVEN, UNPROVEN, Object
 from gpunode.kube.core.gate import gate_patch, is_marked
 from gpunode.kube.core.marks import node_key
 from gpunode.kube.edge.client import Api
@@ -28,12 +30,13 @@ def mark_node(api: Api, name: str, *, label: bool, taint: bool) -> bool:
     return node is not None
 
 
-def marked_nodes(api: Api) -> list[str]:
-    """The nodes that have our label or taint; whoever may not list nodes has marked none."""
+def marked_nodes(api: Api, notify: Callable[[str], None]) -> list[str]:
+    """The nodes that have our label or taint; whoever may not list nodes is told that these stay."""
     try:
         nodes: list[Object] = api.items("/api/v1/nodes")
     except ApiError as error:
         if error.status != 403:
             raise
+        notify(f"nodes may not be listed: those with the taint {UNPROVEN} or the label {PROVEN} keep it")
         return []
     return [node["metadata"]["name"] for node in nodes if is_marked(node)]
