@@ -29,6 +29,15 @@ class Grammar:
         return not text or (len(text) <= self.limit and self._compiled.fullmatch(text) is not None)
 
 
+@dataclass(frozen=True)
+class Prose:
+    """Any text, of at most so many characters, that is only shown or searched."""
+
+    limit: int
+
+
+LINE, ARGUMENT = Prose(1_000), Prose(4_096)
+
 _SYSTEMD_UNIT = "https://www.freedesktop.org/software/systemd/man/latest/systemd.unit.html"
 _OS_RELEASE = "https://www.freedesktop.org/software/systemd/man/latest/os-release.html"
 _CDI = "https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md"

@@ -175,8 +175,8 @@ def test_no_public_class_of_core_has_the_name_of_another() -> None:
 
 # A part of core imports what is named before it, or beside it in the same line.
 ORDER = (
-    "engines errors model printable",
-    "content deb_versions flags grammar mask numbers openpgp remote repo_files untrusted validation",
+    "engines errors grammar model printable",
+    "content deb_versions flags mask numbers openpgp remote repo_files untrusted validation",
     "diff knowledge manifest module_parameters",
     "spec",
     "cdi rollout secrets sharing solve starter",

@@ -134,7 +134,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _named(text: str) -> str:
-    """A type with the names that the package has for its parts."""
+    """A type with the names that the package has for its parts, without the grammar of its texts."""
+    text = re.sub(r"\bAnnotated\[(\w+), \w+\]", r"\1", text)
     return re.sub(
         r"\bApi\b", "ClusterApi", re.sub(r"\b(?:gpunode|collections|typing|pathlib)(?:\.\w+)*\.(?=[A-Z])", "", text)
     )

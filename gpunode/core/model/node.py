@@ -1,13 +1,52 @@
-"""What a node says of itself, as values."""
+"""What a node says of itself, as values; each text with its grammar, by which core/facts/vet.py lets it in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 from gpunode.core.engines import RuntimeName
+from gpunode.core.grammar import (
+    ARCH,
+    ARGUMENT,
+    ARGUMENT_WORD,
+    CDI_DEVICE,
+    CDI_KIND,
+    CODENAME,
+    CONTAINER,
+    CUDA,
+    DEVICE,
+    DISTRO,
+    GPU,
+    HOST,
+    KERNEL,
+    LINE,
+    MIG,
+    MODULE,
+    NUMBER,
+    OWNER,
+    PACKAGE,
+    PACKAGE_ARCH,
+    PATH,
+    PCI_CLASS,
+    PCI_ID,
+    RECORD,
+    RELEASE,
+    SETTING,
+    SHA256,
+    SLOT,
+    SOCKET,
+    STATE,
+    SYSCTL,
+    TIME,
+    UNIT,
+    USER,
+    UUID,
+    VERSION,
+    WORD,
+)
 
 Distribution = Literal["", "k3s", "rke2", "k0s", "microk8s"]
 GpuState = Literal["kept", "keepable", "exposed", "lost"]
@@ -25,11 +64,11 @@ def volatile_fields(of: type[NodeFacts | DriverState]) -> frozenset[str]:
 class Distro:
     """os-release of the node.  `key` is ID:VERSION_ID, or ID alone on rolling distributions."""
 
-    id: str = ""
-    version_id: str = ""
-    codename: str = ""
-    like: tuple[str, ...] = ()
-    name: str = ""
+    id: Annotated[str, DISTRO] = ""
+    version_id: Annotated[str, RELEASE] = ""
+    codename: Annotated[str, CODENAME] = ""
+    like: tuple[Annotated[str, DISTRO], ...] = ()
+    name: Annotated[str, LINE] = ""
 
     @property
     def key(self) -> str:
@@ -40,26 +79,27 @@ class Distro:
 class Kernel:
     """One kernel that is installed (or running), and what stands ready for it."""
 
-    release: str
+    release: Annotated[str, KERNEL]
     running: bool = False
     image: bool = False  # /boot or /lib/modules/R has a kernel image: it can boot next
     headers: bool = False  # /lib/modules/R/build resolves
-    module: str = ""  # version of the nvidia module on disk for it, "" when there is none
-    flavour: str = ""  # "open" | "proprietary" | "" of that module
-    dkms: str = ""  # state that `dkms status` gives the nvidia module for it: installed, built, added, ""
+    module: Annotated[str, VERSION] = ""  # version of the nvidia module on disk for it, "" when there is none
+    flavour: Annotated[str, WORD] = ""  # "open" | "proprietary" | "" of that module
+    # state that `dkms status` gives the nvidia module for it: installed, built, added, ""
+    dkms: Annotated[str, WORD] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PciDevice:
     """A PCI function: slot 0000:17:00.0, id 10de:2330, class 0302 (3D) or 0300 (VGA) or 0680 (NVSwitch bridge)."""
 
-    slot: str
-    id: str
-    class_code: str
-    subsystem: str = ""
-    driver: str = ""  # kernel driver bound to it: nvidia, nouveau, vfio-pci, ""
+    slot: Annotated[str, SLOT]
+    id: Annotated[str, PCI_ID]
+    class_code: Annotated[str, PCI_CLASS]
+    subsystem: Annotated[str, PCI_ID] = ""
+    driver: Annotated[str, MODULE] = ""  # kernel driver bound to it: nvidia, nouveau, vfio-pci, ""
     virtual_function: bool = False  # an SR-IOV VF (it has a physfn link), or a vGPU by its name
-    label: str = ""  # what lspci calls it, "" without lspci
+    label: Annotated[str, LINE] = ""  # what lspci calls it, "" without lspci
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,44 +109,50 @@ class PciLink:
     Numbers are None where they were not read, or the function has no such thing.
     """
 
-    slot: str
-    parent: str = ""  # the bridge above, "" at the root
-    speed: str = ""  # GT/s now
-    max_speed: str = ""
+    slot: Annotated[str, SLOT]
+    parent: Annotated[str, SLOT] = ""  # the bridge above, "" at the root
+    speed: Annotated[str, NUMBER] = ""  # GT/s now
+    max_speed: Annotated[str, NUMBER] = ""
     width: int | None = None
     max_width: int | None = None
-    acs: str = ""  # ACS control word (PCI Express Base Specification, 7.7.11): 0x001d; none: it has no ACS
+    # ACS control word (PCI Express Base Specification, 7.7.11): 0x001d; none: it has no ACS
+    acs: Annotated[str, WORD] = ""
     fatal: int | None = None  # AER counters since boot
     nonfatal: int | None = None
     correctable: int | None = None
-    iommu: str = ""  # type of its IOMMU domain: identity, DMA, DMA-FQ; none without an IOMMU
+    iommu: Annotated[str, WORD] = ""  # type of its IOMMU domain: identity, DMA, DMA-FQ; none without an IOMMU
 
 
 @dataclass(frozen=True, kw_only=True)
 class RdmaPort:
     """A port of /sys/class/infiniband."""
 
-    device: str  # mlx5_0
+    device: Annotated[str, WORD]  # mlx5_0
     port: int
-    slot: str = ""
-    state: str = ""  # ACTIVE, INIT, DOWN …
-    physical: str = ""  # LinkUp, Polling, Disabled …
-    rate: str = ""  # Gb/s
-    layer: str = ""  # InfiniBand, Ethernet
+    slot: Annotated[str, SLOT] = ""
+    state: Annotated[str, WORD] = ""  # ACTIVE, INIT, DOWN …
+    physical: Annotated[str, WORD] = ""  # LinkUp, Polling, Disabled …
+    rate: Annotated[str, NUMBER] = ""  # Gb/s
+    layer: Annotated[str, WORD] = ""  # InfiniBand, Ethernet
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """Settings of the host that decide how fast GPUs are."""
 
-    governors: tuple[str, ...] = ()  # of all CPUs, each once
-    kernel_options: Mapping[str, str] = field(default_factory=dict)  # PCI_P2PDMA: y, n; not there: not read
-    arguments: tuple[str, ...] = ()  # of the running kernel's command line, those that concern us
-    next_arguments: tuple[str, ...] = ()  # the same of the entry that boots next
-    loader: str = ""  # what writes the boot entries: update-grub, grubby
-    ofed: str = ""  # what ofed_info calls NVIDIA's own RDMA stack: OFED-internal-25.01-0.6.0, MLNX_OFED_LINUX-…
-    peer_memory: str = ""  # yes, no: whether the kernel's RDMA stack has peer memory; "" without an RDMA device
-    peermem: str = ""  # the driver's nvidia-peermem: built, stub (it cannot be loaded), absent; "" not read
+    governors: tuple[Annotated[str, WORD], ...] = ()  # of all CPUs, each once
+    # PCI_P2PDMA: y, n; not there: not read
+    kernel_options: Mapping[Annotated[str, MODULE], Annotated[str, WORD]] = field(default_factory=dict)
+    # of the running kernel's command line, those that concern us
+    arguments: tuple[Annotated[str, ARGUMENT_WORD], ...] = ()
+    next_arguments: tuple[Annotated[str, ARGUMENT_WORD], ...] = ()  # the same of the entry that boots next
+    loader: Annotated[str, WORD] = ""  # what writes the boot entries: update-grub, grubby
+    # what ofed_info calls NVIDIA's own RDMA stack: OFED-internal-25.01-0.6.0, MLNX_OFED_LINUX-…
+    ofed: Annotated[str, LINE] = ""
+    # yes, no: whether the kernel's RDMA stack has peer memory; "" without an RDMA device
+    peer_memory: Annotated[str, WORD] = ""
+    # the driver's nvidia-peermem: built, stub (it cannot be loaded), absent; "" not read
+    peermem: Annotated[str, WORD] = ""
     gdrdrv: bool = False  # GDRCopy's module is there for the running kernel
     imex_dra: bool = False  # NVIDIA's DRA driver for ComputeDomains, which has IMEX of its own, is on the node
 
@@ -119,80 +165,87 @@ class NvmlGpu:
     """
 
     index: int
-    uuid: str = ""
-    name: str = ""
-    slot: str = ""
+    uuid: Annotated[str, GPU] = ""
+    name: Annotated[str, LINE] = ""
+    slot: Annotated[str, SLOT] = ""
     memory_mib: int | None = None
-    mig_current: str = ""  # Enabled, Disabled
-    mig_pending: str = ""
-    persistence: str = ""
-    ecc_current: str = ""
-    ecc_pending: str = ""  # after the next reset
+    mig_current: Annotated[str, STATE] = ""  # Enabled, Disabled
+    mig_pending: Annotated[str, STATE] = ""
+    persistence: Annotated[str, STATE] = ""
+    ecc_current: Annotated[str, STATE] = ""
+    ecc_pending: Annotated[str, STATE] = ""  # after the next reset
     ecc_uncorrected: int | None = None  # None: not read; with ecc_current Disabled or N/A there is no counter
-    retired_pending: str = ""  # Yes, No
-    remap_pending: str = ""
-    remap_failure: str = ""
-    fabric_state: str = ""  # Not Started, In Progress, Completed
-    fabric_status: str = ""  # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
-    recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain P2P …
-    compute_mode: str = ""  # Default, Exclusive_Process, Prohibited
-    power_limit: str = ""  # watts: now, and the range that can be set
-    power_min: str = ""
-    power_max: str = ""
-    power_default: str = ""
-    clock: str = ""  # MHz of its graphics clock now
-    clock_max: str = ""
-    pstate: str = ""  # P0 works, P8 and more sleeps
-    vbios: str = ""
-    pcie_generation: str = ""  # of its link now, lower while it sleeps
-    pcie_generation_max: str = ""  # that GPU and slot can both do
-    pcie_width: str = ""  # lanes now
-    pcie_width_max: str = ""  # of the GPU; its slot may have fewer
-    sram_uncorrected: str = ""  # uncorrected errors of its SRAM in its life
-    sram_exceeded: str = ""  # Yes: more of them than NVIDIA's limit for an RMA
+    retired_pending: Annotated[str, STATE] = ""  # Yes, No
+    remap_pending: Annotated[str, STATE] = ""
+    remap_failure: Annotated[str, STATE] = ""
+    fabric_state: Annotated[str, STATE] = ""  # Not Started, In Progress, Completed
+    # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
+    fabric_status: Annotated[str, STATE] = ""
+    # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain P2P …
+    recovery: Annotated[str, STATE] = ""
+    compute_mode: Annotated[str, STATE] = ""  # Default, Exclusive_Process, Prohibited
+    power_limit: Annotated[str, STATE] = ""  # watts: now, and the range that can be set
+    power_min: Annotated[str, STATE] = ""
+    power_max: Annotated[str, STATE] = ""
+    power_default: Annotated[str, STATE] = ""
+    clock: Annotated[str, STATE] = ""  # MHz of its graphics clock now
+    clock_max: Annotated[str, STATE] = ""
+    pstate: Annotated[str, STATE] = ""  # P0 works, P8 and more sleeps
+    vbios: Annotated[str, STATE] = ""
+    pcie_generation: Annotated[str, STATE] = ""  # of its link now, lower while it sleeps
+    pcie_generation_max: Annotated[str, STATE] = ""  # that GPU and slot can both do
+    pcie_width: Annotated[str, STATE] = ""  # lanes now
+    pcie_width_max: Annotated[str, STATE] = ""  # of the GPU; its slot may have fewer
+    sram_uncorrected: Annotated[str, STATE] = ""  # uncorrected errors of its SRAM in its life
+    sram_exceeded: Annotated[str, STATE] = ""  # Yes: more of them than NVIDIA's limit for an RMA
     nvlinks_up: int | None = None
-    nvlink_speed: str = ""  # GB/s of its slowest link that is up
-    event_reasons: str = ""  # why its clocks are not higher, by nvml.h's nvmlClocksEventReason: 0x0000000000000001
-    fault: str = ""  # the driver's word where it cannot speak for the GPU: «GPU is lost», «GPU requires reset» …
+    nvlink_speed: Annotated[str, NUMBER] = ""  # GB/s of its slowest link that is up
+    # why its clocks are not higher, by nvml.h's nvmlClocksEventReason: 0x0000000000000001
+    event_reasons: Annotated[str, STATE] = ""
+    # the driver's word where it cannot speak for the GPU: «GPU is lost», «GPU requires reset» …
+    fault: Annotated[str, STATE] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
     """How GPUs (and network cards) are joined: `nvidia-smi topo -m`.  `links[i][j]` joins names[i] with names[j]."""
 
-    names: tuple[str, ...] = ()  # GPU0, GPU1, NIC0 …
-    links: tuple[tuple[str, ...], ...] = ()  # X itself, NV18 NVLinks, PIX PXB PHB NODE SYS ever farther over PCIe
-    cpus: tuple[str, ...] = ()  # CPU affinity of each row, "" unknown
-    numa: tuple[str, ...] = ()  # NUMA node of each row, "" unknown
+    names: tuple[Annotated[str, LINE], ...] = ()  # GPU0, GPU1, NIC0 …
+    # X itself, NV18 NVLinks, PIX PXB PHB NODE SYS ever farther over PCIe
+    links: tuple[tuple[Annotated[str, LINE], ...], ...] = ()
+    cpus: tuple[Annotated[str, LINE], ...] = ()  # CPU affinity of each row, "" unknown
+    numa: tuple[Annotated[str, LINE], ...] = ()  # NUMA node of each row, "" unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriverState:
     """The NVIDIA driver as it is now."""
 
-    loaded: str = ""  # version of the loaded kernel module, "" when none is loaded
-    loaded_flavour: str = ""
-    userspace: str = ""  # version in the file name of libnvidia-ml.so.X
-    firmware: tuple[str, ...] = ()  # versions of GSP firmware on disk, which open modules cannot do without
+    loaded: Annotated[str, VERSION] = ""  # version of the loaded kernel module, "" when none is loaded
+    loaded_flavour: Annotated[str, WORD] = ""
+    userspace: Annotated[str, VERSION] = ""  # version in the file name of libnvidia-ml.so.X
+    # versions of GSP firmware on disk, which open modules cannot do without
+    firmware: tuple[Annotated[str, VERSION], ...] = ()
     nouveau: bool = False
     nova: bool = False
-    runfile: str = ""  # version that nvidia-installer left, "" when it never ran
-    parameters: Mapping[str, str] = field(default_factory=dict)  # of the loaded module, as it shows them itself
+    runfile: Annotated[str, VERSION] = ""  # version that nvidia-installer left, "" when it never ran
+    # of the loaded module, as it shows them itself
+    parameters: Mapping[Annotated[str, MODULE], Annotated[str, ARGUMENT]] = field(default_factory=dict)
     # first line of trouble that nvidia-smi prints; "" when it works or is absent
-    smi: str = field(default="", metadata=VOLATILE)
+    smi: Annotated[str, LINE] = field(default="", metadata=VOLATILE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
     """A file the probe looked at.  `data` is None when it could not be read or is larger than the probe sends."""
 
-    path: str
-    sha256: str = ""
+    path: Annotated[str, PATH]
+    sha256: Annotated[str, SHA256] = ""
     mode: int = 0o644
-    owner: str = "root:root"
+    owner: Annotated[str, OWNER] = "root:root"
     size: int = 0
     data: bytes | None = None
-    target: str = ""  # where a symbolic link leads, "" for a plain file
+    target: Annotated[str, PATH] = ""  # where a symbolic link leads, "" for a plain file
     regular: bool = True  # else a folder, a device, a pipe, which nobody reads
 
 
@@ -200,19 +253,22 @@ class ConfigFile:
 class Runtime:
     """One container engine."""
 
-    name: RuntimeName
-    distribution: Distribution = ""  # the Kubernetes distribution that brings it, "" for an engine of its own
-    version: str = ""
-    binary: str = ""
-    unit: str = ""
+    name: Annotated[RuntimeName, WORD]
+    # the Kubernetes distribution that brings it, "" for an engine of its own
+    distribution: Annotated[Distribution, WORD] = ""
+    version: Annotated[str, VERSION] = ""
+    binary: Annotated[str, PATH] = ""
+    unit: Annotated[str, UNIT] = ""
     active: bool = False
     enabled: bool = False
-    flags: tuple[str, ...] = ()  # arguments of the running daemon, or of the unit's ExecStart
-    socket: str = ""  # a socket that exists
-    config: str = ""  # path of the root config file, whether or not it exists
-    files: tuple[str, ...] = ()  # config files in force, root first; their contents are in NodeFacts.files
-    effective_error: str = ""  # what the engine itself says against its configuration: containerd, dockerd
-    cgroup_driver: str = ""  # systemd | cgroupfs | ""
+    flags: tuple[Annotated[str, ARGUMENT], ...] = ()  # arguments of the running daemon, or of the unit's ExecStart
+    socket: Annotated[str, SOCKET] = ""  # a socket that exists
+    config: Annotated[str, PATH] = ""  # path of the root config file, whether or not it exists
+    # config files in force, root first; their contents are in NodeFacts.files
+    files: tuple[Annotated[str, PATH], ...] = ()
+    # what the engine itself says against its configuration: containerd, dockerd
+    effective_error: Annotated[str, ARGUMENT] = ""
+    cgroup_driver: Annotated[str, WORD] = ""  # systemd | cgroupfs | ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +276,7 @@ class Running:
     """What runs in one engine while the probe looks."""
 
     count: int | None = None  # containers (pods, where crictl could be asked); None: nobody could be asked
-    names: tuple[str, ...] = ()  # of the first ones
+    names: tuple[Annotated[str, LINE], ...] = ()  # of the first ones
     live_restore: bool | None = None  # Docker's, as the running daemon says; None: not said
     knows_hook: bool = False  # dockerd started after nvidia-container-runtime-hook came onto the node
     reloads: bool = False  # the engine's unit can be reloaded
@@ -230,12 +286,12 @@ class Running:
 class Kubernetes:
     """What of Kubernetes is on the node.  kind "" means none."""
 
-    kind: str = ""  # kubeadm, k3s, rke2, k0s, microk8s
-    role: str = ""  # control-plane, worker, ""
-    kubelet: str = ""  # version
-    cri_socket: str = ""
-    cgroup_driver: str = ""  # that the kubelet was given, "" when nothing says it
-    cgroup_source: str = ""  # what says it: a flag or a file
+    kind: Annotated[str, WORD] = ""  # kubeadm, k3s, rke2, k0s, microk8s
+    role: Annotated[str, WORD] = ""  # control-plane, worker, ""
+    kubelet: Annotated[str, VERSION] = ""  # version
+    cri_socket: Annotated[str, SOCKET] = ""
+    cgroup_driver: Annotated[str, WORD] = ""  # that the kubelet was given, "" when nothing says it
+    cgroup_source: Annotated[str, LINE] = ""  # what says it: a flag or a file
     cgroup_from_cri: bool | None = None  # feature gate KubeletCgroupDriverFromCRI, None when nobody sets it
     gpu_operator: bool = False
     driver_container: bool = False  # of the GPU Operator: the node's driver comes from it
@@ -250,29 +306,29 @@ class Kubernetes:
 class InstalledPackage:
     """A package that the package manager's database has as installed."""
 
-    name: str
-    version: str
+    name: Annotated[str, PACKAGE]
+    version: Annotated[str, VERSION]
     held: bool = False
-    arch: str = ""
+    arch: Annotated[str, PACKAGE_ARCH] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
     """A systemd unit the probe asked for."""
 
-    name: str
-    active: str = ""  # active, inactive, failed, ""
-    enabled: str = ""  # enabled, disabled, masked, static, ""
-    memlock: str = ""  # bytes that its processes may lock from its next start on, or infinity
-    locked: str = ""  # the same of the process that runs, by the kernel
+    name: Annotated[str, UNIT]
+    active: Annotated[str, WORD] = ""  # active, inactive, failed, ""
+    enabled: Annotated[str, WORD] = ""  # enabled, disabled, masked, static, ""
+    memlock: Annotated[str, WORD] = ""  # bytes that its processes may lock from its next start on, or infinity
+    locked: Annotated[str, WORD] = ""  # the same of the process that runs, by the kernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceNode:
     """One of NVIDIA's device files: `number` is MAJOR:MINOR, `linked` whether /dev/char has it."""
 
-    path: str
-    number: str
+    path: Annotated[str, PATH]
+    number: Annotated[str, DEVICE]
     linked: bool = False
 
 
@@ -284,26 +340,27 @@ class GpuContainer:
     them, and whether it has a right to them cannot be seen); lost (has lost them).  `devices` are those concerned.
     """
 
-    name: str
-    id: str  # 64 hex digits
-    unit: str = ""  # the scope in which systemd keeps its devices, "" where it does not (cgroupfs)
+    name: Annotated[str, LINE]
+    id: Annotated[str, CONTAINER]  # 64 hex digits
+    unit: Annotated[str, UNIT] = ""  # the scope in which systemd keeps its devices, "" where it does not (cgroupfs)
     hook: bool = False  # given its devices behind the runtime's back (legacy), not by its specification (CDI, --device)
-    state: GpuState = "kept"
-    devices: tuple[str, ...] = ()
+    state: Annotated[GpuState, WORD] = "kept"
+    devices: tuple[Annotated[str, PATH], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CdiSpec:
     """One CDI specification.  `error` says why it cannot be read; then nothing else is known of it."""
 
-    path: str
-    kind: str = ""  # nvidia.com/gpu
-    devices: tuple[str, ...] = ()  # names: "0", "GPU-UUID", "0:1" and "MIG-UUID" (MIG devices), "all"
+    path: Annotated[str, PATH]
+    kind: Annotated[str, CDI_KIND] = ""  # nvidia.com/gpu
+    # names: "0", "GPU-UUID", "0:1" and "MIG-UUID" (MIG devices), "all"
+    devices: tuple[Annotated[str, CDI_DEVICE], ...] = ()
     minors: tuple[int, ...] = ()  # N of every /dev/nvidiaN it brings
-    driver: str = ""  # version in the names of the libraries it brings, "" where they have none
-    needs: tuple[str, ...] = ()  # files of the host that it brings or runs
-    version: str = ""  # of the CDI specification that it follows
-    error: str = ""
+    driver: Annotated[str, VERSION] = ""  # version in the names of the libraries it brings, "" where they have none
+    needs: tuple[Annotated[str, PATH], ...] = ()  # files of the host that it brings or runs
+    version: Annotated[str, VERSION] = ""  # of the CDI specification that it follows
+    error: Annotated[str, LINE] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +368,7 @@ class CdiGpu:
     """A GPU of the loaded driver: the N of its /dev/nvidiaN, and how many MIG devices it is cut into."""
 
     minor: int
-    uuid: str = ""
+    uuid: Annotated[str, GPU] = ""
     mig_devices: int = 0
 
 
@@ -321,7 +378,7 @@ class Cdi:
 
     specs: tuple[CdiSpec, ...] = ()
     gpus: tuple[CdiGpu, ...] = ()  # () when no driver is loaded
-    missing: tuple[str, ...] = ()  # paths in specifications that are not on the node
+    missing: tuple[Annotated[str, PATH], ...] = ()  # paths in specifications that are not on the node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +387,7 @@ class MigInstance:
 
     gpu: int
     id: int
-    profile: str
+    profile: Annotated[str, MIG]
     start: int
     size: int
     computes: int = 0  # compute instances in it: without one no program can use it
@@ -341,23 +398,23 @@ class Sharing:
     """How the GPUs are shared now, and what gpunode keeps of it on the node."""
 
     instances: tuple[MigInstance, ...] = ()
-    mig_program: str = ""  # sha256 of what restores MIG at boot, "" where gpunode does not
-    mig_status: str = ""  # of the last time it ran: success, pending, failed
-    mig_message: str = ""
-    mps_daemons: tuple[str, ...] = ()  # PIDs of MPS control daemons
-    mps_threads: str = ""  # percentage of a GPU's threads that a client gets, as the daemon says
+    mig_program: Annotated[str, WORD] = ""  # sha256 of what restores MIG at boot, "" where gpunode does not
+    mig_status: Annotated[str, WORD] = ""  # of the last time it ran: success, pending, failed
+    mig_message: Annotated[str, LINE] = ""
+    mps_daemons: tuple[Annotated[str, NUMBER], ...] = ()  # PIDs of MPS control daemons
+    mps_threads: Annotated[str, NUMBER] = ""  # percentage of a GPU's threads that a client gets, as the daemon says
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstBoot:
     """What a machine that was prepared without its GPU does at the first boot with one, and what came of it."""
 
-    program: str = ""  # sha256 of what is to run, "" on machines that were not prepared so
+    program: Annotated[str, WORD] = ""  # sha256 of what is to run, "" on machines that were not prepared so
     armed: bool = False  # it runs at the next boot
-    status: str = ""  # of the last time it ran: waiting, passed, failed; "" before
-    at: str = ""  # when that was
-    message: str = ""
-    failed: tuple[str, ...] = ()  # "ID: message" of checks
+    status: Annotated[str, WORD] = ""  # of the last time it ran: waiting, passed, failed; "" before
+    at: Annotated[str, TIME] = ""  # when that was
+    message: Annotated[str, LINE] = ""
+    failed: tuple[Annotated[str, LINE], ...] = ()  # "ID: message" of checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,24 +422,24 @@ class Xid:
     """One NVRM Xid line since boot."""
 
     code: int
-    slot: str = ""
-    line: str = ""
+    slot: Annotated[str, LINE] = ""
+    line: Annotated[str, LINE] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
     """All that one probe found.  Absent things are empty; what could not be asked stands in `notes`."""
 
-    hostname: str = field(default="", metadata=VOLATILE)
-    arch: str = ""  # uname -m
+    hostname: Annotated[str, HOST] = field(default="", metadata=VOLATILE)
+    arch: Annotated[str, ARCH] = ""  # uname -m
     distro: Distro = Distro()
-    boot_id: str = field(default="", metadata=VOLATILE)
-    init: str = ""  # systemd, other
-    virtualization: str = ""  # none, kvm, wsl, docker, podman, lxc, …: systemd-detect-virt's words
+    boot_id: Annotated[str, UUID] = field(default="", metadata=VOLATILE)
+    init: Annotated[str, WORD] = ""  # systemd, other
+    virtualization: Annotated[str, WORD] = ""  # none, kvm, wsl, docker, podman, lxc, …: systemd-detect-virt's words
     container: bool = False  # the target is a container without an init of its own
-    tegra: str = ""  # device-tree model of a Jetson/Tegra board
+    tegra: Annotated[str, LINE] = ""  # device-tree model of a Jetson/Tegra board
     secure_boot: bool | None = None  # None: no EFI variables
-    user: str = ""
+    user: Annotated[str, USER] = ""
     root: bool = False
     kernels: tuple[Kernel, ...] = ()
     gpus: tuple[PciDevice, ...] = ()
@@ -390,21 +447,26 @@ class NodeFacts:
     nvlink5_fabric: bool = False  # SW_MNG in the VPD of an InfiniBand function: HGX B200 and later
     nvml: tuple[NvmlGpu, ...] = field(default=(), metadata=VOLATILE)
     driver: DriverState = DriverState()
-    cuda: tuple[str, ...] = ()  # versions under /usr/local/cuda-* or /opt/cuda
-    cuda_default: str = ""  # what /usr/local/cuda leads to
-    toolkit: str = ""  # version of nvidia-container-toolkit, by its binary
+    cuda: tuple[Annotated[str, CUDA], ...] = ()  # versions under /usr/local/cuda-* or /opt/cuda
+    cuda_default: Annotated[str, CUDA] = ""  # what /usr/local/cuda leads to
+    toolkit: Annotated[str, VERSION] = ""  # version of nvidia-container-toolkit, by its binary
     runtimes: tuple[Runtime, ...] = ()
-    containers: Mapping[str, Running] = field(default_factory=dict, metadata=VOLATILE)  # by engine
+    containers: Mapping[Annotated[str, WORD], Running] = field(default_factory=dict, metadata=VOLATILE)  # by engine
     kubernetes: Kubernetes = Kubernetes()
-    package_manager: str = ""  # apt, dnf, zypper, pacman
-    packages: Mapping[str, InstalledPackage] = field(default_factory=dict)  # only names that concern us
-    broken_packages: tuple[str, ...] = ()  # dpkg --audit and the like
-    package_lock: str = field(default="", metadata=VOLATILE)  # who holds the package manager's lock, "" when free
-    lease: str = field(default="", metadata=VOLATILE)  # the controller that is at work there, and its run
-    services: Mapping[str, Service] = field(default_factory=dict)
-    modules: tuple[str, ...] = ()  # loaded kernel modules that concern us: nvidia, nouveau, overlay, br_netfilter …
-    sysctl: Mapping[str, str] = field(default_factory=dict)  # values in force that concern us; no br_netfilter: no key
-    files: Mapping[str, ConfigFile] = field(
+    package_manager: Annotated[str, WORD] = ""  # apt, dnf, zypper, pacman
+    # only names that concern us
+    packages: Mapping[Annotated[str, PACKAGE], InstalledPackage] = field(default_factory=dict)
+    broken_packages: tuple[Annotated[str, PACKAGE], ...] = ()  # dpkg --audit and the like
+    # who holds the package manager's lock, "" when free
+    package_lock: Annotated[str, LINE] = field(default="", metadata=VOLATILE)
+    # the controller that is at work there, and its run
+    lease: Annotated[str, LINE] = field(default="", metadata=VOLATILE)
+    services: Mapping[Annotated[str, UNIT], Service] = field(default_factory=dict)
+    # loaded kernel modules that concern us: nvidia, nouveau, overlay, br_netfilter …
+    modules: tuple[Annotated[str, MODULE], ...] = ()
+    # values in force that concern us; no br_netfilter: no key
+    sysctl: Mapping[Annotated[str, SYSCTL], Annotated[str, SETTING]] = field(default_factory=dict)
+    files: Mapping[Annotated[str, PATH], ConfigFile] = field(
         default_factory=dict
     )  # by path: repositories, keyrings, modprobe.d, configurations of engines
     device_nodes: tuple[DeviceNode, ...] = ()
@@ -412,22 +474,23 @@ class NodeFacts:
     cdi: Cdi = Cdi()
     xids: tuple[Xid, ...] = field(default=(), metadata=VOLATILE)
     # "GPU 0 link 3"; "GPU 0: all links" where its like has some up
-    nvlink_inactive: tuple[str, ...] = field(default=(), metadata=VOLATILE)
+    nvlink_inactive: tuple[Annotated[str, LINE], ...] = field(default=(), metadata=VOLATILE)
     topology: Topology = field(default=Topology(), metadata=VOLATILE)  # with two GPUs or more
     pcie: tuple[PciLink, ...] = field(default=(), metadata=VOLATILE)
     rdma: tuple[RdmaPort, ...] = field(default=(), metadata=VOLATILE)
     # device files that this session's device cgroup keeps it from opening
-    hidden: tuple[str, ...] = field(default=(), metadata=VOLATILE)
+    hidden: tuple[Annotated[str, PATH], ...] = field(default=(), metadata=VOLATILE)
     tuning: Tuning = Tuning()
     first_boot: FirstBoot = FirstBoot()
     sharing: Sharing = Sharing()
     # sections that did not say all: what is empty there is not «none», but not known
-    unread: tuple[str, ...] = field(default=(), metadata=VOLATILE)
-    unfinished: tuple[str, ...] = ()  # ids of transactions in the node's journal with an intent and no outcome
-    notes: tuple[str, ...] = field(default=(), metadata=VOLATILE)  # "section: what was missing or not permitted"
-    malformed: tuple[
-        str, ...
-    ] = ()  # "section: 'text' is not a valid kernel release": what was left out (core/facts/vet.py)
+    unread: tuple[Annotated[str, WORD], ...] = field(default=(), metadata=VOLATILE)
+    # ids of transactions in the node's journal with an intent and no outcome
+    unfinished: tuple[Annotated[str, RECORD], ...] = ()
+    # "section: what was missing or not permitted"
+    notes: tuple[Annotated[str, LINE], ...] = field(default=(), metadata=VOLATILE)
+    # "section: 'text' is not a valid kernel release": what was left out (core/facts/vet.py)
+    malformed: tuple[Annotated[str, LINE], ...] = ()
 
     def runtime(self, name: str) -> Runtime | None:
         """The engine of that name, or None."""
