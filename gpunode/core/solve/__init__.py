@@ -106,15 +106,15 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
     names = {m.id: m.name for m in knowledge.gpus.values() if m.kind != "not-a-gpu"}
     exact = [i for i, name in names.items() if word in (name.lower(), name.lower().removeprefix("nvidia "))]
     part = [i for i, name in names.items() if word and f" {_plain(word)} " in f" {_plain(name)} "]
-    found = exact or part
-    if len(found) == 1:
-        return found[0]
-    if not found and re.fullmatch(r"\d{4}", word):
+    ids = exact or part
+    if len(ids) == 1:
+        return ids[0]
+    if not ids and re.fullmatch(r"\d{4}", word):
         return f"10de:{word}"
-    if found:
-        listed = ", ".join(f"{i} {names[i]}" for i in found[:12]) + (f" and {len(found) - 12} more" * (len(found) > 12))
+    if ids:
+        listed = ", ".join(f"{i} {names[i]}" for i in ids[:12]) + (f" and {len(ids) - 12} more" * (len(ids) > 12))
         raise InputError(
-            f"GPU {text!r} is the name of {len(found)} models", expected="one model", fix=f"name one: {listed}"
+            f"GPU {text!r} is the name of {len(ids)} models", expected="one model", fix=f"name one: {listed}"
         )
     near = _nearest(word, {name.lower().removeprefix("nvidia ") for name in names.values()})
     raise InputError(

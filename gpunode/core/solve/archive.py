@@ -28,20 +28,20 @@ def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]
     if row is None or row.family not in ("ubuntu", "debian"):
         return ()
     family, own = knowledge.packages[row.family], knowledge.packages["ubuntu-own"]
-    found: list[str] = []
+    packages: list[str] = []
     for kernel in request.kernels:
         match = re.match(family["kernel"], kernel.release)
         if not match:
             continue
-        found.append(family["headers"].format(release=kernel.release))
-        found += (f"linux-{kind}-{match['flavour']}" for kind in ("image", "headers"))
+        packages.append(family["headers"].format(release=kernel.release))
+        packages += (f"linux-{kind}-{match['flavour']}" for kind in ("image", "headers"))
         if row.family == "ubuntu":
             words = [{"branch": branch, "open": kind} for branch in row.own for kind in ("", "-open")]
-            found += (own["modules"].format(release=kernel.release, **one) for one in words)
-            found.append(family["modules_extra"].format(release=kernel.release))
+            packages += (own["modules"].format(release=kernel.release, **one) for one in words)
+            packages.append(family["modules_extra"].format(release=kernel.release))
     if row.family == "ubuntu":
-        found += (_COMMON.format(branch=branch) for branch in row.own)
-    return tuple(dict.fromkeys(found))
+        packages += (_COMMON.format(branch=branch) for branch in row.own)
+    return tuple(dict.fromkeys(packages))
 
 
 def as_asked(row: DistroRow, archive: Archive, knowledge: Knowledge) -> DistroRow:
@@ -77,11 +77,11 @@ def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
     if not versions:
         return Fit(without=tuple(kernels), why=f"the archive has no {branch.branch}")
     modules = {kernel: archive.of(_module(case, branch, flavour, kernel)) for kernel in kernels}
-    found = [(v, [k for k in kernels if not any(_takes(o, common, v) for o in modules[k])]) for v in versions]
-    whole = next((version for version, without in found if not without), "")
+    fits = [(v, [k for k in kernels if not any(_takes(o, common, v) for o in modules[k])]) for v in versions]
+    whole = next((version for version, without in fits if not without), "")
     if whole:
         return Fit(version="" if whole == versions[0] else whole)
-    without = tuple(found[0][1])
+    without = tuple(fits[0][1])
     return Fit(without=without, why="; ".join(_why_not(k, modules[k], versions[0]) for k in without))
 
 

@@ -91,16 +91,16 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
 
 def _components(facts: NodeFacts) -> tuple[str, ...] | None:
     """Components of the apt sources that the probe read; None when it read none."""
-    found: set[str] = set()
-    seen = False
+    components: set[str] = set()
+    read = False
     for path, file in facts.files.items():
         if not path.startswith("/etc/apt/sources.list") or file.data is None:
             continue
-        seen = True
+        read = True
         text = file.data.decode("utf-8", "replace")
         for line in re.findall(r"^deb\s+(?:\[[^]]*\]\s*)?\S+\s+\S+\s+(.+)$|^Components:\s*(.+)$", text, re.M):
-            found.update(" ".join(line).split())
-    return tuple(sorted(found)) if seen else None
+            components.update(" ".join(line).split())
+    return tuple(sorted(components)) if read else None
 
 
 @dataclass(kw_only=True)

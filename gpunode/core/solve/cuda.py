@@ -71,9 +71,9 @@ def _arch_cuda(case: SolveCase, versions: Sequence[str]) -> CudaChoice | None:
 
 def _versions(case: SolveCase, driver: DriverChoice | None) -> tuple[str, ...] | None:
     """The versions asked for, each once; `newest` becomes the newest that the GPUs, the driver and the source have."""
-    asked = case.request.cuda.versions
-    if NEWEST not in asked:
-        return asked
+    versions = case.request.cuda.versions
+    if NEWEST not in versions:
+        return versions
     in_repository = case.request.cuda.method == "packages"
     known = (
         set(case.knowledge.cuda)
@@ -83,7 +83,7 @@ def _versions(case: SolveCase, driver: DriverChoice | None) -> tuple[str, ...] |
     silent = replace(case, notes=Notes())  # why the others do not fit is of no interest
     fitting = [
         version
-        for version in sorted(known - set(asked), key=version_tuple, reverse=True)
+        for version in sorted(known - set(versions), key=version_tuple, reverse=True)
         if case.knowledge.cuda[version].native and _works(silent, version, in_repository=in_repository)
     ]
     for how in ("native", "minor"):
@@ -91,7 +91,7 @@ def _versions(case: SolveCase, driver: DriverChoice | None) -> tuple[str, ...] |
             if _runs(silent, case.knowledge.cuda[version], driver) == how:
                 why = f"{version} is the newest for these GPUs and this driver"
                 case.because("cuda", why, case.knowledge.cuda[version].source)
-                return tuple(version if one == NEWEST else one for one in asked)
+                return tuple(version if one == NEWEST else one for one in versions)
     case.refuse(
         f"no CUDA release fits these GPUs, this driver and {case.distro.key}",
         "name one in cuda.versions to see why not, or use CUDA in a container, which brings its own toolkit",

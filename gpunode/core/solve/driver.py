@@ -131,14 +131,14 @@ def _flavour_asked(case: SolveCase) -> str | None:
             "put these GPUs into different nodes, or take one kind out",
         )
         return None
-    asked = case.request.driver.flavour
-    if asked == "open" and never:
+    flavour = case.request.driver.flavour
+    if flavour == "open" and never:
         case.refuse(
             f"the open kernel modules cannot drive {never[0].name} ({never[0].arch}): it has no GSP",
             "set driver.flavour to auto or proprietary",
         )
         return None
-    if asked == "proprietary" and only:
+    if flavour == "proprietary" and only:
         case.refuse(
             f"the proprietary kernel modules cannot drive {only[0].name} ({only[0].arch}): it needs the open ones",
             "set driver.flavour to auto or open",
@@ -152,9 +152,9 @@ def _flavour_asked(case: SolveCase) -> str | None:
         why = f"{only[0].name} ({only[0].arch}) works with the open modules only"
         case.because("flavour", why, case.knowledge.rules["coherent_open"]["source"])
         return "open"
-    if asked != "auto":
-        case.because("flavour", f"{asked}, as asked", "driver.flavour")
-    return "" if asked == "auto" else asked
+    if flavour != "auto":
+        case.because("flavour", f"{flavour}, as asked", "driver.flavour")
+    return "" if flavour == "auto" else flavour
 
 
 def _flavour(case: SolveCase, branch: Branch, wish: str) -> Flavour | None:
@@ -283,11 +283,11 @@ def _kinds(case: SolveCase) -> Sequence[str]:
 
 def _for_every_kernel(case: SolveCase, rules: Sequence[Rule], best: Branch, flavour: str) -> Branch:
     """The best branch with modules for every kernel, by the archive; where there is none, the best."""
-    found = _best(case, [*rules, taken_by_all(case, flavour)]) or best
-    if found != best:
+    branch = _best(case, [*rules, taken_by_all(case, flavour)]) or best
+    if branch != best:
         why = f"all kernels that can boot have its modules; of {best.branch}: {built_fit(case, best, flavour).why}"
-        case.because("branch", f"{found.branch}: {why}", "the node's package manager")
-    return found
+        case.because("branch", f"{branch.branch}: {why}", "the node's package manager")
+    return branch
 
 
 def _branch(case: SolveCase, flavour: str, own: bool, built: Precompiled | None) -> Branch | None:

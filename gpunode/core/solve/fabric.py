@@ -146,11 +146,11 @@ def _dcgm(case: SolveCase, driver: DriverChoice | None) -> tuple[PackageWant, ..
             f"take a newer branch ({names['first_branch']} or later), or set fabric.dcgm to none",
         )
         return ()
-    asked = case.request.fabric.dcgm
+    setting = case.request.fabric.dcgm
     epoch = names["deb_epoch"] if case.distro.family in ("ubuntu", "debian") else ""
-    version = "" if asked == "auto" else f"{epoch}{asked}-*"
-    if asked != "auto" and version_tuple(asked) > version_tuple(names["newest"]):
-        case.because("warning: dcgm", f"{asked} is newer than {names['newest']}, the newest known", names["source"])
+    version = "" if setting == "auto" else f"{epoch}{setting}-*"
+    if setting != "auto" and version_tuple(setting) > version_tuple(names["newest"]):
+        case.because("warning: dcgm", f"{setting} is newer than {names['newest']}, the newest known", names["source"])
     case.because("dcgm", f"DCGM 4 for CUDA {major}, the driver's; its own version, not the driver's", names["source"])
     return tuple(
         PackageWant(name=name.format(cuda=major), version=version, hold=bool(version)) for name in names["names"]

@@ -48,13 +48,13 @@ def stream(case: SolveCase, branch: Branch, flavour: Flavour, built: Precompiled
 def suse_leftovers(installed: Sequence[str], branch: Branch, flavour: Flavour, names: Table) -> list[str]:
     """What SUSE's metapackages of another branch or flavour brought and those that are wanted replace."""
     generation = _suse_generation(branch, names)
-    found = []
+    leftovers = []
     for name in installed:
         match = re.fullmatch(names["of_generation"], name)
         other = match and match["kmp"] and name.startswith("nvidia-open-") != (flavour == "open")
         if match and (match["generation"] != generation or other):
-            found.append(name)
-    return found
+            leftovers.append(name)
+    return leftovers
 
 
 def _suse_generation(branch: Branch, names: Table) -> str:

@@ -11,7 +11,7 @@ from gpunode.core.solve.case import Notes
 
 def known_gpus(ids: Sequence[str], knowledge: Knowledge, notes: Notes, *, by_hand: bool) -> tuple[GpuModel, ...]:
     """The models of the ids, each once.  `by_hand`: the user chose the branch, so an unknown id is only warned of."""
-    found = []
+    models = []
     for pci_id in dict.fromkeys(i.lower() for i in ids):
         model = knowledge.gpu(pci_id)
         if (model and model.kind == "not-a-gpu") or pci_id in knowledge.nvswitches:
@@ -22,7 +22,7 @@ def known_gpus(ids: Sequence[str], knowledge: Knowledge, notes: Notes, *, by_han
                 "use NVIDIA's image for the board; gpunode serves PCI GPUs of servers and workstations",
             )
         elif model:
-            found.append(model)
+            models.append(model)
         elif pci_id in knowledge.legacy:
             old = knowledge.legacy[pci_id]
             notes.refuse(
@@ -34,7 +34,7 @@ def known_gpus(ids: Sequence[str], knowledge: Knowledge, notes: Notes, *, by_han
             notes.because("warning: GPU", f"{pci_id} is not known; the driver branch was chosen by hand", "")
         else:
             notes.refuse(*_unknown(pci_id, knowledge))
-    for model in found:
+    for model in models:
         capability = f", compute capability {model.compute_capability}" if model.compute_capability else ""
         notes.because(
             "GPU",
@@ -42,7 +42,7 @@ def known_gpus(ids: Sequence[str], knowledge: Knowledge, notes: Notes, *, by_han
             + (f"; confidence {model.confidence}" if model.confidence else ""),
             f"pci.ids and NVIDIA's id tables ({model.source})",
         )
-    return tuple(found)
+    return tuple(models)
 
 
 def _unknown(pci_id: str, knowledge: Knowledge) -> tuple[str, str]:

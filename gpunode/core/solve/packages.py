@@ -167,7 +167,7 @@ def _ubuntu_dkms(case: SolveCase, branch: Branch, flavour: Flavour) -> list[Pack
 
 def _ubuntu_flavours(case: SolveCase, family: Table) -> list[str]:
     """Kernel flavours as the metapackages name them: generic, generic-hwe-24.04, aws …"""
-    found = []
+    flavours = []
     for kernel in case.request.kernels:
         match = re.match(family["kernel"], kernel.release)
         flavour = match["flavour"] if match else "generic"
@@ -177,8 +177,8 @@ def _ubuntu_flavours(case: SolveCase, family: Table) -> list[str]:
             flavour += f"-hwe-{case.distro.key.partition(':')[2]}"
         elif flavour in family["first_line"] and later:
             flavour += f"-{'.'.join(kernel.release.split('.')[:2])}"
-        found.append(followed or flavour)
-    return found or ["generic"]
+        flavours.append(followed or flavour)
+    return flavours or ["generic"]
 
 
 def _followed(case: SolveCase, flavour: str) -> str:
@@ -251,7 +251,7 @@ def headers_of(case: SolveCase) -> tuple[PackageWant, ...] | None:
         names = case.distro.headers_meta or (family["headers_meta"][case.request.arch],)
         case.because("headers", f"kernels are not known: {', '.join(names)} follows the newest", family["source"])
         return tuple(PackageWant(name=n) for n in names)
-    found: list[PackageWant] = []
+    packages: list[PackageWant] = []
     lost = lost_headers(case)
     for kernel in case.request.kernels:
         wants = header_packages(case.distro, kernel) if case.distro.kernels else _deb_headers(case, family, kernel)
@@ -267,8 +267,8 @@ def headers_of(case: SolveCase) -> tuple[PackageWant, ...] | None:
             return None
         if not wants:
             case.because("headers", f"kernel {kernel.release} is not the distribution's; its headers are there", "")
-        found += wants
-    wants = list(dict.fromkeys(found))
+        packages += wants
+    wants = list(dict.fromkeys(packages))
     if wants:
         case.because(
             "headers", f"DKMS builds the module for each kernel that can boot: {_names(wants)}", family["source"]
@@ -321,7 +321,7 @@ def _conflicts(
     wanted = {p.name for p in packages}
     conflicts = names.get("rivals", _CONFLICTS)[flavour]
     switched = case.request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
-    found = []
+    conflicting = []
     for name in case.request.installed:
         match = _OF_BRANCH.match(name)
         other = match is not None and int(match["branch"]) != branch.branch
@@ -330,9 +330,9 @@ def _conflicts(
         # the names without a branch keep the branch they came with, where another one is wanted
         meta = switched and name in ("nvidia-open", "cuda-drivers")
         if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in conflicts):
-            found.append(name)
+            conflicting.append(name)
     more = suse_leftovers(case.request.installed, branch, flavour, names) if "generations" in names else []
-    return tuple(dict.fromkeys([*found, *(name for name in more if name not in wanted)]))
+    return tuple(dict.fromkeys([*conflicting, *(name for name in more if name not in wanted)]))
 
 
 def _replaced(case: SolveCase, branch: Branch, *, own: bool) -> tuple[str, ...]:
@@ -342,13 +342,14 @@ def _replaced(case: SolveCase, branch: Branch, *, own: bool) -> tuple[str, ...]:
     named = () if own or branch.branch < names.get("only_own_from", 0) else names.get("only_own", ())
     installed = case.request.installed
     more = (name for name in installed if name not in named and like.fullmatch(name))
-    found = (*(name for name in named if name in installed), *more)
-    if found:
+    replaced = (*(name for name in named if name in installed), *more)
+    if replaced:
         whose = "NVIDIA's packages give" if own else f"{case.distro.key}'s own driver gives"
         to = f"{case.distro.key}'s own" if own else "NVIDIA's packages"
-        case.because("packages", f"{whose} way to {to}: {', '.join(found)}, and what depends on them", names["source"])
+        why = f"{whose} way to {to}: {', '.join(replaced)}, and what depends on them"
+        case.because("packages", why, names["source"])
     later = () if own else _unversioned(case, branch)
-    return (*found, *later)
+    return (*replaced, *later)
 
 
 def _unversioned(case: SolveCase, branch: Branch) -> tuple[str, ...]:
@@ -357,8 +358,8 @@ def _unversioned(case: SolveCase, branch: Branch) -> tuple[str, ...]:
     since = family.get("unversioned_from", 0)
     if branch.branch >= since or "unversioned_like" not in family:
         return ()
-    found = tuple(name for name in case.request.installed if re.fullmatch(family["unversioned_like"], name))
-    if found:
+    unversioned = tuple(name for name in case.request.installed if re.fullmatch(family["unversioned_like"], name))
+    if unversioned:
         why = f"packages of {since} and later give way to those of {branch.branch}, which have other names"
-        case.because("packages", f"{why}: {', '.join(found)}, and what depends on them", family["source"])
-    return found
+        case.because("packages", f"{why}: {', '.join(unversioned)}, and what depends on them", family["source"])
+    return unversioned

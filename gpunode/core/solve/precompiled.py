@@ -115,7 +115,7 @@ def refused_modules(case: SolveCase) -> bool:
         return False
     modules = case.knowledge.built_modules(case.distro, case.request.arch)
     where = f"{case.request.distro} on {case.request.arch}"
-    asked = f"driver.modules is precompiled and driver.branch is distro: the modules for {where} are"
+    setting = f"driver.modules is precompiled and driver.branch is distro: the modules for {where} are"
     if spec.method == "runfile":
         what = "driver.modules is precompiled and driver.method is runfile: NVIDIA's installer builds its modules"
     elif modules is None:
@@ -123,7 +123,7 @@ def refused_modules(case: SolveCase) -> bool:
     elif not _new_enough(case, modules):
         what = f"driver.modules is precompiled, and {modules.signer} builds kernel modules from {modules.since} on only"
     elif spec.branch == "distro" and not modules.own:
-        what = f"{asked} {modules.signer}'s"
+        what = f"{setting} {modules.signer}'s"
     elif case.distro.family == "arch" and arch_dkms(case):
         what = "driver.modules is precompiled, and a kernel is there that Arch builds no modules for"
     else:

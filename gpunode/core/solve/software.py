@@ -16,16 +16,16 @@ from gpunode.core.spec.source import DISTRIBUTION, filled_in
 def solve_toolkit(case: SolveCase) -> ToolkitChoice | None:
     """NVIDIA Container Toolkit: four packages that must have one version."""
     names = case.knowledge.packages["container-toolkit"]
-    asked = case.request.toolkit.version
-    if asked == "none":
+    setting = case.request.toolkit.version
+    if setting == "none":
         case.because("toolkit", "toolkit.version is none", "")
         return None
     if case.distro.family == "arch":
         return _arch_toolkit(case)
-    version, why = _auto_toolkit(case, names["newest"]) if asked == "auto" else (asked, "as asked")
+    version, why = _auto_toolkit(case, names["newest"]) if setting == "auto" else (setting, "as asked")
     if len(version_tuple(version)) != 3 or version.strip("0123456789.") or version.count(".") != 2:
         case.refuse(
-            f"toolkit.version is {asked!r}",
+            f"toolkit.version is {setting!r}",
             f"write auto, none, or a version of three numbers such as {names['newest']}",
         )
         return None
@@ -35,7 +35,7 @@ def solve_toolkit(case: SolveCase) -> ToolkitChoice | None:
             "set toolkit.version to auto, or toolkit.config.mode to auto or cdi",
         )
         return None
-    if asked != "auto" and version_tuple(version) > version_tuple(names["newest"]):
+    if setting != "auto" and version_tuple(version) > version_tuple(names["newest"]):
         case.because(
             "warning: toolkit", f"{version} is newer than {names['newest']}, the newest known", names["source"]
         )

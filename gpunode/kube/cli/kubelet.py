@@ -93,21 +93,21 @@ def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
 
     root: Path = given["root"].resolve()
     unit = absolute(given["unit"])
-    asked = KubeletRequest(
+    options = KubeletRequest(
         server_version=given["server_version"] or (kubelet_version() if root == Path("/") else ""),
         unit=unit,
         cgroup_driver=given["cgroup_driver"] or "",
         **{name: _pairs(name, given[name]) for name in ("node_labels", "system_reserved", "kube_reserved")},
     )
-    request = completed(read(root, filter(None, (unit, *UNITS))), asked)
+    request = completed(read(root, filter(None, (unit, *UNITS))), options)
     return Host(target=kubelet_target(request, load_scheduler_rules()), root=root, wait=wait)
 
 
 def _pairs(name: str, given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+    pairs = {}
     for one in given:
         key, equals, value = one.partition("=")
         if not equals or not key:
             raise InputError(f"--{name.rstrip('s').replace('_', '-')} {one!r}", expected="KEY=VALUE")
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs

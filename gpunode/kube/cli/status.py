@@ -34,9 +34,9 @@ def status(nodes: tuple[str, ...], details: bool, connect: Callable[[], Api], ou
     from gpunode.kube.edge.status import read_usage, unready
 
     api = connect()
-    found = replace(read_usage(api, nodes), unready=unready(api))
+    usage = replace(read_usage(api, nodes), unready=unready(api))
     if output_format == "json":
-        print_json(usage_data(found))
+        print_json(usage_data(usage))
     else:
-        echo(usage_text(found, details=details), nl=False)
-    return Exit.FAILED if found.errors else Exit.OK
+        echo(usage_text(usage, details=details), nl=False)
+    return Exit.FAILED if usage.errors else Exit.OK

@@ -59,13 +59,13 @@ def _wrong_labels(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tupl
         "node_selector": spec.node_selector,
         "runtime_class.node_selector": spec.runtime_class.node_selector,
     }
-    for key, found in (*selectors.items(), ("monitoring.labels", spec.monitoring.labels)):
+    for key, labels in (*selectors.items(), ("monitoring.labels", spec.monitoring.labels)):
         yield from (
             (key, reported.removeprefix(": "), "see kubectl get nodes --show-labels")
-            for reported in words.labels(found, "")
+            for reported in words.labels(labels, "")
         )
-    for key, found in selectors.items():
-        yield from _typos(key, found, known)
+    for key, labels in selectors.items():
+        yield from _typos(key, labels, known)
 
 
 def _wrong_values(spec: KubernetesSpec) -> Iterator[tuple[str, str, str]]:
@@ -191,14 +191,14 @@ class Cluster:
 
 def parse_server(text: str, knowledge: KubeKnowledge) -> Server:
     """v1.34.2+k3s1 → Server 1.34; raises InputError for no version, RefusedError for one that is too old."""
-    found = re.fullmatch(r"v?(\d+)\.(\d{1,3})(?:\+|\.\d+)?(?:[-+].*)?", text.strip())
-    if not found:
+    match = re.fullmatch(r"v?(\d+)\.(\d{1,3})(?:\+|\.\d+)?(?:[-+].*)?", text.strip())
+    if not match:
         raise InputError(
             f"the server version is {text!r}" if text.strip() else "the server version is not given",
             expected="MAJOR.MINOR such as 1.34",
             fix="give --server-version, or kubernetes.server_version; kubectl version shows it",
         )
-    server = Server(whole(found[1]), whole(found[2]))
+    server = Server(whole(match[1]), whole(match[2]))
     refuse_old("kubernetes", str(server), knowledge.support)
     return server
 
@@ -273,12 +273,12 @@ def _pools(specs: Mapping[str, Spec]) -> tuple[Pool, ...]:
     """Those of the inventory's hosts, then those by label; the file's own pool only where there is no other."""
     first = next(iter(specs.values()))
     chosen = first.kubernetes.pools
-    found: dict[str, tuple[SharingSpec, list[str]]] = {}
+    pools: dict[str, tuple[SharingSpec, list[str]]] = {}
     for host, spec in specs.items():
         if not host and chosen:
             continue
         name = spec.kubernetes.pool
-        sharing, hosts = found.setdefault(name, (spec.sharing, []))
+        sharing, hosts = pools.setdefault(name, (spec.sharing, []))
         if spec.sharing != sharing:
             raise RefusedError(
                 f"{host} and {hosts[0]} are both of pool {name}, and differ in `sharing`",
@@ -286,13 +286,13 @@ def _pools(specs: Mapping[str, Spec]) -> tuple[Pool, ...]:
                 fix="give each inventory group a kubernetes.pool of its own",
             )
         hosts += [host] if host else []
-    if both := [name for name in chosen if name in found]:
+    if both := [name for name in chosen if name in pools]:
         raise RefusedError(
-            f"the pool {both[0]} has hosts of the inventory ({', '.join(found[both[0]][1][:5])}) and a label selector",
+            f"the pool {both[0]} has hosts of the inventory ({', '.join(pools[both[0]][1][:5])}) and a label selector",
             expected="nodes of a pool from one of them",
             fix="name it otherwise in kubernetes.pools, or give the hosts another kubernetes.pool",
         )
-    by_host = [Pool(name=name, sharing=sharing, hosts=tuple(hosts)) for name, (sharing, hosts) in found.items()]
+    by_host = [Pool(name=name, sharing=sharing, hosts=tuple(hosts)) for name, (sharing, hosts) in pools.items()]
     by_label = [
         Pool(name=name, sharing=pool.sharing or first.sharing, selector=pool.nodes) for name, pool in chosen.items()
     ]

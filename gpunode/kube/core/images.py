@@ -12,12 +12,12 @@ from gpunode.kube.core.render.helm import Release
 
 def images_of(rendered: Rendered) -> tuple[str, ...]:
     """The images, each once, in order: of objects, of releases, and of the pods of `gpunode kube verify`."""
-    found = {rendered.cluster.image(PROOF)}
+    images = {rendered.cluster.image(PROOF)}
     for item in rendered.objects:
-        found.update(_of_containers(item))
+        images.update(_of_containers(item))
     for release in rendered.releases:
-        found.update(_of_release(rendered, release))
-    return tuple(sorted(found))
+        images.update(_of_release(rendered, release))
+    return tuple(sorted(images))
 
 
 def _of_containers(value: Any) -> Iterator[str]:

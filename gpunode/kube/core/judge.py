@@ -100,12 +100,12 @@ class ClusterReading:
 
 def wished(wishes: Sequence[NodeWish], nodes: Sequence[Object]) -> dict[str, tuple[NodeWish, ...]]:
     """Node → what its pool, of those that share alike, has to carry: by the inventory, or by label as of now."""
-    found: dict[str, tuple[NodeWish, ...]] = {}
+    by_node: dict[str, tuple[NodeWish, ...]] = {}
     for wish in wishes:
         names = chosen_by(wish.selector, nodes) if wish.selector else node_names(wish.hosts, nodes)[0].values()
         for name in dict.fromkeys(names):
-            found[name] = (*found.get(name, ()), wish)
-    return found
+            by_node[name] = (*by_node.get(name, ()), wish)
+    return by_node
 
 
 def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
 
 def findings(look: ClusterReading, before: ClusterReading | None = None) -> tuple[ClusterFinding, ...]:
     """All that is not as it should be, in the order of CHECKS; `before`: an earlier reading, where there is one."""
-    found = [
+    faults = [
         *_objects(look),
         *_orphans(look),
         *_marks(look),
@@ -128,7 +128,7 @@ def findings(look: ClusterReading, before: ClusterReading | None = None) -> tupl
         *_pools(look),
         *_waiting(look),
     ]
-    return tuple(sorted(found, key=lambda one: (CHECKS.index(one.check), one.about)))
+    return tuple(sorted(faults, key=lambda one: (CHECKS.index(one.check), one.about)))
 
 
 def not_offering(look: ClusterReading) -> tuple[ClusterFinding, ...]:
@@ -277,7 +277,7 @@ def ours_in(live: Object) -> Mapping[str, Any]:
 def additions(live: Object) -> list[str]:
     """What others wrote into the pods of a workload of gpunode's, and where gpunode wrote nothing: who, and when."""
     spec = ("f:spec", "f:template", "f:spec")
-    mine, found = mapping(ours_in(live), *spec), []
+    mine, texts = mapping(ours_in(live), *spec), []
     for entry in live["metadata"].get("managedFields") or ():
         if entry.get("manager") == MANAGER or entry.get("subresource"):
             continue
@@ -291,8 +291,8 @@ def additions(live: Object) -> list[str]:
                     )
         if paths:
             who = f"{entry.get('manager')} at {entry.get('time', 'an unknown time')}"
-            found.append(printable(f"{who} added {', '.join(paths[:_MOST])}"))
-    return found
+            texts.append(printable(f"{who} added {', '.join(paths[:_MOST])}"))
+    return texts
 
 
 def _name(step: str) -> str:
@@ -417,11 +417,11 @@ def _stale_marks(look: ClusterReading) -> Iterator[ClusterFinding]:
         return
     for node in look.nodes:
         name = node["metadata"]["name"]
-        applied, asked = look.recorded.nodes.get(name, NodeMarks()), look.wishes.get(name, (None,))[0]
+        applied, wish = look.recorded.nodes.get(name, NodeMarks()), look.wishes.get(name, (None,))[0]
         labels = [one for one in applied.labels if one in (node["metadata"].get("labels") or {})]
         taints = [one for one in applied.taints if not list(_taints(node, [one]))]
-        stale = [f"the label {one}" for one in labels if not asked or one not in asked.labels]
-        stale += [f"the taint {one}" for one in taints if not asked or one not in asked.taints]
+        stale = [f"the label {one}" for one in labels if not wish or one not in wish.labels]
+        stale += [f"the taint {one}" for one in taints if not wish or one not in wish.taints]
         if stale:
             text = printable(f"applied earlier, and no longer in gpunode.yml: {', '.join(stale)}")
             yield ClusterFinding(
@@ -676,14 +676,14 @@ _VALUES = {"passed": 1, "warning": 1, "failed": 0}
 
 def metrics(results: Iterable[HostResult]) -> str:
     """The checks in the text format of Prometheus: of each what is worst; those that are not proven have no value."""
-    found: dict[tuple[str, str], int] = {}
+    values: dict[tuple[str, str], int] = {}
     for result in results:
         for check in result.checks:
             if check.status in _VALUES:
                 at = (result.host, check.id)
-                found[at] = min(found.get(at, 1), _VALUES[check.status])
+                values[at] = min(values.get(at, 1), _VALUES[check.status])
     head = "# HELP gpunode_kube_check 1 where a check passed, 0 where it failed\n# TYPE gpunode_kube_check gauge\n"
-    lines = (f'gpunode_kube_check{{about="{at[0]}",check="{at[1]}"}} {value}\n' for at, value in found.items())
+    lines = (f'gpunode_kube_check{{about="{at[0]}",check="{at[1]}"}} {value}\n' for at, value in values.items())
     return head + "".join(lines)
 
 

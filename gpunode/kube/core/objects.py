@@ -28,14 +28,14 @@ def thing(kind: str, api: str, name: str, component: str, body: Mapping[str, Any
 
 def container(cluster: Cluster, component: str, name: str, **fields: Any) -> Object:
     """A container of a component's image; empty fields are left out."""
-    found = {
+    body = {
         "name": name,
         "image": cluster.image(component),
         "imagePullPolicy": cluster.spec.images.pull_policy,
         "terminationMessagePolicy": "FallbackToLogsOnError",  # why it ended, for who may not read logs
         **fields,
     }
-    return {key: value for key, value in found.items() if value or value is False}
+    return {key: value for key, value in body.items() if value or value is False}
 
 
 def pod(cluster: Cluster, *, containers: Sequence[Object], gpu: bool = True, **fields: Any) -> Object:
@@ -45,13 +45,13 @@ def pod(cluster: Cluster, *, containers: Sequence[Object], gpu: bool = True, **f
         "nodeSelector": dict(cluster.spec.node_selector),
         "tolerations": tolerations(cluster),
     }
-    found = {
+    body = {
         **(runs_there if gpu else {}),
         "imagePullSecrets": [{"name": name} for name in cluster.spec.images.pull_secrets],
         **fields,
         "containers": list(containers),
     }
-    return {key: value for key, value in found.items() if value or value is False}
+    return {key: value for key, value in body.items() if value or value is False}
 
 
 def daemon_set(

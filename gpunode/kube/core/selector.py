@@ -47,24 +47,30 @@ def parse_selector(text: str, where: str = "") -> Selector:
     return tuple(_requirement(part.strip(), text, where) for part in _COMMA.split(text))
 
 
+def _wrong(requirement: Requirement) -> str:
+    """What no label can be; "" for nothing."""
+    reports = (words.label_key(requirement.key), *map(words.label_value, requirement.values))
+    return next(filter(None, reports), "")
+
+
 def _requirement(part: str, text: str, where: str) -> Requirement:
-    found: Requirement | None = None
+    requirement: Requirement | None = None
     if match := _SET.fullmatch(part):
         values = tuple(value.strip() for value in match[3].split(","))
-        found = Requirement(key=match[1], how="in" if match[2] == "in" else "notin", values=values)
+        requirement = Requirement(key=match[1], how="in" if match[2] == "in" else "notin", values=values)
     elif match := _EQUAL.fullmatch(part):
-        found = Requirement(key=match[1], how="notin" if match[2] == "!=" else "in", values=(match[3],))
+        requirement = Requirement(key=match[1], how="notin" if match[2] == "!=" else "in", values=(match[3],))
     elif match := _PRESENT.fullmatch(part):
-        found = Requirement(key=match[2], how="absent" if match[1] else "present")
-    wrong = next(filter(None, (words.label_key(found.key), *map(words.label_value, found.values))), "") if found else ""
-    if found is None or wrong:
+        requirement = Requirement(key=match[2], how="absent" if match[1] else "present")
+    wrong = _wrong(requirement) if requirement else ""
+    if requirement is None or wrong:
         raise InputError(
             f"{where}{': ' if where else ''}{printable(repr(text))} is no label selector"
             + (f": {wrong}" if wrong else ""),
             expected="such as gpu=yes, pool!=web or 'pool in (a, b)', with commas between",
             fix="kubectl get nodes --show-labels shows the labels",
         )
-    return found
+    return requirement
 
 
 def fits(selector: Selector, labels: Mapping[str, str] | None) -> bool:

@@ -174,14 +174,14 @@ def checked_object(item: Any, plural: str, where: str) -> Object:
 def checked(answer: Any, shape: Object, where: str) -> Object:
     """An answer of this shape, without the nulls in it.  Raises GpunodeError that names what is wrong."""
     try:
-        found: Object = _shaped(answer, shape, "")
+        value: Object = _shaped(answer, shape, "")
     except _Wrong as wrong:
         raise GpunodeError(
             f"{where} answers with what is no Kubernetes object: {wrong}",
             expected="the API server of a Kubernetes cluster",
             fix="look at the server of the kubeconfig, and at proxies between",
         ) from None
-    return found
+    return value
 
 
 class _Wrong(Exception):
@@ -204,17 +204,17 @@ def _shaped(value: Any, shape: Any, path: str) -> Any:
 
 def _keys(value: Any, shape: Object, path: str) -> Object:
     _is(value, dict, path)
-    found = dict(value)
+    kept = dict(value)
     for key, inner in shape.items():
         name = key.removesuffix("!")
         at = f"{path}.{name}".lstrip(".")
-        if found.get(name) is None:
+        if kept.get(name) is None:
             if name != key:
                 raise _Wrong(f"it has no {at}")
-            found.pop(name, None)
+            kept.pop(name, None)
         else:
-            found[name] = _shaped(found[name], inner, at)
-    return found
+            kept[name] = _shaped(kept[name], inner, at)
+    return kept
 
 
 _NAMES: Mapping[type, str] = {dict: "object", list: "list", str: "text", int: "number", bool: "yes or no"}

@@ -134,15 +134,15 @@ def usage(
         uses = (*_uses(node, by_node.get(name, []), configs), *_dra(name, slices, claims))
         return _node_use(node, uses) if uses else None
 
-    found = [guard(f"node {node['metadata']['name']}", partial(used, node)) for node in nodes]
+    node_uses = [guard(f"node {node['metadata']['name']}", partial(used, node)) for node in nodes]
     ours = {one["metadata"]["name"] for one in classes if _names_driver(one.get("spec"))}
     waiting = [
         guard(f"pod {'/'.join(_name(pod).values())}", partial(_waits, pod, claims, ours)) for pod in by_node.get("", [])
     ]
     return Usage(
-        nodes=tuple(sorted((one for one in found if isinstance(one, NodeUse)), key=lambda n: n.name)),
+        nodes=tuple(sorted((one for one in node_uses if isinstance(one, NodeUse)), key=lambda n: n.name)),
         waiting=tuple(one for one in waiting if isinstance(one, Waiting)),
-        errors=tuple(f"{one.what} (fix: {one.fix})" for one in (*found, *waiting) if isinstance(one, GpunodeError)),
+        errors=tuple(f"{one.what} (fix: {one.fix})" for one in (*node_uses, *waiting) if isinstance(one, GpunodeError)),
     )
 
 
@@ -335,7 +335,7 @@ def _devices(node: str, slices: Sequence[Object]) -> Iterator[_Device]:
 
 def _taken(claims: Sequence[Object]) -> dict[tuple[str, str], list[_Taken]]:
     """(pool, device) → what claims hold of it."""
-    found: dict[tuple[str, str], list[_Taken]] = {}
+    taken: dict[tuple[str, str], list[_Taken]] = {}
     for claim in claims:
         status, namespace = claim.get("status") or {}, claim["metadata"]["namespace"]
         pods = [use["name"] for use in status.get("reservedFor") or [] if use.get("resource") == "pods"]
@@ -344,8 +344,8 @@ def _taken(claims: Sequence[Object]) -> dict[tuple[str, str], list[_Taken]]:
         for result in results:
             if result.get("driver") in _DRA_DRIVERS and not result.get("adminAccess"):
                 at = result["pool"], result["device"]
-                found.setdefault(at, []).append(_Taken(users, consumed_memory(result)))
-    return found
+                taken.setdefault(at, []).append(_Taken(users, consumed_memory(result)))
+    return taken
 
 
 def consumed_memory(result: Object) -> int | None:
@@ -443,35 +443,35 @@ Row = list[str]
 _LONGEST = 320  # characters: a resource's name has at most 253 + 1 + 63
 
 
-def usage_text(found: Usage, *, details: bool = False) -> str:
+def usage_text(cluster: Usage, *, details: bool = False) -> str:
     """A table for each kind of sharing; with details what each pod holds, node by node."""
     parts = []
     for kind in _TITLES:
-        rows = [(node, use) for node in found.nodes for use in node.uses if use.kind == kind]
+        rows = [(node, use) for node in cluster.nodes for use in node.uses if use.kind == kind]
         if rows:
             parts.append("\n".join(_details(kind, rows) if details else _summary(kind, rows)))
-    if found.waiting:
-        parts.append("\n".join(_waiting(found)))
-    if found.unready:
-        parts.append("\n".join(["Not ready:", *(f"  {one}" for one in found.unready)]))
-    if found.errors:
-        parts.append("\n".join(["Not read, and missing above:", *(f"  {error}" for error in found.errors)]))
+    if cluster.waiting:
+        parts.append("\n".join(_waiting(cluster)))
+    if cluster.unready:
+        parts.append("\n".join(["Not ready:", *(f"  {one}" for one in cluster.unready)]))
+    if cluster.errors:
+        parts.append("\n".join(["Not read, and missing above:", *(f"  {error}" for error in cluster.errors)]))
     return "\n\n".join(parts) + "\n" if parts else "no node offers GPUs\n"
 
 
-def usage_data(found: Usage) -> dict[str, Any]:
+def usage_data(cluster: Usage) -> dict[str, Any]:
     """The shape of `gpunode kube status --format json` (docs/kubernetes.md)."""
     totals: dict[tuple[str, str, str], list[int]] = {}
-    for node in found.nodes:
+    for node in cluster.nodes:
         for use in node.uses:
             total = totals.setdefault((use.kind, use.resource, use.unit), [0, 0])
             total[0] += use.allocated
             total[1] += use.total
     return {
-        "nodes": [asdict(node) for node in found.nodes],
-        "waiting": [asdict(pod) for pod in found.waiting],
-        "unready": list(found.unready),
-        "errors": list(found.errors),
+        "nodes": [asdict(node) for node in cluster.nodes],
+        "waiting": [asdict(pod) for pod in cluster.waiting],
+        "unready": list(cluster.unready),
+        "errors": list(cluster.errors),
         "cluster": [
             {"kind": kind, "resource": resource, "unit": unit, "allocated": allocated, "total": total}
             for (kind, resource, unit), (allocated, total) in sorted(totals.items())

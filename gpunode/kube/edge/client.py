@@ -178,9 +178,9 @@ class Api:
         return [item for page in pages for item in self._typed(page, path, odd)]
 
     def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[Object]:
-        more, seen, before = "", set[str](), self._bytes
-        while more not in seen and len(seen) < MOST_PARTS and self._bytes - before < MOST_LISTED:
-            seen.add(more)
+        more, tokens, before = "", set[str](), self._bytes
+        while more not in tokens and len(tokens) < MOST_PARTS and self._bytes - before < MOST_LISTED:
+            tokens.add(more)
             answer = self._list(path, {**query, "limit": str(CHUNK), **({"continue": more} if more else {})})
             yield answer
             more = answer.get("metadata", {}).get("continue", "")
@@ -188,7 +188,7 @@ class Api:
                 return
         raise GpunodeError(
             f"{self.server}: the list {path} has no end: "
-            + ("the server names the same next part again" if more in seen else f"{len(seen)} parts, and more"),
+            + ("the server names the same next part again" if more in tokens else f"{len(tokens)} parts, and more"),
             expected="the API server of a Kubernetes cluster",
             fix="look at the server of the kubeconfig, and at proxies between",
         )
@@ -347,7 +347,7 @@ class Api:
 
     def merge(self, key: ObjectKey, patch: Object) -> Object:
         """JSON merge patch; with metadata.resourceVersion in it, one that fails on a lost update."""
-        found: Object = self.request(
+        patched: Object = self.request(
             "PATCH",
             self.path(key),
             query={"fieldManager": MANAGER},
@@ -355,7 +355,7 @@ class Api:
             content="application/merge-patch+json",
             retry=Retry(lost_update=False),
         )
-        return found
+        return patched
 
     def delete(self, key: ObjectKey, *, uid: str = "", dry_run: bool = False) -> bool:
         """Delete it and, in the background, what it owns; with `uid` only that very object.  False: it was gone."""
@@ -399,10 +399,10 @@ class Api:
         chosen = {"fieldSelector": f"metadata.name={name}"}
         while True:
             listing = self._list(folder, chosen)
-            found = until(next(iter(self._typed(listing, folder, None)), None))
+            outcome = until(next(iter(self._typed(listing, folder, None)), None))
             left = deadline - self.clock()
-            if found is not None or left <= 0:
-                return found
+            if outcome is not None or left <= 0:
+                return outcome
             watch = {
                 **chosen,
                 "watch": "true",
@@ -412,9 +412,9 @@ class Api:
             for event in self.events(folder, watch):
                 gone = event["type"] == "DELETED"
                 live = None if gone else checked_object(event.get("object"), _plural(folder, -1), self.server)
-                found = until(live)
-                if found is not None:
-                    return found
+                outcome = until(live)
+                if outcome is not None:
+                    return outcome
                 if self.clock() >= deadline:
                     break
             self.pause(min(1.0, max(0.0, deadline - self.clock())))
@@ -526,24 +526,24 @@ def _deeper(value: Any, levels: int) -> bool:
 
 def _refusal(method: str, path: str, status: int, data: Any, text: bytes, headers: Any) -> ApiError:
     """The Status object that the API answers with, as our error."""
-    stated = data if isinstance(data, dict) else {}
-    details = stated.get("details")
+    status_object = data if isinstance(data, dict) else {}
+    details = status_object.get("details")
     listed = details.get("causes") if isinstance(details, dict) else None
     causes = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
-    message = str(stated.get("message") or "") or text.decode(errors="replace").strip().partition("\n")[0][:200]
+    message = str(status_object.get("message") or "") or text.decode(errors="replace").strip().partition("\n")[0][:200]
     message = printable(message)[:2000] or "no reason given"
     fix = {
         401: "the kubeconfig's credentials are wrong or have expired: log in again",
         403: "ask for that right, or use another context (--context)",
     }.get(status, "")
-    asked = str(headers.get("Retry-After", ""))
+    retry_after = str(headers.get("Retry-After", ""))
     return ApiError(
         f"the API server refuses {method} {path}: {message} ({status})",
         status=status,
-        reason=str(stated.get("reason", "")),
+        reason=str(status_object.get("reason", "")),
         causes=tuple(str(c.get("reason", "")) for c in causes),
         details=tuple(printable(str(c["message"]))[:500] for c in causes if c.get("message")),
-        retry_after=float(asked) if re.fullmatch("[0-9]{1,6}", asked) else 0.0,
+        retry_after=float(retry_after) if re.fullmatch("[0-9]{1,6}", retry_after) else 0.0,
         fix=fix,
     )
 

@@ -94,26 +94,26 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
     deadline = api.clock() + options.timeout
     plan = pods_to_evict(api, node, options)
     waiting = {pod["metadata"]["uid"]: pod for pod in plan.evict}
-    stated = dict.fromkeys(waiting, "is terminating")
+    reasons = dict.fromkeys(waiting, "is terminating")
     due = dict.fromkeys((uid for uid, pod in waiting.items() if not pod["metadata"].get("deletionTimestamp")), 0.0)
     while waiting:
         for uid in [uid for uid, at in due.items() if at <= api.clock()]:
             refusal = _evict(api, waiting[uid], options)
             if refusal:
-                if refusal != stated[uid]:
+                if refusal != reasons[uid]:
                     tried = f"tried every {options.retry:g} s, until {options.timeout:g} s have passed"
                     notify(f"{node}: waiting for {pod_name(waiting[uid])}: {refusal} ({tried})")
-                stated[uid] = refusal
+                reasons[uid] = refusal
                 due[uid] = api.clock() + options.retry
             else:
-                stated[uid] = "is terminating"
+                reasons[uid] = "is terminating"
                 del due[uid]
                 notify(f"{node}: evicting {pod_name(waiting[uid])}")
         alive = {pod["metadata"]["uid"] for pod in _pods(api, node) if not is_over(pod)}
         waiting = {uid: pod for uid, pod in waiting.items() if uid in alive}
         due = {uid: at for uid, at in due.items() if uid in alive}
         if waiting and api.clock() >= deadline:
-            left = "; ".join(f"{pod_name(pod)} {stated[uid]}" for uid, pod in waiting.items())
+            left = "; ".join(f"{pod_name(pod)} {reasons[uid]}" for uid, pod in waiting.items())
             raise GpunodeError(
                 f"{node} is not drained after {options.timeout:g} s: {left}",
                 fix="look at the disruption budgets (kubectl get pdb -A) and at finalizers of these pods",

@@ -116,13 +116,13 @@ def _impersonated(paths: str, user: str) -> Iterator[tuple[str, str]]:
 
     https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation
     """
-    stated = _user(paths, user)
+    settings = _user(paths, user)
     for key, header in (("as", "Impersonate-User"), ("as-uid", "Impersonate-Uid")):
-        if stated.get(key):
-            yield header, str(stated[key])
-    for group in stated.get("as-groups") or ():
+        if settings.get(key):
+            yield header, str(settings[key])
+    for group in settings.get("as-groups") or ():
         yield "Impersonate-Group", str(group)
-    for name, values in (stated.get("as-user-extra") or {}).items():
+    for name, values in (settings.get("as-user-extra") or {}).items():
         for value in values:
             yield f"Impersonate-Extra-{quote(name, safe='')}", str(value)
 

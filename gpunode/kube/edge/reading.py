@@ -74,12 +74,12 @@ def _recorded(api: Api, namespace: str, unread: list[str]) -> Inventory:
 
 def _orphans(api: Api, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, Object | None]:
     """Recorded objects that are not wanted, as far as they can be read: nobody has to give the right to."""
-    found: dict[ObjectKey, Object | None] = {}
+    orphans: dict[ObjectKey, Object | None] = {}
     for key in keys:
         try:
-            found[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
+            orphans[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
         except UnreachableError:
             raise
         except GpunodeError:
             continue
-    return found
+    return orphans

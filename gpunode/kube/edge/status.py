@@ -45,7 +45,7 @@ def read_usage(api: Api, names: tuple[str, ...] = (), *, configs: Mapping[str, s
 
 def unready(api: Api) -> tuple[str, ...]:
     """gpunode's workloads that are not ready, and why their pods are not there, as apply says it."""
-    found: list[str] = []
+    lines: list[str] = []
     for kind in filter(partial(api.resource, "apps/v1"), WORKLOADS):
         for item in _readable(api, f"/apis/apps/v1/{kind.lower()}s", labelSelector=OWNED_SELECTOR):
             live = {"kind": kind, **item}  # items of a list come without their kind
@@ -55,8 +55,8 @@ def unready(api: Api) -> tuple[str, ...]:
             )
             if not state.ready:
                 trouble = pods_missing(api, key, live)
-                found.append(printable(f"{key}: {state.text}" + (f"; {trouble}" if trouble else "")))
-    return tuple(found)
+                lines.append(printable(f"{key}: {state.text}" + (f"; {trouble}" if trouble else "")))
+    return tuple(lines)
 
 
 def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object], list[Object]]:

@@ -96,13 +96,13 @@ def _alone(name: str, call: Callable[[], HostResult]) -> HostResult:
 
     Raises UnreachableError and RefusedError: no other pool would get further.
     """
-    found = isolated(name, call)
-    if isinstance(found, UnreachableError | RefusedError):
-        raise found
-    if isinstance(found, GpunodeError):
-        check = Check(id="kube.error", status="failed", message=found.what, fix=found.fix)
-        return HostResult(host=name, outcome=found.outcome, message=found.what, checks=(check,))
-    return found
+    result = isolated(name, call)
+    if isinstance(result, UnreachableError | RefusedError):
+        raise result
+    if isinstance(result, GpunodeError):
+        check = Check(id="kube.error", status="failed", message=result.what, fix=result.fix)
+        return HostResult(host=name, outcome=result.outcome, message=result.what, checks=(check,))
+    return result
 
 
 # ---------------------------------------------------------------- the cluster, pools and nodes

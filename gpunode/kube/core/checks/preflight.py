@@ -208,13 +208,13 @@ def _is_ready(node: Object) -> bool:
 def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str, str], list[Problem]]:
     """Host of the inventory → name of its node (by name, hostname label or address); problems for those without one."""
     known = aliases(nodes)
-    found = {host: known[host] for host in hosts if host in known}
+    matched = {host: known[host] for host in hosts if host in known}
     lost = [host for host in hosts if host not in known]
     if not lost:
-        return found, []
+        return matched, []
     near = difflib.get_close_matches(lost[0], known, n=1)
     names = ", ".join(sorted({node["metadata"]["name"] for node in nodes})[:5]) or "none"
-    return found, [
+    return matched, [
         Problem(
             what=f"{', '.join(lost)} of the inventory: no node of this cluster has that name or address",
             fix=f"did you mean {near[0]}?"
@@ -297,26 +297,26 @@ def other_problems(
     if not ours and not rendered.cluster.pools_of("dra"):  # whose driver comes as a chart
         return
     charts = {release.name for release in rendered.releases}  # ours, on the nodes of other pools
-    for found in daemon_sets:
-        metadata = found["metadata"]
+    for daemon_set in daemon_sets:
+        metadata = daemon_set["metadata"]
         chart = (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")
-        if is_ours(found) or chart in charts or not offers_gpus(found) or not _meets(found, nodes):
+        if is_ours(daemon_set) or chart in charts or not offers_gpus(daemon_set) or not _meets(daemon_set, nodes):
             continue
         yield Problem(
             what=f"DaemonSet {metadata['namespace']}/{metadata['name']} hands out GPUs already: two of its kind on "
             "one node hand out the same GPU twice",
             fix=f"kubectl -n {metadata['namespace']} delete daemonset {metadata['name']} "
-            f"(it is {owner_words(found)}'s), or keep it off these nodes by its nodeSelector",
+            f"(it is {owner_words(daemon_set)}'s), or keep it off these nodes by its nodeSelector",
         )
 
 
 def _mig_managers(cluster: Cluster, daemon_sets: Sequence[Object], nodes: Sequence[Object]) -> Iterator[Problem]:
     """NVIDIA's MIG manager on nodes whose GPUs gpunode cuts on the host: each would undo what the other does."""
     by_host = [pool.name for pool in cluster.pools if cuts(pool.sharing) and pool not in cluster.mig_managed]
-    for found in daemon_sets:
-        containers = mappings(mapping(found, "spec", "template", "spec"), "containers")
-        if by_host and any("mig-manager" in c.get("image", "") for c in containers) and _meets(found, nodes):
-            metadata = found["metadata"]
+    for daemon_set in daemon_sets:
+        containers = mappings(mapping(daemon_set, "spec", "template", "spec"), "containers")
+        if by_host and any("mig-manager" in c.get("image", "") for c in containers) and _meets(daemon_set, nodes):
+            metadata = daemon_set["metadata"]
             yield Problem(
                 what=f"NVIDIA's MIG manager runs here (DaemonSet {metadata['namespace']}/{metadata['name']}), and "
                 f"gpunode cuts the GPUs of {', '.join(f'pool {name}' for name in by_host)} on the hosts",
@@ -336,13 +336,13 @@ def mig_state(node: Object) -> str:
 
 def _other_discovery(daemon_sets: Sequence[Object]) -> Iterator[Problem]:
     """Two masters of Node Feature Discovery take each other's labels away."""
-    for found in daemon_sets:
-        containers = mappings(mapping(found, "spec", "template", "spec"), "containers")
-        if not is_ours(found) and any("nfd-worker" in (c.get("command") or ()) for c in containers):
-            metadata = found["metadata"]
+    for daemon_set in daemon_sets:
+        containers = mappings(mapping(daemon_set, "spec", "template", "spec"), "containers")
+        if not is_ours(daemon_set) and any("nfd-worker" in (c.get("command") or ()) for c in containers):
+            metadata = daemon_set["metadata"]
             yield Problem(
                 what=f"Node Feature Discovery runs here already: DaemonSet {metadata['namespace']}/{metadata['name']}, "
-                f"{owner_words(found)}'s",
+                f"{owner_words(daemon_set)}'s",
                 fix="set kubernetes.node_feature_discovery: false, and allow it the labels of nvidia.com "
                 "(nfd-master's extraLabelNs)",
             )

@@ -105,19 +105,19 @@ def _passed(proof: Proof, seen: Seen) -> tuple[str, str]:
 
 
 def _one_gpu(proof: Proof, seen: Seen) -> tuple[str, str]:
-    found = devices(seen.logs[0])
-    if len(found) == 1:
-        return "", f"{found[0]} on {_node(seen.pods[0])}"
-    listed = ", ".join(found) or seen.logs[0].strip().partition("\n")[0] or "nothing"
-    return f"the container sees {len(found)} GPUs: {listed}", ""
+    uuids = devices(seen.logs[0])
+    if len(uuids) == 1:
+        return "", f"{uuids[0]} on {_node(seen.pods[0])}"
+    listed = ", ".join(uuids) or seen.logs[0].strip().partition("\n")[0] or "nothing"
+    return f"the container sees {len(uuids)} GPUs: {listed}", ""
 
 
 def _shared_gpu(proof: Proof, seen: Seen) -> tuple[str, str]:
-    found = Counter(uuid for log in seen.logs for uuid in devices(log))
+    holders = Counter(uuid for log in seen.logs for uuid in devices(log))
     blind = [name for name, log in zip(proof.pods, seen.logs, strict=True) if len(devices(log)) != 1]
     if blind:
         return f"{', '.join(blind)} do not see exactly one GPU", ""
-    uuid, count = found.most_common(1)[0]
+    uuid, count = holders.most_common(1)[0]
     return ("", f"{count} of them on {uuid}") if count > 1 else ("each pod has a GPU of its own", "")
 
 

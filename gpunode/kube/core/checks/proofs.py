@@ -47,7 +47,7 @@ def namespace_object() -> Object:
 # ---------------------------------------------------------------- what a pool offers
 
 
-def offers(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str, Use]]:
+def offers(pool: Pool, usage: Usage, names: Mapping[str, str]) -> list[tuple[str, Use]]:
     """(node, use) of what this pool's sharing offers on nodes that are Ready: others run no pod.
 
     `names`: host of the inventory → node, {} where none is known.
@@ -55,7 +55,7 @@ def offers(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str
     nodes = {names[host] for host in pool.hosts if host in names}
     return [
         (node.name, use)
-        for node in found.nodes
+        for node in usage.nodes
         for use in node.uses
         if node.is_ready and use.kind in kinds(pool) and (not pool.has_known_nodes or node.name in nodes)
     ]
@@ -63,16 +63,16 @@ def offers(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str
 
 def closed_nodes(cluster: Cluster, nodes: Sequence[Object]) -> dict[str, str]:
     """Node → why no proof pod may run there: it is cordoned, or has a taint that the pods do not tolerate."""
-    found = {}
+    closed = {}
     for node in nodes:
         spec = node.get("spec") or {}
         taints = [one for one in spec.get("taints") or () if one.get("effect") in ("NoSchedule", "NoExecute")]
         foreign = [one["key"] for one in taints if not any(_tolerates(own, one) for own in tolerations(cluster))]
         if spec.get("unschedulable"):
-            found[node["metadata"]["name"]] = "cordoned"
+            closed[node["metadata"]["name"]] = "cordoned"
         elif foreign:
-            found[node["metadata"]["name"]] = f"taint {', '.join(foreign)}"
-    return found
+            closed[node["metadata"]["name"]] = f"taint {', '.join(foreign)}"
+    return closed
 
 
 def _tolerates(own: Object, taint: Object) -> bool:
@@ -127,14 +127,14 @@ def node_proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) 
 
 def _shared(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Proof | Check:
     """One pod more than the node has GPUs: two of them must share one."""
-    found = "kube.shared-gpu"
+    check = "kube.shared-gpu"
     fits = [(use.total // use.replicas + 1, node, use) for node, use in there if use.replicas > 1]
     fits = [(count, node, use) for count, node, use in fits if use.free >= count]
     if not fits:
-        return _busy(found, "no node has one share more free than it has GPUs")
+        return _busy(check, "no node has one share more free than it has GPUs")
     count, node, use = min(fits, key=lambda fit: fit[0])
     limits = [{use.resource: "1"}] * count
-    proof = Proof(id=found, title=f"{count} pods on {count - 1} GPUs", until="running", rule="shared")
+    proof = Proof(id=check, title=f"{count} pods on {count - 1} GPUs", until="running", rule="shared")
     return _with_pods(proof, cluster, node, limits)
 
 
@@ -148,26 +148,26 @@ def _too_large(cluster: Cluster, found: str, node: str, resource: str, amount: i
 def _gpushare_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]], unit: int) -> Iterator[Proof | Check]:
     """3 + 5 of a GPU's memory; more than the largest GPU has; a StatefulSet that is packed onto one GPU."""
     card, node = max(((gpu.total, name) for name, use in there for gpu in use.gpus), default=(0, there[0][0]))
-    found = "kube.gpushare-two-pods"
+    check = "kube.gpushare-two-pods"
     fit = next(((node, use) for node, use in there if _largest_gap(use) >= 8 * unit), None)
     if fit:
         limits = [{MEMORY: str(3 * unit)}, {MEMORY: str(5 * unit)}]
         title = f"pods with {3 * unit} and {5 * unit} {fit[1].unit} run side by side"
         size = (max(gpu.total for gpu in fit[1].gpus),)
-        proof = Proof(id=found, title=title, until="running", rule="cards", expected=size)
+        proof = Proof(id=check, title=title, until="running", rule="cards", expected=size)
         yield _with_pods(proof, cluster, fit[0], limits)
     else:
-        yield _busy(found, f"no GPU has {8 * unit} {there[0][1].unit} of memory free")
+        yield _busy(check, f"no GPU has {8 * unit} {there[0][1].unit} of memory free")
     yield _too_large(cluster, "kube.gpushare-too-large-stays-pending", node, MEMORY, card + 1)
     yield _binpack(cluster, there, 3 * unit)
 
 
 def _binpack(cluster: Cluster, there: Sequence[tuple[str, Use]], each: int) -> Proof | Check:
-    found = "kube.gpushare-binpack"
+    check = "kube.gpushare-binpack"
     fits = [(node, packed({gpu.name: gpu.total - gpu.allocated for gpu in use.gpus}, each, 3)) for node, use in there]
     node, expected = next((fit for fit in fits if fit[1]), ("", ()))
     if not expected:
-        return _busy(found, f"no node has room for three pods of {each} {there[0][1].unit}")
+        return _busy(check, f"no node has room for three pods of {each} {there[0][1].unit}")
     name = "binpack"
     labels = {**selector(f"verify-{name}"), **OWNED}
     template = _spec(cluster, node, {MEMORY: str(each)}, hold=True)
@@ -178,7 +178,7 @@ def _binpack(cluster: Cluster, there: Sequence[tuple[str, Use]], each: int) -> P
     }  # fmt: skip
     item = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _metadata(name), "spec": spec}
     return Proof(
-        id=found,
+        id=check,
         title=f"three pods of {each} {there[0][1].unit} are packed",
         objects=(item,),
         pods=tuple(f"{name}-{i}" for i in range(3)),
@@ -238,21 +238,21 @@ def _memory_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Iterat
         yield _busy("kube.dra-claim", "no GPU of the DRA driver has a GiB of memory free")
     both = next((node for node, gap in free if gap >= 8), "")
     if both:
-        found = Proof(
+        proof = Proof(
             id="kube.dra-memory-two-pods", title="pods with 3 and 5 GiB run side by side",
             until="running", rule="claimed", expected=(3, 5),
         )  # fmt: skip
-        yield _with_claims(found, cluster, both, api)
+        yield _with_claims(proof, cluster, both, api)
     else:
         yield _busy("kube.dra-memory-two-pods", "no GPU has 8 GiB of memory free")
     if gpus:
         most, node = max((gpu.total, name) for name, use in gpus for gpu in use.gpus)
         more = most // _MIB_OF_GIB + 1
-        found = Proof(
+        proof = Proof(
             id="kube.dra-memory-too-large-stays-pending", title=f"a claim for {more} GiB stays Pending",
             until="unschedulable", rule="pending", expected=(more,),
         )  # fmt: skip
-        yield _with_claims(found, cluster, node, api)
+        yield _with_claims(proof, cluster, node, api)
 
 
 def _with_claims(proof: Proof, cluster: Cluster, node: str, api: str) -> Proof:

@@ -50,27 +50,27 @@ def image(value: Any) -> str:
     return "" if right else f"{value!r} is no image, such as registry.lan:5000/gpu/plugin:v1"
 
 
-def labels(found: Any, where: str, *, values: bool = True) -> Iterator[str]:
+def labels(mapping: Any, where: str, *, values: bool = True) -> Iterator[str]:
     """What is wrong with a mapping of labels (or annotations, whose values are free)."""
-    if not isinstance(found, Mapping):
+    if not isinstance(mapping, Mapping):
         return
-    for key, value in found.items():
+    for key, value in mapping.items():
         wrong = (label_key(key), label_value(value) if values else "")
         yield from (f"{where}: {reported}" for reported in wrong if reported)
 
 
-def toleration(found: Mapping[str, Any], at: str) -> Iterator[str]:
-    operator = found.get("operator", "Equal")
-    at = f"{at}[{found.get('key', '')}]"
-    if found.get("effect", "") not in _EFFECTS:
-        yield f"{at}.effect is {found['effect']!r}: one of {', '.join(_EFFECTS[1:])}"
+def toleration(fields: Mapping[str, Any], at: str) -> Iterator[str]:
+    operator = fields.get("operator", "Equal")
+    at = f"{at}[{fields.get('key', '')}]"
+    if fields.get("effect", "") not in _EFFECTS:
+        yield f"{at}.effect is {fields['effect']!r}: one of {', '.join(_EFFECTS[1:])}"
     if operator not in ("Exists", "Equal", "Lt", "Gt"):
         yield f"{at}.operator is {operator!r}: Exists or Equal"
-    if operator == "Exists" and found.get("value"):
+    if operator == "Exists" and fields.get("value"):
         yield f"{at} has a value with the operator Exists"
-    if not found.get("key") and operator != "Exists":
+    if not fields.get("key") and operator != "Exists":
         yield f"{at} has no key: only the operator Exists goes without"
-    if found.get("key") and (reported := label_key(found["key"])):
+    if fields.get("key") and (reported := label_key(fields["key"])):
         yield f"{at}.key: {reported}"
-    if "tolerationSeconds" in found and found.get("effect") != "NoExecute":
+    if "tolerationSeconds" in fields and fields.get("effect") != "NoExecute":
         yield f"{at}.tolerationSeconds goes with the effect NoExecute only"

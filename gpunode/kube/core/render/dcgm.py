@@ -204,13 +204,13 @@ def monitoring(cluster: Cluster) -> list[Object]:
     spec = cluster.spec
     if not spec.monitoring.enabled:
         return []
-    found = [] if spec.install != "manifest" else [_account(cluster), _counters(cluster), _service(cluster)]
-    found += [_exporter(cluster)] if spec.install == "manifest" else []
-    found.append(_dashboard(cluster))
+    objects = [] if spec.install != "manifest" else [_account(cluster), _counters(cluster), _service(cluster)]
+    objects += [_exporter(cluster)] if spec.install == "manifest" else []
+    objects.append(_dashboard(cluster))
     if spec.monitoring.prometheus_operator:
-        found += [_monitor(cluster)] if spec.install == "manifest" else []
-        found.append(_rules(cluster))
-    return found
+        objects += [_monitor(cluster)] if spec.install == "manifest" else []
+        objects.append(_rules(cluster))
+    return objects
 
 
 def _account(cluster: Cluster) -> Object:

@@ -74,11 +74,11 @@ def device_plugin(cluster: Cluster) -> list[Object]:
     """
     if not cluster.plugin_pools:
         return []
-    found = [config_map(cluster, CONFIG, PLUGIN, plugin_configs(cluster))]
-    found += [_plugin(cluster, pool) for pool in cluster.plugin_pools]
+    objects = [config_map(cluster, CONFIG, PLUGIN, plugin_configs(cluster))]
+    objects += [_plugin(cluster, pool) for pool in cluster.plugin_pools]
     if cluster.spec.feature_discovery:
-        found += [_discovery(cluster, pool) for pool in cluster.plugin_pools]
-    return found + [_mps_daemon(cluster, pool) for pool in cluster.pools_of("mps")]
+        objects += [_discovery(cluster, pool) for pool in cluster.plugin_pools]
+    return objects + [_mps_daemon(cluster, pool) for pool in cluster.pools_of("mps")]
 
 
 def of_pool(cluster: Cluster, component: str, pool: Pool) -> str:
@@ -110,13 +110,13 @@ def mps_affinity(cluster: Cluster, pool: Pool) -> Object:
 
     Not all of those: the daemon ends with an error on a node without a GPU.
     """
-    found = node_affinity(_labelled(pool))
+    affinity = node_affinity(_labelled(pool))
     if pool.name == default_config(cluster):
         others = not_on([other for other in cluster.pools if other != pool])
         capable = {"key": MPS_LABEL, "operator": "In", "values": ["true"]}
-        terms = found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         terms.append({"matchExpressions": [capable, *others]})
-    return found
+    return affinity
 
 
 def _labelled(pool: Pool) -> Object:

@@ -144,11 +144,11 @@ def dra_examples(cluster: Cluster) -> list[Object]:
     if not cluster.pools_of("dra") or not api:
         return []
     if shares_memory(cluster):
-        found = [memory_class(api), claim_template(api, "whole-gpu", DRIVER)]
+        examples = [memory_class(api), claim_template(api, "whole-gpu", DRIVER)]
         for size in ("3Gi", "5Gi"):
             name = f"gpu-memory-{size.lower()}"
-            found += [claim_template(api, name, MEMORY_CLASS, memory=size), _example(cluster, f"dra-{name}", name)]
-        return found
+            examples += [claim_template(api, name, MEMORY_CLASS, memory=size), _example(cluster, f"dra-{name}", name)]
+        return examples
     large = (
         f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu' && "
         f"device.capacity['{DRIVER}'].memory.compareTo(quantity('40Gi')) >= 0"

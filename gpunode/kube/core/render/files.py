@@ -38,21 +38,21 @@ def files_of(rendered: Rendered) -> dict[str, str]:
 
     `kubectl apply -f FOLDER` takes the files of the top level only, in the order of their names.
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     components = dict.fromkeys(item["metadata"]["labels"][_NAME] for item in rendered.objects)
     for number, component in enumerate(components):
         objects = tuple(item for item in rendered.objects if item["metadata"]["labels"][_NAME] == component)
-        found[f"{number * 10:02}-{component}.yml"] = HEADER + yaml_documents(objects)
+        files[f"{number * 10:02}-{component}.yml"] = HEADER + yaml_documents(objects)
     for release in rendered.releases:
-        found[f"helm/{release.name}.yml"] = f"{HEADER}# {release.command}\n{yaml_text(dict(release.values))}"
+        files[f"helm/{release.name}.yml"] = f"{HEADER}# {release.command}\n{yaml_text(dict(release.values))}"
     if rendered.examples:
-        found["examples/examples.yml"] = HEADER + yaml_documents(rendered.examples)
+        files["examples/examples.yml"] = HEADER + yaml_documents(rendered.examples)
     commands = [command for request in rendered.nodes for command in request.commands]
     if commands:
-        found["nodes.sh"] = f"#!/bin/sh\n{HEADER}set -eu\n" + "".join(f"{command}\n" for command in commands)
+        files["nodes.sh"] = f"#!/bin/sh\n{HEADER}set -eu\n" + "".join(f"{command}\n" for command in commands)
     if loads := [f"load {image} {hosts}\n" for image, hosts in local_images(rendered.cluster)]:
-        found["images.sh"] = f"#!/bin/sh\n{HEADER}{_LOAD}{''.join(loads)}"
-    return found
+        files["images.sh"] = f"#!/bin/sh\n{HEADER}{_LOAD}{''.join(loads)}"
+    return files
 
 
 def local_images(cluster: Cluster) -> Iterator[tuple[str, str]]:

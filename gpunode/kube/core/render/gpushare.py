@@ -117,7 +117,7 @@ def _plugin(cluster: Cluster) -> Object:
         securityContext=UNPRIVILEGED,
         volumeMounts=[mount("device-plugins", "/var/lib/kubelet/device-plugins")],
     )  # fmt: skip
-    found = pod(
+    template = pod(
         cluster, containers=[main],
         serviceAccountName=PLUGIN,
         priorityClassName=cluster.spec.device_plugin.priority_class,
@@ -125,7 +125,7 @@ def _plugin(cluster: Cluster) -> Object:
         nodeSelector={**cluster.spec.node_selector, GPUSHARE_LABEL: "true"},
         volumes=[host_path("device-plugins", f"{cluster.spec.kubelet_dir}/device-plugins", "Directory")],
     )  # fmt: skip
-    return daemon_set(cluster, PLUGIN, found)
+    return daemon_set(cluster, PLUGIN, template)
 
 
 def gpushare_examples(cluster: Cluster) -> list[Object]:

@@ -37,16 +37,16 @@ class Release:
 
 def releases(cluster: Cluster) -> list[Release]:
     """The charts of `install: helm`, and those that have no manifest of ours (DRA driver, Node Feature Discovery)."""
-    found = []
+    charts = []
     if cluster.spec.install == "helm" and cluster.plugin_pools:
-        found.append(_release(cluster, "nvidia-device-plugin", device_plugin_values(cluster)))
+        charts.append(_release(cluster, "nvidia-device-plugin", device_plugin_values(cluster)))
     elif cluster.spec.install != "operator" and cluster.spec.has_discovery_chart:
-        found.append(_release(cluster, "node-feature-discovery", discovery_values(cluster)))
+        charts.append(_release(cluster, "node-feature-discovery", discovery_values(cluster)))
     if cluster.spec.install != "operator" and cluster.pools_of("dra"):
-        found.append(_release(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
+        charts.append(_release(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
     if cluster.spec.install == "helm" and cluster.spec.monitoring.enabled:
-        found.append(_release(cluster, "dcgm-exporter", exporter_values(cluster)))
-    return found
+        charts.append(_release(cluster, "dcgm-exporter", exporter_values(cluster)))
+    return charts
 
 
 def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
