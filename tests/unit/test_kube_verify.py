@@ -349,10 +349,10 @@ def test_a_request_that_stays_pending_for_another_reason_proves_nothing() -> Non
     proof = proof_rules.Proof(
         id="kube.x", title="9 stay Pending", until="unschedulable", rule="pending", pods=("p",), objects=(asks,)
     )
-    check = proof_rules.judge(proof, proof_rules.Seen(pods=(live,), logs=("",)))
+    check = proof_rules.judge(proof, proof_rules.ProofOutcome(pods=(live,), logs=("",)))
     assert (check.status, message in check.message) == ("not-proven", True)
     condition["message"] = f"0/2 nodes are available: 2 Insufficient {GPU}."
-    assert proof_rules.judge(proof, proof_rules.Seen(pods=(live,), logs=("",))).status == "passed"
+    assert proof_rules.judge(proof, proof_rules.ProofOutcome(pods=(live,), logs=("",))).status == "passed"
 
 
 def test_a_scheduler_that_has_no_node_is_not_waited_for_until_the_end(server: ApiServer, api: Api) -> None:
@@ -845,7 +845,7 @@ def test_a_pod_that_a_gate_holds_back_proves_nothing(rule: proof_rules.Rule) -> 
     until: proof_rules.Until = "unschedulable" if rule == "pending" else "ended"
     assert not proof_rules.is_done(until, held)
     proof = proof_rules.Proof(id="kube.x", title="a pod runs", until=until, rule=rule, pods=("p",))
-    check = proof_rules.judge(proof, proof_rules.Seen(pods=(held,), logs=("",)))
+    check = proof_rules.judge(proof, proof_rules.ProofOutcome(pods=(held,), logs=("",)))
     assert check.status == "not-proven"
     assert "scheduling gate kueue.x-k8s.io/admission" in check.message
     assert "gpunode-verify" in check.fix

@@ -12,7 +12,7 @@ from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.isolate import as_error, isolated
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.checks.preflight import Right, node_names
-from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof, Seen, is_done, judge
+from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof, ProofOutcome, is_done, judge
 from gpunode.kube.core.checks.proofs import closed_nodes, namespace_object, node_proofs, offers, pool_proofs
 from gpunode.kube.core.checks.ready import gates, unschedulable
 from gpunode.kube.core.cluster import PROVEN, UNPROVEN, Object, Pool
@@ -224,7 +224,7 @@ class _Runner:
         try:
             for key, item in zip(keys, proof.objects, strict=True):
                 self.api.apply(key, item, force=False)
-            check = judge(proof, self._seen(proof))
+            check = judge(proof, self._outcome(proof))
         except UnreachableError:
             raise
         except Exception as cause:
@@ -235,7 +235,7 @@ class _Runner:
                 self._delete(keys, proof)
         return check
 
-    def _seen(self, proof: Proof) -> Seen:
+    def _outcome(self, proof: Proof) -> ProofOutcome:
         deadline = self.api.clock() + self.timeout
         pods: list[Object | None] = []
         for name in proof.pods:
@@ -254,7 +254,7 @@ class _Runner:
             pods.append(last[0])
         waits = [n for n, live in zip(proof.pods, pods, strict=True) if live and not is_done(proof.until, live)]
         claims = [key_of(item) for item in proof.objects if item["kind"] == "ResourceClaim"]
-        return Seen(
+        return ProofOutcome(
             pods=tuple(pods),
             claims=tuple(self.api.find(self.api.path(key)) for key in claims),
             logs=tuple(self._log(name, proof, deadline) for name in proof.pods),

@@ -41,7 +41,7 @@ class Proof:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ProofOutcome:
     """What became of a proof's pods: live objects (None: never there) and logs, in the order of `Proof.pods`.
 
     `claims`: those that the proof made, in the order of its pods.  `warnings`: the latest event that warns of a pod, by
@@ -71,9 +71,9 @@ def _all_ready(live: Object) -> bool:
     return bool(statuses) and all("running" in (status.get("state") or {}) for status in statuses)
 
 
-def judge(proof: Proof, seen: Seen) -> Check:
+def judge(proof: Proof, outcome: ProofOutcome) -> Check:
     """What the pods proved; nothing, where something else keeps them from the scheduler."""
-    held = {name: gates(live) for name, live in zip(proof.pods, seen.pods, strict=True) if live and gates(live)}
+    held = {name: gates(live) for name, live in zip(proof.pods, outcome.pods, strict=True) if live and gates(live)}
     if held:
         name, names = next(iter(held.items()))
         return Check(
@@ -83,55 +83,55 @@ def judge(proof: Proof, seen: Seen) -> Check:
             fix=f"have what sets that gate pass over the namespace {NAMESPACE} (Kueue: managedJobsNamespaceSelector)",
         )
     undone = [
-        f"{name}: {_why(live, seen.warnings.get(name, ''))}"
-        for name, live in zip(proof.pods, seen.pods, strict=True)
+        f"{name}: {_why(live, outcome.warnings.get(name, ''))}"
+        for name, live in zip(proof.pods, outcome.pods, strict=True)
         if not is_done(proof.until, live) or (proof.until == "running" and _phase(live) != "Running")
     ]
     if undone:
         return _failed(proof, "; ".join(undone[:3]))
-    if proof.rule == "pending" and (other := _other_reason(proof, seen)):
+    if proof.rule == "pending" and (other := _other_reason(proof, outcome)):
         text = f"{proof.title}: it waits for another reason: {other}"
         return Check(id=proof.id, status="not-proven", message=text, fix="kubectl describe nodes")
-    problem, says = _RULES[proof.rule](proof, seen)
+    problem, says = _RULES[proof.rule](proof, outcome)
     return _failed(proof, problem) if problem else Check(id=proof.id, status="passed", message=f"{proof.title}: {says}")
 
 
-def _passed(proof: Proof, seen: Seen) -> tuple[str, str]:
-    (live,), (log,) = seen.pods, seen.logs
+def _passed(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:
+    (live,), (log,) = outcome.pods, outcome.logs
     last = " | ".join(log.strip().splitlines()[-3:])
     if _phase(live) == "Succeeded" and "Test PASSED" in log:
         return "", "Test PASSED"
     return f"{_why(live) if _phase(live) != 'Succeeded' else 'it did not say Test PASSED'}: {last or 'no log'}", ""
 
 
-def _one_gpu(proof: Proof, seen: Seen) -> tuple[str, str]:
-    uuids = devices(seen.logs[0])
+def _one_gpu(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:
+    uuids = devices(outcome.logs[0])
     if len(uuids) == 1:
-        return "", f"{uuids[0]} on {_node(seen.pods[0])}"
-    listed = ", ".join(uuids) or seen.logs[0].strip().partition("\n")[0] or "nothing"
+        return "", f"{uuids[0]} on {_node(outcome.pods[0])}"
+    listed = ", ".join(uuids) or outcome.logs[0].strip().partition("\n")[0] or "nothing"
     return f"the container sees {len(uuids)} GPUs: {listed}", ""
 
 
-def _shared_gpu(proof: Proof, seen: Seen) -> tuple[str, str]:
-    holders = Counter(uuid for log in seen.logs for uuid in devices(log))
-    blind = [name for name, log in zip(proof.pods, seen.logs, strict=True) if len(devices(log)) != 1]
+def _shared_gpu(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:
+    holders = Counter(uuid for log in outcome.logs for uuid in devices(log))
+    blind = [name for name, log in zip(proof.pods, outcome.logs, strict=True) if len(devices(log)) != 1]
     if blind:
         return f"{', '.join(blind)} do not see exactly one GPU", ""
     uuid, count = holders.most_common(1)[0]
     return ("", f"{count} of them on {uuid}") if count > 1 else ("each pod has a GPU of its own", "")
 
 
-def _pending(proof: Proof, seen: Seen) -> tuple[str, str]:
-    (live,) = seen.pods
+def _pending(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:
+    (live,) = outcome.pods
     node = _node(live)
     if node or not live:
         return f"it was put on {node}", ""
     return "", unschedulable(live)
 
 
-def _other_reason(proof: Proof, seen: Seen) -> str:
+def _other_reason(proof: Proof, outcome: ProofOutcome) -> str:
     """What keeps the pod from every node, where that is not the amount that it asks for."""
-    (live,) = seen.pods
+    (live,) = outcome.pods
     message = unschedulable(live) if live and not _node(live) else ""
     asks = [name for item in proof.objects for name in _limits(item)]
     short = any(f"Insufficient {name}" in message for name in asks) or "Insufficient GPU Memory" in message
@@ -144,21 +144,21 @@ def _limits(item: Object) -> Iterator[str]:
         yield from (container.get("resources") or {}).get("limits") or {}
 
 
-def _cards(proof: Proof, seen: Seen) -> tuple[str, str]:
+def _cards(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:
     """Every pod knows its card, and no card carries more than it has."""
-    cards = [_card(live) for live in seen.pods]
+    cards = [_card(live) for live in outcome.pods]
     if "" in cards:
         return f"{proof.pods[cards.index('')]} runs without {_INDEX}: the extender did not bind it", ""
     on: Counter[str] = Counter()
-    for live, card in zip(seen.pods, cards, strict=True):
+    for live, card in zip(outcome.pods, cards, strict=True):
         on[card] += sum(int(c["resources"]["limits"][MEMORY]) for c in live["spec"]["containers"]) if live else 0
     if any(memory > proof.expected[0] for memory in on.values()):
         return f"a GPU with {proof.expected[0]} carries {max(on.values())}", ""
     return "", ", ".join(f"{memory} on GPU {card}" for card, memory in sorted(on.items()))
 
 
-def _packed(proof: Proof, seen: Seen) -> tuple[str, str]:
-    cards = Counter(_card(live) for live in seen.pods)
+def _packed(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:
+    cards = Counter(_card(live) for live in outcome.pods)
     counts = tuple(sorted(cards.values(), reverse=True))
     where = ", ".join(f"{count} on GPU {card or '?'}" for card, count in sorted(cards.items()))
     if counts == proof.expected and "" not in cards:
@@ -166,10 +166,10 @@ def _packed(proof: Proof, seen: Seen) -> tuple[str, str]:
     return f"they are spread: {where}; packed would be {' + '.join(map(str, proof.expected))}", ""
 
 
-def _claimed(proof: Proof, seen: Seen) -> tuple[str, str]:
+def _claimed(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:
     """Every claim takes what it asked for, of one device, and not the whole of it."""
     on: Counter[str] = Counter()
-    for name, size, live in zip(proof.pods, proof.expected, seen.claims, strict=True):
+    for name, size, live in zip(proof.pods, proof.expected, outcome.claims, strict=True):
         allocation = ((live or {}).get("status") or {}).get("allocation") or {}
         results = (allocation.get("devices") or {}).get("results") or []
         if len(results) != 1:
