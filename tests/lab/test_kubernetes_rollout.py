@@ -387,7 +387,7 @@ def test_a_node_that_an_administrator_cordoned_stays_so_after_a_kill(work: Clust
 
 
 def test_a_node_whose_kubelet_stays_away_is_never_given_back(work: Cluster) -> None:
-    """Finding: cordoned by an earlier run, it was given back by what the cluster told of the boot between."""
+    """Finding: cordoned by an earlier run, it was given back by the boot between, which the cluster had seen."""
 
     def kubelet(starts: bool) -> None:
         file = "/etc/systemd/system/kubelet.service.d/99-masked.conf"
@@ -395,7 +395,7 @@ def test_a_node_whose_kubelet_stays_away_is_never_given_back(work: Cluster) -> N
         given = f"rm -f {file}; systemctl daemon-reload; systemctl start kubelet"
         assert not work.lab.run(NODE, given if starts else masked).returncode
 
-    def told() -> str:
+    def boot_in_cluster() -> str:
         return str(work.get("node", NODE)["status"]["nodeInfo"]["bootID"])
 
     try:
@@ -408,7 +408,7 @@ def test_a_node_whose_kubelet_stays_away_is_never_given_back(work: Cluster) -> N
             assert "has not booted yet" in done.stdout + done.stderr, done.stdout + done.stderr
             assert cordoned(work) and version(work) == branch and boot(work) != before
             kubelet(starts=True)
-            wait_for(lambda: told() == boot(work) and work.allocatable(GPU)[NODE] == "2", 120)
+            wait_for(lambda: boot_in_cluster() == boot(work) and work.allocatable(GPU)[NODE] == "2", 120)
             assert cordoned(work)
     finally:
         kubelet(starts=True)

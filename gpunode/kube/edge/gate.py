@@ -31,7 +31,7 @@ def mark_node(api: Api, name: str, *, label: bool, taint: bool) -> bool:
 
 
 def marked_nodes(api: Api, notify: Callable[[str], None]) -> list[str]:
-    """The nodes that have our label or taint; whoever may not list nodes is told that these stay."""
+    """The nodes that have our label or taint; without the right to list nodes none, and a notice that they stay."""
     try:
         nodes: list[Object] = api.items("/api/v1/nodes")
     except ApiError as error:
