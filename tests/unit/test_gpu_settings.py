@@ -292,11 +292,33 @@ def test_a_gpu_at_work_has_some_seconds_to_slow_down(
 
 
 @SHELLS
-def test_a_gpu_without_locked_clocks_fails_the_unit(shell: list[str], real_smi: RealSmi, tmp_path: Path) -> None:
-    machine = Machine(tmp_path, real_smi("535", gpus=("p40",)), shell)
+@pytest.mark.parametrize("branch", branches("418", "535", "580"))
+def test_a_gpu_whose_clocks_cannot_be_locked_fails_the_unit_unless_they_are_to_be_free(
+    branch: str, shell: list[str], real_smi: RealSmi, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path, real_smi(branch, gpus=("p40",)), shell)
     machine.values.write_text("* clocks 300,1200\n")
     done = machine.unit("apply")
     assert done.returncode == 1 and "it does not take nvidia-smi -lgc 300,1200" in done.stderr
+    undone = machine.unit("restore")
+    assert (undone.returncode, undone.stderr) == (0, "") and "not supported" in undone.stdout
+    machine.values.write_text("* clocks free\n")
+    freed = machine.unit("apply")
+    assert (freed.returncode, freed.stderr) == (0, "") and "not supported" in freed.stdout
+
+
+@SHELLS
+def test_a_clock_that_is_not_given_free_fails_the_unit(shell: list[str], real_smi: RealSmi, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, real_smi("580", gpus=("h100",)), shell)
+    (tmp_path / "nvidia-smi").rename(tmp_path / "real-smi")
+    words = "Unable to reset locked gpu clocks for GPU 00000000:17:00.0: Insufficient Permissions"
+    (tmp_path / "nvidia-smi").write_text(
+        f'#!/bin/sh\ncase $* in *-rgc*) echo "{words}"; exit 4 ;; esac\nexec {tmp_path}/real-smi "$@"\n'
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    machine.values.write_text("* clocks free\n")
+    done = machine.unit("apply")
+    assert done.returncode == 1 and words in done.stderr
 
 
 @SHELLS

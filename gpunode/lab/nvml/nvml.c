@@ -957,6 +957,8 @@ EXPORT nvmlReturn_t nvmlDeviceSetGpuLockedClocks(nvmlDevice_t device, unsigned l
 EXPORT nvmlReturn_t nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device)
 {
     ASK(device);
+    if (capability(gpu) < 70)
+        return NVML_ERROR_NOT_SUPPORTED;
     nvmlReturn_t result = set(gpu, "clocks.gr", NULL);
     return result ? result : set(gpu, "clocks.sm", NULL);
 }
