@@ -136,7 +136,8 @@ def _snapshot(host: Sequence[Detected]) -> list[GpunodeError]:
     if one.facts is None:
         show_errors([(one.host, one.error)] if one.error else [])
         return [one.error] if one.error else []
-    echo(snapshot_text(one.facts, _knowledge(), at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}").rstrip())
+    at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}" if one.target else ""  # a saved probe does not say when it was made
+    echo(snapshot_text(one.facts, _knowledge(), at=at).rstrip())
     return []
 
 

@@ -108,12 +108,12 @@ def accelerator(facts: NodeFacts, knowledge: Knowledge) -> str:
 
 
 def snapshot_text(facts: NodeFacts, knowledge: Knowledge, *, at: str) -> str:
-    """The snapshot as YAML; `at` is the time of the probe (RFC 3339)."""
+    """The snapshot as YAML; `at` is the time of the probe (RFC 3339), "" where it is not known: AICR does without."""
     parts = [
         {"type": kind, "subtypes": [{"subtype": name, "data": dict(data)} for name, data in subtypes.items()]}
         for kind, subtypes in measurements(facts, knowledge).items()
     ]
-    meta = {"timestamp": at, "source-node": facts.hostname}
+    meta = {**({"timestamp": at} if at else {}), "source-node": facts.hostname}
     data = {"kind": "Snapshot", "apiVersion": _SNAPSHOT, "metadata": meta, "measurements": parts}
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
