@@ -59,6 +59,38 @@ esac
 MODINFO = """#!/bin/sh
 sed -n 's/LICENSE = //p' "/lib/modules/$2/updates/dkms/nvidia.ko" 2>/dev/null
 """
+# modules as kmod treats them: what another is loaded upon, or a program uses, stays; lines NAME NEEDS in /usr/modules
+MODPROBE = """#!/bin/sh
+cd /sys/module
+if [ "$1" = -r ]; then
+  [ -d "$2" ] || exit 0
+  [ -z "$(ls "$2/holders")" ] && [ ! -e "$2/busy" ] || { echo "modprobe: FATAL: Module $2 is in use." >&2 && exit 1; }
+  rm -rf "$2" ./*/holders/"$2"
+  exit
+fi
+needs=$(sed -n "s/^$1 //p" /usr/modules)
+[ -n "$needs" ] || { echo "modprobe: FATAL: Module $1 not found in directory /lib/modules/6.1.0" >&2 && exit 1; }
+mkdir -p "$1/holders" && echo 1 >"$1/version"
+[ "$needs" = none ] || for need in $needs; do
+  [ -d "$need" ] || modprobe "$need" || exit
+  ln -s "../../$1" "$need/holders/$1"
+done
+"""
+SYSTEMCTL = """#!/bin/sh
+case $1 in
+is-active) grep -qx "$3" /usr/active ;;
+stop) sed -i "/^$2$/d" /usr/active ;;
+start) echo "$2" >>/usr/active ;;
+esac
+"""
+MODULES = {
+    "nvidia": "none",
+    "nvidia_modeset": "nvidia",
+    "nvidia_drm": "nvidia_modeset",
+    "nvidia_uvm": "nvidia",
+    "nvidia_fs": "nvidia",
+    "gdrdrv": "nvidia",
+}
 PREPARE = """
 set -e
 mount --make-rprivate /
@@ -173,6 +205,50 @@ def test_a_compiler_that_fails_is_what_is_reported_and_the_file_stays_for_the_ne
     sandbox.sh("rm /usr/broken-compiler")
     assert sandbox.run("install", driver(NEW)).status == "changed"
     assert status(sandbox) == built(NEW)
+
+
+@pytest.fixture
+def running(sandbox: Sandbox) -> Sandbox:
+    """A driver with modules of others upon it, and a service that keeps it open."""
+    sandbox.put("/usr/local/sbin/modprobe", MODPROBE)
+    sandbox.put("/usr/local/sbin/systemctl", SYSTEMCTL)
+    sandbox.put("/usr/modules", "".join(f"{name} {needs}\n" for name, needs in MODULES.items()))
+    sandbox.put("/usr/active", "nvidia-dcgm\n")
+    sandbox.sh("mount -t tmpfs tmpfs /sys/module")
+    for name in MODULES:
+        assert sandbox.sh(f"modprobe {name}").returncode == 0
+    return sandbox
+
+
+OLDER = "535.309.01"  # refuses to run while a driver is loaded
+
+
+def loaded(sandbox: Sandbox) -> list[str]:
+    return sandbox.sh("ls /sys/module").stdout.split()
+
+
+def test_an_old_installer_finds_no_driver_loaded_and_all_that_was_is_loaded_again(running: Sandbox) -> None:
+    outcome = running.install(driver(OLDER), driver_runfile(OLDER, TEXTS))
+    assert outcome.status == "changed", outcome
+    begun = outcome.changed.index(f"installed driver {OLDER}")
+    before, after = outcome.changed[:begun], outcome.changed[begun:]
+    assert {f"unloaded {name}" for name in MODULES} == set(before) and before[-1] == "unloaded nvidia"
+    assert {"loaded gdrdrv", "loaded nvidia_fs"} < set(after)
+    assert (loaded(running), running.sh("cat /usr/active").stdout) == (sorted(MODULES), "nvidia-dcgm\n")
+
+
+def test_a_module_that_the_new_driver_has_not_is_said(running: Sandbox) -> None:
+    running.sh("sed -i /^gdrdrv/d /usr/modules")
+    outcome = running.install(driver(OLDER), driver_runfile(OLDER, TEXTS))
+    assert (outcome.status, loaded(running)) == ("changed", sorted({*MODULES} - {"gdrdrv"}))
+    assert any(note.startswith("gdrdrv was loaded, and does not load now: modprobe: ") for note in outcome.notes)
+
+
+def test_a_driver_in_use_is_refused_and_stays_as_it_was(running: Sandbox) -> None:
+    running.sh("touch /sys/module/nvidia_uvm/busy")
+    outcome = running.install(driver(OLDER), driver_runfile(OLDER, TEXTS))
+    assert (outcome.status, "while the module nvidia_uvm is loaded" in outcome.message) == ("refused", True)
+    assert (loaded(running), running.sh("cat /usr/active").stdout) == (sorted(MODULES), "nvidia-dcgm\n")
 
 
 def test_an_option_that_the_installer_does_not_know_is_said(sandbox: Sandbox) -> None:

@@ -177,14 +177,6 @@ unload_old_driver() {
   unload nvidia
 }
 
-# upon MODULE: it, and what is loaded upon it, in the order in which they can be loaded
-upon() (
-  echo "$1"
-  for holder in "/sys/module/$1/holders/"*; do
-    [ ! -e "$holder" ] || upon "${holder##*/}"
-  done
-)
-
 # carry: what was loaded upon the old driver is loaded upon the new one, where that has it
 carry() {
   local module

@@ -136,6 +136,14 @@ unpause() {
   systemctl start "$1" >>"$log" 2>&1 </dev/null 9>&- || say note "$1 did not start again"
 }
 
+# upon MODULE: it, and what is loaded upon it, in the order in which they can be loaded
+upon() (
+  echo "$1"
+  for holder in "/sys/module/$1/holders/"*; do
+    [ ! -e "$holder" ] || upon "${holder##*/}"
+  done
+)
+
 # baseline: the first record, before gpunode changes anything: what a person or another tool has set up here.  The folder
 # gets its name after the record: where there is such a folder, there was a journal.
 baseline() {

@@ -12,6 +12,7 @@ INSTALLER_LOG=/var/log/nvidia-installer.log
 
 fail() {
   [ -z "${begun:-}" ] || journal runfile failed ",\"message\":$(json_text "$1")"
+  load_again
   show_log
   finish failed "$1" "${2:-}"
 }
@@ -162,21 +163,45 @@ download() {
 
 # ---------------------------------------------------------------- install
 
-# spare_old_driver: installers before 545.23.06 refuse while a driver runs, those before 550.40.07 while nouveau is loaded
-spare_old_driver() {
-  requested options | grep -qx -e '--no-nouveau-check' || in_the_way nouveau
-  requested options | grep -qx -e '--allow-installation-with-running-driver' || {
-    ! systemctl is-active -q nvidia-persistenced.service 2>/dev/null || pause nvidia-persistenced
-    for module in nvidia_drm nvidia_modeset nvidia_uvm nvidia_peermem nvidia; do in_the_way "$module"; done
-  }
+# clear_the_way: installers before 545.23.06 refuse while a driver is loaded, those before 550.40.07 while nouveau is
+clear_the_way() {
+  local module unit
+  requested options | grep -qx -e '--no-nouveau-check' || unload nouveau
+  ! requested options | grep -qx -e '--allow-installation-with-running-driver' && [ -d /sys/module/nvidia ] || return 0
+  for unit in $GPU_UNITS; do
+    systemctl is-active -q "$unit" 2>/dev/null || continue
+    pause "$unit"
+    paused="${paused:-} $unit"
+  done
+  carried=$(upon nvidia)
+  for module in $(echo "$carried" | awk '!seen[$0]++'); do prior module "$module" loaded absent; done # one may go along with another
+  for module in $(echo "$carried" | sed '1!G; h; $!d'); do unload "$module"; done
 }
 
-# in_the_way MODULE: unloads it, or gives up before anything has changed
-in_the_way() {
+# unload MODULE: or gives up, and leaves all as it was
+unload() {
   [ -d "/sys/module/$1" ] || return 0
+  [ -n "${carried:-}" ] || prior module "$1" loaded absent
   modprobe -r "$1" >>"$log" 2>&1 </dev/null
-  [ ! -d "/sys/module/$1" ] || finish refused "$name cannot be installed while the module $1 is loaded" \
+  [ -d "/sys/module/$1" ] || { say changed "unloaded $1" && return; }
+  load_again
+  finish refused "$name cannot be installed while the module $1 is loaded" \
     "stop what uses the GPU, or boot without it (modprobe.blacklist=$1), then run again; newer drivers do not need that"
+}
+
+# load_again: what was loaded upon the old driver, GDRCopy's and others' modules too, and the services that were stopped
+load_again() {
+  local module unit why
+  for module in ${carried:-}; do
+    [ ! -d "/sys/module/$module" ] || continue
+    prior module "$module" absent loaded
+    why=$(modprobe "$module" 2>&1 </dev/null)
+    [ ! -d "/sys/module/$module" ] || { say changed "loaded $module" && continue; }
+    say note "$module was loaded, and does not load now${why:+: $why}"
+    [ "$module" != nvidia ] || break
+  done
+  for unit in ${paused:-}; do unpause "$unit"; done
+  carried='' paused=''
 }
 
 # kernel_option: the installer builds for the running kernel, and without that one's headers for the newest that has some
@@ -209,7 +234,7 @@ why_not() {
 install_driver() {
   held=$(packaged)
   [ -z "$held" ] || finish refused "the package $held has the driver's files, and $name would write over them" "remove the driver's packages first, or set driver.method to packages"
-  spare_old_driver
+  clear_the_way
   was=$(driver_version)
   prior runfile driver "${was:-absent}" "$release"
   journal runfile intent ",\"name\":$(json_text "$name"),\"version\":\"$release\",\"from\":$(json_text "$was")"
@@ -246,6 +271,7 @@ install_() {
   [ "$kind" != driver ] || dkms_build
   [ -z "${built:-}" ] || say changed "built $(tr '\n' ';' <"$GPUNODE_IN/.unbuilt")"
   [ -z "${begun:-}" ] || journal runfile 'done' ",\"name\":$(json_text "$name"),\"version\":\"$release\""
+  load_again
   rm -f "$file" "$file.sha256"
   finish changed "$name is installed"
 }
