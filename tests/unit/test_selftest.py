@@ -312,6 +312,8 @@ def test_the_table_has_every_check_once_and_the_differences_below_it() -> None:
 SECRETS = (  # of the machine of `private`
     "GPU-5a3c0000",
     "1654523000001",
+    "0x9ef6e8f645fd0000",
+    "dvs-builder",
     "node-a01",
     "10.20.30.40",
     "secret-model",
@@ -332,7 +334,12 @@ SECRET_FILE = b"node-a01 password: hunter2\n" * 4
 def private() -> SelftestRecord:
     """A node whose outputs name it, its people and what runs there."""
     record = edited(
-        NODE, "dmesg.txt", lambda text: text + "node-a01 nvidia: 10.20.30.40 0a:1b:2c:3d:4e:5f /home/alice/x\n"
+        NODE,
+        "dmesg.txt",
+        lambda text: (
+            f"{text}node-a01 nvidia: 10.20.30.40 0a:1b:2c:3d:4e:5f /home/alice/x\n"
+            "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder@)  \n"
+        ),
     )
     record = edited(
         record, "doctor.json", lambda text: text.replace('"xids": []', '"xids": [], "note": "password: hunter2"')
@@ -341,6 +348,7 @@ def private() -> SelftestRecord:
     record = edited(record, "detect.json", json_edited(lambda found: found.update(data)))
     process = "<processes><process_info><process_name>/usr/bin/secret-model</process_name></process_info></processes>"
     record = edited(record, "nvidia-smi.xml", swapped("<processes>\n\t\t</processes>", process))
+    record = edited(record, "nvidia-smi.xml", swapped("<minor_number>", "<pdi>0x9ef6e8f645fd0000</pdi><minor_number>"))
     return edited(record, "nvml.json", swapped('"name"', '"pdi": "1654523000001", "name"'))
 
 

@@ -110,14 +110,15 @@ def results_data(record: SelftestRecord, results: Sequence[Result]) -> dict[str,
 
 # what names a machine in the output of nvidia-smi, NVML, dmidecode-like tools and /proc
 _SERIAL = re.compile(
-    r"(?i)(?:<(?:[a-z_]*serial(?:_number)?|gpu_pdi|host_id)>|\"(?:[a-z_]*serial|pdi)\": *\""
-    r"|\bserial(?: number)?[ \t]*:[ \t]*)"
+    r"(?i)(?:<(?:[a-z_]*serial(?:_number)?|pdi|host_id|gpu_fabric_guid)>|\"(?:[a-z_]*serial|pdi)\": *\""
+    r"|\b(?:serial(?: number)?|pdi|guid)[ \t]*:[ \t]*)"
     r"([0-9a-z][0-9a-z-]{4,40})(?![0-9a-z-])"
 )
 _PROCESS = re.compile(r"(<process_name>)[^<]*(</process_name>)|(Xid \(PCI:[^)\n]*\)[^\n]*?\bname=)[^,\n]*")
 # bytes of files in JSON, in which nothing could be redacted: they are in the probe as well
 _ENCODED = re.compile(r'"(?![0-9a-f]+")[A-Za-z0-9+/]{24,}={0,2}(?:\\n[A-Za-z0-9+/]*={0,2})*"')
-_BUILDER = re.compile(r"(NVRM version:[^\n]*\()[^()\n]*(\))")  # who compiled the module, and where
+# who compiled the module, and where: in /proc/driver/nvidia/version, and in the kernel's log
+_BUILDER = re.compile(r"(NVRM(?: version:|: loading) NVIDIA UNIX[^\n]*\()[^()\n]*(\))")
 
 
 def redacted(record: SelftestRecord) -> dict[str, str]:
