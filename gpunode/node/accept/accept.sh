@@ -12,7 +12,8 @@ EVERY=5      # seconds between samples
 # in_use: why the GPUs of this node are somebody's; empty where they are free
 in_use() {
   local programs pods uid process
-  programs=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader 2>/dev/null | grep '^[0-9]' | head -n 3 | tr '\n' ';')
+  programs=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader 2>/dev/null | grep '^[0-9]' | head -n 3 | sed '$!s/$/;/' | tr '\n' ' ')
+  programs=${programs% }
   [ -z "$programs" ] || { echo "programs use its GPUs: $programs"; return; }
   for process in /proc/[0-9]*; do
     # «slurmstepd infinity» keeps slurmd's cgroup, and is no job
