@@ -103,7 +103,7 @@ def seen(facts: NodeFacts) -> dict[str, object]:
         ),
         ("ubuntu2404-gb10", ("ubuntu:24.04", ["10de:2e12"], ("580.95.05", "open", "580.95.05"), {}, True)),
         ("wsl-ubuntu2404", ("ubuntu:24.04", [], ("", "", "581.42"), {}, None)),
-        ("jetson-orin", ("ubuntu:22.04", [], ("540.4.0", "open", ""), {}, False)),
+        ("jetson-orin", ("ubuntu:22.04", [], ("540.4.0", "open", "540.4.0"), {}, False)),
         (
             "debian12-driver-mismatch",
             ("debian:12", ["10de:20b5"], ("535.247.01", "proprietary", "550.163.01"), {}, None),

@@ -115,6 +115,76 @@ def test_the_request_limits_the_probe_to_some_sections() -> None:
     assert facts.hostname == ""
 
 
+OWN, THEIRS = "27 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n", "812 811 0:52 / / rw - overlay overlay rw\n"
+SERVICE = "31 27 254:0 / / rw master:1 - ext4 /dev/vda rw\n"  # mounts of its own, the machine's root
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("namespace", "root", "mark", "seen"),
+    [
+        ("pid:[4026531836]", OWN, ".dockerenv", ("kvm", False)),  # a virtual machine, its image made from a container's
+        ("pid:[4026531836]", SERVICE, ".dockerenv", ("kvm", False)),
+        ("pid:[4026531836]", THEIRS, ".dockerenv", ("docker", True)),  # --pid=host
+        ("pid:[4026532201]", OWN, ".dockerenv", ("docker", True)),
+        ("pid:[4026532201]", OWN, "none", ("docker", True)),
+        ("", OWN, ".dockerenv", ("docker", True)),  # no /proc
+    ],
+)
+@pytest.mark.parametrize("detects", [True, False])
+def test_a_container_is_one_by_its_namespaces_not_by_a_file_alone(
+    shell: list[str], namespace: str, root: str, mark: str, seen: tuple[str, bool], detects: bool, tmp_path: Path
+) -> None:
+    """What systemd-detect-virt says goes by the file; without that program there is only the file."""
+    for name, text in {".dockerenv": "", "mounts.self": root, "mounts.1": OWN}.items():
+        (tmp_path / name).write_text(text)
+    if namespace:
+        (tmp_path / "pid").symlink_to(namespace)
+    tool(tmp_path, "systemd-detect-virt", 'if [ "$1" = --vm ]; then echo kvm; else echo docker; fi')
+    text = SCRIPT.replace("/proc/self/ns/pid", str(tmp_path / "pid"))
+    text = text.replace("/proc/$1/mountinfo", f"{tmp_path}/mounts.$1").replace("/.dockerenv", str(tmp_path / mark))
+    text = text.replace("[ -d /run/systemd/system ]", "false")
+    if not detects:
+        text = text.replace("have systemd-detect-virt", "false")
+    sent, _ = probe(shell, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, request={"sections": b"system"}, text=text)
+    facts = parse_probe(sent.replace(str(tmp_path / ".dockerenv"), "/.dockerenv"))
+    other = "docker" if mark == ".dockerenv" else "container-other"
+    kind = seen[0] if detects else other if seen[1] else ""
+    assert (facts.virtualization, facts.container) == (kind, seen[1])
+
+
+@needs_root
+def test_a_real_namespace_of_processes_is_seen() -> None:
+    here = (
+        "namespaces initial" if str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]" else "namespaces other"
+    )
+    text, _ = probe(["sh"], request={"sections": b"system"})
+    assert f"| {here}\n" in text
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "sh"]
+    if subprocess.run([*inside, "-c", "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    assert "| namespaces other\n" in probe(inside, request={"sections": b"system"})[0]
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize("by", ["LD_LIBRARY_PATH", "ldconfig"])
+def test_the_driver_in_force_is_the_one_that_the_linker_finds(shell: list[str], by: str, tmp_path: Path) -> None:
+    """In a folder that no package fills, with an older one in the folder of packages; the cache as a real one was."""
+    (folder := tmp_path / "nvidia/lib64").mkdir(parents=True)
+    (folder / "libnvidia-ml.so.580.159.04").touch()
+    (folder / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.159.04")
+    found = f"\tlibnvidia-ml.so.1 (libc6,x86-64) => {folder}/libnvidia-ml.so.1" if by == "ldconfig" else ""
+    gone = "\tlibnvidia-ml.so.1 (libc6,x86-64) => /lib/gone/libnvidia-ml.so.1"
+    tool(tmp_path, "ldconfig", f"cat <<'E'\n\tlibnvidia-ml.so.1 (libc6) => {tmp_path}/ldconfig\n{gone}\n{found}\nE")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    if by == "LD_LIBRARY_PATH":
+        env["LD_LIBRARY_PATH"] = f"/none:{folder}"
+    text, facts = probe(shell, env=env, request={"sections": b"driver"})
+    assert (facts.driver.userspace, facts.driver.elsewhere) == ("580.159.04", str(folder)), text
+    packaged = text.replace(f"linked {folder}", "linked /usr/lib/x86_64-linux-gnu")
+    assert parse_probe(packaged).driver.elsewhere == ""
+
+
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_kernel_settings_are_read_whole(shell: list[str]) -> None:
     """In a network of its own: the kernel answers a read of a number at its beginning alone."""

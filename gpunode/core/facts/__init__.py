@@ -146,7 +146,7 @@ def parse_probe(text: str) -> NodeFacts:
         "nvswitches": nvswitches,
         "nvlink5_fabric": fabric,
         "nvml": with_nvlinks(nvml, probe),
-        "driver": read_driver(probe, smi),
+        "driver": read_driver(probe, smi, nvml),
         "cuda": cuda,
         "cuda_default": cuda_default,
         "toolkit": _toolkit(probe),

@@ -14,6 +14,7 @@ from gpunode.core.facts.text import Probe
 from gpunode.core.model import DriverState, MigInstance, NvmlGpu, PciDevice, Service, Sharing, Topology, Xid
 
 _LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
+_PACKAGED = re.compile(r"/(?:usr/)?lib(?:32|64|x32)?/|\Z")  # where packages and NVIDIA's installer put it
 # with MIG the instance follows the GPU, drivers before 340 leave out the word PCI
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})(?: GPU-[A-Z]{1,4}:[0-9a-fA-F]{1,4}){0,2}\): (\d{1,5})\b")
 _LINK = re.compile(r"\s*Link (\d{1,3}): (.*)")
@@ -80,17 +81,25 @@ def with_virtual(gpus: Sequence[PciDevice], nvml: Sequence[NvmlGpu]) -> tuple[Pc
     return tuple(replace(gpu, virtual_function=True) if gpu.slot in virtual else gpu for gpu in gpus)
 
 
-def read_driver(probe: Probe, smi: str) -> DriverState:
-    """What is loaded and what lies in user space; `smi` is nvidia-smi's trouble."""
+def read_driver(probe: Probe, smi: str, nvml: Sequence[NvmlGpu] = ()) -> DriverState:
+    """What is loaded and what lies in user space; `smi` is nvidia-smi's trouble, `nvml` what it listed.
+
+    The library that the linker finds counts, then the newest in folders of packages.  Where neither is seen, one that
+    lists GPUs is of the module's version: NVML refuses any other.
+    """
     proc = next((v for v in probe.values("driver", "proc") if "NVRM version" in v), "")
     modules = {name: version for name, _, version in (v.partition(" ") for v in probe.values("driver", "module"))}
     version = VERSION.search(proc) or VERSION.search(modules.get("nvidia", ""))
+    linked = probe.value("driver", "linked")
     libraries = [m[1] for path in probe.values("driver", "library") if (m := _LIBRARY.search(path))]
+    newest = max(libraries, key=lambda v: [int(part) for part in v.split(".")], default="")
+    in_force = _LIBRARY.search(linked)
     flavour = ("open" if "Open Kernel Module" in proc else "proprietary") if proc else ""
     return DriverState(
         loaded=version[0] if version else "",
         loaded_flavour=flavour,
-        userspace=max(libraries, key=lambda v: [int(part) for part in v.split(".")], default=""),
+        userspace=in_force[1] if in_force else newest or (version[0] if version and nvml else ""),
+        elsewhere="" if _PACKAGED.match(linked) else linked.rpartition("/")[0],
         firmware=tuple(probe.values("driver", "firmware")),
         nouveau="nouveau" in modules,
         nova="nova_core" in modules,

@@ -147,13 +147,18 @@ def read_distro(probe: Probe) -> Distro:
 
 
 def read_virtualization(probe: Probe, init: str) -> tuple[str, bool]:
-    """(systemd-detect-virt's word, is it a container without an init of its own)."""
+    """(systemd-detect-virt's word, is it a container without an init of its own).
+
+    On a machine with namespaces of its own an engine's file is one that its image was left with.
+    """
     virt = probe.value("system", "virtualization")
     marks = probe.values("system", "exists")
+    namespaces = probe.value("system", "namespaces")
     if "microsoft" in probe.value("system", "osrelease").lower():
         virt = "wsl"
-    if virt in ("", "none"):
-        virt = "docker" if "/.dockerenv" in marks else "podman" if "/run/.containerenv" in marks else virt
+    if virt in ("", "none") and namespaces != "initial":
+        other = "container-other" if namespaces == "other" else virt
+        virt = "docker" if "/.dockerenv" in marks else "podman" if "/run/.containerenv" in marks else other
     return virt, virt in CONTAINERS and init != "systemd"
 
 

@@ -224,6 +224,8 @@ class DriverState:
     loaded: Annotated[str, VERSION] = ""  # version of the loaded kernel module, "" when none is loaded
     loaded_flavour: Annotated[str, WORD] = ""
     userspace: Annotated[str, VERSION] = ""  # version in the file name of libnvidia-ml.so.X
+    # the folder of that library, where the linker finds it in one that no package fills
+    elsewhere: Annotated[str, PATH] = ""
     # versions of GSP firmware on disk, which open modules cannot do without
     firmware: tuple[Annotated[str, VERSION], ...] = ()
     nouveau: bool = False

@@ -236,7 +236,7 @@ def _target_problems(facts: NodeFacts) -> list[Problem]:
             )
         )
     if facts.init and facts.init != "systemd":
-        problems.append(Problem(what=f"init is {facts.init}, not systemd", fix="gpunode manages systemd nodes only"))
+        problems.append(Problem(what="PID 1 is not systemd", fix="gpunode manages systemd nodes only"))
     return problems
 
 

@@ -46,6 +46,7 @@ class SolveRequest:
     components: tuple[str, ...] | None = None  # of the node's Debian sources; None: not known
     loaded_driver: str = ""  # version of a driver that is there
     runfile: str = ""  # version that nvidia-installer left
+    elsewhere: str = ""  # the folder of a driver that neither packages nor that installer brought
     installed_toolkit: str = ""  # version of the container toolkit that is there
     offered_toolkit: str = ""  # the newest that its repository has, where that is not the newest known
     driver: DriverSpec = DriverSpec()
@@ -78,6 +79,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         components=_components(facts) if facts.distro.id == "debian" else None,
         loaded_driver=facts.driver.loaded or facts.driver.userspace,
         runfile=facts.driver.runfile,
+        elsewhere=facts.driver.elsewhere,
         installed_toolkit=upstream(facts.packages["nvidia-container-toolkit"].version)
         if "nvidia-container-toolkit" in facts.packages
         else "",

@@ -85,6 +85,13 @@ def _refused(case: SolveCase) -> bool:
             "set driver.method to packages (gpunode runs nvidia-uninstall first), runfile, or preinstalled to keep it",
         )
         return True
+    if case.request.elsewhere and spec.method == "auto":
+        case.refuse(
+            f"driver {case.request.loaded_driver} is in {case.request.elsewhere}, where neither packages nor NVIDIA's "
+            "installer put one: a second driver next to it would break both",
+            "set driver.method to preinstalled to keep it; or remove it, where nothing brings it back at boot",
+        )
+        return True
     if spec.version and spec.branch.isdigit() and not spec.version.startswith(f"{spec.branch}."):
         case.refuse(f"driver.version {spec.version} is not of driver.branch {spec.branch}", "set driver.branch to auto")
         return True

@@ -16,7 +16,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.selftest.record import Capture
 
 LARGEST = 8 << 20  # bytes of a program's output that are kept
-SYSTEM_PATH = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
+SYSTEM_PATH = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/nvidia/bin")
 
 
 @dataclass(frozen=True)

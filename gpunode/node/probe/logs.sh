@@ -6,7 +6,7 @@
 LINES=3000  # of each log, the last ones
 WIDTH=1200  # bytes of a line
 WHOLE=1000000  # bytes of a file that is no log: a part of it would say something else
-PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib:/usr/local/nvidia/bin
 export PATH
 
 have() { command -v "$1" >/dev/null 2>&1; }

@@ -14,8 +14,12 @@ probe_system() {
   line "machine ${3:-}"
   first /proc/sys/kernel/random/boot_id && line "boot_id $REPLY"
   if booted_systemd; then line "init systemd"; else first /proc/1/comm && line "init $REPLY"; fi
+  namespaces
+  [ -z "$REPLY" ] || line "namespaces $REPLY"
   if have systemd-detect-virt; then
-    line "virtualization $(systemd-detect-virt 2>/dev/null)"
+    # it takes the files below for a container's, also those that an image of a virtual machine was left with
+    [ "$REPLY" = initial ] || REPLY=
+    line "virtualization $(systemd-detect-virt ${REPLY:+--vm} 2>/dev/null)"
   else
     remark "no systemd-detect-virt"
   fi
@@ -32,6 +36,26 @@ probe_system() {
   line "user $(id -un 2>/dev/null || echo "$uid")"
   [ "$uid" = 0 ] || remark "not root: what only root may read is missing"
 }
+
+# namespaces: in $REPLY, `initial` on a machine of its own: in the kernel's first PID namespace, whose inode is fixed
+# (PROC_PID_INIT_INO, by which systemd's detect_container goes last), with the root that PID 1 has; `other` in another
+# one, as containers are; "" where neither is said
+namespaces() {
+  local root
+  REPLY=$(readlink /proc/self/ns/pid 2>/dev/null)
+  case $REPLY in
+  'pid:[4026531836]')
+    root=$(root_of self)
+    REPLY=
+    [ -z "$root" ] || [ "$root" != "$(root_of 1)" ] || REPLY=initial
+    ;;
+  pid:*) REPLY=other ;;
+  *) REPLY= ;;
+  esac
+}
+
+# root_of PID: device and folder of its root.  Its own mount namespace alone is no container's: services have one, too.
+root_of() { sed -n 's/^[0-9]* [0-9]* \([^ ]* [^ ]*\) \/ .*/\1/p' "/proc/$1/mountinfo" 2>/dev/null | tail -n 1; }
 
 probe_os_release() {
   local file
@@ -214,6 +238,8 @@ probe_driver() {
   # built into the kernel they have no folder in /sys/module, and show here
   [ -d /sys/module/overlay ] || case $(cat /proc/filesystems 2>/dev/null) in *"${tab}overlay"*) line "module overlay" ;; esac
   [ -d /sys/module/br_netfilter ] || [ ! -e /proc/sys/net/bridge/bridge-nf-call-iptables ] || line "module br_netfilter"
+  linked_library
+  [ -z "$REPLY" ] || line "linked $REPLY"
   for file in /usr/lib/*-linux-gnu*/libnvidia-ml.so.*.* /usr/lib/*-linux-gnu*/nvidia*/libnvidia-ml.so.*.* \
     /usr/lib/*-linux-gnu*/nvidia/*/libnvidia-ml.so.*.* /usr/lib64/libnvidia-ml.so.*.* /usr/lib64/*/libnvidia-ml.so.*.* \
     /usr/lib/libnvidia-ml.so.*.* /usr/lib/wsl/drivers/*/libnvidia-ml.so.*.*; do
@@ -229,6 +255,16 @@ probe_driver() {
   elif have nvidia-uninstall; then
     line "runfile unknown"
   fi
+}
+
+# linked_library: in $REPLY, the file that a program gets which loads NVIDIA's library: the linker's own answer
+linked_library() {
+  local file
+  for file in $(printf '%s' "${LD_LIBRARY_PATH:-}" | sed 's/[^:;][^:;]*/&\/libnvidia-ml.so.1/g' | tr ':;' '  ') \
+    $(ldconfig -p 2>/dev/null | sed -n 's/^[[:space:]]*libnvidia-ml\.so\.1 (libc6,\(x86-64\|AArch64\).* => //p'); do
+    [ -e "$file" ] && REPLY=$(readlink -f "$file") && return
+  done
+  REPLY=
 }
 
 # driver_answers: whether a kernel module is there for nvidia-smi to ask.  Started without one it still makes device

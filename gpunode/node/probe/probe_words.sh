@@ -5,7 +5,7 @@
 TEXT_MAX=262144 # bytes of a command's output that are sent
 
 LC_ALL=C
-PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib:/usr/local/nvidia/bin
 GOGC=off # engines are Go programs, and end before their garbage matters
 export LC_ALL PATH GOGC
 tab=$(printf '\t')

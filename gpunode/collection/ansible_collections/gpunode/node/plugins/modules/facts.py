@@ -142,8 +142,8 @@ facts:
         fault.'
       type: list
     driver:
-      description: 'Driver. Keys: loaded, loaded_flavour, userspace, firmware, nouveau, nova, runfile,
-        parameters, smi.'
+      description: 'Driver. Keys: loaded, loaded_flavour, userspace, elsewhere, firmware, nouveau,
+        nova, runfile, parameters, smi.'
       type: dict
     cuda:
       description: Versions under /usr/local/cuda-* or /opt/cuda.
