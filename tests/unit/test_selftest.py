@@ -39,7 +39,7 @@ from gpunode.edge.selftest import capture as capturing
 from gpunode.edge.selftest import run
 from gpunode.edge.selftest.capture import Clock, capture
 from gpunode.edge.selftest.run import results_of
-from tools.docs.pages import readme_text
+from tools.docs.pages import READMES, readme_text
 from tools.docs.tables import with_tested_on
 
 ROOT = Path(__file__).parents[2]
@@ -452,16 +452,19 @@ def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
 
 
 def test_the_readme_lists_what_the_records_say() -> None:
-    text = readme_text(ROOT)
-    assert text == (ROOT / "README.md").read_text(), "make docs"
-    assert ("On no physical GPU yet" in text) == (not [*ROOT.glob("tests/cases/selftest/*/record.json")])
-    listed = with_tested_on(text, {"one": (NODE, results_of(NODE))})
+    for name in READMES:
+        assert readme_text(ROOT, name) == (ROOT / name).read_text(), "make docs"
+    text, head = readme_text(ROOT), READMES["README.md"]
     assert (
-        "| 8× NVIDIA H100 80GB HBM3 | 580.95.05 open | debian:12 x86_64 | 2026-11-23 | 29 passed, none failed |"
-        in listed
+        "| 1× NVIDIA H100 80GB HBM3 | 580.159.04 open | ubuntu:24.04 x86_64, a virtual machine | 2026-11-27 |" in text
+    )
+    listed = with_tested_on(text, head, {"one": (NODE, results_of(NODE))})
+    assert (
+        "| 8× NVIDIA H100 80GB HBM3 | 580.95.05 open | debian:12 x86_64 | 2026-11-23 | 29 passed, none failed, "
+        "2 not possible |" in listed
     )
     bad = BROKEN["facts.smi"]()
-    assert "2 failed: facts.smi, smi.nvml |" in with_tested_on(text, {"one": (bad, results_of(bad))})
+    assert "2 failed: facts.smi, smi.nvml, " in with_tested_on(text, head, {"one": (bad, results_of(bad))})
 
 
 def test_every_kept_record_is_judged_as_when_it_was_sent() -> None:

@@ -299,14 +299,20 @@ def _text(text: str | None) -> str:
     return inspect.cleandoc((text or "").replace("\b", "")).strip()
 
 
-def readme_text(root: Path) -> str:
-    """README.md with the table of what was tested on, from the records in tests/cases/selftest/."""
+READMES = {  # with the head of the table of what was tested on
+    "README.md": ("GPUs", "driver", "system", "date", "gpunode selftest"),
+    "README.zh-CN.md": ("GPU", "驱动", "系统", "日期", "gpunode selftest"),
+}
+
+
+def readme_text(root: Path, name: str = "README.md") -> str:
+    """README.md or its translation with the table of what was tested on, from the records in tests/cases/selftest/."""
     from gpunode.edge.selftest.run import load_record, results_of
 
     folders = sorted(path.parent for path in root.glob("tests/cases/selftest/*/record.json"))
     records = {folder.name: load_record(folder) for folder in folders}
     judged = {name: (record, results_of(record)) for name, record in records.items()}
-    return tables.with_tested_on((root / "README.md").read_text(encoding="utf-8"), judged)
+    return tables.with_tested_on((root / name).read_text(encoding="utf-8"), READMES[name], judged)
 
 
 def main(folder: str) -> None:
@@ -317,8 +323,8 @@ def main(folder: str) -> None:
         file.write_text(text, encoding="utf-8")
     for name, text in pages(Path(folder)).items():
         Path(folder, name).write_text(text, encoding="utf-8")
-    readme = Path(folder, "../README.md")
-    readme.write_text(readme_text(Path(folder, "..")), encoding="utf-8")
+    for name in READMES:
+        Path(folder, "..", name).write_text(readme_text(Path(folder, ".."), name), encoding="utf-8")
 
 
 if __name__ == "__main__":
