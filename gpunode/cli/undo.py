@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, show_errors, target_options, worst_exit
+from gpunode.cli.common import cluster_options, format_option, show_errors, spec_option, target_options, worst_exit
 from gpunode.cli.completion import complete_run_names
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import Styled, echo, print_json
+from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostOutcome, HostResult
+    from gpunode.edge.ansible.runner import Event
     from gpunode.edge.detect import Targets
+    from gpunode.edge.fleet.draining import Connect
+    from gpunode.edge.fleet.events import EventLog
 
 _PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
 FEW = 8  # lines that are shown without headings
 _CHECK = click.option("--check", is_flag=True, help="Show what would be undone, change nothing.")
 _DIFF = click.option("--diff", is_flag=True, help="Show changes of files as diffs (secrets masked).")
 _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-_BREAK = click.option("--break-lock", is_flag=True, help="Take nodes over from another controller that holds them.")
 
 
 @click.command(
@@ -39,9 +42,11 @@ _BREAK = click.option("--break-lock", is_flag=True, help="Take nodes over from a
 @_CHECK
 @_DIFF
 @_YES
-@_BREAK
+@spec_option
+@rollout_options
+@cluster_options
 @format_option("text", "json")
-def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **how: bool) -> int:
+def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **how: Any) -> int:
     """Remove everything that gpunode installed or changed: packages, files, units, modules, settings.
 
     What others have changed since stays, and is named.
@@ -71,9 +76,11 @@ def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **ho
 @_CHECK
 @_DIFF
 @_YES
-@_BREAK
+@spec_option
+@rollout_options
+@cluster_options
 @format_option("text", "json")
-def rollback(targets: Targets, to: str | None, show_runs: bool, output_format: str, **how: bool) -> int:
+def rollback(targets: Targets, to: str | None, show_runs: bool, output_format: str, **how: Any) -> int:
     """Undo the last run, or all runs after an earlier one: the node is in the state after that run."""
     if show_runs:
         return _show_runs(targets, output_format)
@@ -82,17 +89,33 @@ def rollback(targets: Targets, to: str | None, show_runs: bool, output_format: s
 
 
 def _undo(
-    targets: Targets, what: dict[str, Any], output_format: str, *, check: bool, diff: bool, yes: bool, break_lock: bool
+    targets: Targets,
+    what: dict[str, Any],
+    output_format: str,
+    *,
+    check: bool,
+    diff: bool,
+    yes: bool,
+    spec_data: dict[str, Any],
+    rollout: dict[str, Any],
+    deadline: float,
+    break_lock: bool,
+    events: EventLog | None,
+    connect: Connect,
 ) -> int:
     """Show what it would be, ask, do it; with --yes there is nothing to wait for, and it is done at once."""
     from dataclasses import replace
 
-    from gpunode.cli.progress import running
+    from gpunode.cli.progress import fleet as fleet_progress
+    from gpunode.edge.desired import DesiredState
+    from gpunode.edge.fleet.provision import RunOptions
     from gpunode.edge.fleet.undo import undo
 
     targets = replace(targets, break_lock=break_lock)
+    how = RunOptions(diff=diff, rollout=rollout, deadline=deadline, cluster=connect)
+    found: list[HostResult] = []
     if check or not yes:
-        found = undo(targets, what, check=True, diff=diff)
+        found = undo(targets, what, options=replace(how, check=True))
         if check or not any(result.changed for result in found):
             _show(found, output_format, done=False)
             _next(found, output_format, what["verb"])
@@ -100,9 +123,20 @@ def _undo(
         if output_format == "text":
             _show(found, output_format, done=False)
         _ask(found)
-    with running(output_format) as on_event:
-        # why a host failed its result says
-        results = undo(targets, what, diff=diff and yes, on_event=lambda event: on_event(replace(event, message="")))
+    with fleet_progress(output_format) as callbacks:
+
+        def event(event: Event) -> None:  # why a host failed its result says
+            callbacks.event(replace(event, message=""))
+
+        quiet = replace(callbacks, event=event, result=lambda _: None)
+        results = undo(
+            targets,
+            what,
+            desired=DesiredState(spec_data),
+            options=replace(how, diff=diff and yes),
+            callbacks=with_log(quiet, events),
+            shown=found,
+        )
     _show(results, output_format, done=True)
     _next(results, output_format, what["verb"])
     return worst_exit(result.outcome for result in results)
@@ -117,6 +151,8 @@ def _next(results: list[HostResult], output_format: str, verb: str) -> None:
         echo(f"next: gpunode detect says what keeps gpunode from reaching them; then gpunode {verb} again")
     elif bad:
         echo(f"next: gpunode doctor shows causes on hosts that failed; gpunode {verb} goes on where it stopped")
+    elif not all(result.started for result in results):
+        echo(f"next: gpunode {verb} goes on with the hosts that were not started")
     elif any(result.outcome == "pending" for result in results):
         echo(f"next: gpunode {verb} without --check does it, and asks first")
     elif any(result.changed for result in results):
@@ -131,9 +167,9 @@ def _show(results: list[HostResult], output_format: str, *, done: bool) -> None:
     if output_format == "json":
         print_json({"hosts": results_data(results)})
         return
-    bad = [result for result in results if result.outcome not in ("ok", "pending")]
+    bad = [result for result in results if not _is_good(result)]
     for result in results:
-        good = result.outcome in ("ok", "pending")
+        good = _is_good(result)
         if not good and len(bad) > MANY:
             continue
         mark = Styled("ok", "green") if good else Styled(f"exit {Exit.of(result.outcome)}", "red")
@@ -145,6 +181,10 @@ def _show(results: list[HostResult], output_format: str, *, done: bool) -> None:
             echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)
     if len(bad) > MANY:
         echo("\n".join([f"{len(bad)} hosts failed:", *causes(bad)]))
+
+
+def _is_good(result: HostResult) -> bool:
+    return result.started and result.outcome in ("ok", "pending")
 
 
 def _show_changes(changed: tuple[str, ...], *, done: bool) -> None:

@@ -175,6 +175,16 @@ def test_a_host_that_ansible_never_reached_and_one_that_refused_are_named(
     }
 
 
+def test_hosts_that_a_budget_leaves_out_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    failed = HostRun(exit=Exit.FAILED, message="the GPU is in use")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(undo, "run_playbook", Ansible(n1=failed, n2=DONE))
+    words = ["n1", "n2", "--waves", "1,100%", "--yes"]
+    result = CliRunner().invoke(uninstall, words, standalone_mode=False)
+    assert result.return_value == Exit.FAILED
+    assert "n2: exit 3: not started: pool all: 1 failed, 0 may (rollout.max_failures)" in result.output
+
+
 @pytest.mark.parametrize(
     ("words", "runs", "last"),
     [

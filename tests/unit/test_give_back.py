@@ -89,8 +89,12 @@ def test_an_uninstall_gives_the_hosts_back_too(check: bool, tmp_path: Path, monk
 
     monkeypatch.setattr(undo, "run_playbook", run_playbook)
     monkeypatch.setattr(undo, "give_back", lambda hosts, *words, **more: back.append({h.host for h in hosts}))
-    with pytest.raises(KeyboardInterrupt):
-        undo.undo(Targets(hosts=("gpu0000", "gpu0001", "gpu0002")), {"verb": "uninstall"}, check=check)
+    with pytest.raises(KeyboardInterrupt if check else InterruptedByUser):
+        undo.undo(
+            Targets(hosts=("gpu0000", "gpu0001", "gpu0002")),
+            {"verb": "uninstall"},
+            options=fleet.RunOptions(check=check),
+        )
     assert back == ([] if check else [{"gpu0000", "gpu0001"}])
 
 

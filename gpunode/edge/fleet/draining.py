@@ -41,6 +41,16 @@ def concerns(drain: DrainSpec, facts: NodeFacts, plan: Plan) -> bool:
     return drain.when == "always" or any(step.disruptive for step in plan.steps)
 
 
+def undone(taken: Taken, before: NodeFacts, after: NodeFacts) -> Taken:
+    """An emptied node whose host has been undone: without a driver it offers no GPUs, with other instances some."""
+    from gpunode.kube.edge.drain import ANY
+
+    if not after.driver.loaded:
+        return replace(taken, awaits={})
+    alike = before.sharing.instances == after.sharing.instances
+    return taken if alike or not taken.offers else replace(taken, awaits={ANY: 1})
+
+
 class NodeDrains:
     """The nodes that hosts of a run are, of the cluster that `connect` opens, for `worker`.  Safe for threads."""
 

@@ -60,6 +60,7 @@ class Taken:
     controller: str = ""
     run: str = ""
     begun: bool = False
+    awaits: Mapping[str, int] | None = None  # what it has to offer before it is given back; None: as before
 
     @property
     def mark(self) -> str:
@@ -191,11 +192,13 @@ class ClusterNodes:
         """
         say = self._teller(host or taken.node)
         api = self._patient(float(options.ready_timeout), say)
-        say(f"{taken.node}: waiting until it is ready and offers its GPUs")
+        offers = {ANY: 1} if taken.relaid and taken.offers else taken.offers
+        awaited = offers if taken.awaits is None else taken.awaits
+        say(f"{taken.node}: waiting until it is ready{' and offers its GPUs' if awaited else ''}")
         wait_ready(
             api,
             taken.node,
-            {ANY: 1} if taken.relaid and taken.offers else taken.offers,
+            awaited,
             stale=taken.stale(boot_id),
             boot_id=taken.expected(boot_id),
             timeout=float(options.ready_timeout),
