@@ -98,18 +98,19 @@ def test_what_another_controller_holds_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mark", "left", "to_do"),
+    ("mark", "failed", "to_do"),
     [
-        ({CORDONED: "gpunode by=other-1 run=9"}, False, [TODO]),  # by a controller that this one's journal knows not
-        ({}, False, []),  # a person's cordon
-        ({}, True, []),  # it could not be drained, and was opened again
+        ({CORDONED: "gpunode by=other-1 run=9"}, "", [TODO]),  # by a controller that this one's journal knows not
+        ({}, "", []),  # a person's cordon
+        ({}, "not started: gpu1: not drained after 600 s", []),  # and was opened again
+        ({}, "modprobe nvidia failed", [TODO]),  # in a step that no drain was for
     ],
 )
-def test_what_a_gpunode_has_cordoned_counts(
-    mark: dict[str, str], left: bool, to_do: list[str], server: ApiServer, api: Api
+def test_what_a_gpunode_has_cordoned_or_begun_counts(
+    mark: dict[str, str], failed: str, to_do: list[str], server: ApiServer, api: Api
 ) -> None:
-    if left:
-        journal(**{TODO: "failed"})
+    if failed:
+        journal(**{TODO: "running"}).ended("one", [HostResult(host=TODO, outcome="failed", message=failed)])
     live = node(TODO, spec={"unschedulable": True})
     server.put(live | {"metadata": live["metadata"] | {"annotations": mark}})
     nodes = NodeDrains(lambda: api, silent, Worker())

@@ -17,7 +17,7 @@ from gpunode.core.spec.rollout import RolloutSpec
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.runs import all_unfinished
+from gpunode.edge.fleet.runs import all_begun, all_unfinished
 from gpunode.edge.isolate import isolated
 from gpunode.edge.lease import leased_to
 
@@ -42,14 +42,14 @@ def find_down(
     """`specs` are those of the hosts that something is done on, `untouched` came of the others.
 
     The journal is asked, and for nodes of a cluster the cluster, whose marks say more: one that could not be drained
-    has failed, and is open.
+    has failed, and is open.  One whose steps failed is down, drained or not.
     """
     limited = {spec for spec in specs.values() if spec.max_unavailable != "100%"}
     if not limited:
         return Down()
-    left = all_unfinished()
+    left, begun = all_unfinished(), all_begun()
     marks = cordoned()
-    found = {h.host for h in hosts if marks.get(h.host, h.host in left) or leased_to(h.detected)}
+    found = {h.host for h in hosts if h.host in begun or marks.get(h.host, h.host in left) or leased_to(h.detected)}
     good = {host for host, result in untouched.items() if result.ok}
     quiet = [h.detected for h in hosts if h.host in untouched and h.host in found - good]
     idle = [(one.host, spec) for one in quiet if (spec := rollout_of(one))]

@@ -14,7 +14,7 @@ from gpunode.core.model import HostResult, NodeFacts, Plan
 from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.desired import Planned
-from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.fleet.runs import NOT_STARTED, Runs
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.isolate import isolated
 
@@ -89,7 +89,7 @@ class NodeDrains:
         error = isolated("", lambda: self.nodes.check(facts, drains)) if facts else None
         if error is None:
             return {}
-        return {h: HostResult(host=h, outcome=error.outcome, message=f"not started: {error}") for h in facts}
+        return {h: HostResult(host=h, outcome=error.outcome, message=f"{NOT_STARTED}{error}") for h in facts}
 
     def claim_all(
         self,
@@ -115,7 +115,7 @@ class NodeDrains:
             else:
                 return
             if isinstance(emptied, GpunodeError):
-                refused[host] = HostResult(host=host, outcome=emptied.outcome, message=f"not started: {emptied}")
+                refused[host] = HostResult(host=host, outcome=emptied.outcome, message=f"{NOT_STARTED}{emptied}")
             elif emptied:
                 taken[host] = emptied
 

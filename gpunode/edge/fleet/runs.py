@@ -14,12 +14,12 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from gpunode.core.errors import Exit, InputError, RefusedError
 from gpunode.core.model import HostResult, NodeFacts
@@ -27,7 +27,9 @@ from gpunode.core.plan.since import state_of
 from gpunode.core.rollout import State as RunState
 from gpunode.edge.state import StateError, state_dir
 
+T = TypeVar("T")
 JOURNAL = "runs.sqlite"
+NOT_STARTED = "not started: "  # so begins the message of a host that failed before anything was done on it
 VERSION = 2
 _TABLES = """
 create table if not exists runs (
@@ -254,6 +256,12 @@ class Runs:
         rows = self._rows("select host, state, run, max(rowid) from hosts where pool != '' group by host")
         return {host: run for host, state, run, _ in rows if state in ("running", "failed")}
 
+    def all_begun(self) -> set[str]:
+        """Those of `all_unfinished` that may have been changed: not such as failed before anything was done."""
+        rows = self._rows("select host, state, message, max(rowid) from hosts where pool != '' group by host")
+        begun = {(host, state) for host, state, message, _ in rows if not message.startswith(NOT_STARTED)}
+        return {host for host, state in begun if state in ("running", "failed")}
+
     def last_good(self, hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         """The newest run that ended well for each of `hosts`, with the state that it found; not every host has one."""
         rows = self._rows(
@@ -424,11 +432,20 @@ class Runs:
 
 def all_unfinished() -> dict[str, str]:
     """`Runs.all_unfinished` of this controller; {} where it has no journal yet, which is not begun by asking."""
+    return _asked(Runs.all_unfinished) or {}
+
+
+def all_begun() -> set[str]:
+    """`Runs.all_begun` likewise."""
+    return _asked(Runs.all_begun) or set()
+
+
+def _asked(what: Callable[[Runs], T]) -> T | None:
     if not (state_dir() / JOURNAL).exists():
-        return {}
+        return None
     journal = Runs()
     try:
-        return journal.all_unfinished()
+        return what(journal)
     finally:
         journal.close()
 
