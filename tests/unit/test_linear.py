@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 
 import gpunode
+from gpunode.core.doctor import scan
 from gpunode.core.mask import mask, mask_quoted
+from gpunode.edge.doctor import load_faults
 
 try:
     from re import _constants as sre_constants
@@ -174,3 +176,18 @@ def test_names_of_secrets_without_an_end_are_hidden_in_linear_time(
         short, long = ((filling * (length // len(filling) + 1))[:length] + end for length in (SHORT, LONG))
         took = seconds(hide, long)
         assert took < NOTHING or took <= MOST * max(seconds(hide, short), NOTHING / MOST), f"{end!r}: {took:.3f} s"
+
+
+def test_a_line_full_of_codes_costs_the_doctor_not_much_more_than_ordinary_lines() -> None:
+    faults, length = load_faults(), 200_000
+    codes, ordinary = (
+        (line * length)[:length]
+        for line in ("NVRM: Xid (PCI:0000:01:00): 79, ", "Nov 22 01:02:03 gpu1 kernel: NVRM: API mismatch: nvidia\n")
+    )
+
+    def seconds(text: str) -> float:
+        begun = time.process_time()
+        scan(faults, "log", [text])
+        return time.process_time() - begun
+
+    assert min(seconds(codes) for _ in range(3)) < 30 * min(seconds(ordinary) for _ in range(3))

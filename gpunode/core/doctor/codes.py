@@ -17,10 +17,20 @@ class CodeReport:
     pattern: re.Pattern[str]
     line: str  # as the program prints it
     nvswitch: bool = False
+    also: str = ""  # lower case: what else has to be there, so that the pattern is worth its time
+
+    def match(self, text: str, lower: str, first: int) -> re.Match[str] | None:
+        """What it reports at a place of a text, which `lower` is in small letters."""
+        if self.also and lower.find(self.also, first, first + LONGEST) < 0:
+            return None
+        return self.pattern.match(text, first)
 
 
-def _report(text: str, pattern: str, line: str, nvswitch: bool = False) -> CodeReport:
-    return CodeReport(text=text, pattern=re.compile(pattern, re.IGNORECASE), line=line, nvswitch=nvswitch)
+LONGEST = 1000  # characters of a report at most
+
+
+def _report(text: str, pattern: str, line: str, nvswitch: bool = False, also: str = "") -> CodeReport:
+    return CodeReport(text=text, pattern=re.compile(pattern, re.IGNORECASE), line=line, nvswitch=nvswitch, also=also)
 
 
 _XID = r"\bXid \((?P<gpu>[^) ]{1,60})[^)]{0,60}\):"
@@ -30,6 +40,7 @@ REPORTS = (
     _report(
         "xid (", _XID + r".{0,200} caused by previous Xid (?P<code>\d{1,3})\b",
         "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed, caused by previous Xid 149",
+        also=" caused by previous xid ",
     ),
     # nvidia-nvswitch.ko
     _report(

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpunode.core.doctor.codes import XidSeen, add_code
+from gpunode.core.doctor.codes import LONGEST, XidSeen, add_code
 from gpunode.core.doctor.parts import ANYONE, Part
 from gpunode.core.doctor.table import Faults, Found, Message
 from gpunode.core.doctor.text import Evidence, joined, places, plain, small, starts, uncoloured
@@ -175,9 +175,10 @@ class Scan:
                 continue
             lines = self._seen.setdefault(match.message.fault, _Lines())
             lines.add(evidence(match.begin), match.message)
+        lower = small(line) if self._reports and any(found.reports for _, found in hits) else ""
         for first, found in hits:
-            for report in found.reports if self._reports else ():
-                if reported := report.pattern.match(line, first):
+            for report in found.reports if lower else ():
+                if reported := report.match(line, lower, first):
                     add_code(self._codes, report, reported, evidence(first), self._over.get("nvidia.ko", 0))
 
     def _read_joined(self, text: str, shown: str) -> None:
@@ -189,7 +190,8 @@ class Scan:
         number = self._number - old + 1
         for glue in (" ", ""):
             folded = joined(text, glue)
-            found_at = self.faults.finder.iter(small(folded))
+            lower = small(folded)
+            found_at = self.faults.finder.iter(lower)
             hits = [(last - len(found.text) + 1, found) for last, found in found_at if found.messages or found.reports]
             if not hits:
                 continue
@@ -201,10 +203,13 @@ class Scan:
                     lines = self._broken.setdefault(match.message.fault, _Lines())
                     lines.add(self._joined_evidence(seen_as, number + line, match.begin), match.message)
             for first, found in hits:
+                row = bisect(breaks, first)
+                if row == len(breaks) or breaks[row] > first + LONGEST:
+                    continue
                 for report in found.reports if self._reports else ():
-                    seen = report.pattern.match(folded, first)
+                    seen = report.match(folded, lower, first)
                     line = bisect(breaks, seen.end() - 1) if seen else 0
-                    if seen and bisect(breaks, first) < line >= old:
+                    if seen and row < line >= old:
                         shows = self._joined_evidence(seen_as, number + line, first)
                         add_code(self._codes, report, seen, shows, self._over.get("nvidia.ko", 0))
         self._tail, self._shown_tail = (text[-_TAIL:], shown[-_TAIL:]) if text.endswith("\n") else ("", "")
