@@ -240,7 +240,8 @@ def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
     if facts.nvswitches:
         yield "NVSwitch", [f"{len(facts.nvswitches)} bridges"]
     loaded = f"{driver.loaded} {driver.loaded_flavour}".strip() or ("nouveau" if driver.nouveau else "none")
-    yield "driver", [f"loaded {loaded}, user space {driver.userspace or 'none'}"]
+    where = f" in {driver.elsewhere}" if driver.elsewhere else ""
+    yield "driver", [f"loaded {loaded}, user space {driver.userspace or 'none'}{where}"]
     yield "CUDA", [", ".join(facts.cuda) + (f" (default {facts.cuda_default})" if facts.cuda_default else "") or "none"]
     yield "toolkit", [facts.toolkit or "none"]
     yield (

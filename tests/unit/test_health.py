@@ -39,6 +39,16 @@ def test_a_gpu_whose_errors_are_not_counted_is_not_called_free_of_them(ecc: str,
     assert (check.status, check.message) == (status, message)
 
 
+def test_a_real_gpu_at_its_power_limit_is_well() -> None:
+    """700 W of 700 W, the clock held down by that alone, its NVLinks switched off for the virtual machine."""
+    facts = parse_probe((CASES / "ubuntu2404-h100-vm-busy/probe.txt").read_text())
+    assert facts.nvml[0].event_reasons == "0x0000000000000004" and facts.driver.parameters["NvLinkDisable"] == "1"
+    found = {check.id: check.status for check in health_checks(facts, load_knowledge())}
+    assert set(found.values()) == {"passed"} and {"gpu.slowdown", "pcie.generation", "driver.versions-match"} < set(
+        found
+    )
+
+
 def judged(said: Sequence[Mapping[str, Any]], check_id: str, **more: Any) -> list[Check]:
     """The check of that id, of a node with GPUs that are well but for what is said of each."""
     facts = parse_probe((CASES / "debian12-h100-provisioned/probe.txt").read_text())

@@ -136,7 +136,8 @@ def test_a_container_is_one_by_its_namespaces_not_by_a_file_alone(
     shell: list[str], namespace: str, root: str, mark: str, seen: tuple[str, bool], detects: bool, tmp_path: Path
 ) -> None:
     """What systemd-detect-virt says goes by the file; without that program there is only the file."""
-    for name, text in {".dockerenv": "", "mounts.self": root, "mounts.1": OWN}.items():
+    flags = "flags\t\t: rdrand hypervisor lahf_lm\n"
+    for name, text in {".dockerenv": "", "mounts.self": root, "mounts.1": OWN, "cpuinfo": flags}.items():
         (tmp_path / name).write_text(text)
     if namespace:
         (tmp_path / "pid").symlink_to(namespace)
@@ -145,11 +146,11 @@ def test_a_container_is_one_by_its_namespaces_not_by_a_file_alone(
     text = text.replace("/proc/$1/mountinfo", f"{tmp_path}/mounts.$1").replace("/.dockerenv", str(tmp_path / mark))
     text = text.replace("[ -d /run/systemd/system ]", "false")
     if not detects:
-        text = text.replace("have systemd-detect-virt", "false")
+        text = text.replace("have systemd-detect-virt", "false").replace("/proc/cpuinfo", str(tmp_path / "cpuinfo"))
     sent, _ = probe(shell, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, request={"sections": b"system"}, text=text)
     facts = parse_probe(sent.replace(str(tmp_path / ".dockerenv"), "/.dockerenv"))
     other = "docker" if mark == ".dockerenv" else "container-other"
-    kind = seen[0] if detects else other if seen[1] else ""
+    kind = seen[0] if detects else other if seen[1] else "vm-other"
     assert (facts.virtualization, facts.container) == (kind, seen[1])
 
 

@@ -84,12 +84,22 @@ def mismatch() -> SelftestRecord:
     return record
 
 
+def brought(line: str) -> SelftestRecord:
+    """One whose driver is from no package: its probe says so in that line."""
+    record = machine(L4)
+    for name in ("probe.txt", "probe-dash.txt", "probe-bash.txt", "probe-busybox.txt"):
+        record = edited(record, name, swapped("| module nvidia 580.95.05\n", f"| module nvidia 580.95.05\n| {line}\n"))
+    return record
+
+
 MACHINES: Mapping[str, SelftestRecord] = {
     "all H100": NODE,
     "A100 with MIG": CUT,
     "L4, proprietary modules": machine(L4, flavour="proprietary"),
     "two models": machine(RTX3090, L4),
     "vGPU guest": machine(VGPU),
+    "a runfile's driver": brought("runfile 580.95.05"),
+    "a driver of an image": brought("linked /usr/local/nvidia/lib64/libnvidia-ml.so.580.95.05"),
 }
 
 

@@ -20,7 +20,7 @@ probe_system() {
     # it takes the files below for a container's, also those that an image of a virtual machine was left with
     [ "$REPLY" = initial ] || REPLY=
     line "virtualization $(systemd-detect-virt ${REPLY:+--vm} 2>/dev/null)"
-  else
+  elif [ "$REPLY" != initial ] || ! processor_of_guest; then
     remark "no systemd-detect-virt"
   fi
   for marker in /.dockerenv /run/.containerenv /etc/wsl.conf /run/ostree-booted /sys/fs/cgroup/cgroup.controllers; do
@@ -56,6 +56,15 @@ namespaces() {
 
 # root_of PID: device and folder of its root.  Its own mount namespace alone is no container's: services have one, too.
 root_of() { sed -n 's/^[0-9]* [0-9]* \([^ ]* [^ ]*\) \/ .*/\1/p' "/proc/$1/mountinfo" 2>/dev/null | tail -n 1; }
+
+# processor_of_guest: whether the processor says that it is a virtual machine's, in systemd's words
+processor_of_guest() {
+  case "$(grep -m 1 '^flags' /proc/cpuinfo 2>/dev/null) " in
+  *' hypervisor '*) line "virtualization vm-other" ;;
+  flags*) line "virtualization none" ;;
+  *) return 1 ;;
+  esac
+}
 
 probe_os_release() {
   local file
