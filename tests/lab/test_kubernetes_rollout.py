@@ -473,3 +473,22 @@ def test_nodes_are_rebooted_one_after_the_other_and_pods_come_back(work: Cluster
     for name in (FIRST, NODE):
         assert version(work, name) == branch and boot(work, name) != before[name] and not cordoned(work, name)
     settled(work, branch, spec)
+
+
+def test_a_rollback_drains_a_node_and_gives_it_back_with_its_gpus(work: Cluster) -> None:
+    before = version(work)
+    branch, spec = other_branch(work)
+    work.gpunode("provision", "-i", work.lab.inventory, "-c", spec, "--limit", NODE, "--yes")
+    assert version(work) == branch
+    events = work.folder / "rollback.jsonl"
+    words = ("-i", work.lab.inventory, "-c", spec, "--limit", NODE, "--yes")
+    done = work.gpunode("rollback", *words, "--events", events, exit=None)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [json.loads(line).get("what", "") for line in events.read_text().splitlines()]
+    assert [what for what in told if re.search(r": (cordoned|drained|uncordoned)$", what)] == [
+        f"{NODE}: {what}" for what in ("cordoned", "drained", "uncordoned")
+    ]
+    assert version(work) == before and not cordoned(work)
+    wait_for(lambda: work.allocatable(GPU)[NODE] == "2", 120)
+    again = work.gpunode("rollback", *words, "--to", "20000101T000000Z-0", exit=None)
+    assert again.returncode and not cordoned(work), "what is refused is not drained"
