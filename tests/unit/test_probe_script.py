@@ -167,6 +167,17 @@ def test_a_real_namespace_of_processes_is_seen() -> None:
     assert "| namespaces other\n" in probe(inside, request={"sections": b"system"})[0]
 
 
+def test_every_parameter_that_a_real_module_shows_is_sent(tmp_path: Path) -> None:
+    """Some names end in a digit: CreateImexChannel0."""
+    record = (CASES / "selftest/h100-80gb-hbm3-vm/proc.txt").read_text()
+    shown = record.partition("/params\n")[2].partition("===")[0]
+    (tmp_path / "params").write_text(shown)
+    text = SCRIPT.replace("/proc/driver/nvidia/params", str(tmp_path / "params"))
+    _, facts = probe(["sh"], request={"sections": b"driver"}, text=text)
+    assert [f"{name}: {value}" for name, value in facts.driver.parameters.items()] == shown.splitlines()
+    assert "CreateImexChannel0" in facts.driver.parameters
+
+
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 @pytest.mark.parametrize("by", ["LD_LIBRARY_PATH", "ldconfig"])
 def test_the_driver_in_force_is_the_one_that_the_linker_finds(shell: list[str], by: str, tmp_path: Path) -> None:
