@@ -40,7 +40,10 @@ def stub(node: Path, name: str, body: str) -> Path:
 def command(node: Path, **more: str) -> tuple[str, dict[str, str]]:
     request = {"programs": "nvbandwidth", "arguments": "-t\na b", "environment": "NCCL_DEBUG=INFO", "seconds": "20",
                "sample": "index", "controller": "here-000000", "state": str(node / "state"), **more}  # fmt: skip
-    text = program(script("accept.sh"), {name: f"{value}\n".encode() for name, value in request.items() if value})
+    text = program(
+        script("accept.sh").replace("/usr/local/nvidia/bin", f"{node}/nvidia"),
+        {name: f"{value}\n".encode() for name, value in request.items() if value},
+    )
     environment = {"PATH": f"{node}/bin:/usr/bin:/bin", "TMPDIR": str(node), "KUBELET": str(node / "kubelet")}
     return text, environment
 
@@ -105,7 +108,10 @@ def refused(node: Path) -> str:
 
 
 def test_never_beside_a_program_on_a_gpu(node: Path) -> None:
-    stub(node, "nvidia-smi", 'case $1 in --query-compute-apps=*) echo "4711, python3" ;; esac')
+    smi = stub(node, "nvidia-smi", 'case $1 in --query-compute-apps=*) echo "4711, python3" ;; esac')
+    assert refused(node).endswith("programs use its GPUs: 4711, python3")
+    (node / "nvidia").mkdir()
+    smi.rename(node / "nvidia/nvidia-smi")  # of a driver that an image brought: not on the PATH that sshd gives
     assert refused(node).endswith("programs use its GPUs: 4711, python3")
 
 

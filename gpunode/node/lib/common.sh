@@ -1,6 +1,7 @@
 # shellcheck shell=sh
 # What all scripts but the probe and those that only read share.  It is put before them: one program, nothing to source on the node.
 
+PATH=$PATH:/usr/local/nvidia/bin # the programs of a driver that an image brought; the probe looks there, too
 GPUNODE_STATE=/var/lib/gpunode
 [ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own
 
