@@ -202,6 +202,13 @@ def test_xids_are_read_with_a_mig_instance_and_as_drivers_before_340_write_them(
     assert seen == [(94, "0000:3b:00.0"), (43, "0000:3b:00.0"), (13, "0000:04:00.0"), (119, "0000:19:00.0")]
 
 
+def test_the_matrix_of_a_real_gpu_is_read() -> None:
+    """Its head is underlined, also where it goes into a file."""
+    record = CASES.parent / "selftest/h100-80gb-hbm3-vm/nvidia-smi-topo.txt"
+    topology = parse_probe(sections(topology=record.read_text())).topology
+    assert (topology.names, topology.links, topology.cpus, topology.numa) == (("GPU0",), (("X",),), ("0-15",), ("0",))
+
+
 @pytest.mark.parametrize("card", ["mlx4_0", "hfi1_0", "NIC0", "mlx5_bond_0"])
 def test_the_topology_has_every_column_before_the_cpus(card: str) -> None:
     text = (

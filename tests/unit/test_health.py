@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import Check, PciDevice, PciLink, Service
+from gpunode.core.model import Check, DriverState, PciDevice, PciLink, Service
 from gpunode.core.spec import VerifySpec
 from gpunode.edge.load import load_knowledge
 
@@ -47,6 +47,14 @@ def test_a_real_gpu_at_its_power_limit_is_well() -> None:
     assert set(found.values()) == {"passed"} and {"gpu.slowdown", "pcie.generation", "driver.versions-match"} < set(
         found
     )
+
+
+@pytest.mark.parametrize(("virtualization", "status"), [("kvm", "skipped"), ("none", "warning")])
+def test_nvlinks_that_somebody_switched_off_are_not_called_unread(virtualization: str, status: str) -> None:
+    """As for the real one above; nvidia-smi nvlink -s printed nothing there, and ended well."""
+    driver = DriverState(loaded="580.159.04", parameters={"NvLinkDisable": "1"})
+    [check] = judged([{}, {}], "nvlink.down", driver=driver, virtualization=virtualization)
+    assert (check.status, "NVreg_NvLinkDisable=1" in check.message) == (status, True)
 
 
 def judged(said: Sequence[Mapping[str, Any]], check_id: str, **more: Any) -> list[Check]:

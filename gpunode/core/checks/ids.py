@@ -51,7 +51,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "pcie.errors": "fatal errors on the way to a GPU or RDMA device since boot, by the kernel's AER counters "
         "(uncorrected ones that were not fatal are a warning)",
         "nvlink.down": "a GPU has fewer NVLinks up than its model (A100 12, H100 18, H100 NVL 12), or slower ones; of "
-        "another model: some are down while others are up",
+        "another model: some are down while others are up; (warning) NVreg_NvLinkDisable switches them off, on what "
+        "is no guest",
         "rdma.port": "a port has a cable and is not active, or is slower than others of its kind; a warning for one "
         "that is down next to others",
         "pcie.acs": "(warning) ACS redirects what GPUs and network cards behind one PCIe switch send each other; "

@@ -149,6 +149,12 @@ def _errors(tree: PcieTree) -> Iterator[Check]:
 def _nvlinks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
     """By the number that its model has; of a model that is not known those that are down while others are up."""
     models = {gpu.slot: model for gpu in facts.gpus if (model := knowledge.nvlinks.get(gpu.id))}
+    if models and len(facts.nvml) > 1 and facts.driver.parameters.get("NvLinkDisable") == "1":
+        text = "NVLinks are switched off: the nvidia module has NVreg_NvLinkDisable=1"
+        guest = facts.virtualization != "none"  # as it has to be in one that gets GPUs without their NVSwitches
+        fix = "grep -r NvLinkDisable /etc/modprobe.d /proc/cmdline; without it the links come up with the module"
+        yield Check(id="nvlink.down", status="skipped" if guest else "warning", message=text, fix="" if guest else fix)
+        return
     told: dict[Verdict, list[str]] = {}
     known = set()
     for gpu in facts.nvml if models and len(facts.nvml) > 1 else ():
