@@ -71,7 +71,7 @@ def passed(checks: dict[str, dict[str, Any]]) -> set[str]:
 
 READ = {
     "probe.shells", "driver.works", "facts.smi", "facts.lspci", "facts.sysfs", "smi.sysfs", "facts.proc", "smi.proc",
-    "knowledge.pci-id", "knowledge.class", "knowledge.architecture", "knowledge.memory", "knowledge.mig-capability",
+    "knowledge.pci-id", "knowledge.class", "knowledge.architecture", "knowledge.mig-capability",
     "knowledge.open-module", "knowledge.branch", "solver.accepts", "command.detect", "command.plan", "command.verify",
     "command.doctor", "command.report",
 }  # fmt: skip

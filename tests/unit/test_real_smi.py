@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -44,6 +45,33 @@ def test_healthy_gpus_answer_every_question(real_smi: RealSmi, branch: str) -> N
         *("NVIDIA H100 80GB HBM3", SLOT, "81559 MiB", "Enabled", "0"),
         "[Not Supported]" if int(branch) < 418 else "[N/A]",
     ]
+
+
+RECORD = Path(__file__).parents[1] / "cases/selftest/h100-80gb-hbm3-vm"
+# what is of one board, one machine or one moment, and what the lab's GPU is asked for behind nvml.h's back
+OWN = """
+driver_version timestamp persistence_mode serial uuid pdi vbios_version board_id board_part_number gpu_part_number
+module_id virtualization_mode gsp_firmware_version pci_bus pci_device pci_bus_id tx_util rx_util sparse_operation_mode
+gpu_temp gpu_temp_tlimit memory_temp average_power_draw instant_power_draw video_clock state status cliqueId clusterUuid
+supported_clocks
+""".split()
+
+
+def answers(xml: str) -> list[tuple[str, str]]:
+    """Each tag with its text, in their order."""
+    log = ElementTree.fromstring(xml)
+    for gone in log.findall(".//supported_clocks"):
+        gone.clear()
+    return [(one.tag, "" if one.tag in OWN else (one.text or "").strip()) for one in log.iter()]
+
+
+def test_a_gpu_of_the_lab_says_what_a_real_one_said(real_smi: RealSmi) -> None:
+    """An H100, asked by programs of one branch."""
+    smi = real_smi("580", gpus=("h100",))
+    _, xml = smi("-q", "-x")
+    assert answers(xml) == answers((RECORD / "nvidia-smi.xml").read_text())
+    assert smi("mig", "-lgip") == (0, (RECORD / "mig-profiles.txt").read_text())
+    assert smi("mig", "-lgi") == (0, (RECORD / "mig-instances.txt").read_text())
 
 
 @pytest.mark.parametrize("branch", branches())

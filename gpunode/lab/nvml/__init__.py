@@ -118,7 +118,7 @@ int gpunode_missing(const char *name);
 #define MISSING(name) __attribute__((visibility("default"))) int name(void) { return gpunode_missing(#name); }
 """
 _DECLARED = re.compile(r"\bnvmlReturn_t\s+DECLDIR\s+(nvml\w+)\s*\(")
-_DEFINED = re.compile(r"^(?:EXPORT nvmlReturn_t |NUMBER\(|WATTS\()(nvml\w+)\b", re.MULTILINE)
+_DEFINED = re.compile(r"^(?:EXPORT nvmlReturn_t |NUMBER\(|WATTS\(|HOPPER\()(nvml\w+)\b", re.MULTILINE)
 
 
 def _compile(compiler: str, source: Path, text: str, without: Sequence[str], built: Path) -> None:

@@ -759,8 +759,10 @@ static nvmlReturn_t text_of(struct gpu *gpu, const char *field, const char *heal
 
 EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *out, unsigned length)
 {
+    char serial[16]; /* no path(): to look for faults takes all of its buffers */
     KNOW(out);
-    return strstr(gpu->column[NAME], "GeForce") ? NVML_ERROR_NOT_SUPPORTED : text_of(gpu, "serial", path("16500000000%02u", gpu->index), out, length);
+    snprintf(serial, sizeof serial, "16500000000%02u", gpu->index % 100);
+    return strstr(gpu->column[NAME], "GeForce") ? NVML_ERROR_NOT_SUPPORTED : text_of(gpu, "serial", serial, out, length);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t device, char *out, unsigned length)
@@ -878,8 +880,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEnableStat
 {
     unsigned long long value;
     ASK(mode);
-    if (branch() >= 580)
-        return NVML_ERROR_DEPRECATED;
     nvmlReturn_t result = number(gpu, "display_mode", 1, &value);
     if (!result)
         *mode = (nvmlEnableState_t)value;
@@ -899,7 +899,13 @@ NUMBER(nvmlDeviceGetAccountingBufferSize, unsigned, "accounting.buffer_size", 40
 NUMBER(nvmlDeviceGetPerformanceState, nvmlPstates_t, "pstate", 0)
 NUMBER(nvmlDeviceGetPowerState, nvmlPstates_t, "pstate", 0)
 NUMBER(nvmlDeviceGetMultiGpuBoard, unsigned, "multigpu_board", 0)
-NUMBER(nvmlDeviceGetBoardId, unsigned, "board_id", gpu->index << 8)
+static unsigned board_of(const struct gpu *gpu)
+{
+    nvmlPciInfo_t pci;
+    fill_pci(gpu, &pci);
+    return pci.bus << 8 | pci.device;
+}
+NUMBER(nvmlDeviceGetBoardId, unsigned, "board_id", board_of(gpu))
 NUMBER(nvmlDeviceGetNumaNodeId, unsigned, "numa_node", NONE) /* memory that is a node of its own: GH200, GB200 */
 NUMBER(nvmlDeviceGetIrqNum, unsigned, "irq", 11)
 NUMBER(nvmlDeviceGetModuleId, unsigned, "module_id", gpu->index + 1)
@@ -1141,13 +1147,18 @@ static nvmlReturn_t memory(nvmlDevice_t device, unsigned long long *total, unsig
     return result;
 }
 
+/* Hopper and later: what is said of one H100 by driver 580 */
+static int is_hopper(const struct gpu *gpu) { return capability(gpu) >= 90; }
+/* what the driver keeps for itself; the older function counts it as used */
+static unsigned long long reserved(nvmlDevice_t device) { return is_hopper(as_gpu(device)) && !as_instance(device) ? 480ULL << 20 : 0; }
+
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *info)
 {
     unsigned long long total, used;
     KNOW(info);
     nvmlReturn_t result = memory(device, &total, &used);
     if (!result)
-        info->total = total, info->used = used, info->free = total - used;
+        info->total = total, info->used = used + reserved(device), info->free = total - info->used;
     return result;
 }
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info)
@@ -1158,7 +1169,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     nvmlReturn_t result = memory(device, &total, &used);
     if (!result)
-        info->total = total, info->used = used, info->reserved = 0, info->free = total - used;
+        info->total = total, info->used = used, info->reserved = reserved(device), info->free = total - used - info->reserved;
     return result;
 }
 EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *info)
@@ -1166,6 +1177,40 @@ EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Mem
     ASK(info);
     info->bar1Total = 131072ULL << 20, info->bar1Used = 1ULL << 20, info->bar1Free = info->bar1Total - info->bar1Used;
     return NVML_SUCCESS;
+}
+
+/* what nothing uses here, and a GPU counts all the same */
+EXPORT nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned *sessions, unsigned *frames, unsigned *latency)
+{
+    ASK(sessions && frames && latency);
+    *sessions = *frames = *latency = 0;
+    return NVML_SUCCESS;
+}
+EXPORT nvmlReturn_t nvmlDeviceGetFBCStats(nvmlDevice_t device, nvmlFBCStats_t *stats)
+{
+    ASK(stats);
+    memset(stats, 0, sizeof *stats);
+    return NVML_SUCCESS;
+}
+#define HOPPER(function, type, member)                       \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, type *out) \
+    {                                                            \
+        ASK(out);                                                \
+        if (!is_hopper(gpu))                                     \
+            return NVML_ERROR_NOT_SUPPORTED;                     \
+        out->member = 0;                                         \
+        return NVML_SUCCESS;                                     \
+    }
+HOPPER(nvmlDeviceGetConfComputeProtectedMemoryUsage, nvmlMemory_t, total = out->used = out->free)
+HOPPER(nvmlDeviceGetAddressingMode, nvmlDeviceAddressingMode_t, value)
+HOPPER(nvmlDeviceGetC2cModeInfoV, nvmlC2cModeInfo_v1_t, isC2cEnabled)
+HOPPER(nvmlDeviceGetCapabilities, nvmlDeviceCapabilities_t, capMask)
+HOPPER(nvmlDeviceGetUnrepairableMemoryFlag_v1, nvmlUnrepairableMemoryStatus_v1_t, bUnrepairableMemory)
+EXPORT nvmlReturn_t nvmlDeviceGetPdi(nvmlDevice_t device, nvmlPdi_t *pdi)
+{
+    ASK(pdi);
+    pdi->value = 0x9ef0000000000000ULL + gpu->index;
+    return is_hopper(gpu) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
 static nvmlReturn_t ecc_errors(const struct gpu *gpu, nvmlMemoryErrorType_t kind, nvmlEccCounterType_t since, unsigned long long *count)
@@ -1181,6 +1226,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryE
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t kind, nvmlEccCounterType_t since, nvmlMemoryLocation_t where, unsigned long long *count)
 {
     ASK(count);
+    if (is_hopper(gpu) && where != NVML_MEMORY_LOCATION_DRAM && where != NVML_MEMORY_LOCATION_SRAM)
+        return NVML_ERROR_NOT_SUPPORTED;
     nvmlReturn_t result = ecc_errors(gpu, kind, since, count);
     if (!result && where != NVML_MEMORY_LOCATION_DRAM)
         *count = 0;
@@ -1861,7 +1908,27 @@ static int is_used(const struct instance *one)
     return !own_root() && (is_held(path("/dev/nvidia-caps/nvidia-cap%u", first)) || is_held(path("/dev/nvidia-caps/nvidia-cap%u", first + 1)));
 }
 
-static unsigned cores(const struct gpu *gpu) { return gpu->model->sm_per_slice ? gpu->model->sm_per_slice : 14; }
+/* Multiprocessors, copy engines and media engines of a profile.  GPCs of an H100 differ in their size: its profiles have
+   what mig -lgip of a real one says, those of others so much a slice. */
+struct engines {
+    unsigned cores, copy, media;
+};
+static struct engines engines_of(const struct gpu *gpu, const struct profile *profile)
+{
+    static const struct { int compute, memory; struct engines have; } H100[] = {
+        {1, 1, {16, 1, 1}}, {1, 2, {26, 1, 1}}, {2, 2, {32, 2, 2}}, {3, 4, {60, 3, 3}}, {4, 4, {64, 4, 4}}, {7, 8, {132, 8, 7}}};
+    int compute = atoi(profile->column[P_COMPUTE]), memory = atoi(profile->column[P_MEMORY]);
+    for (unsigned i = 0; capability(gpu) == 90 && i < COUNT(H100); i++)
+        if (H100[i].compute == compute && H100[i].memory == memory)
+            return H100[i].have;
+    unsigned slice = gpu->model->sm_per_slice ? gpu->model->sm_per_slice : 14;
+    return (struct engines){slice * compute, compute, atoi(profile->column[P_MEDIA])};
+}
+static unsigned cores(const struct instance *one)
+{
+    const struct profile *profile = profile_of(one->gpu, one->profile);
+    return profile ? engines_of(one->gpu, profile).cores : 0;
+}
 
 /* NVML's number of a kind of instance; which kinds there are depends on slices and suffix of the profile's name. */
 static unsigned kind_of(const struct profile *profile, int whole_slices)
@@ -1904,10 +1971,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, un
     struct profile *profile = profile_of_kind(gpu, kind);
     if (!profile)
         return NVML_ERROR_NOT_SUPPORTED;
-    unsigned compute = atoi(profile->column[P_COMPUTE]), media = atoi(profile->column[P_MEDIA]);
+    struct engines have = engines_of(gpu, profile);
     nvmlGpuInstanceProfileInfo_v3_t all = {
-        .version = version, .id = atoi(profile->column[P_ID]), .sliceCount = compute, .instanceCount = atoi(profile->column[P_MOST]),
-        .multiprocessorCount = cores(gpu) * compute, .copyEngineCount = compute, .decoderCount = media, .jpegCount = media,
+        .version = version, .id = atoi(profile->column[P_ID]), .sliceCount = atoi(profile->column[P_COMPUTE]), .instanceCount = atoi(profile->column[P_MOST]),
+        .multiprocessorCount = have.cores, .copyEngineCount = have.copy, .decoderCount = have.media, .jpegCount = have.media,
         .ofaCount = atoi(profile->column[P_OFA]), .memorySizeMB = atof(profile->column[P_GIB]) * 1024};
     snprintf(all.name, sizeof all.name, "MIG %s", profile->column[P_NAME]);
     if (version == nvmlGpuInstanceProfileInfo_v3) {
@@ -2102,7 +2169,7 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstanc
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     if (kind != compute_kind(one) || engines)
         return NVML_ERROR_NOT_SUPPORTED;
-    nvmlComputeInstanceProfileInfo_v3_t all = {.version = version, .id = kind, .sliceCount = slices(one), .instanceCount = 1, .multiprocessorCount = cores(one->gpu) * slices(one)};
+    nvmlComputeInstanceProfileInfo_v3_t all = {.version = version, .id = kind, .sliceCount = slices(one), .instanceCount = 1, .multiprocessorCount = cores(one)};
     snprintf(all.name, sizeof all.name, "MIG %s", one->name);
     memcpy(info, &all, version == nvmlComputeInstanceProfileInfo_v3 ? sizeof all : sizeof *info);
     return NVML_SUCCESS;
@@ -2255,9 +2322,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAt
     struct profile *profile = mig ? profile_of(gpu, mig->profile) : NULL;
     if (!profile)
         return NVML_ERROR_INVALID_ARGUMENT;
-    unsigned compute = slices(mig), media = atoi(profile->column[P_MEDIA]);
+    unsigned compute = slices(mig);
+    struct engines have = engines_of(gpu, profile);
     *info = (nvmlDeviceAttributes_t){
-        .multiprocessorCount = cores(gpu) * compute, .sharedCopyEngineCount = compute, .sharedDecoderCount = media, .sharedJpegCount = media,
+        .multiprocessorCount = have.cores, .sharedCopyEngineCount = have.copy, .sharedDecoderCount = have.media, .sharedJpegCount = have.media,
         .sharedOfaCount = atoi(profile->column[P_OFA]), .gpuInstanceSliceCount = compute, .computeInstanceSliceCount = compute,
         .memorySizeMB = atof(profile->column[P_GIB]) * 1024};
     return NVML_SUCCESS;

@@ -198,7 +198,8 @@ start_nvidia() {
     keep_ecc
     node nvidiactl 195 255
     give_table "$version"
-    log "NVRM: loading NVIDIA UNIX $(banner "$flavour")  $version  Release Build"
+    log "nvidia: loading out-of-tree module taints kernel."
+    log "NVRM: loading NVIDIA UNIX $(banner "$flavour")  $version  Release Build  (gpunode lab stand-in)  "
 }
 
 # keep_ecc: of what was set the driver forgets all but the mode of ECC, which takes effect
@@ -220,8 +221,8 @@ fill_proc() {
     proc=$lab/proc/driver/nvidia
     mkdir -p "$proc/gpus"
     {
-        echo "NVRM version: NVIDIA UNIX $(banner "$2")  $1  Release Build  (gpunode lab stand-in)"
-        echo "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)"
+        echo "NVRM version: NVIDIA UNIX $(banner "$2")  $1  Release Build  (gpunode lab stand-in)  "
+        echo "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14) "
     } >"$proc/version"
     # NVIDIA's own hooks in containers, which have no /proc/driver/nvidia here, leave it alone when it is 0
     modify=1
@@ -237,7 +238,8 @@ fill_proc() {
         mkdir -p "$proc/gpus/$slot"
         awk -F '\t' -v slot="$slot" -v minor="$minor" -v firmware="$1" '$1 == slot {
             print "Model: \t\t " $9; print "IRQ:   \t\t 11"; print "GPU UUID: \t " $3
-            print "Bus Type: \t PCIe"; print "Bus Location: \t " slot; print "Device Minor: \t " minor
+            print "Video BIOS: \t ??.??.??.??.??"; print "Bus Type: \t PCIe"; print "DMA Size: \t 52 bits"
+            print "DMA Mask: \t 0xfffffffffffff"; print "Bus Location: \t " slot; print "Device Minor: \t " minor
             print "GPU Firmware: \t " firmware; print "GPU Excluded:\t No" }' "$table" >"$proc/gpus/$slot/information"
         node "nvidia$minor" 195 "$minor"
         mig_start "$slot"
