@@ -202,6 +202,15 @@ def test_xids_are_read_with_a_mig_instance_and_as_drivers_before_340_write_them(
     assert seen == [(94, "0000:3b:00.0"), (43, "0000:3b:00.0"), (13, "0000:04:00.0"), (119, "0000:19:00.0")]
 
 
+def test_no_answer_of_a_real_gpu_that_is_well_is_taken_for_a_fault() -> None:
+    """Every field of --query-gpu, asked on a virtual machine with an H100; its serial number and UUID are redacted."""
+    names, row = (CASES.parent / "smi/h100-80gb-hbm3-vm-580.159.04.csv").read_text().splitlines()
+    fields = [name.partition(" ")[0] for name in names.split(", ")]
+    [gpu] = parse_probe(sections(nvidia_smi=f"fields {','.join(fields)}\n{row}")).nvml
+    assert (len(fields), gpu.fault, gpu.name) == (198, "", "NVIDIA H100 80GB HBM3")
+    assert (gpu.recovery, gpu.fabric_state, gpu.retired_pending) == ("None", "N/A", "N/A")
+
+
 def test_the_matrix_of_a_real_gpu_is_read() -> None:
     """Its head is underlined, also where it goes into a file."""
     record = CASES.parent / "selftest/h100-80gb-hbm3-vm/nvidia-smi-topo.txt"
