@@ -261,7 +261,8 @@ def _measure(host: _Host, name: str, run: AcceptRun) -> StageRow:
         ]
         samples = sample_checks(stage.name, answer.samples)
         checks = (*reading.checks, *retried, *floors, *samples, *_cut_off(stage, answer))
-        return _row(host, name, began, replace(reading, checks=checks), program=answer.program)
+        ended = "nothing" if gave_nothing(reading, answer.status) else "done"
+        return _row(host, name, began, replace(reading, checks=checks), program=answer.program, ended=ended)
     missing = " or ".join(tool.name for tool in stage.tools)
     fix = "; or ".join(tool.install for tool in stage.tools)
     check = Check(id=f"accept.{stage.name}", status="not-proven", message=f"{missing} is not on the node", fix=fix)
@@ -321,6 +322,7 @@ def _run_tool(
         "controller": _lines([controller_name()]),
         **({"image": _lines([host.spec.image])} if host.spec.image else {}),
         **({"near": _lines([near])} if near else {}),
+        **({"own_folder": _lines(["yes"])} if tool.own_folder else {}),
     }
     assert host.detected.target
     [ran] = run_many(

@@ -97,6 +97,17 @@ def test_a_tool_that_did_not_start_is_started_once_more_and_a_failure_is_not(
     assert all(check.status == "warning" and "CUDA driver initialization" in check.message for check in again)
 
 
+def test_a_stage_whose_tool_gave_nothing_is_run_again_by_resume(
+    run: AcceptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, lambda name, call: sent(NO_START, "1"))
+    run.keep(accept._measure(host("gpu1"), "nvbandwidth", run))
+    answering(monkeypatch, lambda name, call: sent(GOOD))
+    run.keep(accept._measure(host("gpu2"), "nvbandwidth", run))
+    kept = accept._rows(run.folder, {name: host(name).key for name in ("gpu1", "gpu2")})
+    assert list(kept) == [("gpu2", "nvbandwidth")]
+
+
 @pytest.mark.parametrize(("mig", "ended"), [("Enabled", "missing"), ("Disabled", "done")])
 def test_a_gpu_that_is_cut_is_not_measured_by_one_of_its_instances(
     mig: str, ended: str, run: AcceptRun, monkeypatch: pytest.MonkeyPatch

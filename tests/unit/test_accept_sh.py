@@ -71,6 +71,16 @@ def test_a_tool_gets_its_words_and_its_output_comes_back_whole(node: Path) -> No
     assert not list((node / "state").iterdir())
 
 
+def test_a_tool_that_reads_files_beside_its_program_is_started_there(node: Path) -> None:
+    (node / "burn").mkdir()
+    stub(node, "../burn/gpu_burn", "cat compare.fatbin")
+    (node / "burn/compare.fatbin").write_text("kernel")
+    (node / "bin/gpu_burn").symlink_to("../burn/gpu_burn")
+    for own, said in (("yes", b"kernel"), ("", b"cat: compare.fatbin: No such file or directory\n")):
+        [output] = values_of(run(node, programs="gpu_burn", own_folder=own).stdout, "output")
+        assert base64.b64decode(output) == said
+
+
 def test_the_newest_of_several_paths_is_taken_and_a_folder_is_none(node: Path) -> None:
     for version in ("cuda12", "cuda13"):
         (node / "plugins" / version).mkdir(parents=True)

@@ -71,6 +71,7 @@ class Tool:
     install: str  # what to install where it is missing
     call: Callable[[ToolRequest], Call]
     read: Callable[[str, int, ToolRequest], Reading]  # output, exit status
+    own_folder: bool = False  # it reads files beside its program: started in that folder
 
 
 def gave_nothing(reading: Reading, status: int) -> bool:

@@ -90,4 +90,5 @@ BURN = Tool(
     install="github.com/wilicc/gpu-burn, built on the node or in an image (accept.image)",
     call=_call,
     read=read_burn,
+    own_folder=True,  # compare.fatbin (of older ones compare.ptx), which it looks for in the current folder
 )

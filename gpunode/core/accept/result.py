@@ -27,14 +27,17 @@ Verdict = Literal["accepted", "accepted-with-warnings", "not-proven", "failed", 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRow:
-    """What one stage found on one host.  `ended`: done; missing (no tool); refused (the node was in use)."""
+    """What one stage found on one host.
+
+    `ended`: done; nothing (the tool ended by an error of its own); missing (no tool); refused (the node was in use).
+    """
 
     host: str
     stage: str
     key: str  # of the machine as it was then: a row of another one does not count
     at: str  # UTC
     seconds: float
-    ended: Literal["done", "missing", "refused"] = "done"
+    ended: Literal["done", "nothing", "missing", "refused"] = "done"
     program: str = ""
     checks: tuple[Check, ...] = ()
     measures: tuple[Measure, ...] = ()

@@ -26,7 +26,7 @@ def brief(text: object, limit: int = 200) -> str:
 
 def tail(text: str, count: int = 300) -> str:
     """The last words of an output, on one line, for a message."""
-    return brief(text[-4 * count :], 4 * count)[-count:]
+    return brief(text[-4 * count :].replace("\r", "\n"), 4 * count)[-count:]
 
 
 def number(text: object) -> float | None:

@@ -3,7 +3,7 @@
 # and the tool ends with this script, also when the connection is gone (each sample is written to it).
 # Request (edge/accept.py): `programs` (names, or paths with *; the first that is there), `arguments` and `environment`, one
 # a line, `seconds`, `sample` (fields of nvidia-smi), `controller`, `image` (used where no program is there), `near` (an
-# RDMA device: the tool runs on the CPUs beside it).
+# RDMA device: the tool runs on the CPUs beside it), `own_folder` (yes: the tool is started in the folder of its program).
 # Output: program, near, sample, beat, ended, output (base64).
 
 MOST=1000000 # bytes of the tool's output: its end counts
@@ -107,6 +107,7 @@ END
 
 trap 'stop; exit 141' PIPE HUP INT TERM
 cd / || exit 2
+[ -z "$(word own_folder)" ] || [ -n "$by" ] || cd "$(dirname "$(readlink -f "$program")")" || exit 2
 if have setsid; then setsid "$@" >"$OUT" 2>&1 </dev/null 9>&- & else "$@" >"$OUT" 2>&1 </dev/null 9>&- & fi
 tool=$!
 left=$(word seconds) samples=$(word sample)
