@@ -72,7 +72,7 @@ def test_what_dcgm_says_is_read_from_its_status_and_its_table(
 @pytest.mark.parametrize("log", ["", "/data/rke2/agent/containerd/containerd.log and journalctl -u rke2-agent"])
 def test_a_pod_that_does_not_start_names_the_log_of_its_containerd(log: str, tmp_path: Path) -> None:
     fake_program(tmp_path, "ctr", "echo gpunode-smoke-ran")
-    fake_program(tmp_path, "crictl", '[ "$5" != runp ] || { echo no handler; exit 1; }')
+    fake_program(tmp_path, "crictl", '[ "$7" != runp ] || { echo no handler; exit 1; }')
     found = smoked(
         tmp_path, {"runtimes": ["containerd"], "image": "a/b", **({"logs": {"containerd": log}} if log else {})}
     )
@@ -105,10 +105,44 @@ def test_a_mode_of_the_toolkit_that_does_without_docker_gpus_is_no_failure(tmp_p
     assert "--device nvidia.com/gpu=all" in found.fix
 
 
+# What crictl 1.36 said: containerd 2.2.1 could not fetch its sandbox image, was not waited for, had no such runtime
+FAILED = 'level=error msg="run pod sandbox: rpc error: code = {}"'
+PAUSE = "registry.k8s.io/pause:3.10.1"
+NO_IMAGE = FAILED.format(
+    rf"Unknown desc = failed to start sandbox \"bceb\": failed to get sandbox image \"{PAUSE}\": failed to pull image "
+    rf"\"{PAUSE}\": dial tcp: lookup registry.k8s.io: no such host"
+)
+NO_TIME = FAILED.format("DeadlineExceeded desc = context deadline exceeded")
+NO_RUNTIME = FAILED.format(
+    r"Unknown desc = unable to get OCI runtime for sandbox \"4b01\": no runtime for \"nvidia\" is configured"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "images", "status"),
+    [
+        (NO_IMAGE, "", "not-proven"),
+        (NO_TIME, "", "not-proven"),
+        (NO_TIME, PAUSE, "failed"),
+        (NO_RUNTIME, "", "failed"),
+    ],
+)
+def test_without_the_image_of_sandboxes_a_pod_proves_nothing(
+    said: str, images: str, status: str, tmp_path: Path
+) -> None:
+    fake_program(tmp_path, "ctr", "echo gpunode-smoke-ran")
+    fake_program(tmp_path, "containerd", f"echo \"      sandbox = '{PAUSE}'\"")
+    verbs = f"runp) cat <<'END'\n{said}\nEND\nexit 1 ;; inspecti) [ \"$8\" = '{images}' ] || exit 1 ;;"
+    fake_program(tmp_path, "crictl", f"case $7 in {verbs} esac")
+    found = smoked(tmp_path, {"runtimes": ["containerd"], "image": "a/b"})["containerd.cri-nvidia"]
+    assert found.status == status
+    assert (f"{PAUSE}, is not on the node" in found.message) == (status == "not-proven")
+
+
 # A crictl whose pods somebody takes away: the first $LOSE of them, while they are $AT.  Containers run at once.
 CRICTL = r"""
-verb=$5 dir=FOLDER
-shift 5
+verb=$7 dir=FOLDER
+shift 7
 pods=$(cat "$dir/pods" 2>/dev/null || echo 0)
 taken() { [ "$pods" -le LOSE ]; }
 not_found() { echo "rpc error: code = NotFound desc = an error occurred when try to find it: not found"; exit 1; }

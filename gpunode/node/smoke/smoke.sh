@@ -290,7 +290,8 @@ containerd_image() {
   fi
 }
 
-cri_() { bounded 60 crictl --runtime-endpoint "unix://$SOCKET" --image-endpoint "unix://$SOCKET" "$@"; }
+# crictl's own limit is 2 seconds (twice that for a sandbox), in which the image of sandboxes may not be fetched
+cri_() { bounded 60 crictl --timeout 25s --runtime-endpoint "unix://$SOCKET" --image-endpoint "unix://$SOCKET" "$@"; }
 
 CRI_ATTEMPTS=6
 
@@ -311,6 +312,23 @@ cri_check() {
   done
 }
 
+# no_sandbox ID ERROR: without the image of sandboxes, which the engine would fetch, nothing is said about the runtime
+no_sandbox() {
+  local wanted
+  wanted=
+  case $2 in
+    *'failed to get sandbox image'*) wanted=$(printf '%s\n' "$2" | sed -n 's/.*failed to get sandbox image [\]*"\([^"\]*\).*/\1/p' | tail -n 1) ;;
+    *'deadline exceeded'* | *DeadlineExceeded* | *'no answer within'*)
+      wanted=$(containerd config dump 2>/dev/null | sed -n "s/^ *sandbox\(_image\)\{0,1\} = ['\"]\(.*\)['\"]\$/\2/p" | head -n 1) ;;
+  esac
+  if [ -n "$wanted" ] && ! cri_ inspecti "$wanted" >/dev/null; then
+    check "$1" not-proven "no pod could be started: the image of pod sandboxes, $wanted, is not on the node and could not be fetched: $(last_line "$2")" \
+      "let the node reach its registry, or bring it: ctr -n k8s.io images import FILE"
+  else
+    check "$1" failed "no pod sandbox: $(last_line "$2")" "$(log_of containerd), on the node"
+  fi
+}
+
 # cri_attempt HANDLER EXPECTED NUMBER: 1 when the pod was taken away, its last words in $said; else the check is made
 cri_attempt() {
   local id handler logs pod ended
@@ -326,7 +344,7 @@ cri_attempt() {
     "$NAME" "$image" "$(json_text "$INSIDE")" "$(cri_mounts)" >"$GPUNODE_IN/container.json"
   # shellcheck disable=SC2086  # no word at all for the default handler
   pod=$(cri_ runp $handler "$GPUNODE_IN/pod.json") ||
-    { check "$id" failed "no pod sandbox: $(last_line "$pod")" "$(log_of containerd), on the node"; return 0; }
+    { no_sandbox "$id" "$pod"; return 0; }
   pod=$(last_line "$pod")
   cri_container "$1" "$2"
   ended=$?
