@@ -311,6 +311,42 @@ def test_no_function_of_the_library_dies_of_a_null(machine: Machine) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+_ONE = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+assert library.nvmlInit_v2() == 0
+handle, value = ctypes.c_void_p(), ctypes.c_uint()
+assert library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)) == 0
+for name in sys.argv[2:]:
+    status = getattr(library, "nvmlDeviceGet" + name)(handle, ctypes.byref(value))
+    print(name, status, "" if status else value.value)
+"""
+REAL = """
+MaxMigDeviceCount 0 0
+GpuInstanceId 2
+ComputeInstanceId 2
+Attributes_v2 3
+FanSpeed 3
+NumFans 0 0
+NumaNodeId 3
+MultiGpuBoard 0 0
+NumGpuCores 0 16896
+MemoryBusWidth 0 5120
+MaxPcieLinkGeneration 0 5
+PowerManagementDefaultLimit 0 700000
+SupportedEventTypes 0 65439
+"""
+
+
+def test_the_library_answers_as_that_of_a_real_h100_did(machine: Machine) -> None:
+    """Status and number of a virtual machine with one H100, MIG off, driver 580.159.04."""
+    machine("h100")
+    words = [row.split() for row in REAL.split("\n") if row]
+    command = (sys.executable, "-c", _ONE, str(needed_library()), *(word[0] for word in words))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert [line.split() for line in done.stdout.splitlines()] == words, done.stderr
+
+
 # ---------------------------------------------------------------- with the probe
 
 

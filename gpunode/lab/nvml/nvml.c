@@ -1693,7 +1693,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
 static int no_events;
 EXPORT nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) { return set ? *set = (nvmlEventSet_t)&no_events, NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT; }
 EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) { return (void)set, NVML_SUCCESS; }
-EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types) { return (void)device, types ? *types = 0xb, NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT; }
+EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types) { return (void)device, types ? *types = 0xff9f, NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT; }
 EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set) { return (void)device, (void)types, (void)set, NVML_SUCCESS; }
 EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout)
 {
@@ -1813,7 +1813,7 @@ EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvm
 EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
 {
     ASK(count);
-    *count = has_mig(gpu) ? 7 : 0;
+    *count = has_mig(gpu) && mig_mode(gpu, "current") ? 7 : 0;
     return NVML_SUCCESS;
 }
 
@@ -2306,13 +2306,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *id
     KNOW(id);
     struct instance *mig = as_instance(device);
     *id = mig ? mig->id : 0;
-    return mig ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+    return mig ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *id)
 {
     KNOW(id);
     *id = 0;
-    return as_instance(device) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+    return as_instance(device) ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *info)
@@ -2321,7 +2321,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAt
     struct instance *mig = as_instance(device);
     struct profile *profile = mig ? profile_of(gpu, mig->profile) : NULL;
     if (!profile)
-        return NVML_ERROR_INVALID_ARGUMENT;
+        return NVML_ERROR_NOT_SUPPORTED;
     unsigned compute = slices(mig);
     struct engines have = engines_of(gpu, profile);
     *info = (nvmlDeviceAttributes_t){
