@@ -399,9 +399,8 @@ def _solver(evidence: RecordEvidence) -> SourceFinding:
         raise NotPossible("a container has its driver from its host")
     asked = f"{version_tuple(driver.loaded)[0]}" + (f"-{driver.loaded_flavour}" if driver.loaded_flavour else "")
     spec = Spec(driver=parse_driver(asked))
-    request = request_of(evidence.facts, spec)
-    if request.runfile or request.elsewhere:  # that no packages brought it is no fault of what is known of it
-        request = replace(request, runfile="", elsewhere="", kernels=())
+    # who brought the driver, and what its kernels lack for the next one, is no fault of what is known of it
+    request = replace(request_of(evidence.facts, spec), runfile="", elsewhere="", kernels=())
     solution = solve(request, evidence.knowledge)
     problems = [problem.what for problem in solution.problems]
     return SourceFinding(

@@ -262,7 +262,8 @@ def headers_of(case: SolveCase) -> tuple[PackageWant, ...] | None:
         if not wants and not kernel.headers:
             case.refuse(
                 f"kernel {kernel.release} is not one of the distribution's, and its headers are not there",
-                "install its headers (/lib/modules/RELEASE/build must lead to them), or remove that kernel",
+                "install its headers (/lib/modules/RELEASE/build must lead to them), or remove that kernel; "
+                "driver.method: preinstalled leaves a driver that runs as it is",
             )
             return None
         if not wants:
