@@ -138,8 +138,7 @@ def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda
 
 
 def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) -> Examined:
-    from gpunode.core.cdi import stale
-    from gpunode.core.doctor.state import excluded, split_sections, state_faults
+    from gpunode.core.doctor.state import excluded, proofs, split_sections, state_faults
 
     faults, sections = load_faults(), split_sections(text)
     named = {name: faults.parts.part(f"gpunode log {name}") for name in sections}
@@ -155,12 +154,8 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
         one.versions = programs
     state = state_faults(facts, sections, _scheduler_rules(), faults.checks)
     active = {name for name, service in facts.services.items() if service.active == "active"}
-    known = {
-        "driver-answers": facts.driver.loaded and facts.nvml,
-        "toolkit-there": facts.toolkit,
-        "cdi-fits": facts.cdi.specs and facts.cdi.gpus and not stale(facts),
-    }
-    proven = {name for name, holds in known.items() if holds}
+    in_vain = [line.text for one in scans if (seen := one.found().get("cdi-unresolvable")) for line in seen.evidence]
+    proven = proofs(facts, in_vain)
     diagnosis = diagnose(faults, scans, state, active=active, proven=proven, excluded=excluded(facts, faults.checks))
     return Examined(host=host, diagnosis=diagnosis, notes=notes)
 

@@ -44,12 +44,13 @@ from gpunode.core.model import (
     NodeFacts,
     NvmlGpu,
     PciDevice,
+    Running,
     Runtime,
     Service,
     Xid,
 )
 from gpunode.edge.detect import Targets
-from gpunode.edge.doctor import Examined, load_codes, load_faults
+from gpunode.edge.doctor import Examined, _examined, load_codes, load_faults
 from gpunode.edge.load import load_scheduler_rules
 
 FOLDER = Path(__file__).parents[1] / "cases" / "doctor"
@@ -638,6 +639,61 @@ def test_a_driver_that_answers_refutes_that_it_is_not_loaded() -> None:
     assert [f.fault.id for f in diagnose(FAULTS, scans).findings] == ["modprobe-key-rejected"]
     now = diagnose(FAULTS, scans, proven={"driver-answers"})
     assert now.sound and [f.fault.id for f in now.earlier] == ["modprobe-key-rejected"]
+
+
+PACKAGES = {"nvidia-container-toolkit-base": InstalledPackage(name="nvidia-container-toolkit-base", version="1.20.1-1")}
+WITH_RUNTIME = b'{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}'
+OF_A_FOLDER = b'{"runtimes": {"nvidia": {"path": "/usr/local/nvidia/toolkit/nvidia-container-runtime"}}}'
+ONE = (CdiGpu(minor=0),)
+SPEC = CdiSpec(path="/run/cdi/nvidia.yaml", kind="nvidia.com/gpu", devices=("0", "all"), minors=(0,))
+TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
+IN_VAIN = (
+    'level=error msg="start returned error: CDI device injection failed: unresolvable CDI devices nvidia.com/gpu={}"'
+)
+STARTED = {"docker": Running(count=0, knows_hook=True)}
+# a log's line; the state of the node that refutes it, and one that does not
+OVER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        a_line_of("shim-exec-missing"),
+        {"toolkit": "1.20.1", "packages": PACKAGES, **docker(WITH_RUNTIME)},
+        {"toolkit": "1.20.1", "packages": PACKAGES, **docker(OF_A_FOLDER)},
+    ),
+    (
+        a_line_of("shim-exec-missing"),
+        {"toolkit": "1.20.1", "packages": PACKAGES, **docker(WITH_RUNTIME)},
+        {"toolkit": "1.20.1", **docker(WITH_RUNTIME)},
+    ),
+    (a_line_of("docker-no-driver"), {"containers": STARTED}, {"containers": {"docker": Running(count=0)}}),
+    (
+        a_line_of("cdi-invalid"),
+        {"cdi": Cdi(specs=(SPEC,), gpus=ONE)},
+        {"cdi": Cdi(gpus=ONE)},
+    ),
+    (
+        IN_VAIN.format("all"),
+        {"cdi": Cdi(specs=(SPEC,), gpus=ONE)},
+        {"cdi": Cdi(specs=(replace(SPEC, devices=("0",)),), gpus=ONE)},
+    ),
+    (IN_VAIN.format("0"), {"cdi": Cdi(specs=(SPEC,), gpus=ONE)}, {"cdi": Cdi(gpus=ONE)}),
+    (
+        a_line_of("toolkit-config-broken"),
+        {"files": {TOOLKIT_CONFIG: ConfigFile(path=TOOLKIT_CONFIG, data=b"disable-require = false")}},
+        {"files": {TOOLKIT_CONFIG: ConfigFile(path=TOOLKIT_CONFIG, data=b"disable-require =")}},
+    ),
+]
+
+
+@over(OVER, name=lambda row: row[0][:60])
+def test_what_the_node_is_now_refutes_what_its_engines_said(
+    line: str, now: dict[str, Any], other: dict[str, Any]
+) -> None:
+    def examined(state: dict[str, Any]) -> Diagnosis:
+        found = _examined("node", replace(SOUND, **state), f"=== gpunode log docker\n{line}\n", ()).diagnosis
+        assert found
+        return found
+
+    assert not [one for one in examined(now).findings if one.evidence[0].line] and len(examined(now).earlier) == 1
+    assert [one for one in examined(other).findings if one.evidence[0].line] and not examined(other).earlier
 
 
 def test_the_fabric_manager_of_a_driver_container_has_no_unit() -> None:

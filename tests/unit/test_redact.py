@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.facts import parse_probe, redact
+from gpunode.core.facts.redact import redact_texts
 
 CASES = Path(__file__).parent.parent / "cases" / "probes"
 SECRETS = """#: gpunode-probe 1
@@ -58,3 +59,14 @@ def test_a_redacted_probe_gives_the_same_machine(name: str) -> None:
 def test_a_host_is_hidden_with_and_without_its_domain() -> None:
     text = "#: gpunode-probe 1\n#: system\n| hostname gpu17.example.com\n#: xids\n| Nov 23 gpu17 kernel: x\n#: end\n"
     assert "gpu17" not in redact(text) and redact(text).count("host-1") == 2
+
+
+def test_what_the_driver_prints_before_an_xid_names_no_machine() -> None:
+    """As driver 580 does: the GPU's UUID and the serial number of its board, in lines of their own."""
+    kernel_log = (
+        "[  462.079833] NVRM: GPU at PCI:0000:00:06: GPU-3d0ff2b1-8c0e-4c7b-9a52-0f6c1d7e9a11\n"
+        "[  462.079845] NVRM: GPU Board Serial Number: 1650000000001\n"
+    )
+    shown = redact_texts({"dmesg.txt": kernel_log})["dmesg.txt"]
+    assert "NVRM: GPU Board Serial Number: serial\n" in shown
+    assert "NVRM: GPU at PCI:0000:00:06: GPU-00000000-0000-0000-0000-000000000001\n" in shown

@@ -22,9 +22,13 @@ from gpunode.core.doctor.text import Evidence, joined, places, plain, small, sta
 KEPT = 5  # lines of evidence for one fault in one log, the newest
 PART = 1000  # characters of a line that are read for a pattern, and half of that on each side
 _SHOWN = 400  # characters of a line that are shown
-# recipes that make prints, and scripts; containerd, of pods that end
-_NO_NEWS = re.compile(r"^\s*@?echo\b.*\\\s*$|^\s*echo (?:-\w )?'|\becho >&2 |\bcleanup warnings\b")
-_NO_NEWS_WORDS = ("echo", "cleanup warnings")
+# recipes that make prints, and scripts; containerd, of pods that end; engines, of the containers of `gpunode verify`,
+# which says itself what came of them
+_NO_NEWS = re.compile(
+    r"^\s*@?echo\b.*\\\s*$|^\s*echo (?:-\w )?'|\becho >&2 |\bcleanup warnings\b"
+    r"|\b(?:id|namespace)=gpunode-smoke\b|\bname:'gpunode-smoke-"
+)
+_NO_NEWS_WORDS = ("echo", "cleanup warnings", "gpunode-smoke")
 # the beginning of a line that a program has written in one piece: nothing has broken the line before it
 _STAMP = re.compile(r"^(?:[A-Z][a-z]{2} [ \d]\d \d\d:|\d{4}-\d\d-\d\d[ T]|\[ *\d+\.\d+\]|[IWEF]\d{4} \d\d:|\{')", re.M)
 _MANY = 1000  # lines; nobody has pasted so many

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.cdi import KIND, of_others, stale
@@ -43,6 +43,10 @@ _DRIVER_PACKAGE = re.compile(
 )
 _VERSION = re.compile(r"(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)")
 _NO_ANSWER = {"1": "connection refused, or no such host", "124": "no answer in time"}  # exit codes, of bash and timeout
+_TOOLKIT = {"nvidia-container-toolkit", "nvidia-container-toolkit-base"}  # packages
+_RUNTIME = "/usr/bin/nvidia-container-runtime"
+_TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
+_CDI_NAME = re.compile(r"nvidia\.com/gpu=([\w:-]{1,80})")
 _SHOWN = 100  # characters of a file's words that are shown
 
 
@@ -107,6 +111,50 @@ def _waiting(facts: NodeFacts) -> list[PciDevice]:
     if facts.driver.loaded or operator or no_host or not facts.kernel:
         return []
     return [gpu for gpu in facts.gpus if not gpu.driver.startswith("vfio")]
+
+
+def proofs(facts: NodeFacts, asked: Collection[str] = ()) -> set[str]:
+    """What is known of a node (Fault.refuted_by); `asked` are the lines of its logs that ask for a CDI device in vain.
+
+    What an engine's files have says nothing of the engine that runs: it may be older than they are.
+    """
+    fits = bool(facts.cdi.specs and facts.cdi.gpus and not stale(facts))
+    docker = facts.containers.get("docker")
+    known = {
+        "driver-answers": facts.driver.loaded and facts.nvml,
+        "toolkit-there": facts.toolkit,
+        "runtime-there": _has_runtime(facts),
+        "toolkit-config-reads": _reads_toolkit_config(facts),
+        "docker-knows-hook": docker and docker.knows_hook,
+        "cdi-fits": fits,
+        "cdi-resolves": fits and asked and all(_resolves(facts, line) for line in asked),
+    }
+    return {name for name, holds in known.items() if holds}
+
+
+def _has_runtime(facts: NodeFacts) -> bool:
+    """Whether each engine's runtime nvidia is a program that the toolkit's packages have put there."""
+    states = [_in_force(facts, engine) for engine in facts.runtimes]
+    return (
+        bool(facts.toolkit)
+        and not facts.packages.keys().isdisjoint(_TOOLKIT)
+        and all(state and state.path in ("", _RUNTIME.rpartition("/")[2], _RUNTIME) for state in states)
+    )
+
+
+def _reads_toolkit_config(facts: NodeFacts) -> bool:
+    import tomllib
+
+    file = facts.files.get(_TOOLKIT_CONFIG)
+    try:
+        return bool(file and file.data is not None and tomllib.loads(file.data.decode()) is not None)
+    except ValueError:
+        return False
+
+
+def _resolves(facts: NodeFacts, line: str) -> bool:
+    names = _CDI_NAME.findall(line)
+    return bool(names) and {name for spec in facts.cdi.specs for name in spec.devices}.issuperset(names)
 
 
 def excluded(facts: NodeFacts, checks: Checks) -> set[str]:

@@ -48,7 +48,11 @@ if have journalctl; then
     nvidia-imex nvidia-cdi-refresh nvidia-dcgm gpunode-firstboot gpunode-mig gpunode-mps; do
     case $unit in *.socket) continue ;; esac
     unit=${unit%.service}
-    limited journalctl -b -u "$unit.service" --no-pager -o short-iso -n "$LINES" | grep -v '^-- No entries' | log "$unit"
+    set -- -u "$unit.service"
+    # of the kubelet with the starts of its engine, behind which what it said of that is over
+    [ "$unit" != kubelet ] || set -- _SYSTEMD_UNIT=kubelet.service + UNIT=kubelet.service _PID=1 \
+      + UNIT=containerd.service _PID=1 + UNIT=crio.service _PID=1 + UNIT=docker.service _PID=1
+    limited journalctl -b "$@" --no-pager -o short-iso -n "$LINES" | grep -v '^-- No entries' | log "$unit"
   done
 fi
 if have nvidia-smi; then
