@@ -90,6 +90,12 @@ class Node:
     def container(self, name: str) -> GpuContainer:
         return next(c for c in self.facts().gpu_containers if c.name == name)
 
+    def reloaded(self, name: str) -> bool:
+        """Whether systemd says that it has reloaded since the container started."""
+        functions = script("probe.sh").partition("#!/bin/sh")[0]
+        asked = f"{functions}reloaded {self.container(name).unit} && echo yes"
+        return str(self.lab.run(self.lab.nodes[0], "sh -s", stdin=asked).stdout) == "yes\n"
+
     def opens(self, name: str) -> str:
         """What a container gets that opens the GPU."""
         return str(self.lab.run(self.lab.nodes[0], f"docker exec {name} head -c1 /dev/nvidia0").stderr)
@@ -164,12 +170,14 @@ def test_a_reload_takes_the_gpu_from_a_container_that_systemd_was_not_notified_o
     node.sh("mv /dev/char.away /dev/char")
     states = {c.name: (c.state, c.hook) for c in node.facts().gpu_containers}
     assert states == {"legacy": ("keepable", True), "linked": ("kept", False), "unlinked": ("keepable", False)}
+    assert not node.reloaded("linked")
     status, message = node.checks()["containers.gpu-kept"]
     assert (status, "legacy, unlinked would lose /dev/nvidia0" in message) == ("warning", True)
     node.sh("systemctl daemon-reload")
     assert MAY_NOT in node.opens("legacy"), "links do not help what systemd never heard of"
     assert MAY_NOT in node.opens("unlinked"), "runc 1.1.5 passed it by, because its number had no link"
     assert MAY in node.opens("linked")
+    assert node.reloaded("linked")
     assert node.container("legacy").state == "lost"
     assert node.checks()["containers.gpu-kept"][0] == "failed"
 

@@ -82,7 +82,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "devices.char-links": "an NVIDIA device file has no link in /dev/char where systemd keeps containers' devices "
         "(a warning where the engine's cgroup driver is unknown)",
         "containers.gpu-kept": "a running container has lost its GPUs; a warning names those that the next "
-        "`systemctl daemon-reload` takes them from ([GPUs of running containers](gpu-containers.md))",
+        "`systemctl daemon-reload` takes them from, or one may have taken them from ([GPUs of running "
+        "containers](gpu-containers.md))",
         "sharing.mig": "a GPU has MIG on without an instance, an instance has no compute instance, a mode waits for a "
         "reset, or cutting failed; a warning where nothing makes the instances again at boot",
         "sharing.mps": "the MPS unit is enabled and no control daemon runs; a warning where several do",

@@ -266,11 +266,12 @@ def read_device_nodes(probe: Probe) -> tuple[DeviceNode, ...]:
 
 
 def read_gpu_containers(probe: Probe) -> tuple[GpuContainer, ...]:
-    """`container ID NAME UNIT MODE STATE DEVICE,DEVICE…` lines → containers, by name; any other line becomes a note."""
+    """`container ID NAME UNIT MODE STATE DEVICE,DEVICE…[ reloaded]` lines → containers, by name; others: notes."""
     found = []
     for key, rest in probe.pairs("gpu_containers"):
         words = rest.split()
-        if key == "container" and len(words) == 6 and words[4] in get_args(GpuState):
+        whole_line = len(words) == 6 or words[6:] == ["reloaded"]
+        if key == "container" and whole_line and words[4] in get_args(GpuState):
             found.append(_container(words))
         elif key not in ("linked", "unlinked"):
             probe.unreadable("gpu_containers", f"{key} {rest}")
@@ -278,7 +279,7 @@ def read_gpu_containers(probe: Probe) -> tuple[GpuContainer, ...]:
 
 
 def _container(words: list[str]) -> GpuContainer:
-    identity, name, unit, mode, state, devices = words
+    identity, name, unit, mode, state, devices = words[:6]
     return GpuContainer(
         name=name,
         id=identity,
@@ -286,6 +287,7 @@ def _container(words: list[str]) -> GpuContainer:
         hook=mode == "hook",
         state=cast(GpuState, state),
         devices=tuple(devices.split(",")),
+        reloaded=len(words) > 6,
     )
 
 

@@ -97,8 +97,7 @@ def container_checks(facts: NodeFacts) -> Iterator[Check]:
         text = f"{_names(lost)} lost {_devices(lost)} («Failed to initialize NVML: Unknown Error»)"
         yield Check(id="containers.gpu-kept", status="failed", message=text, fix="restart these containers")
     elif risked:
-        text = f"at the next systemctl daemon-reload {_names(risked)} would lose {_devices(risked)}"
-        yield Check(id="containers.gpu-kept", status="warning", message=text, fix=_fix(risked))
+        yield Check(id="containers.gpu-kept", status="warning", message=_risk(risked), fix=_fix(risked))
     else:
         count = len(facts.gpu_containers)
         text = f"{count} running GPU container{'s keep their' if count > 1 else ' keeps its'} GPUs when systemd reloads"
@@ -122,14 +121,34 @@ def _link_checks(facts: NodeFacts) -> Iterator[Check]:
     )
 
 
+def _risk(containers: list[GpuContainer]) -> str:
+    """What a reload of systemd may have done already, and what the next one would do."""
+    again, fresh = ([c for c in containers if c.reloaded is reloaded] for reloaded in (True, False))
+    may = f"systemd has reloaded since {_names(again)} started, and may have taken {_devices(again)} from them already"
+    would = f"at the next systemctl daemon-reload {_names(fresh)} would lose {_devices(fresh)}"
+    return "; ".join([may] * bool(again) + [would] * bool(fresh))
+
+
 def _fix(containers: list[GpuContainer]) -> str:
-    """How the containers keep what they have until they end, where that can be said."""
+    """How to see what they have, and how they keep it until they end, where that can be said."""
     sure = [c for c in containers if c.state == "keepable"]
     if len(sure) < len(containers):
-        return (
+        keep = (
             "restart them with CDI: docker run --device nvidia.com/gpu=…, or deviceListStrategy cdi-cri in Kubernetes"
         )
-    return f"until they end: {'; '.join(map(_command, sure))}; for good: start them with CDI"
+    else:
+        keep = f"until they end: {'; '.join(map(_command, sure))}; for good: start them with CDI"
+    look = "; ".join(_look(c) for c in containers if c.reloaded)
+    return f"look: {look}; restart what has lost them; {keep}" if look else keep
+
+
+def _look(container: GpuContainer) -> str:
+    """The command that asks for the GPUs in the container."""
+    if "libpod" in container.unit:
+        return f"podman exec {container.name} nvidia-smi -L"
+    if container.unit.startswith("docker"):
+        return f"docker exec {container.name} nvidia-smi -L"
+    return f"crictl exec {container.id[:12]} nvidia-smi -L"
 
 
 def _command(container: GpuContainer) -> str:

@@ -348,6 +348,9 @@ class GpuContainer:
     hook: bool = False  # given its devices behind the runtime's back (legacy), not by its specification (CDI, --device)
     state: Annotated[GpuState, WORD] = "kept"
     devices: tuple[Annotated[str, PATH], ...] = ()
+    reloaded: bool = (
+        False  # systemd has reloaded since it started, and whether it took `devices` is not seen (cgroups 2)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

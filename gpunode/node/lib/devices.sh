@@ -22,7 +22,7 @@ nvidia_nodes() {
   done
 }
 
-# gpu_containers: lines `ID NAME UNIT MODE STATE DEVICE,DEVICE…` of the running containers that have GPUs.
+# gpu_containers: lines `ID NAME UNIT MODE STATE DEVICE,DEVICE…[ reloaded]` of the running containers that have GPUs.
 # UNIT is the scope in which systemd keeps its devices, - where systemd does not (cgroupfs).  MODE: `hook` when the
 # devices were mounted into it behind the runtime's back (legacy), `spec` when they stand in its specification (CDI,
 # --device).  STATE, and the devices it is about:
@@ -31,6 +31,7 @@ nvidia_nodes() {
 #   exposed   systemd would take them, and whether the container has a right to them cannot be seen: with cgroups of
 #             version 2, its device file could be one that it has made itself
 #   lost      they were taken already
+# With cgroups of version 2 that is not seen: `reloaded` where systemd has reloaded since the container started.
 gpu_containers() (
   nodes=$(nvidia_nodes)
   [ -n "$nodes" ] || return 0
@@ -86,8 +87,19 @@ NODES
   [ -z "$lost" ] || state=lost devices=$lost
   [ -z "$keepable" ] || state=keepable devices=$keepable
   [ -z "$exposed" ] || state=exposed devices=$exposed
-  [ -z "$devices" ] || echo "$id $(container_name "$id") $unit $mode $state ${devices#,}"
+  [ -n "$devices" ] || return 0
+  case $allowed:$state in :keepable | :exposed) ! reloaded "$unit" || devices="$devices reloaded" ;; esac
+  echo "$id $(container_name "$id") $unit $mode $state ${devices#,}"
 )
+
+# reloaded UNIT: systemd has read its units again since this one started.  248 or a later version says when: 247 does not
+reloaded() {
+  local last start
+  last=$(briefly systemctl show -p UnitsLoadTimestampMonotonic 2>/dev/null)
+  start=$(briefly systemctl show -p ActiveEnterTimestampMonotonic "$1" 2>/dev/null)
+  last=${last#*=} start=${start#*=}
+  [ "${last:-0}" -gt "${start:-0}" ] && [ "$start" -gt 0 ]
+} 2>/dev/null
 
 # cgroup_allows NUMBER: by $allowed, the kernel's list for a cgroup of version 1
 cgroup_allows() {

@@ -9,7 +9,7 @@ keep_gpus() {
   affected_containers=
   systemd_runs || return 0
   gpu_containers >"$GPUNODE_IN/.gpu_containers"
-  while read -r _ gpu_name gpu_scope _ gpu_state gpu_devices; do
+  while read -r _ gpu_name gpu_scope _ gpu_state gpu_devices _; do
     case $gpu_state in keepable | exposed) ;; *) continue ;; esac
     if [ "$gpu_state" = exposed ] || ! { checking || notify_systemd "$gpu_scope" "$gpu_devices"; }; then
       affected_containers="${affected_containers:+$affected_containers, }$gpu_name"

@@ -198,7 +198,7 @@ facts:
       description: 'Device nodes. Keys: path, number, linked.'
       type: list
     gpu_containers:
-      description: 'Gpu containers. Keys: name, id, unit, hook, state, devices.'
+      description: 'Gpu containers. Keys: name, id, unit, hook, state, devices, reloaded.'
       type: list
     cdi:
       description: 'Cdi. Keys: specs, gpus, missing.'
