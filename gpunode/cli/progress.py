@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.output import fitted
 from gpunode.cli.terminal import say, screen
 from gpunode.core.printable import printable
-from gpunode.core.report.text import MANY
+from gpunode.core.report.text import MANY, in_short
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostResult
@@ -110,7 +110,7 @@ class Board:
             if event.kind in ("failed", "unreachable") and not row.printed:
                 row.failed = row.printed = True
                 row.ended = self._now()
-                return self._line("✗", event.host, ": ".join(filter(None, (event.task, event.message))))
+                return self._line("✗", event.host, ": ".join(filter(None, (event.task, _message(event)))))
             if event.kind in ("ok", "changed") and row.number and row.number == len(titles):
                 row.ended = self._now()  # what follows is the controller's
         return ""
@@ -367,5 +367,11 @@ class _Count:
 def _line(event: Event, place: str = "") -> str:
     if event.kind == "waiting":
         return f"{event.host}: {event.task}"
-    message = f": {event.message}" if event.message else ""
+    message = f": {text}" if (text := _message(event)) else ""
     return f"{event.host}: {place}{event.task}: {event.kind} ({event.seconds:.1f} s){message}"
+
+
+def _message(event: Event) -> str:
+    """What is said of it; what failed checks found stands at the end."""
+    checks = [one for one in event.result.get("checks", ()) if isinstance(one, dict) and one.get("status") == "failed"]
+    return in_short(event.message, [printable(str(one.get("id"))) for one in checks])

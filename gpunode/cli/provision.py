@@ -135,7 +135,7 @@ def show_results(results: list[HostResult], output_format: str, *, brief: bool =
     from gpunode.cli.terminal import verbosity
     from gpunode.core.errors import Exit
     from gpunode.core.report.fleet import fleet_text, resume_command, unfinished_text
-    from gpunode.core.report.text import MANY, checks_text, counted, results_data
+    from gpunode.core.report.text import MANY, checks_text, counted, in_short, results_data
 
     if output_format == "json":
         run, command = resume_command(results)
@@ -143,7 +143,8 @@ def show_results(results: list[HostResult], output_format: str, *, brief: bool =
         return
     for result in results if len(results) <= MANY else ():
         mark = Styled("ok", "green") if result.ok else Styled(f"exit {Exit.of(result.outcome)}", "red")
-        echo(f"{result.host}: ", mark, f"{',' if result.ok and result.changed else ':'} {result.message}")
+        text = in_short(result.message, [check.id for check in result.checks if check.status == "failed"])
+        echo(f"{result.host}: ", mark, f"{',' if result.ok and result.changed else ':'} {text}")
         listed = verbosity() > 0 or (len(results) == 1 and not brief)
         checks = [one for one in result.checks if listed or one.status != "passed"]
         if checks:

@@ -33,6 +33,11 @@ def event(kind: str, task: str = "Load the NVIDIA driver", message: str = "", **
         (event("started"), "text", ""),
         (event("skipped"), "text", ""),
         (event("ok", task="Prove it", checks=[]), "text", "node1: Prove it: ok (1.2 s)\n"),
+        (
+            event("failed", "Prove it", "docker.gpus: none seen", checks=[{"id": "docker.gpus", "status": "failed"}]),
+            "text",
+            "node1: Prove it: failed (1.2 s): 1 check failed: docker.gpus\n",
+        ),
     ],
 )
 def test_only_changes_failures_and_proofs_get_a_line(
@@ -168,6 +173,17 @@ def test_no_word_is_cut_at_the_edge_of_a_terminal(width: int) -> None:
     assert max(map(len, shown.split("\n"))) <= max(width, 34 + len("/usr/bin/nvidia-runtime)"))
     after = [line for line in shown.split("\n")[1:] if line.startswith(" " * 41)]
     assert all(line.strip() for line in after)
+
+
+def test_what_a_failed_check_found_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a node whose three checks failed for a long reason each, provision's end had it three times."""
+    found = {"docker.gpus": "no GPU in the container", "driver.smi": "no devices were found"}
+    checks = tuple(Check(id=name, status="failed", message=text, fix="look") for name, text in found.items())
+    text = "Prove it: " + "; ".join(f"{name}: {text}" for name, text in found.items()) + " (fix: look)"
+    show_results([HostResult(host="n", outcome="failed", message=text, checks=checks)], "text")
+    shown = capsys.readouterr().out
+    assert shown.startswith("n: exit 1: Prove it: 2 checks failed: docker.gpus, driver.smi\n")
+    assert all(shown.count(text) == 1 for text in found.values())
 
 
 def test_of_several_hosts_what_passed_is_counted_and_the_rest_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,6 +222,16 @@ def checks_text(checks: Iterable[Check]) -> str:
     return "\n".join(lines)
 
 
+def in_short(message: str, failed: Sequence[str]) -> str:
+    """A message that tells what the failed checks (their ids) found, with their names alone: they are listed elsewhere.
+
+    >>> in_short("Prove it: driver.smi: no device; toolkit.cli: none (fix: look)", ["driver.smi", "toolkit.cli"])
+    'Prove it: 2 checks failed: driver.smi, toolkit.cli'
+    """
+    before, told, _ = message.partition(f"{failed[0]}: ") if failed else (message, "", "")
+    return f"{before}{counted(len(failed), 'check')} failed: {', '.join(failed)}" if told else message
+
+
 def counted(number: int, word: str) -> str:
     """1 change, 2 changes."""
     return f"{number} {word}{'' if number == 1 else 's'}"
