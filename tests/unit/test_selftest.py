@@ -484,6 +484,12 @@ def test_every_kept_record_is_judged_as_when_it_was_sent() -> None:
         assert {name: status for name, status in now.items() if then.get(name) == "passed" != status} == {}, file
 
 
+def test_nothing_is_left_to_redact_in_a_kept_record() -> None:
+    for folder in (ROOT / "tests/cases/selftest").iterdir():
+        again = redacted(run.load_record(folder))
+        assert [name for name, text in again.items() if text != (folder / name).read_text()] == [], folder
+
+
 def test_the_issue_template_asks_for_what_the_archive_is() -> None:
     form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/gpu-record.yml").read_text())
     assert [one["id"] for one in form["body"] if "id" in one] == [
