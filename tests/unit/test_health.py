@@ -43,7 +43,9 @@ def test_a_real_gpu_at_its_power_limit_is_well() -> None:
     """700 W of 700 W, the clock held down by that alone, its NVLinks switched off for the virtual machine."""
     facts = parse_probe((CASES / "ubuntu2404-h100-vm-busy/probe.txt").read_text())
     assert facts.nvml[0].event_reasons == "0x0000000000000004" and facts.driver.parameters["NvLinkDisable"] == "1"
-    found = {check.id: check.status for check in health_checks(facts, load_knowledge())}
+    checks = health_checks(facts, load_knowledge())
+    assert "the driver sees the GPU of PCI" in {check.message for check in checks}
+    found = {check.id: check.status for check in checks}
     assert set(found.values()) == {"passed"} and {"gpu.slowdown", "pcie.generation", "driver.versions-match"} < set(
         found
     )

@@ -307,7 +307,8 @@ def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:
             fix="dmesg | grep -e NVRM -e Xid; a GPU that fell off the bus needs a cold start",
         )
     else:
-        yield Check(id="gpu.count", status="passed", message=f"the driver sees all {present} GPUs of PCI")
+        seen_all = "the GPU" if present == 1 else f"all {present} GPUs"
+        yield Check(id="gpu.count", status="passed", message=f"the driver sees {seen_all} of PCI")
 
 
 def _cdi(facts: NodeFacts) -> Iterator[Check]:
