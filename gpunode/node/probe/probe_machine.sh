@@ -55,7 +55,9 @@ namespaces() {
 }
 
 # root_of PID: device and folder of its root.  Its own mount namespace alone is no container's: services have one, too.
-root_of() { sed -n 's/^[0-9]* [0-9]* \([^ ]* [^ ]*\) \/ .*/\1/p' "/proc/$1/mountinfo" 2>/dev/null | tail -n 1; }
+root_of() {
+  sed -n -e '/^[0-9]* [0-9]* [^ ]* [^ ]* \/ /h' -e '${' -e x -e 's/^[0-9]* [0-9]* \([^ ]* [^ ]*\) .*/\1/p' -e '}' "/proc/$1/mountinfo" 2>/dev/null
+}
 
 # processor_of_guest: whether the processor says that it is a virtual machine's, in systemd's words
 processor_of_guest() {
@@ -269,7 +271,7 @@ probe_driver() {
 # linked_library: in $REPLY, the file that a program gets which loads NVIDIA's library: the linker's own answer
 linked_library() {
   local file
-  for file in $(printf '%s' "${LD_LIBRARY_PATH:-}" | sed 's/[^:;][^:;]*/&\/libnvidia-ml.so.1/g' | tr ':;' '  ') \
+  for file in $([ -z "${LD_LIBRARY_PATH:-}" ] || printf '%s' "$LD_LIBRARY_PATH" | sed -e 's/[^:;][^:;]*/&\/libnvidia-ml.so.1/g' -e 'y/:;/  /') \
     $(ldconfig -p 2>/dev/null | sed -n 's/^[[:space:]]*libnvidia-ml\.so\.1 (libc6,\(x86-64\|AArch64\).* => //p'); do
     [ -e "$file" ] && REPLY=$(readlink -f "$file") && return
   done
