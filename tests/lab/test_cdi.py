@@ -96,6 +96,23 @@ def test_after_a_gpu_is_gone_it_is_stale_until_it_is_renewed(node: DaemonNode) -
     assert stale(node.facts()) == ()
 
 
+def test_our_own_units_keep_it_where_those_of_the_toolkit_pass_the_node_over(node: DaemonNode) -> None:
+    modules = "/lib/modules/$(uname -r)/modules.dep"
+    node.sh(f"mv {modules} /root/; rm {SPECIFICATION}")
+    first = cdi(node, **UNITS)
+    assert "nvidia-cdi-refresh.service passes this node over by its ExecCondition" in first.notes
+    done = [line.split()[0] for line in first.changed]
+    assert done == ["creates", "writes", "writes", "enables", "enables", "starts"]
+    assert first.message.endswith(", and is kept so")
+    assert cdi(node, **UNITS).status == "unchanged"
+    node.sh(f"rm {SPECIFICATION}; systemctl start nvidia-cdi-refresh.service; test ! -e {SPECIFICATION}")
+    node.sh("systemctl start gpunode-cdi-refresh.service")
+    assert stale(node.facts()) == ()
+    ours = "/etc/systemd/system/gpunode-cdi-refresh"
+    node.sh(f"systemctl disable --now gpunode-cdi-refresh.path gpunode-cdi-refresh.service; rm {ours}.*")
+    node.sh(f"mv /root/modules.dep {modules}; systemctl daemon-reload")
+
+
 def test_our_own_units_keep_it_where_the_toolkit_brings_none(node: DaemonNode) -> None:
     node.sh("systemctl disable --now nvidia-cdi-refresh.path; rm /etc/systemd/system/nvidia-cdi-refresh.*")
     node.sh("systemctl daemon-reload")  # the toolkit's units are forgotten

@@ -162,6 +162,25 @@ def test_it_is_not_called_kept_where_the_refresh_service_renews_nothing(
     assert [text for text in outcome.notes if note in text]
 
 
+def test_units_of_our_own_keep_it_where_those_of_the_toolkit_pass_the_node_over(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a node whose driver is an image's, without a folder in /lib/modules: NVIDIA's unit made nothing there."""
+    node.spec(SPEC)
+    node.fake("systemctl", ENDED + SYSTEMCTL)
+    monkeypatch.setenv("AFTER", PASSED_OVER)
+    node.run()
+    outcome = node.run(check=True, service="[Service]\n", path="[Path]\n")
+    assert outcome.notes[0] == "nvidia-cdi-refresh.service passes this node over by its ExecCondition"
+    assert outcome.changed == (
+        "writes /etc/systemd/system/gpunode-cdi-refresh.service",
+        "writes /etc/systemd/system/gpunode-cdi-refresh.path",
+        "enables gpunode-cdi-refresh.service",
+        "enables gpunode-cdi-refresh.path",
+        "starts gpunode-cdi-refresh.path",
+    )
+
+
 def test_units_of_our_own_are_written_where_the_toolkit_brings_none(node: Node) -> None:
     node.spec(SPEC)
     node.fake("systemctl", SYSTEMCTL.replace('"cat nvidia-cdi-refresh.path") ;;', '"cat "*) exit 1 ;;'))

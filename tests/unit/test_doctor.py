@@ -23,6 +23,7 @@ from rows import over
 from benchmarks.doctor import LINES as ORDINARY
 from gpunode.cli.common import spec_option, target_options
 from gpunode.cli.main import cli
+from gpunode.core.cdi import PATH
 from gpunode.core.doctor import Diagnosis, diagnose, diagnosis_data, diagnosis_text, scan
 from gpunode.core.doctor.logs import KEPT, PART
 from gpunode.core.doctor.read import diagnose_logs
@@ -694,6 +695,12 @@ def test_what_the_node_is_now_refutes_what_its_engines_said(
 
     assert not [one for one in examined(now).findings if one.evidence[0].line] and len(examined(now).earlier) == 1
     assert [one for one in examined(other).findings if one.evidence[0].line] and not examined(other).earlier
+
+
+def test_a_cdi_device_that_nobody_knows_is_answered_by_what_makes_a_specification() -> None:
+    """NVIDIA's service, which was named here, makes none where the driver's module is not in /lib/modules."""
+    [found] = diagnosed(IN_VAIN.format("all")).findings
+    assert found.fix.startswith(f"nvidia-ctk cdi generate --output={PATH}; ") and "restart" not in found.fix
 
 
 def test_the_fabric_manager_of_a_driver_container_has_no_unit() -> None:

@@ -73,21 +73,23 @@ clear_failure() {
 # ended UNIT: how it ended the last time, and when it had started («0»: it has not)
 ended() { systemctl show -p Result -p ExecMainStartTimestampMonotonic "$1" 2>/dev/null | tr '\n' ' '; }
 
-# prove UNIT: it is run where that is not known of today.  Its conditions may pass this node over (NVIDIA's unit looks for
-# the module by its name), which is no failure, and renews nothing.
+# prove UNIT: it is run where that is not known of today; 1 where its ExecCondition passes this node over: NVIDIA's unit
+# looks for the module in /lib/modules, where that of an image may not be, and makes nothing then
 prove() {
   local last_run
-  case $(systemctl is-enabled "$1" 2>/dev/null) in masked*) return ;; esac
+  case $(systemctl is-enabled "$1" 2>/dev/null) in masked*) return 0 ;; esac
   last_run=$(ended "$1")
   case "$changes $last_run" in
     "0 "*Result=success*Monotonic=0* | "0 "*Monotonic=0*Result=success*) ;;
     "0 "*Result=success*) kept=yes && return ;;
   esac
-  checking && return
-  systemctl start "$1" >>"$log" 2>&1 || :
-  last_run=$(ended "$1")
+  if ! checking; then
+    systemctl start "$1" >>"$log" 2>&1 || :
+    last_run=$(ended "$1")
+  fi
+  case $last_run in *Result=exec-condition*) say note "$1 passes this node over by its ExecCondition" && return 1 ;; esac
+  ! checking || return 0
   case $last_run in
-    *Result=exec-condition*) say note "$1 passes this node over by its ExecCondition: after a new driver, run gpunode again" ;;
     *Monotonic=0*) say note "$1 did not run, its conditions are not met: after a new driver, run gpunode again" ;;
     *Result=success*) kept=yes ;;
     *Result=*) say note "$1 fails ($(systemctl show -p Result "$1" 2>/dev/null)): after a new driver, run gpunode again" ;;
@@ -99,19 +101,23 @@ keep_fresh() {
     say note "no systemd here: after a new driver, run gpunode again"
     return
   }
-  name=nvidia-cdi-refresh
-  if ! systemctl cat "$name.path" >/dev/null 2>&1; then
-    name=gpunode-cdi-refresh
-    [ -e "$GPUNODE_IN/service" ] && [ -e "$GPUNODE_IN/path" ] || return 0
-    install_file service "$UNITS/$name.service" # ours, where the toolkit is older than 1.18.0 and brings none
-    install_file path "$UNITS/$name.path"
+  if systemctl cat nvidia-cdi-refresh.path >/dev/null 2>&1 && kept_by nvidia-cdi-refresh; then return; fi
+  if [ -e "$GPUNODE_IN/service" ] && [ -e "$GPUNODE_IN/path" ]; then
+    install_file service "$UNITS/gpunode-cdi-refresh.service"
+    install_file path "$UNITS/gpunode-cdi-refresh.path"
+    ! kept_by gpunode-cdi-refresh || return 0
   fi
-  clear_failure "$name.service"
-  clear_failure "$name.path"
-  enable_unit "$name.service"
-  enable_unit "$name.path"
-  start_unit "$name.path"
-  prove "$name.service"
+  say note "nothing renews the specification: after a boot and a new driver, run gpunode again"
+}
+
+# kept_by NAME: its units begin with the machine and are at work; 1 where the service passes this node over
+kept_by() {
+  clear_failure "$1.service"
+  clear_failure "$1.path"
+  enable_unit "$1.service"
+  enable_unit "$1.path"
+  start_unit "$1.path"
+  prove "$1.service"
 }
 
 # ---------------------------------------------------------------- all of it
