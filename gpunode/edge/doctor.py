@@ -154,8 +154,10 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
         one.versions = programs
     state = state_faults(facts, sections, _scheduler_rules(), faults.checks)
     active = {name for name, service in facts.services.items() if service.active == "active"}
-    in_vain = [line.text for one in scans if (seen := one.found().get("cdi-unresolvable")) for line in seen.evidence]
-    proven = proofs(facts, in_vain)
+    lines: dict[str, list[str]] = {}
+    for name, seen in (found for one in scans for found in one.found().items()):
+        lines.setdefault(name, []).extend(line.text for line in seen.evidence)
+    proven = proofs(facts, lines)
     diagnosis = diagnose(faults, scans, state, active=active, proven=proven, excluded=excluded(facts, faults.checks))
     return Examined(host=host, diagnosis=diagnosis, notes=notes)
 

@@ -160,11 +160,11 @@ def test_docker_is_asked_for_names_alone_and_the_first_are_sent(machine: Path, s
         machine,
         "docker",
         'case "$*" in "-H unix:///var/run/docker.sock ps --format {{.Names}}") seq -f web-%g 30;; '
-        "*LiveRestoreEnabled*) echo true;; *) echo secret; exit 1;; esac",
+        "*LiveRestoreEnabled*) echo true io.containerd.runc.v2 nvidia runc;; *) echo secret; exit 1;; esac",
     )
     found = probe(shell, machine).containers["docker"]
     assert (found.count, found.names) == (30, tuple(f"web-{n}" for n in range(1, 21)))
-    assert found.live_restore is True
+    assert (found.live_restore, found.runtimes) == (True, ("io.containerd.runc.v2", "nvidia", "runc"))
 
 
 @needs_no_systemd

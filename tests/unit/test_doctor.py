@@ -651,7 +651,9 @@ TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 IN_VAIN = (
     'level=error msg="start returned error: CDI device injection failed: unresolvable CDI devices nvidia.com/gpu={}"'
 )
-STARTED = {"docker": Running(count=0, knows_hook=True)}
+STARTED = {"docker": Running(count=0, runtimes=("nvidia", "runc"), knows_hook=True)}
+NO_VARIABLES = b"accept-nvidia-visible-devices-envvar-when-unprivileged = false"
+NO_NODE = 'error gathering device information while adding custom device "/dev/nvidia{}": no such file or directory'
 # a log's line; the state of the node that refutes it, and one that does not
 OVER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
@@ -676,6 +678,23 @@ OVER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"cdi": Cdi(specs=(replace(SPEC, devices=("0",)),), gpus=ONE)},
     ),
     (IN_VAIN.format("0"), {"cdi": Cdi(specs=(SPEC,), gpus=ONE)}, {"cdi": Cdi(gpus=ONE)}),
+    (a_line_of("docker-unknown-runtime"), {"containers": STARTED}, docker(WITH_RUNTIME)),
+    (
+        a_line_of("cdi-stale"),
+        {"cdi": Cdi(specs=(SPEC,), gpus=ONE)},
+        {"cdi": Cdi(specs=(SPEC,), gpus=ONE, missing=("/dev/dri/card7",))},
+    ),
+    (NO_NODE.format("0"), {"device_nodes": NODES}, {}),
+    (
+        NO_NODE.format("ctl"),
+        {"device_nodes": (*NODES, DeviceNode(path="/dev/nvidiactl", number="195:255"))},
+        {"device_nodes": NODES},
+    ),
+    (
+        a_line_of("visible-devices-refused"),
+        {"files": {TOOLKIT_CONFIG: ConfigFile(path=TOOLKIT_CONFIG, data=b"disable-require = false")}},
+        {"files": {TOOLKIT_CONFIG: ConfigFile(path=TOOLKIT_CONFIG, data=NO_VARIABLES)}},
+    ),
     (
         a_line_of("toolkit-config-broken"),
         {"files": {TOOLKIT_CONFIG: ConfigFile(path=TOOLKIT_CONFIG, data=b"disable-require = false")}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.cdi import KIND, of_others, stale
@@ -20,7 +20,7 @@ from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.stopped_engine import engine_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.knowledge.support import too_old
-from gpunode.core.model import NodeFacts, PciDevice, Runtime
+from gpunode.core.model import NodeFacts, PciDevice, Running, Runtime
 from gpunode.core.numbers import version_tuple
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ _NO_ANSWER = {"1": "connection refused, or no such host", "124": "no answer in t
 _TOOLKIT = {"nvidia-container-toolkit", "nvidia-container-toolkit-base"}  # packages
 _RUNTIME = "/usr/bin/nvidia-container-runtime"
 _TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
+_UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_NODE = re.compile(r"/dev/nvidia[\w/-]{0,80}")
 _CDI_NAME = re.compile(r"nvidia\.com/gpu=([\w:-]{1,80})")
 _SHOWN = 100  # characters of a file's words that are shown
 
@@ -113,23 +115,34 @@ def _waiting(facts: NodeFacts) -> list[PciDevice]:
     return [gpu for gpu in facts.gpus if not gpu.driver.startswith("vfio")]
 
 
-def proofs(facts: NodeFacts, asked: Collection[str] = ()) -> set[str]:
-    """What is known of a node (Fault.refuted_by); `asked` are the lines of its logs that ask for a CDI device in vain.
+def proofs(facts: NodeFacts, lines: Mapping[str, Sequence[str]] = {}) -> set[str]:
+    """What is known of a node (Fault.refuted_by); `lines` are those of its logs, by the fault that they show.
 
     What an engine's files have says nothing of the engine that runs: it may be older than they are.
     """
-    fits = bool(facts.cdi.specs and facts.cdi.gpus and not stale(facts))
-    docker = facts.containers.get("docker")
+    cdi, config, docker = facts.cdi, _toolkit_config(facts), facts.containers.get("docker", Running())
+    fits = bool(cdi.specs and cdi.gpus and not stale(facts))
+    nodes, devices = {node.path for node in facts.device_nodes}, {name for spec in cdi.specs for name in spec.devices}
     known = {
         "driver-answers": facts.driver.loaded and facts.nvml,
         "toolkit-there": facts.toolkit,
         "runtime-there": _has_runtime(facts),
-        "toolkit-config-reads": _reads_toolkit_config(facts),
-        "docker-knows-hook": docker and docker.knows_hook,
+        "toolkit-config-reads": config is not None,
+        "variables-count": config is not None and config.get(_UNPRIVILEGED, True) is True,
+        "docker-has-nvidia": "nvidia" in docker.runtimes,
+        "docker-knows-hook": docker.knows_hook,
+        "device-nodes-there": _all_there(_NODE, lines.get("device-node-missing", ()), nodes),
         "cdi-fits": fits,
-        "cdi-resolves": fits and asked and all(_resolves(facts, line) for line in asked),
+        "cdi-whole": fits and not cdi.missing,
+        "cdi-resolves": fits and _all_there(_CDI_NAME, lines.get("cdi-unresolvable", ()), devices),
     }
     return {name for name, holds in known.items() if holds}
+
+
+def _all_there(pattern: re.Pattern[str], lines: Sequence[str], there: Collection[str]) -> bool:
+    """Whether each of the lines names something, and all that they name is there."""
+    named = [set(pattern.findall(line)) for line in lines]
+    return bool(named) and all(some and some <= set(there) for some in named)
 
 
 def _has_runtime(facts: NodeFacts) -> bool:
@@ -142,19 +155,14 @@ def _has_runtime(facts: NodeFacts) -> bool:
     )
 
 
-def _reads_toolkit_config(facts: NodeFacts) -> bool:
+def _toolkit_config(facts: NodeFacts) -> dict[str, Any] | None:
     import tomllib
 
     file = facts.files.get(_TOOLKIT_CONFIG)
     try:
-        return bool(file and file.data is not None and tomllib.loads(file.data.decode()) is not None)
-    except ValueError:
-        return False
-
-
-def _resolves(facts: NodeFacts, line: str) -> bool:
-    names = _CDI_NAME.findall(line)
-    return bool(names) and {name for spec in facts.cdi.specs for name in spec.devices}.issuperset(names)
+        return tomllib.loads(file.data.decode()) if file and file.data is not None else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def excluded(facts: NodeFacts, checks: Checks) -> set[str]:

@@ -310,6 +310,7 @@ def read_containers(probe: Probe) -> dict[str, Running]:
             count=_number(values, "count", "tasks"),
             names=tuple(values.get("name", ())),
             live_restore={"true": True, "false": False}.get(live),
+            runtimes=tuple(values.get("runtimes", [""])[-1].split()),
             knows_hook=started is not None and hook is not None and hook + 1 < started,
             reloads=engine == "docker" and _reloads(probe, ("docker.service", "snap.docker.dockerd.service")),
         )

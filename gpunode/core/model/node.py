@@ -280,6 +280,7 @@ class Running:
     count: int | None = None  # containers (pods, where crictl could be asked); None: nobody could be asked
     names: tuple[Annotated[str, LINE], ...] = ()  # of the first ones
     live_restore: bool | None = None  # Docker's, as the running daemon says; None: not said
+    runtimes: tuple[Annotated[str, WORD], ...] = ()  # Docker's, as the running daemon says
     knows_hook: bool = False  # dockerd started after nvidia-container-runtime-hook came onto the node
     reloads: bool = False  # the engine's unit can be reloaded
 

@@ -337,8 +337,7 @@ dockers() {
   done
   if have docker; then
     # shellcheck disable=SC2086 # a list of names
-    found=$(dockerd_says ps --format '{{.Names}}') && names docker $found &&
-      line "docker live_restore $(dockerd_says info --format '{{.LiveRestoreEnabled}}')"
+    found=$(dockerd_says ps --format '{{.Names}}') && names docker $found && docker_info
   elif have curl; then
     # shellcheck disable=SC2046 # a list of names
     found=$(within 5 curl -fsS --unix-socket /var/run/docker.sock http://docker/containers/json 2>/dev/null) &&
@@ -346,6 +345,14 @@ dockers() {
   else
     remark "no docker and no curl to ask dockerd with"
   fi
+}
+
+# docker_info: what the running dockerd goes by; its file may be newer
+docker_info() {
+  local answer
+  answer=$(dockerd_says info --format '{{.LiveRestoreEnabled}}{{range $name, $runtime := .Runtimes}} {{$name}}{{end}}')
+  line "docker live_restore ${answer%% *}"
+  case $answer in *' '*) line "docker runtimes ${answer#* }" ;; esac
 }
 
 # docker_pid: sets $REPLY to that of dockerd, by its unit, or by the command lines of what runs

@@ -159,7 +159,7 @@ facts:
         flags, socket, config, files, effective_error, cgroup_driver.'
       type: list
     containers:
-      description: 'By engine. Keys: count, names, live_restore, knows_hook, reloads.'
+      description: 'By engine. Keys: count, names, live_restore, runtimes, knows_hook, reloads.'
       type: dict
     kubernetes:
       description: 'Kubernetes. Keys: kind, role, kubelet, cri_socket, cgroup_driver, cgroup_source,
