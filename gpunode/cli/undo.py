@@ -128,7 +128,7 @@ def _undo(
         def event(event: Event) -> None:  # why a host failed its result says
             callbacks.event(replace(event, message=""))
 
-        quiet = replace(callbacks, event=event, result=lambda _: None)
+        quiet = replace(callbacks, event=event)
         results = undo(
             targets,
             what,

@@ -185,6 +185,15 @@ def test_hosts_that_a_budget_leaves_out_are_named(monkeypatch: pytest.MonkeyPatc
     assert "n2: exit 3: not started: pool all: 1 failed, 0 may (rollout.max_failures)" in result.output
 
 
+def test_events_say_how_each_host_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    failed = HostRun(exit=Exit.FAILED, message="the GPU is in use")
+    words = ("n1", "n2", "--yes", "--events", str(tmp_path / "events"))
+    call(uninstall, *words, monkeypatch=monkeypatch, tmp=tmp_path, n1=failed, n2=DONE)
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    ends = {event["host"]: (event["exit"], event["message"]) for event in events if event["type"] == "host"}
+    assert ends == {"n1": (1, "the GPU is in use"), "n2": (0, "as it was")}
+
+
 @pytest.mark.parametrize(
     ("words", "runs", "last"),
     [

@@ -18,7 +18,7 @@ from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import undo
-from gpunode.edge.fleet.provision import RunOptions
+from gpunode.edge.fleet.provision import RunCallbacks, RunOptions
 from gpunode.kube.edge.client import Api
 
 pytest_plugins = ("kube_fixtures",)
@@ -38,6 +38,7 @@ class Fleet:
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path, **runs: HostRun) -> None:
         self.runs, self.plays = runs, list[list[str]]()
         self.during: Callable[[], None] = lambda: None
+        self.events: list[Event] = []
         self.facts: dict[str, NodeFacts] = {}
         self.after: NodeFacts | None = None  # what a node is like once it is undone
         patch.setenv("XDG_STATE_HOME", str(folder))
@@ -59,7 +60,10 @@ class Fleet:
         return [replace(one, facts=self.facts.get(one.host, NodeFacts(hostname=one.host))) for one in hosts]
 
     def undo(self, hosts: Sequence[str], spec: dict[str, Any], **options: Any) -> dict[str, HostResult]:
-        found = undo.undo(Targets(hosts=tuple(hosts)), WHAT, desired=DesiredState(spec), options=RunOptions(**options))
+        found = undo.undo(
+            Targets(hosts=tuple(hosts)), WHAT, desired=DesiredState(spec), options=RunOptions(**options),
+            callbacks=RunCallbacks(event=self.events.append),
+        )  # fmt: skip
         return {result.host: result for result in found}
 
 
@@ -151,6 +155,7 @@ def test_a_node_with_nothing_to_undo_is_not_drained_and_one_that_failed_stays_co
     server.put(node("gpu1"))
     fleet.during = lambda: pytest.fail("drained") if shut(server) else None
     assert fleet.undo(["gpu1"], DRAINED, cluster=lambda: api)["gpu1"].ok
+    assert len(fleet.events) == 1, "not of the check that says whether there is anything to undo"
     fleet.during = lambda: fleet.runs.update(gpu1=HostRun(exit=Exit.FAILED, message="nvidia is in use"))
     fleet.runs["gpu1"] = DONE
     result = fleet.undo(["gpu1"], DRAINED, cluster=lambda: api)["gpu1"]

@@ -125,10 +125,13 @@ class _Undo:
             self.targets, lambda: self._nodes.cordoned(self.nodes, self.drains),
         )  # fmt: skip
         done: dict[str, HostResult] = {}
-        hooks = Hooks(
-            do=self._do, verify=self._verify, on_end=lambda ended: done.update({r.host: r for r in ended}),
-            on_wave=self.callbacks.wave,
-        )  # fmt: skip
+
+        def ended(some: Sequence[HostResult]) -> None:
+            done.update({result.host: result for result in some})
+            for result in some:
+                self.callbacks.result(result)
+
+        hooks = Hooks(do=self._do, verify=self._verify, on_end=ended, on_wave=self.callbacks.wave)
         pools = make_pools(list(specs.items()), down=down.hosts, idle=down.idle)
         forks, deadline = self.targets.forks, self.options.deadline
         rollout = Rollout(pools, dict.fromkeys(specs, ""), hooks, forks=forks, deadline=deadline)
@@ -214,7 +217,7 @@ class _Undo:
                     become_password=self.targets.become_password,
                 ),
                 arguments=[*arguments, "--limit", f"@{limit}"],
-                on_event=self._heard,
+                on_event=partial(self._heard, check=check),
                 cancelled=self._cancelled.is_set,
             )
         finally:
@@ -228,12 +231,13 @@ class _Undo:
                 )  # fmt: skip
         return runs
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, event: Event, *, check: bool) -> None:
         if may_hold(event):
             self._leased.add(event.host)
         if event.task == TASK and event.message:
             self._stated[event.host] = event.message
-        self.callbacks.event(event)
+        if not check:
+            self.callbacks.event(event)
 
     def _result(self, host: str, run: HostRun | None, *, check: bool = False) -> HostResult:
         never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
