@@ -85,6 +85,18 @@ def test_what_earlier_runs_left_counts(
     assert down(host(TODO), host(QUIET), quiet=quiet) == (to_do, idle)
 
 
+@pytest.mark.parametrize(
+    ("then", "message"), [("failed", "not started: gpu1: not drained after 600 s"), ("waiting", "")]
+)
+def test_what_an_earlier_run_broke_counts_until_a_run_has_touched_it_again(then: str, message: str) -> None:
+    runs = journal(**{TODO: "failed", BESIDE: "failed"})
+    rows = [
+        HostRow(run="two", host=h, pool="all", wave=0, plan="", state=then, message=message) for h in (TODO, BESIDE)
+    ]
+    runs.begin("two", "provision", {}, this_process(), rows)
+    assert down(host(TODO), host(QUIET)) == ([TODO], [BESIDE])
+
+
 def test_a_host_whose_spec_is_wrong_is_its_own_matter() -> None:
     journal(**{QUIET: "failed", TODO: "failed"})
     wrong = host(QUIET)

@@ -47,14 +47,15 @@ def find_down(
     limited = {spec for spec in specs.values() if spec.max_unavailable != "100%"}
     if not limited:
         return Down()
-    left, begun = all_unfinished(), all_begun()
+    begun = all_begun()
+    left = {*all_unfinished(), *begun}
     marks = cordoned()
     found = {h.host for h in hosts if h.host in begun or marks.get(h.host, h.host in left) or leased_to(h.detected)}
     good = {host for host, result in untouched.items() if result.ok}
     quiet = [h.detected for h in hosts if h.host in untouched and h.host in found - good]
     idle = [(one.host, spec) for one in quiet if (spec := rollout_of(one))]
     named = {host.host for host in hosts}
-    more = _others(named, targets) if targets.limit or set(left) - named else []
+    more = _others(named, targets) if targets.limit or left - named else []
     others = [(one.host, spec) for one in more if (spec := rollout_of(one)) and spec in limited]
     return Down(
         hosts=frozenset(found & set(specs)),

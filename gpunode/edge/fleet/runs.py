@@ -257,10 +257,14 @@ class Runs:
         return {host: run for host, state, run, _ in rows if state in ("running", "failed")}
 
     def all_begun(self) -> set[str]:
-        """Those of `all_unfinished` that may have been changed: not such as failed before anything was done."""
-        rows = self._rows("select host, state, message, max(rowid) from hosts where pool != '' group by host")
-        begun = {(host, state) for host, state, message, _ in rows if not message.startswith(NOT_STARTED)}
-        return {host for host, state in begun if state in ("running", "failed")}
+        """Every host that the newest run that may have changed it is at work on, or did not bring to a good end."""
+        rows = self._rows(
+            "select host, state, max(rowid) from hosts where pool != '' and state != 'waiting' "
+            "and not (state = 'failed' and substr(message, 1, ?) = ?) group by host",
+            len(NOT_STARTED),
+            NOT_STARTED,
+        )
+        return {host for host, state, _ in rows if state in ("running", "failed")}
 
     def last_good(self, hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         """The newest run that ended well for each of `hosts`, with the state that it found; not every host has one."""
