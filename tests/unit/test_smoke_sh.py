@@ -124,15 +124,18 @@ NO_RUNTIME = FAILED.format(
         (NO_IMAGE, "", "not-proven"),
         (NO_TIME, "", "not-proven"),
         (NO_TIME, PAUSE, "failed"),
+        (NO_TIME, None, "failed"),  # an engine that hangs
         (NO_RUNTIME, "", "failed"),
     ],
 )
 def test_without_the_image_of_sandboxes_a_pod_proves_nothing(
-    said: str, images: str, status: str, tmp_path: Path
+    said: str, images: str | None, status: str, tmp_path: Path
 ) -> None:
     fake_program(tmp_path, "ctr", "echo gpunode-smoke-ran")
     fake_program(tmp_path, "containerd", f"echo \"      sandbox = '{PAUSE}'\"")
-    verbs = f"runp) cat <<'END'\n{said}\nEND\nexit 1 ;; inspecti) [ \"$8\" = '{images}' ] || exit 1 ;;"
+    lacks = rf'level=fatal msg="no such image \"{PAUSE}\" present"' if images is not None else NO_TIME
+    answer = f"[ \"$8\" = '{images}' ] || {{ cat <<'END'\n{lacks}\nEND\nexit 1; }}"
+    verbs = f"runp) cat <<'END'\n{said}\nEND\nexit 1 ;; inspecti) {answer} ;;"
     fake_program(tmp_path, "crictl", f"case $7 in {verbs} esac")
     found = smoked(tmp_path, {"runtimes": ["containerd"], "image": "a/b"})["containerd.cri-nvidia"]
     assert found.status == status

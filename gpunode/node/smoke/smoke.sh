@@ -312,16 +312,19 @@ cri_check() {
   done
 }
 
-# no_sandbox ID ERROR: without the image of sandboxes, which the engine would fetch, nothing is said about the runtime
+# no_sandbox ID ERROR: without the image of sandboxes, which the engine would fetch, nothing is said about the runtime.  An
+# engine that does not answer does not say that it lacks the image.
 no_sandbox() {
-  local wanted
-  wanted=
+  local wanted known
+  wanted='' known=''
   case $2 in
     *'failed to get sandbox image'*) wanted=$(printf '%s\n' "$2" | sed -n 's/.*failed to get sandbox image [\]*"\([^"\]*\).*/\1/p' | tail -n 1) ;;
     *'deadline exceeded'* | *DeadlineExceeded* | *'no answer within'*)
       wanted=$(containerd config dump 2>/dev/null | sed -n "s/^ *sandbox\(_image\)\{0,1\} = ['\"]\(.*\)['\"]\$/\2/p" | head -n 1) ;;
   esac
-  if [ -n "$wanted" ] && ! cri_ inspecti "$wanted" >/dev/null; then
+  [ -z "$wanted" ] || known=$(cri_ inspecti "$wanted")
+  case $known in *'no such image'*) known=none ;; esac
+  if [ "$known" = none ]; then
     check "$1" not-proven "no pod could be started: the image of pod sandboxes, $wanted, is not on the node and could not be fetched: $(last_line "$2")" \
       "let the node reach its registry, or bring it: ctr -n k8s.io images import FILE"
   else
