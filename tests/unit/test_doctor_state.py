@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.core.doctor.state import state_faults
+from gpunode.core.doctor.state import proofs, state_faults
 from gpunode.core.model import ConfigFile, NodeFacts, Runtime
 from gpunode.edge.load import load_scheduler_rules
 from gpunode.node import script
@@ -65,6 +65,15 @@ def test_a_daemon_json_that_dockerd_reads_is_none() -> None:
     assert faults(b'{"runtimes": null, "default-runtime": null}') == {}
     assert faults(b'{"default-runtime": "nvidia", "runtimes": {"nvidia": {}}}') == {}
     assert set(faults(b'{"default-runtime": "nvidia", "runtimes": {}}')) == {"docker-default-runtime-missing"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"), [("[nvidia-container-cli]\n", True), ("a = 1 1", False), ("a = " + "[" * 200_000, False)]
+)
+def test_a_configuration_of_the_toolkit_reads_or_does_not(text: str, reads: bool) -> None:
+    path = "/etc/nvidia-container-runtime/config.toml"
+    file = ConfigFile(path=path, mode=0o644, owner="root", data=text.encode(), size=len(text))
+    assert ("toolkit-config-reads" in proofs(NodeFacts(files={path: file}))) == reads
 
 
 @given(JSON)
