@@ -37,7 +37,8 @@ def test_docker_is_reloaded_once_it_knows_the_hook_and_its_containers_go_on(daem
     node.sh(CONTAINERS)
     pids = node.sh(PIDS)
     facts = node.facts()
-    assert facts.containers["docker"].knows_hook
+    docker = facts.containers["docker"]
+    assert docker.knows_hook and "nvidia" not in docker.runtimes
     assert sorted(facts.containers["docker"].names) == ["db", "web"]
     edit = edit_runtime(facts, request)
     reported = activation(facts, request, edit)
@@ -48,6 +49,7 @@ def test_docker_is_reloaded_once_it_knows_the_hook_and_its_containers_go_on(daem
         "nvidia",
         "/usr/bin/nvidia-container-runtime",
     ]
+    assert "nvidia" in node.facts().containers["docker"].runtimes
     node.trace()
     node.sh("docker run --rm --network none gpunode-busybox /bin/busybox true")
     assert node.trace(), "the container started through the nvidia runtime"
