@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from gpunode.core.model import (
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
 
+TEMPLATES = Path(__file__).parents[2] / "gpunode/templates"
 SPEC = "# made for driver 580.95.05\n"
 SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]
 CTK = """case "$*" in
@@ -115,6 +117,19 @@ def test_the_refresh_units_are_enabled_and_watched_without_a_reload_of_systemd(n
     )
     assert node.run().status == "unchanged"
     assert "daemon-reload" not in (node.folder / "calls").read_text()
+
+
+def test_the_unit_of_our_own_finds_the_programs_of_a_driver_that_an_image_brought(tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho GPU 0\n")
+    smi.chmod(0o755)
+    unit = (TEMPLATES / "cdi-refresh.service.j2").read_text().replace("/usr/local/nvidia/bin", str(tmp_path))
+    settings = [line.partition("=")[::2] for line in unit.splitlines() if "=" in line]
+    given = dict(value.split("=", 1) for name, value in settings if name == "Environment")
+    systemds_own = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"}
+    asked = shlex.split(dict(settings)["ExecCondition"])
+    done = subprocess.run(asked, env=systemds_own | given, capture_output=True, text=True, check=False)
+    assert done.stdout == "GPU 0\n", done.stderr
 
 
 ENDED = """case "$*" in

@@ -230,6 +230,15 @@ class Machine:
         return text.splitlines()
 
 
+def test_the_unit_finds_the_programs_of_a_driver_that_an_image_brought(tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\nexit 9\n")
+    smi.chmod(0o755)
+    text = (TEMPLATES / "gpu-settings.sh.j2").read_text().replace("/usr/local/nvidia/bin", str(tmp_path))
+    done = subprocess.run(["sh", "-s", "apply"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, (tmp_path / "asked").read_text()) == (1, "asked\n"), done.stderr
+
+
 @SHELLS
 @pytest.mark.parametrize("branch", branches("535", "580", "615"))
 def test_the_unit_makes_them_reads_them_back_and_puts_back_what_it_found(
