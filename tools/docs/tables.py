@@ -159,7 +159,7 @@ def tables(known: Knowledge) -> str:
         "whose GPUs, kernels and NVIDIA packages are stubs. *Planned only*: a node of it was probed, or its probe "
         "composed, and the plan is recorded as a test; nothing was ever installed. *Never*: the solver has rules, "
         "and no node of it was ever looked at. A dash: NVIDIA has no packages for it. "
-        "None was installed on a machine with a physical GPU. "
+        "None got its driver on a machine with a physical GPU. "
         "*Row verified*: a source of what is known of it was read; the plan warns where none was. [What was "
         "tested](tested.md) has the "
         f"other parts.\n\n{tested}\n"
