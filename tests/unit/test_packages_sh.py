@@ -189,6 +189,7 @@ esac""",
     value = {
         "install": [
             {"name": "nvidia-open", "version": "595.91-1"},
+            {"name": "nvidia-settings", "version": "595.*"},
             {"name": "other", "version": "1.0"},
             {"name": "make"},
         ],
@@ -197,6 +198,7 @@ esac""",
     assert node.run(value).status == "failed"
     assert {*pins.read_text().strip().split("\n\n")} >= {
         "Package: libnvidia-ml:any nvidia-open:any\nPin: version 595.91-1\nPin-Priority: 1001",
+        "Package: libnvidia-ml:any nvidia-open:any\nPin: version 595.*\nPin-Priority: 1001",
         "Package: ?*\nPin: version 1.0\nPin-Priority: 1001",
     }
 

@@ -67,7 +67,11 @@ apt_preferences() {
     done | awk '
       FILENAME == ARGV[1] { names[$1] = ""; next }
       $1 == "Package:" { name = $2 }
-      $1 == "Version:" && $2 in names { names[$2] = names[$2] " " name ":any" }
+      $1 == "Version:" {
+        for (version in names)
+          if (($2 == version || (version ~ /\*$/ && index($2, substr(version, 1, length(version) - 1)) == 1)) && !seen[version, name]++)
+            names[version] = names[version] " " name ":any"
+      }
       END {
         for (version in names)
           printf "Package: %s\nPin: version %s\nPin-Priority: 1001\n\n", names[version] ? substr(names[version], 2) : "?*", version
