@@ -324,6 +324,42 @@ def test_a_module_that_has_gone_from_its_kernels_folder_is_built_again(
     assert done.stdout == "nvidia 595.91.07 6.1.0-50-amd64\n" * missing
 
 
+@pytest.mark.parametrize(
+    ("links", "asked"),
+    [
+        ({"6.1.0-50-amd64": "595.91.07/6.1.0-50-amd64/x86_64"}, False),
+        ({"6.1.0-50-amd64": "580.95.05/6.1.0-50-amd64/x86_64"}, True),
+        ({"6.1.0-40-amd64": "595.91.07/6.1.0-40-amd64/x86_64"}, True),  # whose headers are not there
+        ({}, True),
+    ],
+)
+def test_dkms_is_asked_only_where_its_links_do_not_show_all_as_installed(
+    links: dict[str, str], asked: bool, tmp_path: Path
+) -> None:
+    modules, tree = tmp_path / "modules", tmp_path / "dkms"
+    (modules / "6.1.0-50-amd64/build").mkdir(parents=True)
+    (modules / "6.1.0-40-amd64").mkdir()
+    (modules / "6.1.0-50-amd64/nvidia.ko").touch()
+    for version in ("595.91.07", "580.95.05"):
+        for kernel in ("6.1.0-50-amd64", "6.1.0-40-amd64"):
+            (tree / "nvidia" / version / kernel / "x86_64/module").mkdir(parents=True)
+    (tree / "nvidia/595.91.07/source").touch()
+    for kernel, leads in links.items():
+        (tree / f"nvidia/kernel-{kernel}-x86_64").symlink_to(leads)
+    text = script("packages.sh").rpartition("\nmain\n")[0]
+    text = text.replace("/lib/modules/", f"{modules}/").replace("DKMS_TREE=/var/lib/dkms", f"DKMS_TREE={tree}")
+    said = 'dkms() { : >"$GPUNODE_IN/asked"; }; rpm() { :; }; dkms_missing'
+    done = subprocess.run(
+        ["/bin/sh", "-s"],
+        input=f"{text}\n{said}\n",
+        text=True,
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(tmp_path)},
+        check=False,
+    )
+    assert (done.stdout, done.stderr, (tmp_path / "asked").exists()) == ("", "", asked)
+
+
 COMPILER = "nv.c:7:3: error: too few arguments to function"
 MAKE_LOG = f"  CC nv.o\n{COMPILER}\nmake[1]: *** [nv.o] Error 1\n"
 

@@ -11,6 +11,24 @@ dkms_nvidia() {
     awk 'NF >= 5 { print $1, $2, $3, $5 } NF < 5 { print $1, $2, "-", $NF }'
 }
 
+# dkms_links: those lines from the links by which DKMS knows what is installed, if that is so of each module for every kernel
+# that has headers; dkms status also compares the modules, which takes half a second
+dkms_links() {
+  local module version kernel link
+  have dkms || return
+  for version in "$DKMS_TREE"/nvidia*/*/source; do
+    version=${version%/source} && module=${version%/*} && version=${version##*/}
+    for kernel in /lib/modules/*; do
+      [ -d "$kernel/build/" ] || continue
+      kernel=${kernel##*/}
+      for link in "$module/kernel-$kernel-"*; do
+        [ -d "$link/module/" ] && [ "$(readlink "$link")" = "$version/$kernel/${link##*-}" ] || return
+        echo "${module##*/} $version $kernel installed"
+      done
+    done
+  done
+}
+
 # whether a module was built before its source was put there: rpm removes the other flavour of the same version after
 # the new one has come, and DKMS takes what it knows for what it is asked for
 dkms_stale() {
@@ -46,7 +64,7 @@ dkms_forgotten() {
 
 # lines `MODULE VERSION KERNEL` that should be built and are not, for every kernel whose headers are there
 dkms_missing() {
-  dkms_nvidia >"$GPUNODE_IN/.dkms"
+  dkms_links >"$GPUNODE_IN/.dkms" || dkms_nvidia >"$GPUNODE_IN/.dkms"
   dkms_forgotten >"$GPUNODE_IN/.forgotten" && cat "$GPUNODE_IN/.forgotten" >>"$GPUNODE_IN/.dkms"
   cut -d ' ' -f 1,2 "$GPUNODE_IN/.dkms" | sort -u | while read -r module version; do
     for tree in /lib/modules/*; do
