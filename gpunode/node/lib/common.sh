@@ -11,7 +11,10 @@ GPUNODE_STATE=/var/lib/gpunode
 GPU_UNITS="nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm dcgm-exporter nvsm"
 
 # say KEY TEXT: one line of the protocol in core/remote.py
-say() { printf 'gpunode\t%s\t%s\n' "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')"; }
+say() {
+  case $2 in *[[:cntrl:]]*) set -- "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')" ;; esac
+  printf 'gpunode\t%s\t%s\n' "$1" "$2"
+}
 
 # finish STATUS MESSAGE [FIX]: the last thing a script does
 finish() {
@@ -50,7 +53,12 @@ asking() { [ -e "$GPUNODE_IN/ask" ]; }
 requested() { [ ! -e "$GPUNODE_IN/$1" ] || cat "$GPUNODE_IN/$1"; }
 
 # word NAME: the first line of a request file
-word() { requested "$1" | head -n 1; }
+word() {
+  local line
+  [ -e "$GPUNODE_IN/$1" ] || return 0
+  IFS= read -r line <"$GPUNODE_IN/$1" || :
+  printf '%s\n' "$line"
+}
 
 # pci_gpus: how many GPUs of NVIDIA are on PCI
 pci_gpus() {
@@ -65,7 +73,8 @@ need_root() {
 
 # json_text TEXT: as a JSON string
 json_text() {
-  printf '"%s"' "$(printf '%s' "$1" | tr '\n\t' '  ' | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g')"
+  case $1 in *[[:cntrl:]\"\\]*) set -- "$(printf '%s' "$1" | tr '\n\t' '  ' | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g')" ;; esac
+  printf '"%s"' "$1"
 }
 
 # json_list: lines on standard input as a JSON list of strings
@@ -90,7 +99,11 @@ new_id() { echo "$(date -u +%Y%m%dT%H%M%SZ)-$1"; }
 files_id() { new_id "files-$(printf '%06d' "$(cat "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | wc -l)")"; }
 
 # begin_journal: with a baseline where there is no record yet, or none after an uninstall
-begin_journal() { case $(last_record) in '' | *'"op":"uninstall"'*) baseline ;; esac; }
+begin_journal() {
+  [ -z "${journal_begun:-}" ] || return 0
+  case $(last_record) in '' | *'"op":"uninstall"'*) baseline ;; esac
+  journal_begun=1
+}
 
 # A power cut can leave NUL bytes at the end of the journal, or half a line.  grep takes a file with NUL bytes for a binary
 # one, and awk ends a line there, so that nothing reads the file itself.
