@@ -374,4 +374,8 @@ def _line(event: Event, place: str = "") -> str:
 def _message(event: Event) -> str:
     """What is said of it; what failed checks found stands at the end."""
     checks = [one for one in event.result.get("checks", ()) if isinstance(one, dict) and one.get("status") == "failed"]
-    return in_short(event.message, [printable(str(one.get("id"))) for one in checks])
+    return in_short(event.message, [(_word(one, "id"), _word(one, "message"), _word(one, "fix")) for one in checks])
+
+
+def _word(check: Mapping[str, object], name: str) -> str:
+    return printable(str(check.get(name, "")))

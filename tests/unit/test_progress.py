@@ -16,6 +16,8 @@ from gpunode.core.model import Check, HostResult
 from gpunode.edge.ansible.runner import Event
 from gpunode.edge.detect import Detected
 
+NONE_SEEN = {"id": "docker.gpus", "status": "failed", "message": "none seen", "fix": ""}
+
 
 def event(kind: str, task: str = "Load the NVIDIA driver", message: str = "", **result: Any) -> Event:
     return Event(host="node1", kind=kind, task=task, seconds=1.25, message=message, result=result)
@@ -34,7 +36,7 @@ def event(kind: str, task: str = "Load the NVIDIA driver", message: str = "", **
         (event("skipped"), "text", ""),
         (event("ok", task="Prove it", checks=[]), "text", "node1: Prove it: ok (1.2 s)\n"),
         (
-            event("failed", "Prove it", "docker.gpus: none seen", checks=[{"id": "docker.gpus", "status": "failed"}]),
+            event("failed", "Prove it", "docker.gpus: none seen", checks=[NONE_SEEN]),
             "text",
             "node1: Prove it: failed (1.2 s): 1 check failed: docker.gpus\n",
         ),
@@ -180,9 +182,10 @@ def test_what_a_failed_check_found_is_said_once(capsys: pytest.CaptureFixture[st
     found = {"docker.gpus": "no GPU in the container", "driver.smi": "no devices were found"}
     checks = tuple(Check(id=name, status="failed", message=text, fix="look") for name, text in found.items())
     text = "Prove it: " + "; ".join(f"{name}: {text}" for name, text in found.items()) + " (fix: look)"
+    text += " (node n stays cordoned)"
     show_results([HostResult(host="n", outcome="failed", message=text, checks=checks)], "text")
     shown = capsys.readouterr().out
-    assert shown.startswith("n: exit 1: Prove it: 2 checks failed: docker.gpus, driver.smi\n")
+    assert shown.startswith("n: exit 1: Prove it: 2 checks failed: docker.gpus, driver.smi (node n stays cordoned)\n")
     assert all(shown.count(text) == 1 for text in found.values())
 
 

@@ -222,14 +222,20 @@ def checks_text(checks: Iterable[Check]) -> str:
     return "\n".join(lines)
 
 
-def in_short(message: str, failed: Sequence[str]) -> str:
-    """A message that tells what the failed checks (their ids) found, with their names alone: they are listed elsewhere.
+def in_short(message: str, failed: Sequence[tuple[str, str, str]]) -> str:
+    """A message that tells what the failed checks (id, message, fix) found, with their names alone: they are listed.
 
-    >>> in_short("Prove it: driver.smi: no device; toolkit.cli: none (fix: look)", ["driver.smi", "toolkit.cli"])
-    'Prove it: 2 checks failed: driver.smi, toolkit.cli'
+    >>> found = [("driver.smi", "no device", "look"), ("toolkit.cli", "none", "look")]
+    >>> in_short("Prove it: driver.smi: no device; toolkit.cli: none (fix: look) (node a stays cordoned)", found)
+    'Prove it: 2 checks failed: driver.smi, toolkit.cli (node a stays cordoned)'
     """
-    before, told, _ = message.partition(f"{failed[0]}: ") if failed else (message, "", "")
-    return f"{before}{counted(len(failed), 'check')} failed: {', '.join(failed)}" if told else message
+    text = "; ".join(f"{name}: {found}" for name, found, _ in failed)
+    before, told, after = message.partition(text) if text else (message, "", "")
+    if not told:
+        return message
+    fix = "; ".join(dict.fromkeys(fix for _, _, fix in failed if fix))
+    names = ", ".join(name for name, _, _ in failed)
+    return f"{before}{counted(len(failed), 'check')} failed: {names}{after.removeprefix(f' (fix: {fix})')}"
 
 
 def counted(number: int, word: str) -> str:
