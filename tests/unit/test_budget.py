@@ -86,15 +86,17 @@ def test_what_earlier_runs_left_counts(
 
 
 @pytest.mark.parametrize(
-    ("then", "message"), [("failed", "not started: gpu1: not drained after 600 s"), ("waiting", "")]
+    ("then", "message", "left"),
+    [("failed", "not started: gpu1: not drained after 600 s", "two"), ("waiting", "", "one")],
 )
-def test_what_an_earlier_run_broke_counts_until_a_run_has_touched_it_again(then: str, message: str) -> None:
+def test_what_an_earlier_run_broke_counts_until_a_run_has_touched_it_again(then: str, message: str, left: str) -> None:
     runs = journal(**{TODO: "failed", BESIDE: "failed"})
     rows = [
         HostRow(run="two", host=h, pool="all", wave=0, plan="", state=then, message=message) for h in (TODO, BESIDE)
     ]
     runs.begin("two", "provision", {}, this_process(), rows)
     assert down(host(TODO), host(QUIET)) == ([TODO], [BESIDE])
+    assert runs.unfinished([TODO]) == {TODO: left}, "whose cordon is given back"
 
 
 def test_a_host_whose_spec_is_wrong_is_its_own_matter() -> None:

@@ -247,13 +247,15 @@ class Runs:
             )
 
     def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
-        """Those of `hosts` that their newest run began with and did not bring to a good end; with that run."""
+        """Those of `hosts` that the newest run that began with them did not bring to a good end; with that run."""
         started = self.all_unfinished()
         return {host: started[host] for host in hosts if host in started}
 
     def all_unfinished(self) -> dict[str, str]:
-        """Every host whose newest run is still at work on it, or did not bring it to a good end; with that run."""
-        rows = self._rows("select host, state, run, max(rowid) from hosts where pool != '' group by host")
+        """Every host that the newest run that began with it is at work on, or did not bring to a good end; with it."""
+        rows = self._rows(
+            "select host, state, run, max(rowid) from hosts where pool != '' and state != 'waiting' group by host"
+        )
         return {host: run for host, state, run, _ in rows if state in ("running", "failed")}
 
     def all_begun(self) -> set[str]:
