@@ -119,17 +119,26 @@ def test_the_refresh_units_are_enabled_and_watched_without_a_reload_of_systemd(n
     assert "daemon-reload" not in (node.folder / "calls").read_text()
 
 
-def test_the_unit_of_our_own_finds_the_programs_of_a_driver_that_an_image_brought(tmp_path: Path) -> None:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho GPU 0\n")
-    smi.chmod(0o755)
-    unit = (TEMPLATES / "cdi-refresh.service.j2").read_text().replace("/usr/local/nvidia/bin", str(tmp_path))
-    settings = [line.partition("=")[::2] for line in unit.splitlines() if "=" in line]
-    given = dict(value.split("=", 1) for name, value in settings if name == "Environment")
-    systemds_own = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"}
-    asked = shlex.split(dict(settings)["ExecCondition"])
-    done = subprocess.run(asked, env=systemds_own | given, capture_output=True, text=True, check=False)
-    assert done.stdout == "GPU 0\n", done.stderr
+@pytest.mark.parametrize(
+    ("unit", "command", "program"),
+    [
+        ("cdi-refresh", "ExecCondition", "nvidia-smi"),
+        ("mps", "ExecStartPre", "nvidia-smi"),
+        ("mps", "ExecStart", "nvidia-cuda-mps-control"),
+    ],
+)
+def test_units_of_our_own_find_the_programs_of_a_driver_that_an_image_brought(
+    unit: str, command: str, program: str, tmp_path: Path
+) -> None:
+    (tmp_path / program).write_text("#!/bin/sh\necho found\n")
+    (tmp_path / program).chmod(0o755)
+    text = (TEMPLATES / f"{unit}.service.j2").read_text().replace("/usr/local/nvidia/bin", str(tmp_path))
+    settings = [line.partition("=")[::2] for line in text.splitlines() if "=" in line]
+    given = [word.split("=", 1) for name, value in settings if name == "Environment" for word in shlex.split(value)]
+    environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", **dict(given)}
+    asked = shlex.split(dict(settings)[command])
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "found\n", done.stderr
 
 
 ENDED = """case "$*" in

@@ -92,7 +92,7 @@ NODES
   echo "$id $(container_name "$id") $unit $mode $state ${devices#,}"
 )
 
-# reloaded UNIT: systemd has read its units again since this one started.  248 or a later version says when: 247 does not
+# reloaded UNIT: systemd has read its units again since this one started.  252 and later say when, 247 does not
 reloaded() {
   local last start
   last=$(briefly systemctl show -p UnitsLoadTimestampMonotonic 2>/dev/null)
