@@ -484,8 +484,8 @@ def test_a_rollback_drains_a_node_and_gives_it_back_with_its_gpus(work: Cluster)
     words = ("-i", work.lab.inventory, "-c", spec, "--limit", NODE, "--yes")
     done = work.gpunode("rollback", *words, "--events", events, exit=None)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [json.loads(line).get("what", "") for line in events.read_text().splitlines()]
-    assert [what for what in told if re.search(r": (cordoned|drained|uncordoned)$", what)] == [
+    said = [json.loads(line).get("what", "") for line in events.read_text().splitlines()]
+    assert [what for what in said if re.search(r": (cordoned|drained|uncordoned)$", what)] == [
         f"{NODE}: {what}" for what in ("cordoned", "drained", "uncordoned")
     ]
     assert version(work) == before and not cordoned(work)

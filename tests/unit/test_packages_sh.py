@@ -290,6 +290,20 @@ def test_a_failure_shows_its_log_before_anything_is_rolled_back(tmp_path: Path) 
     assert outcome.rollback == "Removing nvidia"
 
 
+def dkms_missing(dkms: str, modules: Path, tree: Path, request: Path) -> subprocess.CompletedProcess[str]:
+    """What packages.sh finds that DKMS has to build, where kernels' folders are in `modules` and DKMS's in `tree`."""
+    text = script("packages.sh").rpartition("\nmain\n")[0]
+    text = text.replace("/lib/modules/", f"{modules}/").replace("DKMS_TREE=/var/lib/dkms", f"DKMS_TREE={tree}")
+    return subprocess.run(
+        ["/bin/sh", "-s"],
+        input=f"{text}\n{dkms}; rpm() {{ :; }}; dkms_missing\n",
+        text=True,
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(request)},
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("built", "there", "missing"),
     [
@@ -310,17 +324,8 @@ def test_a_module_that_has_gone_from_its_kernels_folder_is_built_again(
     if there:
         (kernel / there).parent.mkdir(parents=True)
         (kernel / there).touch()
-    text = script("packages.sh").rpartition("\nmain\n")[0]
-    text = text.replace("/lib/modules/", f"{kernel.parent}/").replace("DKMS_TREE=/var/lib/dkms", f"DKMS_TREE={tree}")
-    said = "dkms() { echo nvidia/595.91.07, 6.1.0-50-amd64, x86_64: installed; }; rpm() { :; }; dkms_missing"
-    done = subprocess.run(
-        ["/bin/sh", "-s"],
-        input=f"{text}\n{said}\n",
-        text=True,
-        capture_output=True,
-        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(tmp_path)},
-        check=False,
-    )
+    said = "dkms() { echo nvidia/595.91.07, 6.1.0-50-amd64, x86_64: installed; }"
+    done = dkms_missing(said, kernel.parent, tree, tmp_path)
     assert done.stdout == "nvidia 595.91.07 6.1.0-50-amd64\n" * missing
 
 
@@ -346,17 +351,7 @@ def test_dkms_is_asked_only_where_its_links_do_not_show_all_as_installed(
     (tree / "nvidia/595.91.07/source").touch()
     for kernel, leads in links.items():
         (tree / f"nvidia/kernel-{kernel}-x86_64").symlink_to(leads)
-    text = script("packages.sh").rpartition("\nmain\n")[0]
-    text = text.replace("/lib/modules/", f"{modules}/").replace("DKMS_TREE=/var/lib/dkms", f"DKMS_TREE={tree}")
-    said = 'dkms() { : >"$GPUNODE_IN/asked"; }; rpm() { :; }; dkms_missing'
-    done = subprocess.run(
-        ["/bin/sh", "-s"],
-        input=f"{text}\n{said}\n",
-        text=True,
-        capture_output=True,
-        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(tmp_path)},
-        check=False,
-    )
+    done = dkms_missing('dkms() { : >"$GPUNODE_IN/asked"; }', modules, tree, tmp_path)
     assert (done.stdout, done.stderr, (tmp_path / "asked").exists()) == ("", "", asked)
 
 

@@ -223,15 +223,15 @@ def checks_text(checks: Iterable[Check]) -> str:
 
 
 def in_short(message: str, failed: Sequence[tuple[str, str, str]]) -> str:
-    """A message that tells what the failed checks (id, message, fix) found, with their names alone: they are listed.
+    """A message with what the failed checks (id, message, fix) found, with their names alone: they are listed.
 
     >>> found = [("driver.smi", "no device", "look"), ("toolkit.cli", "none", "look")]
     >>> in_short("Prove it: driver.smi: no device; toolkit.cli: none (fix: look) (node a stays cordoned)", found)
     'Prove it: 2 checks failed: driver.smi, toolkit.cli (node a stays cordoned)'
     """
     text = "; ".join(f"{name}: {found}" for name, found, _ in failed)
-    before, told, after = message.partition(text) if text else (message, "", "")
-    if not told:
+    before, listed, after = message.partition(text) if text else (message, "", "")
+    if not listed:
         return message
     fix = "; ".join(dict.fromkeys(fix for _, _, fix in failed if fix))
     names = ", ".join(name for name, _, _ in failed)
