@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 from rows import over
+from test_style import messages
 
 from gpunode.cli.main import COMMANDS, cli
 from gpunode.core import content, untrusted
@@ -153,6 +154,32 @@ def complaint(words: list[str]) -> str:
     ours = words[: words.index("--")] if "--" in words else words
     unknown = [w for w in ours if w.startswith("-") and len(w) > 1 and w.split("=")[0] not in known]
     return f"no option {', '.join(unknown)}" if unknown else ""
+
+
+# what stands behind the name where a sentence speaks of gpunode: a verb or a word that joins, and no command
+PROSE = re.compile(
+    r"(?!runs\b)[a-z]+(?:s|ed)\b|runs nvidia|(?:again|against|and|at|authors|can|cannot|came|did|from|had|have|log)\b"
+    r"|(?:may|on|prove|that|then|took|would|wrote)\b"
+)
+NAMED = re.compile(
+    r"(?<![\w./-])(?<!kubectl )gpunode ((?:[a-z]|--?[a-z])[\w-]*(?: (?!kubectl)(?:--?[a-z][\w-]*|[\w./=<{…-]+))*)"
+)
+
+
+def named_commands(text: str) -> Iterator[str]:
+    """The commands of gpunode that a text names; the words behind one may be the rest of its sentence."""
+    return (words.partition(" …")[0] for words in NAMED.findall(text) if not PROSE.match(words))
+
+
+def test_the_commands_that_messages_name_exist() -> None:
+    folders = [path for path in (ROOT / "gpunode").iterdir() if path.name != "lab"]
+    texts = [text for folder in folders for path in folder.rglob("*.py") for text in messages(path)]
+    for path in (p for folder in folders for kind in ("sh", "toml", "j2") for p in folder.rglob(f"*.{kind}")):
+        lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        texts += [(f"{name_of(path)}:{n}", line) for n, line in lines if not line.lstrip().startswith("#")]
+    named = [(place, words) for place, text in texts for words in named_commands(text)]
+    assert len(named) > 200
+    assert [(place, words, why) for place, words in named if (why := complaint(words.split()))] == []
 
 
 @over(PAGES, name=name_of)

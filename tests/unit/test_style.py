@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from rows import over
 
 ROOT = Path(__file__).parents[2]
@@ -101,18 +103,23 @@ def reading_matter() -> dict[str, str]:
     return {name: text for name, text in found.items() if name not in NOT_READ}
 
 
-def messages(path: Path) -> dict[str, str]:
-    """FILE:LINE → each text with a space in it that a file of the product's code has, docstrings left out."""
+def messages(path: Path) -> Iterator[tuple[str, str]]:
+    """(FILE:LINE, text) of each text with a space in it that a file of the product's code has, docstrings left out.
+
+    An f-string is one text, with … for its values.
+    """
     nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    return {
-        f"{path.relative_to(ROOT)}:{node.lineno}": node.value
-        for node in nodes
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and " " in node.value
-        and id(node) not in prose
-    }
+    formatted = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    pieces = {id(piece) for node in formatted for piece in node.values}
+    whole = (
+        n for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in pieces | prose
+    )
+    found = [(node, str(node.value)) for node in whole]
+    found += [(n, "".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in n.values)) for n in formatted]
+    for node, text in found:
+        if " " in text:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
 @over(reading_matter().items(), name=lambda row: row[0])
@@ -122,12 +129,14 @@ def test_pages_and_help_have_none_of_the_words_that_the_table_replaces(_name: st
 
 def test_messages_have_none_of_the_words_that_the_table_replaces() -> None:
     product = [path for path in (ROOT / "gpunode").rglob("*.py") if not path.is_relative_to(ROOT / "gpunode/lab")]
-    joined = re.compile(r'"\s*\n\s*[rf]*"')  # a text that is written in several pieces
-    suspects = [p for p in product if unwanted_words().search(joined.sub("", p.read_text(encoding="utf-8")))]
-    wrong = [
-        f"{place}: {found}"
-        for path in suspects
-        for place, text in messages(path).items()
-        for found in wrong_words(text)
-    ]
-    assert wrong == []
+    texts = [text for path in product for text in messages(path)]
+    assert [f"{place}: {found}" for place, text in texts for found in wrong_words(text)] == []
+
+
+def test_every_piece_of_an_f_string_is_a_text_that_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    file = tmp_path / "some.py"
+    file.write_text('x = 1\ny = f"one {x} two" f"three {x:>4} four"\nz = "five six"\n')
+    assert dict(messages(file)) == {"some.py:2": "one … twothree … four", "some.py:3": "five six"}

@@ -150,7 +150,7 @@ def _layout(
         return Problem(
             what=f"{where} cannot be cut into {words}: {why_not(product, names)}",
             fix=f"of each alone fit: {', '.join(f'{p.most} × {p.name}' for p in product.profiles if p.plain)}; "
-            "gpunode sharing plan packs a table of demands",
+            "gpunode sharing profiles --gpu ID shows where each may lie",
         )
     return MigLayout(
         slot=gpu.slot,

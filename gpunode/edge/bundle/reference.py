@@ -68,7 +68,7 @@ def _with_keyring(upstream: Upstream, folder: Path) -> Upstream:
     if keyring is None:
         raise InputError(
             f"{name} is not there: the keys by which Arch's packages are signed",
-            expected=f"beside {PACMAN}, or at {ARCH_KEYRING}",
+            expected=f"next to {PACMAN}, or at {ARCH_KEYRING}",
             fix="copy it from the same machine, with archlinux-revoked; or apt-get install archlinux-keyring here",
         )
     revoked = keyring.with_name("archlinux-revoked")
