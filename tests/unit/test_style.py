@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from rows import over
 
+from tools.docs.pages import site_pages
+
 ROOT = Path(__file__).parents[2]
 HIDDEN_FOLDERS = frozenset({".git", ".venv", ".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"})
 
@@ -77,7 +79,7 @@ def test_shell_scripts_are_posix_and_say_what_they_do() -> None:
 # ---- words: the table in CONTRIBUTING.md says what stays out of texts that users read, and what to write instead
 WORDS_HEADING = "## Words\n"
 # not read: what was, and a page that is made of docstrings
-NOT_READ = frozenset({"CHANGELOG.md", "docs/api.md"})
+NOT_READ = frozenset({"CHANGELOG.md", "api.md"})
 
 
 @cache
@@ -96,9 +98,10 @@ def wrong_words(text: str) -> list[str]:
 
 
 def reading_matter() -> dict[str, str]:
-    """Name → text: pages, READMEs of roles, and through docs/cli.md and docs/roles.md every --help and every role."""
+    """Name → text: pages, READMEs of roles, and through docs/cli.md and roles.md every --help and every role."""
     pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("roles/*/README.md")]
-    found = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages}
+    made = site_pages(ROOT / "docs")
+    found = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in pages if p.name not in made} | made
     found["CONTRIBUTING.md"] = re.sub(rf"{WORDS_HEADING}.*?(?=\n## )", "", found["CONTRIBUTING.md"], flags=re.DOTALL)
     return {name: text for name, text in found.items() if name not in NOT_READ}
 

@@ -315,7 +315,7 @@ give_files_back() {
 
 main() {
   manager=$(package_manager)
-  [ -n "$manager" ] || finish refused "no package manager was found (apt-get, dnf, yum, zypper, pacman)" "use a distribution that docs/knowledge.md lists"
+  [ -n "$manager" ] || finish refused "no package manager was found (apt-get, dnf, yum, zypper, pacman)" "use a distribution with one of these package managers"
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
   dkms_missing >"$GPUNODE_IN/.undone"
