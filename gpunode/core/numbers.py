@@ -1,10 +1,15 @@
-"""Numbers in text that a node or an API sent: of any length, and never an exception."""
+"""Numbers in text that a node or an API sent: of any length, and never an exception.
+
+A rule compares the versions of knowledge with those of a node again and again: each text is parsed once.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _DIGITS = 18
+_TEXTS = 2048  # versions that are parsed once: those of knowledge, and of some dozens of nodes
 HUGE = 10**_DIGITS  # stands for every number with more digits: they only have to compare as large
 
 
@@ -20,6 +25,7 @@ def whole(text: str) -> int:
     return HUGE if len(digits) > _DIGITS else int(digits or "0")
 
 
+@lru_cache(maxsize=_TEXTS)
 def release(version: str) -> tuple[int, int]:
     """Major and minor of a version; (0, 0) when it is unknown.
 
@@ -35,6 +41,7 @@ def upstream(version: str) -> str:
     return version.rpartition(":")[2].partition("-")[0]
 
 
+@lru_cache(maxsize=_TEXTS)
 def version_tuple(version: str) -> tuple[int, ...]:
     """All numbers of a version, for comparing.
 
