@@ -275,7 +275,7 @@ class RuntimeRequest:
     absolute paths, "" takes the engine's own; `in_place` asks for no drop-in.  `default_runtime` keep, `cdi` None and
     `cgroup_driver` "" leave what is there.  `flags` are the daemon's arguments: what they set cannot be set in a file
     as well.  `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.  `refused` is what dockerd says
-    against its file as it is.
+    against its file as it is; `judged`: a daemon of this machine reads the file, and can judge it before it is there.
     """
 
     runtime: RuntimeName
@@ -292,6 +292,7 @@ class RuntimeRequest:
     flags: tuple[str, ...] = ()
     enable_cri: bool = False
     refused: str = ""
+    judged: bool = True
 
     @property
     def release(self) -> tuple[int, int]:

@@ -23,8 +23,6 @@ from gpunode.edge.host.tree import Tree
 from gpunode.edge.ssh.shell import local_run
 from gpunode.node import script
 
-_UNJUDGED = "not validated by dockerd"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -88,17 +86,8 @@ def find(options: Options) -> Engine:
         judges = not options.version or release(options.version) == release(runtime.version)
         return Activation(unit="", verb="", config=target.root, validate=found.validate if judges else ())
 
-    def edit(files: Files) -> Edit:
-        """Where no dockerd of this machine reads the file, an edit says that none has judged it."""
-        found = target.edit(files)
-        judged = options.here and runtime is not None
-        if judged or target.name != "docker" or not found.changes or any(_UNJUDGED in r.why for r in found.reasons):
-            return found
-        note = Reason(what=target.root, why=f"{_UNJUDGED}: it is not part of this machine", source="")
-        return replace(found, reasons=(*found.reasons, note))
-
     return Engine(
-        target=replace(target, activation=activation, edit=edit),
+        target=replace(target, activation=activation),
         root=options.root,
         notes=_unread(options, runtime, target),
         options=options,
@@ -165,6 +154,7 @@ def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> Run
         name=options.name,
         path=_binary(options),
         enable_cri=options.enable_cri,
+        judged=options.here and runtime is not None,
     )
     request = completed(asked, runtime or Runtime(name=options.runtime))
     changes: dict[str, object] = {}

@@ -168,8 +168,6 @@ def _stays(after: ContainerdConfig, request: RuntimeRequest, without: str) -> li
 
 __all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
 
-_CRI_OFF = "disables the CRI plugin"
-
 
 def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
     """The root, what it imports as far as it was read, and the drop-in's folder: a glob import brings in all of it."""
@@ -362,7 +360,7 @@ def _remarks(config: ContainerdConfig) -> tuple[Reason, ...]:
     off, default = config.without_cri, default_in_force(config)
     if off:
         why = "disabled_plugins names it: Kubernetes cannot use this containerd, nor the nvidia runtime in it"
-        remarks.append(Reason(what=f"{off.path} {_CRI_OFF}", why=why, source=SOURCE))
+        remarks.append(Reason(what=f"{off.path} disables the CRI plugin", why=why, source=SOURCE))
     elif default not in runtimes_in_force(config):
         why = "there is no runtime of that name: containerd does not load its CRI plugin"
         remarks.append(Reason(what=f"default_runtime_name is {default}", why=why, source=SOURCE))
@@ -395,14 +393,13 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     read = {path: facts.files[path].data for path in runtime.files if path in facts.files}
     files = [data or b"" for data in {**read, **edit.changes}.values()]
     socket = runtime.socket or "/run/containerd/containerd.sock"
-    disabled = any(reason.what.endswith(_CRI_OFF) for reason in edit.reasons) or _no_cri(files)
     return Activation(
         unit=unit,
         verb="restart",
         config=runtime.config,
         validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump"),
         socket=socket,
-        plugin="" if disabled else "cri",
+        plugin="" if _no_cri(files) else "cri",
         health=(("ctr", "--address", socket, "version"),),
         disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
     )

@@ -168,9 +168,13 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
 def _not_validated(path: str, request: RuntimeRequest) -> tuple[Reason, ...]:
     """What to know where no dockerd can judge the file before it is in place: the health check decides afterwards."""
     number = request.release
-    if number >= (23, 0):
+    if number >= (23, 0) and request.judged:
         return ()
-    why = f"Docker {request.version} cannot, 23.0 and later can" if number > (0, 0) else "its version is not known"
+    if number == (0, 0):
+        why = "its version is not known"
+    else:
+        old = f"Docker {request.version} cannot, 23.0 and later can"
+        why = old if number < (23, 0) else "it is not part of this machine"
     return (Reason(what=path, why=f"not validated by dockerd: {why}", source=""),)
 
 

@@ -133,8 +133,7 @@ def _edited(
         for path, data in found.changes.items()
         if path != CONFIG
     }
-    reasons = [reason for reason in found.reasons if CONFIG not in reason.what and DROP_INS not in reason.what]
-    return replace(found, changes=changes, reasons=tuple(replace(r, source=SOURCE) for r in reasons))
+    return replace(found, changes=changes, reasons=tuple(replace(r, source=SOURCE) for r in found.reasons))
 
 
 def _as_containerd(
