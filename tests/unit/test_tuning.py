@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.checks.host import host_checks
-from gpunode.core.checks.links import link_checks
+from gpunode.core.checks.pcie import peer_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.items import gpudirect, host_settings, kernel_argument, memlock, sysctl
@@ -236,7 +236,7 @@ def test_what_verify_finds_is_fixed_by_keys_that_there_are() -> None:
         },
         tuning=Tuning(governors=("schedutil",), imex_dra=True),
     )
-    checks = [*host_checks(facts, load_knowledge()), *link_checks(facts, load_knowledge())]
+    checks = [*host_checks(facts, load_knowledge()), *peer_checks(facts)]
     keys = {one.id: found.groups() for one in checks if (found := re.search(r"(tuning|fabric)\.(\w+): (\w+)", one.fix))}
     assert keys.keys() == {"pcie.acs", "iommu.mode", "cpu.governor", "engine.memlock", "fabric.imex"}
     for section, key, value in keys.values():

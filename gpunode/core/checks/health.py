@@ -12,7 +12,9 @@ from gpunode.core.cdi import of_others, stale, twice, unproven
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
 from gpunode.core.checks.host import host_checks
 from gpunode.core.checks.kubelet import kubelet_checks
-from gpunode.core.checks.links import link_checks
+from gpunode.core.checks.nvlink import nvlink_checks
+from gpunode.core.checks.pcie import pcie_checks, peer_checks
+from gpunode.core.checks.rdma import port_checks
 from gpunode.core.engines import BY_CDI
 from gpunode.core.items.driver import fenced
 from gpunode.core.items.first_boot import first_boot_checks, prepared
@@ -252,7 +254,10 @@ def health_checks(
         *present,
         *_driver(facts, driver),
         *gpu_checks(facts),
-        *link_checks(facts, knowledge),
+        *pcie_checks(facts),
+        *nvlink_checks(facts, knowledge),
+        *port_checks(facts),
+        *peer_checks(facts),
         *host_checks(facts, knowledge),
         *xid_checks(facts, knowledge.application_xids),
     )

@@ -1,4 +1,4 @@
-"""Links of GPUs and RDMA devices, judged: PCIe, NVLink, InfiniBand and RoCE, and what stands between two of them.
+"""PCIe links of GPUs and network cards, judged, and what stands between two of them.
 
 What hardware should reach and does not is a failure, what a setting of the host slows down is a warning.  A GPU's own
 link sleeps with it, so its generation counts only while it works; its width always.
@@ -6,43 +6,23 @@ link sleeps with it, so its generation counts only while it works; its width alw
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from gpunode.core.checks.gpus import Verdict
 from gpunode.core.facts.pcie import PcieTree, redirects
-from gpunode.core.knowledge import Knowledge, NvLinks
-from gpunode.core.model import Check, NodeFacts, NvmlGpu, PciLink, RdmaPort
+from gpunode.core.model import Check, NodeFacts, PciLink
 
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # GT/s; 5 GT/s of older kernels
 _WORKS = ("P0", "P1", "P2")
 _RESEAT = "reseat the card, its riser and cables; compare with lspci -vv (LnkCap, LnkSta)"
-_SLOW = 0.9  # of the speed that an NVLink has by the knowledge
 
 
-def link_checks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
-    """pcie.*, nvlink.down, rdma.port, iommu.mode."""
+def pcie_checks(facts: NodeFacts) -> Iterator[Check]:
+    """pcie.width, pcie.generation, pcie.errors."""
     tree = PcieTree.of(facts)
     if any(gpu.pcie_width for gpu in facts.nvml):  # else this driver was not asked
         yield _widths(facts, tree)
         yield _generations(facts, tree)
     yield from _errors(tree)
-    yield from _nvlinks(facts, knowledge)
-    yield from _ports(facts)
-    yield from _peers(facts, tree)
-
-
-def _checked(check_id: str, bad: list[str], unread: list[str], good: str, fix: str) -> Check:
-    if bad:
-        return Check(id=check_id, status="failed", message="; ".join(bad), fix=fix)
-    if unread:
-        return Check(
-            id=check_id, status="not-proven", message="; ".join(unread), fix="nvidia-smi -q; lspci -vv as root"
-        )
-    return Check(id=check_id, status="passed", message=good)
-
-
-# ---------------------------------------------------------------- PCIe
 
 
 def _widths(facts: NodeFacts, tree: PcieTree) -> Check:
@@ -97,6 +77,16 @@ def _generations(facts: NodeFacts, tree: PcieTree) -> Check:
     return check
 
 
+def _checked(check_id: str, bad: list[str], unread: list[str], good: str, fix: str) -> Check:
+    if bad:
+        return Check(id=check_id, status="failed", message="; ".join(bad), fix=fix)
+    if unread:
+        return Check(
+            id=check_id, status="not-proven", message="; ".join(unread), fix="nvidia-smi -q; lspci -vv as root"
+        )
+    return Check(id=check_id, status="passed", message=good)
+
+
 def _cards(
     facts: NodeFacts, tree: PcieTree, ability: Callable[[PciLink], tuple[int, int]]
 ) -> tuple[list[tuple[str, int, int]], list[str]]:
@@ -143,116 +133,16 @@ def _errors(tree: PcieTree) -> Iterator[Check]:
         yield Check(id="pcie.errors", status="passed", message=f"no uncorrected PCIe error since boot{more}")
 
 
-# ---------------------------------------------------------------- NVLink
-
-
-def _nvlinks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
-    """By the number that its model has; of a model that is not known those that are down while others are up."""
-    models = {gpu.slot: model for gpu in facts.gpus if (model := knowledge.nvlinks.get(gpu.id))}
-    if models and len(facts.nvml) > 1 and facts.driver.parameters.get("NvLinkDisable") == "1":
-        text = "NVLinks are switched off: the nvidia module has NVreg_NvLinkDisable=1"
-        guest = facts.virtualization != "none"  # as it has to be in one that gets GPUs without their NVSwitches
-        fix = "grep -r NvLinkDisable /etc/modprobe.d /proc/cmdline; without it the links come up with the module"
-        yield Check(id="nvlink.down", status="skipped" if guest else "warning", message=text, fix="" if guest else fix)
-        return
-    told: dict[Verdict, list[str]] = {}
-    known = set()
-    for gpu in facts.nvml if models and len(facts.nvml) > 1 else ():
-        verdict, words = _of_model(facts, gpu, models)
-        told.setdefault(verdict, []).append(words)
-        known |= {str(gpu.index)} if verdict in ("bad", "good") else set()
-    bad = told.get("bad", [])
-    if down := [one for one in facts.nvlink_inactive if _gpu_of(one) not in known]:
-        bad = [*bad, f"NVLinks inactive: {', '.join(down)}"]
-    if bad:
-        fix = "nvidia-smi nvlink -s; reseat, or have the board replaced"
-        yield Check(id="nvlink.down", status="failed", message="; ".join(bad), fix=fix)
-    elif "unread" in told or (len(facts.nvml) > 1 and "nvlink" in facts.unread):
-        unread = told.get("unread", []) if "nvlink" not in facts.unread else []
-        text = "; ".join(unread) or "the state of the NVLinks was not read"
-        yield Check(id="nvlink.down", status="not-proven", message=text, fix="nvidia-smi nvlink -s on the node")
-    elif "good" in told:
-        text = f"NVLinks up of each GPU: {', '.join(dict.fromkeys(told['good']))}"
-        yield Check(id="nvlink.down", status="passed", message=text)
-
-
-def _of_model(facts: NodeFacts, gpu: NvmlGpu, models: Mapping[str, NvLinks]) -> tuple[Verdict, str]:
-    name, model = f"GPU {gpu.index}", models.get(gpu.slot)
-    if model is None:
-        return ("none", "") if gpu.slot else ("unread", f"{name}: its slot was not read")
-    if gpu.nvlinks_up is None:
-        return "unread", f"{name}: not read"
-    if not gpu.nvlinks_up and (facts.virtualization != "none" or gpu.mig_current == "Enabled" or model.bridged):
-        return "unread", f"{name}: all are down; without {_joiner(facts, gpu, model.bridged)} that is right"
-    if gpu.nvlinks_up < model.up:
-        return "bad", f"{name} has {gpu.nvlinks_up} of {model.up} NVLinks up{_which(facts, gpu)}"
-    if model.speed and not gpu.nvlink_speed:
-        return "unread", f"{name}: the speed of its NVLinks was not read"
-    if model.speed and float(gpu.nvlink_speed) < model.speed * _SLOW:
-        return "bad", f"{name} has an NVLink at {gpu.nvlink_speed} of {model.speed:g} GB/s"
-    return "good", f"{gpu.nvlinks_up} of {model.up}"
-
-
-def _joiner(facts: NodeFacts, gpu: NvmlGpu, bridged: bool) -> str:
-    if bridged:
-        return "a bridge"
-    return "MIG off" if gpu.mig_current == "Enabled" and facts.virtualization == "none" else "NVSwitches for this guest"
-
-
-def _gpu_of(text: str) -> str:
-    """ "3" of «GPU 3 link 4» and «GPU 3: all links»."""
-    return text.removeprefix("GPU ").partition(" ")[0].removesuffix(":")
-
-
-def _which(facts: NodeFacts, gpu: NvmlGpu) -> str:
-    links = [one.rpartition(" ")[2] for one in facts.nvlink_inactive if one.startswith(f"GPU {gpu.index} link ")]
-    return f" (down: {', '.join(links)})" if links else ""
-
-
-# ---------------------------------------------------------------- InfiniBand and RoCE
-
-
-def _ports(facts: NodeFacts) -> Iterator[Check]:
-    """A port with a cable and no subnet manager fails; one without a cable counts only where others work."""
-    if not facts.rdma:
-        return
-    fix = "ibstat; cables, switch, and for InfiniBand the subnet manager"
-    unread = [_port(one) for one in facts.rdma if not one.state or (one.state == "ACTIVE" and not one.rate)]
-    bad = [f"{_port(p)} is {p.state} with a cable" for p in facts.rdma if p.state not in ("", "ACTIVE", "DOWN")]
-    kinds = {link.slot: (link.max_speed, link.max_width) for link in facts.pcie}
-    active = [one for one in facts.rdma if one.state == "ACTIVE" and one.rate]
-    for kind in dict.fromkeys((kinds.get(one.slot), one.layer) for one in active):
-        alike = [one for one in active if (kinds.get(one.slot), one.layer) == kind]
-        most, count = Counter(one.rate for one in alike).most_common(1)[0]
-        if count * 2 > len(alike):
-            bad += [f"{_port(o)} runs at {o.rate} Gb/s, others at {most}" for o in alike if float(o.rate) < float(most)]
-    down = [_port(one) for one in facts.rdma if one.state == "DOWN"]
-    if bad:
-        yield Check(id="rdma.port", status="failed", message="; ".join(bad), fix=fix)
-    elif unread:
-        yield Check(id="rdma.port", status="not-proven", message=f"not read: {', '.join(unread)}", fix=fix)
-    elif down:
-        text = f"down: {', '.join(down)}; {len(active)} active"
-        yield Check(id="rdma.port", status="warning" if active else "skipped", message=text, fix=fix if active else "")
-    else:
-        rates = Counter(f"{one.rate} Gb/s {one.layer}".strip() for one in active)
-        text = ", ".join(f"{count} × {rate}" for rate, count in rates.items())
-        yield Check(id="rdma.port", status="passed", message=f"RDMA ports active: {text}")
-
-
-def _port(port: RdmaPort) -> str:
-    return f"{port.device} port {port.port}"
-
-
 # ---------------------------------------------------------------- what stands between two devices
 
 
-def _peers(facts: NodeFacts, tree: PcieTree) -> Iterator[Check]:
-    """ACS and IOMMU where two of the GPUs and RDMA devices are behind the same PCIe switch.
+def peer_checks(facts: NodeFacts) -> Iterator[Check]:
+    """pcie.acs and iommu.mode, where two of the GPUs and RDMA devices are behind the same PCIe switch.
 
     Sources: docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (PCI Access Control Services), Linux
     Documentation/ABI/testing/sysfs-kernel-iommu_groups.
     """
+    tree = PcieTree.of(facts)
     between, devices = tree.between(facts), tree.peers(facts)
     if not between:
         return

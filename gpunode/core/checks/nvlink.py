@@ -1,0 +1,74 @@
+"""The NVLinks of GPUs, judged by the number and the speed that their model has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gpunode.core.checks.gpus import Verdict
+from gpunode.core.knowledge import Knowledge, NvLinks
+from gpunode.core.model import Check, NodeFacts, NvmlGpu
+
+_SLOW = 0.9  # of the speed that an NVLink has by the knowledge
+
+
+def nvlink_checks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
+    """nvlink.down: by the number that its model has; of an unknown one those that are down while others are up."""
+    models = {gpu.slot: model for gpu in facts.gpus if (model := knowledge.nvlinks.get(gpu.id))}
+    if models and len(facts.nvml) > 1 and facts.driver.parameters.get("NvLinkDisable") == "1":
+        text = "NVLinks are switched off: the nvidia module has NVreg_NvLinkDisable=1"
+        guest = facts.virtualization != "none"  # as it has to be in one that gets GPUs without their NVSwitches
+        fix = "grep -r NvLinkDisable /etc/modprobe.d /proc/cmdline; without it the links come up with the module"
+        yield Check(id="nvlink.down", status="skipped" if guest else "warning", message=text, fix="" if guest else fix)
+        return
+    told: dict[Verdict, list[str]] = {}
+    known = set()
+    for gpu in facts.nvml if models and len(facts.nvml) > 1 else ():
+        verdict, words = _of_model(facts, gpu, models)
+        told.setdefault(verdict, []).append(words)
+        known |= {str(gpu.index)} if verdict in ("bad", "good") else set()
+    bad = told.get("bad", [])
+    if down := [one for one in facts.nvlink_inactive if _gpu_of(one) not in known]:
+        bad = [*bad, f"NVLinks inactive: {', '.join(down)}"]
+    if bad:
+        fix = "nvidia-smi nvlink -s; reseat, or have the board replaced"
+        yield Check(id="nvlink.down", status="failed", message="; ".join(bad), fix=fix)
+    elif "unread" in told or (len(facts.nvml) > 1 and "nvlink" in facts.unread):
+        unread = told.get("unread", []) if "nvlink" not in facts.unread else []
+        text = "; ".join(unread) or "the state of the NVLinks was not read"
+        yield Check(id="nvlink.down", status="not-proven", message=text, fix="nvidia-smi nvlink -s on the node")
+    elif "good" in told:
+        text = f"NVLinks up of each GPU: {', '.join(dict.fromkeys(told['good']))}"
+        yield Check(id="nvlink.down", status="passed", message=text)
+
+
+def _of_model(facts: NodeFacts, gpu: NvmlGpu, models: Mapping[str, NvLinks]) -> tuple[Verdict, str]:
+    name, model = f"GPU {gpu.index}", models.get(gpu.slot)
+    if model is None:
+        return ("none", "") if gpu.slot else ("unread", f"{name}: its slot was not read")
+    if gpu.nvlinks_up is None:
+        return "unread", f"{name}: not read"
+    if not gpu.nvlinks_up and (facts.virtualization != "none" or gpu.mig_current == "Enabled" or model.bridged):
+        return "unread", f"{name}: all are down; without {_joiner(facts, gpu, model.bridged)} that is right"
+    if gpu.nvlinks_up < model.up:
+        return "bad", f"{name} has {gpu.nvlinks_up} of {model.up} NVLinks up{_which(facts, gpu)}"
+    if model.speed and not gpu.nvlink_speed:
+        return "unread", f"{name}: the speed of its NVLinks was not read"
+    if model.speed and float(gpu.nvlink_speed) < model.speed * _SLOW:
+        return "bad", f"{name} has an NVLink at {gpu.nvlink_speed} of {model.speed:g} GB/s"
+    return "good", f"{gpu.nvlinks_up} of {model.up}"
+
+
+def _joiner(facts: NodeFacts, gpu: NvmlGpu, bridged: bool) -> str:
+    if bridged:
+        return "a bridge"
+    return "MIG off" if gpu.mig_current == "Enabled" and facts.virtualization == "none" else "NVSwitches for this guest"
+
+
+def _gpu_of(text: str) -> str:
+    """ "3" of «GPU 3 link 4» and «GPU 3: all links»."""
+    return text.removeprefix("GPU ").partition(" ")[0].removesuffix(":")
+
+
+def _which(facts: NodeFacts, gpu: NvmlGpu) -> str:
+    links = [one.rpartition(" ")[2] for one in facts.nvlink_inactive if one.startswith(f"GPU {gpu.index} link ")]
+    return f" (down: {', '.join(links)})" if links else ""
