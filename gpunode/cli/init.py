@@ -18,7 +18,7 @@ from gpunode.core.engines import ENGINES
 from gpunode.core.errors import InputError
 
 if TYPE_CHECKING:
-    from gpunode.core.starter import Answers
+    from gpunode.core.spec.starter import Answers
     from gpunode.edge.detect import Detected, Targets
 
 CHOICES = ("auto", *ENGINES)
@@ -80,7 +80,7 @@ def init(
 
     What an option says is not asked.  HOST is [user@]host[:port]; without any, the node is this machine.
     """
-    from gpunode.core.starter import check, inventory_text, spec_data, spec_text, suggested
+    from gpunode.core.spec.starter import check, inventory_text, spec_data, spec_text, suggested
     from gpunode.edge.detect import Targets, find_hosts
     from gpunode.edge.starter import INVENTORY, SPEC, host_variables, refuse_to_overwrite, write_files
 
@@ -135,7 +135,7 @@ def _with_recipe(answers: Answers, path: Path) -> Answers:
 
 def _with_options(answers: Answers, given: dict[str, Any]) -> Answers:
     """The answers with what options say in place of what is suggested."""
-    from gpunode.core.starter import parse_instances
+    from gpunode.core.spec.starter import parse_instances
 
     stated = {key: value for key, value in given.items() if value}
     if "mig" in stated:
@@ -222,7 +222,7 @@ def _ask(answers: Answers, given: dict[str, Any]) -> Answers:
         stated = click.prompt(text, default=default, err=True, **options)
         answers = replace(answers, **{name: value(stated)})
 
-    from gpunode.core.starter import parse_instances
+    from gpunode.core.spec.starter import parse_instances
 
     question("engine", "Container engine (auto: what is there)", type=click.Choice(CHOICES))
     question(

@@ -11,7 +11,8 @@ from typing import Any
 
 from gpunode import __version__
 from gpunode.core.errors import InputError, StaleError
-from gpunode.core.manifest import (
+from gpunode.core.plan.lockfile import Lock, parse_lock
+from gpunode.core.plan.manifest import (
     MANIFEST_FORMAT,
     changed_connections,
     changed_files,
@@ -19,7 +20,6 @@ from gpunode.core.manifest import (
     changed_steps,
     hash_of,
 )
-from gpunode.core.plan.lockfile import Lock, parse_lock
 from gpunode.core.plan.playbook import HEADER, dump, make_playbook
 from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.detect import Detected, Targets, find_hosts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from daemon_node import DaemonNode
 
-from gpunode.core.cdi import stale
+from gpunode.core.facts.cdi import stale
 from gpunode.core.items.cdi import cdi_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome

@@ -21,7 +21,7 @@ import yaml
 from daemon_node import DaemonNode
 from test_gpu_containers import SMI_IMAGE
 
-from gpunode.core.cdi import KIND, read_spec
+from gpunode.core.facts.cdi import KIND, read_spec
 from gpunode.edge.load import load_questions
 
 FOLDER = os.environ.get("GPUNODE_VENDOR", "")

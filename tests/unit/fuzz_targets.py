@@ -21,7 +21,6 @@ from edit_cases import cases
 from journal_text import packages, recall_text, state, undo_row, wrote
 
 from gpunode.core.bundle import alpm, deb, manifest, rpm, upstream
-from gpunode.core.cdi import read_spec
 from gpunode.core.checks.health import health_checks
 from gpunode.core.doctor import diagnosis_data, diagnosis_text
 from gpunode.core.doctor.read import diagnose_logs
@@ -32,6 +31,7 @@ from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, scheduler_
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe, redact
+from gpunode.core.facts.cdi import read_spec
 from gpunode.core.items.activation import parse_activation
 from gpunode.core.items.package import locked_by
 from gpunode.core.items.smoke import parse_checks

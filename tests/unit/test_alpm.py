@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gpunode.core.bundle.alpm import Alpm, Sync, compare, entry_text, parse_desc, parse_relation
 from gpunode.core.bundle.closure import dependency_problem
 from gpunode.core.bundle.upstream import parse_sources
-from gpunode.core.deb_versions import Relation
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.model import PackageWant
+from gpunode.core.solve.deb_versions import Relation
 from gpunode.edge.bundle.resolve import chosen
 
 pytest.importorskip("solv")

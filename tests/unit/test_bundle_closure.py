@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from gpunode.core.bundle.closure import dependency_problem
 from gpunode.core.bundle.deb import DebUniverse, parse_packages
 from gpunode.core.bundle.upstream import Upstream, parse_sources
-from gpunode.core.deb_versions import Relation, fits, parse_relations, version_key
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import PackageWant
+from gpunode.core.solve.deb_versions import Relation, fits, parse_relations, version_key
 
 VERSIONS = (
     "0 0~ 1.0~rc1 1.0 1.0+b1 1.0-1 1.0-1+deb12u1 1.0-1+deb12u10 1.0-1+deb12u2 1.0a 1.00 1.0.1 1.10 1.9 1:0.1 2.36-9 "

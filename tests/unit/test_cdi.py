@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.core.cdi import KIND, read_spec, stale
 from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
+from gpunode.core.facts.cdi import KIND, read_spec, stale
 from gpunode.core.items.cdi import cdi_warnings
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ItemKey, Question, Wanted

@@ -23,7 +23,6 @@ from rows import over
 from benchmarks.doctor import LINES as ORDINARY
 from gpunode.cli.common import spec_option, target_options
 from gpunode.cli.main import cli
-from gpunode.core.cdi import PATH
 from gpunode.core.doctor import Diagnosis, diagnose, diagnosis_data, diagnosis_text, scan
 from gpunode.core.doctor.logs import KEPT, PART
 from gpunode.core.doctor.read import diagnose_logs
@@ -32,6 +31,7 @@ from gpunode.core.doctor.table import LAYERS, Fault, Faults, Message, parse_faul
 from gpunode.core.doctor.text import Evidence
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
+from gpunode.core.facts.cdi import PATH
 from gpunode.core.model import (
     Cdi,
     CdiGpu,

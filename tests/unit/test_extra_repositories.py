@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, InstalledPackage, NodeFacts, Plan
-from gpunode.core.repo_files import enabled_repositories, has_secret, sections, with_enabled
+from gpunode.core.solve.repo_files import enabled_repositories, has_secret, sections, with_enabled
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
 

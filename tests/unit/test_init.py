@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from sshd import Sshd
 
 from gpunode.cli.init import CHOICES, REBOOT, STRATEGIES, _look
-from gpunode.core import starter
 from gpunode.core.errors import InputError
 from gpunode.core.model import Distro, Kubernetes, NodeFacts, Runtime
-from gpunode.core.spec import parse_spec
-from gpunode.core.starter import Answers, parse_instances, spec_data, spec_text, suggested
+from gpunode.core.spec import parse_spec, starter
+from gpunode.core.spec.starter import Answers, parse_instances, spec_data, spec_text, suggested
 from gpunode.edge.ansible.inventory import load_inventory
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.load import load_checked_data, load_spec

@@ -20,7 +20,7 @@ from gpunode.core.edits.kubernetes.kubelet import (
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults
 from gpunode.core.edits.text.unitfile import program_of
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.flags import flags_in, last_value
+from gpunode.core.facts.flags import flags_in, last_value
 from gpunode.core.knowledge.scheduler import minor_of
 from gpunode.core.model import Edit
 from gpunode.edge.load import load_scheduler_rules

@@ -176,10 +176,10 @@ def test_no_public_class_of_core_has_the_name_of_another() -> None:
 # A part of core imports what is named before it, or beside it in the same line.
 ORDER = (
     "engines errors grammar model printable",
-    "content deb_versions flags mask numbers openpgp remote repo_files untrusted validation",
-    "diff knowledge manifest module_parameters",
+    "content mask numbers openpgp remote untrusted validation",
+    "diff knowledge",
     "spec",
-    "cdi rollout secrets sharing solve starter",
+    "rollout secrets sharing solve",
     "facts",
     "edits",
     "items",

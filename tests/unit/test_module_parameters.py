@@ -11,8 +11,8 @@ import pytest
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, NodeFacts
-from gpunode.core.module_parameters import CONF, not_in_force
 from gpunode.core.spec import parse_spec
+from gpunode.core.spec.module_parameters import CONF, not_in_force
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
 

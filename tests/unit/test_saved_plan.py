@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from gpunode.cli import provision as provision_command
 from gpunode.cli.main import cli
-from gpunode.core import manifest
 from gpunode.core.errors import InputError, StaleError
 from gpunode.core.model import Plan, Step
+from gpunode.core.plan import manifest
 from gpunode.edge import desired, detect, saved
 from gpunode.edge.ansible import ahead
 from gpunode.edge.ansible.runner import Event, HostRun

@@ -23,7 +23,7 @@ from gpunode.core.edits.kubernetes.schemas import scheduler_faults
 from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import program_of
 from gpunode.core.errors import InputError
-from gpunode.core.flags import flags_in, last_value
+from gpunode.core.facts.flags import flags_in, last_value
 from gpunode.core.knowledge.scheduler import minor_of
 from gpunode.edge.load import load_scheduler_rules
 
@@ -180,7 +180,7 @@ def printed(text: str) -> list[Any]:
 
 @given(st.lists(st.text("ab=-_ '\"\\$1", min_size=0, max_size=8), max_size=6))
 def test_words_of_any_text_stand_where_they_are_said_to(parts: list[str]) -> None:
-    from gpunode.core.flags import change_flags, words_in
+    from gpunode.core.facts.flags import change_flags, words_in
 
     text = " ".join(parts)
     words = words_in(text)

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.bundle.rpm import Modules, parse_modules, parse_primary, parse_repomd
-from gpunode.core.cdi import read_spec
 from gpunode.core.edits.text import yamltext
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.facts.cdi import read_spec
 from gpunode.core.untrusted import EXPANDED, check_xml, load_json, load_yaml, load_yaml_documents
 from gpunode.edge.bundle import unpack
 from gpunode.edge.load import load_spec

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpunode.core.deb_versions import Relation
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import PackageWant
+from gpunode.core.solve.deb_versions import Relation
 
 # https://man.archlinux.org/man/core/pacman/repo-add.8 makes it: for each package NAME-VERSION/desc, blocks of a line
 # %FIELD%, lines of values, and an empty line

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpunode.core.deb_versions import Relation
 from gpunode.core.model import PackageWant
+from gpunode.core.solve.deb_versions import Relation
 
 
 class BundlePackage(Protocol):

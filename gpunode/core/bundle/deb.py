@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gpunode.core.deb_versions import Relation, fits, parse_relations, version_key
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import PackageWant
+from gpunode.core.solve.deb_versions import Relation, fits, parse_relations, version_key
 
 _FIELD = re.compile(r"^([!-9;-~]+):[ \t]*(.*(?:\n[ \t].*)*)", re.M)
 

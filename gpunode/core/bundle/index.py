@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from gpunode.core.bundle.deb import Deb
 from gpunode.core.bundle.manifest import matches_version
 from gpunode.core.bundle.rpm import Modules, Rpm, left_out, parse_modules
-from gpunode.core.deb_versions import version_key
 from gpunode.core.model import PackageWant, Problem
 from gpunode.core.numbers import upstream
+from gpunode.core.solve.deb_versions import version_key
 
 NEAR = 3  # names or versions that a problem tells
 

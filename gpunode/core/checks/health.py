@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpunode.core.cdi import of_others, stale, twice, unproven
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
 from gpunode.core.checks.host import host_checks
 from gpunode.core.checks.kubelet import kubelet_checks
@@ -16,6 +15,7 @@ from gpunode.core.checks.nvlink import nvlink_checks
 from gpunode.core.checks.pcie import pcie_checks, peer_checks
 from gpunode.core.checks.rdma import port_checks
 from gpunode.core.engines import BY_CDI
+from gpunode.core.facts.cdi import of_others, stale, twice, unproven
 from gpunode.core.items.driver import fenced
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks

@@ -28,7 +28,7 @@ from gpunode.core.edits.target import (
 )
 from gpunode.core.engines import ENGINES, ROWS
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.core.flags import flag_value
+from gpunode.core.facts.flags import flag_value
 from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Problem, Runtime, Undo
 
 __all__ = [

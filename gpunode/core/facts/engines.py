@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast, get_args
 
-from gpunode.core.cdi import FOLDERS, read_spec
 from gpunode.core.engines import ENGINES, ROWS
 from gpunode.core.errors import InputError
+from gpunode.core.facts.cdi import FOLDERS, read_spec
+from gpunode.core.facts.flags import flag_value
 from gpunode.core.facts.text import Probe
-from gpunode.core.flags import flag_value
 from gpunode.core.model import (
     Cdi,
     CdiGpu,

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts.engines import Units, containerd_cgroup, text_of
+from gpunode.core.facts.flags import flag_value
 from gpunode.core.facts.text import Probe
-from gpunode.core.flags import flag_value
 from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime
 from gpunode.core.untrusted import load_yaml
 

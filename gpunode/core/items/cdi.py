@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.cdi import FOLDERS, PATH, made_by_ctk, of_others, stale, too_old
 from gpunode.core.engines import BY_CDI, RuntimeName
+from gpunode.core.facts.cdi import FOLDERS, PATH, made_by_ctk, of_others, stale, too_old
 from gpunode.core.items.file import File
 from gpunode.core.items.item import HostCase, Item, StepKind
 from gpunode.core.model import NodeFacts, Reason

@@ -17,9 +17,9 @@ from gpunode.core.items.package import STEP as package_step
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.items.runfile import Installed, Uninstalled
 from gpunode.core.model import ConfigFile, DriverChoice, NodeFacts, Problem, Reason
-from gpunode.core.module_parameters import CONF as PARAMETERS_CONF
-from gpunode.core.module_parameters import Parameters, not_in_force, shown
-from gpunode.core.repo_files import has_secret, repo_files, with_enabled
+from gpunode.core.solve.repo_files import has_secret, repo_files, with_enabled
+from gpunode.core.spec.module_parameters import CONF as PARAMETERS_CONF
+from gpunode.core.spec.module_parameters import Parameters, not_in_force, shown
 
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset")
 UNATTENDED_CONF = "/etc/apt/apt.conf.d/52gpunode-unattended-upgrades"

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpunode.core.cdi import made_by_ctk
 from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
 from gpunode.core.edits.defaults import default_reason, default_runtime, wanted_driver
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.facts import masked_hash
+from gpunode.core.facts.cdi import made_by_ctk
 from gpunode.core.facts.kubelet import kubelet_engine
 from gpunode.core.items.activation import Module, ServiceItem, services_of
 from gpunode.core.items.activation import step as activation_step

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from gpunode.core.cdi import read_spec
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe, stable_facts
+from gpunode.core.facts.cdi import read_spec
 from gpunode.core.knowledge import GpuModel, Knowledge
 from gpunode.core.model import NodeFacts
 from gpunode.core.numbers import version_tuple

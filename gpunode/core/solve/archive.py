@@ -9,10 +9,10 @@ import fnmatch
 import re
 from dataclasses import dataclass, replace
 
-from gpunode.core.deb_versions import fits, parse_relations, version_key
 from gpunode.core.knowledge import Branch, DistroRow, Knowledge
 from gpunode.core.model import Archive, Offer
 from gpunode.core.solve.case import SolveCase, SolveRequest
+from gpunode.core.solve.deb_versions import fits, parse_relations, version_key
 from gpunode.core.solve.families import version_pattern
 from gpunode.core.solve.rules import Rule
 

@@ -21,7 +21,7 @@ from gpunode.core.model import (
     ToolkitChoice,
 )
 from gpunode.core.numbers import upstream
-from gpunode.core.repo_files import enabled_repositories
+from gpunode.core.solve.repo_files import enabled_repositories
 from gpunode.core.spec import CudaSpec, DriverSpec, Spec
 from gpunode.core.spec.source import SourceSpec
 from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
-from gpunode.core.module_parameters import check_parameters
 from gpunode.core.spec.accept import AcceptSpec, check_accept
 from gpunode.core.spec.gpu import GpuSpec, check_gpu
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
+from gpunode.core.spec.module_parameters import check_parameters
 from gpunode.core.spec.option import option
 from gpunode.core.spec.rollout import RolloutSpec, check_rollout
 from gpunode.core.spec.runfile import RunfileSpec, check_runfiles

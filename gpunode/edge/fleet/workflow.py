@@ -17,9 +17,9 @@ from gpunode.core.checks.pool import pool_checks
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import parse_checks, smoke_files
-from gpunode.core.manifest import make_manifest
 from gpunode.core.model import Archive, Check, HostOutcome, HostResult
 from gpunode.core.plan.lockfile import lock_text
+from gpunode.core.plan.manifest import make_manifest
 from gpunode.core.plan.playbook import HEADER, Template, dump, make_inventory, make_playbook
 from gpunode.core.plan.question import Request
 from gpunode.core.printable import json_text

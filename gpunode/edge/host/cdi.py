@@ -19,8 +19,8 @@ def misfits(options: Options) -> tuple[str, ...]:
     """Why the specification does not fit this machine; () where it does, or the engine is not one that goes by it."""
     if not _counts(options):
         return ()
-    from gpunode.core.cdi import stale
     from gpunode.core.facts import parse_probe
+    from gpunode.core.facts.cdi import stale
 
     request = {"sections": as_lines(SECTIONS)}
     _, stdout, _ = local_run(program(script("probe.sh"), request))

@@ -15,7 +15,7 @@ from typing import Any
 from gpunode.core.edits.engines import dropin
 from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
-from gpunode.core.flags import flag_values
+from gpunode.core.facts.flags import flag_values
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 CONFIG = "/etc/crio/crio.conf"

@@ -24,7 +24,7 @@ from gpunode.core.edits.text.unitfile import (
     unit_patterns,
 )
 from gpunode.core.errors import InputError, RefusedError
-from gpunode.core.flags import Flag, change_flags, flags_in, last_value
+from gpunode.core.facts.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
 from gpunode.core.knowledge.support import refuse_old, untried
 from gpunode.core.model import Edit, Reason

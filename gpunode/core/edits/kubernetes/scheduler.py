@@ -21,7 +21,7 @@ from gpunode.core.edits.target import Activation, EditTarget, Files, Refusal, as
 from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import FOLDERS, UnitProgram, change_program, program_of, unit_patterns
 from gpunode.core.errors import InputError, RefusedError
-from gpunode.core.flags import Flag, change_flags, flags_in, last_value
+from gpunode.core.facts.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
 from gpunode.core.knowledge.support import refuse_old, untried
 from gpunode.core.model import Edit, Reason

@@ -13,7 +13,7 @@ import yaml
 from gpunode.core.edits.kubernetes.schemas import scheduler_faults
 from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import yamltext
-from gpunode.core.flags import Flag, last_value
+from gpunode.core.facts.flags import Flag, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import Reason
 

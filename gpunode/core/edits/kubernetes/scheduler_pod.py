@@ -10,7 +10,7 @@ from typing import Any
 
 from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import yamltext
-from gpunode.core.flags import WordChange, apply_words, words_in
+from gpunode.core.facts.flags import WordChange, apply_words, words_in
 from gpunode.core.model import Reason
 
 _NAME = "kube-scheduler"

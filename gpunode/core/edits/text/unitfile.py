@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.core.content import decode
 from gpunode.core.edits.target import Refusal
-from gpunode.core.flags import Word, WordChange, apply_words, words_in
+from gpunode.core.facts.flags import Word, WordChange, apply_words, words_in
 
 # where units stand, the place that counts first; /run, what is made again at every boot, is nobody's to edit
 FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
