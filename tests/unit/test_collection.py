@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from test_plan import PLANS, plan_case
 
 import gpunode
 from gpunode.core.items import file
+from gpunode.core.plan.playbook import dump, make_playbook
 from gpunode.core.plan.steps import STEPS, StepRow
 from gpunode.core.spec import parse_spec
 from gpunode.core.spec.flat import flat_spec, flat_variables
@@ -50,9 +52,11 @@ def collected() -> dict[str, str]:
     return {path: (ROOT / path).read_text() for path in collection_files()}
 
 
-@pytest.mark.parametrize("folder", sorted(ROOT.glob("tests/cases/plans/*/playbook.yml")), ids=lambda p: p.parent.name)
-def test_ansible_takes_every_value_of_a_plan_by_the_documentation_of_its_action(folder: Path) -> None:
-    for play in load_untagged(folder):
+@pytest.mark.parametrize("folder", PLANS, ids=lambda p: p.name)
+def test_ansible_takes_every_value_of_a_plan_by_the_documentation_of_its_action(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for play in untagged(dump(make_playbook([plan_case(folder, monkeypatch).plan]))):
         assert play["tasks"][0]["tags"] == ["always", "gpunode_preflight"]
         for task in play["tasks"]:
             [action] = [key for key in task if key.startswith("gpunode.node.")]
@@ -62,8 +66,8 @@ def test_ansible_takes_every_value_of_a_plan_by_the_documentation_of_its_action(
             assert ArgumentSpecValidator(options).validate(given).error_messages == []
 
 
-def load_untagged(path: Path) -> Any:
-    return yaml.safe_load(path.read_text().replace("!unsafe ", "")) or []
+def untagged(playbook: str) -> Any:
+    return yaml.safe_load(playbook.replace("!unsafe ", "")) or []
 
 
 @pytest.mark.parametrize("role", ["node", *collection.PARTS])

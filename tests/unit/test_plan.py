@@ -1,7 +1,8 @@
-"""Facts + spec → plan and playbook, by recorded cases: tests/cases/plans/CASE/{case.yml,plan.json,playbook.yml}.
+"""Facts + spec → plan, by recorded cases: tests/cases/plans/CASE/{case.yml,plan.json}.
 
-case.yml names a probe of tests/cases/probes and holds a spec.  GPUNODE_WRITE_CASES=1 writes plan.json and playbook.yml
-again, to be read before they are committed.
+case.yml names a probe of tests/cases/probes and holds a spec.  A playbook is a function of its plan alone: those cases
+have a playbook.yml, too, that together have every step.  GPUNODE_WRITE_CASES=1 writes plan.json, and playbook.yml where
+there is one, again, to be read before they are committed.
 """
 
 from __future__ import annotations
@@ -69,12 +70,27 @@ def expected(path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("folder", PLANS, ids=lambda p: p.name)
-def test_a_case_gives_the_recorded_plan_and_playbook(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_gives_the_recorded_plan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = plan_case(folder, monkeypatch)
     text = json.dumps(plan_data(planned.plan), indent=1, ensure_ascii=False, default=str) + "\n"
-    playbook = dump(make_playbook([planned.plan]))
     assert text == expected(folder / "plan.json", text)
+
+
+PLAYBOOKS = [folder for folder in PLANS if (folder / "playbook.yml").exists()]
+
+
+@pytest.mark.parametrize("folder", PLAYBOOKS, ids=lambda p: p.name)
+def test_a_plan_gives_the_recorded_playbook(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    playbook = dump(make_playbook([plan_case(folder, monkeypatch).plan]))
     assert playbook == expected(folder / "playbook.yml", playbook)
+
+
+def test_the_recorded_playbooks_have_every_step_of_the_recorded_plans() -> None:
+    def steps(folders: list[Path]) -> set[str]:
+        plans = [json.loads((folder / "plan.json").read_text(encoding="utf-8")) for folder in folders]
+        return {f"{step['role']}.{step['option']}" for plan in plans for step in plan["steps"]}
+
+    assert steps(PLANS) - steps(PLAYBOOKS) == set()
 
 
 @pytest.mark.parametrize("folder", PLANS, ids=lambda p: p.name)
