@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -15,7 +16,7 @@ from gpunode.core.model import HostOutcome
 from gpunode.core.printable import json_text, printable
 
 Status = Literal["passed", "failed", "not possible"]
-META, RESULTS, GUIDE = "record.json", "results.json", "README.txt"
+META, RESULTS, GUIDE, PROBE = "record.json", "results.json", "README.txt", "probe.txt"
 FORMAT = 1
 
 
@@ -170,8 +171,22 @@ def archive_files(record: SelftestRecord, results: Sequence[Result]) -> dict[str
     table = f"{printable(results_text(results))}\n{times_text(record)}\n"
     data = json_text(results_data(record, results), indent=1) + "\n"
     made = redact_texts({"results.txt": table, RESULTS: data} | files, without=_serials(files))
-    made = {name: made[name] for name in ("results.txt", RESULTS, *files)}
+    made = _once({name: made[name] for name in ("results.txt", RESULTS, *files)})
     return {GUIDE: _guide(made)} | made
+
+
+def _once(files: Mapping[str, str]) -> dict[str, str]:
+    """Without the probes of other shells that printed what /bin/sh did: record.json has the hash of each."""
+    probe, meta = files.get(PROBE), json.loads(files[META])
+    same = [name for name, text in files.items() if name.startswith("probe-") and text == probe]
+    for name in same:
+        meta["captures"][name]["sha256"] = _sha256(files[name])
+    kept = {name: text for name, text in files.items() if name not in same}
+    return kept | {META: json_text(meta, indent=1) + "\n"}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
 def _guide(files: Mapping[str, str]) -> str:
@@ -191,7 +206,7 @@ _MEANING = {
     "results.txt": "the table that was printed",
     RESULTS: "the same as data",
     META: "when, which version, how long and how each command ended",
-    "probe.txt": "what gpunode's probe saw (docs/probe.md)",
+    PROBE: "what gpunode's probe saw (docs/probe.md)",
     "nvml.json": "what NVML says of each GPU",
     "sysfs.json": "/sys/bus/pci/devices of NVIDIA's functions",
     "proc.txt": "files of /proc/driver/nvidia",
@@ -205,8 +220,12 @@ def read_record(files: Mapping[str, str]) -> SelftestRecord:
         meta = json.loads(files[META])
         if meta["format"] != FORMAT:
             raise InputError(f"a record of format {meta['format']}", expected=f"format {FORMAT}", fix="update gpunode")
+        probe = {_sha256(files[PROBE]): files[PROBE]} if PROBE in files else {}
         captures = {
-            name: Capture(text=files.get(name, ""), **{k: one[k] for k in ("error", "stopped", "exit", "seconds")})
+            name: Capture(
+                text=probe[one["sha256"]] if "sha256" in one else files.get(name, ""),
+                **{k: one[k] for k in ("error", "stopped", "exit", "seconds")},
+            )
             for name, one in meta["captures"].items()
         }
         return SelftestRecord(

@@ -175,7 +175,7 @@ def load_record(path: Path) -> SelftestRecord:
     """The record of an archive, or of the folder that it was unpacked to.  Raises InputError."""
     try:
         if path.is_dir():
-            return read_record({file.name: file.read_text(errors="replace") for file in path.iterdir()})
+            return read_record({file.name: file.read_bytes().decode(errors="replace") for file in path.iterdir()})
         with tarfile.open(path) as tar:
             members = [member for member in tar.getmembers() if member.isfile() and member.size < 32 << 20]
             files = {Path(m.name).name: (tar.extractfile(m) or io.BytesIO()).read() for m in members}
