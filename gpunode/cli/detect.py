@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     "  gpunode detect root@gpu1 gpu2:2222 --format json\n"
     "  gpunode detect -i inventory/hosts.yml --limit 'pool_a:!gpu7' --save probes/\n"
     "  gpunode detect --probe probes/*.probe\n"
-    "  gpunode detect gpu1 --save report/ --redact     (to attach to a bug report)\n"
-    "  gpunode detect gpu1 --format aicr >gpu1.yaml    (aicr validate --snapshot gpu1.yaml)\n\n"
+    "  gpunode detect gpu1 --save report/ --redact     (to attach to a bug report)\n\n"
     "Exit codes: 0 all read, 1 a host's answer was no use, 2 usage, 4 a host is unreachable.",
 )
 @target_options
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--redact", is_flag=True, help="Take names, addresses, serial numbers and secrets out of what is shown and saved."
 )
-@format_option("text", "json", "yaml", "gres", "aicr")
+@format_option("text", "json", "yaml", "gres")
 def detect(targets: Targets, probes: tuple[Path, ...], save: Path | None, redact: bool, output_format: str) -> int:
     """Show what nodes have: distribution, kernels, GPUs, driver, engines, Kubernetes.  Changes nothing.
 
@@ -98,8 +97,6 @@ def _show(host: Sequence[Detected], output_format: str) -> list[GpunodeError]:
         for one in host:
             echo(gres_text(one.host, one.facts) if one.facts else f"# {one.host}: {one.error and one.error.what}")
         return [one.error for one in host if one.error]
-    if output_format == "aicr":
-        return _snapshot(host)
     machine = output_format in ("json", "yaml")
     make: Callable[[Detected], Any] = _data if machine else _card if len(host) == 1 else _row
     made: list[tuple[Detected, Any]] = [
@@ -121,24 +118,6 @@ def _show(host: Sequence[Detected], output_format: str) -> list[GpunodeError]:
         _table(good)
     show_errors(errors)
     return [error for _, error in errors]
-
-
-def _snapshot(host: Sequence[Detected]) -> list[GpunodeError]:
-    """The one host as a snapshot of AICR, which reads the first of several and says nothing of the rest."""
-    from datetime import UTC, datetime
-
-    from gpunode.core.aicr import snapshot_text
-    from gpunode.core.errors import InputError
-
-    if len(host) != 1:
-        raise InputError(f"a snapshot is of one host, and {len(host)} are named", fix="gpunode detect HOST, for each")
-    [one] = host
-    if one.facts is None:
-        show_errors([(one.host, one.error)] if one.error else [])
-        return [one.error] if one.error else []
-    at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}" if one.target else ""  # a saved probe does not say when it was made
-    echo(snapshot_text(one.facts, _knowledge(), at=at).rstrip())
-    return []
 
 
 def _data(host: Detected) -> dict[str, Any]:

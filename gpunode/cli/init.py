@@ -32,8 +32,7 @@ REBOOT = ("never", "if-needed", "always")
     "  gpunode init --local --detect --yes\n"
     "  gpunode init root@gpu1 admin@gpu2:2222 -b --engine containerd --yes -o site/\n"
     "  gpunode init gpu1 --kubernetes 1.34 --sharing time-slicing --replicas 4 --yes\n"
-    "  gpunode init gpu1 --sharing mig --mig 3g.40gb=2 --yes --force\n"
-    "  gpunode init gpu1 --recipe recipe.yaml --yes    (driver and tuning of an AICR recipe)\n\n"
+    "  gpunode init gpu1 --sharing mig --mig 3g.40gb=2 --yes --force\n\n"
     "Exit codes: 0 written, 2 usage or input, 4 a host to look at is unreachable, 5 a file is there already."
 )
 @click.argument("hosts", nargs=-1, metavar="[HOST]...")
@@ -52,13 +51,6 @@ REBOOT = ("never", "if-needed", "always")
 @click.option("--replicas", type=click.IntRange(2), help="Shares of a GPU, for time-slicing and mps.")
 @click.option("--mig", "mig", metavar="PROFILE=N…", help="MIG instances of every GPU, such as '3g.40gb=2'.")
 @click.option("--reboot", type=click.Choice(REBOOT), help="May provision reboot a node?")
-@click.option(
-    "--recipe",
-    "recipe_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Take the driver's version and the tuning of hosts from an AICR recipe.",
-)
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), default=".", metavar="DIR", help="Where to.")
 @click.option("--force", is_flag=True, help="Overwrite existing gpunode.yml and hosts.yml.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask: what no option says has its default.")
@@ -69,7 +61,6 @@ def init(
     detect: bool | None,
     become: bool,
     accept_new_host_keys: bool,
-    recipe_file: Path | None,
     folder: Path,
     force: bool,
     yes: bool,
@@ -103,8 +94,6 @@ def init(
         for line in _findings(nodes):
             echo(f"  {line}", err=True)
     answers = _with_options(suggested([n.facts for n in nodes if n.facts]), given)
-    if recipe_file:
-        answers = _with_recipe(answers, recipe_file)
     if asking:
         answers = _ask(answers, given)
     check(answers)
@@ -116,21 +105,6 @@ def init(
     echo(f"written: {folder / SPEC}, {folder / INVENTORY}")
     echo("next:    gpunode plan" + ("" if folder == Path() else f" -c {folder / SPEC}"))
     return 0
-
-
-def _with_recipe(answers: Answers, path: Path) -> Answers:
-    """The answers with what a recipe of AICR says of hosts."""
-    from gpunode.core.aicr import parse_recipe
-    from gpunode.edge.load import load_recipe_tunings
-
-    recipe = parse_recipe(path.read_bytes(), str(path))
-    rows = [row for row in load_recipe_tunings() if row.fits(*recipe.tunes)]
-    tuning = {key: value for row in rows for key, value in row.tuning.items()}
-    what = " ".join(filter(None, recipe.tunes))
-    settings = f"tuning {', '.join(tuning) or 'not known'} of {what}" if what else "no tuning of hosts"
-    echo(f"  {path}: driver {recipe.driver or 'not named'}; {settings}", err=True)
-    echo(f"  the rest is not gpunode's: gpunode verify --recipe {path} says what of it holds", err=True)
-    return replace(answers, driver=recipe.driver, tuning=tuning)
 
 
 def _with_options(answers: Answers, given: dict[str, Any]) -> Answers:

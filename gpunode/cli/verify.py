@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     epilog="Examples:\n\n\b\n"
     "  gpunode verify -i inventory/hosts.yml\n"
     "  gpunode verify gpu1 --no-smoke --format json\n"
-    "  gpunode verify -i inventory/hosts.yml --since last      (what changed since the last run)\n"
-    "  gpunode verify gpu1 --recipe recipe.yaml                (what NVIDIA's AICR wants of the host)\n\n"
+    "  gpunode verify -i inventory/hosts.yml --since last      (what changed since the last run)\n\n"
     "Exit codes: 0 all checks passed, 1 a check failed (GPUs gone, say), 3 differences from the spec, or no GPU, "
     "4 unreachable, 5 refused.",
 )
@@ -48,12 +46,6 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Report what changed since this acceptance: its name, last, or a folder of records.",
 )
-@click.option(
-    "--recipe",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Also judge what an AICR recipe wants of the hosts (aicr recipe -o FILE writes one).",
-)
 @format_option("text", "json", "slurm")
 def verify(
     targets: Targets,
@@ -63,7 +55,6 @@ def verify(
     smoke: bool,
     since: str | None,
     accepted: str | None,
-    recipe: Path | None,
     output_format: str,
 ) -> int:
     """Check that nodes match gpunode.yml and that their GPUs are healthy and usable."""
@@ -74,8 +65,8 @@ def verify(
     from gpunode.edge.fleet.runs import Runs
     from gpunode.edge.fleet.since import verify_since
 
-    if since and (accepted or recipe):
-        raise click.UsageError("--since goes with neither --since-acceptance nor --recipe")
+    if since and accepted:
+        raise click.UsageError("--since does not go with --since-acceptance")
     desired = DesiredState(merge_spec(spec_data, expected), to_run=False, lock=lock)
     runs = Runs() if since else None
     run = runs.get(since).name if runs and since else ""
@@ -83,7 +74,7 @@ def verify(
         if runs:
             results = verify_since(targets, desired, runs, run, smoke=smoke, on_done=on_done)
         else:
-            results = workflow.verify(targets, desired, smoke=smoke, on_done=on_done, accepted=accepted, recipe=recipe)
+            results = workflow.verify(targets, desired, smoke=smoke, on_done=on_done, accepted=accepted)
     if output_format == "slurm":
         from gpunode.core.report.slurm import slurm_line
 

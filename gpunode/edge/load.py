@@ -24,7 +24,7 @@ from gpunode.core.knowledge.kubernetes import KubeKnowledge, parse_kube_knowledg
 from gpunode.core.knowledge.questions import Questions, parse_questions
 from gpunode.core.knowledge.scheduler import SchedulerRules, parse_rules
 from gpunode.core.knowledge.support import Support, parse_support
-from gpunode.core.knowledge.tuning import RecipeTuning, TuningSetting, parse_recipe_tunings, parse_tuning
+from gpunode.core.knowledge.tuning import TuningSetting, parse_tuning
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.sharing.mig import Product, parse_mig
@@ -87,11 +87,6 @@ def load_floors() -> tuple[Floor, ...]:
 def load_tuning() -> tuple[TuningSetting, ...]:
     """The rows of knowledge/tuning.toml; read once a process."""
     return parse_tuning(_table("tuning"))
-
-
-def load_recipe_tunings() -> tuple[RecipeTuning, ...]:
-    """The rows of knowledge/tuning.toml for recipes of AICR."""
-    return parse_recipe_tunings(_table("tuning"))
 
 
 def knowledge_tables() -> dict[str, Any]:

@@ -81,7 +81,6 @@ CALLS = {
         "smoke": "False",
         "on_done": "lambda found: None",
         "accepted": "None",
-        "recipe": "None",
     },
     "write_plan": {"folder": "FOLDER", "hosts": HOSTS, "targets": TARGETS, "desired": DESIRED},
 }

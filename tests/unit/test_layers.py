@@ -184,7 +184,7 @@ ORDER = (
     "edits",
     "items",
     "checks plan",
-    "accept aicr bundle doctor report selftest undo",
+    "accept bundle doctor report selftest undo",
 )
 
 

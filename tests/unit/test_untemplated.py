@@ -121,7 +121,6 @@ def test_connection_variables_host_names_and_groups_are_literals_too() -> None:
 # The modules below core, edge and lab that write YAML by other means than dump(), and who reads it: Ansible never does.
 OTHER_WRITERS = {
     "manifest.py": "gpunode.yml",
-    "aicr.py": "NVIDIA's AICR",
     "scheduler_config.py": "kube-scheduler",
     "yamltext.py": "k3s, k0s, the kubelet",
     "plain.py": "Kubernetes",

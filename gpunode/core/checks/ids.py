@@ -16,13 +16,6 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "since.drift": "(warning, with --since) what is other than the run left it",
         "since.run": "(warning, with --since) the run did not bring this host to an end, or did not have it",
     },
-    "A recipe of AICR (`gpunode verify --recipe`)": {
-        "aicr.CONSTRAINT": "the host is not what the recipe's constraint asks for, judged as AICR does (a warning "
-        "where the recipe says so); *not-proven* where no host shows it, or the probe has not read it",
-        "aicr.criteria.NAME": "the recipe is for another accelerator or distribution",
-        "aicr.driver": "the loaded driver is other than the one that the recipe gives the GPU Operator",
-        "aicr.cluster": "*not-proven*: components and checks of the recipe, for AICR in a cluster",
-    },
     "Health, from the probe alone (`gpunode verify`)": {
         "gpu.present": "no NVIDIA GPU is on PCI (exit code 3; a warning with `--allow-no-gpu`)",
         "gpu.expected": "there are not as many GPUs as `--expect-gpus` or `verify.expect_gpus` say",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,26 +23,6 @@ class TuningSetting:
     def words(self, arch: str) -> tuple[str, ...]:
         """What is set on that architecture; () where it has none."""
         return tuple(self.set.get(arch, self.set.get("all", "")).split())
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeTuning:
-    """What NVIDIA's own profiles set for an accelerator and an intent of an AICR recipe, with the keys of `tuning`."""
-
-    accelerators: Sequence[str]
-    tuning: Mapping[str, Any]
-    source: str
-    intents: Sequence[str] = ()  # of every one
-
-    def fits(self, accelerator: str, intent: str) -> bool:
-        """Whether it counts for a recipe."""
-        return accelerator in self.accelerators and (not self.intents or intent in self.intents)
-
-
-def parse_recipe_tunings(table: Mapping[str, Any]) -> tuple[RecipeTuning, ...]:
-    """The parsed file → its rows for recipes."""
-    sources = table["sources"]
-    return tuple(RecipeTuning(**{**row, "source": sources[row["source"]]}) for row in table["recipes"])
 
 
 def parse_tuning(table: Mapping[str, Any]) -> tuple[TuningSetting, ...]:

@@ -36,8 +36,6 @@ class Answers:
     replicas: int = 0
     mig: Mapping[str, int] = field(default_factory=dict)
     reboot: Reboot = "if-needed"
-    driver: str = ""  # exact version, of a recipe
-    tuning: Mapping[str, Any] = field(default_factory=dict)
 
 
 def suggested(nodes: Sequence[NodeFacts]) -> Answers:
@@ -94,8 +92,7 @@ def check(answers: Answers) -> None:
 
 def spec_data(answers: Answers) -> dict[str, Any]:
     """The answers with the keys of gpunode.yml."""
-    driver = {"version": answers.driver} if answers.driver else {"branch": "auto"}
-    data: dict[str, Any] = {"driver": driver, "cuda": {"versions": list(answers.cuda)}}
+    data: dict[str, Any] = {"driver": {"branch": "auto"}, "cuda": {"versions": list(answers.cuda)}}
     if answers.engine == "auto":
         data["runtimes"] = {"containerd": {"manage": "auto"}, "docker": {"manage": "auto"}}
     else:
@@ -107,8 +104,6 @@ def spec_data(answers: Answers) -> dict[str, Any]:
         data["sharing"]["replicas"] = answers.replicas
     if answers.mig:
         data["sharing"]["mig"] = {"profiles": dict(answers.mig)}
-    if answers.tuning:
-        data["tuning"] = dict(answers.tuning)
     if answers.server_version:
         data["kubernetes"] = {"server_version": answers.server_version}
     return data

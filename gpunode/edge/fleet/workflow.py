@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from gpunode import __version__
-from gpunode.core.aicr import parse_recipe, recipe_checks
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.checks.pool import pool_checks
 from gpunode.core.errors import Exit, GpunodeError
@@ -166,23 +165,17 @@ def verify(
     smoke: bool = True,
     on_done: Callable[[Detected], None] = lambda d: None,
     accepted: str | None = None,
-    recipe: Path | None = None,
 ) -> list[HostResult]:
     """Probe again: the plan must be empty, the GPUs healthy; then smoke.sh uses the GPU unless `smoke` is False.
 
-    With `accepted` the hosts are also compared with their records of that acceptance (edge/records.py), with `recipe`
-    with that file, a recipe of AICR.  Raises InputError.
+    With `accepted` the hosts are also compared with their records of that acceptance (edge/records.py).
+    Raises InputError.
     """
-    wishes = parse_recipe(recipe.read_bytes(), str(recipe)) if recipe else None
     found = detect(targets, on_done=on_done)
     results = verify_found(found, targets, desired, smoke=smoke)
-    facts = {one.host: one.facts for one in found if one.facts}
-    if wishes is not None:
-        wanted = {host: recipe_checks(wishes, one, desired.knowledge) for host, one in facts.items()}
-        results = [_with_checks(result, wanted.get(result.host, [])) for result in results]
     if accepted is None:
         return results
-    checks = accepted_checks(facts, accepted)
+    checks = accepted_checks({one.host: one.facts for one in found if one.facts}, accepted)
     return [_with_checks(result, checks.get(result.host, [])) for result in results]
 
 
