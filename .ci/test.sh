@@ -29,7 +29,7 @@ fi
 
 # what some unit tests use, and pass over without
 missing=''
-for tool in setpci:pciutils man:man-db mandoc:mandoc zsh:zsh fish:fish strace:strace busybox:busybox setfattr:attr setfacl:acl chromium:chromium \
+for tool in setpci:pciutils zsh:zsh fish:fish strace:strace busybox:busybox setfattr:attr setfacl:acl chromium:chromium \
     chromedriver:chromium-driver sshd:openssh-server; do
     command -v "${tool%:*}" >/dev/null || missing="$missing ${tool#*:}"
 done

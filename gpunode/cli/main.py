@@ -25,7 +25,7 @@ COMMANDS: Table = {
     "uninstall": ("gpunode.cli.undo:uninstall", "Remove everything that gpunode installed or changed."),
     "rollback": ("gpunode.cli.undo:rollback", "Undo the last run, or all runs after an earlier one."),
     "runs": ("gpunode.cli.runs:runs", "Runs of this controller: list, show, resume, diff."),
-    "report": ("gpunode.cli.report:report", "The state of a fleet on one page: HTML, JSON, JUnit or Markdown."),
+    "report": ("gpunode.cli.report:report", "The state of a fleet on one page: HTML, JSON or JUnit."),
     "lock": ("gpunode.cli.lock:lock", "Record exact versions for each class of hosts, for --locked."),
     "check-boot": ("gpunode.cli.check_boot:check_boot", "Check whether the GPU will work after the next boot."),
     "doctor": ("gpunode.cli.doctor:doctor", "Diagnose a node, or logs: cause, evidence, fix."),
@@ -40,7 +40,6 @@ COMMANDS: Table = {
     "knowledge": ("gpunode.cli.knowledge:knowledge", "The data that decisions rest on: rows, sources, age."),
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),
     "explain": ("gpunode.cli.explain:explain", "What a key of gpunode.yml means: values and default."),
-    "man": ("gpunode.cli.man:man", "Print the manual page of a command, or write all of them."),
     "completion": ("gpunode.cli.completion:completion", "Print the completion script of a shell."),
     "version": ("gpunode.cli.about:version", "Show the versions of gpunode, Python and Ansible."),
     "help": ("gpunode.cli.about:help_", "Show what --help shows, of a command."),
@@ -52,9 +51,9 @@ SECTIONS = {
     "Kubernetes and this machine": ("kube", "runtime", "sharing", "selftest"),
     "Nodes without a network": ("bundle",),
     "Without any node": ("explain", "solve", "knowledge", "lab"),
-    "About gpunode": ("man", "completion", "version", "help"),
+    "About gpunode": ("completion", "version", "help"),
 }
-RARE = ("lock", "check-boot", "sharing", "selftest", "knowledge", "solve", "man", "bundle", "lab")
+RARE = ("lock", "check-boot", "sharing", "selftest", "knowledge", "solve", "bundle", "lab")
 
 
 class Verbs(LazyGroup):

@@ -323,7 +323,7 @@ def test_a_reader_that_goes_away_is_no_bug() -> None:
     read, write = os.pipe()
     os.close(read)
     probe = Path(__file__).parents[1] / "cases/probes/debian12-h100-fresh"
-    commands = [["--help"], ["man"], ["detect", "--probe", probe]]
+    commands = [["--help"], ["completion", "bash"], ["detect", "--probe", probe]]
     ends = [
         subprocess.run([sys.executable, "-m", "gpunode", *words], stdout=write, stderr=subprocess.PIPE, check=False)
         for words in commands
