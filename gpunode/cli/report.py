@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from gpunode.cli.common import format_option, spec_option
 from gpunode.cli.completion import complete_runs
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(
     epilog="Examples:\n\n\b\n"
     "  gpunode report -o report.html                     (of the last run)\n"
-    "  gpunode report 20261121 --format markdown\n"
+    "  gpunode report 20261121 -o report.html\n"
     "  gpunode report review/ -o review.html             (of a plan: gpunode plan -o review/)\n"
     "  gpunode report --from probes/ --format junit -o junit.xml\n"
     "  gpunode report --schema\n\n"
@@ -39,10 +38,8 @@ if TYPE_CHECKING:
 @click.option("--title", default="", help="The headline, in place of the name of what it is about.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it there.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of --format json, and nothing else.")
-@format_option("html", "json", "junit", "markdown")
-@click.pass_context
+@format_option("html", "json", "junit")
 def report(
-    ctx: click.Context,
     source: str,
     folder: Path | None,
     spec_data: dict[str, Any],
@@ -54,8 +51,7 @@ def report(
     """The state of a fleet on one page: problems first, pools, versions, GPUs, drift, the timeline of a run.
 
     RUN is a run's name, the beginning of one, or `last`; PLAN a file or folder that `gpunode plan` wrote. With --from,
-    a gpunode.yml (-c, or that of the current folder) says what the probes are compared with.  On a terminal, without
-    -o and --format, a summary is printed.
+    a gpunode.yml (-c, or that of the current folder) says what the probes are compared with.
     """
     from dataclasses import replace
 
@@ -71,10 +67,7 @@ def report(
     if folder and source != "last":
         raise InputError(f"{source} and --from given together", fix="name one of them")
     if output_format == "html" and not output and _on_terminal():
-        if ctx.get_parameter_source("output_format") is not ParameterSource.DEFAULT:
-            raise InputError("a page of HTML is not for a terminal", fix="-o report.html, or --format markdown")
-        output_format = "markdown"
-        echo("a summary; the whole report as a page: gpunode report -o report.html", err=True)
+        raise InputError("a page of HTML is not for a terminal", fix="-o report.html; gpunode runs show prints a run")
     made = sources.of_folder(folder, spec_data) if folder else sources.report_of(source)
     text = _text(replace(made, title=title or made.title), output_format)
     if output is None:
@@ -101,10 +94,6 @@ def _text(made: Report, output_format: str) -> str:
         from gpunode.core.report.junit import junit_text
 
         return junit_text(made)
-    if output_format == "markdown":
-        from gpunode.core.report.markdown import markdown_text
-
-        return markdown_text(made)
     from gpunode.core.report.html import html_text
     from gpunode.edge.report import load_page
 

@@ -177,7 +177,7 @@ def test_a_damaged_journal_is_one_sentence_and_what_it_says_to_do_works(
     path = home / "gpunode/runs.sqlite"
     before = damaged(path, kind)
     monkeypatch.setenv("XDG_STATE_HOME", str(home))
-    for command in (("runs", "list"), ("runs", "show", "20260101"), ("report", "last", "--format", "markdown")):
+    for command in (("runs", "list"), ("runs", "show", "20260101"), ("report", "last", "--format", "junit")):
         done = CliRunner().invoke(cli, command, standalone_mode=False)
         assert done.return_value == 2 and done.stderr.startswith(f"error: {path} is damaged: "), done.stderr
         assert len(done.stderr.splitlines()) == 3 and "Traceback" not in done.stderr

@@ -22,7 +22,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit_text(report: Report) -> str:
-    """The XML with its declaration; valid by docs/junit.xsd."""
+    """The XML with its declaration, in what Ant, Maven's Surefire and Jenkins write and read alike."""
     suites = [_suite(host, report) for host in report.hosts]
     totals = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors")}
     root = Tree.Element("testsuites", {"name": _clean(report.title)} | {name: str(n) for name, n in totals.items()})
