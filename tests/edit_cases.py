@@ -10,7 +10,8 @@ The first part is the request as JSON; then sections, each behind a line `-- WOR
     error          the message of a file that cannot be read; `error 3.13` where a later Python words it differently
     lost           lines of a person's that may change
 
-A file that an edit leaves alone has no `after`.  HOW is `no newline at end`, `crlf` or `base64` (other bytes).
+A file that an edit leaves alone has no `after`.  HOW is `no newline at end`, `crlf` or `base64` (other bytes).  A file
+that several cases begin with is there once: `before PATH (as NAME)` is tests/edits/KIND/before/NAME.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class EditCase:
     error: str = ""
     error_newer: str = ""
     lost: list[str] = field(default_factory=list)
+    shared: Mapping[str, str] = field(default_factory=dict)  # path → the name of its file in before/
 
     @property
     def id(self) -> str:
@@ -82,11 +84,15 @@ def read_case(path: Path) -> EditCase:
     text = path.read_bytes().decode()
     heads = list(HEAD.finditer(text))
     found: dict[str, Any] = {"before": {}, "after": {}, "left": {}, "gone": []}
+    shared: dict[str, str] = {}
     notes: dict[str, str] = {}
     for head, end in zip(heads, [*(h.start() for h in heads[1:]), len(text)], strict=True):
         word, name, how = head[1], head[2] or "", head[3] or ""
         body = text[head.end() + 1 : end]
-        if word == "before":
+        if word == "before" and how.startswith("as "):
+            shared[name] = how.removeprefix("as ")
+            found["before"][name] = (path.parent / "before" / shared[name]).read_bytes()
+        elif word == "before":
             found["before"][name] = _bytes(body, how)
         elif word == "gone":
             found["gone"].append(name)
@@ -109,13 +115,16 @@ def read_case(path: Path) -> EditCase:
         error=notes.get("error", ""),
         error_newer=notes.get("error 3.13", ""),
         lost=notes.get("lost", "").splitlines(),
+        shared=shared,
     )
 
 
 def text_of(one: EditCase) -> str:
     """A case as the text of its file."""
     parts = [json.dumps(one.asked, indent=2, ensure_ascii=False) + "\n"]
-    parts += [_section("before", path, data) for path, data in one.before.items()]
+    for path, data in one.before.items():
+        shared = f"-- before {path} (as {one.shared[path]}) --\n" if path in one.shared else ""
+        parts.append(shared or _section("before", path, data))
     for word, files in (("after", one.after), ("left", one.left)):
         for path, data in (files or {}).items():
             if one.before.get(path) != data:

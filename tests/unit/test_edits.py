@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
 from typing import get_args
 
 import pytest
-from edit_cases import EditCase, cases, over, problems, record
+from edit_cases import EDITS, EditCase, cases, over, problems, record
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +49,16 @@ def test_every_case_says_what_comes_of_it() -> None:
         record(case, lambda case: configure_runtime(case.before, request_of(case)))
     wrong = [c.id for c in cases(*KINDS) if (c.after is not None) + bool(c.problem) + bool(c.error) != 1]
     assert wrong == []
+
+
+@over([folder.name for folder in sorted(EDITS.iterdir())])
+def test_a_file_that_several_cases_begin_with_is_there_once(kind: str) -> None:
+    """One of four lines or more; shorter ones read better where they are."""
+    named = {name for case in cases(kind) for name in case.shared.values()}
+    assert {path.name for path in (EDITS / kind).glob("before/*")} == named
+    written = [d for case in cases(kind) for path, d in case.before.items() if path not in case.shared]
+    known = Counter([*written, *(path.read_bytes() for path in (EDITS / kind).glob("before/*"))])
+    assert [data for data, times in known.items() if times > 1 and data.count(b"\n") >= 4] == []
 
 
 @over(cases(*KINDS, having="after"))
