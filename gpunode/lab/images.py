@@ -174,11 +174,10 @@ class Variant:
 
 def ensure_tree(variant: Variant, *, log: Log) -> str:
     """The name, with tag, of the image that is that variant's plain Debian tree."""
-    with machine.lock("images", log=log):
-        archive = machine.archive()
-        base = _base_tag(variant, archive)
-        _ensure_base(base, variant, archive, log)
-        return base
+    archive = machine.archive()
+    base = _base_tag(variant, archive)
+    _ensure_base(base, variant, archive, log)
+    return base
 
 
 def ensure_image(variant: Variant, debs: Sequence[Path], *, overlays: Mapping[str, bytes] = NOTHING, log: Log) -> str:
@@ -186,7 +185,7 @@ def ensure_image(variant: Variant, debs: Sequence[Path], *, overlays: Mapping[st
 
     `overlays` are more files, by path: libraries that take the place of real ones.  X `latest` leads to it, too.
     """
-    with machine.lock("images", log=log), as_file(files("gpunode.lab")) as source:
+    with machine.lock(f"image-{variant.name}", log=log), as_file(files("gpunode.lab")) as source:
         archive = machine.archive()
         base = _base_tag(variant, archive)
         inputs = [*_tree(source / "node"), *_tree(source / "standins/node"), *debs]
@@ -206,8 +205,7 @@ def serving_image(variant: Variant, image: str, *, log: Log) -> str:
     """The image that the package repository is served by: one that runs also when nothing is emulated any more."""
     if RELEASES[variant.distro].arch == "amd64":
         return image
-    with machine.lock("images", log=log):
-        return native_tree(variant, machine.archive(), log)
+    return native_tree(variant, machine.archive(), log)
 
 
 def native_tree(variant: Variant, archive: machine.Archive, log: Log) -> str:
@@ -256,15 +254,18 @@ def _tree_of(distro: str) -> str:
 
 
 def _ensure_base(tag: str, variant: Variant, archive: machine.Archive, log: Log) -> None:
-    if not podman("image", "exists", tag, check=False).returncode:
-        return
-    tar = machine.places().cache / f"{tag.rpartition('/')[2].replace(':', '-')}.tar"
-    if not tar.exists():
-        log(f"fetching {variant.distro} from its archive (about a minute, once)")
-        _bootstrap(tar, variant, archive)
-    log(f"importing {variant.distro} into podman")
-    podman("import", "--quiet", str(tar), tag)
-    _drop_older(tag)
+    """Each tree has a lock of its own: those of two distributions are fetched side by side."""
+    name = tag.rpartition("/")[2]
+    with machine.lock(f"image-{name.partition(':')[0]}", log=log):
+        if not podman("image", "exists", tag, check=False).returncode:
+            return
+        tar = machine.places().cache / f"{name.replace(':', '-')}.tar"
+        if not tar.exists():
+            log(f"fetching {variant.distro} from its archive (about a minute, once)")
+            _bootstrap(tar, variant, archive)
+        log(f"importing {variant.distro} into podman")
+        podman("import", "--quiet", str(tar), tag)
+        _drop_older(tag)
 
 
 def _bootstrap(tar: Path, variant: Variant, archive: machine.Archive) -> None:
