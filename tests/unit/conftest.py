@@ -16,7 +16,8 @@ SLOW = {
     "commit_faults commit_kill commit_restore commit_service connect containers default_inventory docker_any "
     "fleet_simulated generated_values gpu_containers health_real hostile_node_programs hostile_results init "
     "journal_damage journal_sh kube_apply kube_render kube_verify kubectl lease linear lookup mig_sh mps_real "
-    "nvml package_managers packages_sh probe_dkms probe_script putback_sh pyz questions_real real_smi refresh release "
+    "nvml package_managers packages_repository packages_sh probe_dkms "
+    "probe_script putback_sh pyz questions_real real_smi refresh release "
     "remote_sweep role_tags role_variables runfile_sh runner scheduler_extender share shells side_effects_sh "
     "smi_stub smoke_image smoke_sh state state_mounts supervise sysctl two_controllers wheel".split()
 }
