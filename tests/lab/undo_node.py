@@ -22,7 +22,8 @@ systemctl list-units --type=service --state=active --no-legend --plain | cut -d 
 if command -v apt-mark >/dev/null; then
   apt-mark showhold | sed 's/^/hold /'
   apt-mark showmanual | sed 's/^/manual /'
-  awk -v RS= '$6 == 1 { print "auto", $2, $4 }' /var/lib/apt/extended_states | sort
+  { dpkg-query -W -f 'known ${Package}\\n'; awk -v RS= '$6 == 1 { print "auto", $2, $4 }' /var/lib/apt/extended_states
+  } | awk '$1 == "known" { known[$2]; next } $2 in known' | sort  # apt forgets the marks of what is gone
 fi
 if command -v dnf >/dev/null; then
   dnf -q -C repoquery --userinstalled --qf '%{name}' 2>/dev/null | sort
