@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 COLLECTION := gpunode/collection/ansible_collections/gpunode/node
-# Molecule scenarios that `make test` runs; `make test-all` runs every one.
-SCENARIOS ?= default docker
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
@@ -43,7 +41,8 @@ $(VENV)/.molecule: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[molecule]'
 	@touch $@
 
-check: lint unit  ## style, types, shell and unit tests: some hundred seconds of CPU time, no root needed
+check: install  ## style, types, shell and the quick unit tests: at most 100 s of CPU time, no root needed
+	@$(BIN)/python .ci/tiers.py check
 
 lint: install
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/lint.sh
@@ -51,11 +50,11 @@ lint: install
 unit: install
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -q -n 2 --dist loadfile tests/unit -m 'not slow and not extended'
 
-test: $(VENV)/.molecule  ## check, wheel, one lab path per engine, two Molecule scenarios; needs root, up to 40 min
-	@PATH="$(CURDIR)/$(BIN):$$PATH" SCENARIOS="$(SCENARIOS)" sh .ci/test.sh
+test: install  ## check, the wheel, and a lab node of each engine from nothing to proven and back; needs root, 10 minutes
+	@$(BIN)/python .ci/tiers.py test
 
-test-all: $(VENV)/.molecule  ## everything: all scenarios, ansible-test sanity, a real DKMS build, benchmarks
-	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/test.sh all
+test-all: install  ## everything: all unit and lab tests, Molecule, ansible-test sanity, a real DKMS build, benchmarks
+	@$(BIN)/python .ci/tiers.py all
 
 test-gpu: install  ## gpunode against the GPUs of this machine: a table and an archive
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m gpunode selftest $(ARGS)

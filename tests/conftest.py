@@ -50,7 +50,7 @@ RunGpunode = Callable[..., "subprocess.CompletedProcess[str]"]
 def lab_up(request: pytest.FixtureRequest) -> Iterator[LabUp]:
     """`gpunode.lab.up`, for nodes that go away when the module's tests are over.
 
-    Where no lab can run the test is skipped, unless GPUNODE_REQUIRE_LAB is set, as `make test` does.
+    Where no lab can run the test is skipped, unless GPUNODE_REQUIRE_LAB is set, as in the tiers.
     """
     from gpunode import lab
     from gpunode.core.errors import RefusedError

@@ -21,7 +21,7 @@ import pytest
 from gpunode.core.errors import GpunodeError
 from gpunode.lab import hardware, nvml, vendor
 
-FEW = ("535", "550", "580", "615")  # what `make test` runs; `make test-all` runs all of ALL
+FEW = ("535", "550", "580", "615")  # what `.ci/run` runs; `make test-all` runs all of ALL
 ALL = tuple(branch for branch in vendor.SMI if branch != "340")
 Ill = Mapping[int, Mapping[str, str]]
 
@@ -56,7 +56,7 @@ RealSmi = Callable[..., Smi]
 
 
 def branches(*some: str) -> list[object]:
-    """Parameters of a test that runs on nvidia-smi of these branches (all): those of FEW in `make test`."""
+    """Parameters of a test that runs on nvidia-smi of these branches (all): those of FEW in `.ci/run`."""
     extended = (pytest.mark.extended, pytest.mark.slow)
     return [pytest.param(one, marks=() if one in FEW else extended) for one in (some or ALL)]
 

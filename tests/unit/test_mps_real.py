@@ -22,7 +22,7 @@ from gpunode.node import script
 
 ROWS = [one for one in load_questions().commands if one.program == "nvidia-cuda-mps-control" and one.words != ("-f",)]
 VALUES = {"SHARE": "25", "DEVICE": "0", "LIMIT": "2048M"}
-FEW = ("470", "550", "580")  # what `make test` runs
+FEW = ("470", "550", "580")  # what `.ci/run` runs
 REFUSED = "Unknown command"
 
 
