@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,13 +51,13 @@ from gpunode.edge.fleet.workflow import error_result, plan_one, verify_found, ve
 from gpunode.edge.isolate import isolated
 from gpunode.edge.load import load_floors
 from gpunode.edge.records import RECORDS, known_folder, sign_file
+from gpunode.edge.side_by_side import side_by_side
 from gpunode.edge.ssh.many import run_many
 from gpunode.edge.state import append_private, controller_name, run_name, state_dir, write_private
 from gpunode.node import script
 
 ROWS = "rows.jsonl"
 _INTERRUPTED = "interrupted; the tools on the nodes end within seconds, and leave nothing"
-_TICK = 0.2  # seconds between looks whether all is to end
 _AGAIN = 5.0  # seconds before a tool that gave nothing is started once more
 _PAIR_START = 3.0  # seconds until a server listens
 
@@ -179,35 +177,18 @@ def _measurable(
 
 
 def _side_by_side(hosts: Sequence[_Host], work: Callable[[_Host], None], run: AcceptRun) -> None:
-    """Daemon threads: Ctrl-C ends this process at once, and with its connections what runs on the nodes."""
-    todo: queue.SimpleQueue[_Host | None] = queue.SimpleQueue()
-    done: queue.SimpleQueue[GpunodeError | None] = queue.SimpleQueue()
-    for host in hosts:
-        todo.put(host)
+    """Ctrl-C ends this process at once, and with its connections what runs on the nodes."""
 
-    def one() -> None:
-        while (host := _next(todo)) is not None:
-            came = isolated(host.name, lambda h=host: work(h))  # type: ignore[misc]
-            done.put(came if isinstance(came, GpunodeError) else None)
+    def one(host: _Host) -> None:
+        if isinstance(came := isolated(host.name, partial(work, host)), GpunodeError):
+            raise came
 
-    for _ in range(min(run.targets.forks, len(hosts))):
-        threading.Thread(target=one, daemon=True).start()
-    left = len(hosts)
-    while left:
-        if run.stopped.is_set():
-            raise InterruptedByUser(_INTERRUPTED)
-        with contextlib.suppress(queue.Empty):
-            error = done.get(timeout=_TICK)
-            left -= 1
-            if error:
-                raise error
+    side_by_side(one, hosts, at_once=run.targets.forks, on_tick=partial(_interrupt, run))
 
 
-def _next(todo: queue.SimpleQueue[_Host | None]) -> _Host | None:
-    try:
-        return todo.get_nowait()
-    except queue.Empty:
-        return None
+def _interrupt(run: AcceptRun) -> None:
+    if run.stopped.is_set():
+        raise InterruptedByUser(_INTERRUPTED)
 
 
 def _stages(host: _Host, run: AcceptRun, verified: HostResult) -> None:
@@ -326,8 +307,7 @@ def _run_tool(
     }
     assert host.detected.target
     [ran] = run_many(
-        [host.detected.target],
-        program(script("accept.sh"), request),
+        [(host.detected.target, program(script("accept.sh"), request))],
         connect_timeout=targets.connect_timeout,
         timeout=call.seconds + 120,
         accept_new=targets.accept_new_host_keys,

@@ -103,11 +103,11 @@ def probe(
         LOG.debug("%s: probed, %d bytes, exit status %s", host.host, len(ran.stdout), ran.rc)
         on_done(found[host.host])
 
-    direct = [host.target for host in hosts if host.target and host.target.connection in ("ssh", "local")]
+    program = _probe_program(targets.settle)
+    direct = [h.target for h in hosts if h.target and h.target.connection in ("ssh", "local")]
     LOG.info("probing %d hosts, %d at a time", len(hosts), targets.forks)
     ran = run_many(
-        direct,
-        _probe_program(targets.settle),
+        [(target, program) for target in direct],
         forks=targets.forks,
         connect_timeout=targets.connect_timeout,
         timeout=targets.timeout,

@@ -111,11 +111,11 @@ def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda
     from gpunode.node import script
 
     found = detect(targets, on_done=on_done)
+    text = program(script("logs.sh"))
     known = [one.target for one in found if one.target and one.facts]
     direct = [target for target in known if target.connection in ("ssh", "local")]
     ran = run_many(
-        direct,
-        program(script("logs.sh")),
+        [(target, text) for target in direct],
         forks=targets.forks,
         connect_timeout=targets.connect_timeout,
         timeout=targets.timeout,

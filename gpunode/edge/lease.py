@@ -82,8 +82,7 @@ def _give_back(
     known = [host.target for host in hosts if host.target]
     direct = [target for target in known if target.connection in ("ssh", "local")]
     ran = run_many(
-        direct,
-        text,
+        [(target, text) for target in direct],
         forks=targets.forks,
         connect_timeout=min(CONNECT, targets.connect_timeout),
         timeout=SECONDS,

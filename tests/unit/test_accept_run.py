@@ -54,10 +54,11 @@ def sent(output: str, ended: str = "0", **more: str) -> str:
 def answering(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, str], str]) -> None:
     """`answer` gets the node's name and the words of the call."""
 
-    def run_many(targets: list[Target], text: str, **_: Any) -> list[Ran]:
+    def run_many(programs: list[tuple[Target, str]], **_: Any) -> list[Ran]:
+        [(target, text)] = programs
         words = text.partition("$GPUNODE_IN/arguments")[2].partition("\n")[2].partition("GPUNODE_EOF\n")[0]
         call = base64.b64decode(words).decode().replace("\n", " ")
-        return [Ran(target=targets[0], stdout=answer(targets[0].name, call))]
+        return [Ran(target=target, stdout=answer(target.name, call))]
 
     monkeypatch.setattr(accept, "run_many", run_many)
 

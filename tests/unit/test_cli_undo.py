@@ -153,8 +153,8 @@ def test_without_a_terminal_nothing_is_done_unless_yes(monkeypatch: pytest.Monke
 def test_a_journal_that_cannot_be_read_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = {"n1": recall_text(wrote("1", run="r1")), "n2": recall_text([], more=[("undo", "1", "?")]), "n3": ""}
 
-    def run_many(targets: Sequence[Target], *_: Any, **__: Any) -> list[Ran]:
-        return [Ran(target=target, stdout=printed[target.name]) for target in targets]
+    def run_many(programs: Sequence[tuple[Target, str]], **_: Any) -> list[Ran]:
+        return [Ran(target=target, stdout=printed[target.name]) for target, _ in programs]
 
     monkeypatch.setattr(undo, "run_many", run_many)
     first, second, third = (runs for _, runs in undo.list_runs(Targets(hosts=("n1", "n2", "n3"))))

@@ -570,7 +570,8 @@ SUM host_to_device_memcpy_ce {0}
 def answers(tool: str) -> Callable[..., list[Ran]]:
     """What accept.sh sends: `tool` is what nvbandwidth printed, in-use, or unreachable; other tools are missing."""
 
-    def run_many(targets: list[Target], text: str, **_: Any) -> list[Ran]:
+    def run_many(programs: list[tuple[Target, str]], **_: Any) -> list[Ran]:
+        [(target, text)] = programs
         outcome = "gpunode\tstatus\tunchanged\ngpunode\tmessage\tmissing\n"
         if tool == "in-use":
             outcome = "gpunode\tstatus\trefused\ngpunode\tmessage\tthe node is in use: a pod\n"
@@ -579,7 +580,7 @@ def answers(tool: str) -> Callable[..., list[Ran]]:
             sent = {"program": "nvbandwidth", "ended": "0", "output": output, "status": "unchanged", "message": "ran"}
             outcome = "".join(f"gpunode\t{key}\t{value}\n" for key, value in sent.items())
         error = UnreachableError("gpu1: no route") if tool == "away" else None
-        return [Ran(target=targets[0], stdout=outcome, error=error)]
+        return [Ran(target=target, stdout=outcome, error=error)]
 
     return run_many
 

@@ -69,7 +69,8 @@ def test_twenty_hosts_are_asked_at_the_same_time_and_answer_in_order(server: Ssh
     targets = [server.target(name=f"node{i}") for i in range(20)]
     done: list[str] = []
     meet = f"touch {tmp_path}/$$; until [ $(ls {tmp_path} | wc -l) -ge 20 ]; do sleep 0.1; done; echo $SSH_CONNECTION"
-    ran = run_many(targets, meet, on_done=lambda r: done.append(r.target.name), connect_timeout=60)
+    programs = [(target, meet) for target in targets]
+    ran = run_many(programs, on_done=lambda r: done.append(r.target.name), connect_timeout=60)
     assert [(r.target, r.rc, r.error) for r in ran] == [(t, 0, None) for t in targets]
     assert len({r.stdout for r in ran}) == 20
     assert sorted(done) == sorted(t.name for t in targets)
@@ -77,7 +78,7 @@ def test_twenty_hosts_are_asked_at_the_same_time_and_answer_in_order(server: Ssh
 
 def test_one_broken_host_does_not_keep_the_others_from_answering(server: Sshd) -> None:
     dead = server.target(name="dead", port=free_port())
-    ran = run_many([dead, server.target()], "echo alive")
+    ran = run_many([(dead, "echo alive"), (server.target(), "echo alive")])
     assert [r.stdout for r in ran] == ["", "alive\n"]
     assert isinstance(ran[0].error, UnreachableError)
 
@@ -273,7 +274,7 @@ def test_a_jump_host_leads_to_many_nodes_and_is_logged_into_once(tmp_path: Path)
         )
         target = replace(target, ssh_args=(*target.ssh_args, "-J", "bastion"))
         nodes = [replace(target, name=f"node{i}") for i in range(6)]
-        ran = run_many(nodes, "echo in", connect_timeout=30)
+        ran = run_many([(node, "echo in") for node in nodes], connect_timeout=30)
         assert [(r.stdout, r.error) for r in ran] == [("in\n", None)] * 6
         assert (tmp_path / "log").read_text().count("Accepted publickey") == 6 + 1
     finally:
@@ -327,7 +328,7 @@ def test_endless_output_is_cut_off_with_an_error(server: Sshd, monkeypatch: pyte
     monkeypatch.setattr(shell, "OUTPUT_LIMIT", 1 << 20)
     monkeypatch.setattr("gpunode.edge.ssh.connection.OUTPUT_LIMIT", 1 << 20)
     target = server.target() if way == "ssh" else Target(name="here", connection="local")
-    [ran] = run_many([target], "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", timeout=30)
+    [ran] = run_many([(target, "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done")], timeout=30)
     assert isinstance(ran.error, GpunodeError)
     assert "more than 1 MiB" in ran.error.what
 

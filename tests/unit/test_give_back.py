@@ -105,7 +105,8 @@ def test_what_paramiko_cannot_serve_is_given_back_by_ansible(tmp_path: Path, mon
     monkeypatch.setattr(lease, "script", lambda name: f'cat "$GPUNODE_IN/run" >{tmp_path}/{name}.$(hostname)')
     asked: list[str] = []
 
-    def run_many(targets: Sequence[Target], text: str, **more: Any) -> list[Ran]:
+    def run_many(programs: Sequence[tuple[Target, str]], **more: Any) -> list[Ran]:
+        targets = [target for target, _ in programs]
         asked.extend(target.name for target in targets)
         return [Ran(target=target, error=NotServed("no") if target.name == "b" else None) for target in targets]
 
@@ -133,7 +134,7 @@ def test_a_node_that_cannot_be_reached_any_more_holds_nobody_up(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(
-        lease, "run_many", lambda targets, text, **more: [Ran(target=t, error=GpunodeError("gone")) for t in targets]
+        lease, "run_many", lambda programs, **more: [Ran(target=t, error=GpunodeError("gone")) for t, _ in programs]
     )
     monkeypatch.setattr(lease, "run_playbook", lambda *words, **more: pytest.fail("Ansible would not reach it either"))
     target = Target(name="a", connection="ssh")

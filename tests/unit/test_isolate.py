@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +144,8 @@ def test_verify_since_a_run(saved: Path, kind: type[Exception], monkeypatch: pyt
 
 @KINDS
 def test_smoke_of_one_host(kind: type[Exception], saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ran(targets: list[Target], *_: Any, **__: Any) -> list[Ran]:
-        return [Ran(target=targets[0], stdout=targets[0].name)]
+    def ran(programs: Iterable[tuple[Target, str]], **_: Any) -> list[Ran]:
+        return [Ran(target=target, stdout=target.name) for target, _ in programs]
 
     def parse(stdout: str, rc: int) -> tuple[Any, ...]:
         return raises(kind)() if stdout == ODD else ()
@@ -188,8 +188,8 @@ def test_a_probe_that_the_parser_fails_on(saved: Path, kind: type[Exception], mo
     assert [bool(one.error) for one in detect.detect(Targets(probes=(saved,)))] == [False, True, False]
     asked = [detect.Detected(host=h, target=Target(name=h)) for h in HOSTS]
 
-    def answers(targets: list[Target], *_: Any, on_done: Callable[[Ran], None], **__: Any) -> list[Ran]:
-        found = [Ran(target=t, stdout=(saved / f"{t.name}.probe").read_text()) for t in targets]
+    def answers(programs: list[tuple[Target, str]], *, on_done: Callable[[Ran], None], **_: Any) -> list[Ran]:
+        found = [Ran(target=t, stdout=(saved / f"{t.name}.probe").read_text()) for t, _ in programs]
         for one in found:
             on_done(one)
         return found
@@ -250,7 +250,7 @@ def test_report(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPa
 
 @KINDS
 def test_rollback_list(kind: type[Exception], saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undo, "run_many", lambda targets, *_, **__: [Ran(target=t, stdout=t.name) for t in targets])
+    monkeypatch.setattr(undo, "run_many", lambda programs, **_: [Ran(target=t, stdout=t.name) for t, _ in programs])
     monkeypatch.setattr(undo, "_standing", lambda host, ran: raises(kind)() if host == ODD else [])
     code, out, err = run("rollback", *HOSTS, "--list")
     assert code == 1 and "gpu1: 0 runs" in out and "gpu3: 0 runs" in out and f"{ODD}: unexpected" in err

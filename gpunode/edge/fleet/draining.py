@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,6 +16,7 @@ from gpunode.edge.desired import Planned
 from gpunode.edge.fleet.runs import NOT_STARTED, Runs
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.isolate import isolated
+from gpunode.edge.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from gpunode.kube.edge.client import Api
@@ -80,7 +80,7 @@ class NodeDrains:
             preview = isolated(host, lambda: self.nodes.preview(host, facts[host], drains[host]))
             found[host] = DrainPreview(host=host, error=preview) if isinstance(preview, GpunodeError) else preview
 
-        _side_by_side(one, facts)
+        side_by_side(one, list(facts), at_once=_AT_ONCE)
         return [found[host] for host in facts]
 
     def refused(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> dict[str, HostResult]:
@@ -119,7 +119,7 @@ class NodeDrains:
             elif emptied:
                 taken[host] = emptied
 
-        _side_by_side(one, hosts)
+        side_by_side(one, list(hosts), at_once=_AT_ONCE)
         return taken, refused
 
     def release_all(
@@ -146,7 +146,7 @@ class NodeDrains:
                 text = f"{result.message}, but the node stays cordoned: {error}"
                 ends[host] = replace(result, outcome=error.outcome, message=text)
 
-        _side_by_side(one, taken)
+        side_by_side(one, list(taken), at_once=_AT_ONCE)
         return ends
 
     def open_again(self, hosts: Mapping[str, Planned]) -> dict[str, HostResult]:
@@ -178,12 +178,6 @@ class NodeDrains:
             results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
             journal.ended(started[host], [results[host]], {host: hosts[host].plan.facts_hash})
 
-        _side_by_side(one, started)
+        side_by_side(one, list(started), at_once=_AT_ONCE)
         journal.close()
         return results
-
-
-def _side_by_side(act: Callable[[str], None], hosts: Iterable[str]) -> None:
-    names = list(hosts)
-    with ThreadPoolExecutor(min(_AT_ONCE, len(names)) or 1) as pool:
-        list(pool.map(act, names))

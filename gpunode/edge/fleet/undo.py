@@ -247,9 +247,9 @@ class _Undo:
 def list_runs(targets: Targets) -> list[tuple[Detected, list[Run] | GpunodeError]]:
     """The runs that stand on each host, oldest first, or why they cannot be read."""
     hosts = find_hosts(targets)
+    text = program(script("read_journal.sh"), {})
     ran = run_many(
-        [host.target for host in hosts if host.target],
-        program(script("read_journal.sh"), {}),
+        [(host.target, text) for host in hosts if host.target],
         forks=targets.forks,
         connect_timeout=targets.connect_timeout,
         timeout=targets.timeout,

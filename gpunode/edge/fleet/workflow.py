@@ -32,7 +32,7 @@ from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
 from gpunode.edge.records import accepted_checks
 from gpunode.edge.share import in_its_share
-from gpunode.edge.ssh.shell import route
+from gpunode.edge.ssh.shell import Target, route
 from gpunode.edge.state import controller_name, new_run, state_dir, write_private
 
 ASK_SECONDS = 60
@@ -277,32 +277,33 @@ def _talk(host: HostPlan, planned: Planned, desired: DesiredState) -> Talk:
 
 
 def _ask(asked: Mapping[int, tuple[Detected, Request]], targets: Targets) -> dict[int, tuple[str, int] | str]:
-    """What the nodes answer, or why nobody did."""
-    from concurrent.futures import ThreadPoolExecutor
-
+    """What the nodes answer, or why none did."""
     from gpunode.core.remote import program
     from gpunode.edge.ssh.many import run_many
     from gpunode.node import script
 
     text = script("packages.sh")
-
-    def one(detected: Detected, request: Request) -> tuple[str, int] | str:
+    answers: dict[int, tuple[str, int] | str] = {}
+    programs: dict[int, tuple[Target, str]] = {}
+    for number, (detected, request) in asked.items():
         target = detected.target
         if target is None:
-            return "this is a saved probe: the package manager of its node was not asked"
-        if target.connection not in ("ssh", "local"):
-            return f"the package manager was not asked, over the connection {target.connection}"
-        [ran] = run_many(
-            [target],
-            program(text, request),
-            connect_timeout=targets.connect_timeout,
-            timeout=ASK_SECONDS,
-            accept_new=targets.accept_new_host_keys,
-        )
-        return f"the package manager was not asked: {ran.error.what}" if ran.error else (ran.stdout, ran.rc)
-
-    with ThreadPoolExecutor(max(1, min(targets.forks, len(asked)))) as pool:
-        return dict(zip(asked, pool.map(lambda pair: one(*pair), asked.values()), strict=True))
+            answers[number] = "this is a saved probe: the package manager of its node was not asked"
+        elif target.connection not in ("ssh", "local"):
+            answers[number] = f"the package manager was not asked, over the connection {target.connection}"
+        else:
+            programs[number] = (target, program(text, request))
+    ran = run_many(
+        programs.values(),
+        forks=targets.forks,
+        connect_timeout=targets.connect_timeout,
+        timeout=ASK_SECONDS,
+        accept_new=targets.accept_new_host_keys,
+    )
+    for number, one in zip(programs, ran, strict=True):
+        failed = f"the package manager was not asked: {one.error.what}" if one.error else ""
+        answers[number] = failed or (one.stdout, one.rc)
+    return answers
 
 
 def error_result(host: str, error: GpunodeError) -> HostResult:
@@ -335,41 +336,43 @@ def _can_smoke(host: HostPlan) -> bool:
 
 def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -> dict[str, tuple[Check, ...]]:
     """smoke.sh on each host, each with its own request; by Ansible where paramiko cannot serve the connection."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from gpunode.core.remote import program
     from gpunode.edge.ssh.many import NotServed, run_many
+
+    found: dict[str, tuple[Check, ...]] = {}
+    programs: dict[str, tuple[Target, str]] = {}
+    left = []
+    for host in hosts:
+        target = host.detected.target
+        request = isolated(host.host, partial(_smoke_program, host, desired))
+        if isinstance(request, GpunodeError):
+            found[host.host] = _not_smoked(request)
+        elif target is not None and target.connection in ("ssh", "local"):
+            programs[host.host] = (target, request)
+        else:
+            left.append(host)
+    ran = run_many(
+        programs.values(),
+        forks=targets.forks,
+        connect_timeout=targets.connect_timeout,
+        timeout=SMOKE_SECONDS,
+        accept_new=targets.accept_new_host_keys,
+    )
+    by_name = {host.host: host for host in hosts}
+    for name, one in zip(programs, ran, strict=True):
+        if isinstance(one.error, NotServed):
+            left.append(by_name[name])
+            continue
+        checks = isolated(name, partial(parse_checks, one.stdout, one.rc)) if one.error is None else one.error
+        found[name] = _not_smoked(checks) if isinstance(checks, GpunodeError) else checks
+    return found | _smoke_by_ansible(left, targets, desired)
+
+
+def _smoke_program(host: HostPlan, desired: DesiredState) -> str:
+    from gpunode.core.remote import program
     from gpunode.node import script
 
-    text = script("smoke.sh")
-
-    def one(host: HostPlan) -> tuple[Check, ...] | None:
-        checks = isolated(host.host, lambda: smoke(host))
-        return _not_smoked(checks) if isinstance(checks, GpunodeError) else checks
-
-    def smoke(host: HostPlan) -> tuple[Check, ...] | None:
-        assert host.planned and host.detected.target
-        if host.detected.target.connection not in ("ssh", "local"):
-            return None
-        [ran] = run_many(
-            [host.detected.target],
-            program(text, smoke_files(desired.smoke(host.planned))),
-            connect_timeout=targets.connect_timeout,
-            timeout=SMOKE_SECONDS,
-            accept_new=targets.accept_new_host_keys,
-        )
-        if isinstance(ran.error, NotServed):
-            return None
-        if ran.error:
-            return _not_smoked(ran.error)
-        return parse_checks(ran.stdout, ran.rc)
-
-    if not hosts:
-        return {}
-    with ThreadPoolExecutor(min(targets.forks, len(hosts))) as pool:
-        found = dict(zip((h.host for h in hosts), pool.map(one, hosts), strict=True))
-    left = [h for h in hosts if found[h.host] is None]
-    return {h: c for h, c in found.items() if c is not None} | _smoke_by_ansible(left, targets, desired)
+    assert host.planned
+    return program(script("smoke.sh"), smoke_files(desired.smoke(host.planned)))
 
 
 def _smoke_by_ansible(

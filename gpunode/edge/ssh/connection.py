@@ -20,6 +20,7 @@ from gpunode.edge.ssh.hostkeys import HostKeyChanged, add_host_key, check_host_k
 from gpunode.edge.ssh.shell import (
     OUTPUT_LIMIT,
     Target,
+    late,
     parse_host,
     shell_command,
     shell_input,
@@ -35,6 +36,19 @@ _MAX_JUMPS = 8
 _SILENCE = 1.0  # seconds without output after which a program that has ended is not waited for any longer
 
 
+class Watch:
+    """How far the work on one host is, for who waits for it, and what ends it from another thread."""
+
+    def __init__(self) -> None:
+        self.stage = "connecting and logging in"
+        self.transport: paramiko.Transport | None = None
+
+    def end(self) -> None:
+        """Close the connection; nothing is waited for."""
+        if self.transport is not None:
+            threading.Thread(target=self.transport.close, daemon=True).start()
+
+
 class NotServed(UnreachableError):
     """paramiko could not connect, but ssh(1) knows a way that paramiko does not have: Ansible may try."""
 
@@ -44,18 +58,25 @@ class NotServed(UnreachableError):
 
 @contextlib.contextmanager
 def connect(
-    target: Target, *, timeout: float = 10, accept_new: bool = False, jumps: Jumps | None = None
+    target: Target,
+    *,
+    timeout: float = 10,
+    accept_new: bool = False,
+    jumps: Jumps | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[Connection]:
     """An authenticated connection to the target, its host key verified; closed at the end.
 
     `timeout` in seconds bounds each of: TCP, the banner, the key exchange, authentication.  `accept_new` adds unknown
-    host keys to known_hosts.  Raises UnreachableError, or NotServed where OpenSSH itself may succeed.
+    host keys to known_hosts, `watch` learns how far it is.  Raises UnreachableError, or NotServed where OpenSSH itself
+    may succeed.
     """
     options = sshconfig.ssh_options(target)
+    watch = watch or Watch()
     with contextlib.ExitStack() as stack:
         jumps = jumps or stack.enter_context(Jumps(timeout=timeout, accept_new=accept_new))
         try:
-            transport = stack.enter_context(_transport(target, options, timeout, accept_new, jumps))
+            transport = stack.enter_context(_transport(target, options, timeout, accept_new, jumps, watch))
         except HostKeyChanged:
             raise  # another way in would lead to the same stranger
         except UnreachableError as error:
@@ -63,15 +84,16 @@ def connect(
             if reason:
                 raise NotServed(f"{error.what} ({reason})", expected=error.expected, fix=error.fix) from error
             raise
-        yield Connection(target, transport)
+        yield Connection(target, transport, watch)
 
 
 class Connection:
     """An open connection to one host."""
 
-    def __init__(self, target: Target, transport: paramiko.Transport) -> None:
+    def __init__(self, target: Target, transport: paramiko.Transport, watch: Watch) -> None:
         self.target = target
         self.transport = transport
+        self._watch = watch
 
     def run(self, program: str, *, timeout: float = 120) -> tuple[int, str, str]:
         """Feed the program to `sh -s` on the host → exit status, standard output, standard error.
@@ -82,14 +104,21 @@ class Connection:
         import paramiko
 
         deadline = time.monotonic() + timeout
+        self._watch.stage = "starting a shell"
         try:
             channel = self.transport.open_session(timeout=timeout)
             with contextlib.closing(channel):
                 channel.settimeout(timeout)
                 channel.exec_command(shell_command(self.target))
-                with contextlib.suppress(OSError):  # a shell that ended early reads no more; its output says why
+                self._watch.stage = "sending the program"
+                try:
                     channel.sendall(shell_input(self.target, program))
+                except TimeoutError as error:
+                    raise late(self.target, timeout, self._watch.stage) from error
+                except OSError:
+                    pass  # a shell that ended early reads no more; its output says why
                 channel.shutdown_write()
+                self._watch.stage = "the program"
                 stdout, stderr = _read(channel, self.target, deadline, timeout)
                 rc = channel.recv_exit_status() if channel.exit_status_ready() else -1
         except (paramiko.SSHException, OSError, EOFError) as error:
@@ -151,7 +180,7 @@ def _read(channel: paramiko.Channel, target: Target, deadline: float, timeout: f
 
 @contextlib.contextmanager
 def _transport(
-    target: Target, options: Mapping[str, list[str]], timeout: float, accept_new: bool, jumps: Jumps
+    target: Target, options: Mapping[str, list[str]], timeout: float, accept_new: bool, jumps: Jumps, watch: Watch
 ) -> Iterator[paramiko.Transport]:
     """Connect, verify the host key, authenticate."""
     import paramiko
@@ -164,7 +193,7 @@ def _transport(
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(_socket(target, options, timeout, jumps))
         try:
-            transport = stack.enter_context(contextlib.closing(paramiko.Transport(sock)))
+            transport = watch.transport = stack.enter_context(contextlib.closing(paramiko.Transport(sock)))
             transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = timeout
             _prefer_known_types(transport, {entry.kind for entry in known if not entry.marker})
             transport.start_client(timeout=timeout)

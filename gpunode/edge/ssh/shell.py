@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -148,6 +149,7 @@ def local_run(program: str, *, target: Target | None = None, timeout: float = 12
         start_new_session=True,  # so that a time-out ends all of it, and Ctrl-C does not cut it in the middle
     )
     assert process.stdin and process.stdout and process.stderr
+    _running.add(process)
     parts: tuple[list[bytes], list[bytes]] = ([], [])
 
     def drain(pipe: IO[bytes], into: list[bytes]) -> None:
@@ -177,10 +179,21 @@ def local_run(program: str, *, target: Target | None = None, timeout: float = 12
         raise too_slow(target, timeout) from error
     finally:
         _end_group(process)
+        _running.discard(process)
     if max(sum(map(len, part)) for part in parts) > OUTPUT_LIMIT:
         raise too_much(target)
     stdout, stderr = (b"".join(part).decode(errors="replace") for part in parts)
     return rc, stdout, shell_started(target, rc, stdout, stderr)
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """After Ctrl-C: what a thread that nobody waits for has started here."""
+    for process in [*_running]:
+        _end_group(process)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -194,6 +207,14 @@ def too_slow(target: Target, timeout: float) -> UnreachableError:
     return UnreachableError(
         f"{target.name}: the host answered, but its script did not end within {timeout:g} s",
         fix="see what hangs there (a dead mount, a stuck nvidia-smi), or allow more with --timeout",
+    )
+
+
+def late(target: Target, seconds: float, stage: str) -> UnreachableError:
+    """The host answers, and is not done in its time; `stage` is what it was waited for."""
+    return UnreachableError(
+        f"{target.name}: not done after {seconds:g} s: {stage} took too long",
+        fix="see what is slow: the network, sshd on the host, or the host; or allow more with --timeout",
     )
 
 

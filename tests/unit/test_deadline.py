@@ -1,0 +1,191 @@
+"""A host costs its deadline and no more, and Ctrl-C is noticed at once, whatever a host keeps a command waiting for."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+import pytest
+from sshd import Sshd
+
+from gpunode.edge.side_by_side import side_by_side
+from gpunode.edge.ssh.many import Ran, Target, run_many
+
+
+def test_results_come_in_the_order_of_the_items_and_are_seen_as_they_come() -> None:
+    seen: list[int] = []
+    waits = {1: 0.4, 2: 0.0, 3: 0.2}
+
+    def work(item: int) -> int:
+        time.sleep(waits[item])
+        return item * 10
+
+    assert side_by_side(work, [1, 2, 3], at_once=3, on_done=seen.append) == [10, 20, 30]
+    assert seen == [20, 30, 10]
+
+
+def test_an_item_that_takes_too_long_gives_its_place_to_the_next() -> None:
+    block = threading.Event()
+
+    def work(item: str) -> str:
+        if item == "stuck":
+            block.wait(30)
+        return item
+
+    found = side_by_side(work, ["stuck", "a", "b"], at_once=1, seconds=0.3, late=lambda item: f"{item}: late")
+    block.set()
+    assert found == ["stuck: late", "a", "b"]
+
+
+def test_what_work_or_the_clock_raises_is_raised() -> None:
+    def fail(_: int) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError):
+        side_by_side(fail, [1, 2], at_once=2)
+
+    def stop() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        side_by_side(lambda item: time.sleep(20), [1], at_once=1, on_tick=stop)
+
+
+class _Open(paramiko.ServerInterface):
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.AUTH_SUCCESSFUL  # type: ignore[attr-defined,no-any-return]
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        return paramiko.AUTH_SUCCESSFUL  # type: ignore[attr-defined,no-any-return]
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "password,publickey"
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED  # type: ignore[attr-defined,no-any-return]
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        return True
+
+
+@pytest.fixture
+def narrow() -> Iterator[int]:
+    """The port of a server whose channels take 16 bytes, and that reads one of them a second."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    key = paramiko.RSAKey.generate(2048)
+    ended = threading.Event()
+
+    def serve() -> None:
+        sock, _ = listening.accept()
+        transport = paramiko.Transport(sock)
+        transport.default_window_size = 16
+        transport.add_server_key(key)
+        transport.start_server(server=_Open())
+        channel = transport.accept(20)
+        while channel is not None and not ended.wait(1):
+            channel.recv(1)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield listening.getsockname()[1]
+    ended.set()
+    listening.close()
+
+
+def test_a_server_that_takes_a_byte_at_a_time_costs_its_deadline_and_the_others_are_there_before(narrow: int) -> None:
+    slow = Target(name="slow", address="127.0.0.1", port=narrow, user="x", password="x", check_host_key=False)
+    done: list[str] = []
+
+    def on_done(ran: Ran) -> None:
+        done.append(ran.target.name)
+
+    programs = [(slow, "echo in\n" * 20_000), (Target(name="localhost", connection="local"), "echo here")]
+    began = time.monotonic()
+    found = run_many(programs, connect_timeout=2, timeout=2, on_done=on_done)
+    assert time.monotonic() - began < 12
+    assert done == ["localhost", "slow"] and found[1].stdout == "here\n"
+    assert found[0].error and "sending the program took too long" in found[0].error.what
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+
+@pytest.fixture(scope="module")
+def sleepy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sleepy"), "ForceCommand sleep 12")
+    yield server
+    server.stop()
+
+
+HOST = """
+from pathlib import Path
+from types import SimpleNamespace
+from gpunode.edge.detect import Detected, Targets
+from gpunode.edge.fleet import workflow
+from gpunode.edge.ssh.many import Target
+target = Target(name="n1", address="127.0.0.1", port=PORT, keys=(KEY,), check_host_key=False)
+one, targets = Detected(host="n1", target=target), Targets(hosts=("n1",))
+print("ready", flush=True)
+"""
+CALLS = {
+    "the question to a package manager": "workflow._ask({1: (one, {})}, targets)",
+    "the proofs": """
+host = SimpleNamespace(host="n1", detected=one, planned=None)
+workflow._smoke_program = lambda *_: "true"
+workflow._smoke([host], targets, None)""",
+    "the probe": "from gpunode.edge.detect import probe\nprobe([one], targets)",
+    "drains": """
+import time
+from gpunode.edge.side_by_side import side_by_side
+side_by_side(lambda _: time.sleep(12), ["n1"], at_once=8)""",
+    "the list of runs": """
+from gpunode.edge.fleet import undo
+undo.find_hosts = lambda _: [one]
+undo.list_runs(targets)""",
+    "the end of a lease": """
+from gpunode.edge import lease
+lease._give_back([one], targets, Path("."), [], {})""",
+}
+
+
+def interrupted(code: str, tmp_path: Path) -> float:
+    """Seconds from SIGINT, sent while the call waits, to the end of the process."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+    )
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    time.sleep(1.5)
+    assert process.poll() is None, process.stderr and process.stderr.read()
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in err
+    return time.monotonic() - sent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_ctrl_c_ends_a_call_that_waits_for_a_node_within_a_second(call: str, sleepy: Sshd, tmp_path: Path) -> None:
+    code = HOST.replace("PORT", str(sleepy.port)).replace("KEY", repr(str(sleepy.key))) + call
+    assert interrupted(code, tmp_path) < 2  # one, and the end of a Python on a busy machine
+
+
+@pytest.mark.slow
+def test_what_a_command_has_started_on_this_machine_ends_with_it(tmp_path: Path) -> None:
+    call = f"""
+from gpunode.edge.ssh.many import Target, run_many
+print("ready", flush=True)
+run_many([(Target(name="localhost", connection="local"), "echo $$ >{tmp_path}/pid; sleep 12")])"""
+    assert interrupted(call, tmp_path) < 2
+    cmdline = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
+    assert not cmdline.exists() or not cmdline.read_bytes()  # a process that has ended, and that none has waited for
