@@ -11,14 +11,9 @@ ALL = (
     "doctor",
     "plan_fleet",
     "ask",
-    "sharing_under_load",
-    "report",
-    "fleet_waves",
     "fleet_scan",
     "first_provision",
-    "converged_ssh_commands",
     "noop_fleet",
-    "check_mode",
     "conventional",
 )
 

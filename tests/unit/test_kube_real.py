@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_plane import ControlPlane, control_plane
 from kube_cluster import node, put, quick, rendered
 
-from benchmarks.control_plane import ControlPlane, control_plane
 from gpunode.core.model import Kubernetes, NodeFacts
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.core import render

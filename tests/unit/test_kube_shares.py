@@ -11,29 +11,23 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from control_plane import ControlPlane, control_plane, wait_for
 from kube_cluster import rendered, silent
 
-from benchmarks.control_plane import ControlPlane, control_plane, wait_for
-from benchmarks.sharing_under_load import (
-    DRA,
-    FIRST_WITH_SHARES,
-    History,
-    bound_use,
-    kubelets,
-    make_nodes,
-    post,
-    resource_slice,
-    server,
-)
-from gpunode.kube.core.checks.proof_rules import NAMESPACE
+from gpunode.kube.core import Object
+from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.objects import thing
+from gpunode.kube.core.owned import key_of
 from gpunode.kube.core.render.dra import DRIVER
 from gpunode.kube.edge.apply import apply
+from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
 from gpunode.kube.edge.status import read_usage
 from gpunode.kube.edge.verify import ProofOptions, verify
 
@@ -41,6 +35,10 @@ PROGRAMS = os.environ.get("GPUNODE_KUBERNETES", "")
 SPEC = {"sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
 pytestmark = pytest.mark.skipif(not PROGRAMS, reason="GPUNODE_KUBERNETES names no folder with Kubernetes' programs")
 GATE = "--feature-gates=DRAConsumableCapacity"
+DRA = "resource.k8s.io/v1"
+FIRST_WITH_SHARES = 36  # minor version that has them on by default
+GPUS, GIB = 2, 16  # of a node, memory of a GPU
+PODS_PATH = "/api/v1/namespaces/default/pods"
 
 
 @pytest.fixture(autouse=True)
@@ -53,19 +51,88 @@ def _new_enough() -> None:
         pytest.skip(f"GPUNODE_KUBERNETES names no folder with Kubernetes 1.{FIRST_WITH_SHARES} or newer")
 
 
+def make_nodes(api: Api, count: int) -> None:
+    for number in range(count):
+        name = f"gpu{number:02}"
+        amounts = {"cpu": "64", "memory": "512Gi", "pods": "250"}
+        body: Object = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+        api.request("POST", "/api/v1/nodes", body=body)
+        ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+        content = "application/merge-patch+json"
+        api.request("PATCH", f"/api/v1/nodes/{name}/status", body={"status": status}, content=content)
+
+
+@contextmanager
+def kubelets(kubeconfig: Path) -> Iterator[None]:
+    """Say of every pod that is bound that it runs, and remove those that are to end."""
+    api, done = connect(str(kubeconfig)), threading.Event()
+
+    def work() -> None:
+        while not done.wait(0.1):
+            for pod in api.request("GET", PODS_PATH)["items"]:
+                with suppress(ApiError):
+                    _as_kubelet(api, pod)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _as_kubelet(api: Api, pod: Object) -> None:
+    metadata = pod["metadata"]
+    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+    if "deletionTimestamp" in metadata:
+        gone = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
+        api.request("DELETE", path, body={"apiVersion": "v1", "kind": "DeleteOptions", **gone})
+    elif pod["spec"].get("nodeName") and pod.get("status", {}).get("phase") == "Pending":
+        running = [{"name": one["name"], "state": {"running": {}}} for one in pod["spec"]["containers"]]
+        status = {"status": {"phase": "Running", "containerStatuses": running}}
+        api.request("PATCH", f"{path}/status", body=status, content="application/merge-patch+json")
+
+
+def server(plane: ControlPlane) -> str:
+    found = re.match(r"v(\d+\.\d+)", plane.api.version())
+    assert found
+    return found[1]
+
+
+def resource_slice(node: str) -> Object:
+    whole = f"{GIB}Gi"
+    policy = {"default": whole, "validRange": {"min": "1Mi", "max": whole, "step": "1Mi"}}
+    device = {
+        "attributes": {"type": {"string": "gpu"}},
+        "capacity": {"memory": {"value": whole, "requestPolicy": policy}},
+        "allowMultipleAllocations": True,
+    }
+    spec = {
+        "driver": DRIVER,
+        "nodeName": node,
+        "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": f"gpu-{index}", **device} for index in range(GPUS)],
+    }
+    return {"apiVersion": DRA, "kind": "ResourceSlice", "metadata": {"name": node}, "spec": spec}
+
+
+def post(api: Api, item: Object) -> None:
+    api.apply(key_of(item), item, force=True)
+
+
 @contextmanager
 def cluster(tmp_path: Path, *flags: str) -> Iterator[ControlPlane]:
     """Two nodes with two GPUs each, and the class that the driver's chart makes."""
     with control_plane(Path(PROGRAMS), tmp_path / "plane", *flags) as plane:
-        make_nodes(plane.api, {}, count=2)
+        make_nodes(plane.api, count=2)
         for name in ("gpu00", "gpu01"):
             post(plane.api, resource_slice(name))
         selectors = [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]
         post(plane.api, thing("DeviceClass", DRA, DRIVER, "dra", {"spec": {"selectors": selectors}}))
         plane.start_scheduler(None, *flags)
-        pods = History(plane.api, f"/api/v1/namespaces/{NAMESPACE}/pods", bound_use, lambda _node: 99)
-        pods.follow()
-        with kubelets(plane.kubeconfig, pods):
+        with kubelets(plane.kubeconfig):
             yield plane
 
 
@@ -109,7 +176,7 @@ def test_the_driver_offers_gpus_as_the_slices_written_here(tmp_path: Path) -> No
     hook.chmod(0o755)
     (release,) = rendered(SPEC, version="1.36").releases
     with control_plane(Path(PROGRAMS), tmp_path / "plane") as plane:
-        make_nodes(plane.api, {}, count=1)
+        make_nodes(plane.api, count=1)
         flags = {
             "kubeconfig": plane.kubeconfig, "node-name": "gpu00", "image-name": "none", "cdi-root": tmp_path / "cdi",
             "container-driver-root": root, "nvidia-driver-root": root, "nvidia-cdi-hook-path": hook,

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped
+from report_fleet import fleet
 
-from benchmarks.report import fleet
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.report.html import html_text

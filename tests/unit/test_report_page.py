@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_fleet import fleet
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from benchmarks.report import fleet, open_chromium
 from gpunode.core.report.html import html_text
 from gpunode.edge.report import load_page
 
@@ -29,6 +29,10 @@ pytestmark = [
 HOSTS, FEW, MANY = 400, 300, 2_000
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 Browser = webdriver.Chrome
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--window-size=1400,900"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for count in (HOSTS, MANY):
         (folder / f"{count}.html").write_text(html_text(fleet(count), load_page()), encoding="utf-8")
     return folder
+
+
+def open_chromium() -> webdriver.Chrome:
+    """A headless Chromium that talks to nobody, with its log and its requests kept."""
+    options = webdriver.ChromeOptions()
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
 
 
 @pytest.fixture(scope="module")

@@ -1,30 +1,18 @@
-"""A report of 2,000 hosts in the middle of a run: how long it takes to make, how large it is, and how fast it opens.
-
-The hosts are recorded ones, each with its own name, slots' UUIDs and findings.  Opening needs chromium and chromedriver
-(`apt-get install chromium chromium-driver`); without them only making is measured.
-"""
+"""A report of a fleet in the middle of a run: recorded hosts, each with its own name, slots' UUIDs and findings."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from selenium import webdriver
-
-from benchmarks.measure import log, row, seconds
 from gpunode.core.facts import parse_probe
-from gpunode.core.report.html import html_text
 from gpunode.core.report.model import HostRun, ProbeSummary, Report, ReportHost, ReportRun
 from gpunode.core.report.seen import see
 from gpunode.core.report.summary import make_host, make_report
 from gpunode.edge.load import load_knowledge
-from gpunode.edge.report import load_page
 
-PROBES = Path(__file__).parents[1] / "tests/cases/probes"
+PROBES = Path(__file__).parents[1] / "cases/probes"
 RECORDED = (  # the first two are most of a fleet
     "ubuntu2204-hgx-h100-kubelet",
     "debian12-h100-provisioned",
@@ -32,12 +20,7 @@ RECORDED = (  # the first two are most of a fleet
     "sles15-h100-provisioned",
     "ubuntu2404-two-models",
 )
-HOSTS = 2_000
 BEGAN = datetime(2026, 11, 22, 8, 0, tzinfo=UTC)
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--window-size=1400,900"),
-)
 STEPS = [
     {"id": "driver.packages", "role": "driver", "title": "Install the NVIDIA driver", "disruptive": ""},
     {"id": "runtime.edits", "role": "runtime", "title": "Give the container engines the nvidia runtime",
@@ -126,47 +109,3 @@ def _printed(run: HostRun) -> str:
 
 def _at(second: int) -> str:
     return f"{BEGAN + timedelta(seconds=second):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def open_chromium() -> webdriver.Chrome:
-    """A headless Chromium that talks to nobody, with its log and its requests kept."""
-    options = webdriver.ChromeOptions()
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-
-
-def load_times(page: Path, times: int = 3) -> Iterator[float]:
-    """Seconds from the start of loading until the first frame has been drawn, as Chromium says."""
-    browser = open_chromium()
-    try:
-        for _ in range(times):
-            browser.get(page.as_uri())
-            yield browser.execute_async_script(
-                "const done = arguments[0];"
-                "requestAnimationFrame(() => setTimeout(() => done(performance.now() / 1000)));"
-            )
-    finally:
-        browser.quit()
-
-
-def main() -> None:
-    report = fleet(HOSTS)
-    made: list[str] = []
-    took = seconds(lambda: made.append(html_text(report, load_page())))
-    size = len(made[0].encode()) / 1e6
-    row(f"a page of HTML about {HOSTS} hosts, making it", f"{took:.1f} s", "≤ 5 s")
-    row("the same, its size", f"{size:.1f} MB", "≤ 5 MB")
-    if not shutil.which("chromedriver"):
-        log("no chromedriver: how fast it opens is not measured")
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder, "report.html")
-        page.write_text(made[0], encoding="utf-8")
-        found = list(load_times(page))
-    row("the same, until headless Chromium has drawn it", f"{min(found):.1f} to {max(found):.1f} s", "≤ 2 s")
-
-
-if __name__ == "__main__":
-    main()

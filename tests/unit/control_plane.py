@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.fleet_scan import free_port
+from sshd import free_port
+
 from gpunode.core.errors import GpunodeError
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
