@@ -11,7 +11,9 @@ from api_server import ApiServer, Fault
 from kube_cluster import foreign, hows, inventory, mutating, node, put, rendered, silent
 
 from gpunode.core.errors import Exit, InterruptedByUser
-from gpunode.kube.core.owned import INVENTORY, ObjectKey
+from gpunode.kube.core.objects import thing
+from gpunode.kube.core.owned import INVENTORY, ObjectKey, key_of
+from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.usage import usage_data, usage_text
 from gpunode.kube.edge.apply import apply, remove
 from gpunode.kube.edge.client import Api
@@ -77,6 +79,41 @@ def test_what_is_no_longer_wanted_goes_and_nothing_else(server: ApiServer, api: 
     assert hows(applied)["DaemonSet gpunode/gpu-feature-discovery"] == "deleted"
     assert server.names("DaemonSet") == ["gpunode/nvidia-device-plugin", "gpunode/theirs"]
     assert "DaemonSet gpunode/gpu-feature-discovery" not in inventory(server)
+
+
+def earlier(what: Rendered) -> Rendered:
+    """What a gpunode made that had Node Feature Discovery and the DCGM exporter as objects of its own."""
+    pods = {"spec": {"template": {"spec": {"containers": [{"name": "x", "image": "x"}]}}}}
+    rbac = "rbac.authorization.k8s.io/v1"
+    more = [
+        thing("CustomResourceDefinition", "apiextensions.k8s.io/v1", "nodefeatures.nfd.k8s-sigs.io", "nfd", {}),
+        thing("Role", rbac, "gpunode-nfd-worker", "nfd-worker", {"rules": []}, namespace="gpunode"),
+        thing("ConfigMap", "v1", "dcgm-counters", "dcgm-exporter", {"data": {}}, namespace="gpunode"),
+        thing("Service", "v1", "dcgm-exporter", "dcgm-exporter", {"spec": {}}, namespace="gpunode"),
+        *(
+            thing("DaemonSet", "apps/v1", name, name, pods, namespace="gpunode")
+            for name in ("dcgm-exporter", "nfd-worker")
+        ),
+    ]
+    return replace(what, objects=(*what.objects, *more))
+
+
+MOVED = {"kubernetes": {"node_feature_discovery": True, "monitoring": {"enabled": True}}}
+
+
+@pytest.mark.parametrize("how", ["apply", "remove"])
+def test_objects_of_an_earlier_gpunode_that_come_by_charts_now_go(server: ApiServer, api: Api, how: str) -> None:
+    """By apply, which then says helm's commands for them, and by remove."""
+    old = earlier(rendered(MOVED))
+    put(api, old)
+    moved = {str(key_of(item)) for item in old.objects} - {str(key_of(item)) for item in rendered(MOVED).objects}
+    applied = put(api, rendered(MOVED)) if how == "apply" else remove(api, "gpunode", notify=silent)
+    assert {key for key, done in hows(applied).items() if done == "deleted"} >= moved and len(moved) == 6
+    assert server.names("CustomResourceDefinition") == server.names("Role") == []
+    if how == "apply":
+        releases = [note.split()[8] for note in applied.notes if note.startswith("helm is yours to run: ")]
+        assert releases == ["node-feature-discovery", "dcgm-exporter"]
+        assert put(api, rendered(MOVED)).exit == Exit.OK
 
 
 def test_an_object_that_somebody_took_over_is_not_pruned(server: ApiServer, api: Api) -> None:

@@ -1,4 +1,4 @@
-"""Pools by label, Node Feature Discovery, MIG labels and the watch on a real API server, with its rights and defaults.
+"""Pools by label, MIG labels and the watch on a real API server, with its rights and defaults.
 
 GPUNODE_KUBERNETES names the folder with the programs.  No controller makes pods: only what the API keeps is judged.
 """
@@ -37,13 +37,10 @@ CUT = {"strategy": "mig", "mig": {"manager": "mig-manager", "profiles": {"1g.10g
 SPEC: dict[str, Any] = {
     "kubernetes": {
         "taint": True,
-        "node_feature_discovery": True,
-        "node_feature_discovery_install": "manifest",
         "monitoring": {"enabled": True},
         "pools": {"cut": {"nodes": "team in (a)", "sharing": CUT}, "whole": {"nodes": "team=b"}},
     }
 }
-NFD = "/apis/nfd.k8s-sigs.io/v1alpha1"
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +99,7 @@ def test_everything_is_taken_kept_and_given_back(api: Api) -> None:
     assert put(api, of_now(api, whole), wait=False).error is None
     assert (labels_of(api, "n1"), labels_of(api, "n2")) == ({}, {})
     assert remove(api, "gpunode", notify=lambda _: None).error is None
-    assert api.items("/apis/apiextensions.k8s.io/v1/customresourcedefinitions") == []
+    assert api.items("/apis/apps/v1/namespaces/gpunode/daemonsets") == []
 
 
 def test_a_node_does_not_remember_gpunode_after_it_was_removed(api: Api) -> None:
@@ -149,34 +146,6 @@ def test_a_read_only_account_finds_what_nobody_wants_any_more(plane: ControlPlan
     gone = {str(c.key) for c in put(api, of_now(api, less), dry_run=True).changes if c.how == "deleted"}
     assert stale == gone != set()
     assert {about for about in found if about not in stale} == {"pool cut", "pool whole"}
-
-
-FEATURES = {
-    "labels": {"nvidia.com/gpu.count": "8"},
-    "features": {
-        "flags": {"kernel.loadedmodule": {"elements": {"nvidia": {}}}},
-        "attributes": {"cpu.model": {"elements": {"vendor_id": "Intel"}}},
-        "instances": {"pci.device": {"elements": [{"attributes": {"class": "0302", "vendor": "10de"}}]}},
-    },
-}
-RULE = {"rules": [{"name": "gpu", "labels": {"a.example/b": "c"}, "matchFeatures": [
-    {"feature": "pci.device", "matchExpressions": {"vendor": {"op": "In", "value": ["10de"]}}}]}]}  # fmt: skip
-
-
-def test_the_resource_definitions_keep_all_that_node_feature_discovery_writes(api: Api) -> None:
-    put(api, of_now(api, SPEC), wait=False)
-    kept = []
-    for kind, spec, where in (
-        ("NodeFeature", FEATURES, f"{NFD}/namespaces/gpunode/nodefeatures"),
-        ("NodeFeatureRule", RULE, f"{NFD}/nodefeaturerules"),
-        ("NodeFeatureGroup", {"featureGroupRules": RULE["rules"]}, f"{NFD}/namespaces/gpunode/nodefeaturegroups"),
-    ):
-        body = {"apiVersion": "nfd.k8s-sigs.io/v1alpha1", "kind": kind, "metadata": {"name": "x"}, "spec": spec}
-        kept.append(api.request("POST", where, query={"fieldValidation": "Strict"}, body=body)["spec"] == spec)
-    status = {"status": {"nodes": [{"name": "n1"}]}}
-    path = f"{NFD}/namespaces/gpunode/nodefeaturegroups/x/status"
-    after = api.request("PATCH", path, body=status, content="application/merge-patch+json")
-    assert (kept, after["status"]) == ([True] * 3, status["status"])
 
 
 def test_a_plan_asks_for_evictions_and_evicts_nobody(api: Api) -> None:

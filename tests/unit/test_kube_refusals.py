@@ -47,7 +47,7 @@ REFUSED = {
     ),
     "a kind that the server does not serve": (
         [], {"kubernetes": {"monitoring": {"enabled": True, "prometheus_operator": True}}},
-        "the server does not serve ServiceMonitor, PrometheusRule of monitoring.coreos.com/v1",
+        "the server does not serve PrometheusRule of monitoring.coreos.com/v1",
     ),
     "an object that is still being deleted": (
         [{"apiVersion": "v1", "kind": "Namespace", "metadata": {

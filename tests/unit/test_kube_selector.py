@@ -161,21 +161,6 @@ def test_pools_of_an_inventory_and_by_label_live_together(server: ApiServer, tmp
     assert same.what == "the pool mps has hosts of the inventory (d) and a label selector"
 
 
-def test_labels_that_node_feature_discovery_is_to_make_may_be_selected_by(server: ApiServer, tmp_path: Path) -> None:
-    """The first apply brings it, the next one finds its labels."""
-    server.put(node("n1", allocatable={"nvidia.com/gpu": "4"}))
-    present = "feature.node.kubernetes.io/pci-10de.present"
-    pools = {"a": {"nodes": f"{present}=true", "sharing": {"strategy": "mps", "replicas": 2}}}
-    discovery = {"node_feature_discovery": True, "node_feature_discovery_install": "manifest"}
-    spec = {"kubernetes": {"pools": pools, **discovery}}
-    first = run(server, tmp_path, "apply", "--no-wait", spec=spec)
-    assert first.return_value == Exit.OK
-    assert f"pool a: no node is chosen by '{present}=true' now; apply again" in " ".join(first.output.split())
-    server.edit("Node", "n1", "", lambda item: item["metadata"].update(labels={present: "true"}))
-    assert run(server, tmp_path, "apply", "--no-wait", spec=spec).return_value == Exit.OK
-    assert marks(server)["n1"][0] == "a"
-
-
 @pytest.mark.usefixtures("nodes")
 def test_nodes_and_pools_are_two_answers_to_one_question(server: ApiServer, tmp_path: Path) -> None:
     done = run(server, tmp_path, "apply", "--nodes", "team=gpu", spec=POOLS)

@@ -417,6 +417,28 @@ def test_what_nobody_lets_us_read_is_not_proven_and_no_failure(server: ApiServer
     assert not found & {("kube.drift", "passed"), ("kube.ready", "passed")}
 
 
+def test_what_helm_made_of_our_releases_is_looked_at_where_it_is_there(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    what = rendered({"kubernetes": {"monitoring": {"enabled": True}}})
+    apply(api, what, timeout=5, notify=silent)
+
+    def ready() -> tuple[str, str]:
+        return of(verify(api, what, ProofOptions(patience=0), notify=silent), "cluster")["kube.ready"]
+
+    assert ready()[0] == "passed" and "dcgm-exporter" not in ready()[1]
+    pods = {"spec": {"containers": [{"name": "x", "image": "x"}]}}
+    for name, release in (("dcgm-exporter", "dcgm-exporter"), ("theirs", "another")):
+        metadata = {"name": name, "namespace": "gpunode", "annotations": {"meta.helm.sh/release-name": release}}
+        made = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": {"template": pods}}
+        server.put(made, "helm")
+    status, message = ready()
+    assert status == "passed" and "DaemonSet gpunode/dcgm-exporter" in message and "theirs" not in message
+    server.controllers.clear()
+    server.edit("DaemonSet", "dcgm-exporter", "gpunode", lambda item: item["status"].update(numberAvailable=0))
+    status, message = ready()
+    assert status == "failed" and message.startswith("DaemonSet gpunode/dcgm-exporter: 0 of 1 pods")
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_differences_from_the_spec_alone_are_exit_code_3(server: ApiServer, api: Api, exact: bool) -> None:
     server.put(node("gpu1", allocatable={GPU: "8"}))

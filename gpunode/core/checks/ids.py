@@ -139,8 +139,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "kube.drift": "an object, label or taint is not as gpunode.yml says, somebody added to the pods of a workload "
         "(named with the time), or what was applied earlier is no longer asked for; what an admission policy rewrote "
         "on its way is none (exit code 3 when only these fail)",
-        "kube.ready": "a workload of gpunode is not ready: with what its pods say, or why they are not created (quota, "
-        "pod security, limits, webhooks)",
+        "kube.ready": "a workload of gpunode, or of a chart whose values it wrote, is not ready: with what its pods "
+        "say, or why they are not created (quota, pod security, limits, webhooks)",
         "kube.node": "a node with GPUs is not Ready, a host of the inventory is no node, a node is in two pools, or "
         "its engine has not the runtime that pods name (containerd tells from 2.0 on; with an older one `--smoke` "
         "finds it)",

@@ -134,7 +134,7 @@ class GpushareSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringSpec:
-    enabled: bool = option(False, "DCGM exporter with its Service, and a Grafana dashboard")
+    enabled: bool = option(False, "DCGM exporter by its helm chart, and a Grafana dashboard")
     prometheus_operator: bool = option(
         False, "ServiceMonitor and PrometheusRule; needs the Prometheus operator's resource definitions"
     )
@@ -175,18 +175,6 @@ class KubernetesSpec:
     images: ImagesSpec = option(ImagesSpec(), "images")
     device_plugin: DevicePluginSpec = option(DevicePluginSpec(), "NVIDIA device plugin")
     feature_discovery: bool = option(True, "GPU Feature Discovery; its labels need Node Feature Discovery")
-    node_feature_discovery: bool = option(False, "Node Feature Discovery, which makes labels of what nodes have")
-    node_feature_discovery_install: Literal["helm", "manifest"] = option(
-        "helm", "how Node Feature Discovery comes: values for its helm chart, or objects"
-    )
+    node_feature_discovery: bool = option(False, "Node Feature Discovery by its helm chart; it labels nodes")
     gpushare: GpushareSpec = option(GpushareSpec(), "gpushare, for sharing.strategy gpushare")
     monitoring: MonitoringSpec = option(MonitoringSpec(), "monitoring")
-
-    @property
-    def has_discovery_objects(self) -> bool:
-        """Whether Node Feature Discovery is rendered as objects."""
-        return self.node_feature_discovery and self.node_feature_discovery_install == "manifest"
-
-    @property
-    def has_discovery_chart(self) -> bool:
-        return self.node_feature_discovery and self.node_feature_discovery_install == "helm"

@@ -71,6 +71,7 @@ class ClusterReading:
     pods: Mapping[ObjectKey, Sequence[Object]]  # of each workload
     nodes: Sequence[Object]
     usage: Usage
+    charts: Mapping[ObjectKey, Object] = field(default_factory=dict)  # workloads that helm made of our releases
     marks: Sequence[NodeWish] | None = None
     recorded: Inventory = field(default_factory=Inventory)
     denied: Mapping[ObjectKey, str] = field(default_factory=dict)  # workload → why its pods are not even created
@@ -160,6 +161,8 @@ def _objects(look: ClusterReading) -> Iterator[ClusterFinding]:
             yield ClusterFinding(check="kube.drift", about=str(key), message=text, fix=fix)
         if key.kind in WORKLOADS:
             yield from _workload(key, live, look.pods.get(key, ()), look)
+    for key, live in look.charts.items():
+        yield from _workload(key, live, look.pods.get(key, ()), look)
 
 
 def _should_run(key: ObjectKey, look: ClusterReading) -> list[str]:
@@ -697,7 +700,9 @@ def _good(look: ClusterReading, check: str) -> str:
     unread = any(key not in look.live for key in look.wanted)  # what was not seen may have drifted
     return {
         "kube.drift": "" if unread else f"{len(look.live)} objects are as gpunode.yml asks for",
-        "kube.ready": ", ".join(str(key) for key, live in look.live.items() if live and key.kind in WORKLOADS),
+        "kube.ready": ", ".join(
+            str(key) for key, live in {**look.live, **look.charts}.items() if live and key.kind in WORKLOADS
+        ),
         "kube.node": f"{len(nodes)} node{'s'[: len(nodes) > 1]} with GPUs, all Ready" if nodes else "",
         "kube.gpus": ", ".join(f"{count} {resource}" for resource, count in totals.items()),
         "kube.mig": f"the MIG layout is in force on {mig} nodes" if mig else "",

@@ -54,11 +54,9 @@ def pod(cluster: Cluster, *, containers: Sequence[Object], gpu: bool = True, **f
     return {key: value for key, value in body.items() if value or value is False}
 
 
-def daemon_set(
-    cluster: Cluster, component: str, pod_spec: Object, *, annotations: Mapping[str, str] = {}, gpu: bool = True
-) -> Object:
-    """One pod on every node that the pod's selectors and tolerations allow; `gpu`: on GPU nodes."""
-    if gpu and cluster.mig_managed:
+def daemon_set(cluster: Cluster, component: str, pod_spec: Object, *, annotations: Mapping[str, str] = {}) -> Object:
+    """One pod on every GPU node that the pod's selectors and tolerations allow."""
+    if cluster.mig_managed:
         pod_spec = {**pod_spec, "nodeSelector": {**pod_spec.get("nodeSelector", {}), **cluster.gpu_selector}}
     return thing("DaemonSet", "apps/v1", component, component, _workload(component, pod_spec, annotations, {
         "updateStrategy": {"type": "RollingUpdate"},
@@ -84,26 +82,14 @@ def config_map(cluster: Cluster, name: str, component: str, data: Mapping[str, s
 
 def account(cluster: Cluster, component: str, rules: Sequence[Object]) -> list[Object]:
     """A ServiceAccount with a ClusterRole of these rules, bound to it."""
-    return [service_account(cluster, component), *_role("ClusterRole", cluster, component, rules)]
-
-
-def service_account(cluster: Cluster, component: str) -> Object:
-    return thing("ServiceAccount", "v1", component, component, {}, namespace=cluster.spec.namespace)
-
-
-def namespaced_role(cluster: Cluster, component: str, rules: Sequence[Object]) -> list[Object]:
-    """A Role of these rules in our own namespace, bound to the component's ServiceAccount."""
-    return _role("Role", cluster, component, rules, namespace=cluster.spec.namespace)
-
-
-def _role(kind: str, cluster: Cluster, component: str, rules: Sequence[Object], *, namespace: str = "") -> list[Object]:
     name = f"gpunode-{component}"  # cluster-wide names say whose they are
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
     subject = {"kind": "ServiceAccount", "name": component, "namespace": cluster.spec.namespace}
     rbac = "rbac.authorization.k8s.io/v1"
     return [
-        thing(kind, rbac, name, component, {"rules": list(rules)}, namespace=namespace),
-        thing(f"{kind}Binding", rbac, name, component, {"roleRef": role, "subjects": [subject]}, namespace=namespace),
+        thing("ServiceAccount", "v1", component, component, {}, namespace=cluster.spec.namespace),
+        thing("ClusterRole", rbac, name, component, {"rules": list(rules)}),
+        thing("ClusterRoleBinding", rbac, name, component, {"roleRef": role, "subjects": [subject]}),
     ]
 
 

@@ -13,7 +13,7 @@ from gpunode.kube.core.judge import ClusterReading
 from gpunode.kube.core.owned import Inventory, ObjectKey, key_of
 from gpunode.kube.core.render import Rendered, node_wishes
 from gpunode.kube.core.render.device_plugin import plugin_configs
-from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.client import Api, segment
 from gpunode.kube.edge.pods import creation_denied, pods_of
 from gpunode.kube.edge.preflight import inventories
 from gpunode.kube.edge.status import read_usage
@@ -32,13 +32,21 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
     for key in wanted:
         try:
             live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
-            if key.kind in WORKLOADS and (there := live[key]):
-                pods[key] = pods_of(api, key, there)
-                if len(pods[key]) < wanted_pods(there) and (why := creation_denied(api, key)):
-                    denied[key] = why
         except UnreachableError:
             raise
         except GpunodeError as error:  # no right to, or no object
+            unread.append(f"{key}: {error.what}")
+    charts = _of_charts(api, rendered, unread)
+    for key, there in (*live.items(), *charts.items()):
+        if key.kind not in WORKLOADS or there is None:
+            continue
+        try:
+            pods[key] = pods_of(api, key, there)
+            if len(pods[key]) < wanted_pods(there) and (why := creation_denied(api, key)):
+                denied[key] = why
+        except UnreachableError:
+            raise
+        except GpunodeError as error:
             unread.append(f"{key}: {error.what}")
     recorded = _recorded(api, rendered.cluster.spec.namespace, unread)
     live |= _orphans(api, recorded.without(wanted))
@@ -52,6 +60,7 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
         denied=denied,
         nodes=nodes,
         usage=usage,
+        charts=charts,
         marks=tuple(node_wishes(rendered.cluster)),
         recorded=recorded,
         kinds={pool.name: kinds(pool) for pool in rendered.cluster.pools},
@@ -59,6 +68,26 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
         recently=(datetime.now(UTC) - _RECENT).strftime(_TIME),
     )
     return reading, tuple(dict.fromkeys(unread))
+
+
+def _of_charts(api: Api, rendered: Rendered, unread: list[str]) -> dict[ObjectKey, Object]:
+    """The workloads that helm made of our releases, as far as it did."""
+    found: dict[ObjectKey, Object] = {}
+    spaces = sorted({(release.namespace, kind) for release in rendered.releases for kind in WORKLOADS})
+    names = {(release.namespace, release.name) for release in rendered.releases}
+    for namespace, kind in spaces:
+        try:
+            listed = api.items(f"/apis/apps/v1/namespaces/{segment(namespace)}/{kind.lower()}s")
+        except UnreachableError:
+            raise
+        except GpunodeError as error:  # no right to
+            unread.append(f"{kind}s of {namespace}: {error.what}")
+            continue
+        for item in listed:
+            metadata = item["metadata"]
+            if (namespace, (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")) in names:
+                found[ObjectKey("apps/v1", kind, namespace, metadata["name"])] = {"kind": kind, **item}
+    return found
 
 
 def _recorded(api: Api, namespace: str, unread: list[str]) -> Inventory:

@@ -21,7 +21,6 @@ def write_archive(
     links: Mapping[str, str] | None = None,
     entrypoint: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    user: str = "",
 ) -> None:
     """Write an image of one layer with an empty /tmp.  `contents`: path in it → a file of this machine, or a script.
 
@@ -52,7 +51,6 @@ def write_archive(
             "config": {
                 "Entrypoint": list(entrypoint) or None,
                 "Env": [f"{k}={v}" for k, v in settings.items()],
-                **({"User": user} if user else {}),
             },
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(blob).hexdigest()}"]},
         }

@@ -15,7 +15,6 @@ from gpunode.lab.kubernetes.binaries import Binaries
 
 PLUGIN = ("nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon")
 EXTENDER = "gpushare-sche-extender"
-DISCOVERY = ("nfd-master", "nfd-worker", "nfd-gc")
 # The sample adds two vectors with CUDA, which the lab does not have: this passes where the pod was given a GPU.
 SAMPLE = """#!/bin/sh
 ls /dev/nvidia[0-9]* >/dev/null 2>&1 || { echo "no GPU was given to this container"; exit 1; }
@@ -36,8 +35,6 @@ def make_images(binaries: Binaries, busybox: Path, folder: Path) -> None:
         makers["nvidia-device-plugin.tar"] = lambda path: _plugin(path, binaries, busybox)
     if binaries.optional(EXTENDER):
         makers["gpushare-extender.tar"] = lambda path: _extender(path, binaries)
-    if all(binaries.optional(name) for name in DISCOVERY):
-        makers["node-feature-discovery.tar"] = lambda path: _discovery(path, binaries)
     for name, make in makers.items():
         make(folder / name)
 
@@ -82,11 +79,6 @@ def _plugin(path: Path, binaries: Binaries, busybox: Path) -> None:
 def _extender(path: Path, binaries: Binaries) -> None:
     program = {f"/usr/bin/{EXTENDER}": binaries.folder / EXTENDER}
     write_archive(path, [_image("gpushare-extender")], program, entrypoint=[EXTENDER])
-
-
-def _discovery(path: Path, binaries: Binaries) -> None:
-    programs: dict[str, Path | str] = {f"/usr/bin/{name}": binaries.folder / name for name in DISCOVERY}
-    write_archive(path, [_image("node-feature-discovery")], programs, user="65534:65534")  # the user of its own image
 
 
 def _image(component: str) -> str:

@@ -227,8 +227,7 @@ def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str,
 def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
     """The cluster with the nodes that the selectors of its pools choose.
 
-    Raises RefusedError for a node of two pools, and InputError where no selector chooses any, unless Node Feature
-    Discovery comes with the same objects: its labels may be what is selected by.
+    Raises RefusedError for a node of two pools, and InputError where no selector chooses any.
     """
     pools = tuple(replace(pool, hosts=tuple(chosen_by(pool.selector, nodes))) if pool.selector else pool
                   for pool in cluster.pools)  # fmt: skip
@@ -244,8 +243,7 @@ def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
             fix="make the selectors of kubernetes.pools exclude each other, such as pool=a and pool!=a",
         )
     selectors = [pool.selector for pool in pools if pool.selector]
-    labels_to_come = cluster.spec.has_discovery_objects  # made by what this very apply brings
-    if selectors and not any(pool.hosts for pool in pools) and not labels_to_come:
+    if selectors and not any(pool.hosts for pool in pools):
         raise InputError(
             f"no node of the cluster is chosen by {' or '.join(map(repr, selectors))}",
             expected="a label selector of nodes that are there, such as gpu=yes or 'pool in (a, b)'",
@@ -291,8 +289,6 @@ def other_problems(
         )
         return  # the daemon sets are its own
     yield from _mig_managers(rendered.cluster, daemon_sets, nodes)
-    if rendered.cluster.spec.has_discovery_objects:
-        yield from _other_discovery(daemon_sets)
     ours = any(item["kind"] == "DaemonSet" and offers_gpus(item) for item in rendered.objects)
     if not ours and not rendered.cluster.pools_of("dra"):  # whose driver comes as a chart
         return
@@ -332,20 +328,6 @@ def mig_state(node: Object) -> str:
         return ""
     said = f"is {state}" if state else "is missing: no MIG manager has answered"
     return printable(f"the MIG layout {layout} is not in force: {MIG_STATE} {said}")
-
-
-def _other_discovery(daemon_sets: Sequence[Object]) -> Iterator[Problem]:
-    """Two masters of Node Feature Discovery take each other's labels away."""
-    for daemon_set in daemon_sets:
-        containers = mappings(mapping(daemon_set, "spec", "template", "spec"), "containers")
-        if not is_ours(daemon_set) and any("nfd-worker" in (c.get("command") or ()) for c in containers):
-            metadata = daemon_set["metadata"]
-            yield Problem(
-                what=f"Node Feature Discovery runs here already: DaemonSet {metadata['namespace']}/{metadata['name']}, "
-                f"{owner_words(daemon_set)}'s",
-                fix="set kubernetes.node_feature_discovery: false, and allow it the labels of nvidia.com "
-                "(nfd-master's extraLabelNs)",
-            )
 
 
 def _meets(daemon_set: Object, nodes: Sequence[Object]) -> bool:

@@ -11,9 +11,7 @@ from gpunode.core.model import Problem, Reason
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POD_SECURITY, POOL_LABEL, Cluster, Object, Pool
 from gpunode.kube.core.objects import labels, thing
 from gpunode.kube.core.render.dcgm import monitoring
-from gpunode.kube.core.render.device_plugin import device_plugin
-from gpunode.kube.core.render.discovery import COMPONENT as DISCOVERY
-from gpunode.kube.core.render.discovery import node_feature_discovery
+from gpunode.kube.core.render.device_plugin import PLUGIN, device_plugin
 from gpunode.kube.core.render.dra import dra_examples, dra_notes, dra_problems
 from gpunode.kube.core.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
 from gpunode.kube.core.render.helm import Release, releases
@@ -46,9 +44,9 @@ def runtime_class(cluster: Cluster) -> list[Object]:
 
 # An object stands after those it needs.
 ORDER = (
-    "Namespace", "CustomResourceDefinition", "RuntimeClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding",
-    "Role", "RoleBinding", "ConfigMap", "Service", "DeviceClass", "ResourceClaimTemplate", "Deployment", "DaemonSet",
-    "StatefulSet", "Pod", "ServiceMonitor", "PrometheusRule",
+    "Namespace", "RuntimeClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding",
+    "ConfigMap", "Service", "DeviceClass", "ResourceClaimTemplate", "Deployment", "DaemonSet",
+    "StatefulSet", "Pod", "PrometheusRule",
 )  # fmt: skip
 
 
@@ -87,7 +85,7 @@ class Rendered:
 def render(cluster: Cluster) -> Rendered:
     """Everything; equal input gives equal bytes."""
     operator = cluster.spec.install == "operator"
-    objects = [*namespace(cluster), *gpushare(cluster), *monitoring(cluster), *node_feature_discovery(cluster)]
+    objects = [*namespace(cluster), *gpushare(cluster), *monitoring(cluster)]
     objects += [] if operator else runtime_class(cluster)  # the operator makes its own
     objects += mig_objects(cluster)
     objects += device_plugin(cluster) if cluster.spec.install == "manifest" else []
@@ -201,18 +199,12 @@ def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
             fix="set kubernetes.gpushare.extender_url: http://ADDRESS:NODEPORT of a control-plane node, or "
             f"http://CLUSTER-IP:{PORT} (kubectl -n {cluster.spec.namespace} get service {EXTENDER})",
         )
-    discovery = cluster.knowledge.charts[DISCOVERY]
-    if cluster.spec.has_discovery_objects and cluster.server < discovery.kube:
-        yield Problem(
-            what=f"Node Feature Discovery {discovery.version} needs Kubernetes {discovery.kube}, "
-            f"this is {cluster.server}",
-            fix="upgrade the cluster, or set kubernetes.node_feature_discovery: false",
-        )
     for release in charts:
         if cluster.server < release.chart.kube:
             yield Problem(
                 what=f"chart {release.chart.name} needs Kubernetes {release.chart.kube}, this is {cluster.server}",
-                fix="upgrade the cluster, or choose kubernetes.install: manifest",
+                fix="upgrade the cluster"
+                + (", or choose kubernetes.install: manifest" if release.name == PLUGIN else ""),
             )
         if release.namespace in PRESENT[1:]:
             yield Problem(

@@ -1,25 +1,12 @@
-"""Monitoring: the DCGM exporter, its Service, and what the Prometheus operator needs to know of it."""
+"""Monitoring: what the DCGM exporter's chart collects, and the dashboard and the alerts that are made of it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 
-from gpunode.kube.core.cluster import Cluster, Object, tolerations
-from gpunode.kube.core.objects import (
-    config_map,
-    container,
-    daemon_set,
-    env,
-    field,
-    host_path,
-    labels,
-    mount,
-    pod,
-    selector,
-    thing,
-)
+from gpunode.kube.core.cluster import Cluster, Object
+from gpunode.kube.core.objects import config_map, labels, thing
 
 _FILTER = '{node=~"$node", gpu=~"$gpu"}'
 _BY_GPU = "{{node}} GPU {{gpu}}"
@@ -172,7 +159,6 @@ def alert_rules(ignored_xids: Iterable[int]) -> list[Object]:
 
 
 EXPORTER = "dcgm-exporter"
-PORT = 9400
 
 # Everything that the dashboard and the alerts read, and no profiling metric: those collide with profilers.
 COUNTERS = """\
@@ -200,70 +186,10 @@ DCGM_FI_DRIVER_VERSION, label, Driver Version
 
 
 def monitoring(cluster: Cluster) -> list[Object]:
-    """Exporter, Service, dashboard; ServiceMonitor and PrometheusRule where the Prometheus operator is there."""
-    spec = cluster.spec
-    if not spec.monitoring.enabled:
+    """The dashboard, and a PrometheusRule where the Prometheus operator is there; the exporter comes by its chart."""
+    if not cluster.spec.monitoring.enabled:
         return []
-    objects = [] if spec.install != "manifest" else [_account(cluster), _counters(cluster), _service(cluster)]
-    objects += [_exporter(cluster)] if spec.install == "manifest" else []
-    objects.append(_dashboard(cluster))
-    if spec.monitoring.prometheus_operator:
-        objects += [_monitor(cluster)] if spec.install == "manifest" else []
-        objects.append(_rules(cluster))
-    return objects
-
-
-def _account(cluster: Cluster) -> Object:
-    return thing("ServiceAccount", "v1", EXPORTER, EXPORTER, {}, namespace=cluster.spec.namespace)
-
-
-def _counters(cluster: Cluster) -> Object:
-    return config_map(cluster, "dcgm-counters", EXPORTER, {"counters.csv": COUNTERS})
-
-
-def _service(cluster: Cluster) -> Object:
-    port = {"name": "metrics", "port": PORT, "targetPort": "metrics", "protocol": "TCP"}
-    spec = {"selector": selector(EXPORTER), "ports": [port]}
-    return thing("Service", "v1", EXPORTER, EXPORTER, {"spec": spec}, namespace=cluster.spec.namespace)
-
-
-def _exporter(cluster: Cluster) -> Object:
-    health = {"httpGet": {"path": "/health", "port": "metrics"}, "initialDelaySeconds": 45}
-    main = container(
-        cluster, EXPORTER, EXPORTER,
-        args=["-f", "/etc/gpunode/counters.csv"],
-        env=[
-            *env(DCGM_EXPORTER_KUBERNETES="true", DCGM_EXPORTER_LISTEN=f":{PORT}"),
-            field("NODE_NAME", "spec.nodeName"),
-            *env(NVIDIA_VISIBLE_DEVICES="all", NVIDIA_DRIVER_CAPABILITIES="compute,utility"),
-        ],
-        ports=[{"name": "metrics", "containerPort": PORT}],
-        resources={
-            "requests": {"cpu": "100m", "memory": "128Mi"},
-            "limits": {"memory": "512Mi"},
-        },
-        # DCGM reads some fields as root only
-        securityContext={"runAsUser": 0, "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}},
-        livenessProbe={**health, "periodSeconds": 10},
-        readinessProbe=health,
-        volumeMounts=[
-            mount("pod-resources", "/var/lib/kubelet/pod-resources", readOnly=True),
-            mount("counters", "/etc/gpunode", readOnly=True),
-        ],
-    )  # fmt: skip
-    spec = pod(
-        cluster, containers=[main],
-        serviceAccountName=EXPORTER,
-        automountServiceAccountToken=False,
-        priorityClassName=cluster.spec.device_plugin.priority_class,
-        volumes=[
-            host_path("pod-resources", f"{cluster.spec.kubelet_dir}/pod-resources", "Directory"),
-            {"name": "counters", "configMap": {"name": "dcgm-counters"}},
-        ],
-        tolerations=tolerations(cluster),
-    )  # fmt: skip
-    sums = {"gpunode/config-sha256": hashlib.sha256(COUNTERS.encode()).hexdigest()}
-    return daemon_set(cluster, EXPORTER, spec, annotations=sums)
+    return [_dashboard(cluster), *([_rules(cluster)] if cluster.spec.monitoring.prometheus_operator else [])]
 
 
 def node_relabeling() -> Object:
@@ -271,31 +197,11 @@ def node_relabeling() -> Object:
     return {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node", "action": "replace"}
 
 
-def _monitor(cluster: Cluster) -> Object:
-    spec = {
-        "selector": {"matchLabels": selector(EXPORTER)},
-        "namespaceSelector": {"matchNames": [cluster.spec.namespace]},
-        "endpoints": [
-            {
-                "port": "metrics",
-                "path": "/metrics",
-                "interval": cluster.spec.monitoring.interval,
-                "honorLabels": True,  # pod and container are those that use the GPU, not the exporter's
-                "relabelings": [node_relabeling()],
-            }
-        ],
-    }
-    return _selected(cluster, "ServiceMonitor", EXPORTER, spec)
-
-
 def _rules(cluster: Cluster) -> Object:
-    groups = [{"name": "gpunode", "rules": alert_rules(cluster.knowledge.ignored_xids)}]
-    return _selected(cluster, "PrometheusRule", "gpunode", {"groups": groups})
-
-
-def _selected(cluster: Cluster, kind: str, name: str, spec: Object) -> Object:
-    """An object of the Prometheus operator, with the labels by which a Prometheus selects it."""
-    found = thing(kind, "monitoring.coreos.com/v1", name, EXPORTER, {"spec": spec}, namespace=cluster.spec.namespace)
+    """With the labels by which a Prometheus selects it."""
+    spec = {"groups": [{"name": "gpunode", "rules": alert_rules(cluster.knowledge.ignored_xids)}]}
+    api, namespace = "monitoring.coreos.com/v1", cluster.spec.namespace
+    found = thing("PrometheusRule", api, "gpunode", EXPORTER, {"spec": spec}, namespace=namespace)
     found["metadata"]["labels"] = {**cluster.spec.monitoring.labels, **labels(EXPORTER)}
     return found
 

@@ -23,9 +23,9 @@ from gpunode.kube.core.objects import (
     mount,
     pod,
 )
-from gpunode.kube.core.render.discovery import FEATURES
 from gpunode.kube.core.render.plugin_config import MPS_ROOT, mig_strategy, plugin_config
 
+FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
 PLUGIN, DISCOVERY, MPS = "nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"
 CONFIG = "device-plugin-config"
 MPS_LABEL = "nvidia.com/mps.capable"  # by GPU Feature Discovery, through Node Feature Discovery

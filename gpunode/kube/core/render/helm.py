@@ -10,8 +10,10 @@ from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.kube.core.cluster import Cluster, tolerations
 from gpunode.kube.core.render.dcgm import COUNTERS, EXPORTER, node_relabeling
 from gpunode.kube.core.render.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs
-from gpunode.kube.core.render.discovery import LABELS, PCI
 from gpunode.kube.core.render.dra import dra_values
+
+PCI = {"deviceClassWhitelist": ["02", "03"], "deviceLabelFields": ["vendor"]}
+LABELS = "nvidia.com"  # the names of labels that may come from features.d, besides those of Node Feature Discovery
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +38,23 @@ class Release:
 
 
 def releases(cluster: Cluster) -> list[Release]:
-    """The charts of `install: helm`, and those that have no manifest of ours (DRA driver, Node Feature Discovery)."""
+    """The device plugin's chart with `install: helm`, and those that have no manifest of ours."""
     charts = []
     if cluster.spec.install == "helm" and cluster.plugin_pools:
         charts.append(_release(cluster, "nvidia-device-plugin", device_plugin_values(cluster)))
-    elif cluster.spec.install != "operator" and cluster.spec.has_discovery_chart:
+    elif cluster.spec.install != "operator" and cluster.spec.node_feature_discovery:
         charts.append(_release(cluster, "node-feature-discovery", discovery_values(cluster)))
     if cluster.spec.install != "operator" and cluster.pools_of("dra"):
         charts.append(_release(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
-    if cluster.spec.install == "helm" and cluster.spec.monitoring.enabled:
-        charts.append(_release(cluster, "dcgm-exporter", exporter_values(cluster)))
+    if cluster.spec.install != "operator" and cluster.spec.monitoring.enabled:
+        charts.append(_release(cluster, EXPORTER, exporter_values(cluster)))
     return charts
 
 
 def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
     repository, tag = cluster.image_parts(PLUGIN)
     spec = cluster.spec
-    nested = discovery_values(cluster) if spec.has_discovery_chart else {}
+    nested = discovery_values(cluster) if spec.node_feature_discovery else {}
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy},
         "imagePullSecrets": _secrets(cluster),
@@ -65,7 +67,7 @@ def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
         "tolerations": tolerations(cluster),
         "gfd": {"enabled": spec.feature_discovery},
         # the chart's condition would bring Node Feature Discovery with GFD
-        "nfd": {"enabled": spec.has_discovery_chart, **nested},
+        "nfd": {"enabled": spec.node_feature_discovery, **nested},
     }
 
 

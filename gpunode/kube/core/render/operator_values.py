@@ -40,7 +40,7 @@ def components(cluster: Cluster) -> tuple[str, ...]:
         "dcgm-exporter": spec.monitoring.enabled,
         "dra-driver": dra,
         MIG_MANAGER: bool(cluster.mig_managed),
-        "node-feature-discovery": spec.has_discovery_chart,
+        "node-feature-discovery": spec.node_feature_discovery,
     }
     return tuple(name for name, wanted in on.items() if wanted)
 
@@ -69,7 +69,7 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
     values: dict[str, Any] = {
         **handover_values(cluster, NAME),
         "migManager": mig_values(cluster),
-        "nfd": {"enabled": spec.has_discovery_chart},
+        "nfd": {"enabled": spec.node_feature_discovery},
         "mig": {"strategy": "mixed" if "mixed" in strategies else "single"},
         "psa": {"enabled": True},
         "daemonsets": {
