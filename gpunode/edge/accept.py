@@ -51,7 +51,7 @@ from gpunode.edge.fleet.workflow import error_result, plan_one, verify_found, ve
 from gpunode.edge.isolate import isolated
 from gpunode.edge.load import load_floors
 from gpunode.edge.records import RECORDS, known_folder, sign_file
-from gpunode.edge.side_by_side import side_by_side
+from gpunode.edge.side_by_side import Deadline, side_by_side
 from gpunode.edge.ssh.many import run_many
 from gpunode.edge.state import append_private, controller_name, run_name, state_dir, write_private
 from gpunode.node import script
@@ -99,7 +99,6 @@ class AcceptRun:
     targets: Targets
     level: Level
     say: Callable[[str, str], None]  # a host, and what came of a stage there
-    stopped: threading.Event = field(default_factory=threading.Event)
     done: dict[tuple[str, str], StageRow] = field(default_factory=dict)
     measured: dict[str, tuple[Machine, list[Measure]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -138,7 +137,7 @@ def accept(
     if resume:
         run.done = _rows(folder, {host.name: host.key for host in hosts})
     try:
-        _side_by_side(hosts, lambda host: _stages(host, run, verified[host.name]), run)
+        _all_stages(hosts, run, verified)
         if "pair" in stages_of(level):
             _pairs(hosts, run)
     except KeyboardInterrupt as error:
@@ -151,7 +150,7 @@ def measure(plans: Sequence[HostPlan], run: AcceptRun, desired: DesiredState) ->
     verified = {r.host: r for r in verify_planned(plans, run.targets, desired, smoke=False)}
     hosts, results = _measurable(plans, verified)
     run.folder.mkdir(mode=0o700, exist_ok=True)
-    _side_by_side(hosts, lambda host: _stages(host, run, verified[host.name]), run)
+    _all_stages(hosts, run, verified)
     return results | {record.host: _result(record) for record in _records(hosts, run)}
 
 
@@ -176,19 +175,14 @@ def _measurable(
     return hosts, errors
 
 
-def _side_by_side(hosts: Sequence[_Host], work: Callable[[_Host], None], run: AcceptRun) -> None:
+def _all_stages(hosts: Sequence[_Host], run: AcceptRun, verified: Mapping[str, HostResult]) -> None:
     """Ctrl-C ends this process at once, and with its connections what runs on the nodes."""
 
-    def one(host: _Host) -> None:
-        if isinstance(came := isolated(host.name, partial(work, host)), GpunodeError):
+    def one(host: _Host, deadline: Deadline) -> None:
+        if isinstance(came := isolated(host.name, lambda: _stages(host, run, verified[host.name])), GpunodeError):
             raise came
 
-    side_by_side(one, hosts, at_once=run.targets.forks, on_tick=partial(_interrupt, run))
-
-
-def _interrupt(run: AcceptRun) -> None:
-    if run.stopped.is_set():
-        raise InterruptedByUser(_INTERRUPTED)
+    side_by_side(one, hosts, at_once=run.targets.forks, stop=run.targets.stop)
 
 
 def _stages(host: _Host, run: AcceptRun, verified: HostResult) -> None:
@@ -306,12 +300,8 @@ def _run_tool(
         **({"own_folder": _lines(["yes"])} if tool.own_folder else {}),
     }
     assert host.detected.target
-    [ran] = run_many(
-        [(host.detected.target, program(script("accept.sh"), request))],
-        connect_timeout=targets.connect_timeout,
-        timeout=call.seconds + 120,
-        accept_new=targets.accept_new_host_keys,
-    )
+    pair = host.detected.target, program(script("accept.sh"), request)
+    [ran] = run_many([pair], reach=targets.reach(call.seconds + 120))
     if ran.error:
         return ran.error
     outcome = parse_outcome(ran.stdout, ran.rc)

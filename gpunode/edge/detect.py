@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.edge.programs import python_module
 from gpunode.edge.share import in_its_share
-from gpunode.edge.ssh.many import NotServed, Ran, Target, parse_host, run_many
+from gpunode.edge.ssh.many import NotServed, Ran, Reach, Target, parse_host, run_many
 
 if TYPE_CHECKING:
     from gpunode.core.model import NodeFacts
@@ -40,7 +41,7 @@ class Targets:
     limit: str = ""  # an Ansible pattern, for inventories
     forks: int = 50  # hosts at the same time
     connect_timeout: float = 10.0  # seconds
-    timeout: float = 120.0  # seconds for the probe of one host
+    timeout: float = 120.0  # seconds for all that reading one host takes
     accept_new_host_keys: bool = False  # add keys that known_hosts does not know; a changed key is refused all the same
     become: bool = False  # become root by sudo
     become_password: str = field(default="", repr=False)  # for sudo
@@ -51,6 +52,17 @@ class Targets:
     listing: Callable[[], tuple[InventoryHost, ...]] | None = field(
         default=None, repr=False, compare=False, metadata={"internal": True}
     )
+    # when it is set, whatever asks these hosts ends
+    stop: threading.Event = field(
+        default_factory=threading.Event, repr=False, compare=False, metadata={"internal": True}
+    )
+
+    def reach(self, timeout: float = 0.0) -> Reach:
+        """How these hosts are asked; `timeout` is for what takes another time than reading a host."""
+        return Reach(
+            forks=self.forks, connect_timeout=self.connect_timeout, timeout=timeout or self.timeout,
+            accept_new=self.accept_new_host_keys, stop=self.stop,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,19 +115,10 @@ def probe(
         LOG.debug("%s: probed, %d bytes, exit status %s", host.host, len(ran.stdout), ran.rc)
         on_done(found[host.host])
 
-    program = _probe_program(targets.settle)
-    direct = [h.target for h in hosts if h.target and h.target.connection in ("ssh", "local")]
     LOG.info("probing %d hosts, %d at a time", len(hosts), targets.forks)
-    ran = run_many(
-        [(target, program) for target in direct],
-        forks=targets.forks,
-        connect_timeout=targets.connect_timeout,
-        timeout=targets.timeout,
-        accept_new=targets.accept_new_host_keys,
-        on_done=done,
-    )
+    program = _probe_program(targets.settle)
+    ran = run_many([(host.target, program) for host in hosts if host.target], reach=targets.reach(), on_done=done)
     left = [r.target for r in ran if isinstance(r.error, NotServed)]
-    left += [host.target for host in hosts if host.target and host.target.connection not in ("ssh", "local")]
     for one in probe_by_ansible(left, targets) if left else ():
         done(one)
     return [found[host.host] for host in hosts]

@@ -112,15 +112,7 @@ def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda
 
     found = detect(targets, on_done=on_done)
     text = program(script("logs.sh"))
-    known = [one.target for one in found if one.target and one.facts]
-    direct = [target for target in known if target.connection in ("ssh", "local")]
-    ran = run_many(
-        [(target, text) for target in direct],
-        forks=targets.forks,
-        connect_timeout=targets.connect_timeout,
-        timeout=targets.timeout,
-        accept_new=targets.accept_new_host_keys,
-    )
+    ran = run_many([(one.target, text) for one in found if one.target and one.facts], reach=targets.reach())
     logs = {one.target.name: one for one in ran}
     results = []
     for one in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import secrets
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,17 +80,10 @@ def _give_back(
     request: Mapping[str, bytes],
 ) -> None:
     text = program(script("release.sh"), request)
-    known = [host.target for host in hosts if host.target]
-    direct = [target for target in known if target.connection in ("ssh", "local")]
-    ran = run_many(
-        [(target, text) for target in direct],
-        forks=targets.forks,
-        connect_timeout=min(CONNECT, targets.connect_timeout),
-        timeout=SECONDS,
-        accept_new=targets.accept_new_host_keys,
-    )
-    left = {one.target.name for one in ran if isinstance(one.error, NotServed)}
-    left |= {target.name for target in known if target not in direct}
+    # a `stop` of its own: at the end of a run that was interrupted its hosts are given back, too
+    quick = replace(targets, connect_timeout=min(CONNECT, targets.connect_timeout), stop=threading.Event())
+    ran = run_many([(host.target, text) for host in hosts if host.target], reach=quick.reach(SECONDS))
+    left = [one.target.name for one in ran if isinstance(one.error, NotServed)]
     if left:
         _by_ansible(sorted(left), text, targets, folder, inventory)
 

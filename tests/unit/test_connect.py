@@ -18,7 +18,7 @@ from sshd import Sshd, free_port, keygen
 from gpunode.core.errors import Exit, GpunodeError, UnreachableError
 from gpunode.core.remote import program
 from gpunode.edge.ssh import shell
-from gpunode.edge.ssh.many import NotServed, Target, connect, local_run, parse_host, run_many
+from gpunode.edge.ssh.many import NotServed, Reach, Target, connect, local_run, parse_host, run_many
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_twenty_hosts_are_asked_at_the_same_time_and_answer_in_order(server: Ssh
     done: list[str] = []
     meet = f"touch {tmp_path}/$$; until [ $(ls {tmp_path} | wc -l) -ge 20 ]; do sleep 0.1; done; echo $SSH_CONNECTION"
     programs = [(target, meet) for target in targets]
-    ran = run_many(programs, on_done=lambda r: done.append(r.target.name), connect_timeout=60)
+    ran = run_many(programs, on_done=lambda r: done.append(r.target.name), reach=Reach(connect_timeout=60))
     assert [(r.target, r.rc, r.error) for r in ran] == [(t, 0, None) for t in targets]
     assert len({r.stdout for r in ran}) == 20
     assert sorted(done) == sorted(t.name for t in targets)
@@ -81,6 +81,11 @@ def test_one_broken_host_does_not_keep_the_others_from_answering(server: Sshd) -
     ran = run_many([(dead, "echo alive"), (server.target(), "echo alive")])
     assert [r.stdout for r in ran] == ["", "alive\n"]
     assert isinstance(ran[0].error, UnreachableError)
+
+
+def test_a_host_over_a_connection_of_ansibles_own_is_left_to_ansible() -> None:
+    [ran] = run_many([(Target(name="node", connection="podman"), "echo alive")])
+    assert isinstance(ran.error, NotServed) and "podman" in ran.error.what
 
 
 # ---------------------------------------------------------------- host keys
@@ -274,7 +279,7 @@ def test_a_jump_host_leads_to_many_nodes_and_is_logged_into_once(tmp_path: Path)
         )
         target = replace(target, ssh_args=(*target.ssh_args, "-J", "bastion"))
         nodes = [replace(target, name=f"node{i}") for i in range(6)]
-        ran = run_many([(node, "echo in") for node in nodes], connect_timeout=30)
+        ran = run_many([(node, "echo in") for node in nodes], reach=Reach(connect_timeout=30))
         assert [(r.stdout, r.error) for r in ran] == [("in\n", None)] * 6
         assert (tmp_path / "log").read_text().count("Accepted publickey") == 6 + 1
     finally:
@@ -328,7 +333,7 @@ def test_endless_output_is_cut_off_with_an_error(server: Sshd, monkeypatch: pyte
     monkeypatch.setattr(shell, "OUTPUT_LIMIT", 1 << 20)
     monkeypatch.setattr("gpunode.edge.ssh.connection.OUTPUT_LIMIT", 1 << 20)
     target = server.target() if way == "ssh" else Target(name="here", connection="local")
-    [ran] = run_many([(target, "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done")], timeout=30)
+    [ran] = run_many([(target, "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done")])
     assert isinstance(ran.error, GpunodeError)
     assert "more than 1 MiB" in ran.error.what
 

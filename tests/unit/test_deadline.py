@@ -15,15 +15,16 @@ import paramiko
 import pytest
 from sshd import Sshd
 
-from gpunode.edge.side_by_side import side_by_side
-from gpunode.edge.ssh.many import Ran, Target, run_many
+from gpunode.core.errors import InterruptedByUser
+from gpunode.edge.side_by_side import Deadline, side_by_side
+from gpunode.edge.ssh.many import Ran, Reach, Target, run_many
 
 
 def test_results_come_in_the_order_of_the_items_and_are_seen_as_they_come() -> None:
     seen: list[int] = []
     waits = {1: 0.4, 2: 0.0, 3: 0.2}
 
-    def work(item: int) -> int:
+    def work(item: int, deadline: Deadline) -> int:
         time.sleep(waits[item])
         return item * 10
 
@@ -34,28 +35,37 @@ def test_results_come_in_the_order_of_the_items_and_are_seen_as_they_come() -> N
 def test_an_item_that_takes_too_long_gives_its_place_to_the_next() -> None:
     block = threading.Event()
 
-    def work(item: str) -> str:
+    def work(item: str, deadline: Deadline) -> str:
         if item == "stuck":
             block.wait(30)
         return item
 
-    found = side_by_side(work, ["stuck", "a", "b"], at_once=1, seconds=0.3, late=lambda item: f"{item}: late")
+    found = side_by_side(work, ["stuck", "a", "b"], at_once=1, seconds=0.3, late=lambda item, deadline: f"{item}: late")
     block.set()
     assert found == ["stuck: late", "a", "b"]
 
 
-def test_what_work_or_the_clock_raises_is_raised() -> None:
-    def fail(_: int) -> None:
+def test_what_work_raises_is_raised() -> None:
+    def fail(_: int, deadline: Deadline) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError):
         side_by_side(fail, [1, 2], at_once=2)
 
-    def stop() -> None:
-        raise TimeoutError
 
-    with pytest.raises(TimeoutError):
-        side_by_side(lambda item: time.sleep(20), [1], at_once=1, on_tick=stop)
+def test_an_event_that_another_thread_sets_ends_all_and_closes_what_is_open() -> None:
+    """So Ctrl-C ends also what a thread of a rollout waits for."""
+    stop, closed = threading.Event(), threading.Event()
+
+    def work(item: int, deadline: Deadline) -> None:
+        with deadline.closes(closed.set):
+            stop.set()
+            closed.wait(20)
+
+    began = time.monotonic()
+    with pytest.raises(InterruptedByUser):
+        side_by_side(work, [1], at_once=1, stop=stop)
+    assert closed.is_set() and time.monotonic() - began < 2
 
 
 class _Open(paramiko.ServerInterface):
@@ -107,10 +117,10 @@ def test_a_server_that_takes_a_byte_at_a_time_costs_its_deadline_and_the_others_
 
     programs = [(slow, "echo in\n" * 20_000), (Target(name="localhost", connection="local"), "echo here")]
     began = time.monotonic()
-    found = run_many(programs, connect_timeout=2, timeout=2, on_done=on_done)
-    assert time.monotonic() - began < 12
+    found = run_many(programs, reach=Reach(connect_timeout=2, timeout=3), on_done=on_done)
+    assert time.monotonic() - began < 5
     assert done == ["localhost", "slow"] and found[1].stdout == "here\n"
-    assert found[0].error and "sending the program took too long" in found[0].error.what
+    assert found[0].error and "not done within 3 s: the time went to sending the program" in found[0].error.what
 
 
 # ---------------------------------------------------------------- Ctrl-C
@@ -143,7 +153,7 @@ workflow._smoke([host], targets, None)""",
     "drains": """
 import time
 from gpunode.edge.side_by_side import side_by_side
-side_by_side(lambda _: time.sleep(12), ["n1"], at_once=8)""",
+side_by_side(lambda _, deadline: time.sleep(12), ["n1"], at_once=8)""",
     "the list of runs": """
 from gpunode.edge.fleet import undo
 undo.find_hosts = lambda _: [one]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
@@ -80,7 +80,7 @@ class NodeDrains:
             preview = isolated(host, lambda: self.nodes.preview(host, facts[host], drains[host]))
             found[host] = DrainPreview(host=host, error=preview) if isinstance(preview, GpunodeError) else preview
 
-        side_by_side(one, list(facts), at_once=_AT_ONCE)
+        _each(one, facts)
         return [found[host] for host in facts]
 
     def refused(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> dict[str, HostResult]:
@@ -119,7 +119,7 @@ class NodeDrains:
             elif emptied:
                 taken[host] = emptied
 
-        side_by_side(one, list(hosts), at_once=_AT_ONCE)
+        _each(one, hosts)
         return taken, refused
 
     def release_all(
@@ -146,7 +146,7 @@ class NodeDrains:
                 text = f"{result.message}, but the node stays cordoned: {error}"
                 ends[host] = replace(result, outcome=error.outcome, message=text)
 
-        side_by_side(one, list(taken), at_once=_AT_ONCE)
+        _each(one, taken)
         return ends
 
     def open_again(self, hosts: Mapping[str, Planned]) -> dict[str, HostResult]:
@@ -178,6 +178,10 @@ class NodeDrains:
             results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
             journal.ended(started[host], [results[host]], {host: hosts[host].plan.facts_hash})
 
-        side_by_side(one, list(started), at_once=_AT_ONCE)
+        _each(one, started)
         journal.close()
         return results
+
+
+def _each(act: Callable[[str], None], hosts: Iterable[str]) -> None:
+    side_by_side(lambda host, deadline: act(host), list(hosts), at_once=_AT_ONCE)

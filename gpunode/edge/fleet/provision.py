@@ -199,7 +199,8 @@ class _Run:
             on_tick=self._tick,
         )  # fmt: skip
         rollout = Rollout(pools, classes, hooks, forks=self.targets.forks, deadline=deadline)
-        self._cancelled = self._trial.stopped = rollout.cancelled
+        self._cancelled = rollout.cancelled
+        self.targets = self._trial.targets = replace(self.targets, stop=rollout.cancelled)
         worker = replace(self.worker, run=self.name, stage=self._staged, cancelled=rollout.cancelled)
         self.nodes = NodeDrains(self.options.cluster or connect, self.callbacks.notice, worker)
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
@@ -449,7 +450,7 @@ class _Run:
 
 def _repeatable(targets: Targets) -> dict[str, Any]:
     """The fields with which another process can mean the same hosts; passwords have to be asked for again."""
-    kept = [f.name for f in fields(targets) if f.name not in ("become_password", "listing")]
+    kept = [f.name for f in fields(targets) if not f.metadata.get("internal") and f.name != "become_password"]
     return {name: getattr(targets, name) for name in kept} | {"inventory": inventory_sources(targets)}
 
 

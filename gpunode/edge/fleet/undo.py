@@ -248,13 +248,7 @@ def list_runs(targets: Targets) -> list[tuple[Detected, list[Run] | GpunodeError
     """The runs that stand on each host, oldest first, or why they cannot be read."""
     hosts = find_hosts(targets)
     text = program(script("read_journal.sh"), {})
-    ran = run_many(
-        [(host.target, text) for host in hosts if host.target],
-        forks=targets.forks,
-        connect_timeout=targets.connect_timeout,
-        timeout=targets.timeout,
-        accept_new=targets.accept_new_host_keys,
-    )
+    ran = run_many([(host.target, text) for host in hosts if host.target], reach=targets.reach())
     return [(h, isolated(h.host, partial(_standing, h.host, one))) for h, one in zip(hosts, ran, strict=True)]
 
 

@@ -283,27 +283,13 @@ def _ask(asked: Mapping[int, tuple[Detected, Request]], targets: Targets) -> dic
     from gpunode.node import script
 
     text = script("packages.sh")
-    answers: dict[int, tuple[str, int] | str] = {}
-    programs: dict[int, tuple[Target, str]] = {}
-    for number, (detected, request) in asked.items():
-        target = detected.target
-        if target is None:
-            answers[number] = "this is a saved probe: the package manager of its node was not asked"
-        elif target.connection not in ("ssh", "local"):
-            answers[number] = f"the package manager was not asked, over the connection {target.connection}"
-        else:
-            programs[number] = (target, program(text, request))
-    ran = run_many(
-        programs.values(),
-        forks=targets.forks,
-        connect_timeout=targets.connect_timeout,
-        timeout=ASK_SECONDS,
-        accept_new=targets.accept_new_host_keys,
+    pairs = {n: (one.target, program(text, request)) for n, (one, request) in asked.items() if one.target}
+    found: dict[int, tuple[str, int] | str] = dict.fromkeys(
+        asked, "this is a saved probe: the package manager of its node was not asked"
     )
-    for number, one in zip(programs, ran, strict=True):
-        failed = f"the package manager was not asked: {one.error.what}" if one.error else ""
-        answers[number] = failed or (one.stdout, one.rc)
-    return answers
+    for number, ran in zip(pairs, run_many(list(pairs.values()), reach=targets.reach(ASK_SECONDS)), strict=True):
+        found[number] = f"the package manager was not asked: {ran.error.what}" if ran.error else (ran.stdout, ran.rc)
+    return found
 
 
 def error_result(host: str, error: GpunodeError) -> HostResult:
@@ -336,35 +322,22 @@ def _can_smoke(host: HostPlan) -> bool:
 
 def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -> dict[str, tuple[Check, ...]]:
     """smoke.sh on each host, each with its own request; by Ansible where paramiko cannot serve the connection."""
-    from gpunode.edge.ssh.many import NotServed, run_many
+    from gpunode.edge.ssh.many import NotServed, Ran, run_many
 
-    found: dict[str, tuple[Check, ...]] = {}
-    programs: dict[str, tuple[Target, str]] = {}
-    left = []
-    for host in hosts:
-        target = host.detected.target
-        request = isolated(host.host, partial(_smoke_program, host, desired))
-        if isinstance(request, GpunodeError):
-            found[host.host] = _not_smoked(request)
-        elif target is not None and target.connection in ("ssh", "local"):
-            programs[host.host] = (target, request)
-        else:
-            left.append(host)
-    ran = run_many(
-        programs.values(),
-        forks=targets.forks,
-        connect_timeout=targets.connect_timeout,
-        timeout=SMOKE_SECONDS,
-        accept_new=targets.accept_new_host_keys,
-    )
-    by_name = {host.host: host for host in hosts}
-    for name, one in zip(programs, ran, strict=True):
-        if isinstance(one.error, NotServed):
-            left.append(by_name[name])
-            continue
-        checks = isolated(name, partial(parse_checks, one.stdout, one.rc)) if one.error is None else one.error
-        found[name] = _not_smoked(checks) if isinstance(checks, GpunodeError) else checks
-    return found | _smoke_by_ansible(left, targets, desired)
+    def pair(host: HostPlan) -> tuple[Target, str]:
+        assert host.detected.target
+        return host.detected.target, _smoke_program(host, desired)
+
+    def checks(ran: Ran) -> tuple[Check, ...]:
+        return _not_smoked(ran.error) if ran.error else parse_checks(ran.stdout, ran.rc)
+
+    pairs = {host.host: isolated(host.host, partial(pair, host)) for host in hosts}
+    found: dict[str, tuple[Check, ...] | GpunodeError] = {h: p for h, p in pairs.items() if isinstance(p, GpunodeError)}
+    ran = run_many([p for p in pairs.values() if not isinstance(p, GpunodeError)], reach=targets.reach(SMOKE_SECONDS))
+    found |= {one.target.name: isolated(one.target.name, partial(checks, one)) for one in ran}
+    left = {one.target.name for one in ran if isinstance(one.error, NotServed)}
+    by_ansible = _smoke_by_ansible([host for host in hosts if host.host in left], targets, desired)
+    return {h: _not_smoked(c) if isinstance(c, GpunodeError) else c for h, c in found.items()} | by_ansible
 
 
 def _smoke_program(host: HostPlan, desired: DesiredState) -> str:

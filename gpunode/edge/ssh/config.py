@@ -12,18 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpunode.core.errors import UnreachableError
+from gpunode.edge.side_by_side import Deadline
 from gpunode.edge.ssh.hostkeys import known_keys
 from gpunode.edge.ssh.shell import Target
 
 
-def ssh_options(target: Target) -> dict[str, list[str]]:
+def ssh_options(target: Target, deadline: Deadline) -> dict[str, list[str]]:
     """What ssh(1) would do for the target, by its own word (`ssh -G`): option in lower case → values.
 
     So Include, Match, ProxyJump and the rest of ssh_config are read by the program they were written for.
     """
     args = ["ssh", "-G", *_reach(target)]
     try:
-        found = subprocess.run(args, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, check=False)
+        found = _ran(args, deadline, 30)
     except FileNotFoundError as error:
         raise UnreachableError(
             "the program ssh is not installed on this machine",
@@ -42,6 +43,21 @@ def ssh_options(target: Target) -> dict[str, list[str]]:
         key, _, value = line.partition(" ")
         options.setdefault(key, []).append(value)
     return options
+
+
+def _ran(args: list[str], deadline: Deadline, seconds: float) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run; the program ends when the deadline is cut."""
+    with (
+        subprocess.Popen(
+            args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process,
+        deadline.closes(process.kill),
+    ):
+        try:
+            stdout, stderr = process.communicate(timeout=seconds)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(args, process.returncode, stdout, stderr)
 
 
 def _reach(target: Target) -> list[str]:

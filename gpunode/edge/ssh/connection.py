@@ -15,38 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import UnreachableError
+from gpunode.edge.side_by_side import OUTPUT, SENDING, Deadline
 from gpunode.edge.ssh import config as sshconfig
 from gpunode.edge.ssh.hostkeys import HostKeyChanged, add_host_key, check_host_key, known_keys
 from gpunode.edge.ssh.shell import (
     OUTPUT_LIMIT,
     Target,
-    late,
     parse_host,
     shell_command,
     shell_input,
     shell_started,
     too_much,
-    too_slow,
 )
 
 if TYPE_CHECKING:
     import paramiko
 
 _MAX_JUMPS = 8
+_PIECE = 1 << 15  # bytes that are handed to a channel at a time
 _SILENCE = 1.0  # seconds without output after which a program that has ended is not waited for any longer
-
-
-class Watch:
-    """How far the work on one host is, for who waits for it, and what ends it from another thread."""
-
-    def __init__(self) -> None:
-        self.stage = "connecting and logging in"
-        self.transport: paramiko.Transport | None = None
-
-    def end(self) -> None:
-        """Close the connection; nothing is waited for."""
-        if self.transport is not None:
-            threading.Thread(target=self.transport.close, daemon=True).start()
 
 
 class NotServed(UnreachableError):
@@ -63,70 +50,88 @@ def connect(
     timeout: float = 10,
     accept_new: bool = False,
     jumps: Jumps | None = None,
-    watch: Watch | None = None,
+    deadline: Deadline | None = None,
 ) -> Iterator[Connection]:
     """An authenticated connection to the target, its host key verified; closed at the end.
 
     `timeout` in seconds bounds each of: TCP, the banner, the key exchange, authentication.  `accept_new` adds unknown
-    host keys to known_hosts, `watch` learns how far it is.  Raises UnreachableError, or NotServed where OpenSSH itself
-    may succeed.
+    host keys to known_hosts.  What is open is closed when `deadline` is cut.  Raises UnreachableError, or NotServed
+    where OpenSSH itself may succeed.
     """
-    options = sshconfig.ssh_options(target)
-    watch = watch or Watch()
+    deadline = deadline or Deadline()
+    options = sshconfig.ssh_options(target, deadline)
     with contextlib.ExitStack() as stack:
         jumps = jumps or stack.enter_context(Jumps(timeout=timeout, accept_new=accept_new))
         try:
-            transport = stack.enter_context(_transport(target, options, timeout, accept_new, jumps, watch))
+            transport = stack.enter_context(_transport(target, options, timeout, accept_new, jumps, deadline))
         except HostKeyChanged:
             raise  # another way in would lead to the same stranger
         except UnreachableError as error:
-            reason = sshconfig.beyond_paramiko(target, options)
+            reason = "" if deadline.is_cut else sshconfig.beyond_paramiko(target, options)
             if reason:
                 raise NotServed(f"{error.what} ({reason})", expected=error.expected, fix=error.fix) from error
             raise
-        yield Connection(target, transport, watch)
+        yield Connection(target, transport)
 
 
 class Connection:
     """An open connection to one host."""
 
-    def __init__(self, target: Target, transport: paramiko.Transport, watch: Watch) -> None:
+    def __init__(self, target: Target, transport: paramiko.Transport) -> None:
         self.target = target
         self.transport = transport
-        self._watch = watch
 
-    def run(self, program: str, *, timeout: float = 120) -> tuple[int, str, str]:
+    def run(self, program: str, *, timeout: float = 120, deadline: Deadline | None = None) -> tuple[int, str, str]:
         """Feed the program to `sh -s` on the host → exit status, standard output, standard error.
 
-        Raises UnreachableError when no shell started (sudo, login shell) or time ran out, GpunodeError when the
-        output went over OUTPUT_LIMIT.
+        Raises UnreachableError when no shell started (sudo, login shell) or time ran out (`timeout`, unless there is a
+        `deadline` that somebody watches), GpunodeError when the output went over OUTPUT_LIMIT.
         """
+        if deadline:
+            return self._run(program, deadline)
+        with Deadline(timeout).watched() as own, own.closes(self.transport.close):
+            return self._run(program, own)
+
+    def _run(self, program: str, deadline: Deadline) -> tuple[int, str, str]:
         import paramiko
 
-        deadline = time.monotonic() + timeout
-        self._watch.stage = "starting a shell"
+        name = self.target.name
         try:
-            channel = self.transport.open_session(timeout=timeout)
-            with contextlib.closing(channel):
-                channel.settimeout(timeout)
+            deadline.part = "opening a channel"
+            channel = self.transport.open_session(timeout=deadline.within(name))
+            with closing(channel):
                 channel.exec_command(shell_command(self.target))
-                self._watch.stage = "sending the program"
-                try:
-                    channel.sendall(shell_input(self.target, program))
-                except TimeoutError as error:
-                    raise late(self.target, timeout, self._watch.stage) from error
-                except OSError:
-                    pass  # a shell that ended early reads no more; its output says why
-                channel.shutdown_write()
-                self._watch.stage = "the program"
-                stdout, stderr = _read(channel, self.target, deadline, timeout)
+                deadline.part = SENDING
+                _send(channel, shell_input(self.target, program), deadline, name)
+                deadline.part = OUTPUT
+                stdout, stderr = _read(channel, self.target, deadline)
                 rc = channel.recv_exit_status() if channel.exit_status_ready() else -1
         except (paramiko.SSHException, OSError, EOFError) as error:
+            if deadline.left <= 0:
+                raise deadline.late(name) from error
             raise UnreachableError(
-                f"{self.target.name}: the connection broke: {error or type(error).__name__}",
+                f"{name}: the connection broke: {error or type(error).__name__}",
                 fix="try again; if it stays so, look at sshd's log on the host",
             ) from error
         return rc, stdout, shell_started(self.target, rc, stdout, stderr)
+
+
+def _send(channel: paramiko.Channel, data: bytes, deadline: Deadline, name: str) -> None:
+    """As much at a time as the server takes; a shell that ended early reads no more, and its output says why."""
+    left = memoryview(data)
+    while left:
+        channel.settimeout(deadline.within(name, threading.TIMEOUT_MAX))
+        try:
+            took = channel.send(left[:_PIECE].tobytes())
+        except TimeoutError as error:
+            raise deadline.late(name) from error
+        except OSError:
+            break
+        if not took:
+            break
+        left = left[took:]
+    with contextlib.suppress(OSError, EOFError):
+        channel.shutdown_write()
 
 
 @contextlib.contextmanager
@@ -141,7 +146,7 @@ def closing(stream: Any) -> Iterator[Any]:
             stream.close()
 
 
-def _read(channel: paramiko.Channel, target: Target, deadline: float, timeout: float) -> tuple[str, str]:
+def _read(channel: paramiko.Channel, target: Target, deadline: Deadline) -> tuple[str, str]:
     """Both outputs until the program ended; what a process that it left behind writes later is not waited for."""
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     sizes = [0, 0]
@@ -162,8 +167,7 @@ def _read(channel: paramiko.Channel, target: Target, deadline: float, timeout: f
         now = time.monotonic()
         if max(sizes) > OUTPUT_LIMIT:
             raise too_much(target)
-        if now > deadline:
-            raise too_slow(target, timeout)
+        deadline.within(target.name)
         if took:
             last = now
         elif closed or (channel.exit_status_ready() and (ended or now - last > _SILENCE)):
@@ -180,7 +184,7 @@ def _read(channel: paramiko.Channel, target: Target, deadline: float, timeout: f
 
 @contextlib.contextmanager
 def _transport(
-    target: Target, options: Mapping[str, list[str]], timeout: float, accept_new: bool, jumps: Jumps, watch: Watch
+    target: Target, options: Mapping[str, list[str]], timeout: float, accept_new: bool, jumps: Jumps, deadline: Deadline
 ) -> Iterator[paramiko.Transport]:
     """Connect, verify the host key, authenticate."""
     import paramiko
@@ -191,9 +195,11 @@ def _transport(
     files = sshconfig.known_hosts_files(options)
     known = known_keys(files, known_as)
     with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(_socket(target, options, timeout, jumps))
+        sock = stack.enter_context(_socket(target, options, timeout, jumps, deadline))
         try:
-            transport = watch.transport = stack.enter_context(contextlib.closing(paramiko.Transport(sock)))
+            deadline.part = "the key exchange"
+            transport = stack.enter_context(contextlib.closing(paramiko.Transport(sock)))
+            stack.enter_context(deadline.closes(transport.close))
             transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = timeout
             _prefer_known_types(transport, {entry.kind for entry in known if not entry.marker})
             transport.start_client(timeout=timeout)
@@ -224,6 +230,7 @@ def _transport(
         if new and files:
             hashed = options.get("hashknownhosts", ["no"])[0] == "yes"
             add_host_key(files[0], name=known_as, kind=shown.get_name(), key=shown.get_base64(), hashed=hashed)
+        deadline.part = "logging in"
         _authenticate(transport, target, options, where)
         yield transport
 
@@ -314,20 +321,20 @@ def _prefer_known_types(transport: paramiko.Transport, kinds: set[str]) -> None:
 
 @contextlib.contextmanager
 def _socket(
-    target: Target, options: Mapping[str, list[str]], timeout: float, jumps: Jumps
+    target: Target, options: Mapping[str, list[str]], timeout: float, jumps: Jumps, deadline: Deadline
 ) -> Iterator[socket.socket | paramiko.Channel]:
     """A byte stream to the host: TCP, through jump hosts, or by ProxyCommand."""
     host, port = options["hostname"][0], int(options["port"][0])
     jump = options.get("proxyjump", ["none"])[0]
     command = options.get("proxycommand", ["none"])[0]
     if jump != "none":
-        with closing(jumps.channel(target, jump, host, port)) as channel:
+        with closing(jumps.channel(target, jump, host, port, deadline)) as channel:
             yield channel
     elif command != "none":
-        with proxy(sshconfig.expand(command, target, options)) as sock:
+        with proxy(sshconfig.expand(command, target, options), deadline) as sock:
             yield sock
     else:
-        with tcp(target, host, port, timeout) as sock:
+        with tcp(target, host, port, deadline.within(target.name, timeout)) as sock, deadline.closes(sock.close):
             yield sock
 
 
@@ -339,28 +346,33 @@ class Jumps:
         self._accept_new = accept_new
         self._open: dict[tuple[str, tuple[str, ...]], Connection | UnreachableError] = {}
         self._lock = threading.RLock()  # a jump host may itself be behind one
+        self._deadlines: list[Deadline] = []
         self._stack = contextlib.ExitStack()
         self._depth = 0
 
     def __enter__(self) -> Jumps:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind:  # nothing is waited for
+            for deadline in self._deadlines:
+                deadline.cut()
+        else:
+            self._stack.close()
 
-    def channel(self, target: Target, jump: str, host: str, port: int) -> paramiko.Channel:
+    def channel(self, target: Target, jump: str, host: str, port: int, deadline: Deadline) -> paramiko.Channel:
         """A stream to host:port through `jump`, a value of ProxyJump: [user@]host[:port][,…]."""
         import paramiko
 
         with self._lock:
-            connection = self._connection(target, jump)
+            connection = self._connection(target, jump, deadline)
         if isinstance(connection, UnreachableError):
             raise UnreachableError(
                 f"{target.name}: jump host {connection.what}", expected=connection.expected, fix=connection.fix
             )
         try:
             return connection.transport.open_channel(
-                "direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=self._timeout
+                "direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=deadline.within(target.name, self._timeout)
             )
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise UnreachableError(
@@ -368,7 +380,7 @@ class Jumps:
                 fix="check from the jump host: name, port, firewall, and AllowTcpForwarding of its sshd",
             ) from error
 
-    def _connection(self, target: Target, jump: str) -> Connection | UnreachableError:
+    def _connection(self, target: Target, jump: str, deadline: Deadline) -> Connection | UnreachableError:
         # ssh(1) hands its jump hosts the configuration file and the hosts before them, nothing else
         before, _, last = jump.rpartition(",")
         args = (*sshconfig.config_file(target.ssh_args), *(("-J", before) if before else ()))
@@ -380,8 +392,11 @@ class Jumps:
                         f"{last}: jump hosts lead in a circle", fix="exclude the jump host from ProxyJump in ssh_config"
                     )
                 hop = parse_host(last, ssh_args=args)
-                opened = connect(hop, timeout=self._timeout, accept_new=self._accept_new, jumps=self)
-                self._open[last, args] = self._stack.enter_context(opened)
+                own = Deadline()  # once it is open, it stays so for the others
+                self._deadlines.append(own)
+                with deadline.closes(own.cut):
+                    opened = connect(hop, timeout=self._timeout, accept_new=self._accept_new, jumps=self, deadline=own)
+                    self._open[last, args] = self._stack.enter_context(opened)
             except UnreachableError as error:
                 self._open[last, args] = error
             finally:
@@ -421,7 +436,7 @@ def tcp(target: Target, host: str, port: int, timeout: float) -> socket.socket:
 
 
 @contextlib.contextmanager
-def proxy(command: str) -> Iterator[socket.socket]:
+def proxy(command: str, deadline: Deadline) -> Iterator[socket.socket]:
     """ProxyCommand, run by the shell as ssh(1) does it; its standard input and output are one end of a socket pair."""
     ours, theirs = socket.socketpair()
     with ours, tempfile.TemporaryFile() as log:
@@ -429,7 +444,8 @@ def proxy(command: str) -> Iterator[socket.socket]:
             end = theirs.fileno()
             process = subprocess.Popen(["sh", "-c", f"exec {command}"], stdin=end, stdout=end, stderr=log)
         try:
-            yield ours
+            with deadline.closes(process.kill):
+                yield ours
         except UnreachableError as error:
             log.seek(0)
             stated = log.read(500).decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""Run shell programs on many hosts at once.
+"""Shell programs on many hosts at once.
 
 A program (core/remote.py) goes to the standard input of `sh -s`, as root by sudo where asked, and its output comes
 back, bounded in time and size.  Every way to fail is an UnreachableError that names host, cause and next step.
@@ -6,16 +6,39 @@ back, bounded in time and size.  Every way to fail is an UnreachableError that n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError
 from gpunode.edge.isolate import as_error
-from gpunode.edge.side_by_side import side_by_side
-from gpunode.edge.ssh.connection import Connection, Jumps, NotServed, Watch, connect
-from gpunode.edge.ssh.shell import Target, late, local_run, parse_host
+from gpunode.edge.side_by_side import Deadline, side_by_side
+from gpunode.edge.ssh.connection import Connection, Jumps, NotServed, connect
+from gpunode.edge.ssh.shell import Target, local_run, parse_host
 
-__all__ = ["Connection", "Jumps", "NotServed", "Ran", "Target", "connect", "local_run", "parse_host", "run_many"]
+__all__ = [
+    "Connection",
+    "Jumps",
+    "NotServed",
+    "Ran",
+    "Reach",
+    "Target",
+    "connect",
+    "local_run",
+    "parse_host",
+    "run_many",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """How many hosts are asked at a time, how they are reached, and how long each of them may take."""
+
+    forks: int = 50
+    connect_timeout: float = 10  # seconds for each of: TCP, the banner, the key exchange, authentication
+    timeout: float = 120  # seconds for all that is done with one host
+    accept_new: bool = False  # add unknown host keys to known_hosts
+    stop: threading.Event = field(default_factory=threading.Event)  # when it is set, all is to end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,52 +52,39 @@ class Ran:
     error: GpunodeError | None = None
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A program for one host, and how far it is."""
-
-    target: Target
-    program: str = field(repr=False)
-    watch: Watch = field(default_factory=Watch)
-
-
-_MARGIN = 2.0  # seconds by which the deadline of all is later than the sum of its parts: their words say more
-
-
 def run_many(
-    programs: Iterable[tuple[Target, str]],
+    pairs: Sequence[tuple[Target, str]],
     *,
-    forks: int = 50,
-    connect_timeout: float = 10,
-    timeout: float = 120,
-    accept_new: bool = False,
+    reach: Reach | None = None,
     on_done: Callable[[Ran], None] = lambda ran: None,
 ) -> list[Ran]:
-    """Run on each target its program, `forks` at a time; results in the order of the targets, errors among them.
+    """Run on each target its program; the results in the order of `pairs`, errors among them.
 
-    `timeout` bounds the program, and together with `connect_timeout` all that is done for one host: a server that
-    takes a byte at a time costs no more than one that does not answer.
+    `on_done` sees each result when it is there.  Raises InterruptedByUser when `reach.stop` is set.
     """
-    most = connect_timeout + timeout + _MARGIN
-    with Jumps(timeout=connect_timeout, accept_new=accept_new) as jumps:
+    how = reach or Reach()
+    with Jumps(timeout=how.connect_timeout, accept_new=how.accept_new) as jumps:
 
-        def one(run: _Run) -> Ran:
-            target = run.target
+        def one(pair: tuple[Target, str], deadline: Deadline) -> Ran:
+            target, program = pair
             try:
+                if target.connection not in ("ssh", "local"):
+                    raise NotServed(f"{target.name}: over the connection {target.connection} Ansible alone reaches it")
                 if target.connection == "local":
-                    rc, stdout, stderr = local_run(run.program, target=target, timeout=timeout)
+                    rc, stdout, stderr = local_run(program, target=target, deadline=deadline)
                 else:
                     with connect(
-                        target, timeout=connect_timeout, accept_new=accept_new, jumps=jumps, watch=run.watch
+                        target, timeout=how.connect_timeout, accept_new=how.accept_new, jumps=jumps, deadline=deadline
                     ) as connection:
-                        rc, stdout, stderr = connection.run(run.program, timeout=timeout)
+                        rc, stdout, stderr = connection.run(program, deadline=deadline)
             except Exception as error:  # a bug met on one host must not take the others along
                 return Ran(target=target, error=as_error(error, host=target.name))
             return Ran(target=target, rc=rc, stdout=stdout, stderr=stderr)
 
-        def given_up(run: _Run) -> Ran:
-            run.watch.end()
-            return Ran(target=run.target, error=late(run.target, most, run.watch.stage))
+        return side_by_side(
+            one, pairs, at_once=how.forks, seconds=how.timeout, late=_late, on_done=on_done, stop=how.stop
+        )
 
-        runs = [_Run(target, program) for target, program in programs]
-        return side_by_side(one, runs, at_once=forks, on_done=on_done, seconds=most, late=given_up)
+
+def _late(pair: tuple[Target, str], deadline: Deadline) -> Ran:
+    return Ran(target=pair[0], error=deadline.late(pair[0].name))

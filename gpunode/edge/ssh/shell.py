@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import re
@@ -16,6 +15,7 @@ from typing import IO, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.mask import mask
+from gpunode.edge.side_by_side import OUTPUT, Deadline
 
 OUTPUT_LIMIT = 16 << 20  # bytes of standard output, and of standard error, kept from one run
 _STARTED = "gpunode-shell-started"  # first line on standard error: login and sudo went well, the shell runs
@@ -138,9 +138,13 @@ def parse_host(text: str, *, ssh_args: tuple[str, ...] = (), become: bool = Fals
 # ---------------------------------------------------------------- this machine
 
 
-def local_run(program: str, *, target: Target | None = None, timeout: float = 120) -> tuple[int, str, str]:
+def local_run(
+    program: str, *, target: Target | None = None, timeout: float = 120, deadline: Deadline | None = None
+) -> tuple[int, str, str]:
     """The same as Connection.run, on this machine."""
     target = target or Target(name="localhost", connection="local")
+    deadline = deadline or Deadline(timeout)
+    deadline.part = OUTPUT
     process = subprocess.Popen(
         ["sh", "-c", shell_command(target)],
         stdin=subprocess.PIPE,
@@ -149,7 +153,6 @@ def local_run(program: str, *, target: Target | None = None, timeout: float = 12
         start_new_session=True,  # so that a time-out ends all of it, and Ctrl-C does not cut it in the middle
     )
     assert process.stdin and process.stdout and process.stderr
-    _running.add(process)
     parts: tuple[list[bytes], list[bytes]] = ([], [])
 
     def drain(pipe: IO[bytes], into: list[bytes]) -> None:
@@ -172,28 +175,18 @@ def local_run(program: str, *, target: Target | None = None, timeout: float = 12
     for thread in threads:
         thread.start()
     try:
-        rc = process.wait(timeout)
+        with deadline.closes(lambda: _end_group(process)):
+            rc = process.wait(deadline.within(target.name, threading.TIMEOUT_MAX))
         for thread in threads:
             thread.join(1)  # a process left behind may hold the pipes for ever
     except subprocess.TimeoutExpired as error:
-        raise too_slow(target, timeout) from error
+        raise deadline.late(target.name) from error
     finally:
         _end_group(process)
-        _running.discard(process)
     if max(sum(map(len, part)) for part in parts) > OUTPUT_LIMIT:
         raise too_much(target)
     stdout, stderr = (b"".join(part).decode(errors="replace") for part in parts)
     return rc, stdout, shell_started(target, rc, stdout, stderr)
-
-
-_running: set[subprocess.Popen[bytes]] = set()
-
-
-@atexit.register
-def _end_all() -> None:
-    """After Ctrl-C: what a thread that nobody waits for has started here."""
-    for process in [*_running]:
-        _end_group(process)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -201,21 +194,6 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def too_slow(target: Target, timeout: float) -> UnreachableError:
-    return UnreachableError(
-        f"{target.name}: the host answered, but its script did not end within {timeout:g} s",
-        fix="see what hangs there (a dead mount, a stuck nvidia-smi), or allow more with --timeout",
-    )
-
-
-def late(target: Target, seconds: float, stage: str) -> UnreachableError:
-    """The host answers, and is not done in its time; `stage` is what it was waited for."""
-    return UnreachableError(
-        f"{target.name}: not done after {seconds:g} s: {stage} took too long",
-        fix="see what is slow: the network, sshd on the host, or the host; or allow more with --timeout",
-    )
 
 
 def too_much(target: Target) -> GpunodeError:
