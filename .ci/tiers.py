@@ -258,6 +258,8 @@ def as_far_as_it_fits(run: Run) -> None:
 
 def main(tier: str) -> int:
     os.environ["PATH"] = f"{ROOT}/.venv/bin:{os.environ['PATH']}"
+    # without compiled files each of the thousand processes of a tier compiles gpunode again
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.chdir(ROOT)
 
     def end(number: int, _: FrameType | None) -> None:
