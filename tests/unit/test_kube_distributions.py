@@ -217,7 +217,11 @@ def test_the_default_of_microk8s_is_its_own_placeholder_again() -> None:
 def test_a_drop_in_of_k0s_is_removed_when_nothing_else_is_in_it() -> None:
     edit = unconfigure_runtime(after_of("k0s/managed-1.36"), request_of("k0s/managed-1.36"))
     assert dict(edit.changes) == {"/etc/k0s/containerd.d/99-nvidia.toml": None}
-    assert [reason.what for reason in edit.reasons] == ["/etc/k0s/containerd.d/99-nvidia.toml"]
+    assert [reason.what for reason in edit.reasons] == [
+        "/etc/k0s/containerd.d/99-nvidia.toml",
+        "the import of /etc/k0s/containerd.d/*.toml",
+    ]
+    assert edit.reasons[1].why.startswith("stays")
 
 
 @pytest.mark.parametrize(

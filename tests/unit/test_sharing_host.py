@@ -74,7 +74,7 @@ REFUSALS = [
         (H100,),
         {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": {"4g.40gb": 1, "3g.40gb": 1, "1g.10gb": 1}}},
         "8 compute slices, and a GPU has 7",
-        "gpunode sharing plan",
+        "gpunode sharing profiles",
     ),
     ((H100,), {"strategy": "mig", "mig": {"profiles": {"1g.5gb": 1}}}, "has no MIG profile '1g.5gb'", "'1g.10gb'"),
     ((T4,), {"strategy": "mig", "mig": {"profiles": {"1g.5gb": 1}}}, "has no MIG", "time-slicing or mps"),
