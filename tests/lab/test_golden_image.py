@@ -102,7 +102,7 @@ def test_the_first_boot_with_the_gpu_loads_the_driver_proves_it_and_ends(image: 
 
 
 def test_the_page_names_what_is_left_on_the_machine(image: Node) -> None:
-    page = (Path(__file__).parents[2] / "docs/golden-images.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/provision.md").read_text()
     for path in ("/usr/lib/gpunode/first-boot", "/var/lib/gpunode/first-boot"):
         assert path in page
         image.sh(f"test -e {path}")

@@ -105,7 +105,7 @@ def on(lab: Lab, program: str) -> str:
 def test_docker_workstation(site: Site) -> None:
     lab = site.host("localhost", distro="debian:12", gpus=("h100",), nouveau=True)
     site.follow(
-        "quickstart.md",
+        "provision.md",
         "One machine with Docker",
         {"plan --local": "plan -i hosts.yml", "provision --local": "provision -i hosts.yml",
          "verify --local": "verify -i hosts.yml", "docker info --format": on(lab, "docker info --format"),

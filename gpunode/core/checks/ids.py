@@ -66,7 +66,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "driver.held": "(warning) unattended upgrades or dnf-automatic run, and the driver's packages are not held",
         "repository.key-revoked": "a key file holds a key that its vendor has revoked",
         "repository.twice": "(warning) two files set up the same repository of NVIDIA's",
-        "image.first-boot": "what the first boot of a [prepared machine](golden-images.md) did not prove; "
+        "image.first-boot": "what the first boot of a [prepared machine](provision.md#golden-images) did not prove; "
         "*not-proven* before",
         "kubelet.engine": "(warning) the kubelet's socket belongs to no engine that was found",
         "cgroup.driver-match": "kubelet and engine have different cgroup drivers; says what each has and where from",
@@ -76,7 +76,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "(a warning where the engine's cgroup driver is unknown)",
         "containers.gpu-kept": "a running container has lost its GPUs; a warning names those that the next "
         "`systemctl daemon-reload` takes them from, or one may have taken them from ([GPUs of running "
-        "containers](gpu-containers.md))",
+        "containers](runtime.md#gpus-of-running-containers))",
         "sharing.mig": "a GPU has MIG on without an instance, an instance has no compute instance, a mode waits for a "
         "reset, or cutting failed; a warning where nothing makes the instances again at boot",
         "sharing.mps": "the MPS unit is enabled and no control daemon runs; a warning where several do",

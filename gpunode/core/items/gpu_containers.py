@@ -1,7 +1,7 @@
 """Running GPU containers and systemd's daemon-reload: what is wanted, what the plan says, what verify checks.
 
 systemd applies its device rules to every scope again when it reloads, and takes what a container got behind its back
-(docs/gpu-containers.md has the conditions, measured).
+(docs/runtime.md has the conditions, measured).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def describe_gpu_containers(plan: Plan, facts: NodeFacts) -> Plan:
         return replace(plan, steps=steps)
     warning = (
         f"running GPU containers {_names(taken)} lose their GPUs when systemd reloads; enabling a service, which "
-        "reloads it, is refused while they run: stop them, or start them with CDI (docs/gpu-containers.md)"
+        "reloads it, is refused while they run: stop them, or start them with CDI (docs/runtime.md)"
     )
     return replace(plan, steps=steps, warnings=(*plan.warnings, warning))
 

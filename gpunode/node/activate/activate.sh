@@ -381,7 +381,7 @@ spare_containers() {
   keep_gpus && return
   # shellcheck disable=SC2154 # by keep_gpus
   set -- "enabling $1 makes systemd reload, and the running containers $affected_containers would lose their GPUs" \
-    "stop them, or start them with CDI (--device nvidia.com/gpu=…), then run again; docs/gpu-containers.md"
+    "stop them, or start them with CDI (--device nvidia.com/gpu=…), then run again; docs/runtime.md"
   [ "$steps" != 0 ] || finish refused "$@"
   fail "$@"
 }

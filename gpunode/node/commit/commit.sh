@@ -382,7 +382,7 @@ if [ ! -s "$GPUNODE_IN/.todo" ]; then
 fi
 if grep -qsx 'reread yes' "$GPUNODE_IN/after" && ! keep_gpus; then
   finish refused "systemd has to read its units again, and would take their GPUs from running containers: $affected_containers" \
-    "stop these containers first (docs/gpu-containers.md)"
+    "stop these containers first (docs/runtime.md)"
 fi
 checking && changed "$(files_in "$GPUNODE_IN/.todo") would change"
 prepare

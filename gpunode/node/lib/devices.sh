@@ -5,7 +5,7 @@
 # systemd applies its own device rules to every scope again at each daemon-reload (`systemctl enable` and package scripts
 # do one, too).  What a container got behind its back is then gone: «Failed to initialize NVML: Unknown Error».  So what
 # counts is what systemd has noted for the container's scope, whatever engine, mode or link brought it there
-# (docs/gpu-containers.md).
+# (docs/runtime.md).
 
 eol='
 '

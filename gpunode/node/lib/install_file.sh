@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # log and changes, of the script behind
 # Files and units of gpunode's own, put on a node and taken off it.  Behind common.sh, before mig.sh, mps.sh and cdi.sh.
 #
-# Nothing here reloads systemd: that takes the GPUs from containers (docs/gpu-containers.md).  Unit files that are new are
+# Nothing here reloads systemd: that takes the GPUs from containers (docs/runtime.md).  Unit files that are new are
 # read when they are first named; `systemctl enable` is called with --no-reload.
 
 changed() { changes=$((changes + 1)) && say changed "$1"; }

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # Before systemd reloads, it is notified of the GPUs of running containers.  Behind common.sh and devices.sh, before
-# packages.sh and activate.sh: whoever runs what makes systemd reload calls keep_gpus first (docs/gpu-containers.md).
+# packages.sh and activate.sh: whoever runs what makes systemd reload calls keep_gpus first (docs/runtime.md).
 
 # keep_gpus: before systemd applies its device rules again (daemon-reload, which `systemctl enable` and package scripts do
 # as well), tells it of the GPUs that it would take from running containers.  Where that is not possible, 1, and $affected_containers
