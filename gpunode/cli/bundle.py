@@ -60,7 +60,7 @@ def bundle() -> None:
     "--repositories",
     multiple=True,
     metavar="TARGET=PATH",
-    help="The distribution's repositories, by files of apt/sources.list.d, yum.repos.d, zypp/repos.d, or pacman.conf.",
+    help="The distribution's repositories, by files of apt/sources.list.d, yum.repos.d or zypp/repos.d.",
 )
 @click.option("--wheels", multiple=True, metavar="REQUIREMENT", help="Wheels, such as gpunode[bundle]; repeatable.")
 @click.option("--cluster", is_flag=True, help="Charts, and a list of images, of what gpunode kube render makes.")

@@ -90,10 +90,6 @@ class Signer:
         """Armored and detached."""
         return self._sign("--armor", data, "--detach-sign")
 
-    def plain_signature(self, data: bytes) -> bytes:
-        """Detached and without armor, as pacman has them."""
-        return self._sign("--detach-sign", data)
-
     def _sign(self, word: str, data: bytes, *more: str) -> bytes:
         return _gpg(self.home, "--local-user", self.fingerprint, "--digest-algo", "SHA512", word, *more, data=data)
 

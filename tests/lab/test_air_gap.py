@@ -16,14 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.core.bundle.upstream import ARCH_KEYRING
-from gpunode.core.openpgp import binary
 from gpunode.lab.machine import places, podman
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 TREE = (
-    "find /etc /usr /opt /var/lib/dpkg /var/lib/pacman -xdev -type f 2>/dev/null | sort"
+    "find /etc /usr /opt /var/lib/dpkg -xdev -type f 2>/dev/null | sort"
     " | xargs -d '\\n' stat -c '%n %s %Y' 2>/dev/null | sha256sum"
 )
 # Replies to ssh, the bundle's server and the discovery of neighbours may leave; anything else is counted and lost.
@@ -86,17 +84,15 @@ def in_network(node: Any, *command: str, stdin: str = "") -> str:
     return done.stdout
 
 
-# what the bundle is made for; of CUDA the lab has no package for Arch
+# what the bundle is made for
 REQUESTS: dict[str, dict[str, Any]] = {
     "debian:12": {"cuda": {"versions": ["12.8"]}, "runtimes": {"containerd": {"manage": "install"}}},
     "rocky:9": {"cuda": {"versions": ["12.8"]}},
-    "arch": {},
 }
 # versions of CUDA for which no bundle was made, and a package of them
 LACKING = {
     "debian:12": (["12.8", "13.0"], "cuda-toolkit-13-0"),
     "rocky:9": (["12.8", "13.0"], "cuda-toolkit-13-0"),
-    "arch": (["newest"], "the bundle lacks cuda for arch/x86_64"),
 }
 
 
@@ -145,10 +141,7 @@ def repositories(folder: Path, distro: str) -> Path:
     built = json.loads((lab / ("built.json" if distro == "debian:12" else f"families/{plain}/built.json")).read_text())
     own = next(s for s in built["sources"] if s["name"] == "kernels" and s["distro"] == distro)
     url, key = f"file://{lab}/{own['path']}", f"{lab}/{own['key']}"
-    if distro == "arch":
-        (files / "pacman.conf").write_text(f"[extra]\nServer = {url}\n")
-        (files / Path(ARCH_KEYRING).name).write_bytes(binary(Path(key).read_bytes()))
-    elif distro == "debian:12":
+    if distro == "debian:12":
         shutil.copy("/etc/apt/sources.list.d/debian.sources", files)
         (files / "own.sources").write_text(f"Types: deb\nURIs: {url}\nSuites: /\nSigned-By: {key}\n")
     else:
@@ -200,7 +193,7 @@ def test_what_the_bundle_lacks_is_found_before_anything_is_touched(gap: Gap, tmp
 
 
 def test_a_node_is_provisioned_whole_from_the_bundle_alone(gap: Gap) -> None:
-    """The driver (with DKMS, but on Arch), CUDA, the toolkit, containerd: a pod proves it; no packet went elsewhere."""
+    """The driver with DKMS, CUDA, the toolkit, containerd: a pod proves it; no packet went elsewhere."""
     in_network(gap.node, "nft", "reset", "counters")
     done = gap.json("provision", "--yes")
     assert not failed(done)

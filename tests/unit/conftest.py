@@ -11,7 +11,7 @@ from real_smi import RealSmi, make
 # tool, or hold all that gpunode makes against the schema of every server.
 SLOW = {
     f"test_{name}"
-    for name in "accept_sh activate_sh apt_marks awx bundle_agree bundle_alpm bundle_create bundle_extras bundle_push "
+    for name in "accept_sh activate_sh apt_marks awx bundle_agree bundle_create bundle_extras bundle_push "
     "bundle_verify cdi_sh cli_detect cli_kube_scheduler cli_runtime cluster cluster_nodes collection commit "
     "commit_await commit_faults commit_kill commit_restore commit_service connect containers "
     "default_inventory docker_any drain fleet_simulated generated_values gpu_containers health_real "

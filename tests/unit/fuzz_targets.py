@@ -20,7 +20,7 @@ from edit_cases import case as case_of
 from edit_cases import cases
 from journal_text import packages, recall_text, state, undo_row, wrote
 
-from gpunode.core.bundle import alpm, deb, manifest, rpm, upstream
+from gpunode.core.bundle import deb, manifest, rpm, upstream
 from gpunode.core.checks.health import health_checks
 from gpunode.core.doctor import diagnosis_data, diagnosis_text
 from gpunode.core.doctor.read import diagnose_logs
@@ -479,15 +479,11 @@ RPM = (
     f'<checksum type="sha256" pkgid="YES">{"a" * 64}</checksum><size package="5"/><location href="a.rpm"/>'
     '<format><rpm:requires><rpm:entry name="b" flags="GE" epoch="0" ver="1"/></rpm:requires></format></package>'
 )
-ALPM = (
-    "%NAME%\na\n\n%VERSION%\n1:2-3\n\n"
-    "%FILENAME%\na.pkg\n\n%SHA256SUM%\n{}\n\n%CSIZE%\n5\n\n%ARCH%\nany\n\n%DEPENDS%\nb>=1\n"
-)
 
 
 def repositories() -> list[str]:
     repomd = f'<data type="primary"><location href="p.gz"/><checksum type="sha256">{"b" * 64}</checksum></data>'
-    return [f"{DEB}{'c' * 64}\n", RPM, repomd, ALPM.format("d" * 64), "[a]\nbaseurl=https://x/\nenabled=1\n",
+    return [f"{DEB}{'c' * 64}\n", RPM, repomd, "[a]\nbaseurl=https://x/\nenabled=1\n",
             "deb [signed-by=/a.gpg] https://x/ stable main\n", "Types: deb\nURIs: https://x/\nSuites: /\n"]  # fmt: skip
 
 
@@ -498,7 +494,6 @@ def repository(text: str) -> None:
         lambda: deb.release_hashes(text),
         lambda: rpm.parse_repomd(text, "w"),
         lambda: list(rpm.parse_primary(text, text, repository="r", base="b", origin="o")),
-        lambda: alpm.parse_desc(text, repository="r", base="b", origin="o"),
         lambda: upstream.parse_sources(text, "w"),
         lambda: manifest.parse_manifest(text.encode(errors="replace"), "w"),
         lambda: rpm.signed_header(text.encode("latin-1", "replace"), "w"),

@@ -339,7 +339,6 @@ def test_a_package_that_pacman_would_put_out_is_named(manager: Manager) -> None:
         ("apt", "apt_update", 'Dir::Etc::sourcelist "/dev/null";\nDir::Etc::sourceparts "{sources}";'),
         ("dnf", "dnf_ makecache", "reposdir={sources}"),
         ("zypper", "zypper_ refresh", "--reposd-dir={sources} --non-interactive refresh"),
-        ("pacman", "pacman_ -Sy", "--config {request}/.pacman.conf --noconfirm"),
     ],
 )
 @pytest.mark.parametrize("alone", [True, False])
@@ -352,12 +351,12 @@ def test_where_a_bundle_stands_for_all_no_other_repository_is_asked(
     manager.ask("refresh", f"{source}\n")
     if alone:
         manager.ask("alone", "1\n")
-    for program in ("apt-get", "dnf", "zypper", "pacman"):
+    for program in ("apt-get", "dnf", "zypper"):
         manager.fake(program, 'echo "$@"; [ "$1" != -c ] || cat "$2"')
     command = f"{packages_sh()}\n{name}_options\n{command.replace('apt_update', 'apt_ update')}"
     output = "\n".join(manager.run(name, command))
     folder = manager.folder / "in/.sources"
-    assert (reported.format(sources=folder, request=folder.parent) in output) is alone
+    assert (reported.format(sources=folder) in output) is alone
     asked_for = alone or name == "apt"  # which asks for the lists of the request's sources
     assert [path.name for path in folder.glob("*")] == ([source.name] if asked_for else [])
 
@@ -367,36 +366,6 @@ def packages_sh() -> str:
     functions, _, main = part("packages.sh").read_text().rstrip().rpartition("\n")
     assert main == "main"
     return functions
-
-
-@pytest.mark.parametrize(
-    ("output", "upgradable", "reported"),
-    [
-        ("", "", ""),
-        ("", "linux 6.12-1 -> 6.19-1 [ignored]", ""),
-        ("", "glibc 2.39-1 -> 2.40-1\nbash 5.1-1 -> 5.2-1", "glibc 2.39-1 -> 2.40-1;bash 5.1-1 -> 5.2-1"),
-        ("error: GPGME error: Bad signature", "", "the signature of the repository"),
-        ("error: failed retrieving file 'gpunode-distribution.db'", "", "cannot be read: error: failed retrieving"),
-    ],
-)
-def test_pacman_reads_a_bundle_of_the_node_s_own_day_only(
-    manager: Manager, output: str, upgradable: str, reported: str
-) -> None:
-    """Fresh lists on a system that is older break it; what is held does not count."""
-    source = manager.folder / "gpunode-distribution.conf"
-    source.write_text("[gpunode-distribution]\n")
-    manager.ask("refresh", f"{source}\n")
-    manager.ask("alone", "1\n")
-    (manager.folder / "said").write_text(output)
-    (manager.folder / "upgradable").write_text(upgradable)
-    answers = (
-        f'*" -Sy "*) cat {manager.folder}/said; [ ! -s {manager.folder}/said ]',
-        f'*" -Qu "*) cat {manager.folder}/upgradable',
-    )
-    manager.fake("pacman", f'case " $* " in {" ;; ".join(answers)} ;; esac')
-    asked = f'{packages_sh()}\nfail() {{ echo "$1"; exit 0; }}\npacman_options; pacman_refresh; echo went on'
-    *lines, last = manager.run("pacman", asked)
-    assert (reported in last) if reported else (last == "went on" and not lines)
 
 
 def test_pacman_keeps_the_kernel_along_with_modules_that_are_built_for_it(manager: Manager) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.bundle.target import parse_target
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
 from gpunode.core.items import toolkit
 from gpunode.core.items.engine import requests
@@ -116,6 +117,14 @@ def test_a_kernel_whose_module_has_gone_gets_it_built_and_nothing_is_installed(m
     planned = DesiredState({}).plan("node1", gone)
     text = plan_text(planned.plan)
     assert f"1. Build the NVIDIA module for {kernel.release}" in text and "installs:" not in text
+
+
+def test_on_arch_no_bundle_stands_for_its_repositories() -> None:
+    mirror = {"url": "https://mirror.lan/arch/", "key": "KEY", "fingerprint": "8793F200" * 5}
+    plan = DesiredState({"sources": {"distribution": mirror}}).plan("node1", probe("arch-h100-fresh")).plan
+    assert not plan.steps and "no others" in plan.problems[0].what
+    with pytest.raises(InputError, match="no bundles for arch"):
+        parse_target("arch/x86_64", load.load_knowledge())
 
 
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Planned:

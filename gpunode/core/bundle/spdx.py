@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from gpunode.core.bundle.manifest import Manifest, Packaged
 
-_KIND = {"debian": "deb/debian", "ubuntu": "deb/ubuntu", "rhel": "rpm", "suse": "rpm", "arch": "alpm/arch"}
+_KIND = {"debian": "deb/debian", "ubuntu": "deb/ubuntu", "rhel": "rpm", "suse": "rpm"}
 
 _DOWNLOAD = re.compile(r"(https?|ftp|sftp)://")
 

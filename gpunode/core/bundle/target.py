@@ -15,7 +15,7 @@ from gpunode.core.plan.steps import wanted
 from gpunode.core.solve.packages import headers_fit
 from gpunode.core.spec import Spec
 
-MANAGERS = {"ubuntu": "apt", "debian": "apt", "rhel": "dnf", "suse": "zypper", "arch": "pacman"}
+MANAGERS = {"ubuntu": "apt", "debian": "apt", "rhel": "dnf", "suse": "zypper"}
 _TARGET = re.compile(r"(?P<distro>[a-z][a-z0-9-]*(:[\w.]+)?)/(?P<arch>x86_64|aarch64)\Z")
 
 
@@ -61,6 +61,10 @@ def parse_target(text: str, knowledge: Knowledge) -> BundleTarget:
     if row is None or row.family not in knowledge.packages:
         raise InputError(
             f"distribution {match['distro']!r} is not known", expected=f"one of {', '.join(knowledge.solved_distros())}"
+        )
+    if row.family not in MANAGERS:
+        raise InputError(
+            f"target {text!r}: there are no bundles for {row.family}", fix="give its nodes a mirror in their own lists"
         )
     return BundleTarget(distro=row.key, arch=match["arch"])
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
 
-ARCH_KEYRING = "/usr/share/pacman/keyrings/archlinux.gpg"  # of Arch's package archlinux-keyring
-
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
@@ -44,13 +42,11 @@ class Upstream:
 
 
 def parse_sources(text: str, where: str, words: Mapping[str, str] = {}) -> tuple[Upstream, ...]:
-    """A file of apt (deb822 or one line each), of dnf and zypper (.repo), or pacman.conf with what it includes.
+    """A file of apt (deb822 or one line each), or of dnf and zypper (.repo).
 
     Disabled ones are left out.  `words` stand for $releasever and $basearch.  Raises InputError.
     """
-    if re.search(r"^[ \t]*(\[options\]|Server[ \t]*=)", text, re.M):
-        found = tuple(_pacman(text, where, words))
-    elif re.search(r"^[ \t]*\[[^\]\n]+\][ \t\r]*$", text, re.M):
+    if re.search(r"^[ \t]*\[[^\]\n]+\][ \t\r]*$", text, re.M):
         found = tuple(_ini(text, where, words))
     elif re.search(r"^Types:", text, re.M | re.I):
         found = tuple(_deb822(text))
@@ -59,7 +55,7 @@ def parse_sources(text: str, where: str, words: Mapping[str, str] = {}) -> tuple
     if not found:
         raise InputError(
             f"{where} names no repository",
-            expected="a file of /etc/apt/sources.list.d, /etc/yum.repos.d or /etc/zypp/repos.d, or pacman.conf",
+            expected="a file of /etc/apt/sources.list.d, /etc/yum.repos.d or /etc/zypp/repos.d",
             fix="copy one from a machine of that distribution",
         )
     return found
@@ -105,22 +101,6 @@ def _one_line(text: str) -> Iterator[Upstream]:
             components=tuple(m["rest"].split()),
             key=signed[1] if signed else "",
         )
-
-
-def _pacman(text: str, where: str, words: Mapping[str, str]) -> Iterator[Upstream]:
-    """Every section but [options] is a repository; its first server is taken (pacman.conf(5))."""
-    for section, body in re.findall(r"^[ \t]*\[([^\]\n]+)\](.*?)(?=^[ \t]*\[|\Z)", text, re.M | re.S):
-        server = re.search(r"^[ \t]*Server[ \t]*=[ \t]*(\S+)", body, re.M)
-        if section == "options":
-            continue
-        if not server:
-            raise InputError(
-                f"{where}: [{section}] has no Server",
-                expected="Server = URL, there or in the file that it includes, which is next to it",
-                fix="copy /etc/pacman.d/mirrorlist next to pacman.conf",
-            )
-        url = server[1].replace("$repo", section).replace("$arch", words.get("basearch", ""))
-        yield Upstream(name="distribution", url=url, suite=section, key=ARCH_KEYRING, signs="packages")
 
 
 def _ini(text: str, where: str, words: Mapping[str, str]) -> Iterator[Upstream]:

@@ -54,12 +54,6 @@ LAYOUTS = {
     "dnf": SourcesLayout(
         folder="/etc/yum.repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"
     ),
-    "pacman": SourcesLayout(
-        folder="/etc/pacman.d",
-        sources="gpunode-{name}.conf",
-        key="/etc/pacman.d/gpunode-{name}.asc",
-        template="pacman.conf.j2",
-    ),
     "zypper": SourcesLayout(
         folder="/etc/zypp/repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"
     ),

@@ -86,6 +86,11 @@ def solve_repositories(case: SolveCase, used: Sequence[str]) -> tuple[Repository
                 if near
                 else f"known: {', '.join((*case.knowledge.repositories, DISTRIBUTION))}",
             )
+    if DISTRIBUTION in case.request.sources and case.distro.family == "arch":
+        case.refuse(
+            f"sources.{DISTRIBUTION}: on Arch the node's own repositories are asked, and no others",
+            "leave it out, and name a mirror in the node's /etc/pacman.d/mirrorlist",
+        )
     own = (_distribution(case),) if DISTRIBUTION in case.request.sources else ()
     return (*own, *(_repository(case, name) for name in used))
 

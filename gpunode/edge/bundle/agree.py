@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from gpunode.core.bundle.alpm import Alpm, database_name
 from gpunode.core.bundle.deb import Deb, parse_packages
 from gpunode.core.bundle.manifest import Manifest, Packaged
 from gpunode.core.bundle.rpm import Rpm, parse_primary, parse_repomd
 from gpunode.core.bundle.target import MANAGERS
 from gpunode.core.errors import GpunodeError
 from gpunode.core.untrusted import SIZE
-from gpunode.edge.bundle.alpm import read_database
 from gpunode.edge.bundle.unpack import ending_of, unpacked
 from gpunode.edge.bundle.verify import Place
 
@@ -22,16 +20,19 @@ _SOME = 3  # packages that a line names
 def disagreements(place: Place, manifest: Manifest) -> Iterator[str]:
     """A line for each difference between an index and the manifest's packages; the files were compared before."""
     for target, part in manifest.targets.items():
+        if part.family not in MANAGERS:
+            yield f"{target}: this gpunode has no bundles for {part.family}"
+            continue
         for name, packages in part.repositories.items():
             for folder in {str(PurePosixPath(package.file).parent) for package in packages}:
                 try:
-                    for index in _indexes(place, manifest, MANAGERS.get(part.family, ""), folder, name):
+                    for index in _indexes(place, manifest, MANAGERS[part.family], folder, name):
                         yield from _compared(f"{target}: {name}", index, packages)
                 except GpunodeError as error:
                     yield f"{target}: {name}: {error.what}"
 
 
-def _compared(where: str, index: Sequence[Deb | Rpm | Alpm], packages: Sequence[Packaged]) -> Iterator[str]:
+def _compared(where: str, index: Sequence[Deb | Rpm], packages: Sequence[Packaged]) -> Iterator[str]:
     listed = {(one.name, one.version, one.arch, one.sha256, one.file_name) for one in index}
     known = {(one.name, one.version, one.arch, one.sha256, PurePosixPath(one.file).name) for one in packages}
     for words, rest in (("its index names", listed - known), ("its index has not", known - listed)):
@@ -40,9 +41,7 @@ def _compared(where: str, index: Sequence[Deb | Rpm | Alpm], packages: Sequence[
             yield f"{where}: {words} {some}{' …' if len(rest) > _SOME else ''}, other than the manifest says"
 
 
-def _indexes(
-    place: Place, manifest: Manifest, manager: str, folder: str, name: str
-) -> Iterator[Sequence[Deb | Rpm | Alpm]]:
+def _indexes(place: Place, manifest: Manifest, manager: str, folder: str, name: str) -> Iterator[Sequence[Deb | Rpm]]:
     """The index in each form that there is: a node takes one of them."""
 
     def read(path: str) -> bytes:
@@ -57,9 +56,6 @@ def _indexes(
         for path in (f"{folder}/Packages", f"{folder}/Packages.gz"):
             text = read(path).decode("utf-8", "replace")
             yield list(parse_packages(text, repository=name, base=folder))
-    elif manager == "pacman":
-        data = read(f"{folder}/{database_name(name, '/')}.db")
-        yield read_database(data, folder, repository=name, base=folder, origin="")
     else:
         primary = parse_repomd(read(f"{folder}/repodata/repomd.xml").decode("utf-8", "replace"), folder)["primary"]
         text = read(f"{folder}/{primary.href}").decode("utf-8", "replace")

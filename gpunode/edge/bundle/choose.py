@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.core.bundle import closure
-from gpunode.core.bundle.alpm import Alpm, Sync
 from gpunode.core.bundle.closure import P, dependency_problem
 from gpunode.core.bundle.deb import Deb, DebUniverse
 from gpunode.core.bundle.rpm import Rpm
 from gpunode.core.bundle.target import MANAGERS, BundleTarget, Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import RefusedError
-from gpunode.edge.bundle.alpm import read_alpm
 from gpunode.edge.bundle.apt import ARCHS, read_apt
 from gpunode.edge.bundle.resolve import chosen
 from gpunode.edge.bundle.rpm import read_rpm, rpm_closure
@@ -28,7 +26,7 @@ class Source:
     keys: tuple[bytes, ...]
 
 
-Package = Deb | Rpm | Alpm
+Package = Deb | Rpm
 Chosen = tuple[tuple[Package, ...], Mapping[str, str]]
 
 
@@ -43,7 +41,7 @@ def choose(
     expired: bool,
 ) -> Chosen:
     """The packages of all the wants together, and by repository the texts of dnf's modules.  Raises GpunodeError."""
-    some = {"apt": _debs, "pacman": _alpms}.get(MANAGERS[family], _rpms)
+    some = _debs if MANAGERS[family] == "apt" else _rpms
     try:
         packages, modules = some(target, wants, sources, web, base=base, expired=expired)
     except RefusedError as error:
@@ -81,19 +79,6 @@ def _closure(universe: closure.PackageUniverse[P], want: Wants, base: frozenset[
         return chosen(first)
     except RefusedError:
         return chosen(dependency_problem(universe, want.packages, base=base, first=False))
-
-
-def _alpms(
-    target: BundleTarget,
-    wants: Sequence[Wants],
-    sources: Sequence[Source],
-    web: Web,
-    *,
-    base: frozenset[str],
-    expired: bool,
-) -> Chosen:
-    lists = [package for source in sources for package in read_alpm(source.upstream, source.keys, web)]
-    return tuple(package for want in wants for package in _closure(Sync(lists), want, base)), {}
 
 
 def _rpms(

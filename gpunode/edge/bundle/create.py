@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpunode import __version__
-from gpunode.core.bundle.alpm import Alpm
 from gpunode.core.bundle.deb import Deb
 from gpunode.core.bundle.manifest import (
     KEY,
@@ -35,12 +34,11 @@ from gpunode.core.bundle.manifest import (
 from gpunode.core.bundle.rpm import Rpm
 from gpunode.core.bundle.spdx import sbom
 from gpunode.core.bundle.target import MANAGERS, BundleTarget, Wants, bare_node, together, wants_of
-from gpunode.core.bundle.upstream import ARCH_KEYRING, Upstream
+from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import NodeFacts
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.spec.source import DISTRIBUTION
-from gpunode.edge.bundle.alpm import alpm_repository, check_alpm
 from gpunode.edge.bundle.apt import apt_repository
 from gpunode.edge.bundle.choose import Package, Source, choose
 from gpunode.edge.bundle.cluster import ClusterNeeds, cluster_needs
@@ -123,12 +121,10 @@ def _signed_by(package: Package, part: Part, store: Store) -> str:
     """
     source = part.source(package)
     file, keys, trusted = store.path(package.sha256), source.keys, source.upstream.fingerprints
-    own = source.upstream.signs == "packages" and not isinstance(package, Deb)
     if isinstance(package, Rpm):
-        return check_rpm(package, file, keys, trusted) if own else ""
-    signed_by = check_alpm(package, file, keys, trusted, store.web) if own and isinstance(package, Alpm) else ""
+        return check_rpm(package, file, keys, trusted) if source.upstream.signs == "packages" else ""
     check_inside(package, file)
-    return signed_by
+    return ""
 
 
 def _may_write(out: Path) -> None:
@@ -225,7 +221,7 @@ def _distribution(order: Order, target: BundleTarget, desired: DesiredState) -> 
     raise InputError(
         f"the repositories of {target.distro} on {target.arch} are not known",
         expected="the files in which one of its machines names them",
-        fix=f"copy /etc/yum.repos.d (/etc/zypp/repos.d, /etc/pacman.conf) of one; add --repositories {target}=FOLDER",
+        fix=f"copy /etc/yum.repos.d (/etc/zypp/repos.d) of one; add --repositories {target}=FOLDER",
     )
 
 
@@ -236,8 +232,6 @@ def _keys(upstream: Upstream, desired: DesiredState) -> list[bytes]:
             expected="Signed-By (apt) or gpgkey (rpm)",
             fix="name the key in the file given by --repositories",
         )
-    if upstream.key.endswith(Path(ARCH_KEYRING).name):
-        return [Path(upstream.key).read_bytes()]
     return [read_key(upstream.key, desired.opened_spec().proxy, upstream.fingerprints)]
 
 
@@ -321,8 +315,6 @@ def _metadata(part: Part, name: str, packages: Sequence[Package], key: Signer) -
     debs = [package for package in packages if isinstance(package, Deb)]
     if MANAGERS[part.family] == "apt":
         return apt_repository(debs, arch=part.target.arch, label=f"gpunode {name}", signer=key)
-    if MANAGERS[part.family] == "pacman":
-        return alpm_repository([package for package in packages if isinstance(package, Alpm)], name, key)
     rpms = [package for package in packages if isinstance(package, Rpm)]
     return rpm_repository(rpms, part.modules.get(name, ""), key)
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import subprocess
 import tarfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import IO
 
-from gpunode.core.bundle.alpm import Alpm
 from gpunode.core.bundle.deb import Deb
 from gpunode.core.errors import RefusedError
 from gpunode.edge.bundle.unpack import ending_of, unpacked
 
 MOST_CONTROL = 16 << 20  # bytes of a deb's control.tar, packed and not
-MOST_MEMBERS = 20  # files of a package before its .PKGINFO; makepkg puts it among the first three
+MOST_MEMBERS = 20  # files of control.tar before control
 
 
-def check_inside(package: Deb | Alpm, file: Path) -> None:
+def check_inside(package: Deb, file: Path) -> None:
     """Raises RefusedError where the file is another package, version or architecture than its list says."""
     try:
-        found = _of_deb(file, package.url) if isinstance(package, Deb) else _of_alpm(file)
+        found = _of_deb(file, package.url)
     except (OSError, ValueError, EOFError, tarfile.TarError) as error:
         raise RefusedError(f"{package.url} is no package: {error}", fix="use another mirror") from error
     refuse_other(found, (package.name, package.version, package.arch), package.url)
@@ -53,28 +48,6 @@ def _of_deb(file: Path, where: str) -> tuple[str, str, str]:
                     return _fields(_text(tar, "control"), r"^{}:[ \t]*(\S+)", ("Package", "Version", "Architecture"))
             archive.seek(size + size % 2, 1)
     raise ValueError("it has no control.tar")
-
-
-def _of_alpm(file: Path) -> tuple[str, str, str]:
-    """From its .PKGINFO; no more of the file is unpacked than stands before it."""
-    with _opened(file) as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
-        return _fields(_text(tar, ".PKGINFO"), r"^{} = (\S+)", ("pkgname", "pkgver", "arch"))
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes]]:
-    with file.open("rb", buffering=0) as packed:  # zstd goes on where the descriptor stands
-        zstd = ending_of(packed.read(8)) == ".zst"
-        packed.seek(0)
-        if not zstd:
-            yield packed
-            return
-        with subprocess.Popen(["zstd", "-dcq"], stdin=packed, stdout=subprocess.PIPE) as ran:
-            assert ran.stdout is not None
-            try:
-                yield ran.stdout
-            finally:
-                ran.kill()
 
 
 def _text(tar: tarfile.TarFile, name: str) -> str:

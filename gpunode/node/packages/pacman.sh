@@ -4,30 +4,13 @@
 #
 # Arch has one version at a time, and installing with fresh lists on a system that is not upgraded breaks it («partial
 # upgrades are unsupported»).  So the lists are never refreshed here: what they name and the mirror no longer has asks for
-# an upgrade of the whole system first.  Where the request names the only repositories that may be asked (a bundle), their
-# lists are read, and a node of an older day than they are is refused.
+# an upgrade of the whole system first.
 
 PACMAN_HOLD=/etc/pacman.d/gpunode-hold.conf
 
-pacman_options() {
-  use_proxy
-  ! alone || pacman_alone
-}
+pacman_options() { use_proxy; }
 
-# pacman_alone: a configuration with the node's options, and of repositories and keys those of the request alone
-pacman_alone() {
-  alone_conf=$GPUNODE_IN/.pacman.conf ring=$GPUNODE_IN/.gnupg
-  { awk '/^[ \t]*\[/ { on = /\[options\]/ } on && !/^[ \t]*GPGDir/' /etc/pacman.conf && echo "GPGDir = $ring" && cat "$GPUNODE_IN/.sources"/*; } >"$alone_conf" 2>>"$log"
-  # pacman looks for pubring.gpg, the older of GnuPG's two forms, which GnuPG goes on with where it is there
-  mkdir -p "$ring" && : >"$ring/pubring.gpg" &&
-    sed -n 's/^# Key = //p' "$alone_conf" | while read -r key; do gpg --batch --no-autostart --quiet --homedir "$ring" --import "$key"; done >>"$log" 2>&1
-  # one after the other: both lock the database of trust
-  gpg --batch --no-autostart --homedir "$ring" --with-colons --list-keys 2>>"$log" </dev/null |
-    awk -F : '$1 == "pub" { first = 1 } $1 == "fpr" && first { print $10 ":6:"; first = 0 }' >"$GPUNODE_IN/.trust"
-  gpg --batch --no-autostart --quiet --homedir "$ring" --import-ownertrust <"$GPUNODE_IN/.trust" >>"$log" 2>&1
-}
-
-pacman_() { pacman ${alone_conf:+--config "$alone_conf"} --noconfirm --noprogressbar --color never "$@" </dev/null 9>&-; }
+pacman_() { pacman --noconfirm --noprogressbar --color never "$@" </dev/null 9>&-; }
 
 pacman_installed() {
   { sed -n 's/^IgnorePkg *= */lock /p' "$PACMAN_HOLD" 2>/dev/null; pacman -Q 2>/dev/null | sed 's/^/package /'; } | awk '
@@ -54,33 +37,10 @@ pacman_recover() {
   }
 }
 
-pacman_configured() {
-  alone || { ls /var/lib/pacman/sync/*.db >/dev/null 2>&1; return; }
-  [ -z "$(missing_source)" ] && sed -n 's/^\[\(gpunode-.*\)\]$/\1/p' "$alone_conf" | while read -r name; do
-    [ -e "/var/lib/pacman/sync/$name.db" ] || exit 1
-  done
-}
+pacman_configured() { ls /var/lib/pacman/sync/*.db >/dev/null 2>&1; }
 
 pacman_refresh() {
-  ! alone || {
-    pacman_refresh_alone
-    return
-  }
   pacman_configured || fail "pacman has no package lists" "run pacman -Syu on the node, reboot into its newest kernel, then run again"
-}
-
-pacman_refresh_alone() {
-  sources_there
-  pacman_ -Sy >"$GPUNODE_IN/.refresh" 2>&1 || {
-    why=$(grep '^error' "$GPUNODE_IN/.refresh" | head -n 2 | tr '\n' ' ')
-    case $why in
-      *signature* | *PGP* | *key*) wrong_signature "$why" ;;
-      *) unreadable_source "$why" ;;
-    esac
-  }
-  older=$(pacman_ -Qu 2>/dev/null | grep -v '\[ignored\]' | head -n 3 | tr '\n' ';')
-  [ -z "$older" ] || fail "the node is older than the repository that alone may be asked: ${older%;}" \
-    "Arch does not support partial upgrades: make the bundle from a snapshot of the day of the node's last upgrade, or upgrade the node"
 }
 
 pacman_refresh_all() { refreshed_all=1; }
