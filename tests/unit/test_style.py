@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rows import over
 
-from tools.docs.pages import site_pages
+from tools.docs.pages import pages, site_pages
 
 ROOT = Path(__file__).parents[2]
 HIDDEN_FOLDERS = frozenset({".git", ".venv", ".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"})
@@ -83,25 +83,27 @@ NOT_READ = frozenset({"CHANGELOG.md", "api.md"})
 
 
 @cache
-def unwanted_words() -> re.Pattern[str]:
-    """The phrases that the table in CONTRIBUTING.md replaces."""
+def unwanted_words(heading: str = "not") -> re.Pattern[str]:
+    """The phrases that a table in CONTRIBUTING.md replaces, the one whose first column is called so."""
     section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split(WORDS_HEADING)[1].split("\n## ")[0]
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
-    phrases = (re.escape(phrase) for phrases, _ in rows[1:] for phrase in phrases.split(", "))
+    table = section.split(f"| {heading} | but |\n")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
+    phrases = (re.escape(phrase) for phrases, _ in rows for phrase in phrases.split(", "))
     return re.compile(rf"(?<![\w.-])(?:{'|'.join(phrases)})(?![\w-])", re.IGNORECASE)
 
 
-def wrong_words(text: str) -> list[str]:
+def wrong_words(text: str, heading: str = "not") -> list[str]:
     """Lines with a phrase that the table does not want."""
+    unwanted = unwanted_words(heading)
     lines = enumerate(text.splitlines(), 1)
-    return [f"{n}: {word[0]!r} ({line.strip()[:100]})" for n, line in lines if (word := unwanted_words().search(line))]
+    return [f"{n}: {word[0]!r} ({line.strip()[:100]})" for n, line in lines if (word := unwanted.search(line))]
 
 
 def reading_matter() -> dict[str, str]:
     """Name → text: pages, READMEs of roles, and through docs/cli.md and roles.md every --help and every role."""
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("roles/*/README.md")]
+    files = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("roles/*/README.md")]
     made = site_pages(ROOT / "docs")
-    found = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in pages if p.name not in made} | made
+    found = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in files if p.name not in made} | made
     found["CONTRIBUTING.md"] = re.sub(rf"{WORDS_HEADING}.*?(?=\n## )", "", found["CONTRIBUTING.md"], flags=re.DOTALL)
     return {name: text for name, text in found.items() if name not in NOT_READ}
 
@@ -134,6 +136,60 @@ def test_messages_have_none_of_the_words_that_the_table_replaces() -> None:
     product = [path for path in (ROOT / "gpunode").rglob("*.py") if not path.is_relative_to(ROOT / "gpunode/lab")]
     texts = [text for path in product for text in messages(path)]
     assert [f"{place}: {found}" for place, text in texts for found in wrong_words(text)] == []
+
+
+# ---- the pages that people write: words that only they avoid, and how long a sentence and a cell of a table may be
+LONGEST = 40  # words
+
+
+def hand_written() -> dict[str, str]:
+    """Name → text of each page that no program writes."""
+    made = {*pages(), *site_pages(ROOT / "docs")}
+    return {
+        name: text
+        for name, text in reading_matter().items()
+        if name.startswith(("docs/", "README", "CONTRIBUTING")) and name.removeprefix("docs/") not in made
+    }
+
+
+def prose(page: str) -> Iterator[tuple[str, str]]:
+    """("cell" or "sentence", text) of a page: without code, comments, headings, and the addresses of links."""
+    text = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
+    text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=\s*\|)|\n(?=#)", text):
+        words = " ".join(block.split())
+        if words.startswith("|"):
+            yield from (("cell", cell) for cell in re.split(r"(?<!\\)\|", words)[1:-1])
+        elif not words.startswith("#"):
+            ends = r"(?<=[.!?])[»\"')*]*\s+(?=[«\"'(*`]*[A-Z0-9`])"
+            yield from (("sentence", sentence) for sentence in re.split(ends, words))
+
+
+def too_long(page: str) -> list[str]:
+    """Sentences and cells with more than LONGEST words."""
+    counted = ((kind, text, len(text.split())) for kind, text in prose(page))
+    return [f"{kind} of {count} words: {text}" for kind, text, count in counted if count > LONGEST]
+
+
+def test_what_counts_as_a_sentence_and_as_a_cell() -> None:
+    page = (
+        "# A title\n\nOne. Two\nlines: `a. b`, 1.5. [Three](x.md)!\n\n- four\n\n```sh\ncode\n```\n\n| a \\| b | c. D |"
+    )
+    sentences = [("sentence", text) for text in ("One.", "Two lines: `a. b`, 1.5.", "Three!", "- four")]
+    assert [(kind, text.strip()) for kind, text in prose(page) if text] == [
+        *sentences, ("cell", "a \\| b"), ("cell", "c. D"),
+    ]  # fmt: skip
+    assert [found[:20] for found in too_long(f"{'word ' * 40}\n\n{'word ' * 41}\n\n| {'word ' * 41}|\n")] == [
+        "sentence of 41 words", "cell of 41 words:  w",
+    ]  # fmt: skip
+
+
+@over(hand_written().items(), name=lambda row: row[0])
+def test_a_page_has_short_sentences_and_cells_and_the_usual_words(_name: str, text: str) -> None:
+    assert wrong_words(text, "not in pages") == []
+    assert too_long(text) == []
 
 
 def test_every_piece_of_an_f_string_is_a_text_that_is_looked_at(
