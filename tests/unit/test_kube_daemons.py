@@ -1,9 +1,9 @@
-"""What k3s, k0s and MicroK8s would hand to containerd, on real ones: it loads, the runtime is in force, nothing else
+"""What k0s and MicroK8s would hand to containerd, on real ones: it loads, the runtime is in force, nothing else
 has changed.
 
 GPUNODE_CONTAINERDS names containerd binaries (a list like PATH); without it there is nothing to run here.  The files
 of a case are made into what its distribution makes of them: MicroK8s fills its template in, k0s writes a root that
-imports the drop-ins (1.36) or merges them into the defaults (1.35), k3s' rendered file imports drop-ins.
+imports the drop-ins (1.36) or merges them into the defaults (1.35).
 """
 
 from __future__ import annotations
@@ -55,18 +55,11 @@ def k0s(tree: Mapping[str, bytes], request: RuntimeRequest) -> tuple[dict[str, b
     return {K0S: ROOTS[3].encode(), **own}, K0S
 
 
-def rancher(tree: Mapping[str, bytes], request: RuntimeRequest) -> tuple[dict[str, bytes], str]:
-    """The rendered file with the drop-ins that it imports."""
-    kept = {path: data for path, data in tree.items() if path.endswith(".toml")}
-    return kept, next(path for path in kept if path.endswith("/agent/etc/containerd/config.toml"))
+MADE = {"microk8s": microk8s, "k0s": k0s}
 
 
-MADE = {"microk8s": microk8s, "k0s": k0s, "k3s": rancher, "rke2": rancher}
-
-
-def cases(engine: str, needs: str = "") -> list[str]:
-    found = cases_of(engine, having="after")
-    return [one.id for one in found if not needs or any(needs in path.split("/") for path in one.done)]
+def cases(engine: str) -> list[str]:
+    return [one.id for one in cases_of(engine, having="after")]
 
 
 RUNS = [
@@ -75,8 +68,6 @@ RUNS = [
     for case in (
         *cases("microk8s"),
         *(cases("k0s") if major(VERSIONS[binary]) >= (2, 3) else ()),
-        *(cases("k3s", "config-v3.toml.d") if major(VERSIONS[binary]) >= (2, 0) else ()),
-        *(cases("rke2", "config-v3.toml.d") if major(VERSIONS[binary]) >= (2, 0) else ()),
     )
     # written for another containerd
     if not re.search(r"-1\.(?:6|7|30|35)\b|managed-2", case) or case.startswith("microk8s")
@@ -100,9 +91,7 @@ def test_what_the_distribution_makes_of_it_is_in_force_and_nothing_else_has_chan
     before = dump(binary, *_arguments(engine, tree, request, tmp_path))
     after = dump(binary, *_arguments(engine, applied(tree, edit), request, tmp_path))
     assert isinstance(after, dict), f"does not load: {after}"
-    # k3s' setting is taken up when it renders again
-    by_setting = any(path.endswith(".yaml") for path in edit.changes)
-    assert [one for one in unmet(after, request, before) if not (one == "default" and by_setting)] == []
+    assert unmet(after, request, before) == []
     if isinstance(before, dict):
         assert differs(before, after, edit.meant) == []
 

@@ -24,9 +24,9 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.engines.k3s import has_containerd_2
 from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import yamltext
+from gpunode.core.edits.undo import record
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import Edit, NodeFacts, Runtime
@@ -58,24 +58,7 @@ def facts_of(name: str) -> NodeFacts:
 ALL = [one.id for one in cases(*DISTRIBUTIONS, having="after")]
 
 
-# ---------------------------------------------------------------- versions
-
-
-@pytest.mark.parametrize(
-    ("version", "there"),
-    [
-        ("v1.31.5+k3s1", False),
-        ("v1.31.6+k3s1", True),
-        ("v1.32.1+rke2r1", False),
-        ("v1.32.2+rke2r1", True),
-        ("v1.33.0+k3s1", True),
-        ("1.7.27-k3s1", False),
-        ("2.0.2-k3s2", True),
-        ("", True),
-    ],
-)
-def test_a_version_of_the_engine_or_of_kubernetes_says_what_there_is(version: str, there: bool) -> None:
-    assert has_containerd_2(version) is there
+# ---------------------------------------------------------------- places
 
 
 @pytest.mark.parametrize(
@@ -175,8 +158,12 @@ def test_without_a_record_nvidias_own_entries_go_and_the_rest_stays(case: str) -
     rendered = {path for path in left if path.endswith("/agent/etc/containerd/config.toml")}
     for path, data in left.items():
         printed = [line for line in data.decode().splitlines() if not line.strip().startswith("#")]
-        # a whole template is the user's: it is read, and not edited
-        if path not in rendered and not path.endswith(".tmpl") and "nvidia-container-runtime]" not in data.decode():
+        # a template and a drop-in of k3s are the user's: they are read, and not edited
+        if (
+            path not in rendered
+            and not path.startswith("/var/lib/rancher/")
+            and "nvidia-container-runtime]" not in data.decode()
+        ):
             assert f"default-runtime: {request.name}" not in printed
             assert not [line for line in printed if request.path in line]
     assert unconfigure_runtime(left, request).changes == {}, "twice equals once"
@@ -205,6 +192,31 @@ def test_what_k3s_adds_by_itself_is_said_when_it_is_undone() -> None:
     assert [r.why for r in edit.reasons][
         -1
     ] == "k3s adds it at every start, as long as it finds nvidia-container-runtime"
+
+
+FOLDER = "/var/lib/rancher/k3s/agent/etc/containerd"
+
+
+@pytest.mark.parametrize("name", ["config-v3.toml.d/99-nvidia.toml", "config-v3.toml.tmpl"])
+def test_what_an_earlier_gpunode_wrote_below_k3s_goes_back_by_its_record(name: str) -> None:
+    """A drop-in that it made, and a template that it changed, which nothing writes any more."""
+    case = "k3s/stock-with-imports"
+    path, added = f"{FOLDER}/{name}", b'[plugins.x]\n  a = "nvidia"\n'
+    before = b'{{ template "base" . }}\n' if name.endswith(".tmpl") else None
+    after = (before or b"") + added
+    files = {**before_of(case), path: after}
+    edit = unconfigure_runtime(files, request_of(case), [{path: record(before, after)}])
+    assert edit.changes[path] == before
+
+
+def test_of_the_owner_s_files_those_with_another_default_stay_as_they_are() -> None:
+    config = "/etc/rancher/k3s/config.yaml"
+    files = {config: b"default-runtime: crun\n", f"{config}.d/99-gpu.yaml": b"default-runtime: nvidia\n"}
+    edit = unconfigure_runtime(files, request_of("k3s/stock-2.1"))
+    assert set(edit.changes) == {f"{config}.d/99-gpu.yaml"}
+    flag = replace(request_of("k3s/stock-2.1"), flags=("--default-runtime=nvidia",))
+    edit = unconfigure_runtime({}, flag)
+    assert edit.changes == {} and edit.reasons[0].what == "--default-runtime nvidia"
 
 
 def test_the_default_of_microk8s_is_its_own_placeholder_again() -> None:
@@ -318,10 +330,6 @@ def test_drop_ins_are_judged_with_the_root_that_imports_them() -> None:
     merged = replace(root, data=b'# k0s_managed=true\nversion = 2\nimports = ["/run/k0s/containerd-cri.toml"]\n')
     old = replace(facts, files={**facts.files, root.path: merged})
     assert activation(old, REQUEST, edit_runtime(facts, REQUEST)).validate == (), "1.35 merges them itself"
-    k3s = replace(K3S, binary="/k3s/containerd")
-    edit = Edit(changes={"/srv/agent/etc/containerd/config-v3.toml.d/99-nvidia.toml": b""})
-    words = ("/k3s/containerd", "-c", "/srv/agent/etc/containerd/config.toml", "config", "dump")
-    assert activation(NodeFacts(runtimes=(k3s,)), REQUEST, edit).validate == words
 
 
 def test_k3s_that_was_started_before_the_toolkit_came_has_only_to_start_again() -> None:
