@@ -23,6 +23,7 @@ from gpunode.edge.state import controller_name, write_private
 from gpunode.node import script
 
 CONNECT, SECONDS = 5.0, 20.0  # at most: a lease that cannot be given back runs out by itself
+INTERRUPTED = 3.0  # seconds, where a person waits for the end
 WORKED = ("ok", "changed", "failed")  # kinds of events after which a host may have a lease of this run
 
 
@@ -81,8 +82,9 @@ def _give_back(
 ) -> None:
     text = program(script("release.sh"), request)
     # a `stop` of its own: at the end of a run that was interrupted its hosts are given back, too
+    seconds = INTERRUPTED if targets.stop.is_set() else SECONDS
     quick = replace(targets, connect_timeout=min(CONNECT, targets.connect_timeout), stop=threading.Event())
-    ran = run_many([(host.target, text) for host in hosts if host.target], reach=quick.reach(SECONDS))
+    ran = run_many([(host.target, text) for host in hosts if host.target], reach=quick.reach(seconds))
     left = [one.target.name for one in ran if isinstance(one.error, NotServed)]
     if left:
         _by_ansible(sorted(left), text, targets, folder, inventory)

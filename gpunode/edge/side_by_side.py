@@ -17,7 +17,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _TICK = 0.2  # seconds between looks at the deadlines, and whether all is to end
-_MOMENT = 0.5  # seconds that threads get to close what they have open, when all is to end
+_MOMENT = 1.5  # seconds that threads get to close what they have open, or to uncordon a node, when all is to end
 
 SENDING, OUTPUT = "sending the program", "waiting for output"
 
@@ -115,7 +115,7 @@ def side_by_side(
 
     With `late` an item has `seconds` from its start: then its deadline is cut, `late` says what came of it, and nobody
     waits for it any more.  When `stop` is set, InterruptedByUser is raised; at Ctrl-C, it is set.  Either way nothing
-    is waited for: deadlines are cut, threads are daemons.  What `work` raises ends all of it.
+    is waited for longer than moments: deadlines are cut, threads are daemons.  What `work` raises ends all of it.
     """
     walk = _Walk(items, work, seconds)
     try:

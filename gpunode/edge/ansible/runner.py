@@ -37,6 +37,7 @@ ANSIBLE_PREFIX = "ANSIBLE_"
 TASK_SECONDS = (
     6 * 3600
 )  # of one step on one host: the slowest download and build are far below, and a node may never end
+CANCEL_SECONDS = 0.25  # between looks whether a playbook is to end
 ENDS = supervise.GRACE + 5  # seconds in which a playbook that is let go of is gone
 
 
@@ -142,8 +143,8 @@ def run_playbook(
             cancel_callback=cancel,
             quiet=True,
             suppress_env_files=True,
-            settings={"suppress_ansible_output": True},
         )
+        run.config.pexpect_timeout = CANCEL_SECONDS  # `settings` are dropped where there is no file env/settings
         run.config.command = [*leash.command, *run.config.command]
         leash.started = True
         LOG.info("in %s: %s", folder, shlex.join(run.config.command))

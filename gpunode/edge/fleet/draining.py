@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode.core.checks.gpus import unfit_checks
-from gpunode.core.errors import GpunodeError
+from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.model import HostResult, NodeFacts, Plan
 from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec.rollout import DrainSpec
@@ -80,7 +81,7 @@ class NodeDrains:
             preview = isolated(host, lambda: self.nodes.preview(host, facts[host], drains[host]))
             found[host] = DrainPreview(host=host, error=preview) if isinstance(preview, GpunodeError) else preview
 
-        _each(one, facts)
+        self._each(one, facts)
         return [found[host] for host in facts]
 
     def refused(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> dict[str, HostResult]:
@@ -119,7 +120,11 @@ class NodeDrains:
             elif emptied:
                 taken[host] = emptied
 
-        _each(one, hosts)
+        with contextlib.suppress(InterruptedByUser):
+            self._each(one, hosts)
+        if self._worker.cancelled.is_set():
+            cut = HostResult(host="", outcome="interrupted", message=f"{NOT_STARTED}interrupted")
+            refused |= {host: replace(cut, host=host) for host in hosts if host not in (taken.keys() | refused.keys())}
         return taken, refused
 
     def release_all(
@@ -133,21 +138,22 @@ class NodeDrains:
 
         `boots`: the boot that each host itself has now.
         """
-        ends: dict[str, HostResult] = {}
+        stays = {
+            h: replace(r, message=f"{r.message} (node {taken[h].node} stays cordoned)")
+            for h, r in results.items()
+            if h in taken
+        }
+        ends = {host: result for host, result in stays.items() if not result.ok}
 
         def one(host: str) -> None:
-            result = ends[host] = results[host]
-            if not result.ok:
-                ends[host] = replace(result, message=f"{result.message} (node {taken[host].node} stays cordoned)")
-                return
             boot = boots.get(host, "")
             error = isolated(host, lambda: self.nodes.give_back(taken[host], drains[host], boot_id=boot, host=host))
-            if error:
-                text = f"{result.message}, but the node stays cordoned: {error}"
-                ends[host] = replace(result, outcome=error.outcome, message=text)
+            text = f"{results[host].message}, but the node stays cordoned: {error}"
+            ends[host] = replace(results[host], outcome=error.outcome, message=text) if error else results[host]
 
-        _each(one, taken)
-        return ends
+        with contextlib.suppress(InterruptedByUser):
+            self._each(one, stays.keys() - ends.keys())
+        return {host: ends.get(host) or replace(result, outcome="interrupted") for host, result in stays.items()}
 
     def open_again(self, hosts: Mapping[str, Planned]) -> dict[str, HostResult]:
         """Nodes that an earlier run, killed or failed, left cordoned, and that are now what they should be: given back.
@@ -178,10 +184,11 @@ class NodeDrains:
             results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
             journal.ended(started[host], [results[host]], {host: hosts[host].plan.facts_hash})
 
-        _each(one, started)
+        self._each(one, started)
         journal.close()
         return results
 
-
-def _each(act: Callable[[str], None], hosts: Iterable[str]) -> None:
-    side_by_side(lambda host, deadline: act(host), list(hosts), at_once=_AT_ONCE)
+    def _each(self, act: Callable[[str], None], hosts: Iterable[str]) -> None:
+        """At an interrupt each has moments to uncordon a node that it drains.  Raises InterruptedByUser."""
+        work = lambda host, deadline: act(host)  # noqa: E731
+        side_by_side(work, list(hosts), at_once=_AT_ONCE, stop=self._worker.cancelled)

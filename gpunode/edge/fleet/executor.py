@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
-from gpunode.core.errors import GpunodeError
+from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.model import HostResult
 from gpunode.core.rollout import Gate, Progress, RolloutPool, Start, Stop, next_actions
 from gpunode.edge.isolate import isolated
@@ -142,6 +142,8 @@ class Rollout:
     def _take(self, what: Job | Gate, future: Future[Results]) -> None:
         """What came of a job or of a gate; a host that it says nothing of has failed."""
         found = isolated("", future.result)
+        if isinstance(what, Gate) and isinstance(found, InterruptedByUser):
+            return  # nothing was found out about hosts that are done
         if isinstance(found, GpunodeError):
             found = {h: HostResult(host=h, outcome=found.outcome, message=str(found)) for h in what.hosts}
         results = dict(found)

@@ -34,8 +34,9 @@ DEEPEST = 100  # levels of an object: a pod has 15
 ATTEMPTS = 6
 MAX_PAUSE = 30.0  # seconds between two attempts, whatever Retry-After says
 WATCH = 60  # seconds after which a watch is begun again
-PATIENT_PAUSE = 5.0  # seconds, at most, between two looks for a server that went away or a user who interrupts
-_SLICE = 0.5  # seconds of a pause after which an interrupt is noticed
+PATIENT_PAUSE = 5.0  # seconds, at most, between two looks for a server that went away
+PATIENT_WATCH = 1  # second after which a user who interrupts is noticed while a watch is open
+_SLICE = 0.2  # seconds of a pause after which an interrupt is noticed
 AGAIN = frozenset({429, 500, 502, 503, 504})
 Found = TypeVar("Found")
 _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~:@!$&'()*+,;=%-]+)+")
@@ -108,7 +109,7 @@ class Api:
 
         other.pause = pause
         other._until = self.clock() + seconds
-        other._watch = int(PATIENT_PAUSE)
+        other._watch = PATIENT_WATCH
         other._notify = notify
         return other
 
