@@ -199,6 +199,8 @@ def test_fragments_become_the_section_of_a_release_above_those_before(tmp_path: 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
+    for fragment in (tmp_path / "changelog.d").glob("+*"):  # of the next release
+        fragment.unlink()
     (tmp_path / "changelog.d/+one.added.md").write_text("One thing more.\n")
     (tmp_path / "changelog.d/+two.fixed.md").write_text("One fault less.\n")
     towncrier = Path(sys.executable).with_name("towncrier")
