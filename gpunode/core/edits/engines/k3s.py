@@ -29,7 +29,8 @@ SOURCE = "docs.k3s.io/advanced"
 SOCKET = "/run/k3s/containerd/containerd.sock"
 OPERATOR = "/usr/local/nvidia/"  # where the GPU Operator's toolkit container installs
 _FOLDERS = ("/usr/local/nvidia/toolkit", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/sbin", "/bin")
-_COMMENT = re.compile(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
+_GO_COMMENT = re.compile(r"\{\{-?\s*/\*")
+_LINE_COMMENT = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
 _BASE = re.compile(r"\{\{-?\s*template\s+[\"`]base[\"`]\s+\.\s*-?\}\}")
 _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")  # the first counts with containerd 2
 _Change = dict[str, bytes | None]
@@ -106,7 +107,9 @@ class Node:
     @cached_property
     def written(self) -> str:
         """The template without its comments."""
-        return _COMMENT.sub("", decode(self.template, self.files[self.template])) if self.template else ""
+        text = decode(self.template, self.files[self.template]) if self.template else ""
+        first, *rest = _GO_COMMENT.split(text)
+        return _LINE_COMMENT.sub("", "".join([first, *(part.partition("*/")[2].partition("}}")[2] for part in rest)]))
 
     @property
     def has_base(self) -> bool:
