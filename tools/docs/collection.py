@@ -64,7 +64,7 @@ OTHERS = (
 
 
 def _other(argument: str, shape: Shape, action: str = "component") -> StepKind:
-    return StepKind(shape=shape, action=action, argument=argument, value=lambda case, role, mine: None)
+    return StepKind(shape=shape, action=action, argument=argument)
 
 
 _OTHER_ROWS = (

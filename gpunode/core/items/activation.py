@@ -14,12 +14,12 @@ Besides the usual lines the script prints
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.grammar import WORD
-from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, StepKind
+from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, StepKind
 from gpunode.core.model import NodeFacts, Service
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
@@ -34,16 +34,18 @@ _WORD = r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*"
 _SETTING = r"[^\s'\"$`\\]+"
 SHAPE = mapping(
     "What is loaded, started and set.",
+    enable=texts("Units to start at the next boot, and not now.", _WORD),
     load=texts("Kernel modules to load.", _WORD),
     unload=texts("Kernel modules to unload.", _WORD),
-    services=texts("Units to enable and start.", _WORD),
-    enable=texts("Units to start at the next boot, and not now.", _WORD),
-    mask=texts("Units to stop, and to keep from starting.", _WORD),
-    restart=texts("Units to restart where they run.", _WORD),
     initramfs=flag("Whether the initramfs is rebuilt where it is stale."),
+    version=text("Version of the driver that has to be loaded; empty means that of the libraries.", _WORD),
+    flavour=text("Flavour of the modules that has to be loaded, open or proprietary.", _WORD),
+    **REBOOTS,
+    services=texts("Units to enable and start.", _WORD),
     links=flag("Whether GPU devices get their links in /dev/char."),
-    alternatives=pairs("Links below /usr/local, by name, and where each leads.", _WORD, r"/[^\s]*"),
     sysctl=pairs("Kernel settings, in force now.", _WORD, rf"{_WORD}( {_WORD})*"),
+    restart=texts("Units to restart where they run.", _WORD),
+    mask=texts("Units to stop, and to keep from starting.", _WORD),
     parameters=pairs("Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.", _WORD, _SETTING),
     arguments=pairs(
         "Arguments of the kernel's command line: present or absent.",
@@ -55,9 +57,7 @@ SHAPE = mapping(
         r"\*|10de:[0-9a-f]{4}",
         "Enabled|Disabled",
     ),
-    version=text("Version of the driver that has to be loaded; empty means that of the libraries.", _WORD),
-    flavour=text("Flavour of the modules that has to be loaded, open or proprietary.", _WORD),
-    **REBOOTS,
+    alternatives=pairs("Links below /usr/local, by name, and where each leads.", _WORD, r"/[^\s]*"),
 )
 _LISTS = ("load", "unload", "services", "enable", "mask", "restart")
 _FLAGS = ("initramfs", "links")
@@ -77,6 +77,7 @@ class Module(Item):
     option: str = "activate"
     module: str
     loaded: bool = True
+    along: tuple[str, ...] = ()  # modules that are loaded with it
 
     @property
     def wanted(self) -> str:
@@ -85,6 +86,9 @@ class Module(Item):
     def actual(self, facts: NodeFacts) -> str:
         conflicts = {"nouveau": facts.driver.nouveau, "nova_core": facts.driver.nova}
         return PRESENT if conflicts.get(self.module, self.module in facts.modules) else ABSENT
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"load" if self.loaded else "unload": [self.module, *self.along]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +99,16 @@ class ServiceItem(Item):
     WANTED = "active, enabled"
     option: str = "activate"
     unit: str
+    reads: tuple[str, ...] = ()  # files of its role that it reads when it starts
 
     def actual(self, facts: NodeFacts) -> str:
         service = facts.services.get(self.unit.removesuffix(".service"))
         return f"{service.active or 'inactive'}, {_at_boot(service)}" if service else ABSENT
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        files = (case.items.get(ItemKey(self.role, "files", path)) for path in self.reads)
+        stale = any(file is not None and case.pending(file) for file in files)
+        return {"services": [self.unit], **(restarted(case, self.role, self.unit) if stale else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +123,9 @@ class Enabled(Item):
     def actual(self, facts: NodeFacts) -> str:
         service = facts.services.get(self.unit.removesuffix(".service"))
         return _at_boot(service) if service else ABSENT
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"enable": [self.unit]}
 
 
 def _at_boot(service: Service) -> str:
@@ -135,23 +148,17 @@ class Masked(Item):
         state = "inactive" if service.active in ("", "failed") else service.active  # one that has failed runs no more
         return f"{state}, {service.enabled or 'disabled'}"
 
-
-def services_of(items: Iterable[Item]) -> list[str]:
-    """The units among them that are to run."""
-    return [item.unit for item in items if isinstance(item, ServiceItem)]
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"mask": [self.unit]}
 
 
-def enabled_of(items: Iterable[Item]) -> list[str]:
-    """The units among them that are to start at boot."""
-    return [item.unit for item in items if isinstance(item, Enabled)]
+def restarted(case: HostCase, role: str, unit: str) -> dict[str, list[str]]:
+    """The share of an item that a role's unit takes up when it starts; one that does not run is started anyway."""
+    service = ServiceItem(role=role, unit=unit).key
+    return {"restart": [unit]} if case.have.get(service, "").startswith("active") else {}
 
 
-def step(
-    value: Callable[[HostCase, str, Sequence[Item]], Any],
-    disrupts: Callable[[HostCase, Sequence[Item]], str] | None = None,
-) -> StepKind:
-    """The step that activates what a role has brought; `value` is the role's own, and what it disturbs."""
-    return StepKind(shape=SHAPE, action="activate", argument="activate", value=value, disrupts=disrupts)
+STEP = StepKind(shape=SHAPE, action="activate", argument="activate")
 
 
 @dataclass(frozen=True, kw_only=True)

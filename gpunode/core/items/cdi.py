@@ -48,6 +48,9 @@ class Specification(Item):
         """The value of its step."""
         return {"output": "", **self.units}
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return self.value
+
 
 SETTINGS = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"  # of nvidia-cdi-refresh.service, and of cdi.sh
 _FLAGS, _NO_GROUPS = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS", "no-additional-gids-for-device-nodes"
@@ -88,19 +91,13 @@ def without_groups(text: str) -> str:
     return "\n".join([*lines, f"{_FLAGS}={_NO_GROUPS}"]) + "\n"
 
 
-def value(case: HostCase, role: str, mine: Sequence[Item]) -> Any:
-    """How it is made."""
-    [found] = [item.value for item in mine if isinstance(item, Specification)]
-    return found
-
-
 def title(case: HostCase, mine: Sequence[Item]) -> str:
     """Of a file in the folder where nobody renews one; cdi.sh renews what has the name that nvidia-ctk gives it."""
     own = [spec.path for spec in made_by_ctk(case.facts).cdi.specs if spec.path.startswith(f"{FOLDERS[0]}/")]
     return f"Make the CDI specification, and renew {own[0]}, which nothing renews by itself" if own else ""
 
 
-STEP = StepKind(shape=SHAPE, action="cdi", argument="cdi", value=value, title=title)
+STEP = StepKind(shape=SHAPE, action="cdi", argument="cdi", title=title)
 
 
 def cdi_warnings(facts: NodeFacts) -> Iterator[str]:

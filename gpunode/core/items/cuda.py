@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File, render
 from gpunode.core.items.item import Found, HostCase, Item, Question
 from gpunode.core.items.package import PackageItem
@@ -30,6 +29,9 @@ class Default(Item):
     def actual(self, facts: NodeFacts) -> str:
         return facts.cuda_default
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"alternatives": {"cuda": f"/usr/local/cuda-{self.version}"}}
+
 
 def wanted(question: Question) -> Found:
     """What the solution has of it.
@@ -48,12 +50,3 @@ def wanted(question: Question) -> Found:
     newest = max(cuda.compat, key=version_tuple, default="")  # its libcuda serves the older toolkits as well
     yield File(role="cuda", path=CUDA_PROFILE, text=render(question.templates["cuda.sh.j2"], compat=newest))
     yield Default(version=cuda.version)
-
-
-def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
-    """The link to the default toolkit."""
-    [default] = [item for item in mine if isinstance(item, Default)]
-    return {"alternatives": {"cuda": f"/usr/local/cuda-{default.version}"}}
-
-
-ACTIVATION = activation_step(activation_value)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.core.items.activation import Module, ServiceItem, enabled_of, services_of
-from gpunode.core.items.activation import step as activation_step
+from gpunode.core.items.activation import STEP as activation_step
+from gpunode.core.items.activation import Module, ServiceItem
 from gpunode.core.items.file import File, render
-from gpunode.core.items.gpu_settings import Ecc, ecc_of
+from gpunode.core.items.gpu_settings import Ecc
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, reboots
-from gpunode.core.items.kernel_argument import KernelArgument, arguments_of
+from gpunode.core.items.kernel_argument import KernelArgument
 from gpunode.core.items.package import STEP as package_step
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.items.runfile import Installed, Uninstalled
@@ -68,7 +68,9 @@ class Version(Item):
     NAME = "module version"
     role: str = "driver"
     option: str = "activate"
+    always: bool = True
     version: str  # empty: any
+    asked: str  # the one that has to be loaded; empty: that of the libraries on the node
 
     @property
     def wanted(self) -> str:
@@ -76,6 +78,9 @@ class Version(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         return facts.driver.loaded or ABSENT
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"version": self.asked}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +96,9 @@ class LoadedFlavour(Item):
     def actual(self, facts: NodeFacts) -> str:
         return facts.driver.loaded_flavour
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"flavour": self.flavour}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedParameters(Item):
@@ -100,6 +108,7 @@ class LoadedParameters(Item):
     WANTED = "in force"
     role: str = "driver"
     option: str = "activate"
+    always: bool = True
     parameters: Parameters
 
     def actual(self, facts: NodeFacts) -> str:
@@ -107,6 +116,9 @@ class LoadedParameters(Item):
 
     def difference(self, have: str) -> str:
         return have
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"parameters": shown(self.parameters)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +136,10 @@ class Built(Item):
         if kernel is None:
             return ABSENT
         return PRESENT if kernel.flavour in ("", self.flavour) else f"{kernel.flavour} modules"
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        """Nothing: the packages or the installer, which the step always has, build it."""
+        return {}
 
 
 def packages_title(case: HostCase, mine: Sequence[Item]) -> str:
@@ -148,14 +164,18 @@ def wanted(question: Question) -> Found:
     yield from _installed(facts, driver)
     yield File(role="driver", path=NOUVEAU_CONF, text=templates["nouveau.conf.j2"])
     yield from _parameters(facts, question.spec.driver.module_parameters, templates)
-    yield Module(role="driver", module="nouveau", loaded=False)
+    yield Module(role="driver", module="nouveau", loaded=False, always=True)
     if facts.driver.nova:
-        yield Module(role="driver", module="nova_core", loaded=False)
+        yield Module(role="driver", module="nova_core", loaded=False, always=True)
     if driver.modules:
         yield File(role="driver", path=FABRIC_CONF, text=FABRIC_HEAD + "".join(f"{name}\n" for name in driver.modules))
-    yield from (Module(role="driver", module=name) for name in driver.modules)
-    yield Module(role="driver", module="nvidia")
-    yield Version(version=driver.version if driver.runfile else "" if facts.driver.runfile else facts.driver.userspace)
+    yield from (Module(role="driver", module=name, always=True) for name in driver.modules)
+    yield Module(role="driver", module=MODULES[0], along=MODULES[1:], always=True)
+    if driver.runfile:
+        yield Version(version=driver.version, asked=driver.version)
+    else:
+        have = "" if facts.driver.runfile else facts.driver.userspace
+        yield Version(version=have, asked=question.spec.driver.version)
     if facts.driver.loaded_flavour not in ("", driver.flavour):
         yield LoadedFlavour(flavour=driver.flavour)
     for kernel in facts.kernels:
@@ -228,33 +248,14 @@ def _parameters(facts: NodeFacts, parameters: Parameters, templates: Mapping[str
         yield File(role="driver", path=PARAMETERS_CONF, text=None)
 
 
-def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
-    """What loads the driver; of a machine that waits for its GPU units are enabled, and the initramfs is rebuilt."""
-    if not case.spec.image.load:
-        return {"enable": enabled_of(mine), "initramfs": True, "reboot": "never", **_waits_for_reboot(mine)}
-    if case.solution.driver is None:  # somebody else's, such as that of the GPU Operator
-        return {**_waits_for_reboot(mine), **reboots(case.spec)}
+def _base(case: HostCase, role: str) -> dict[str, Any]:
+    """Of a machine that waits for its GPU the initramfs is rebuilt; a driver that is not gpunode's is left alone."""
     driver, spec = case.solution.driver, case.spec
-    flavour = [item.flavour for item in mine if isinstance(item, LoadedFlavour)]
-    parameters = shown(spec.driver.module_parameters)
-    return {
-        "load": [*(case.solution.driver.modules if case.solution.driver else ()), *MODULES],
-        "unload": ["nouveau", *(["nova_core"] if case.facts.driver.nova else [])],
-        "initramfs": True,
-        # the version that has to be loaded, "" for that of the libraries on the node
-        "version": driver.version if driver and driver.runfile else spec.driver.version,
-        **({"flavour": flavour[0]} if flavour else {}),
-        **reboots(spec),
-        "services": services_of(mine),
-        **({"parameters": parameters} if parameters else {}),
-        **_waits_for_reboot(mine),
-    }
-
-
-def _waits_for_reboot(mine: Sequence[Item]) -> dict[str, Any]:
-    """What waits for a reboot as the driver may: here, as one reboot is enough for all."""
-    found = {"arguments": arguments_of(mine), "ecc": ecc_of(mine)}
-    return {key: value for key, value in found.items() if value}
+    if not spec.image.load:
+        return {"initramfs": True, "reboot": "never"}
+    if driver is None or driver.method == "preinstalled":
+        return reboots(spec)
+    return {"initramfs": True, "services": [], **reboots(spec)}
 
 
 def disruption(case: HostCase, mine: Sequence[Item]) -> str:
@@ -293,4 +294,4 @@ def _another_driver(case: HostCase) -> bool:
     return asked != loaded if asked else loaded.partition(".")[0] != str(driver.branch)
 
 
-ACTIVATION = activation_step(activation_value, disruption)
+ACTIVATION = replace(activation_step, base=_base, disrupts=disruption)

@@ -12,15 +12,15 @@ from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.facts import masked_hash
 from gpunode.core.facts.cdi import made_by_ctk
 from gpunode.core.facts.kubelet import kubelet_engine
-from gpunode.core.items.activation import Module, ServiceItem, services_of
-from gpunode.core.items.activation import step as activation_step
+from gpunode.core.items.activation import STEP as activation_step
+from gpunode.core.items.activation import Module, ServiceItem
 from gpunode.core.items.cdi import Specification
 from gpunode.core.items.cdi import settings as cdi_settings
 from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, KeyOf, Question, StepKind
 from gpunode.core.items.kubelet import driver_mismatch, driver_problem
-from gpunode.core.items.memlock import restarts as memlock_restarts
+from gpunode.core.items.memlock import restarts
 from gpunode.core.items.package import PackageItem
 from gpunode.core.items.stopped_engine import stopped
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
@@ -61,13 +61,13 @@ class Configured(Item):
     WANTED = "configured"
     role: str = "runtime"
     option: str = "edits"
-    request: RuntimeRequest
+    asked: RuntimeRequest
     edit: Edit
     upgrade: bool = False  # a toolkit is there already
 
     @property
     def name(self) -> str:
-        return self.request.runtime
+        return self.asked.runtime
 
     def actual(self, facts: NodeFacts) -> str:
         pending = facts.runtime(self.name) is None or self.edit.changes or facts.unfinished
@@ -75,6 +75,13 @@ class Configured(Item):
 
     def difference(self, have: str) -> str:
         return have
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        """The edit, with the files that it was worked out on."""
+        facts, runtime = case.facts, case.facts.runtime(self.name)
+        expect = {p: masked_hash(facts.files[p]) for p in (runtime.files if runtime else ()) if p in facts.files}
+        again = self.name in DAEMONS and not self.edit.changes
+        return {key: getattr(self.asked, name) for key, name in _FIELDS.items()} | {"restart": again, "expect": expect}
 
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go).
@@ -102,54 +109,26 @@ def wanted(question: Question) -> Found:
     yield from _cdi(question)
 
 
-def value(case: HostCase, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
-    """One edit an engine, with the files that it was worked out on."""
-    return [_edit_value(case.facts, item) for item in mine if isinstance(item, Configured)]
-
-
-def _edit_value(facts: NodeFacts, item: Configured) -> dict[str, Any]:
-    runtime = facts.runtime(item.name)
-    expect = {p: masked_hash(facts.files[p]) for p in (runtime.files if runtime else ()) if p in facts.files}
-    return {
-        **{key: getattr(item.request, name) for key, name in _FIELDS.items()},
-        "restart": item.name in DAEMONS and not item.edit.changes,
-        "expect": expect,
-    }
-
-
-def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
-    """What engines and Kubernetes need, now."""
-    sysctl = {item.setting: item.wanted for item in mine if isinstance(item, Sysctl)}
-    again = memlock_restarts(case)
-    return {
-        "load": [item.module for item in mine if isinstance(item, Module)],
-        "unload": [],
-        "initramfs": False,
-        "version": "",
-        "reboot": "never",
-        "services": services_of(mine),
-        **({"links": True} if any(isinstance(item, Links) for item in mine) else {}),
-        **({"sysctl": sysctl} if sysctl else {}),
-        **({"restart": again} if again else {}),
-    }
+def _base(case: HostCase, role: str) -> dict[str, Any]:
+    return {"load": [], "unload": [], "initramfs": False, "version": "", "reboot": "never", "services": []}
 
 
 def activation_title(case: HostCase, mine: Sequence[Item]) -> str:
     """Of engines that are there and stopped, and nothing else."""
     stands = {engine.unit.removesuffix(".service") for engine in case.facts.runtimes if stopped(engine)}
-    units = services_of(mine)
+    units = [item.unit for item in mine if isinstance(item, ServiceItem)]
     return f"Start {' and '.join(units)}" if len(units) == len(mine) and set(units) <= stands else ""
 
 
 def activation_disruption(case: HostCase, mine: Sequence[Item]) -> str:
     """A restart of Docker ends its containers, unless it keeps them (live-restore)."""
     docker = case.facts.containers.get("docker")
-    if "docker.service" in memlock_restarts(case) and docker and docker.count != 0 and not docker.live_restore:
+    if "docker.service" in restarts(case) and docker and docker.count != 0 and not docker.live_restore:
         return "restarts docker: its containers end"
     return ""
 
 
-ACTIVATION = replace(activation_step(activation_value, activation_disruption), title=activation_title)
+ACTIVATION = replace(activation_step, base=_base, disrupts=activation_disruption, title=activation_title)
 
 
 def disruption(case: HostCase, mine: Sequence[Item]) -> str:
@@ -161,7 +140,7 @@ def disruption(case: HostCase, mine: Sequence[Item]) -> str:
             if not edit.changes and runtime:
                 again = {path: facts.files[path].data for path in runtime.files if path in facts.files}
                 edit = replace(edit, changes=again)
-            sentences.append(activation(facts, item.request, edit).disrupts)
+            sentences.append(activation(facts, item.asked, edit).disrupts)
     return "; ".join(filter(None, sentences))
 
 
@@ -173,7 +152,7 @@ def _with_new_toolkit(case: HostCase) -> NodeFacts:
     return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
 
 
-STEP = StepKind(shape=SHAPE, action="edit_file", argument="runtimes", value=value, disrupts=disruption)
+STEP = StepKind(shape=SHAPE, action="edit_file", argument="runtimes", disrupts=disruption)
 
 
 def requests(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeRequest, RuntimeSpec]]:
@@ -237,7 +216,7 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
         why = (*why, Reason(what="default runtime", why=default_reason(facts, request.runtime)))
     if request.cdi and engine.cdi is None:
         why = (*why, Reason(what="CDI", why="kubernetes.device_plugin.device_list_strategy names GPUs by it"))
-    yield Configured(request=request, edit=edit, upgrade=bool(facts.toolkit), reasons=(*edit.reasons, *why))
+    yield Configured(asked=request, edit=edit, upgrade=bool(facts.toolkit), reasons=(*edit.reasons, *why))
 
 
 def _cdi(question: Question) -> Iterator[Item]:

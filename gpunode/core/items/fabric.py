@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpunode.core.items import gpu_settings, gpudirect, host_settings
-from gpunode.core.items.activation import Masked, Module, ServiceItem, enabled_of, services_of
-from gpunode.core.items.activation import step as activation_step
+from gpunode.core.items.activation import STEP as activation_step
+from gpunode.core.items.activation import Masked, ServiceItem
 from gpunode.core.items.file import File
-from gpunode.core.items.item import Found, HostCase, Item, ItemKey, Question
+from gpunode.core.items.item import Found, HostCase, Question
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.solve.fabric import IMEX_NODES
 
@@ -32,25 +32,11 @@ def wanted(question: Question) -> Found:
         yield File(role="fabric", path=IMEX_NODES, text="".join(f"{node}\n" for node in fabric.imex_nodes))
     yield from (Masked(role="fabric", unit=unit) for unit in fabric.masked)
     for unit in fabric.services:
-        yield ServiceItem(role="fabric", unit=unit)
+        yield ServiceItem(role="fabric", unit=unit, reads=(IMEX_NODES,) if unit == _IMEX else ())
 
 
-def activation_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
-    """Services to start; IMEX again where it runs and its nodes are others than when it started, settings as well.
-
-    Without the GPUs they are only enabled.
-    """
-    if not case.spec.image.load:
-        return {"enable": enabled_of(mine)}
-    nodes = case.items.get(ItemKey("fabric", "files", IMEX_NODES))
-    stale = {_IMEX: nodes is not None and case.pending(nodes)}
-    stale |= {gpu_settings.UNIT: gpu_settings.stale(case), host_settings.UNIT: host_settings.stale(case)}
-    states = {unit: case.have.get(ServiceItem(role="fabric", unit=unit).key, "") for unit, due in stale.items() if due}
-    again = [unit for unit, state in states.items() if state.startswith("active")]
-    masked = [item.unit for item in mine if isinstance(item, Masked)]
-    load = [item.module for item in mine if isinstance(item, Module)]
-    found = {"load": load, "restart": again, "mask": masked}
-    return {"services": services_of(mine), **{key: units for key, units in found.items() if units}}
+def _base(case: HostCase, role: str) -> dict[str, Any]:
+    return {"services": []} if case.spec.image.load else {}
 
 
-ACTIVATION = activation_step(activation_value)
+ACTIVATION = replace(activation_step, base=_base)

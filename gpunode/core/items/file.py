@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,10 @@ class File(Item):
         (old, old_mode), (new, mode) = have.split(), self.wanted.split()
         return "differs" if old != new else f"mode {old_mode}; wanted {mode}"
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        data = self.content(case.key_of)
+        return {"path": self.path, "content": None if data is None else data.decode(), "mode": self.mode}
+
     def content(self, key_of: KeyOf) -> bytes | None:
         """The bytes that it is to have; None when it is to go."""
         return None if self.text is None else self.text.encode()
@@ -93,17 +97,7 @@ class KeyFile(File):
         yield from ()  # its armored text says nothing to a reader
 
 
-def value(case: HostCase, role: str, mine: Sequence[Item]) -> Sequence[dict[str, Any]]:
-    """The value of a step that writes files."""
-    found = []
-    for item in mine:
-        if isinstance(item, File):
-            data = item.content(case.key_of)
-            found.append({"path": item.path, "content": None if data is None else data.decode(), "mode": item.mode})
-    return found
-
-
-STEP = StepKind(shape=SHAPE, action="edit_file", argument="files", value=value)
+STEP = StepKind(shape=SHAPE, action="edit_file", argument="files")
 
 
 @functools.cache

@@ -7,7 +7,7 @@ a controller nor Python.  Format of the record that it writes: node/activate/fir
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,9 @@ class FirstBootProgram(Item):
     def difference(self, have: str) -> str:
         return unlike(have)
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return self.value
+
 
 @dataclass(frozen=True, kw_only=True)
 class Armed(Enabled):
@@ -117,13 +120,7 @@ def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, questio
         yield Enabled(role="fabric", unit=unit)
 
 
-def value(case: HostCase, role: str, mine: Sequence[Item]) -> Any:
-    """What the first boot does."""
-    [found] = [item.value for item in mine if isinstance(item, FirstBootProgram)]
-    return found
-
-
-STEP = StepKind(shape=SHAPE, action="first_boot", argument="first_boot", value=value)
+STEP = StepKind(shape=SHAPE, action="first_boot", argument="first_boot")
 
 
 def prepares(spec: Spec) -> bool:

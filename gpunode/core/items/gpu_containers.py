@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpunode.core.edits import RuntimeRequest
 from gpunode.core.engines import DAEMONS
-from gpunode.core.items.item import Item, ItemKey
+from gpunode.core.items.item import HostCase, Item, ItemKey
 from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, Step
 
 LINKS_RULE = "/etc/udev/rules.d/72-gpunode-nvidia-dev-char.rules"
@@ -33,6 +34,9 @@ class Links(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         return links_found(facts)
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"links": True}
 
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """The driver brings the devices, and MIG instances have some of their own."""

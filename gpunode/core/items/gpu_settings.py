@@ -7,10 +7,11 @@ sets it, with the former mode in the node's journal, and it is in force after th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from gpunode.core.items.activation import ServiceItem
+from gpunode.core.items.activation import ServiceItem, restarted
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question
 from gpunode.core.model import NodeFacts, NvmlGpu, Problem
@@ -49,6 +50,9 @@ class Setting(Item):
         said = {self.said(gpu) or "not read" for gpu in self.gpus(facts)}
         nobody = self.value if facts.nvml else ABSENT  # a model that this node has not, or no driver yet
         return ", ".join(sorted(said)) or nobody
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return restarted(case, self.role, UNIT) if case.pending(self) else {}
 
     def gpus(self, facts: NodeFacts) -> list[NvmlGpu]:
         """The GPUs that it is a setting of."""
@@ -89,6 +93,9 @@ class Ecc(Setting):
         waits = gpu.ecc_pending not in ("", gpu.ecc_current)
         return f"{gpu.ecc_current}, and {gpu.ecc_pending} after a reset" if waits else gpu.ecc_current
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"ecc": {self.model: self.value}}
+
 
 def wanted(question: Question) -> Found:
     """The unit and the settings; without any in the spec a unit that is there is left with nothing to set."""
@@ -117,7 +124,7 @@ def _unit(question: Question, lines: str) -> Found:
     yield File(role="fabric", path=PROGRAM, text=question.templates["gpu-settings.sh.j2"], mode="0755")
     yield File(role="fabric", path=VALUES, text=f"# written by gpunode\n{lines}")
     yield File(role="fabric", path=UNIT_FILE, text=question.templates["gpu.service.j2"])
-    yield ServiceItem(role="fabric", unit=UNIT)
+    yield ServiceItem(role="fabric", unit=UNIT, reads=(PROGRAM, VALUES))
 
 
 def _models(facts: NodeFacts) -> list[tuple[NvmlGpu, str]]:
@@ -179,19 +186,3 @@ def _refused(key: str, what: str) -> Problem:
     return Problem(
         what=f"gpu.{key}: {what}", fix=f"leave gpu.{key} out for this node (inventory group) or model (gpu.models)"
     )
-
-
-def ecc_of(items: Iterable[Item]) -> dict[str, str]:
-    """PCI id, or OTHERS → the mode of ECC that is asked for, as activate.sh takes it."""
-    return {item.model: item.value for item in items if isinstance(item, Ecc)}
-
-
-def stale(case: HostCase) -> bool:
-    """Whether the unit has to run again: for a setting that somebody changed, or other ones that are asked for."""
-    mine = (PROGRAM, VALUES)
-    own = (
-        one
-        for one in case.items.values()
-        if (isinstance(one, Setting) and not isinstance(one, Ecc)) or getattr(one, "path", "") in mine
-    )
-    return any(map(case.pending, own))

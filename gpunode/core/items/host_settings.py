@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from gpunode.core.items.activation import ServiceItem
+from gpunode.core.items.activation import ServiceItem, restarted
 from gpunode.core.items.file import File
 from gpunode.core.items.item import Found, HostCase, Item, Question
 from gpunode.core.items.tuning import still_redirects
@@ -30,6 +31,9 @@ class Governor(Item):
     def actual(self, facts: NodeFacts) -> str:
         return ", ".join(sorted(facts.tuning.governors))
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return restarted(case, self.role, UNIT) if case.pending(self) else {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Acs(Item):
@@ -44,6 +48,9 @@ class Acs(Item):
     def actual(self, facts: NodeFacts) -> str:
         return "redirects" if still_redirects(facts, self.slot) else self.wanted
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return restarted(case, self.role, UNIT) if case.pending(self) else {}
+
 
 def wanted(question: Question) -> Found:
     """The unit and what it sets; without any of it in the spec a unit that is there is left with nothing to set."""
@@ -55,7 +62,7 @@ def wanted(question: Question) -> Found:
     yield File(role="fabric", path=PROGRAM, text=question.templates["host-settings.sh.j2"], mode="0755")
     yield File(role="fabric", path=VALUES, text="# written by gpunode\n" + "".join(f"{line}\n" for line in lines))
     yield File(role="fabric", path=UNIT_FILE, text=question.templates["host.service.j2"])
-    yield ServiceItem(role="fabric", unit=UNIT)
+    yield ServiceItem(role="fabric", unit=UNIT, reads=(PROGRAM, VALUES))
     yield from settings
 
 
@@ -63,10 +70,3 @@ def _settings(tuning: TuningChoice) -> Iterator[Item]:
     if tuning.governor:
         yield Governor(governor=tuning.governor)
     yield from (Acs(slot=slot) for slot in tuning.acs)
-
-
-def stale(case: HostCase) -> bool:
-    """Whether the unit has to run again."""
-    mine = (PROGRAM, VALUES)
-    own = (one for one in case.items.values() if isinstance(one, Governor | Acs) or getattr(one, "path", "") in mine)
-    return any(map(case.pending, own))

@@ -1,9 +1,12 @@
-"""A managed thing: what a node should have and what it has, in the same words; plan and verify are the difference."""
+"""A managed thing: what a node should have and what it has, in the same words; plan and verify are the difference.
+
+A step's value is what its items ask of it, put together by `merged`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,6 +37,8 @@ class Item:
     role: str
     option: str
     reasons: tuple[Reason, ...] = ()
+    always: bool = False  # its share is in the request also where the node has it: the step does all of them as one
+    within: str = ""  # the name of the item of the same step whose share has this one, too
 
     @property
     def name(self) -> str:
@@ -56,6 +61,10 @@ class Item:
     def difference(self, have: str) -> str:
         """What the node has instead, in words."""
         return f"{have}, to be removed" if self.wanted == ABSENT else f"{have or 'nothing'}; wanted {self.wanted}"
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        """Its share of the value of its step: keys of the step's shape, or one row where that is a list of rows."""
+        raise NotImplementedError
 
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Whether it is to be done again because of these."""
@@ -115,16 +124,58 @@ class HostCase:
 class StepKind:
     """How a step brings its items about: the action of the collection, and the argument that takes the step's value.
 
-    `value` makes it from the role and the items that differ, `disrupts` says what the step disturbs, `title` what it is
-    called where these items say it better than its row ("": they do not).
+    `base` is what the value has beside the shares of the items; `disrupts` says what the step disturbs, `title` what it
+    is called where the items that differ say it better than its row ("": they do not).
     """
 
     shape: Shape
     action: str
     argument: str
-    value: Callable[[HostCase, str, Sequence[Item]], Any]
+    base: Callable[[HostCase, str], Any] = lambda case, role: {}
     disrupts: Callable[[HostCase, Sequence[Item]], str] | None = None
     title: Callable[[HostCase, Sequence[Item]], str] | None = None
+
+
+def merged(shape: Shape, base: Any, shares: Iterable[Mapping[str, Any]]) -> Any:
+    """The value of a step: keys in the order of its shape, lists one after the other, each entry once.
+
+    Raises ValueError for a share that the step does not take, or that contradicts another one: an error in the program.
+
+    >>> merged(Shape(type="list", doc="", keys={"path": Shape(type="str", doc="")}), {}, [{"path": "/a"}])
+    [{'path': '/a'}]
+    """
+    if not shape.keys:
+        return base
+    if shape.type == "list":
+        return [_ordered(shape, share) for share in shares if share]
+    found = dict(base)
+    for share in shares:
+        for key, value in share.items():
+            found[key] = _joined(key, found[key], value) if found.get(key) else value
+    return _ordered(shape, found)
+
+
+def _ordered(shape: Shape, value: Mapping[str, Any]) -> dict[str, Any]:
+    if unknown := value.keys() - shape.keys.keys():
+        raise ValueError(f"no key of the step ({', '.join(shape.keys)}) takes {', '.join(sorted(unknown))}")
+    return {key: value[key] for key in shape.keys if key in value}
+
+
+def _joined(key: str, old: Any, new: Any) -> Any:
+    if isinstance(old, list):
+        return [*old, *(one for one in new if one not in old)]
+    if isinstance(old, Mapping) and all(new.get(name, value) == value for name, value in old.items()):
+        return {**old, **new}
+    if old != new:
+        raise ValueError(f"two items of a step ask for another {key}: {old!r} and {new!r}")
+    return old
+
+
+def step_value(case: HostCase, kind: StepKind, role: str, option: str, mine: Sequence[Item]) -> Any:
+    """The value of a step in which these items differ."""
+    due = {item.key for item in mine}
+    asked = (item for item in case.of(role, option) if (item.always or item.key in due) and not item.within)
+    return merged(kind.shape, kind.base(case, role), (item.request(case) for item in asked))
 
 
 def unlike(have: str) -> str:

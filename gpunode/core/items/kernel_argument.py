@@ -7,11 +7,12 @@ every boot entry and those of kernels to come; a file of our own says which argu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpunode.core.items.file import File
-from gpunode.core.items.item import ABSENT, Found, Item, Question
+from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question
 from gpunode.core.model import NodeFacts, Tuning
 
 FILES = {"update-grub": "/etc/default/grub.d/90-gpunode.cfg", "grubby": "/etc/gpunode/kernel-arguments"}
@@ -38,6 +39,9 @@ class KernelArgument(Item):
             return "at the next boot, too" if self.word in facts.tuning.next_arguments else ABSENT
         now, later = given(self.word, facts.tuning.arguments), given(self.word, facts.tuning.next_arguments)
         return _IN_FORCE if now and later else "after a reboot" if later else "until the next boot" if now else ABSENT
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"arguments": {self.word: ABSENT if self.goes else PRESENT}}
 
 
 def given(word: str, arguments: Iterable[str]) -> bool:
@@ -77,8 +81,3 @@ def _of_file(facts: NodeFacts, path: str) -> list[str]:
     file = facts.files.get(path)
     lines = (file.data or b"").decode(errors="replace").splitlines() if file else []
     return re.findall(r"(?<![\w$\"])[a-z][\w.]*=[\w.,:-]+", lines[-1] if lines else "", re.ASCII)
-
-
-def arguments_of(items: Iterable[Item]) -> dict[str, str]:
-    """Argument → present or absent, as activate.sh takes it."""
-    return {item.word: "absent" if item.goes else "present" for item in items if isinstance(item, KernelArgument)}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpunode.core.facts.machine import CONTAINERS
 from gpunode.core.items.file import File
@@ -30,6 +32,9 @@ class Memlock(Item):
             return "not read"
         container = facts.virtualization in CONTAINERS  # which may not be allowed to raise it: systemd's word has to do
         return (service.locked if not container else "") or service.memlock or "not read"
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"restart": [self.unit]}
 
 
 def wanted(question: Question) -> Found:

@@ -62,6 +62,7 @@ class PackageItem(Item):
     """A package that is to be there, in a version that may end in `*`, or in any."""
 
     option: str = "packages"
+    always: bool = True  # the package manager solves all packages of a role as one set
     package: PackageWant
 
     @property
@@ -91,6 +92,11 @@ class PackageItem(Item):
         version = f"{'any version' if self.wanted == '*' else self.wanted}{', held' if self.package.hold else ''}"
         return f"not installed; wanted {version}" if have == ABSENT else f"{have}; wanted {version}"
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        version = {"version": self.package.version} if self.package.version else {}
+        hold = {"hold": self.package.hold} if self.option == "packages" else {}
+        return {"install": [{"name": self.name, **version, **hold}]}
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoPackage(Item):
@@ -105,45 +111,40 @@ class NoPackage(Item):
         found = facts.packages.get(self.package)
         return found.version if found else ABSENT
 
-
-def repositories_value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
-    """Packages that set up repositories, in a transaction of their own."""
-    found = [item.package for item in mine if isinstance(item, PackageItem)]
-    return {"install": [_named(one) for one in found], "proxy": case.spec.proxy}
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        kept = [path for path in TAKEN_ALONG if path in case.facts.files and self.package in TAKEN_ALONG[path]]
+        return {"remove": [self.package], **({"keep": kept} if kept else {})}
 
 
-def _named(package: PackageWant) -> dict[str, Any]:
-    """Its name, and its version where the plan decides that: else the package manager takes the newest."""
-    return {"name": package.name} | ({"version": package.version} if package.version else {})
+def _repositories(case: HostCase, role: str) -> dict[str, Any]:
+    """Of packages that set up repositories, in a transaction of their own."""
+    return {"proxy": case.spec.proxy}
 
 
-def value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
-    """All wanted packages of the role, not only the missing ones: the package manager solves them as one set."""
-    wanted = [item.package for item in case.of(role, "packages") if isinstance(item, PackageItem)]
+def _base(case: HostCase, role: str) -> dict[str, Any]:
+    """What the transaction rests on; the role that stands first has written the sources."""
     solution, driver = case.solution, case.solution.driver if role == "driver" else None
     part = getattr(solution, role, None)
     alone = any(r.name == DISTRIBUTION for r in solution.repositories)
     names = [part.repository if part else "", *([DISTRIBUTION] if alone else [])]
-    sources = [sources_path(name, case.facts) for name in names if name]  # the role that stands first has written it
-    gone = [item.package for item in mine if isinstance(item, NoPackage)]
+    sources = [sources_path(name, case.facts) for name in names if name]
     optional = {
         "may_go": list(driver.may_go) if driver else [],
-        "keep": [path for path in TAKEN_ALONG if path in case.facts.files and set(TAKEN_ALONG[path]) & set(gone)],
         "after": [item.name for item in case.of(role, "repositories") if case.pending(item)],
+        "alone": alone,
+        "streams": [driver.stream] if driver and driver.stream else [],
     }
     return {
-        "install": [{**_named(one), "hold": one.hold} for one in wanted],
-        "remove": gone,
+        "install": [],
+        "remove": [],
         **{key: found for key, found in optional.items() if found},
         "refresh": [key.name for key in case.items if key.name in sources],
-        **({"alone": True} if alone else {}),
-        **({"streams": [driver.stream]} if driver and driver.stream else {}),
         "proxy": case.spec.proxy,
     }
 
 
-STEP = StepKind(shape=SHAPE, action="packages", argument="packages", value=value)
-REPOSITORIES = replace(STEP, value=repositories_value)
+STEP = StepKind(shape=SHAPE, action="packages", argument="packages", base=_base)
+REPOSITORIES = replace(STEP, base=_repositories)
 
 
 def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool = False) -> dict[str, bytes]:

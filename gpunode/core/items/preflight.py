@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from gpunode.core.items import runfile
-from gpunode.core.items.item import HostCase, Item, StepKind
+from gpunode.core.items.item import HostCase, StepKind
 from gpunode.core.model import NodeFacts
 from gpunode.core.validation import check_value, flag, mapping, text, texts
 
@@ -21,14 +21,14 @@ SHAPE = mapping(
 )
 
 
-def expected(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+def expected(case: HostCase, role: str) -> dict[str, Any]:
     """The node that a plan is made for."""
     facts = case.facts
     gpus = [f"{gpu.slot}={gpu.id}" for gpu in facts.gpus]
     return {"distro": facts.distro.key, "arch": facts.arch, "kernel": facts.kernel, "gpus": gpus}
 
 
-def recovered(case: HostCase, role: str, mine: Sequence[Item]) -> bool:
+def recovered(case: HostCase, role: str) -> bool:
     """Whether an interrupted run has left something."""
     return bool(case.facts.unfinished)
 
@@ -37,9 +37,9 @@ RECOVER = StepKind(
     shape=flag("Finishes or undoes what an interrupted run left."),
     action="edit_file",
     argument="recover",
-    value=recovered,
+    base=recovered,
 )
-EXPECT = StepKind(shape=SHAPE, action="preflight", argument="expect", value=expected)
+EXPECT = StepKind(shape=SHAPE, action="preflight", argument="expect", base=expected)
 FETCH = replace(runfile.STEP, argument="fetch")
 
 

@@ -9,7 +9,7 @@ come from the machine that runs gpunode.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class Installed(Item):
     """What an installer of the role brings: a driver, or a toolkit of CUDA."""
 
     option: str = "runfile"
+    always: bool = True  # one that has been run says so itself, and builds what modules are missing
     runfile: Runfile
 
     @property
@@ -56,6 +57,10 @@ class Installed(Item):
         found = facts.driver.runfile if self.role == "driver" else self.wanted if self.wanted in facts.cuda else ""
         return found or ABSENT
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        flavour = case.solution.driver.flavour if self.role == "driver" and case.solution.driver else None
+        return runfile_value(self.role, self.runfile, proxy=case.spec.proxy, modules=flavour)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Uninstalled(Item):
@@ -69,21 +74,12 @@ class Uninstalled(Item):
     def actual(self, facts: NodeFacts) -> str:
         return facts.driver.runfile or ABSENT
 
-
-def value(case: HostCase, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
-    """Every installer of the role: one that has been run says so itself, and builds what modules are missing."""
-    flavour = case.solution.driver.flavour if role == "driver" and case.solution.driver else None
-    wanted = [item.runfile for item in case.of(role, "runfile") if isinstance(item, Installed)]
-    return [runfile_value(role, one, proxy=case.spec.proxy, modules=flavour) for one in wanted]
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"kind": self.role, "version": case.facts.driver.runfile}
 
 
-def uninstall_value(case: HostCase, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
-    """The driver that is taken off."""
-    return [{"kind": role, "version": case.facts.driver.runfile}]
-
-
-STEP = StepKind(shape=SHAPE, action="runfile", argument="install", value=value)
-UNINSTALL_STEP = StepKind(shape=UNINSTALL, action="runfile", argument="uninstall", value=uninstall_value)
+STEP = StepKind(shape=SHAPE, action="runfile", argument="install")
+UNINSTALL_STEP = StepKind(shape=UNINSTALL, action="runfile", argument="uninstall")
 
 
 def runfile_value(kind: str, runfile: Runfile, *, proxy: str, modules: Flavour | None = None) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class MigItem(Item):
     NAME = "GPU {slot}"
     role: str = "sharing"
     option: str = "mig"
+    within: str = MIG_PROGRAM
     slot: str
     profiles: tuple[str, ...]
 
@@ -180,6 +181,7 @@ class MigProgram(Item):
     WANTED = "{sha256}"
     role: str = "sharing"
     option: str = "mig"
+    always: bool = True
     value: Mapping[str, Any]
     sha256: str
 
@@ -189,6 +191,9 @@ class MigProgram(Item):
     def difference(self, have: str) -> str:
         return unlike(have)
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return self.value
+
 
 @dataclass(frozen=True, kw_only=True)
 class MpsSettings(Item):
@@ -197,6 +202,7 @@ class MpsSettings(Item):
     NAME = MPS_SETTINGS
     role: str = "sharing"
     option: str = "mps"
+    always: bool = True
     value: Mapping[str, Any]
 
     @property
@@ -209,6 +215,9 @@ class MpsSettings(Item):
     def difference(self, have: str) -> str:
         return have
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return self.value
+
 
 @dataclass(frozen=True, kw_only=True)
 class Threads(Item):
@@ -217,6 +226,7 @@ class Threads(Item):
     NAME = "threads of a client"
     role: str = "sharing"
     option: str = "mps"
+    within: str = MPS_SETTINGS
     replicas: int
 
     @property
@@ -239,13 +249,6 @@ def wanted(question: Question) -> Found:
         yield from _mps(choice, texts)
 
 
-def value(case: HostCase, role: str, mine: Sequence[Item]) -> Any:
-    """The whole layout, or all of MPS, whatever of it differs."""
-    option = mine[0].option
-    [found] = [item.value for item in case.of(role, option) if isinstance(item, (MigProgram, MpsSettings))]
-    return found
-
-
 def disruption(case: HostCase, mine: Sequence[Item]) -> str:
     """Whose GPUs nothing may use meanwhile: gpunode refuses while a program does."""
     gpus = [item.name for item in mine if isinstance(item, MigItem) and case.pending(item)]
@@ -255,8 +258,8 @@ def disruption(case: HostCase, mine: Sequence[Item]) -> str:
     return "no program may use a GPU while MPS starts or ends" if any(item.option == "mps" for item in mine) else ""
 
 
-MIG_STEP = StepKind(shape=MIG, action="sharing", argument="mig", value=value, disrupts=disruption)
-MPS_STEP = StepKind(shape=MPS, action="sharing", argument="mps", value=value, disrupts=disruption)
+MIG_STEP = StepKind(shape=MIG, action="sharing", argument="mig", disrupts=disruption)
+MPS_STEP = StepKind(shape=MPS, action="sharing", argument="mps", disrupts=disruption)
 
 
 def mig_value(facts: NodeFacts, spec: Spec, choice: SharingChoice, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -298,19 +301,20 @@ def _mig(choice: SharingChoice, value: dict[str, Any], texts: Mapping[str, str])
     for gpu in value["gpus"]:
         yield MigItem(slot=gpu["slot"], profiles=tuple(instance["profile"] for instance in gpu["instances"]))
     for path, content in ((f"{UNITS}{MIG_UNIT}", value.get("unit")), (MIG_CONFIG, value.get("config"))):
-        yield File(role="sharing", option="mig", path=path, text=content)
+        yield File(role="sharing", option="mig", within=MIG_PROGRAM, path=path, text=content)
     program = ABSENT if removed else hashlib.sha256(boot_program(value, texts["mig.sh"])).hexdigest()
     yield MigProgram(value=value, sha256=program, reasons=choice.reasons)
     if not removed:
-        yield Enabled(role="sharing", option="mig", unit=MIG_UNIT)
+        yield Enabled(role="sharing", option="mig", within=MIG_PROGRAM, unit=MIG_UNIT)
 
 
 def _mps(choice: SharingChoice, texts: Mapping[str, str]) -> Iterator[Item]:
     text = texts["mps.service.j2"]
-    yield File(role="sharing", option="mps", path=f"{UNITS}{MPS_UNIT}", text=text if choice.mps else None)
+    unit = text if choice.mps else None
+    yield File(role="sharing", option="mps", within=MPS_SETTINGS, path=f"{UNITS}{MPS_UNIT}", text=unit)
     yield MpsSettings(value={"replicas": choice.mps, "unit": text} if choice.mps else {"remove": True})
     if choice.mps:
-        yield ServiceItem(role="sharing", option="mps", unit=MPS_UNIT)
+        yield ServiceItem(role="sharing", option="mps", within=MPS_SETTINGS, unit=MPS_UNIT)
         yield Threads(replicas=choice.mps)
 
 

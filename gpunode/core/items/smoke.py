@@ -9,14 +9,14 @@ Each check is a line `gpunode<TAB>check<TAB>ID|STATUS|MESSAGE|FIX`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast, get_args, get_type_hints
 
 from gpunode.core.edits.defaults import default_runtime
 from gpunode.core.engines import ROWS
 from gpunode.core.grammar import WORD
 from gpunode.core.items.engine import manages
-from gpunode.core.items.item import HostCase, Item, StepKind
+from gpunode.core.items.item import HostCase, StepKind
 from gpunode.core.model import Check, NodeFacts, Runtime, Solution
 from gpunode.core.printable import shortened
 from gpunode.core.remote import parse_outcome, values_of
@@ -29,16 +29,16 @@ ENGINES = tuple(name for name, row in ROWS.items() if row.smoke)
 _ENGINE = f"({'|'.join(ENGINES)})"
 SHAPE = mapping(
     "What is proven by using the GPUs.",
+    socket=text("Socket of containerd, where it is not the usual one.", r"/[^\s|]*"),
     runtimes=texts("Container engines whose containers get GPUs.", choices=ENGINES),
     default_runtime=pairs("Their default runtimes, by engine.", _ENGINE, "nvidia|runc"),
+    logs=pairs("Commands that show an engine's log, by engine, where it is not its unit's.", _ENGINE, r"[^\n|]+"),
     image=text(
         "Image that containers are made of; empty means one that is made on the node.", "[a-zA-Z0-9][a-zA-Z0-9._:/@-]*"
     ),
     gpus=Shape(type="raw", doc="How many GPUs there are on PCI; C(found) means as many as there are then."),
     cuda=texts("Versions of CUDA to compile with, or C(newest).", r"\d+\.\d+|newest"),
     toolkit=flag("Whether nvidia-container-cli is tried; by default it is where an engine is."),
-    socket=text("Socket of containerd, where it is not the usual one.", r"/[^\s|]*"),
-    logs=pairs("Commands that show an engine's log, by engine, where it is not its unit's.", _ENGINE, r"[^\n|]+"),
 )
 _STATUSES = get_args(get_type_hints(Check)["status"])
 
@@ -91,12 +91,12 @@ def smoke_now(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any
     return {**everything, "runtimes": [], "default_runtime": {}, "gpus": 0, "toolkit": False}
 
 
-def value(case: HostCase, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+def _base(case: HostCase, role: str) -> dict[str, Any]:
     """What is proven after every change."""
     return smoke_now(case.facts, case.spec, case.solution)
 
 
-STEP = StepKind(shape=SHAPE, action="smoke", argument="smoke", value=value)
+STEP = StepKind(shape=SHAPE, action="smoke", argument="smoke", base=_base)
 
 
 def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:

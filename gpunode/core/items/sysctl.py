@@ -9,9 +9,10 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpunode.core.items.file import File
-from gpunode.core.items.item import ABSENT, Found, Item, Question
+from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question
 from gpunode.core.model import Check, ConfigFile, NodeFacts
 
 CONF = "/etc/sysctl.d/99-gpunode.conf"
@@ -40,6 +41,9 @@ class Sysctl(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         return " ".join(facts.sysctl.get(self.setting, ABSENT).split())
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return {"sysctl": {self.setting: self.wanted}}
 
 
 def tuned(question: Question) -> Found:

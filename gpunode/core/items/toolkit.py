@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
@@ -53,6 +53,9 @@ class ToolkitConfig(Item):
     def difference(self, have: str) -> str:
         return have
 
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return self.settings
+
     def changes(self, key_of: KeyOf) -> Iterator[tuple[str, bytes | None]]:
         yield from self.edit.changes.items()
 
@@ -95,13 +98,7 @@ def wanted(question: Question) -> Found:
         yield NoPackage(role="driver" if early else "toolkit", package=name, reasons=reasons)
 
 
-def value(case: HostCase, role: str, mine: Sequence[Item]) -> Any:
-    """The settings."""
-    [found] = [item.settings for item in mine if isinstance(item, ToolkitConfig)]
-    return found
-
-
-STEP = StepKind(shape=SHAPE, action="edit_file", argument="toolkit", value=value)
+STEP = StepKind(shape=SHAPE, action="edit_file", argument="toolkit")
 
 
 def config_edit(facts: NodeFacts, settings: Mapping[str, Any]) -> Edit:

@@ -18,7 +18,7 @@ from gpunode.core.items.cdi import cdi_warnings
 from gpunode.core.items.engine import manages, requests
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
-from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted
+from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted, step_value
 from gpunode.core.items.kubelet import kubelet_warnings
 from gpunode.core.items.sysctl import boot_warnings
 from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
@@ -170,7 +170,7 @@ def _step(case: HostCase, row: StepRow, mine: Sequence[Item]) -> Step:
         role=row.role,
         option=row.option,
         title=_title(case, row, mine),
-        value=row.kind.value(case, row.role, mine),
+        value=step_value(case, row.kind, row.role, row.option, mine),
         reasons=reasons(case, mine),
         diff=step_diff(case, mine),
         disruptive=row.kind.disrupts(case, mine) if row.kind.disrupts else "",

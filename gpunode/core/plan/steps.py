@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items import (
+    activation,
     cdi,
     cuda,
     driver,
@@ -145,7 +146,7 @@ STEPS = (
     StepRow("cuda", "packages", "Install the CUDA toolkit", package.STEP),
     StepRow("cuda", "runfile", "Run the installers of the CUDA toolkits", runfile.STEP, about="Installers to run."),
     StepRow("cuda", "files", "Put CUDA on the PATH of login shells", file.STEP),
-    StepRow("cuda", "activate", "Choose the default CUDA toolkit", cuda.ACTIVATION),
+    StepRow("cuda", "activate", "Choose the default CUDA toolkit", activation.STEP),
     StepRow("toolkit", "sources", "Set up the repository of the NVIDIA Container Toolkit", file.STEP),
     StepRow("toolkit", "packages", "Install the NVIDIA Container Toolkit", package.STEP),
     StepRow("toolkit", "files", "Write the files of the NVIDIA Container Toolkit", file.STEP),

@@ -16,6 +16,11 @@ options:
     description:
       - What is loaded, started and set.
     suboptions:
+      enable:
+        type: list
+        description:
+          - Units to start at the next boot, and not now.
+        elements: str
       load:
         type: list
         description:
@@ -26,54 +31,10 @@ options:
         description:
           - Kernel modules to unload.
         elements: str
-      services:
-        type: list
-        description:
-          - Units to enable and start.
-        elements: str
-      enable:
-        type: list
-        description:
-          - Units to start at the next boot, and not now.
-        elements: str
-      mask:
-        type: list
-        description:
-          - Units to stop, and to keep from starting.
-        elements: str
-      restart:
-        type: list
-        description:
-          - Units to restart where they run.
-        elements: str
       initramfs:
         type: bool
         description:
           - Whether the initramfs is rebuilt where it is stale.
-      links:
-        type: bool
-        description:
-          - Whether GPU devices get their links in /dev/char.
-      alternatives:
-        type: dict
-        description:
-          - Links below /usr/local, by name, and where each leads.
-      sysctl:
-        type: dict
-        description:
-          - Kernel settings, in force now.
-      parameters:
-        type: dict
-        description:
-          - Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.
-      arguments:
-        type: dict
-        description:
-          - 'Arguments of the kernel''s command line: present or absent.'
-      ecc:
-        type: dict
-        description:
-          - 'ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.'
       version:
         type: str
         description:
@@ -98,6 +59,45 @@ options:
         type: int
         description:
           - Seconds that the node may take to come back from a reboot.
+      services:
+        type: list
+        description:
+          - Units to enable and start.
+        elements: str
+      links:
+        type: bool
+        description:
+          - Whether GPU devices get their links in /dev/char.
+      sysctl:
+        type: dict
+        description:
+          - Kernel settings, in force now.
+      restart:
+        type: list
+        description:
+          - Units to restart where they run.
+        elements: str
+      mask:
+        type: list
+        description:
+          - Units to stop, and to keep from starting.
+        elements: str
+      parameters:
+        type: dict
+        description:
+          - Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.
+      arguments:
+        type: dict
+        description:
+          - 'Arguments of the kernel''s command line: present or absent.'
+      ecc:
+        type: dict
+        description:
+          - 'ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.'
+      alternatives:
+        type: dict
+        description:
+          - Links below /usr/local, by name, and where each leads.
     default: {}
 """
 
@@ -387,6 +387,11 @@ options:
         description:
           - What is loaded, started and set.
         suboptions:
+          enable:
+            type: list
+            description:
+              - Units to start at the next boot, and not now.
+            elements: str
           load:
             type: list
             description:
@@ -397,54 +402,10 @@ options:
             description:
               - Kernel modules to unload.
             elements: str
-          services:
-            type: list
-            description:
-              - Units to enable and start.
-            elements: str
-          enable:
-            type: list
-            description:
-              - Units to start at the next boot, and not now.
-            elements: str
-          mask:
-            type: list
-            description:
-              - Units to stop, and to keep from starting.
-            elements: str
-          restart:
-            type: list
-            description:
-              - Units to restart where they run.
-            elements: str
           initramfs:
             type: bool
             description:
               - Whether the initramfs is rebuilt where it is stale.
-          links:
-            type: bool
-            description:
-              - Whether GPU devices get their links in /dev/char.
-          alternatives:
-            type: dict
-            description:
-              - Links below /usr/local, by name, and where each leads.
-          sysctl:
-            type: dict
-            description:
-              - Kernel settings, in force now.
-          parameters:
-            type: dict
-            description:
-              - Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.
-          arguments:
-            type: dict
-            description:
-              - 'Arguments of the kernel''s command line: present or absent.'
-          ecc:
-            type: dict
-            description:
-              - 'ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.'
           version:
             type: str
             description:
@@ -469,6 +430,45 @@ options:
             type: int
             description:
               - Seconds that the node may take to come back from a reboot.
+          services:
+            type: list
+            description:
+              - Units to enable and start.
+            elements: str
+          links:
+            type: bool
+            description:
+              - Whether GPU devices get their links in /dev/char.
+          sysctl:
+            type: dict
+            description:
+              - Kernel settings, in force now.
+          restart:
+            type: list
+            description:
+              - Units to restart where they run.
+            elements: str
+          mask:
+            type: list
+            description:
+              - Units to stop, and to keep from starting.
+            elements: str
+          parameters:
+            type: dict
+            description:
+              - Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.
+          arguments:
+            type: dict
+            description:
+              - 'Arguments of the kernel''s command line: present or absent.'
+          ecc:
+            type: dict
+            description:
+              - 'ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.'
+          alternatives:
+            type: dict
+            description:
+              - Links below /usr/local, by name, and where each leads.
       cdi:
         type: dict
         description:
@@ -491,6 +491,10 @@ options:
         description:
           - What is proven by using the GPUs.
         suboptions:
+          socket:
+            type: str
+            description:
+              - Socket of containerd, where it is not the usual one.
           runtimes:
             type: list
             description:
@@ -503,6 +507,10 @@ options:
             type: dict
             description:
               - Their default runtimes, by engine.
+          logs:
+            type: dict
+            description:
+              - Commands that show an engine's log, by engine, where it is not its unit's.
           image:
             type: str
             description:
@@ -520,14 +528,6 @@ options:
             type: bool
             description:
               - Whether nvidia-container-cli is tried; by default it is where an engine is.
-          socket:
-            type: str
-            description:
-              - Socket of containerd, where it is not the usual one.
-          logs:
-            type: dict
-            description:
-              - Commands that show an engine's log, by engine, where it is not its unit's.
     default: {}
 """
 
@@ -866,6 +866,10 @@ options:
     description:
       - What is proven by using the GPUs.
     suboptions:
+      socket:
+        type: str
+        description:
+          - Socket of containerd, where it is not the usual one.
       runtimes:
         type: list
         description:
@@ -878,6 +882,10 @@ options:
         type: dict
         description:
           - Their default runtimes, by engine.
+      logs:
+        type: dict
+        description:
+          - Commands that show an engine's log, by engine, where it is not its unit's.
       image:
         type: str
         description:
@@ -895,14 +903,6 @@ options:
         type: bool
         description:
           - Whether nvidia-container-cli is tried; by default it is where an engine is.
-      socket:
-        type: str
-        description:
-          - Socket of containerd, where it is not the usual one.
-      logs:
-        type: dict
-        description:
-          - Commands that show an engine's log, by engine, where it is not its unit's.
     default: {}
 """
 
