@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -309,6 +310,11 @@ READMES = {  # with the head of the table of what was tested on
     "README.md": ("GPUs", "driver", "system", "date", "gpunode selftest"),
     "README.zh-CN.md": ("GPU", "驱动", "系统", "日期", "gpunode selftest"),
 }
+CHINESE = (  # what the rows of that table say in English, and what they say there
+    (r", a virtual machine \|", "（VM） |"),
+    (r"(\d+) passed, none failed, (\d+) not possible", r"通过 \1，无失败，无法判断 \2"),
+    (r"(\d+) passed, (\d+) failed: (.+?), (\d+) not possible", r"通过 \1，失败 \2：\3，无法判断 \4"),
+)
 
 
 def readme_text(root: Path, name: str = "README.md") -> str:
@@ -318,7 +324,10 @@ def readme_text(root: Path, name: str = "README.md") -> str:
     folders = sorted(path.parent for path in root.glob("tests/cases/selftest/*/record.json"))
     records = {folder.name: load_record(folder) for folder in folders}
     judged = {name: (record, results_of(record)) for name, record in records.items()}
-    return tables.with_tested_on((root / name).read_text(encoding="utf-8"), READMES[name], judged)
+    text = tables.with_tested_on((root / name).read_text(encoding="utf-8"), READMES[name], judged)
+    for english, chinese in CHINESE if "zh" in name else ():
+        text = re.sub(english, chinese, text)
+    return text
 
 
 def main(folder: str) -> None:
