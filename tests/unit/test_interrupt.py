@@ -162,3 +162,14 @@ def test_ctrl_c_ends_a_drain_whose_cluster_is_silent(
     took, printed = interrupt(process, lambda: len(cluster.faults) == 0 or cluster.faults[0].times < 9)
     assert process.returncode == 130 and not left_of(process), printed
     assert took < 3, printed
+
+
+def test_a_silent_host_costs_a_step_of_ansible_its_time_and_no_more(sshd: Sshd, tmp_path: Path) -> None:
+    """What did not end, and what to do, is said of it."""
+    process = spawn(sshd, Waiting(("uninstall", "--check", "--timeout", "3")), tmp_path)
+    began = time.monotonic()
+    printed, _ = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10, printed
+    assert process.returncode == 4, printed
+    assert "read_journal.sh did not end within 3 s" in printed and "--timeout" in printed
+    assert not left_of(process)

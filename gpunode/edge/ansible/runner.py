@@ -21,6 +21,7 @@ from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.mask import mask
 from gpunode.core.printable import printable
 from gpunode.edge import supervise
+from gpunode.edge.ansible.step_limit import CHANGING
 from gpunode.edge.isolate import isolated
 from gpunode.edge.programs import program_of
 from gpunode.edge.state import make_private
@@ -34,9 +35,6 @@ ENVIRONMENT = frozenset(
 )
 LOG = logging.getLogger("gpunode")
 ANSIBLE_PREFIX = "ANSIBLE_"
-TASK_SECONDS = (
-    6 * 3600
-)  # of one step on one host: the slowest download and build are far below, and a node may never end
 CANCEL_SECONDS = 0.25  # between looks whether a playbook is to end
 ENDS = supervise.GRACE + 5  # seconds in which a playbook that is let go of is gone
 
@@ -237,7 +235,7 @@ def _allowed(folder: Path) -> dict[str, str]:
         allowed["PATH"] = f"{scripts}:{allowed.get('PATH', os.defpath)}"
     allowed.setdefault("ANSIBLE_PIPELINING", "True")
     allowed.setdefault("ANSIBLE_RETRY_FILES_ENABLED", "False")
-    allowed.setdefault("ANSIBLE_TASK_TIMEOUT", str(TASK_SECONDS))
+    allowed.setdefault("ANSIBLE_TASK_TIMEOUT", f"{CHANGING:.0f}")
     # ansible-runner changes to its folder and turns the check of host keys off; what Ansible would do here holds
     allowed.setdefault("ANSIBLE_CONFIG", constants.CONFIG_FILE or str(folder / "ansible.cfg"))
     allowed.setdefault("ANSIBLE_HOST_KEY_CHECKING", str(constants.HOST_KEY_CHECKING))

@@ -24,6 +24,7 @@ from gpunode.core.plan.question import Request
 from gpunode.core.printable import json_text
 from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.ansible.runner import HostRun, PlayOptions, run_playbook
+from gpunode.edge.ansible.step_limit import READING
 from gpunode.edge.ask import Talk, settle
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets, detect
@@ -308,6 +309,7 @@ def ansible_arguments(
     become = ["--become"] if targets.become and targets.inventory else []
     names = {"gpunode_run": run, "gpunode_controller": controller_name()} if run else {}
     names |= {"gpunode_generation": str(generation)} if generation else {}
+    names |= {"gpunode_timeout": f"{targets.timeout:g}"} if targets.timeout != READING else {}
     names |= {"gpunode_break_lock": "1"} if run and targets.break_lock else {}
     return [*vault, *become, *(word for name, text in names.items() for word in ("-e", f"{name}={text}")), *arguments]
 

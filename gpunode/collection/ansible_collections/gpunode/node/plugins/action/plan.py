@@ -99,7 +99,10 @@ class ActionModule(NodeAction):
             knowledge=desired.knowledge,
             replan=lambda archive: desired.plan(host, facts, over, archive=archive),
         )
-        settle([talk], lambda requests: {n: self.send("packages.sh", request) for n, request in requests.items()})
+        settle(
+            [talk],
+            lambda requests: {n: self.send("packages.sh", request, changes=False) for n, request in requests.items()},
+        )
         return talk.planned
 
     def _located(self, error):

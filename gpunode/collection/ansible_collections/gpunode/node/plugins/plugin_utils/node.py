@@ -44,10 +44,12 @@ KEYS = {  # what options of the command line are called in a play
     "config": "gpunode_config",
     "manifest": "manifest",
     "server-version": "server_version",
+    "timeout": "gpunode_timeout",
     "unit": "unit",
 }
 OPTION = re.compile(rf"(?:-\w, )?--({'|'.join(KEYS)})(?![\w-])(?: PATH)?")
 NO_TTY = ("must have a tty", "no tty present")
+READ = ("probe.sh", "read_journal.sh")
 LEAST_ANSIBLE = (2, 19)
 OWN = ("gpunode_plan", "gpunode_result", "gpunode_expect", "gpunode_values")  # variables that nobody else sets
 
@@ -61,6 +63,7 @@ class NodeAction(ActionBase):
     _supports_async = False
     ARGUMENTS: ClassVar[dict] = {}
     _opened = None  # the secrets that the arguments refer to
+    _read_for = 0.0  # seconds that the step has read
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
@@ -289,10 +292,10 @@ class NodeAction(ActionBase):
         tags = (str(tag) for tag in self._task.tags)
         return next((tag.removeprefix("gpunode_") for tag in tags if tag.startswith("gpunode_")), "")
 
-    def send(self, name, request):
+    def send(self, name, request, *, changes=True):
         """(standard output, exit status) of node script `name`."""
         text = program(script(name), request)
-        with self._heartbeat(), self._bounded(name):
+        with self._heartbeat(), self._in_time(name, changes=changes), self._bounded(name):
             done = self._on_stdin(text) if self._pipes() else None
             if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
                 done = self._from_file(text)
@@ -303,6 +306,21 @@ class NodeAction(ActionBase):
                 fix=fix_of(why),
             )
         return done["stdout"] + _as_log(done["stderr"]), done["rc"]
+
+    @contextlib.contextmanager
+    def _in_time(self, name, *, changes):
+        """Within, script `name` may run; all that a step reads has one time together."""
+        from gpunode.edge.ansible.step_limit import CHANGING, LOOKING, READING, time_limit
+
+        if name not in READ:
+            looks = self.check or name == "smoke.sh" or not changes
+            with time_limit(name, LOOKING if looks else CHANGING):
+                yield
+            return
+        began = time.monotonic()
+        with time_limit(name, float(self._vars.get("gpunode_timeout") or READING), spent=self._read_for):
+            yield
+        self._read_for += time.monotonic() - began
 
     @contextlib.contextmanager
     def _heartbeat(self):
