@@ -71,7 +71,7 @@ SAMPLES: tuple[Item, ...] = (
     MigProgram(value={"labels": True}, sha256="0" * 64),
     MpsSettings(value={"remove": True}),
     Threads(replicas=4),
-    Sysctl(setting="net.ipv4.ip_forward"),
+    Sysctl(setting="net.ipv4.ip_forward", value="1"),
     ToolkitConfig(settings={"no_cgroups": True}, edit=Edit()),
 )
 NOTHING = ("Built",)  # the packages or the installer, which are always asked for, build it

@@ -21,9 +21,10 @@ import yaml
 from gpunode.core.bundle.target import parse_target
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
-from gpunode.core.items import toolkit
+from gpunode.core.items import repository, toolkit
 from gpunode.core.items.engine import requests
 from gpunode.core.items.item import Question
+from gpunode.core.items.sysctl import Sysctl
 from gpunode.core.model import (
     GpuContainer,
     NodeFacts,
@@ -32,14 +33,17 @@ from gpunode.core.model import (
     Plan,
     Problem,
     RdmaPort,
+    Reason,
     Running,
     Solution,
     Step,
     Topology,
+    TuningChoice,
     Xid,
 )
+from gpunode.core.plan import make_plan
 from gpunode.core.plan.playbook import classes, dump, group_names, make_inventory, make_playbook
-from gpunode.core.plan.steps import BY_ID
+from gpunode.core.plan.steps import BY_ID, by_key
 from gpunode.core.report.text import Detail, plan_data, plan_text
 from gpunode.core.spec import parse_spec
 from gpunode.edge import desired, load
@@ -474,3 +478,50 @@ def test_tasks_stand_in_the_order_of_the_steps_under_their_titles(monkeypatch: p
     plan = plan_case(CASES / "plans/debian12-h100-fresh", monkeypatch).plan
     [play] = make_playbook([plan])
     assert [task["name"] for task in play["tasks"]] == [step.title for step in plan.steps]
+
+
+def test_what_the_action_would_refuse_is_refused_by_the_plan_with_the_key_that_has_it() -> None:
+    facts, state = probe("debian12-h100-provisioned"), DesiredState({})
+    spec = state.spec()
+    tuning = TuningChoice(sysctl={"net.core.x": "1;2"})
+    plan = make_plan(
+        "node1",
+        facts,
+        spec,
+        replace(state.solution(facts, spec), tuning=tuning),
+        templates=state.templates,
+        key_of=lambda repository: KEY,
+    )
+    assert not plan.steps
+    [problem] = plan.problems
+    assert "net.core.x '1;2'" in problem.what and problem.fix == "change what gpunode.yml says of tuning.sysctl"
+
+
+def test_two_parts_that_want_the_same_otherwise_are_refused_and_alike_they_are_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: KEY)
+    facts = probe("ubuntu2204-hgx-h100-kubelet")
+    for value, problems in (("1", 0), ("0", 1)):
+        plan = DesiredState({"tuning": {"sysctl": {"net.ipv4.ip_forward": value}}}).plan("node1", facts).plan
+        assert len(plan.problems) == problems, plan.problems
+    assert plan.problems == (
+        Problem(
+            what="sysctl net.ipv4.ip_forward is wanted twice by the role runtime: 1, and 0",
+            fix="change tuning.sysctl in gpunode.yml",
+        ),
+    )
+
+
+def test_items_wanted_twice_keep_the_reasons_of_both() -> None:
+    one, other = (Sysctl(setting="a", value="1", reasons=(Reason(what=w, why=w),)) for w in "xy")
+    items, problems = by_key((one, other, one))
+    assert not problems and [reason.what for item in items.values() for reason in item.reasons] == ["x", "y"]
+
+
+def test_a_key_of_gpunodes_that_was_revoked_is_written_again_and_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = CASES / "plans" / "debian12-h100-fresh"
+    path = "/usr/share/keyrings/gpunode-nvidia-cuda.asc"
+    monkeypatch.setattr(repository, "revoked_files", lambda facts, revoked: (path,))
+    [step] = [step for step in plan_case(folder, monkeypatch).plan.steps if step.id == "driver.sources"]
+    assert {file["path"]: file["content"] for file in step.value}[path] == KEY.decode()

@@ -66,6 +66,7 @@ class Version(Item):
     """The version of the driver that is loaded."""
 
     NAME = "module version"
+    ASKED_BY = "driver.version"
     role: str = "driver"
     option: str = "activate"
     always: bool = True
@@ -105,6 +106,7 @@ class LoadedParameters(Item):
     """Parameters of the driver's modules, as the loaded ones have them."""
 
     NAME = "parameters"
+    ASKED_BY = "driver.module_parameters"
     WANTED = "in force"
     role: str = "driver"
     option: str = "activate"

@@ -59,6 +59,7 @@ class Configured(Item):
     """An engine's configuration.  `edit` is worked out on the files as they are now."""
 
     WANTED = "configured"
+    ASKED_BY = "runtimes"
     role: str = "runtime"
     option: str = "edits"
     asked: RuntimeRequest
@@ -237,8 +238,8 @@ def _kernel(templates: Mapping[str, str]) -> Iterator[Item]:
     yield File(role="runtime", path=SYSCTL_CONF, text=templates["sysctl.conf.j2"])
     for module in ENGINE_MODULES:
         yield Module(role="runtime", module=module)
-    for setting in SYSCTL:
-        yield Sysctl(setting=setting)
+    for setting, needed in SYSCTL.items():
+        yield Sysctl(setting=setting, value=needed)
 
 
 DOCKER_CLI_SEPARATE = ("debian:13",)  # since trixie the client is a package of its own, which docker.io recommends

@@ -30,6 +30,7 @@ class Setting(Item):
     """One setting of the GPUs of a model; `field` of NvmlGpu has what the driver says of each."""
 
     NAME = "GPU {title}"
+    ASKED_BY = "gpu"
     role: str = "fabric"
     option: str = "activate"
     title: str

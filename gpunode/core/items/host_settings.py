@@ -23,6 +23,7 @@ class Governor(Item):
     """The frequency governor of all CPUs."""
 
     NAME = "frequency governor"
+    ASKED_BY = "tuning"
     WANTED = "{governor}"
     role: str = "fabric"
     option: str = "activate"

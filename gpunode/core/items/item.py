@@ -33,6 +33,7 @@ class Item:
 
     NAME: ClassVar[str]  # with the item's own fields in braces
     WANTED: ClassVar[str]
+    ASKED_BY: ClassVar[str] = ""  # the key of gpunode.yml that has it, for a reader
 
     role: str
     option: str

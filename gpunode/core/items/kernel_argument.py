@@ -25,6 +25,7 @@ class KernelArgument(Item):
     """An argument that the running kernel and the entry that boots next have; or one that was gpunode's and goes."""
 
     NAME = "kernel argument {word}"
+    ASKED_BY = "tuning"
     role: str = "driver"
     option: str = "activate"
     word: str

@@ -95,7 +95,8 @@ def wanted(question: Question) -> Found:
     own = sources_path(DISTRIBUTION, facts)
     if DISTRIBUTION not in seen and own in facts.files:  # the spec names it no longer
         yield File(role="driver", option="sources", path=own, text=None)
-    yield from _revoked(facts, solution.revoked_keys if seen else ())
+    ours = {key_path(one, facts) for one in solution.repositories if one.name in seen}  # written with the new key
+    yield from (one for one in _revoked(facts, solution.revoked_keys if seen else ()) if one.name not in ours)
 
 
 def _revoked(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[Item]:

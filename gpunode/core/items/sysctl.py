@@ -30,14 +30,12 @@ class Sysctl(Item):
     """A kernel setting in force."""
 
     NAME = "sysctl {setting}"
+    WANTED = "{value}"
+    ASKED_BY = "tuning.sysctl"
     role: str = "runtime"
     option: str = "activate"
     setting: str
-    value: str = ""  # "" that of WANTED
-
-    @property
-    def wanted(self) -> str:
-        return self.value or WANTED[self.setting]
+    value: str
 
     def actual(self, facts: NodeFacts) -> str:
         return " ".join(facts.sysctl.get(self.setting, ABSENT).split())

@@ -41,6 +41,7 @@ class ToolkitConfig(Item):
     """The settings in the toolkit's own file.  `edit` is worked out on the file as it is now."""
 
     NAME = CONFIG
+    ASKED_BY = "toolkit.config"
     WANTED = "configured"
     role: str = "toolkit"
     option: str = "config"

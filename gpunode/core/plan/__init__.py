@@ -13,18 +13,20 @@ from typing import Any
 
 from gpunode.core.diff import unified
 from gpunode.core.engines import ENGINES
+from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, masked_hash
 from gpunode.core.items.cdi import cdi_warnings
 from gpunode.core.items.engine import manages, requests
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
-from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted, step_value
+from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted, merged, step_value
 from gpunode.core.items.kubelet import kubelet_warnings
 from gpunode.core.items.sysctl import boot_warnings
 from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
 from gpunode.core.plan.steps import BY_ID, STEPS, StepRow, wanted
 from gpunode.core.spec import Spec
+from gpunode.core.validation import check_value
 
 TOOLKIT = "/usr/local/nvidia/toolkit"  # where its toolkit container installs
 _DRAINED = "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data, then reboot the node"
@@ -124,6 +126,8 @@ def make_plan(
         facts=facts, spec=spec, solution=solution, items=want.items, have=actual(facts, want), key_of=key_of
     )
     steps = _steps(case)
+    if refused := tuple(problem for step in steps for problem in _refused(case, step)):
+        return replace(base, problems=refused)
     if steps:
         steps = [*_preflight(case, steps), *steps, _step(case, BY_ID["verify.smoke"], ())]
     return replace(base, steps=tuple(steps), files=_files_rested_on(facts, want))
@@ -175,6 +179,25 @@ def _step(case: HostCase, row: StepRow, mine: Sequence[Item]) -> Step:
         diff=step_diff(case, mine),
         disruptive=row.kind.disrupts(case, mine) if row.kind.disrupts else "",
     )
+
+
+def _refused(case: HostCase, step: Step) -> Iterator[Problem]:
+    """What the action would refuse of a step's value: it is refused before the node is touched."""
+    kind = BY_ID[step.id].kind
+
+    def refusal(value: Any) -> InputError | None:
+        try:
+            check_value(step.id, value, kind.shape)
+        except InputError as error:
+            return error
+        return None
+
+    if error := refusal(step.value):
+        mine = (item for item in case.of(step.role, step.option) if item.ASKED_BY and not item.within)
+        own = (item.ASKED_BY for item in mine if refusal(merged(kind.shape, {}, [item.request(case)])))
+        key = next(own, step.role)
+        fix = error.fix or f"change what gpunode.yml says of {key}"
+        yield Problem(what=f"{error.what} (expected: {error.expected})", fix=fix)
 
 
 def _title(case: HostCase, row: StepRow, mine: Sequence[Item]) -> str:

@@ -6,8 +6,8 @@ ansible-doc (tools/docs/collection.py).  All values are empty by default, and an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.items import (
@@ -30,7 +30,7 @@ from gpunode.core.items import (
     sysctl,
     toolkit,
 )
-from gpunode.core.items.item import Found, Item, Question, StepKind, Wanted
+from gpunode.core.items.item import Found, Item, ItemKey, Question, StepKind, Wanted
 from gpunode.core.model import Plan, Problem
 
 
@@ -190,10 +190,30 @@ BY_ID = {f"{row.role}.{row.option}": row for row in STEPS}
 def wanted(question: Question) -> Wanted:
     """The state that the spec and its solution ask of a node; values only, nothing is compared yet."""
     found = [one for part in (*ROLES, *STEPS) for make in part.wanted for one in make(question)]
-    items = {one.key: one for one in found if isinstance(one, Item)}
+    items, problems = by_key(one for one in found if isinstance(one, Item))
     if question.solution.driver and not question.spec.image.load:
         items = {one.key: one for one in first_boot.without_loading(items, question.solution.driver, question)}
-    return Wanted(items=items, problems=tuple(one for one in found if isinstance(one, Problem)))
+    return Wanted(items=items, problems=(*(one for one in found if isinstance(one, Problem)), *problems))
+
+
+def by_key(found: Iterable[Item]) -> tuple[dict[ItemKey, Item], list[Problem]]:
+    """The items by their keys: what two parts want alike is one, and what they want otherwise is refused."""
+    items: dict[ItemKey, Item] = {}
+    problems = []
+    for one in found:
+        have = items.setdefault(one.key, one)
+        reasons = tuple(dict.fromkeys((*have.reasons, *one.reasons)))
+        if replace(have, reasons=reasons) == replace(one, reasons=reasons):
+            items[one.key] = replace(one, reasons=reasons)
+            continue
+        asked = one.ASKED_BY or have.ASKED_BY
+        problems.append(
+            Problem(
+                what=f"{one.name} is wanted twice by the role {one.role}: {have.wanted}, and {one.wanted}",
+                fix=f"change {asked} in gpunode.yml" if asked else "this is an error in gpunode: report it",
+            )
+        )
+    return items, problems
 
 
 def role_variables(plan: Plan) -> dict[str, Any]:
