@@ -67,14 +67,14 @@ def accept(
     from gpunode.cli.provision import show_results
     from gpunode.cli.terminal import say
     from gpunode.core.report.schema import report_data
-    from gpunode.edge.accept import accept as run
-    from gpunode.edge.accept import write_reports
+    from gpunode.edge.accept.files import write_reports
+    from gpunode.edge.accept.run import accept as run
     from gpunode.edge.desired import DesiredState
 
     desired = DesiredState(spec_data, to_run=False)
     with probing(output_format) as on_done:
         came = run(targets, desired, level, resume=resume, sign=sign, say=say, on_done=on_done)
-    folders = write_reports(came, output)
+    folders = write_reports(came.folder, came.report, output)
     if output_format == "json":
         print_json(report_data(came.report))
     else:

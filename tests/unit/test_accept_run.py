@@ -1,4 +1,4 @@
-"""Stages as edge/accept.py runs them on nodes: a tool that does not start, network cards in pairs."""
+"""Stages as edge/accept/ runs them on nodes: a tool that does not start, network cards in pairs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gpunode.core.accept.perftest import ports_of
 from gpunode.core.accept.result import StageRow
 from gpunode.core.model import NodeFacts, NvmlGpu, PciDevice, RdmaPort
 from gpunode.core.spec.accept import AcceptSpec
-from gpunode.edge import accept
-from gpunode.edge.accept import AcceptRun
+from gpunode.edge.accept import files, pairs, stages, tool
+from gpunode.edge.accept.model import AcceptRun, Host
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.ssh.many import Ran, Target
 
@@ -32,7 +32,7 @@ def case(name: str) -> str:
 
 def host(name: str, *ports: RdmaPort) -> Any:
     facts = NodeFacts(hostname=name, gpus=(GPU,), rdma=ports)
-    return accept._Host(
+    return Host(
         detected=Detected(host=name, facts=facts, target=Target(name=name)), facts=facts, spec=AcceptSpec(),
         machine=Machine(model=GPU.id, gpus=1, fabric="none"), key="key",
     )  # fmt: skip
@@ -40,8 +40,8 @@ def host(name: str, *ports: RdmaPort) -> Any:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AcceptRun:
-    monkeypatch.setattr(accept, "_AGAIN", 0)
-    monkeypatch.setattr(accept, "_PAIR_START", 0.05)
+    monkeypatch.setattr(tool, "_AGAIN", 0)
+    monkeypatch.setattr(pairs, "_PAIR_START", 0.05)
     return AcceptRun(folder=tmp_path, targets=Targets(), level="standard", say=lambda name, text: None)
 
 
@@ -60,7 +60,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, str], str]
         call = base64.b64decode(words).decode().replace("\n", " ")
         return [Ran(target=target, stdout=answer(target.name, call))]
 
-    monkeypatch.setattr(accept, "run_many", run_many)
+    monkeypatch.setattr(tool, "run_many", run_many)
 
 
 # ---------------------------------------------------------------- one more start
@@ -92,7 +92,7 @@ def test_a_tool_that_did_not_start_is_started_once_more_and_a_failure_is_not(
         return sent(*next(left))
 
     answering(monkeypatch, answer)
-    row = accept._measure(host("gpu1"), "nvbandwidth", run)
+    row = stages.measure_stage(host("gpu1"), "nvbandwidth", run)
     again = [check for check in row.checks if check.id == "accept.nvbandwidth.retried"]
     assert (len(calls), bool(again), bool(row.measures)) == (starts, retried, measured)
     assert all(check.status == "warning" and "CUDA driver initialization" in check.message for check in again)
@@ -102,10 +102,10 @@ def test_a_stage_whose_tool_gave_nothing_is_run_again_by_resume(
     run: AcceptRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(monkeypatch, lambda name, call: sent(NO_START, "1"))
-    run.keep(accept._measure(host("gpu1"), "nvbandwidth", run))
+    run.keep(stages.measure_stage(host("gpu1"), "nvbandwidth", run))
     answering(monkeypatch, lambda name, call: sent(GOOD))
-    run.keep(accept._measure(host("gpu2"), "nvbandwidth", run))
-    kept = accept._rows(run.folder, {name: host(name).key for name in ("gpu1", "gpu2")})
+    run.keep(stages.measure_stage(host("gpu2"), "nvbandwidth", run))
+    kept = files.finished_rows(run.folder, {name: host(name).key for name in ("gpu1", "gpu2")})
     assert list(kept) == [("gpu2", "nvbandwidth")]
 
 
@@ -116,7 +116,7 @@ def test_a_gpu_that_is_cut_is_not_measured_by_one_of_its_instances(
     answering(monkeypatch, lambda name, call: sent(GOOD))
     one = host("gpu1")
     facts = replace(one.facts, nvml=(NvmlGpu(index=0, slot=GPU.slot, mig_current=mig),))
-    row = accept._measure(replace(one, facts=facts), "nvbandwidth", run)
+    row = stages.measure_stage(replace(one, facts=facts), "nvbandwidth", run)
     assert row.ended == ended
     assert mig == "Disabled" or [check.status for check in row.checks] == ["not-proven"]
 
@@ -153,7 +153,7 @@ def pair(run: AcceptRun, monkeypatch: pytest.MonkeyPatch, speeds: dict[str, str]
         return sent(BANDWIDTH.replace("193.21", speeds.get(device, "0")).replace("mlx5_4", device), **beside)
 
     answering(monkeypatch, answer)
-    served, called = accept._run_tool, threading.Event()
+    served, called = tool.run_tool, threading.Event()
 
     def run_tool(end: Any, *words: Any, **more: Any) -> Any:
         """The server ends after its client, as the real one does, however quick their answers are."""
@@ -166,9 +166,9 @@ def pair(run: AcceptRun, monkeypatch: pytest.MonkeyPatch, speeds: dict[str, str]
         finally:
             called.set()
 
-    monkeypatch.setattr(accept, "_run_tool", run_tool)
+    monkeypatch.setattr(pairs, "run_tool", run_tool)
     own = ports or tuple(map(port, speeds))
-    accept._pairs([host("gpu1", *own), host("gpu2", *map(port, speeds))], run)
+    pairs.measure_pairs([host("gpu1", *own), host("gpu2", *map(port, speeds))], run)
     return run.done
 
 
@@ -206,7 +206,7 @@ def test_a_card_without_a_partner_is_named(run: AcceptRun, monkeypatch: pytest.M
 
 def test_hosts_without_such_cards_are_not_asked(run: AcceptRun, monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, lambda name, call: pytest.fail("it was run"))
-    accept._pairs([host("gpu1"), host("gpu2", port("mlx5_0"))], run)
+    pairs.measure_pairs([host("gpu1"), host("gpu2", port("mlx5_0"))], run)
     [check] = run.done["gpu2", "pair"].checks
     assert (check.status, check.message) == ("not-proven", "gpu1 has no active port of InfiniBand or RoCE")
 
@@ -215,9 +215,9 @@ def test_what_was_measured_of_the_first_host_is_not_replaced_by_the_last(
     run: AcceptRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(server: Any, client: Any, _: AcceptRun) -> dict[str, Reading]:
-        return {one.name: accept._no_pair(f"{server.name} {client.name}") for one in (server, client)}
+        return {one.name: pairs._no_pair(f"{server.name} {client.name}") for one in (server, client)}
 
-    monkeypatch.setattr(accept, "_pair", measured)
-    accept._pairs([host("gpu1"), host("gpu2"), host("gpu3")], run)
+    monkeypatch.setattr(pairs, "_pair", measured)
+    pairs.measure_pairs([host("gpu1"), host("gpu2"), host("gpu3")], run)
     said = {name: row.checks[0].message for (name, _), row in run.done.items()}
     assert said == {"gpu1": "gpu1 gpu2", "gpu2": "gpu1 gpu2", "gpu3": "gpu3 gpu1"}

@@ -19,7 +19,8 @@ from gpunode.core.errors import Exit, GpunodeError, RefusedError, UnreachableErr
 from gpunode.core.model import Check, HostResult, Kubernetes, NodeFacts, NvmlGpu, PciDevice, Plan, Step
 from gpunode.core.report.drains import DrainPreview, drains_text
 from gpunode.core.spec.rollout import DrainSpec
-from gpunode.edge import accept
+from gpunode.edge.accept import run as accept
+from gpunode.edge.accept import tool as accept_tool
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets
@@ -572,7 +573,7 @@ def answers(tool: str) -> Callable[..., list[Ran]]:
 
     def run_many(programs: list[tuple[Target, str]], **_: Any) -> list[Ran]:
         [(target, text)] = programs
-        outcome = "gpunode\tstatus\tunchanged\ngpunode\tmessage\tmissing\n"
+        outcome = "gpunode\tstatus\tunchanged\ngpunode\tmissing\tyes\n"
         if tool == "in-use":
             outcome = "gpunode\tstatus\trefused\ngpunode\tmessage\tthe node is in use: a pod\n"
         elif base64.b64encode(b"nvbandwidth\n").decode()[:12] in text:
@@ -612,7 +613,7 @@ def test_a_node_is_measured_before_it_is_given_back(
     tool: str, code: str, words: str, server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(server)
-    monkeypatch.setattr(accept, "run_many", answers(tool))
+    monkeypatch.setattr(accept_tool, "run_many", answers(tool))
     result, _ = provision(api, tmp_path, monkeypatch, spec=ACCEPT)
     assert (result.outcome, unschedulable(server)) == (code, code == "failed"), result.message
     assert words in result.message
@@ -633,12 +634,12 @@ def test_a_node_that_was_not_accepted_is_measured_again_and_a_converged_one_is_n
     server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(server)
-    monkeypatch.setattr(accept, "run_many", answers("12.0"))
+    monkeypatch.setattr(accept_tool, "run_many", answers("12.0"))
     provision(api, tmp_path, monkeypatch, spec=ACCEPT)
     found = []
     for tool in ("12.0", "52.1", "in-use"):
         assert bool(to_measure([converged(ACCEPT)])) is (tool != "in-use")
-        monkeypatch.setattr(accept, "run_many", answers(tool))
+        monkeypatch.setattr(accept_tool, "run_many", answers(tool))
         result, played = provision(api, tmp_path, monkeypatch, spec=ACCEPT, steps=())
         assert played == []
         found.append((result.outcome, unschedulable(server), result.message.partition(":")[0]))
@@ -660,7 +661,7 @@ def test_a_controller_that_was_killed_while_it_measured_measures_again(
         monkeypatch.setattr(fleet.NodeDrains, "release_all", release)
         raise SystemExit
 
-    monkeypatch.setattr(accept, "run_many", answers("52.1"))
+    monkeypatch.setattr(accept_tool, "run_many", answers("52.1"))
     monkeypatch.setattr(fleet.NodeDrains, "release_all", killed)
     with pytest.raises(SystemExit):
         provision(api, tmp_path, monkeypatch, spec=ACCEPT)

@@ -58,7 +58,7 @@ def test_which_machines_are_rebooted(
     assert made.reboots == ([boot_id] if reboots else [])
     assert bool(result.get("reboot_needed")) is not reboots
     if reboots:
-        assert "rebooted: nouveau is in use" in result["changes"]
+        assert "rebooted: nouveau is in use" in result["changes"] and result["rebooted"]
     else:
         assert "reboot needed: nouveau is in use" in result["warnings"][0]
 

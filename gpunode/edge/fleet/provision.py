@@ -22,7 +22,8 @@ from gpunode.core.plan.playbook import HEADER, Shape, dump, group_names, make_pl
 from gpunode.core.report.text import MANY, names, news
 from gpunode.core.rollout import Progress, RolloutPool, make_pools
 from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
-from gpunode.edge.accept import AcceptRun, measure
+from gpunode.edge.accept.model import AcceptRun
+from gpunode.edge.accept.run import measure
 from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe

@@ -1,10 +1,10 @@
 # shellcheck shell=sh
 # Runs one tool of an acceptance and sends what it printed.  Nothing stays: the tool's output lies in the request's folder,
 # and the tool ends with this script, also when the connection is gone (each sample is written to it).
-# Request (edge/accept.py): `programs` (names, or paths with *; the first that is there), `arguments` and `environment`, one
+# Request (edge/accept/tool.py): `programs` (names, or paths with *; the first that is there), `arguments` and `environment`, one
 # a line, `seconds`, `sample` (fields of nvidia-smi), `controller`, `image` (used where no program is there), `near` (an
 # RDMA device: the tool runs on the CPUs beside it), `own_folder` (yes: the tool is started in the folder of its program).
-# Output: program, near, sample, beat, ended, output (base64).
+# Output: missing (yes: there is no program), program, near, sample, beat, ended, output (base64).
 
 MOST=1000000 # bytes of the tool's output: its end counts
 EVERY=5      # seconds between samples
@@ -68,7 +68,8 @@ program=$(found_program)
 image=$(word image)
 if [ -z "$program" ] && [ -n "$image" ]; then by=$(engine); fi
 if [ -z "$program" ] && [ -z "$by" ]; then
-  finish unchanged "missing"
+  say missing yes
+  finish unchanged "no program of this tool is here"
 fi
 say program "${program:-$(requested programs | head -n 1) of $image}"
 

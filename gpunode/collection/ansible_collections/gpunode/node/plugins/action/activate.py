@@ -48,6 +48,7 @@ class ActionModule(NodeAction):
             return result | {"changed": True, "changes": [*result["changes"], f"reboot: {why}"]}
         self._reboot(stated.boot_id, value.get("reboot_timeout", 900))
         again, stated = run(value)
+        again["rebooted"] = True
         again["changes"] = [*result["changes"], f"rebooted: {why}", *again["changes"]]
         if stated.reboot:
             text = f"rebooted, and it still needs a reboot: {stated.reboot}"

@@ -26,7 +26,7 @@ class ActionModule(NodeAction):
         result = {
             "parts": parts,
             "changes": changes,
-            "rebooted": any(line.startswith("rebooted: ") for line in changes),
+            "rebooted": any(result.get("rebooted") for result in done.values()),
             "reboot_needed": any(result.get("reboot_needed") for result in done.values()),
             "engines": list(done["runtime_edits"].get("engines") or ()),
             "checks": list(done["verify_smoke"].get("checks") or ()),

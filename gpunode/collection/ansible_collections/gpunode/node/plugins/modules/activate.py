@@ -62,4 +62,8 @@ reboot_needed:
   description: Whether the node needs a reboot that was not allowed; a warning says why.
   type: bool
   returned: when it does
+rebooted:
+  description: Whether the node was rebooted.
+  type: bool
+  returned: when it was
 """
