@@ -78,7 +78,7 @@ def show(key: str | None, output_format: str) -> int:
 def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
     """Say which rows have old sources, which are not proven, and which GPUs a newer pci.ids names that are not known.
 
-    The age is that of a row's source, not of the day on which somebody looked; what cannot change has none: hardware,
+    The age is that of a row's source, not of the day on which it was checked; what cannot change has none: hardware,
     keys, CUDA releases of an older major version, branches and distributions whose support ended.  Not proven: a branch
     of unknown kind or without an end, a source that does not speak of its row, a row of which no source was read.
     """

@@ -109,8 +109,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "accept.loopback": "the same of an all-reduce over the network cards; *not-proven* where it went another way",
         "accept.pair": "the same of two nodes' network cards",
         "accept.nvbandwidth": "nvbandwidth ended with an error",
-        "accept.METRIC.fleet": "a value is more than 10 % below the median of its like, and far outside of their "
-        "spread (5 %: a warning)",
+        "accept.METRIC.fleet": "a value is more than 10 % below the median of machines of its kind, and far outside "
+        "of their spread (5 %: a warning)",
         "accept.METRIC.count": "the tool speaks of another number of GPUs than the machine has",
         "accept.METRIC.right": "values came out wrong, or the run did not come to its end",
         "accept.allreduce.way": "passes with the way that NCCL's own log names: NVLS, P2P; a warning for shared memory "
@@ -136,7 +136,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "boot.secure-boot": "(warning) Secure Boot is on: modules that DKMS built load only with an enrolled key",
     },
     "The cluster (`gpunode kube verify`)": {
-        "kube.drift": "an object, label or taint is not as gpunode.yml says, somebody added to the pods of a workload "
+        "kube.drift": "an object, label or taint is not as gpunode.yml says, the pods of a workload got an addition "
         "(named with the time), or what was applied earlier is no longer asked for; what an admission policy rewrote "
         "on its way is none (exit code 3 when only these fail)",
         "kube.ready": "a workload of gpunode, or of a chart whose values it wrote, is not ready: with what its pods "
@@ -148,7 +148,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "of its memory than it has",
         "kube.mig": "the MIG layout that a node's label asks for is not in force (`nvidia.com/mig.config.state`)",
         "kube.pool": "none of a pool's nodes offers a GPU; not proven where its selector chooses no node",
-        "kube.waiting": "(warning) pods wait for GPUs that nobody has free, or that no node offers",
+        "kube.waiting": "(warning) pods wait for GPUs, and no node has them free, or none offers them",
         "kube.unread": "not proven: it could not be read, and the rest was judged without it",
         "kube.problem": "(`--exact`) apply would be refused",
         "kube.error": "a pool or a node could not be proven; the others were",

@@ -38,7 +38,7 @@ SHAPE = rows(
     "Engines whose configuration is edited, in one transaction each.",
     runtime=text("The engine.", choices=ENGINES, required=True),
     default_runtime=text("Its default runtime.", choices=("nvidia", "runc", "keep")),
-    cdi=flag("Whether it goes by CDI; null leaves that as it is."),
+    cdi=flag("Whether it uses CDI; null leaves that as it is."),
     cgroup_driver=text("Its cgroup driver; empty leaves that as it is.", choices=("", "systemd", "cgroupfs")),
     nvidia_runtime_path=text("Path of the nvidia runtime."),
     restart=flag("Whether it is restarted when nothing is to be edited."),

@@ -47,7 +47,7 @@ def check_sources(sources: Mapping[str, SourceSpec], where: str) -> None:
         raise InputError(
             f"{where}: sources.{DISTRIBUTION} lacks "
             + " and ".join(key for key in ("url", "key", "fingerprint") if not getattr(own, key)),
-            expected="url, key and fingerprint: it is nobody's but yours",
+            expected="url, key and fingerprint: gpunode knows no such source",
         )
 
 

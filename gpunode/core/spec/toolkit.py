@@ -34,8 +34,8 @@ class ToolkitConfigSpec:
     load_kmods: bool | None = option(None, "load the NVIDIA modules when a container starts")
     swarm_resource: str | None = option(None, "variable by which Docker Swarm names GPUs: DOCKER_RESOURCE_GPU")
     supported_driver_capabilities: str | None = option(None, "what containers may ask for: compute,utility,…")
-    disable_require: bool | None = option(None, "pass over an image's NVIDIA_REQUIRE_… constraints")
-    ignore_imex_channel_requests: bool | None = option(None, "pass over NVIDIA_IMEX_CHANNELS of containers")
+    disable_require: bool | None = option(None, "ignore an image's NVIDIA_REQUIRE_… constraints")
+    ignore_imex_channel_requests: bool | None = option(None, "ignore NVIDIA_IMEX_CHANNELS of containers")
     cuda_compat_mode: Literal["ldconfig", "hook", "mount", "disabled"] | None = option(
         None, "forward compatibility of CUDA in images: ldconfig, hook, mount or disabled"
     )
@@ -64,7 +64,7 @@ class FabricSpec:
     imex: Literal["auto", "static", "dra", "off"] = option(
         "auto",
         "who runs IMEX: static (the host's service, for imex_nodes), dra (NVIDIA's DRA driver for ComputeDomains: the "
-        "service is masked), off (nobody: masked), or auto (static where imex_nodes has nodes, else as it is)",
+        "service is masked), off (no service: masked), or auto (static where imex_nodes has nodes, else as it is)",
     )
     dcgm: str = option("none", "NVIDIA DCGM: none, auto (the newest in the repository), or a version such as 4.6.0")
 

@@ -43,7 +43,7 @@ class TuningSpec:
         "keep", "load: the driver's nvidia-peermem, at once and at each boot, for programs that cannot use DMA-BUF"
     )
     gdrcopy: Literal["keep", "load"] = option(
-        "keep", "load: GDRCopy's module gdrdrv, at once and at each boot, where somebody has installed it"
+        "keep", "load: GDRCopy's module gdrdrv, at once and at each boot, where it is installed"
     )
     sysctl: Mapping[str, str] = option(
         {},

@@ -309,11 +309,11 @@ options:
       disable_require:
         type: bool
         description:
-          - pass over an image's NVIDIA_REQUIRE_… constraints
+          - ignore an image's NVIDIA_REQUIRE_… constraints
       ignore_imex_channel_requests:
         type: bool
         description:
-          - pass over NVIDIA_IMEX_CHANNELS of containers
+          - ignore NVIDIA_IMEX_CHANNELS of containers
       cuda_compat_mode:
         type: str
         description:
@@ -351,7 +351,7 @@ options:
       cdi:
         type: bool
         description:
-          - Whether it goes by CDI; null leaves that as it is.
+          - Whether it uses CDI; null leaves that as it is.
       cgroup_driver:
         type: str
         description:

@@ -58,7 +58,7 @@ rebooted:
   type: bool
   returned: always
 reboot_needed:
-  description: Whether a reboot is left to somebody else, because C(reboot) is never.
+  description: Whether a reboot is pending, because C(reboot) is never.
   type: bool
   returned: always
 engines:
