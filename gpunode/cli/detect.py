@@ -58,8 +58,19 @@ def detect(targets: Targets, probes: tuple[Path, ...], save: Path | None, redact
     from gpunode.edge.detect import save_probes
 
     targets = with_probes(targets, probes)
-    with probing(output_format) as on_done:
-        host = ask(targets, on_done=on_done)
+    there: list[Detected] = []
+    try:
+        with probing(output_format) as on_done:
+
+            def done(one: Detected) -> None:
+                there.append(one)
+                on_done(one)
+
+            host = ask(targets, on_done=done)
+    except KeyboardInterrupt:
+        if output_format == "text":
+            _show(there, output_format)
+        raise
     if save:
         paths = save_probes(save, host, redacted=redact)
         echo(f"saved: {len(paths)} in {save}", err=True)

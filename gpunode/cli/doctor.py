@@ -65,14 +65,20 @@ def doctor(
         raise click.UsageError("--yes goes with --fix")
     if fix and (logs or targets.probes or output_format == "json"):
         raise click.UsageError("--fix needs hosts, and answers as text")
+    faults = load_faults()
+
+    def show(one: Examined) -> None:
+        if one.diagnosis:
+            notes = "".join(f"  note: {note}\n" for note in one.notes)
+            echo(fitted(f"{one.host}\n{notes}{diagnosis_text(one.diagnosis, faults)}", terminal_width()))
+
     if logs:
         results: list[Examined] = [examine_logs(logs)]
     else:
         from gpunode.cli.progress import probing
 
         with probing(output_format) as on_done:
-            results = examine_hosts(targets, on_done)
-    faults = load_faults()
+            results = examine_hosts(targets, on_done, show if output_format == "text" else lambda one: None)
     if output_format == "json":
         data = [
             {
@@ -92,11 +98,9 @@ def doctor(
             if logs
             else {"hosts": data}
         )
-    for one in results if output_format == "text" else ():
-        if one.diagnosis:
-            notes = "".join(f"  note: {note}\n" for note in one.notes)
-            echo(fitted(f"{one.host}\n{notes}{diagnosis_text(one.diagnosis, faults)}", terminal_width()))
     if output_format == "text":
+        if logs:
+            show(*results)
         show_errors([(one.host, one.error) for one in results if one.error])
     if fix and (ours := [one.host for one in results if one.diagnosis and one.diagnosis.ours]):
         return _fix(ctx, targets, ours, yes=yes)

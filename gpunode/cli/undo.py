@@ -15,6 +15,7 @@ from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostOutcome, HostResult
+    from gpunode.core.undo.journal import Run
     from gpunode.edge.ansible.runner import Event
     from gpunode.edge.detect import Targets
     from gpunode.edge.fleet.draining import Connect
@@ -229,7 +230,15 @@ def _show_runs(targets: Targets, output_format: str) -> int:
     from gpunode.core.errors import GpunodeError
     from gpunode.edge.fleet.undo import list_runs
 
-    found = list_runs(targets)
+    def show(host: str, runs: list[Run] | GpunodeError) -> None:
+        if output_format != "text" or isinstance(runs, GpunodeError):
+            return
+        echo(f"{host}: {len(runs)} run{'' if len(runs) == 1 else 's'}")
+        for run in runs:
+            what = run.what or " ".join(run.parts) or "nothing"
+            echo(f"  {run.name}  {run.at}  {what}{'' if run.finished else f' · {run.state}'}")
+
+    found = list_runs(targets, show)
     outcomes: list[HostOutcome] = []
     errors: list[tuple[str, GpunodeError]] = []
     data: list[dict[str, Any]] = []
@@ -241,11 +250,6 @@ def _show_runs(targets: Targets, output_format: str) -> int:
             continue
         outcomes.append("ok")
         data.append({"host": host.host, "runs": [asdict(run) for run in runs]})
-        if output_format == "text":
-            echo(f"{host.host}: {len(runs)} run{'' if len(runs) == 1 else 's'}")
-            for run in runs:
-                what = run.what or " ".join(run.parts) or "nothing"
-                echo(f"  {run.name}  {run.at}  {what}{'' if run.finished else f' · {run.state}'}")
     if output_format == "json":
         print_json({"hosts": data})
     else:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpunode.core.knowledge.scheduler import SchedulerRules
     from gpunode.core.model import NodeFacts
     from gpunode.edge.detect import Detected, Targets
+    from gpunode.edge.ssh.many import Ran
 
 CHUNK = 1 << 20  # bytes
 
@@ -102,8 +103,15 @@ def _logs(parts: Parts, paths: Iterable[Path]) -> Iterator[tuple[str, Iterable[P
 _ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2)$")
 
 
-def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda found: None) -> list[Examined]:
-    """Probe the hosts, read the ends of their logs, and say of each what is wrong.  Raises InputError."""
+def examine_hosts(
+    targets: Targets,
+    on_done: Callable[[Detected], None] = lambda found: None,
+    on_examined: Callable[[Examined], None] = lambda one: None,
+) -> list[Examined]:
+    """Probe the hosts, read the ends of their logs, and say of each what is wrong.  Raises InputError.
+
+    `on_done` sees each host that is probed, `on_examined` each result as it comes.
+    """
     from gpunode.core.remote import program
     from gpunode.edge.detect import detect
     from gpunode.edge.share import in_its_share
@@ -112,21 +120,31 @@ def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda
 
     found = detect(targets, on_done=on_done)
     text = program(script("logs.sh"))
-    ran = run_many([(one.target, text) for one in found if one.target and one.facts], reach=targets.reach())
-    logs = {one.target.name: one for one in ran}
-    results = []
+    by_name = {one.host: one for one in found}
+    results: dict[str, Examined] = {}
+
+    def examined(one: Detected, text: str, why: str = "") -> None:
+        result = in_its_share(one.host, partial(_examine, one, text, why))
+        results[one.host] = Examined(host=one.host, error=result) if isinstance(result, GpunodeError) else result
+        on_examined(results[one.host])
+
+    def done(ran: Ran) -> None:
+        examined(by_name[ran.target.name], ran.stdout, f": {ran.error.what}" if ran.error else "")
+
     for one in found:
-        facts = one.facts
-        if facts is None:
-            results.append(Examined(host=one.host, error=one.error))
-            continue
-        answer = logs.get(one.host)
-        text = answer.stdout if answer and not answer.error else ""
-        why = f": {answer.error.what}" if answer and answer.error else ""
-        notes = () if text or not one.target else (f"its logs could not be read{why}",)
-        examined = in_its_share(one.host, partial(_examined, one.host, facts, text, notes))
-        results.append(Examined(host=one.host, error=examined) if isinstance(examined, GpunodeError) else examined)
-    return results
+        if one.facts is None or one.target is None:
+            examined(one, "")
+    pairs = [(one.target, text) for one in found if one.target and one.facts]
+    run_many(pairs, reach=targets.reach(), on_done=done)
+    return [results[one.host] for one in found]
+
+
+def _examine(one: Detected, text: str, why: str) -> Examined:
+    if one.facts is None:
+        return Examined(host=one.host, error=one.error)
+    text = "" if why else text
+    notes = () if text or not one.target else (f"its logs could not be read{why}",)
+    return _examined(one.host, one.facts, text, notes)
 
 
 def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) -> Examined:

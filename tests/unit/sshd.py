@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from gpunode.edge.ssh.many import Target
@@ -107,3 +111,43 @@ class Sshd:
             "ssh_args": ("-F", str(file)),
         }
         return Target(**{**values, **fields})  # type: ignore[arg-type]
+
+
+class _Open(paramiko.ServerInterface):
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.AUTH_SUCCESSFUL  # type: ignore[attr-defined,no-any-return]
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        return paramiko.AUTH_SUCCESSFUL  # type: ignore[attr-defined,no-any-return]
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "password,publickey"
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED  # type: ignore[attr-defined,no-any-return]
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def narrow_server() -> Iterator[int]:
+    """The port of a server whose channels take 16 bytes, and that reads one of them a second."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    key = paramiko.RSAKey.generate(2048)
+    ended = threading.Event()
+
+    def serve() -> None:
+        sock, _ = listening.accept()
+        transport = paramiko.Transport(sock)
+        transport.default_window_size = 16
+        transport.add_server_key(key)
+        transport.start_server(server=_Open())
+        channel = transport.accept(20)
+        while channel is not None and not ended.wait(1):
+            channel.recv(1)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield listening.getsockname()[1]
+    ended.set()
+    listening.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,8 +153,9 @@ def test_without_a_terminal_nothing_is_done_unless_yes(monkeypatch: pytest.Monke
 def test_a_journal_that_cannot_be_read_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = {"n1": recall_text(wrote("1", run="r1")), "n2": recall_text([], more=[("undo", "1", "?")]), "n3": ""}
 
-    def run_many(programs: Sequence[tuple[Target, str]], **_: Any) -> list[Ran]:
-        return [Ran(target=target, stdout=printed[target.name]) for target, _ in programs]
+    def run_many(programs: Sequence[tuple[Target, str]], *, on_done: Callable[[Ran], None], **_: Any) -> None:
+        for target, _text in programs:
+            on_done(Ran(target=target, stdout=printed[target.name]))
 
     monkeypatch.setattr(undo, "run_many", run_many)
     first, second, third = (runs for _, runs in undo.list_runs(Targets(hosts=("n1", "n2", "n3"))))
@@ -218,7 +219,12 @@ def test_the_list_says_when_a_run_was_cut_off(monkeypatch: pytest.MonkeyPatch) -
         return Run(name=name, first=0, last=0, at="2026-11-20T10:00:00Z", parts=("driver",), state=state, what=what)
 
     listed = [runs("r1", "done", "driver 580.1 → 595.2, 20 packages"), runs("r2", "interrupted", "")]
-    monkeypatch.setattr(undo, "list_runs", lambda _: [(Detected(host="n1"), listed)])
+
+    def list_runs(targets: Targets, on_done: Any) -> Any:
+        on_done("n1", listed)
+        return [(Detected(host="n1"), listed)]
+
+    monkeypatch.setattr(undo, "list_runs", list_runs)
     done = CliRunner().invoke(rollback, ["n1", "--list"], standalone_mode=False)
     assert done.exception is None, done.exception
     assert done.output.splitlines() == [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,9 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import paramiko
 import pytest
-from sshd import Sshd
+from sshd import Sshd, narrow_server
 
 from gpunode.core.errors import InterruptedByUser
 from gpunode.edge.side_by_side import Deadline, side_by_side
@@ -68,48 +66,19 @@ def test_an_event_that_another_thread_sets_ends_all_and_closes_what_is_open() ->
     assert closed.is_set() and time.monotonic() - began < 2
 
 
-class _Open(paramiko.ServerInterface):
-    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.AUTH_SUCCESSFUL  # type: ignore[attr-defined,no-any-return]
-
-    def check_auth_password(self, username: str, password: str) -> int:
-        return paramiko.AUTH_SUCCESSFUL  # type: ignore[attr-defined,no-any-return]
-
-    def get_allowed_auths(self, username: str) -> str:
-        return "password,publickey"
-
-    def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED  # type: ignore[attr-defined,no-any-return]
-
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        return True
-
-
 @pytest.fixture
 def narrow() -> Iterator[int]:
-    """The port of a server whose channels take 16 bytes, and that reads one of them a second."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    key = paramiko.RSAKey.generate(2048)
-    ended = threading.Event()
-
-    def serve() -> None:
-        sock, _ = listening.accept()
-        transport = paramiko.Transport(sock)
-        transport.default_window_size = 16
-        transport.add_server_key(key)
-        transport.start_server(server=_Open())
-        channel = transport.accept(20)
-        while channel is not None and not ended.wait(1):
-            channel.recv(1)
-
-    threading.Thread(target=serve, daemon=True).start()
-    yield listening.getsockname()[1]
-    ended.set()
-    listening.close()
+    with narrow_server() as port:
+        yield port
 
 
-def test_a_server_that_takes_a_byte_at_a_time_costs_its_deadline_and_the_others_are_there_before(narrow: int) -> None:
-    slow = Target(name="slow", address="127.0.0.1", port=narrow, user="x", password="x", check_host_key=False)
+def test_a_server_that_takes_a_byte_at_a_time_costs_its_deadline_and_the_others_are_there_before(
+    narrow: int, tmp_path: Path
+) -> None:
+    known = ("-o", f"UserKnownHostsFile={tmp_path}/known")
+    slow = Target(
+        name="slow", address="127.0.0.1", port=narrow, user="x", password="x", check_host_key=False, ssh_args=known
+    )
     done: list[str] = []
 
     def on_done(ran: Ran) -> None:
@@ -139,7 +108,8 @@ from types import SimpleNamespace
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import workflow
 from gpunode.edge.ssh.many import Target
-target = Target(name="n1", address="127.0.0.1", port=PORT, keys=(KEY,), check_host_key=False)
+known = ("-o", "UserKnownHostsFile=KNOWN")
+target = Target(name="n1", address="127.0.0.1", port=PORT, keys=(KEY,), ssh_args=known)
 one, targets = Detected(host="n1", target=target), Targets(hosts=("n1",))
 print("ready", flush=True)
 """
@@ -186,7 +156,12 @@ def interrupted(code: str, tmp_path: Path) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_ctrl_c_ends_a_call_that_waits_for_a_node_within_a_second(call: str, sleepy: Sshd, tmp_path: Path) -> None:
-    code = HOST.replace("PORT", str(sleepy.port)).replace("KEY", repr(str(sleepy.key))) + call
+    code = (
+        HOST.replace("PORT", str(sleepy.port))
+        .replace("KEY", repr(str(sleepy.key)))
+        .replace("KNOWN", str(sleepy.known_hosts))
+        + call
+    )
     assert interrupted(code, tmp_path) < 2  # one, and the end of a Python on a busy machine
 
 

@@ -923,9 +923,11 @@ def test_fix_hands_over_to_provision_and_looks_once_more(tmp_path: Path, monkeyp
     asked: list[tuple[str, ...]] = []
     left = [{"engine-stopped": ["x"]}, {}, {"power-cable": ["x"]}]
 
-    def examined(targets: Targets, on_done: Any = None) -> list[Examined]:
+    def examined(targets: Targets, on_done: Any, on_examined: Any) -> list[Examined]:
         state = {name: [Evidence(source="state", line=0, text=t) for t in seen] for name, seen in left.pop(0).items()}
-        return [Examined(host="n1", diagnosis=diagnose(FAULTS, [], state))]
+        one = Examined(host="n1", diagnosis=diagnose(FAULTS, [], state))
+        on_examined(one)
+        return [one]
 
     @click.command()
     @target_options

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from api_server import ApiServer, Fault
 from kube_cluster import node
-from sshd import Sshd
+from sshd import Sshd, narrow_server
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server.stop()
 
 
-def spawn(sshd: Sshd, waiting: Waiting, tmp_path: Path) -> subprocess.Popen[str]:
+def spawn(sshd: Sshd, waiting: Waiting, tmp_path: Path, more: str = "") -> subprocess.Popen[str]:
     (sshd.folder / "asked").write_text("")
     (sshd.folder / "hangs").unlink(missing_ok=True)
     probe = PROBES / waiting.node / "probe.txt"
@@ -87,7 +87,7 @@ def spawn(sshd: Sshd, waiting: Waiting, tmp_path: Path) -> subprocess.Popen[str]
     host = f"ansible_host=127.0.0.1 ansible_port={sshd.port} ansible_ssh_private_key_file={sshd.key}"
     connection = f"ansible_connection={waiting.connection}"
     args = f"-o UserKnownHostsFile={sshd.known_hosts} -o GlobalKnownHostsFile=none"
-    (tmp_path / "hosts.ini").write_text(f"n1 {host} ansible_ssh_common_args='{args}' {connection}\n")
+    (tmp_path / "hosts.ini").write_text(f"n1 {host} ansible_ssh_common_args='{args}' {connection}\n{more}\n")
     env = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "NO_COLOR": "1"}
     command = [sys.executable, "-m", "gpunode", *waiting.command, "-i", "hosts.ini"]
     return subprocess.Popen(
@@ -181,3 +181,27 @@ def test_a_silent_host_costs_a_step_of_ansible_its_time_and_no_more(sshd: Sshd, 
     assert process.returncode == 4, printed
     assert "read_journal.sh did not end within 3 s" in printed and "--timeout" in printed
     assert not left_of(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "shown"),
+    [
+        (("detect", "--timeout", "4"), 4, "H100"),
+        (("doctor", "--timeout", "4"), 4, "n1\n"),
+        (("rollback", "--list", "--timeout", "4"), 1, "n1: the node's script ended early"),  # a probe is no journal
+    ],
+)
+def test_a_server_that_takes_a_byte_at_a_time_costs_its_time(
+    command: tuple[str, ...], code: int, shown: str, sshd: Sshd, tmp_path: Path
+) -> None:
+    """Its way with the program is the message, and the other host's result is there."""
+    with narrow_server() as port:
+        slow = f"slow ansible_host=127.0.0.1 ansible_port={port} ansible_user=x ansible_password=x"
+        slow += f" ansible_ssh_common_args='-o UserKnownHostsFile={tmp_path}/known'"
+        process = spawn(sshd, Waiting((*command, "--accept-new-host-keys"), 9), tmp_path, slow)
+        began = time.monotonic()
+        printed, _ = process.communicate(timeout=60)
+    print(f"TOOK {time.monotonic() - began:.1f}")
+    assert time.monotonic() - began < 8, printed
+    assert process.returncode == code, printed
+    assert shown in printed and "slow: not done within 4 s: the time went to sending the program" in printed

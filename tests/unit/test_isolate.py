@@ -250,7 +250,11 @@ def test_report(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPa
 
 @KINDS
 def test_rollback_list(kind: type[Exception], saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undo, "run_many", lambda programs, **_: [Ran(target=t, stdout=t.name) for t, _ in programs])
+    def run_many(programs: list[tuple[Target, str]], *, on_done: Callable[[Ran], None], **_: Any) -> None:
+        for target, _text in programs:
+            on_done(Ran(target=target, stdout=target.name))
+
+    monkeypatch.setattr(undo, "run_many", run_many)
     monkeypatch.setattr(undo, "_standing", lambda host, ran: raises(kind)() if host == ODD else [])
     code, out, err = run("rollback", *HOSTS, "--list")
     assert code == 1 and "gpu1: 0 runs" in out and "gpu3: 0 runs" in out and f"{ODD}: unexpected" in err

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpunode.core.errors import Exit, GpunodeError, InputError, InterruptedByUser
 from gpunode.core.model import HostResult, Plan, Solution, Step
@@ -244,12 +244,24 @@ class _Undo:
         return _result(host, run or never, self._stated.get(host, ""), self.folder.name, check=check)
 
 
-def list_runs(targets: Targets) -> list[tuple[Detected, list[Run] | GpunodeError]]:
-    """The runs that stand on each host, oldest first, or why they cannot be read."""
+Listed: TypeAlias = "list[Run] | GpunodeError"
+
+
+def list_runs(
+    targets: Targets, on_done: Callable[[str, Listed], None] = lambda host, listed: None
+) -> list[tuple[Detected, Listed]]:
+    """The runs that stand on each host, oldest first, or why they cannot be read; `on_done` sees each as it comes."""
     hosts = find_hosts(targets)
     text = program(script("read_journal.sh"), {})
-    ran = run_many([(host.target, text) for host in hosts if host.target], reach=targets.reach())
-    return [(h, isolated(h.host, partial(_standing, h.host, one))) for h, one in zip(hosts, ran, strict=True)]
+    found: dict[str, Listed] = {}
+
+    def done(ran: Ran) -> None:
+        host = ran.target.name
+        found[host] = isolated(host, partial(_standing, host, ran))
+        on_done(host, found[host])
+
+    run_many([(host.target, text) for host in hosts if host.target], reach=targets.reach(), on_done=done)
+    return [(host, found[host.host]) for host in hosts]
 
 
 def _standing(host: str, ran: Ran) -> list[Run]:
