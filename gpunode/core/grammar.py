@@ -63,11 +63,20 @@ VERSION = Grammar(
     "version", r"[A-Za-z0-9][A-Za-z0-9._+~^:-]*", 255, "deb-version(7), rpm-version(7), PKGBUILD(5), semver.org"
 )
 CUDA = Grammar("CUDA version", r"[0-9]{1,4}(?:\.[0-9]{1,4}){0,2}", 14, "nvcc(1)")
-UNIT = Grammar("unit name", r"[A-Za-z0-9:_.\\@-]+", 255, _SYSTEMD_UNIT)
+# none that begins with a dash, which systemctl would read as an option
+UNIT = Grammar("unit name", r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*", 255, _SYSTEMD_UNIT)
 MODULE = Grammar("kernel module or parameter", r"[A-Za-z0-9_][A-Za-z0-9_-]*", 64, f"{_LINUX}/linux/moduleparam.h")
-SYSCTL = Grammar("sysctl key", r"[A-Za-z0-9][A-Za-z0-9_./*:@-]*", 255, "sysctl(8)")
+PARAMETER = Grammar("value of a module parameter", r"[A-Za-z0-9_.,:;=/+-]+", 255, "modprobe.d(5)")
+# no two separators together: swapped, as sysctl.d(5) says, dots would leave /proc/sys
+SYSCTL = Grammar("sysctl key", r"[A-Za-z0-9_][A-Za-z0-9_:@-]*(?:[./][A-Za-z0-9_:@-]+)*", 255, "sysctl.d(5)")
 ARGUMENT_WORD = Grammar("kernel argument", r"[a-z][A-Za-z0-9_.]*=[A-Za-z0-9_.,:-]*", 255, "bootparam(7)")
-SETTING = Grammar("sysctl value", r"[A-Za-z0-9_./:,+ \t-]+", 255, "sysctl(8)")
+SETTING = Grammar("sysctl value", r"[A-Za-z0-9_./:,+-]+(?: [A-Za-z0-9_./:,+-]+)*", 255, "sysctl(8)")
+# references to secrets fit, too
+URL = Grammar("URL", r"https?://[^\s\"'`$\\]+", 4096, "RFC 3986")
+PROXY = Grammar("URL of a proxy", r"https?://[^\s\"]+", 4096, "RFC 3986")
+IMAGE = Grammar(
+    "image of a container", r"[A-Za-z0-9][A-Za-z0-9._:/@-]*", 4096, "https://github.com/distribution/reference"
+)
 # printable, without backslash and braces
 PATH = Grammar("path", rf"[^\\{{}}\t\n{UNSAFE}]+", 4096, "path_resolution(7)")
 SOCKET = Grammar("path or URL of a socket", r"[A-Za-z0-9/@][A-Za-z0-9._:/@%+=,~-]*", 4096, "unix(7), RFC 3986")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,15 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe
 from gpunode.core.facts.vet import rules, vetted
 from gpunode.core.grammar import Grammar
+from gpunode.core.items import activation, package, sharing, smoke
 from gpunode.core.items.preflight import mismatches
 from gpunode.core.model import Distro, InstalledPackage, Kernel, NodeFacts
 from gpunode.core.report.text import Detail, plan_data, plan_text
+from gpunode.core.spec import parse_spec
+from gpunode.core.spec.accept import AcceptSpec, check_accept
+from gpunode.core.spec.module_parameters import check_parameters
+from gpunode.core.spec.tuning import TuningSpec, check_tuning
+from gpunode.core.validation import Shape, check_value
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
 
@@ -92,7 +99,7 @@ def test_real_names_fit_their_grammar(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "found"), grammars())
 def test_no_grammar_takes_markers_controls_or_texts_without_end(name: str, found: Grammar) -> None:
-    allowed = {"../../../etc/passwd"} if name in ("PATH", "NAME", "VALUE", "SETTING") else set()
+    allowed = {"../../../etc/passwd"} if name in ("PATH", "NAME", "VALUE", "SETTING", "PARAMETER") else set()
     allowed |= {"$(id)`id`;&|"} if name in ("PATH", "NAME", "VALUE") else set()
     assert [text for text in HOSTILE if found.fits(text) and text not in allowed] == []
     assert found.fits(""), "nothing is known"
@@ -280,3 +287,83 @@ def test_a_hostile_node_changes_nothing_in_the_plans_of_others() -> None:
             continue
         together.plan(f"hostile-{number}", facts)
     assert [together.plan(name, parse_probe(recorded(name)[0])).plan for name in names] == alone
+
+
+def takes(check: Callable[..., object], *values: Any) -> bool:
+    try:
+        check(*values)
+    except InputError:
+        return False
+    return True
+
+
+def request_takes(shape: Shape, value: Any) -> bool:
+    return takes(check_value, "value", value, shape)
+
+
+# what gpunode.yml takes of a kind of text, and what the request of its step takes
+PAIRS: dict[str, tuple[Callable[[str], None], Shape, Callable[[str], Any]]] = {
+    "sysctl": (
+        lambda text: check_tuning(TuningSpec(sysctl={f"net.{text}": "1"}), ""),
+        activation.SHAPE,
+        lambda text: {"sysctl": {f"net.{text}": "1"}},
+    ),
+    "sysctl value": (
+        lambda text: check_tuning(TuningSpec(sysctl={"net.a": text}), ""),
+        activation.SHAPE,
+        lambda text: {"sysctl": {"net.a": text}},
+    ),
+    "module parameter": (
+        lambda text: check_parameters({"nvidia": {text: "1"}}, ""),
+        activation.SHAPE,
+        lambda text: {"parameters": {text: "1"}},
+    ),
+    "value of a module parameter": (
+        lambda text: check_parameters({"nvidia": {"a": text}}, ""),
+        activation.SHAPE,
+        lambda text: {"parameters": {"a": text}},
+    ),
+    "image": (lambda text: check_accept(AcceptSpec(image=text), ""), smoke.SHAPE, lambda text: {"image": text}),
+}
+# what a fact may be, and what the request of its step takes
+FACTS: dict[str, tuple[Grammar, Shape, Callable[[str], Any]]] = {
+    "package": (grammar.PACKAGE, package.SHAPE, lambda t: {"remove": [t]}),
+    "version": (grammar.VERSION, package.SHAPE, lambda t: {"install": [{"name": "a", "version": t}]}),
+    "unit": (grammar.UNIT, activation.SHAPE, lambda t: {key: [t] for key in ("services", "enable", "mask", "restart")}),
+    "module": (grammar.MODULE, activation.SHAPE, lambda t: {key: [t] for key in ("load", "unload")}),
+    "sysctl": (grammar.SYSCTL, activation.SHAPE, lambda t: {"sysctl": {t: "1"}}),
+    "sysctl value": (grammar.SETTING, activation.SHAPE, lambda t: {"sysctl": {"a": t}}),
+    "kernel argument": (grammar.ARGUMENT_WORD, activation.SHAPE, lambda t: {"arguments": {t: "present"}}),
+    "driver version": (grammar.VERSION, activation.SHAPE, lambda t: {"version": t}),
+    "slot": (grammar.SLOT, sharing.MIG, lambda t: {"gpus": [{"slot": t, "mode": "on"}]}),
+}
+TWO = ["".join(pair) for pair in itertools.product(map(chr, (*range(9, 14), *range(32, 128), 0xE9, 0x2028)), repeat=2)]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_spec_takes_what_the_request_takes(name: str) -> None:
+    check, shape, value = PAIRS[name]
+    assert [text for text in TWO if takes(check, text) != request_takes(shape, value(text))] == []
+
+
+def test_the_proxy_and_the_image_are_checked_when_the_spec_is_read() -> None:
+    for data in ({"proxy": "http://a b"}, {"proxy": "proxy:3128"}, {"verify": {"image": "a b"}}):
+        assert not takes(parse_spec, data)
+    parse_spec({"proxy": "http://me:$'`secret@proxy:3128", "verify": {"image": "r.example/a@sha256:00"}})
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_the_request_takes_what_a_fact_may_be(name: str) -> None:
+    found, shape, value = FACTS[name]
+    texts = {"kernel argument": [f"a={t}" for t in TWO] + [f"{t}=1" for t in TWO]}.get(name, TWO)
+    star = name == "version"  # that is asked for may end in *
+    assert [t for t in texts if found.fits(t) != request_takes(shape, value(t)) and not (star and t[1] == "*")] == []
+
+
+def test_a_setting_of_a_vlan_is_one_of_the_spec_the_facts_and_the_request() -> None:
+    key = "net.ipv4.conf.eth0/100.rp_filter"
+    check_tuning(TuningSpec(sysctl={key: "1"}), "")
+    assert grammar.SYSCTL.fits(key)
+    assert request_takes(activation.SHAPE, {"sysctl": {key: "1"}})
+    for outside in ("net.//.kernel.x", "net./.x", "net..x", "net//x", "net.x.", "net.ipv4./x"):
+        assert not grammar.SYSCTL.fits(outside), "dots and slashes are swapped"

@@ -209,6 +209,27 @@ def test_kernel_settings_are_read_whole(shell: list[str]) -> None:
     assert facts.sysctl["net.ipv4.ip_forward"] == "10"
 
 
+VLAN = "net.ipv4.conf.eth0/100.rp_filter"  # sysctl.d(5): of the interface eth0.100
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_a_setting_of_a_vlan_is_set_and_read_by_the_name_that_sysctl_gives_it(shell: list[str], tmp_path: Path) -> None:
+    """With the real sysctl, of an interface in a network of its own that is called as a VLAN is."""
+    functions = part("arguments.sh").read_text()
+    words = "net.ipv4.tcp_rmem"
+    text = f"""{functions}
+        ip link set lo name eth0.100 || exit 99
+        sysctl -q -w {VLAN}=2 || exit 99
+        setting {VLAN}; setting net/ipv4/conf/eth0.100/rp_filter; echo 1 >"$(setting_place {VLAN})"
+        sysctl -n {VLAN}; setting {words}; setting net.none || echo none
+        echo "{VLAN} = 0" >{tmp_path}/a.conf; sysctl -q -p {tmp_path}/a.conf; setting {VLAN}"""
+    done = subprocess.run(["unshare", "-n", *shell, "-c", text], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no network namespaces, ip or sysctl here: {done.stderr}")
+    first, second, by_sysctl, three, none, last = done.stdout.splitlines()
+    assert (first, second, by_sysctl, none, last) == ("2", "2", "1", "none", "0") and len(three.split(" ")) == 3
+
+
 @pytest.mark.parametrize(("settle", "seen"), [("0", "half"), ("20", "whole")])
 def test_who_is_about_to_change_the_node_waits_for_the_gpunode_at_work_there(
     settle: str, seen: str, tmp_path: Path

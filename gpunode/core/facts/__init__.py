@@ -160,7 +160,7 @@ def parse_probe(text: str) -> NodeFacts:
         "lease": read_lease(probe),
         "services": {**units.services, **dict(read_sharing_units(probe))},
         "modules": read_loaded_modules(probe),
-        "sysctl": dict(probe.pairs("sysctl")),
+        "sysctl": {key: " ".join(value.split()) for key, value in probe.pairs("sysctl")},
         "files": files,
         "device_nodes": read_device_nodes(probe),
         "gpu_containers": read_gpu_containers(probe),

@@ -16,11 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from gpunode.core.grammar import WORD
+from gpunode.core.grammar import ARGUMENT_WORD, MODULE, PARAMETER, SETTING, SYSCTL, UNIT, VERSION, WORD
 from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, StepKind
-from gpunode.core.model import NodeFacts, Service
+from gpunode.core.model import Flavour, NodeFacts, Service
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
 
@@ -30,26 +30,26 @@ REBOOTS = {
     "reboot_controller": flag("Whether that holds for the machine Ansible runs on, too; it is known by its boot id."),
     "reboot_timeout": number("Seconds that the node may take to come back from a reboot."),
 }
-_WORD = r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*"
-_SETTING = r"[^\s'\"$`\\]+"
 SHAPE = mapping(
     "What is loaded, started and set.",
-    enable=texts("Units to start at the next boot, and not now.", _WORD),
-    load=texts("Kernel modules to load.", _WORD),
-    unload=texts("Kernel modules to unload.", _WORD),
+    enable=texts("Units to start at the next boot, and not now.", UNIT.pattern),
+    load=texts("Kernel modules to load.", MODULE.pattern),
+    unload=texts("Kernel modules to unload.", MODULE.pattern),
     initramfs=flag("Whether the initramfs is rebuilt where it is stale."),
-    version=text("Version of the driver that has to be loaded; empty means that of the libraries.", _WORD),
-    flavour=text("Flavour of the modules that has to be loaded, open or proprietary.", _WORD),
+    version=text("Version of the driver that has to be loaded; empty means that of the libraries.", VERSION.pattern),
+    flavour=text("Flavour of the modules that has to be loaded.", choices=get_args(Flavour)),
     **REBOOTS,
-    services=texts("Units to enable and start.", _WORD),
+    services=texts("Units to enable and start.", UNIT.pattern),
     links=flag("Whether GPU devices get their links in /dev/char."),
-    sysctl=pairs("Kernel settings, in force now.", _WORD, rf"{_WORD}( {_WORD})*"),
-    restart=texts("Units to restart where they run.", _WORD),
-    mask=texts("Units to stop, and to keep from starting.", _WORD),
-    parameters=pairs("Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.", _WORD, _SETTING),
+    sysctl=pairs("Kernel settings, in force now.", SYSCTL.pattern, SETTING.pattern),
+    restart=texts("Units to restart where they run.", UNIT.pattern),
+    mask=texts("Units to stop, and to keep from starting.", UNIT.pattern),
+    parameters=pairs(
+        "Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.", MODULE.pattern, PARAMETER.pattern
+    ),
     arguments=pairs(
         "Arguments of the kernel's command line: present or absent.",
-        r"[a-z][A-Za-z0-9_.]*=[A-Za-z0-9_.,:-]*",
+        ARGUMENT_WORD.pattern,
         "present|absent",
     ),
     ecc=pairs(
@@ -57,7 +57,7 @@ SHAPE = mapping(
         r"\*|10de:[0-9a-f]{4}",
         "Enabled|Disabled",
     ),
-    alternatives=pairs("Links below /usr/local, by name, and where each leads.", _WORD, r"/[^\s]*"),
+    alternatives=pairs("Links below /usr/local, by name, and where each leads.", WORD.pattern, r"/[^\s]*"),
 )
 _LISTS = ("load", "unload", "services", "enable", "mask", "restart")
 _FLAGS = ("initramfs", "links")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.grammar import ARGUMENT_WORD
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question
 from gpunode.core.model import NodeFacts, Tuning
@@ -81,4 +82,4 @@ def _of_file(facts: NodeFacts, path: str) -> list[str]:
     """The arguments that our file names."""
     file = facts.files.get(path)
     lines = (file.data or b"").decode(errors="replace").splitlines() if file else []
-    return re.findall(r"(?<![\w$\"])[a-z][\w.]*=[\w.,:-]+", lines[-1] if lines else "", re.ASCII)
+    return re.findall(rf"(?<![\w$\"]){ARGUMENT_WORD.pattern}", lines[-1] if lines else "", re.ASCII)

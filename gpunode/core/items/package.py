@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpunode.core.grammar import PACKAGE, PROXY, VERSION
 from gpunode.core.items.item import ABSENT, HostCase, Item, StepKind
 from gpunode.core.items.repository import sources_path
 from gpunode.core.model import NodeFacts, PackageWant
@@ -26,8 +27,7 @@ from gpunode.core.remote import values_of
 from gpunode.core.spec.source import DISTRIBUTION
 from gpunode.core.validation import Shape, as_lines, check_value, flag, mapping, rows, text, texts
 
-_NAME = r"[a-zA-Z0-9][a-zA-Z0-9+._:-]*"
-_VERSION = r"[a-zA-Z0-9][a-zA-Z0-9+.:~_^-]*\*?"
+_NAME, _VERSION = PACKAGE.pattern, rf"{VERSION.pattern}\*?"
 _PATH = r"/[^\s]*"
 SHAPE = mapping(
     "One package transaction.",
@@ -44,7 +44,7 @@ SHAPE = mapping(
     refresh=texts("Sources files whose repositories are fetched again.", _PATH),
     alone=flag("Whether no other repositories than these are asked."),
     streams=texts("Streams of dnf's modules, as MODULE:STREAM.", r"[a-zA-Z0-9._+-]+:[a-zA-Z0-9._+-]+"),
-    proxy=text("URL of a proxy.", r"https?://[^\s\"]+"),
+    proxy=text("URL of a proxy.", PROXY.pattern),
 )
 _LISTS = ("remove", "keep", "refresh", "may_go", "after")
 _BACK = ("unhold", "purge", "automatic", "keys")  # of an undo, which no role's option asks for

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import PROXY, URL
 from gpunode.core.items.item import ABSENT, HostCase, Item, StepKind
 from gpunode.core.model import Flavour, NodeFacts, Runfile
 from gpunode.core.remote import values_of
@@ -28,12 +29,12 @@ SHAPE = rows(
     kind=_KIND,
     name=text("Name of the file.", r"[A-Za-z0-9][A-Za-z0-9+._-]*", required=True),
     version=_VERSION,
-    urls=texts("Where it is fetched from.", r"https?://[^\s\"'`$\\]+"),
+    urls=texts("Where it is fetched from.", URL.pattern),
     path=text("Where it is on the controller, in place of C(urls).", r"[^\0\n]+"),
     sha256=text("Its checksum; without it the one published as URL.sha256sum.", r"[0-9a-f]{64}"),
     options=texts("Options of the installer.", r"-[A-Za-z0-9=._/+-]+"),
     modules=text("Kernel modules of a driver.", choices=("open", "proprietary")),
-    proxy=text("URL of a proxy.", r"https?://[^\s\"]+"),
+    proxy=text("URL of a proxy.", PROXY.pattern),
 )
 
 

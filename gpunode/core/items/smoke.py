@@ -14,7 +14,7 @@ from typing import Any, cast, get_args, get_type_hints
 
 from gpunode.core.edits.defaults import default_runtime
 from gpunode.core.engines import ROWS
-from gpunode.core.grammar import WORD
+from gpunode.core.grammar import IMAGE, WORD
 from gpunode.core.items.engine import manages
 from gpunode.core.items.item import HostCase, StepKind
 from gpunode.core.model import Check, NodeFacts, Runtime, Solution
@@ -33,9 +33,7 @@ SHAPE = mapping(
     runtimes=texts("Container engines whose containers get GPUs.", choices=ENGINES),
     default_runtime=pairs("Their default runtimes, by engine.", _ENGINE, "nvidia|runc"),
     logs=pairs("Commands that show an engine's log, by engine, where it is not its unit's.", _ENGINE, r"[^\n|]+"),
-    image=text(
-        "Image that containers are made of; empty means one that is made on the node.", "[a-zA-Z0-9][a-zA-Z0-9._:/@-]*"
-    ),
+    image=text("Image that containers are made of; empty means one that is made on the node.", IMAGE.pattern),
     gpus=Shape(type="raw", doc="How many GPUs there are on PCI; C(found) means as many as there are then."),
     cuda=texts("Versions of CUDA to compile with, or C(newest).", r"\d+\.\d+|newest"),
     toolkit=flag("Whether nvidia-container-cli is tried; by default it is where an engine is."),

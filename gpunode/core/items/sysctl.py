@@ -38,7 +38,7 @@ class Sysctl(Item):
     value: str
 
     def actual(self, facts: NodeFacts) -> str:
-        return " ".join(facts.sysctl.get(self.setting, ABSENT).split())
+        return facts.sysctl.get(self.setting, ABSENT)
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"sysctl": {self.setting: self.wanted}}
@@ -85,11 +85,20 @@ def _in_order(files: Mapping[str, ConfigFile]) -> list[str]:
 
 
 def _settings(data: bytes) -> Iterator[tuple[str, str]]:
-    """KEY = VALUE lines; a `-` in front ignores errors, `/` may stand for `.`."""
+    """KEY = VALUE lines; a `-` in front ignores errors."""
     for line in data.decode("utf-8", "replace").splitlines():
         key, equals, value = line.strip().partition("=")
         if equals and not line.strip().startswith(("#", ";")):
-            yield key.strip().removeprefix("-").replace("/", "."), value.strip()
+            yield dotted(key.strip().removeprefix("-")), value.strip()
+
+
+def dotted(key: str) -> str:
+    """The form of a key with dots between its parts; one that has a slash first has its own dots as they are.
+
+    >>> dotted("net/ipv4/conf/eth0.100/rp_filter"), dotted("net.ipv4.conf.eth0/100.rp_filter")
+    ('net.ipv4.conf.eth0/100.rp_filter', 'net.ipv4.conf.eth0/100.rp_filter')
+    """
+    return key if "." in key.partition("/")[0] else key.translate(str.maketrans("./", "/."))
 
 
 def unread_files(files: Mapping[str, ConfigFile]) -> list[str]:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import IMAGE, PROXY, Grammar
 from gpunode.core.spec.accept import AcceptSpec, check_accept
 from gpunode.core.spec.gpu import GpuSpec, check_gpu
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
@@ -337,6 +338,8 @@ def _rules(spec: Spec, where: str) -> Iterator[Callable[[], None]]:
     yield partial(check_gpu, spec.gpu, where)
     yield partial(check_tuning, spec.tuning, where)
     yield partial(_check_reboot, spec, where)
+    yield partial(_check_text, "proxy", spec.proxy, PROXY, where)
+    yield partial(_check_text, "verify.image", spec.verify.image, IMAGE, where)
     yield partial(check_rollout, spec.rollout, where)
     yield partial(_check_version, spec.driver, where)
     yield partial(_check_cuda, spec.cuda, where)
@@ -344,6 +347,11 @@ def _rules(spec: Spec, where: str) -> Iterator[Callable[[], None]]:
     yield partial(check_toolkit, spec.toolkit, spec.fabric, where)
     yield partial(check_runfiles, spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions, where)
     yield partial(check_sources, spec.sources, where)
+
+
+def _check_text(key: str, value: str, grammar: Grammar, where: str) -> None:
+    if not grammar.fits(value):
+        raise InputError(f"{where}: {key} is {value!r}", expected=f"{grammar.what} ({grammar.source})")
 
 
 def _check_branch(driver: DriverSpec, where: str) -> None:

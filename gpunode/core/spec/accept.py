@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import IMAGE
 from gpunode.core.spec.option import option
 
 TOOLS = ("dcgmi", "nvbandwidth", "all_reduce_perf", "gpu-fryer", "gpu_burn", "ib_write_bw")
@@ -35,5 +36,5 @@ def check_accept(accept: AcceptSpec, where: str) -> None:
     for name in accept.packages:
         if not re.fullmatch(r"[a-zA-Z0-9][\w.+-]*(=[\w.+~:^-]+)?", name):
             raise InputError(f"{where}: accept.packages has {name!r}", expected="NAME or NAME=VERSION")
-    if accept.image and not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]*", accept.image):
+    if not IMAGE.fits(accept.image):
         raise InputError(f"{where}: accept.image is {accept.image!r}", expected="the name of an image")

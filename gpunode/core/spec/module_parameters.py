@@ -10,11 +10,10 @@ import re
 from collections.abc import Mapping
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import MODULE, PARAMETER
 
 CONF = "/etc/modprobe.d/zz-gpunode-nvidia.conf"  # of two files that set a parameter the last one counts
 _MODULE = re.compile(r"nvidia(_[a-z0-9]+)*\Z")
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
-_VALUE = re.compile(r"[A-Za-z0-9_.,:;=/+-]+\Z")
 _SHOWN_AS = {"NVreg_RestrictProfilingToAdminUsers": "RmProfilingAdminOnly"}  # the one with another name there
 
 Parameters = Mapping[str, Mapping[str, str]]  # module → name → value
@@ -30,7 +29,7 @@ def check_parameters(parameters: Parameters, where: str) -> None:
                 fix="other modules' parameters are not gpunode's: put them in a file of your own in /etc/modprobe.d",
             )
         for name, value in options.items():
-            if not _NAME.match(name) or not _VALUE.match(value):
+            if not (name and MODULE.fits(name) and value and PARAMETER.fits(value)):
                 raise InputError(
                     f"{where}: driver.module_parameters.{module} has {name}={value!r}",
                     expected="a name and a value without blanks and quotes, such as NVreg_EnableGpuFirmware: 0",

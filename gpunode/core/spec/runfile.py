@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import URL
 from gpunode.core.spec.option import option
 
 _PLACES = ("{version}", "{arch}")
@@ -36,7 +37,7 @@ def check_runfiles(driver: RunfileSpec, cuda: Mapping[str, RunfileSpec], version
 def _check(runfile: RunfileSpec, key: str, where: str) -> None:
     if runfile.url and runfile.path:
         raise InputError(f"{where}: {key} has both url and path", expected="one of them")
-    if runfile.url and not re.fullmatch(r"https?://[^\s\"'`$\\]+", runfile.url):
+    if not URL.fits(runfile.url):
         raise InputError(
             f"{where}: {key}.url is {runfile.url!r}", expected="a URL that begins with http:// or https://"
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import SETTING, SYSCTL
 from gpunode.core.spec.option import option
 
 NEVER: Mapping[str, str] = {
@@ -15,7 +15,6 @@ NEVER: Mapping[str, str] = {
     "mitigations": "turns off what protects programs from each other; no training was shown to gain by it",
     "selinux": "turns off the access control of the host, containers included",
 }
-_SYSCTL = re.compile(r"net\.[a-z0-9_./-]{1,100}|vm\.nr_hugepages")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +58,13 @@ class TuningSpec:
 def check_tuning(tuning: TuningSpec, where: str) -> None:
     """Raises InputError for a kernel setting that is none of these."""
     for key, value in tuning.sysctl.items():
-        if not _SYSCTL.fullmatch(key):
+        if not (SYSCTL.fits(key) and (key.startswith("net.") or key == "vm.nr_hugepages")):
             raise InputError(
                 f"{where}: tuning.sysctl has {key!r}",
                 expected="net.… or vm.nr_hugepages",
                 fix="others are not gpunode's: put them in a file of your own in /etc/sysctl.d",
             )
-        if not re.fullmatch(r"[A-Za-z0-9_.-]+( [A-Za-z0-9_.-]+)*", value):
+        if not (value and SETTING.fits(value)):
             raise InputError(
                 f"{where}: tuning.sysctl.{key} is {value!r}", expected="words or numbers, one blank between"
             )

@@ -49,6 +49,11 @@ class _Enabled(StateKind):
         return (one in _ON) == (other in _ON)
 
 
+class _Words(StateKind):
+    def same(self, one: str, other: str) -> bool:
+        return one.split() == other.split()  # an older journal has the kernel's tabs
+
+
 class _Initramfs(StateKind):
     def again(self, now: str, value: str) -> bool:
         return now == value or value != ABSENT
@@ -83,7 +88,7 @@ KINDS: Mapping[str, StateKind] = {
     "mask": StateKind(by_people=True, theirs=True, setting=True, called="the mask of "),
     "module": StateKind(called="the module "),
     "alternative": _Alternative(by_people=True, setting=True, called="/usr/local/"),
-    "sysctl": StateKind(by_people=True, theirs=True, setting=True),
+    "sysctl": _Words(by_people=True, theirs=True, setting=True),
     "link": _Link(by_people=True, theirs=True, setting=True),
     "ecc": StateKind(by_people=True, theirs=True, setting=True, called="ECC of "),
     "argument": StateKind(by_people=True, theirs=True, setting=True, called="the kernel argument "),

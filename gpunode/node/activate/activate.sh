@@ -249,8 +249,8 @@ modules() {
 settings() {
   requested sysctl >"$GPUNODE_IN/.settings"
   while read -r key wanted; do
-    place=/proc/sys/$(printf '%s' "$key" | tr . /)
-    have_now=$(cat "$place" 2>/dev/null)
+    place=$(setting_place "$key")
+    have_now=$(setting "$key")
     [ "$have_now" != "$wanted" ] || continue
     if ! checking; then
       [ -e "$place" ] || fail "there is no kernel setting $key" "net.bridge… needs the module br_netfilter: modprobe br_netfilter"

@@ -1,7 +1,23 @@
 # shellcheck shell=sh
-# The kernel's command line in the boot entries.  Put before activate.sh, probe.sh, read_journal.sh and restore.sh.
+# The kernel's settings, and its command line in the boot entries.  Put before activate.sh, probe.sh, read_journal.sh and restore.sh.
 
 GRUB_CFG=/boot/grub/grub.cfg
+
+# setting_place KEY: its file; where a dot is the first separator, dots and slashes mean each other (sysctl.d(5))
+setting_place() {
+  case ${1%%/*} in
+    *.*) printf '/proc/sys/%s\n' "$(printf '%s' "$1" | tr ./ /.)" ;;
+    *) printf '/proc/sys/%s\n' "$1" ;;
+  esac
+}
+
+# setting KEY: its value, with blanks between its words
+setting() {
+  local value
+  # by cat: read takes one byte after the other, and /proc/sys answers the first alone
+  value=$(cat "$(setting_place "$1")" 2>/dev/null) || return 1
+  printf '%s\n' "$value" | tr '\t' ' '
+}
 
 # loader: what writes the boot entries
 loader() {

@@ -438,9 +438,8 @@ probe_sysctl() {
   local key value
   for key in net.ipv4.ip_forward net.bridge.bridge-nf-call-iptables net.bridge.bridge-nf-call-ip6tables \
     fs.inotify.max_user_instances fs.inotify.max_user_watches kernel.numa_balancing \
-    $(sed -n 's/^\([a-z][A-Za-z0-9_./-]*\) = .*/\1/p' /etc/sysctl.d/99-gpunode-tuning.conf 2>/dev/null); do
-    # by cat: read takes one byte after the other, and /proc/sys answers the first alone
-    value=$(cat "/proc/sys/$(printf '%s' "$key" | tr . /)" 2>/dev/null) && line "$key $value"
+    $(sed -n 's/^\([a-z][A-Za-z0-9_./:@-]*\) = .*/\1/p' /etc/sysctl.d/99-gpunode-tuning.conf 2>/dev/null); do
+    value=$(setting "$key") && line "$key $value"
   done
   return 0
 }

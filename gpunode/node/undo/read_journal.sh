@@ -123,7 +123,7 @@ kernel() {
   for name in $(printf '%s\n' nvidia nouveau nova_core "$(states module)" | sort -u); do
     if [ -d "/sys/module/$name" ]; then report module "$name" loaded; else report module "$name" absent; fi
   done
-  for key in $(states sysctl); do report sysctl "$key" "$(cat "/proc/sys/$(printf '%s' "$key" | tr . /)" 2>/dev/null)"; done
+  for key in $(states sysctl); do report sysctl "$key" "$(setting "$key")"; done
   for name in $(states argument); do report argument "$name" "$(argument "$name")"; done
   for gpu in $(states ecc); do report ecc "$gpu" "$(ecc_next "$gpu")"; done
   for path in $(states link); do report link "$path" "$(readlink "$path" || echo absent)"; done

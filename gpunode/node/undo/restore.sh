@@ -87,12 +87,11 @@ alternatives() {
 }
 
 settings() {
-  local key value place
+  local key value
   requested sysctl >"$GPUNODE_IN/.settings"
   while read -r key value; do
-    place=/proc/sys/$(printf '%s' "$key" | tr . /)
-    [ "$(cat "$place" 2>/dev/null)" != "$value" ] || continue
-    checking || printf '%s\n' "$value" 2>>"$log" >"$place" || { trouble "$key could not be set to $value" && continue; }
+    [ "$(setting "$key")" != "$(printf '%s' "$value" | tr '\t' ' ')" ] || continue
+    checking || printf '%s\n' "$value" 2>>"$log" >"$(setting_place "$key")" || { trouble "$key could not be set to $value" && continue; }
     changed "$key = $value"
   done <"$GPUNODE_IN/.settings"
 }

@@ -42,7 +42,10 @@ options:
       flavour:
         type: str
         description:
-          - Flavour of the modules that has to be loaded, open or proprietary.
+          - Flavour of the modules that has to be loaded.
+        choices:
+          - open
+          - proprietary
       reboot:
         type: str
         description:
@@ -413,7 +416,10 @@ options:
           flavour:
             type: str
             description:
-              - Flavour of the modules that has to be loaded, open or proprietary.
+              - Flavour of the modules that has to be loaded.
+            choices:
+              - open
+              - proprietary
           reboot:
             type: str
             description:
