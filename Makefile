@@ -67,6 +67,10 @@ picture: install  ## draw docs/demo.svg from what the demo prints
 	PATH="$(CURDIR)/$(BIN):$$PATH" FORCE_COLOR=1 sh .ci/demo.sh >.cache/demo.txt 2>&1
 	$(BIN)/python .ci/picture.py .cache/demo.txt docs/demo.svg
 
+figures: install  ## the figures of the code base; those that have fallen go into .ci/figures.toml
+	@$(BIN)/python .ci/figures.py --lower
+	@$(BIN)/python .ci/figures.py
+
 bench: install  ## measure what docs/performance.md promises
 	$(BIN)/python -m benchmarks
 

@@ -1,5 +1,7 @@
 """Figures of the code base as the rows of a table: `python .ci/figures.py`; `--names` says what they count.
 
+`--check` fails when one of figures.toml has grown; `--lower` writes those that have fallen there, and those that it has
+not.  `--cost SECONDS` is the CPU time of the quick unit tests, in seconds of a machine whose reference loop takes one.
 With `--tests [FILE...]` the unit tests run as well (a quarter of an hour), to find those that touch nothing of the
 product: they call no function of gpunode, start no program and read no file of gpunode/, roles/, playbooks/ or docs/.
 """
@@ -7,9 +9,12 @@ product: they call no function of gpunode, start no program and read no file of 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import threading
+import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +24,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = tuple(f"{ROOT}/{folder}/" for folder in ("gpunode", "roles", "playbooks", "docs", "inventory"))
 SMALL = 150  # lines
+LIMITS = ROOT / ".ci/figures.toml"
+GENERATED = "enerated by `make docs`"
+SUBJECT = 72  # characters
+# CPU time is not the same twice: another program on the same core, cold caches and tests that are skipped here or there
+# make a third of it.  Less than that is no growth, and half of it no fall.
+TOLERANCE, FALL = 1.35, 0.85
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -63,6 +74,81 @@ def rows(names: bool) -> Iterator[tuple[str, str]]:
     yield "pages of docs/", str(len(tracked("docs/*.md")))
     edits = tracked("tests/edits/*.case")
     yield "files of edit cases, cases", f"{len(edits)}, {len({path.stem for path in edits})}"
+
+
+# ---------------------------------------------------------------- what may not grow
+
+
+def reference() -> float:
+    """CPU seconds of a fixed piece of work, to compare other times with: about half a second."""
+    before, seen = time.process_time(), Counter[str]()
+    for number in range(900_000):
+        text = f"{number % 9973}:{number % 7}"
+        seen[text[:3]] += len(text.split(":"))
+    return time.process_time() - before
+
+
+def written(*patterns: str) -> Iterator[str]:
+    """The texts of tracked files that a person wrote."""
+    for path in tracked(*patterns):
+        text = path.read_text(encoding="utf-8")
+        if GENERATED not in text[:1000]:
+            yield text
+
+
+def measured() -> dict[str, int]:
+    return {
+        "lines": sum(len(text.splitlines()) for text in written("gpunode/*.py", "gpunode/*.sh")),
+        "words": sum(len(text.split()) for text in written("docs/*.md")),
+    }
+
+
+def grown(limits: dict[str, Any], found: dict[str, int]) -> list[str]:
+    """What is more than its limit allows, each as a sentence."""
+    allowed = {key: limits[key] * (TOLERANCE if key == "cost" else 1) for key in found if key in limits}
+    fix = "make it less, or raise the figure in .ci/figures.toml by hand, with the reason behind it"
+    return [
+        f"{key}: {found[key]}, and {limits[key]} is the most; {fix}" for key in allowed if found[key] > allowed[key]
+    ]
+
+
+def lowered(text: str, found: dict[str, int]) -> str:
+    """The file with what has fallen, and with what it lacks; reasons and comments stay."""
+    limits = tomllib.loads(text)
+    for key, figure in found.items():
+        if key not in limits:
+            text += f"{key} = {figure}\n"
+        elif figure < limits[key] * (FALL if key == "cost" else 1):
+            text = re.sub(rf"^{key} = \d+", f"{key} = {figure}", text, flags=re.M)
+    return text
+
+
+def long_subjects(since: str) -> list[str]:
+    """Of the commits after that one, or of the newest where the history does not go back so far."""
+    for scope in ([f"{since}..HEAD"], ["-1"]):
+        command = ["git", "log", "--no-merges", "--format=%h %s", *scope]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if not done.returncode:
+            pairs = (line.split(" ", 1) for line in done.stdout.splitlines())
+            return [f"{commit}: a subject of {len(text)} characters" for commit, text in pairs if len(text) > SUBJECT]
+    return []
+
+
+def hold(arguments: list[str]) -> int:
+    """--check and --lower."""
+    if subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True, check=False).returncode:
+        return 0  # an unpacked sdist
+    text = LIMITS.read_text(encoding="utf-8")
+    found = measured()
+    if "--cost" in arguments:
+        found["cost"] = round(float(arguments[arguments.index("--cost") + 1]))
+    problems = grown(tomllib.loads(text), found) + long_subjects(tomllib.loads(text)["subjects_since"])
+    for problem in problems:
+        print(problem)
+    if "--lower" in arguments and (new := lowered(text, found)) != text:
+        LIMITS.write_text(new, encoding="utf-8")
+        print(f"{LIMITS.relative_to(ROOT)} has lower figures now: commit it")
+    return 1 if problems else 0
 
 
 # ---------------------------------------------------------------- tests that touch nothing of the product
@@ -110,7 +196,9 @@ def idle_tests(paths: list[str]) -> tuple[int, list[str]]:
     return plugin.count, plugin.idle
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
+    if {"--check", "--lower"} & {*arguments}:
+        return hold(arguments)
     names = "--names" in arguments
     for what, figure in rows(names):
         print(f"| {what} | {figure} |")
@@ -120,7 +208,8 @@ def main(arguments: list[str]) -> None:
         print(f"| unit tests of `make check`; those that touch nothing of the product | {count}; {len(idle)} |")
         for name in idle if names else ():
             print(f"| - {name} | |")
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

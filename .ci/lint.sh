@@ -29,5 +29,6 @@ check mypy mypy
 # shellcheck disable=SC2046 # the list is meant to be split; no tracked name has a space
 check shellcheck shellcheck --external-sources $(shell_files)
 check site env NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+check figures python .ci/figures.py --check
 [ -z "$failed" ] || echo "failed:$failed" >&2
 [ -z "$failed" ]

@@ -65,7 +65,7 @@ CHECK = (
     Part("lint", ("sh", ".ci/lint.sh")),
     pytest("unit", "-n", "2", "--dist", "loadfile", "tests/unit", "-m", QUICK),
 )
-TEST = (*CHECK, pytest("wheel", WHEEL), pytest("lab", "-n", "2", ENGINES, **LAB))
+TEST = (pytest("wheel", WHEEL), pytest("lab", "-n", "2", ENGINES, **LAB))
 FIRST = Part("test", ("make", "test"))
 ANSIBLE_LINT = Part(
     "ansible-lint",
@@ -132,6 +132,7 @@ class Run:
         self.started = time.monotonic()
         self.passed = self.failed = 0
         self.failures: list[str] = []
+        self.spent: dict[str, float] = {}  # seconds of CPU by part
         self.current: subprocess.Popen[str] | None = None
 
     def elapsed(self) -> float:
@@ -165,6 +166,7 @@ class Run:
         if timer:
             timer.cancel()
         self._count(part.name, status, closing)
+        self.spent[part.name] = cpu() - spent
         print(f"--- {part.name}: {time.monotonic() - before:.0f} s, {cpu() - spent:.0f} s of CPU", flush=True)
 
     def _count(self, name: str, status: int, closing: str) -> None:
@@ -220,10 +222,21 @@ def nodes() -> set[str]:
     return {node["name"] for node in json.loads(done.stdout)["nodes"]} if done.returncode == 0 else set()
 
 
+def check(run: Run, *options: str) -> None:
+    """CHECK, and whether its unit tests take more than they may: compared with work of the same minutes."""
+    from figures import reference
+
+    before = reference()
+    for part in CHECK:
+        run.part(part)
+    cost = run.spent["unit"] / (before + reference())
+    command = ("python", ".ci/figures.py", "--check", "--cost", f"{cost:.1f}", *(options if not run.failures else ()))
+    run.part(Part("figures", command))
+
+
 def run_all(run: Run, tier: str) -> None:
     if tier == "check":
-        for part in CHECK:
-            run.part(part)
+        check(run, "--lower")
         return
     if os.geteuid() != 0:
         sys.exit("this needs root, because it starts systemd nodes with podman; without root there is: make check")
@@ -231,10 +244,13 @@ def run_all(run: Run, tier: str) -> None:
     try:
         if tier == "test":
             install(TOOLS)
+            check(run)
+            for part in TEST:
+                run.part(part)
         if tier == "all":
             install(f"{TOOLS} {BROWSER}")
-        for part in {"test": TEST, "all": everything()}.get(tier, ()):
-            run.part(part)
+            for part in everything():
+                run.part(part)
         if tier == "ci":
             as_far_as_it_fits(run)
     finally:

@@ -87,7 +87,11 @@ def test_every_test_runs_once_in_what_ci_draws_its_parts_from() -> None:
     """Each by its file and markers; lab tests of `all` are those marked `lab`."""
     done = subprocess.run([sys.executable, "-c", COLLECT], cwd=ROOT, capture_output=True, text=True, check=False)
     items = {tuple(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("ITEM ")}
-    parts = [part.command for part in (*tiers.TEST, *tiers.PROMISED, *tiers.others()) if "pytest" in part.command]
+    parts = [
+        part.command
+        for part in (*tiers.CHECK, *tiers.TEST, *tiers.PROMISED, *tiers.others())
+        if "pytest" in part.command
+    ]
 
     def has(command: tuple[str, ...], file: str, *markers: str) -> bool:
         names = ("slow", "extended", "lab", "real_driver", "hypothesis")
