@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.errors import InputError, UnreachableError
+from gpunode.core.errors import InputError, InterruptedByUser, UnreachableError
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.rollout import make_pools
 from gpunode.core.spec.rollout import RolloutSpec
@@ -138,6 +138,28 @@ def test_an_interrupt_cancels_what_runs_and_is_not_swallowed() -> None:
     with pytest.raises(KeyboardInterrupt):
         rollout.run()
     assert set(rollout.progress.states.values()) == {"failed"}
+
+
+def test_hosts_whose_proofs_after_the_soak_time_are_interrupted_have_not_failed() -> None:
+    fleet = Fleet(4, waves=("1", "100%"), soak=1)
+    proving = threading.Event()
+
+    def verify(hosts: Sequence[str]) -> Results:
+        proving.set()
+        rollout.cancelled.wait(10)
+        raise InterruptedByUser("interrupted")
+
+    def interrupt() -> None:
+        if proving.is_set():
+            raise KeyboardInterrupt
+
+    rollout = Rollout(
+        fleet.pools, fleet.classes, Hooks(do=fleet.do, verify=verify, on_end=fleet.end, on_tick=interrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        rollout.run()
+    assert [result.outcome for result in fleet.ended.values()] == ["ok"]
+    assert rollout.progress.states[fleet.hosts[0]] == "done"
 
 
 def test_two_thousand_hosts_with_failures_end_in_one_state_each() -> None:
