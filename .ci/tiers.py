@@ -153,8 +153,9 @@ class Run:
             errors="replace",
             start_new_session=True,  # so that all that it started is stopped with it
         )
-        timer = threading.Timer(limit, self.stop) if limit else None
-        if timer:
+        timer = threading.Timer(limit or LAST_END, self.stop)
+        timer.daemon = True  # Ctrl-C does not wait for it
+        if limit:
             timer.start()
         assert self.current.stdout
         for line in self.current.stdout:
@@ -163,8 +164,7 @@ class Run:
                 closing = line
         status = self.current.wait()
         self.current = None
-        if timer:
-            timer.cancel()
+        timer.cancel()
         self._count(part.name, status, closing)
         self.spent[part.name] = cpu() - spent
         print(f"--- {part.name}: {time.monotonic() - before:.0f} s, {cpu() - spent:.0f} s of CPU", flush=True)

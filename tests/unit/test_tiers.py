@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,16 @@ def test_a_part_that_takes_too_long_is_stopped_with_all_that_it_started_and_has_
     run.part(shell("sleep 60 & sleep 60"), limit=0.2)
     assert time.monotonic() - before < 30
     assert (run.passed, run.failures) == (0, ["part"])
+
+
+def test_what_runs_ends_with_the_runner() -> None:
+    text = f"import sys; sys.path.insert(0, {str(ROOT / '.ci')!r}); import tiers; tiers.nodes = set\n"
+    text += "tiers.os.geteuid = lambda: 0; tiers.FIRST = tiers.Part('test', ('sh', '-c', 'echo on; exec sleep 60'))\n"
+    text += "sys.exit(tiers.main('ci'))"
+    runner = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    assert runner.stdout and [runner.stdout.readline() for _ in range(2)] == ["=== test\n", "on\n"]
+    runner.terminate()
+    assert runner.wait(20) == 128 + signal.SIGTERM
 
 
 def test_what_no_longer_fits_is_named_and_not_begun(
