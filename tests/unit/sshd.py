@@ -113,7 +113,7 @@ class Sshd:
         return Target(**{**values, **fields})  # type: ignore[arg-type]
 
 
-class _Open(paramiko.ServerInterface):
+class Open(paramiko.ServerInterface):
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         return paramiko.AUTH_SUCCESSFUL  # type: ignore[attr-defined,no-any-return]
 
@@ -142,7 +142,7 @@ def narrow_server() -> Iterator[int]:
         transport = paramiko.Transport(sock)
         transport.default_window_size = 16
         transport.add_server_key(key)
-        transport.start_server(server=_Open())
+        transport.start_server(server=Open())
         channel = transport.accept(20)
         while channel is not None and not ended.wait(1):
             channel.recv(1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -10,8 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
-from sshd import Sshd, narrow_server
+from sshd import Open, Sshd, narrow_server
 
 from gpunode.core.errors import InterruptedByUser
 from gpunode.edge.side_by_side import Deadline, side_by_side
@@ -90,6 +93,87 @@ def test_a_server_that_takes_a_byte_at_a_time_costs_its_deadline_and_the_others_
     assert time.monotonic() - began < 5
     assert done == ["localhost", "slow"] and found[1].stdout == "here\n"
     assert found[0].error and "not done within 3 s: the time went to sending the program" in found[0].error.what
+
+
+class _Silent(Open):
+    """A server that waits in one of its answers."""
+
+    def __init__(self, at: str, ended: threading.Event) -> None:
+        self.at, self.ended = at, ended
+
+    def _wait(self, at: str) -> None:
+        if at == self.at:
+            self.ended.wait(20)
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        self._wait("auth")
+        return super().check_auth_password(username, password)
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        self._wait("channel")
+        return super().check_channel_request(kind, chanid)
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        self._wait("exec")
+        return super().check_channel_exec_request(channel, command)
+
+
+def _drip(sock: socket.socket, ended: threading.Event) -> None:
+    """A line of a banner that never ends; each byte is progress."""
+    with contextlib.suppress(OSError):
+        while not ended.wait(0.3):
+            sock.sendall(b"x")
+
+
+@pytest.mark.parametrize(
+    ("at", "part"),
+    [
+        ("banner", "the key exchange"),
+        ("auth", "logging in"),
+        ("channel", "opening a channel"),
+        ("exec", "opening a channel"),
+        ("program", "waiting for output"),
+        ("jump", "connecting"),
+    ],
+)
+def test_wherever_a_server_is_silent_its_host_costs_its_time_and_the_part_is_named(
+    at: str, part: str, tmp_path: Path
+) -> None:
+    ended = threading.Event()
+    listening = socket.create_server(("127.0.0.1", 0))
+    key = paramiko.RSAKey.generate(2048)
+
+    def serve() -> None:
+        sock, _ = listening.accept()
+        if at in ("banner", "jump"):
+            return _drip(sock, ended)
+        transport = paramiko.Transport(sock)
+        transport.add_server_key(key)
+        transport.start_server(server=_Silent(at, ended))
+        ended.wait(20)
+        return None
+
+    threading.Thread(target=serve, daemon=True).start()
+    port = listening.getsockname()[1]
+    jump = ("-J", f"x@127.0.0.1:{port}") if at == "jump" else ()
+    args = ("-o", f"UserKnownHostsFile={tmp_path}/known", *jump)
+    target = Target(
+        name="slow",
+        address="192.0.2.1" if jump else "127.0.0.1",
+        port=port,
+        user="x",
+        password="x",
+        check_host_key=False,
+        ssh_args=args,
+    )
+    began = time.monotonic()
+    try:
+        [found] = run_many([(target, "echo in")], reach=Reach(connect_timeout=30, timeout=2))
+    finally:
+        ended.set()
+        listening.close()
+    assert time.monotonic() - began < 4
+    assert found.error and found.error.what.endswith(f"within 2 s: the time went to {part}")
 
 
 # ---------------------------------------------------------------- Ctrl-C
