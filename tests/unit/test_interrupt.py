@@ -202,6 +202,6 @@ def test_a_server_that_takes_a_byte_at_a_time_costs_its_time(
         began = time.monotonic()
         printed, _ = process.communicate(timeout=60)
     print(f"TOOK {time.monotonic() - began:.1f}")
-    assert time.monotonic() - began < 8, printed
+    assert time.monotonic() - began < 12, printed  # with the start of a Python on a busy machine
     assert process.returncode == code, printed
     assert shown in printed and "slow: not done within 4 s: the time went to sending the program" in printed
