@@ -227,21 +227,32 @@ def spec_option(command: Command) -> Command:
     )(command)
 
 
+def late_spec_option(command: Command) -> Command:
+    """The same file for commands of an emergency: `read_spec` reads and judges it, where it is needed."""
+    return _spec_option(
+        "The desired state (gpunode explain), for its rollout section. Default: gpunode.yml of the current folder, if "
+        "there is one. Not read where nothing is changed.",
+        late=True,
+    )(command)
+
+
 def secrets_option(command: Command) -> Command:
     """The same file, for nothing but the secrets in it: what was recorded has only references to them."""
     return _spec_option("File with the passwords that the recorded spec refers to. Default: gpunode.yml.")(command)
 
 
-def _spec_option(text: str) -> Callable[[Command], Command]:
-    def read(ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
+def _spec_option(text: str, *, late: bool = False) -> Callable[[Command], Command]:
+    def load(value: str | None) -> Any:
         from gpunode.edge.load import load_checked_data
 
-        ctx.meta[FOLDER] = Path(value or DEFAULT_SPEC).parent
         return load_checked_data(value or DEFAULT_SPEC) if value or DEFAULT_SPEC.exists() else {}
 
-    return click.option(
-        "-c", "--config", "spec_data", metavar="FILE", shell_complete=complete_files, callback=read, help=text
-    )
+    def read(ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
+        ctx.meta[FOLDER] = Path(value or DEFAULT_SPEC).parent
+        return functools.partial(load, value) if late else load(value)
+
+    name = "read_spec" if late else "spec_data"
+    return click.option("-c", "--config", name, metavar="FILE", shell_complete=complete_files, callback=read, help=text)
 
 
 # ---------------------------------------------------------------- errors

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import cluster_options, format_option, show_errors, spec_option, target_options, worst_exit
+from gpunode.cli.common import cluster_options, format_option, late_spec_option, show_errors, target_options, worst_exit
 from gpunode.cli.completion import complete_run_names
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import Styled, echo, print_json
 from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpunode.core.model import HostOutcome, HostResult
     from gpunode.core.undo.journal import Run
     from gpunode.edge.ansible.runner import Event
@@ -43,7 +45,7 @@ _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_CHECK
 @_DIFF
 @_YES
-@spec_option
+@late_spec_option
 @rollout_options
 @cluster_options
 @format_option("text", "json")
@@ -77,7 +79,7 @@ def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **ho
 @_CHECK
 @_DIFF
 @_YES
-@spec_option
+@late_spec_option
 @rollout_options
 @cluster_options
 @format_option("text", "json")
@@ -97,7 +99,7 @@ def _undo(
     check: bool,
     diff: bool,
     yes: bool,
-    spec_data: dict[str, Any],
+    read_spec: Callable[[], dict[str, Any]],
     rollout: dict[str, Any],
     deadline: float,
     break_lock: bool,
@@ -112,6 +114,7 @@ def _undo(
     from gpunode.edge.fleet.provision import RunOptions
     from gpunode.edge.fleet.undo import undo
 
+    spec_data = {} if check else read_spec()
     targets = replace(targets, break_lock=break_lock)
     how = RunOptions(diff=diff, rollout=rollout, deadline=deadline, cluster=connect)
     found: list[HostResult] = []

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from journal_text import recall_text, wrote
 
 from gpunode.cli.undo import rollback, uninstall
-from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.errors import Exit, GpunodeError, InputError
 from gpunode.core.undo.journal import Run
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Targets
@@ -263,3 +263,24 @@ def test_the_message_says_what_is_so(
     if not records:
         fresh = SimpleNamespace(damage=SimpleNamespace(partial=False), records=())
         assert "last uninstall" not in _message(fresh, SimpleNamespace(parts=parts), scope, result)
+
+
+@pytest.mark.parametrize(
+    "text", ["driver: [580", "driverr: {}\n", "rollout: {max_unavailable: nonsense}\n"], ids=["YAML", "key", "value"]
+)
+def test_what_only_looks_at_a_node_needs_no_valid_gpunode_yml(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gpunode.yml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    words = ("n1", "--check")
+    for command in (uninstall, rollback):
+        result, _ = call(command, *words, monkeypatch=monkeypatch, tmp=tmp_path / "state", n1=DONE)
+        assert result.return_value == Exit.PENDING, result.output
+        refused, ansible = call(command, "n1", "--yes", monkeypatch=monkeypatch, tmp=tmp_path / "state", n1=DONE)
+        assert isinstance(refused.exception, InputError) and not ansible.asked, "its budgets would be ignored"
+    ran = Ran(target=Target(name="n1"), stdout="gpunode\tstatus\tunchanged\n")
+    monkeypatch.setattr(undo, "run_many", lambda _pairs, *, on_done, **_: on_done(ran))
+    result, _ = call(rollback, "n1", "--list", monkeypatch=monkeypatch, tmp=tmp_path / "state")
+    assert not isinstance(result.exception, InputError), result.exception
+    assert [host["host"] for host in json.loads(result.output)["hosts"]] == ["n1"]
