@@ -92,7 +92,8 @@ def test_what_earlier_runs_left_counts(
 def test_what_an_earlier_run_broke_counts_until_a_run_has_touched_it_again(then: str, message: str, left: str) -> None:
     runs = journal(**{TODO: "failed", BESIDE: "failed"})
     rows = [
-        HostRow(run="two", host=h, pool="all", wave=0, plan="", state=then, message=message) for h in (TODO, BESIDE)
+        HostRow(run="two", host=h, pool="all", wave=0, plan="", state=then, message=message, touched=not message)
+        for h in (TODO, BESIDE)
     ]
     runs.begin("two", "provision", {}, this_process(), rows)
     assert down(host(TODO), host(QUIET)) == ([TODO], [BESIDE])
@@ -124,7 +125,9 @@ def test_what_a_gpunode_has_cordoned_or_begun_counts(
     mark: dict[str, str], failed: str, to_do: list[str], server: ApiServer, api: Api
 ) -> None:
     if failed:
-        journal(**{TODO: "running"}).ended("one", [HostResult(host=TODO, outcome="failed", message=failed)])
+        touched = "not drained" not in failed
+        end = HostResult(host=TODO, outcome="failed", message=failed, touched=touched)
+        journal(**{TODO: "running"}).ended("one", [end])
     live = node(TODO, spec={"unschedulable": True})
     server.put(live | {"metadata": live["metadata"] | {"annotations": mark}})
     nodes = NodeDrains(lambda: api, silent, Worker())

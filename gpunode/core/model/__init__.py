@@ -104,6 +104,7 @@ class HostResult:
     run: str = ""  # the run that it is part of (`gpunode runs`); "" for none, as in check mode
     seconds: float | None = None  # from the start of the host's job to its end
     started: bool = True  # False: the run stopped before this host
+    touched: bool = True  # False: it failed before anything was done on the host
     since: str = ""  # the earlier run that the host was compared with (`verify --since`)
     unchanged_since: bool | None = None  # whether it is as that run left it; None: not compared
 

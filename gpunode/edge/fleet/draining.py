@@ -14,7 +14,7 @@ from gpunode.core.model import HostResult, NodeFacts, Plan
 from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.desired import Planned
-from gpunode.edge.fleet.runs import NOT_STARTED, Runs
+from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.isolate import isolated
 from gpunode.edge.side_by_side import side_by_side
@@ -90,7 +90,7 @@ class NodeDrains:
         error = isolated("", lambda: self.nodes.check(facts, drains)) if facts else None
         if error is None:
             return {}
-        return {h: HostResult(host=h, outcome=error.outcome, message=f"{NOT_STARTED}{error}") for h in facts}
+        return {host: _not_begun(host, error) for host in facts}
 
     def claim_all(
         self,
@@ -116,15 +116,15 @@ class NodeDrains:
             else:
                 return
             if isinstance(emptied, GpunodeError):
-                refused[host] = HostResult(host=host, outcome=emptied.outcome, message=f"{NOT_STARTED}{emptied}")
+                refused[host] = _not_begun(host, emptied)
             elif emptied:
                 taken[host] = emptied
 
         with contextlib.suppress(InterruptedByUser):
             self._each(one, hosts)
         if self._worker.cancelled.is_set():
-            cut = HostResult(host="", outcome="interrupted", message=f"{NOT_STARTED}interrupted")
-            refused |= {host: replace(cut, host=host) for host in hosts if host not in (taken.keys() | refused.keys())}
+            cut = InterruptedByUser("interrupted")
+            refused |= {host: _not_begun(host, cut) for host in hosts if host not in (taken.keys() | refused.keys())}
         return taken, refused
 
     def release_all(
@@ -192,3 +192,7 @@ class NodeDrains:
         """At an interrupt each has moments to uncordon a node that it drains.  Raises InterruptedByUser."""
         work = lambda host, deadline: act(host)  # noqa: E731
         side_by_side(work, list(hosts), at_once=_AT_ONCE, stop=self._worker.cancelled)
+
+
+def _not_begun(host: str, error: GpunodeError) -> HostResult:
+    return HostResult(host=host, outcome=error.outcome, message=f"not started: {error}", touched=False)

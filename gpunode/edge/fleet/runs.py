@@ -29,8 +29,7 @@ from gpunode.edge.state import StateError, state_dir
 
 T = TypeVar("T")
 JOURNAL = "runs.sqlite"
-NOT_STARTED = "not started: "  # so begins the message of a host that failed before anything was done on it
-VERSION = 2
+VERSION = 3
 _TABLES = """
 create table if not exists runs (
   name text primary key, verb text not null, started text not null, ended text, status text not null,
@@ -40,12 +39,19 @@ create table if not exists hosts (
   run text not null references runs (name), host text not null, pool text not null, wave integer not null,
   plan text not null, state text not null, exit integer, step text not null default '',
   message text not null default '', started text, ended text, log text not null default '',
-  found text not null default '', primary key (run, host)
+  found text not null default '', touched integer not null default 1, primary key (run, host)
 );
 create table if not exists states (hash text primary key, state text not null);
 """
+_FROM_2 = """
+begin immediate;
+alter table hosts add column touched integer not null default 1;
+update hosts set touched = 0 where state = 'failed' and substr(message, 1, 13) = 'not started: ';
+pragma user_version = 3;
+commit;
+"""  # format 2 told a host that nothing was done on by the first words of its message
 _HOSTS = """
-select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found from hosts
+select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found, touched from hosts
 where run = ? order by pool = '', pool, wave, rowid
 """
 _OPEN = ("waiting", "running")  # states of hosts that a run has still to do with
@@ -135,6 +141,7 @@ class HostRow:
     ended: str = ""
     log: str = ""
     found: str = ""  # a key of `Runs.state`
+    touched: bool = True  # False: it failed before anything was done on it
 
 
 class Runs:
@@ -157,14 +164,26 @@ class Runs:
         self._use_wal()
         self._db.execute("pragma synchronous = full")
         found = self._db.execute("pragma user_version").fetchone()[0]
-        if found not in (0, VERSION):  # 0: a new file
+        if found not in (0, 2, VERSION):  # 0: a new file
             raise InputError(
                 f"{self.path} has format {found}, this gpunode knows {VERSION}",
                 fix="use the gpunode that wrote it, or move the file away",
             )
+        if found == 2:
+            self._migrate()
         self._db.executescript(_TABLES)
         if not found:
             self._db.execute(f"pragma user_version = {VERSION}")
+
+    def _migrate(self) -> None:
+        """From format 2, unless another process has just done so: the transaction of one of the two fails then."""
+        try:
+            self._db.executescript(_FROM_2)
+        except sqlite3.OperationalError:
+            with suppress(sqlite3.Error):
+                self._db.execute("rollback")
+            if self._db.execute("pragma user_version").fetchone()[0] != VERSION:
+                raise
 
     def _use_wal(self) -> None:
         """Only the first opening of a file switches it, and the switch does not wait for others as statements do."""
@@ -207,9 +226,9 @@ class Runs:
                 "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, _now(), text, controller)
             )
             db.executemany(
-                "insert into hosts (run, host, pool, wave, plan, state, exit, message, found) "
-                "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(name, h.host, h.pool, h.wave, h.plan, h.state, h.exit, h.message, h.found) for h in rows],
+                "insert into hosts (run, host, pool, wave, plan, state, exit, message, found, touched) "
+                "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(name, h.host, h.pool, h.wave, h.plan, h.state, h.exit, h.message, h.found, h.touched) for h in rows],
             )
 
     def keep(self, found: Mapping[str, NodeFacts]) -> None:
@@ -262,9 +281,7 @@ class Runs:
         """Every host that the newest run that may have changed it is at work on, or did not bring to a good end."""
         rows = self._rows(
             "select host, state, max(rowid) from hosts where pool != '' and state != 'waiting' "
-            "and not (state = 'failed' and substr(message, 1, ?) = ?) group by host",
-            len(NOT_STARTED),
-            NOT_STARTED,
+            "and not (state = 'failed' and not touched) group by host"
         )
         return {host for host, state, _ in rows if state in ("running", "failed")}
 
@@ -291,8 +308,11 @@ class Runs:
             for result in ends:
                 self._steps.pop((run, result.host), None)
             db.executemany(
-                "update hosts set state = ?, exit = ?, message = ?, ended = ? where run = ? and host = ?",
-                [("done" if r.ok else "failed", int(Exit.of(r.outcome)), r.message, _now(), run, r.host) for r in ends],
+                "update hosts set state = ?, exit = ?, message = ?, touched = ?, ended = ? where run = ? and host = ?",
+                [
+                    ("done" if r.ok else "failed", int(Exit.of(r.outcome)), r.message, r.touched, _now(), run, r.host)
+                    for r in ends
+                ],
             )
             db.executemany(
                 "update hosts set found = ? where run = ? and host = ?",
@@ -473,7 +493,7 @@ def _run(row: tuple[Any, ...]) -> RunRow:
 
 
 def _host(row: tuple[Any, ...]) -> HostRow:
-    run, host, pool, wave, plan, state, code, step, message, started, ended, log, found = row
+    run, host, pool, wave, plan, state, code, step, message, started, ended, log, found, touched = row
     if state not in get_args(RunState):
         raise ValueError(f"a host is in state {state!r}")
     return HostRow(
@@ -490,6 +510,7 @@ def _host(row: tuple[Any, ...]) -> HostRow:
         ended=_time(ended),
         log=str(log),
         found=str(found),
+        touched=bool(touched),
     )
 
 
