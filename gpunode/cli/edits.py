@@ -45,7 +45,7 @@ def edit_data(before: Files, edit: Edit, disrupts: str) -> dict[str, Any]:
             }
             for path, data in sorted(edit.changes.items())
         ],
-        "reasons": [asdict(r) for r in edit.reasons],
+        "reasons": [r.data for r in edit.reasons],
         "problems": [asdict(p) for p in edit.problems],
         "disrupts": disrupts if edit.changes or edit.restart else "",
     }

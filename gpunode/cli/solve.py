@@ -159,7 +159,8 @@ def _print(solution: Solution, row: DistroRow | None) -> None:
         echo(f"\nas of {day or 'no day that is known'}, not asked: no repository was read for this")
     echo("\nwhy" if solution.reasons else "", nl=bool(solution.reasons))
     for reason in solution.reasons:
-        echo(f"  {reason.what}: {reason.why}" + (f"\n      {reason.source}" if reason.source else ""))
+        warning = "warning: " if reason.level == "warning" else ""
+        echo(f"  {warning}{reason.what}: {reason.why}" + (f"\n      {reason.source}" if reason.source else ""))
 
 
 def _choice(part: DriverChoice | CudaChoice | ToolkitChoice | FabricChoice | None) -> str:

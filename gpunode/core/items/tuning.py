@@ -43,10 +43,10 @@ def choose_tuning(
 def _reasons(asked: Sequence[TuningSetting], facts: NodeFacts) -> Iterator[Reason]:
     for row in asked:
         yield Reason(what=f"tuning.{row.key}", why=f"{row.why} (evidence: {row.evidence})", source=row.source)
-        yield Reason(what=f"warning: tuning.{row.key}", why=row.warning, source=row.source)
+        yield Reason(what=f"tuning.{row.key}", why=row.warning, source=row.source, level="warning")
         if row.key == "peermem" and not dmabuf_lacks(facts) and not dmabuf_unread(facts):
             why = "DMA-BUF works here already: only programs that cannot use it need the module"
-            yield Reason(what="warning: tuning.peermem", why=why, source=row.source)
+            yield Reason(what="tuning.peermem", why=why, source=row.source, level="warning")
 
 
 def _bridges(facts: NodeFacts) -> Iterator[str]:

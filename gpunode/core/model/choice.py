@@ -11,11 +11,18 @@ Flavour = Literal["open", "proprietary"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why something was chosen: a person can check `why` at `source`."""
+    """Why something was chosen: a person can check `why` at `source`; a warning is about what it brings along."""
 
     what: str
     why: str
     source: str = ""
+    level: Literal["info", "warning"] = "info"
+
+    @property
+    def data(self) -> dict[str, str]:
+        """As JSON data; its level only where that is a warning."""
+        level = {"level": self.level} if self.level != "info" else {}
+        return {"what": self.what, "why": self.why, "source": self.source, **level}
 
 
 @dataclass(frozen=True, kw_only=True)

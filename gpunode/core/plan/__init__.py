@@ -77,9 +77,6 @@ def step_diff(case: HostCase, mine: Sequence[Item]) -> str:
     return "".join(unified(files[p].data if p in files else None, after, p) for p, after in changes)
 
 
-WARNING = "warning: "  # the solver's reasons that begin so are warnings
-
-
 def make_plan(
     host: str,
     facts: NodeFacts,
@@ -98,10 +95,8 @@ def make_plan(
     base = Plan(
         host=host,
         facts_hash=facts_hash(facts),
-        reasons=tuple(r for r in solution.reasons if not r.what.startswith(WARNING)),
-        warnings=tuple(
-            f"{r.what.removeprefix(WARNING)}: {r.why}" for r in solution.reasons if r.what.startswith(WARNING)
-        ),
+        reasons=tuple(r for r in solution.reasons if r.level == "info"),
+        warnings=tuple(f"{r.what}: {r.why}" for r in solution.reasons if r.level == "warning"),
     )
     if facts.malformed:  # nothing that such a node reports is a reason to change it
         return replace(base, problems=tuple(map(_malformed, facts.malformed)))

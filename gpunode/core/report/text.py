@@ -22,9 +22,9 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     return {
         "host": plan.host,
         "converged": plan.converged,
-        "steps": [asdict(s) | {"id": s.id} for s in plan.steps],
+        "steps": [asdict(s) | {"reasons": [r.data for r in s.reasons], "id": s.id} for s in plan.steps],
         "problems": [asdict(p) for p in plan.problems],
-        "reasons": [asdict(r) for r in plan.reasons],
+        "reasons": [r.data for r in plan.reasons],
         "warnings": list(plan.warnings),
         "facts_hash": plan.facts_hash,
         "files": dict(plan.files),

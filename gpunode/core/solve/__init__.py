@@ -38,14 +38,14 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
     if row is None or row.family not in knowledge.packages or request.arch not in row.archs:
         return notes.solution()
     if row.eol and row.eol < knowledge.as_of[:7]:
-        notes.because(
-            "warning: distribution",
+        notes.warn(
+            "distribution",
             f"support of {request.distro} ended {row.eol}: package repositories get no updates for it any more",
             row.source,
         )
     if not row.verified:
-        notes.because(
-            "warning: knowledge",
+        notes.warn(
+            "knowledge",
             f"what is known of {request.distro} is unverified: no source of it was read ({row.source})",
             row.source,
         )
@@ -181,7 +181,7 @@ def solution_data(solution: Solution) -> dict[str, Any]:
             "repository": toolkit.repository or None,
         },
         **({"fabric": _fabric_data(fabric)} if fabric else {}),
-        "reasons": [{"what": r.what, "why": r.why, "source": r.source} for r in solution.reasons],
+        "reasons": [r.data for r in solution.reasons],
         "problems": [{"what": p.what, "fix": p.fix} for p in solution.problems],
     }
 

@@ -131,16 +131,16 @@ def explain_without(case: SolveCase, without: tuple[str, ...], why: str, what: s
     running = [kernel.release for kernel in case.request.kernels if kernel.running and kernel.release in without]
     others = [release for release in without if release not in running]
     if running:
-        case.because(
-            "warning: kernel",
+        case.warn(
+            "kernel",
             f"{running[0]} runs and gets no {what} ({why}): the GPU works once the newest kernel, which comes "
             "along, has been booted",
             "",
         )
     if others:
         verb = "gets" if len(others) == 1 else "get"
-        case.because(
-            "warning: kernel",
+        case.warn(
+            "kernel",
             f"{', '.join(others)} {verb} no {what}{f' ({why})' * (not running)}: whoever boots it has no GPU; "
             "remove it, or take care that another one boots",
             "",

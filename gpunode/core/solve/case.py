@@ -115,6 +115,9 @@ class Notes:
     def because(self, what: str, why: str, source: str) -> None:
         self.reasons[Reason(what=what, why=why, source=source)] = None
 
+    def warn(self, what: str, why: str, source: str) -> None:
+        self.reasons[Reason(what=what, why=why, source=source, level="warning")] = None
+
     def refuse(self, what: str, fix: str) -> None:
         self.problems[Problem(what=what, fix=fix)] = None
 
@@ -151,6 +154,10 @@ class SolveCase:
     def because(self, what: str, why: str, source: str) -> None:
         """Note the reason of a decision."""
         self.notes.because(what, why, source)
+
+    def warn(self, what: str, why: str, source: str) -> None:
+        """Note what a reader has to know of a decision."""
+        self.notes.warn(what, why, source)
 
     def refuse(self, what: str, fix: str) -> None:
         """Note a problem: what cannot work, and what would."""

@@ -65,8 +65,8 @@ def solve_driver(case: SolveCase) -> DriverChoice | None:
         whose = f"{built.signer} built" if built else "DKMS builds"
         key = f"{built.signer}'s key" if built else "the node's own key"
         hint = f"; or set driver.modules to precompiled: {other.signer} signs them" if other and other.trusted else ""
-        case.because(
-            "warning: Secure Boot",
+        case.warn(
+            "Secure Boot",
             f"it is on, and modules that {whose} load only once {key} is enrolled: {MOK}{hint}",
             "https://wiki.debian.org/SecureBoot#DKMS_and_secure_boot",
         )
@@ -340,9 +340,9 @@ def _say_why(case: SolveCase, best: Branch, rules: Sequence[Rule]) -> None:
     case.because("branch", f"{best.branch}: {what}, {support}", best.source)
     if word == "only":
         why = f"{best.branch} is a new-feature branch: it gets updates for months"
-        case.because("warning: branch", why, best.source)
+        case.warn("branch", why, best.source)
     if ended:
-        case.because("warning: branch", f"{best.branch} gets no security updates any more", best.source)
+        case.warn("branch", f"{best.branch} gets no security updates any more", best.source)
 
 
 def _loaded(case: SolveCase) -> int:
@@ -367,7 +367,7 @@ def _newer_than(case: SolveCase, rules: Sequence[Rule], best: Branch) -> Branch 
             "to change)",
             branch.source,
         )
-        case.because("warning: branch", _kind_of(branch), branch.source)
+        case.warn("branch", _kind_of(branch), branch.source)
         return branch
     broken = next((rule.what for rule in rules if branch and not rule.holds(branch)), "is not known")
     case.refuse(
@@ -421,12 +421,12 @@ def _checked(case: SolveCase, number: int, rules: Sequence[Rule], best: Branch |
         return None
     case.because("branch", f"{number}, as asked", "driver.version" if case.request.driver.version else "driver.branch")
     if branch.ended(case.knowledge.as_of):
-        case.because("warning: branch", f"support of {number} ended ({branch.eol})", branch.source)
+        case.warn("branch", f"support of {number} ended ({branch.eol})", branch.source)
     if branch.kind not in SUPPORTED:
-        case.because("warning: branch", _kind_of(branch), branch.source)
+        case.warn("branch", _kind_of(branch), branch.source)
     version = case.request.driver.version
     if version and branch.latest and version_tuple(version) > version_tuple(branch.latest):
-        case.because("warning: version", f"{version} is newer than {branch.latest}, the newest known", branch.source)
+        case.warn("version", f"{version} is newer than {branch.latest}, the newest known", branch.source)
     return branch
 
 

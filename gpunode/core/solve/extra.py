@@ -56,8 +56,9 @@ def _explain_product(case: SolveCase) -> None:
         return
     version = case.request.distro.partition(":")[2]
     product = case.distro.product.format(version=version, machine=case.request.arch)
-    case.because(
-        "warning: repositories" if case.request.kernels else "repositories",
+    say = case.warn if case.request.kernels else case.because
+    say(
+        "repositories",
         f"NVIDIA's packages for SLES may need packages of SUSE's Package Hub, which is not set up as far as can be "
         f"seen: SUSEConnect --product {product}, or name a mirror of all that the node needs in sources.{DISTRIBUTION}",
         case.distro.source,

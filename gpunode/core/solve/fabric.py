@@ -150,7 +150,7 @@ def _dcgm(case: SolveCase, driver: DriverChoice | None) -> tuple[PackageWant, ..
     epoch = names["deb_epoch"] if case.distro.family in ("ubuntu", "debian") else ""
     version = "" if setting == "auto" else f"{epoch}{setting}-*"
     if setting != "auto" and version_tuple(setting) > version_tuple(names["newest"]):
-        case.because("warning: dcgm", f"{setting} is newer than {names['newest']}, the newest known", names["source"])
+        case.warn("dcgm", f"{setting} is newer than {names['newest']}, the newest known", names["source"])
     case.because("dcgm", f"DCGM 4 for CUDA {major}, the driver's; its own version, not the driver's", names["source"])
     return tuple(
         PackageWant(name=name.format(cuda=major), version=version, hold=bool(version)) for name in names["names"]

@@ -31,7 +31,7 @@ def known_gpus(ids: Sequence[str], knowledge: Knowledge, notes: Notes, *, by_han
                 "take the card out, or use a GPU of 2012 or later",
             )
         elif by_hand:
-            notes.because("warning: GPU", f"{pci_id} is not known; the driver branch was chosen by hand", "")
+            notes.warn("GPU", f"{pci_id} is not known; the driver branch was chosen by hand", "")
         else:
             notes.refuse(*_unknown(pci_id, knowledge))
     for model in models:

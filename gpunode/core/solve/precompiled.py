@@ -31,8 +31,8 @@ def built_modules(case: SolveCase, *, own: bool, flavour: str) -> Precompiled | 
     if not wanted and not (case.request.secure_boot and modules.unasked and enabled and _fits(case, modules, flavour)):
         return None
     if not enabled:
-        case.because(
-            "warning: modules",
+        case.warn(
+            "modules",
             f"{modules.signer}'s built modules are in a repository of its own, which has to be enabled before: "
             f"subscription-manager repos --enable {modules.repositories[0]}"
             + "".join(f" (in a cloud: dnf config-manager --set-enabled {name})" for name in modules.repositories[1:]),

@@ -149,7 +149,7 @@ def warn_of_kernels(case: SolveCase, branch: Branch, *, own_sources: bool) -> No
         too_old = branch.branch in rule["never"] or (first and version_tuple(version) < version_tuple(first))
         for release in (k.release for k in case.request.kernels if too_old and any(_reached(k.release, rule["from"]))):
             which = f"{first} and later do" if first else f"no version of {branch.branch} does"
-            case.because("warning: kernel", f"{version} does not compile for {release}: {which}", rule["source"])
+            case.warn("kernel", f"{version} does not compile for {release}: {which}", rule["source"])
             return
 
 

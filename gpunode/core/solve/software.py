@@ -36,9 +36,7 @@ def solve_toolkit(case: SolveCase) -> ToolkitChoice | None:
         )
         return None
     if setting != "auto" and version_tuple(version) > version_tuple(names["newest"]):
-        case.because(
-            "warning: toolkit", f"{version} is newer than {names['newest']}, the newest known", names["source"]
-        )
+        case.warn("toolkit", f"{version} is newer than {names['newest']}, the newest known", names["source"])
     case.because("toolkit", f"{version}, {why}; its four packages depend on each other in one version", names["source"])
     remove = tuple(n for n in names["replaced"] if n in case.request.installed)
     if remove:
@@ -158,5 +156,5 @@ def _explain_key(case: SolveCase, name: str, key: RepositoryKey, fingerprint: st
         else f"compare that of {key.url.rpartition('}')[2]} with what the vendor publishes and set "
         f"sources.{name}.fingerprint, or nothing is installed"
     )
-    what = "repository key" if key.file_sha256 else "warning: repository key"
-    case.because(what, f"the fingerprint of NVIDIA's key {key.id} is not known; {how}", key.source)
+    say = case.because if key.file_sha256 else case.warn
+    say("repository key", f"the fingerprint of NVIDIA's key {key.id} is not known; {how}", key.source)
