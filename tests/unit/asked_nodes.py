@@ -69,8 +69,11 @@ def quick_answer(there: Root, request: Request) -> tuple[str, int]:
     rows = [line.split() for line in request.get("install", b"").decode().splitlines()]
     wants = [PackageWant(name=name, version="" if version == "-" else version) for name, version, _ in rows]
     why = there.fault(wants)
-    message = f"the package manager cannot do it: {' '.join(why.split())}"
-    end = ["status\tfailed", f"message\t{message}"] if why else ["status\tchanged"]
+    end = (
+        [f"unresolvable\t{' '.join(why.split())}", "status\tfailed", "message\twords for a person"]
+        if why
+        else ["status\tchanged"]
+    )
     return "".join([*lines, *(f"gpunode\t{line}\n" for line in end)]), 1 if why else 0
 
 

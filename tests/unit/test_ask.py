@@ -35,7 +35,7 @@ def said(*lines: str, fresh: bool = True) -> tuple[str, int]:
 
 
 def cannot(why: str) -> tuple[str, ...]:
-    return ("status failed", f"message the package manager cannot do it: {why}", "fix see the plan's package list")
+    return (f"unresolvable {why}", "status failed", "message words for a person", "fix see the plan's package list")
 
 
 def module(branch: int, release: str, version: str) -> str:

@@ -65,7 +65,9 @@ class Item:
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         """Its share of the value of its step: keys of the step's shape, or one row where that is a list of rows."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} has no request(case), its share of the step {self.role}.{self.option}"
+        )
 
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Whether it is to be done again because of these."""

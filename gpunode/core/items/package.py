@@ -9,7 +9,8 @@ Request files: `install` lines `NAME VERSION|- hold|-`, `remove` and `refresh` o
 `check` (1) in check mode.  Files without content are left out.
 For taking packages back: `unhold` and `purge` (of removed packages, what they left: configuration, folders) one name a
 line, `automatic` names that nobody asked for any more, `keys` of rpm's keyring that go.
-Besides the usual lines the script prints `gpunode<TAB>locked<TAB>WHO` when it gave up waiting.
+Besides the usual lines the script prints `gpunode<TAB>locked<TAB>WHO` when it gave up waiting, and in check mode
+`gpunode<TAB>unresolvable<TAB>WHY` when the package manager cannot do it.
 """
 
 from __future__ import annotations

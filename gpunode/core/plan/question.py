@@ -20,7 +20,6 @@ from gpunode.core.validation import as_lines
 
 NOT_RESOLVED = "not resolved by the node's package manager: "
 OFFERS, WHY = 1_000, 400  # at most: packages with their versions, characters of a reason
-_CANNOT = "the package manager cannot do it: "  # node/packages/dry_run.sh
 _OPERATORS = ("<<", "<=", "=", ">=", ">>")
 Request = dict[str, bytes]
 
@@ -108,14 +107,15 @@ def read_answer(stdout: str, rc: int, names: Sequence[str]) -> Answer:
     # what lists have not heard of yet may be there: only those of today say that something is missing
     archive = Archive(asked=frozenset(names), offers=offers) if fresh and offers else Archive()
     outcome = parse_outcome(stdout, rc)
-    why = outcome.message.removeprefix(_CANNOT)[:WHY].strip()
+    unresolvable = "".join(values_of(stdout, "unresolvable")[-1:])[:WHY].strip()
+    why = unresolvable or outcome.message[:WHY].strip()
     if unasked := values_of(stdout, "unasked"):
         return Answer(archive=archive, verdict="unknown", why=unasked[0][:WHY])
     if outcome.status == "refused":
         return Answer(archive=archive, verdict="fails", problem=Problem(what=why, fix=outcome.fix[:WHY]))
     if outcome.status in ("unchanged", "changed"):
         return Answer(archive=archive, verdict="resolves", versions=dict(_versions(outcome.changed[:OFFERS])))
-    if not outcome.message.startswith(_CANNOT) or not why:
+    if not unresolvable:
         return Answer(archive=archive, verdict="unknown", why=why or "the package manager gave no reason")
     if not fresh:
         return Answer(verdict="unknown", why=f"the lists on the node are older than a day, and by them: {why}")

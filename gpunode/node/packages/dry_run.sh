@@ -14,7 +14,9 @@ in_check_mode() {
     ! asking || { say resolved 1 && finish changed "the package manager can do it"; }
     list_dry_run >"$GPUNODE_IN/.announced"
   else
-    finish failed "the package manager cannot do it: $(manager_ why_not)" "see the plan's package list"
+    in_check_mode_why=$(manager_ why_not)
+    say unresolvable "$in_check_mode_why"
+    finish failed "the package manager cannot do it: $in_check_mode_why" "see the plan's package list"
   fi
   # shellcheck disable=SC2046  # names
   [ "$manager" != pacman ] || pacman_kept $(cat "$GPUNODE_IN/.to_hold") | grep -Fxv -f "$GPUNODE_IN/.to_hold" | while read -r name; do
