@@ -83,7 +83,7 @@ def show(name: str, every: bool, output_format: str) -> int:
     logs = {host.log for host in hosts if host.log}
     for log in sorted(logs):
         echo(f"logs: {log}")
-    if run.outcome != "done":
+    if run.outcome != "done" and run.verb == "provision":
         echo(f"resume: gpunode runs resume {run.name}")
     return 0
 
@@ -149,7 +149,7 @@ def resume(
     from gpunode.cli.progress import fleet as fleet_progress
     from gpunode.cli.progress import probing
     from gpunode.cli.provision import ask, show_results
-    from gpunode.core.errors import RefusedError
+    from gpunode.core.errors import InputError, RefusedError
     from gpunode.core.plan.lockfile import parse_lock
     from gpunode.edge.desired import DesiredState, with_secrets
     from gpunode.edge.detect import probe
@@ -160,6 +160,10 @@ def resume(
     run = journal.get(name)
     if run.outcome == "running":
         raise RefusedError(f"run {run.name} is still at work ({run.controller})", fix="wait for it, or end it")
+    if run.verb != "provision":
+        raise InputError(
+            f"run {run.name} is an undo", fix=f"gpunode {run.verb} again: it continues where it was on each host"
+        )
     if run.resumes:
         run = journal.get(run.resumes)
     left = {host.host for host in journal.hosts(run.name) if host.state != "done"}

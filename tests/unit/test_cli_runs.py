@@ -109,6 +109,16 @@ def test_a_run_that_is_at_work_is_not_resumed(journal: Runs) -> None:
     assert code == 5 and "still at work" in out
 
 
+def test_an_undo_is_listed_and_continued_by_its_own_command(journal: Runs) -> None:
+    row = HostRow(run="u1", host="gpu1", pool="all", wave=0, plan="", state="failed")
+    journal.begin("u1", "uninstall", {"what": {"verb": "uninstall"}}, DEAD, [row])
+    journal.finish("u1", "failed")
+    assert run("list")[1].split()[:3] == ["u1", "uninstall", "failed"]
+    assert "runs resume" not in run("show", "u1")[1]
+    result = CliRunner().invoke(cli, ["runs", "resume", "u1"], standalone_mode=False)
+    assert result.return_value == 2 and "gpunode uninstall again" in result.output
+
+
 def test_a_run_that_is_done_needs_no_resuming(journal: Runs) -> None:
     begin(journal, "20260101", gpu1="done")
     assert run("resume") == (0, "20260101: every host is done\n")

@@ -12,13 +12,15 @@ import yaml
 from api_server import ApiServer
 from kube_cluster import node
 
-from gpunode.core.errors import Exit
+from gpunode.core.errors import Exit, RefusedError
 from gpunode.core.model import DriverState, HostResult, Kubernetes, MigInstance, NodeFacts, Sharing
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import undo
+from gpunode.edge.fleet.prepare import prepare
 from gpunode.edge.fleet.provision import RunCallbacks, RunOptions
+from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 from gpunode.kube.edge.client import Api
 
 pytest_plugins = ("kube_fixtures",)
@@ -160,3 +162,56 @@ def test_a_node_with_nothing_to_undo_is_not_drained_and_one_that_failed_stays_co
     fleet.runs["gpu1"] = DONE
     result = fleet.undo(["gpu1"], DRAINED, cluster=lambda: api)["gpu1"]
     assert result.message == "nvidia is in use (node gpu1 stays cordoned)" and shut(server)
+
+
+def test_a_provision_and_an_undo_of_the_same_hosts_refuse_each_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fleet, refused = Fleet(monkeypatch, tmp_path), list[str]()
+
+    def during() -> None:
+        with pytest.raises(RefusedError, match="gpu2 is used by run") as error:
+            prepare(Targets(hosts=("gpu2",)), {})
+        refused.append(error.value.what)
+
+    fleet.during = during
+    assert all(result.ok for result in fleet.undo(HOSTS, {}).values()) and len(refused) == 1
+    [run] = Runs().latest()
+    assert (run.verb, run.status, {row.state for row in Runs().hosts(run.name)}) == ("uninstall", "done", {"done"})
+    row = HostRow(run="other", host="gpu3", pool="all", wave=0, plan="", state="waiting")
+    Runs().begin("other", "provision", {}, this_process(), [row])
+    with pytest.raises(RefusedError, match="gpu3 is used by run other"):
+        fleet.undo(HOSTS, {})
+    assert len(fleet.plays) == 1
+
+
+def test_a_provision_and_an_undo_that_share_a_budget_refuse_each_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fleet = Fleet(monkeypatch, tmp_path)
+    row = HostRow(run="other", host="b", pool="all", wave=0, plan="", state="waiting")
+    Runs().begin("other", "provision", {}, this_process(), [row])
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": {"a": {}, "b": {}}}}))
+    desired = DesiredState({"rollout": {"max_unavailable": 1}})
+    with pytest.raises(RefusedError, match="b, of the same pool, is used by run other"):
+        undo.undo(Targets(inventory=(str(inventory),), limit="a"), WHAT, desired=desired)
+    assert not fleet.plays
+
+
+def test_a_cluster_is_asked_only_for_nodes_with_something_to_undo(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fleet = Fleet(monkeypatch, tmp_path, gpu1=HostRun())
+    fleet.facts = {"gpu1": LOADED}
+    assert fleet.undo(["gpu1"], DRAINED, cluster=lambda: pytest.fail("asked"))["gpu1"].ok
+
+
+def test_an_undo_that_failed_is_a_run_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fleet = Fleet(monkeypatch, tmp_path, gpu1=HostRun(exit=Exit.FAILED, message="the GPU is in use"))
+    fleet.undo(["gpu1", "gpu2"], {})
+    [run] = Runs().latest()
+    assert run.status == "failed" and set(Runs().all_unfinished()) == {"gpu1"}
+    fleet.runs.clear()
+    fleet.undo(["gpu1"], {})
+    assert Runs().latest(1)[0].status == "done" and not Runs().all_unfinished()

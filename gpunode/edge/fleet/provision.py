@@ -189,7 +189,6 @@ class _Run:
         self._trial = AcceptRun(
             folder=self.own / "accept", targets=self.targets, level="quick", say=self._measuring,
         )  # fmt: skip
-        self.nodes = NodeDrains(self.options.cluster or connect, self.callbacks.notice, self.worker)
 
     def go(
         self, pools: Sequence[RolloutPool], deadline: float, untouched: Sequence[tuple[HostPlan, HostResult]]

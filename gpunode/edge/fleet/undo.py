@@ -14,7 +14,7 @@ from gpunode.core.model import HostResult, Plan, Solution, Step
 from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.report.text import counted
-from gpunode.core.rollout import make_pools
+from gpunode.core.rollout import RolloutPool, make_pools
 from gpunode.core.spec import Spec
 from gpunode.core.spec.rollout import DrainSpec, parse_rollout
 from gpunode.core.undo.journal import Run, parse_snapshot, standing
@@ -27,6 +27,7 @@ from gpunode.edge.fleet.draining import NodeDrains, connect, undone
 from gpunode.edge.fleet.executor import Hooks, Job, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.provision import RunCallbacks, RunOptions
+from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.fleet.workflow import (
     ANSIBLE_CFG,
@@ -88,6 +89,7 @@ class _Undo:
     drains: Mapping[str, DrainSpec] = field(default_factory=dict)
     folder: Path = field(default_factory=new_run)
     generation: int = field(default_factory=next_generation)
+    _unfinished: frozenset[str] = frozenset()  # hosts that an earlier run began with
     _stated: dict[str, str] = field(default_factory=dict)
     _leased: set[str] = field(default_factory=set)
     _cancelled: threading.Event = field(default_factory=threading.Event)
@@ -125,24 +127,54 @@ class _Undo:
             self.targets, lambda: self._nodes.cordoned(self.nodes, self.drains),
         )  # fmt: skip
         done: dict[str, HostResult] = {}
+        pools = make_pools(list(specs.items()), down=down.hosts, idle=down.idle)
+        name, runs = self.folder.name, self._begin(pools, down.beside)
+
+        def started(job: Job) -> None:
+            runs.started(name, job.hosts, "")
 
         def ended(some: Sequence[HostResult]) -> None:
             done.update({result.host: result for result in some})
             for result in some:
                 self.callbacks.result(result)
+            runs.ended(name, some)
 
-        hooks = Hooks(do=self._do, verify=self._verify, on_end=ended, on_wave=self.callbacks.wave)
-        pools = make_pools(list(specs.items()), down=down.hosts, idle=down.idle)
+        hooks = Hooks(do=self._do, verify=self._verify, on_start=started, on_end=ended, on_wave=self.callbacks.wave)
         forks, deadline = self.targets.forks, self.options.deadline
         rollout = Rollout(pools, dict.fromkeys(specs, ""), hooks, forks=forks, deadline=deadline)
         rollout.cancelled = self._cancelled
+        status = "failed"
         try:
             progress = rollout.run()
+            bad = "failed" in progress.states.values()
+            status = "stopped" if progress.stopped else "failed" if bad else "done"
         except KeyboardInterrupt as error:
-            fix = "run the same command again: it continues where it was"
+            status, fix = "interrupted", "run the same command again: it continues where it was"
             raise InterruptedByUser("interrupted", fix=fix) from error
+        finally:
+            self._finish(runs, status)
         left = HostResult(host="", outcome="pending", message=f"not started: {progress.stopped}", started=False)
         return {host: results.get(host) or done.get(host) or replace(left, host=host) for host in self.hosts}
+
+    def _begin(self, pools: Sequence[RolloutPool], beside: Collection[str]) -> Runs:
+        """This undo in the journal of runs, so that no other run takes its hosts.  Raises RefusedError."""
+        runs, name, verb = Runs(), self.folder.name, self.what["verb"]
+        self._unfinished = frozenset(runs.unfinished(self.hosts))
+        rows = [
+            HostRow(run=name, host=host, pool=pool.name, wave=wave, plan="", state="waiting")
+            for pool in pools
+            for wave in range(len(pool.ends))
+            for host in pool.wave(wave)
+        ]
+        runs.begin(name, verb, {"what": self.what}, this_process(), rows, beside)
+        return runs
+
+    def _finish(self, runs: Runs, status: str) -> None:
+        try:
+            runs.finish(self.folder.name, status)
+            runs.close()
+        except GpunodeError as error:  # what came of the hosts is to be shown
+            self.callbacks.notice(f"the end of run {self.folder.name} is not recorded: {error}")
 
     def _look(self, desired: DesiredState, shown: Sequence[HostResult]) -> dict[str, HostResult]:
         """Probe the hosts, and which nodes are to be drained; the results of those that nothing can be done on."""
@@ -172,7 +204,7 @@ class _Undo:
         """Drain the nodes among the hosts of a job, undo, and give them back; also such that an earlier undo left."""
         quiet = {host: replace(self.drains[host], when="disruptive") for host in job.hosts}  # with no step: not at all
         nodes = {host: self.nodes[host] for host in job.hosts if host in self.nodes}
-        taken, refused = self._nodes.claim_all(nodes, quiet, nodes)
+        taken, refused = self._nodes.claim_all(nodes, quiet, self._unfinished)
         job = replace(job, hosts=tuple(host for host in job.hosts if host not in refused))
         undone_now = isolated("", partial(self._undo, job)) if job.hosts else {}
         if isinstance(undone_now, GpunodeError):
