@@ -6,12 +6,14 @@ import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpunode.core import items
 from gpunode.core.edits import RuntimeRequest
+from gpunode.core.facts import parse_probe
 from gpunode.core.items.activation import Enabled, Masked, Module, ServiceItem
 from gpunode.core.items.cdi import Specification
 from gpunode.core.items.cuda import Default
@@ -37,9 +39,10 @@ from gpunode.core.plan.steps import STEPS, StepRow
 from gpunode.core.spec import parse_spec
 from gpunode.core.validation import check_value, flag, mapping, pairs, texts
 
+PROBES = Path(__file__).parents[1] / "cases" / "probes"
 REPOSITORY = Repository(name="nvidia-cuda", url="https://example.org/")
 SAMPLES: tuple[Item, ...] = (
-    Module(role="runtime", module="overlay"),
+    Module(role="fabric", module="nvidia_uvm"),
     ServiceItem(role="runtime", unit="docker"),
     Enabled(role="fabric", unit="docker"),
     Armed(),
@@ -48,9 +51,9 @@ SAMPLES: tuple[Item, ...] = (
     Version(version="595.91.07", asked="595.91.07"),
     LoadedFlavour(flavour="open"),
     LoadedParameters(parameters={"nvidia": {"NVreg_OpenRmEnableUnsupportedGpus": "1"}}),
-    Built(option="packages", kernel="6.1.0-50-amd64", flavour="open"),
+    Built(option="packages", kernel="6.1.0-40-amd64", flavour="open"),
     Configured(asked=RuntimeRequest(runtime="docker"), edit=Edit()),
-    File(role="driver", path="/etc/a", text="a"),
+    File(role="driver", path="/etc/docker/daemon.json", text="a"),
     KeyFile(role="driver", option="sources", path="/usr/share/keyrings/a.asc", repository=REPOSITORY),
     FirstBootProgram(value={"activate": {"load": ["nvidia"]}}, sha256="0" * 64),
     Links(),
@@ -63,7 +66,7 @@ SAMPLES: tuple[Item, ...] = (
     KernelArgument(word="iommu=pt"),
     Memlock(unit="docker.service"),
     PackageItem(role="toolkit", package=PackageWant(name="nvidia-container-toolkit")),
-    NoPackage(role="toolkit", package="nvidia-docker2"),
+    NoPackage(role="toolkit", package="nvidia-container-toolkit-base"),
     Installed(role="driver", runfile=Runfile(name="NVIDIA.run", version="595.91.07", arch="x86_64")),
     Uninstalled(),
     Specification(units={"service": "[Service]\n", "path": "[Path]\n"}),
@@ -174,3 +177,18 @@ def test_shares_are_merged_in_the_order_of_the_shape_and_contradictions_raise() 
 def test_a_step_whose_value_is_made_of_no_item_has_that_of_its_row() -> None:
     kind = StepKind(shape=flag(""), action="edit_file", argument="recover", base=lambda case, role: True)
     assert step_value(case_of(), kind, "preflight", "recover", ()) is True
+
+
+# of these no recorded node has anything to compare with: tests of their own give them facts
+NO_RECORD = {
+    *("Acs", "Armed", "FirstBootProgram", "Governor", "KernelArgument", "KeyFile", "LoadedParameters"),
+    *("Masked", "Memlock", "MigProgram", "MpsSettings", "Threads"),
+}
+
+
+def test_the_probe_of_some_recorded_node_sends_what_a_kind_compares_with() -> None:
+    left = {type(item).__name__: item for item in SAMPLES}
+    for path in sorted(PROBES.glob("*/probe.txt")):
+        facts = parse_probe(path.read_text())
+        left = {name: one for name, one in left.items() if one.actual(facts) == one.actual(NodeFacts())}
+    assert left.keys() == NO_RECORD, "the others compare with what no probe sends"
