@@ -194,12 +194,13 @@ def _name_others_at_work(hosts: list[HostPlan]) -> None:
 
 def drain_previews(hosts: list[HostPlan], connect: Connect) -> list[DrainPreview]:
     """What draining the hosts that are nodes of a cluster would do now."""
-    from gpunode.edge.fleet.draining import NodeDrains
+    from gpunode.edge.fleet.draining import NodeChange, NodeDrains
     from gpunode.edge.fleet.worker import Worker
 
     planned = {h.host: h.planned for h in hosts if h.planned and h.planned.plan.steps and not h.planned.plan.problems}
     drains = {host: found.spec.rollout.drain for host, found in planned.items()}
-    return NodeDrains(connect, lambda text: None, Worker()).previews(planned, drains)
+    changes = {host: NodeChange.of(found) for host, found in planned.items()}
+    return NodeDrains(connect, lambda text: None, Worker()).previews(changes, drains)
 
 
 def show_drains(hosts: list[HostPlan], connect: Connect) -> None:

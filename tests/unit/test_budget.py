@@ -16,7 +16,7 @@ from gpunode.core.spec.rollout import DrainSpec, RolloutSpec
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.budget import find_down, rollout_of
-from gpunode.edge.fleet.draining import NodeDrains
+from gpunode.edge.fleet.draining import NodeChange, NodeDrains
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 from gpunode.edge.fleet.worker import Worker
@@ -59,7 +59,7 @@ def down(*hosts: HostPlan, quiet: HostResult = BAD, nodes: NodeDrains | None = N
     found = find_down(
         hosts, {QUIET: quiet}, {TODO: ROLLOUT}, rollout_of(DesiredState(SPEC), {}),
         Targets(inventory=(f"{TODO},{QUIET},{BESIDE},",), limit=f"{TODO},{QUIET}"),
-        (lambda: nodes.cordoned(planned, drains)) if nodes else dict,
+        (lambda: nodes.cordoned({h: NodeChange.of(p) for h, p in planned.items()}, drains)) if nodes else dict,
     )  # fmt: skip
     assert found.beside == {BESIDE}
     return sorted(found.hosts), sorted(name for name, _ in found.idle)

@@ -25,7 +25,7 @@ from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
-from gpunode.edge.fleet.draining import NodeDrains, concerns
+from gpunode.edge.fleet.draining import NodeChange, NodeDrains, concerns
 from gpunode.edge.fleet.provision import to_measure
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.worker import Worker
@@ -80,7 +80,8 @@ def unschedulable(server: ApiServer) -> bool:
     ],
 )
 def test_only_nodes_that_are_disturbed_are_emptied(when: Any, facts: NodeFacts, plan: Plan, answer: bool) -> None:
-    assert concerns(DrainSpec(when=when), facts, plan) is answer
+    change = NodeChange(facts=facts, disturbs=any(step.disruptive for step in plan.steps))
+    assert concerns(DrainSpec(when=when), change) is answer
 
 
 def test_a_node_is_emptied_and_given_back_when_its_gpus_are_there(server: ApiServer, nodes: ClusterNodes) -> None:
@@ -436,7 +437,7 @@ def test_a_node_that_was_left_is_given_back_after_steps_that_disturb_nobody(serv
     nodes.nodes.take("gpu1", FACTS, DRAIN)
     calm = replace(PLAN, steps=(replace(STEP, disruptive=""),))
     planned = Planned(plan=calm, facts=FACTS, spec=DesiredState(SPEC).spec(), solution=None)  # type: ignore[arg-type]
-    hosts, drains = {"gpu1": planned}, {"gpu1": DRAIN}
+    hosts, drains = {"gpu1": NodeChange.of(planned)}, {"gpu1": DRAIN}
     assert nodes.claim_all(hosts, drains) == ({}, {})
     taken, refused = nodes.claim_all(hosts, drains, {"gpu1"})
     assert taken["gpu1"].node == "gpu1" and not refused
@@ -672,7 +673,7 @@ def test_a_controller_that_was_killed_while_it_measured_measures_again(
 
 def previewed(connect: Callable[[], Api]) -> DrainPreview:
     planned = Planned(plan=PLAN, facts=FACTS, spec=DesiredState(SPEC).spec(), solution=None)  # type: ignore[arg-type]
-    (preview,) = NodeDrains(connect, silent, Worker()).previews({"gpu1": planned}, {"gpu1": DRAIN})
+    (preview,) = NodeDrains(connect, silent, Worker()).previews({"gpu1": NodeChange.of(planned)}, {"gpu1": DRAIN})
     return preview
 
 
@@ -714,4 +715,4 @@ def test_hosts_that_are_not_drained_are_not_asked_for() -> None:
     calm = DesiredState({}).spec()
     planned = Planned(plan=PLAN, facts=FACTS, spec=calm, solution=None)  # type: ignore[arg-type]
     nodes = NodeDrains(connect, silent, Worker())
-    assert nodes.previews({"gpu1": planned}, {"gpu1": calm.rollout.drain}) == []
+    assert nodes.previews({"gpu1": NodeChange.of(planned)}, {"gpu1": calm.rollout.drain}) == []

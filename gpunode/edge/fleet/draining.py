@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode.core.checks.gpus import unfit_checks
 from gpunode.core.errors import GpunodeError, InterruptedByUser
-from gpunode.core.model import HostResult, NodeFacts, Plan
+from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.desired import Planned
@@ -35,11 +35,26 @@ def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> 
     return cluster.connect(kubeconfig, context, timeout=timeout)
 
 
-def concerns(drain: DrainSpec, facts: NodeFacts, plan: Plan) -> bool:
-    """Whether a host is to be emptied first: a node of Kubernetes, for a plan that disturbs what runs there."""
-    if drain.when == "never" or not facts.kubernetes.present:
+@dataclass(frozen=True, kw_only=True)
+class NodeChange:
+    """What a run is about to do to a host, as far as its node of a cluster is concerned."""
+
+    facts: NodeFacts
+    disturbs: bool  # what runs there
+    relaid: bool = False  # how its GPUs are cut changes
+
+    @classmethod
+    def of(cls, planned: Planned) -> NodeChange:
+        steps = planned.plan.steps
+        relaid = any(step.id == "sharing.mig" for step in steps)
+        return cls(facts=planned.facts, disturbs=any(step.disruptive for step in steps), relaid=relaid)
+
+
+def concerns(drain: DrainSpec, change: NodeChange) -> bool:
+    """Whether a host is to be emptied first: a node of Kubernetes, for a change that disturbs what runs there."""
+    if drain.when == "never" or not change.facts.kubernetes.present:
         return False
-    return drain.when == "always" or any(step.disruptive for step in plan.steps)
+    return drain.when == "always" or change.disturbs
 
 
 def undone(taken: Taken, before: NodeFacts, after: NodeFacts) -> Taken:
@@ -64,15 +79,15 @@ class NodeDrains:
 
         return ClusterNodes(self._connect, self._notify, self._worker)
 
-    def cordoned(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> dict[str, bool]:
+    def cordoned(self, hosts: Mapping[str, NodeChange], drains: Mapping[str, DrainSpec]) -> dict[str, bool]:
         """Whether a gpunode has cordoned the node, for the hosts that would be drained; {} where nobody can say."""
         facts = {h: p.facts for h, p in hosts.items() if drains[h].when != "never" and p.facts.kubernetes.present}
         found = isolated("", lambda: self.nodes.cordoned(facts)) if facts else set()
         return {} if isinstance(found, GpunodeError) else {host: host in found for host in facts}
 
-    def previews(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> list[DrainPreview]:
+    def previews(self, hosts: Mapping[str, NodeChange], drains: Mapping[str, DrainSpec]) -> list[DrainPreview]:
         """What draining would do now, for the hosts that it would be done for; nothing is changed."""
-        facts = {h: p.facts for h, p in hosts.items() if concerns(drains[h], p.facts, p.plan)}
+        facts = {h: p.facts for h, p in hosts.items() if concerns(drains[h], p)}
         if error := isolated("", lambda: self.nodes.check(facts, drains)) if facts else None:
             return [DrainPreview(host=host, error=error) for host in facts]
         found: dict[str, DrainPreview] = {}
@@ -84,9 +99,9 @@ class NodeDrains:
         self._each(one, facts)
         return [found[host] for host in facts]
 
-    def refused(self, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]) -> dict[str, HostResult]:
+    def refused(self, hosts: Mapping[str, NodeChange], drains: Mapping[str, DrainSpec]) -> dict[str, HostResult]:
         """Hosts that would be drained, where the cluster does not let us: said before anything is changed."""
-        facts = {h: p.facts for h, p in hosts.items() if concerns(drains[h], p.facts, p.plan)}
+        facts = {h: p.facts for h, p in hosts.items() if concerns(drains[h], p)}
         error = isolated("", lambda: self.nodes.check(facts, drains)) if facts else None
         if error is None:
             return {}
@@ -94,7 +109,7 @@ class NodeDrains:
 
     def claim_all(
         self,
-        hosts: Mapping[str, Planned],
+        hosts: Mapping[str, NodeChange],
         drains: Mapping[str, DrainSpec],
         unfinished: Collection[str] = (),
     ) -> tuple[dict[str, Taken], dict[str, HostResult]]:
@@ -106,13 +121,12 @@ class NodeDrains:
         refused: dict[str, HostResult] = {}
 
         def one(host: str) -> None:
-            planned, drain = hosts[host], drains[host]
+            change, drain = hosts[host], drains[host]
             emptied: Taken | GpunodeError | None
-            if concerns(drain, planned.facts, planned.plan):
-                relaid = any(step.id == "sharing.mig" for step in planned.plan.steps)
-                emptied = isolated(host, lambda: self.nodes.take(host, planned.facts, drain, relaid=relaid))
-            elif host in unfinished and drain.when != "never" and planned.facts.kubernetes.present:
-                emptied = isolated(host, lambda: self.nodes.left(host, planned.facts))
+            if concerns(drain, change):
+                emptied = isolated(host, lambda: self.nodes.take(host, change.facts, drain, relaid=change.relaid))
+            elif host in unfinished and drain.when != "never" and change.facts.kubernetes.present:
+                emptied = isolated(host, lambda: self.nodes.left(host, change.facts))
             else:
                 return
             if isinstance(emptied, GpunodeError):

@@ -28,7 +28,7 @@ from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOpt
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
 from gpunode.edge.fleet.budget import find_down, rollout_of
-from gpunode.edge.fleet.draining import Connect, NodeDrains, connect
+from gpunode.edge.fleet.draining import Connect, NodeChange, NodeDrains, connect
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, all_unfinished, this_process
@@ -119,7 +119,7 @@ def provision(
     )
     all_drains = {host: spec.drain for host, spec in asked.items()}
     drains = {host: all_drains[host] for host in todo}
-    if not how.check and (closed := nodes.refused(_planned(list(todo.values())), drains)):
+    if not how.check and (closed := nodes.refused(_changes(list(todo.values())), drains)):
         untouched |= closed
         todo = {name: host for name, host in todo.items() if name not in closed}
         quiet = [h for h in hosts if h.host not in todo]
@@ -135,7 +135,7 @@ def provision(
             targets = replace(targets, inventory=(str(own / INVENTORY),))
     specs = {host: CHECK if how.check else spec for host, spec in asked.items() if host in todo}
     down = find_down(
-        hosts, untouched, specs, rollout_of(desired, over), before, lambda: nodes.cordoned(_planned(hosts), all_drains)
+        hosts, untouched, specs, rollout_of(desired, over), before, lambda: nodes.cordoned(_changes(hosts), all_drains)
     )
     pools = make_pools(list(specs.items()), how.last, down.hosts, down.idle)
     run = _Run(
@@ -264,9 +264,9 @@ class _Run:
 
     def _do(self, job: Job) -> Results:
         """Empty the hosts that are nodes of a cluster, run Ansible on the job's hosts, and give the nodes back."""
-        planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
+        changes = _changes([self.todo[host] for host in job.hosts])
         taken, refused = (
-            ({}, {}) if self.options.check else self.nodes.claim_all(planned, self.drains, self._unfinished)
+            ({}, {}) if self.options.check else self.nodes.claim_all(changes, self.drains, self._unfinished)
         )
         left = tuple(host for host in job.hosts if host not in refused)
         simulated = isolated("", lambda: self._work(replace(job, hosts=left))) if left else {}
@@ -495,6 +495,10 @@ def _found(host: HostPlan) -> str:
 
 def _planned(hosts: Sequence[HostPlan]) -> dict[str, Planned]:
     return {h.host: h.planned for h in hosts if h.planned}
+
+
+def _changes(hosts: Sequence[HostPlan]) -> dict[str, NodeChange]:
+    return {host: NodeChange.of(planned) for host, planned in _planned(hosts).items()}
 
 
 def _plan(host: HostPlan) -> Plan:

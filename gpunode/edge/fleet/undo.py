@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpunode.core.errors import Exit, GpunodeError, InputError, InterruptedByUser
-from gpunode.core.model import HostResult, Plan, Solution, Step
+from gpunode.core.model import HostResult
 from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.report.text import counted
@@ -20,10 +20,10 @@ from gpunode.core.spec.rollout import DrainSpec, parse_rollout
 from gpunode.core.undo.journal import Run, parse_snapshot, standing
 from gpunode.core.undo.summary import summary
 from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
-from gpunode.edge.desired import DesiredState, Planned
+from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, find_hosts, probe
 from gpunode.edge.fleet.budget import find_down, rollout_of
-from gpunode.edge.fleet.draining import NodeDrains, connect, undone
+from gpunode.edge.fleet.draining import NodeChange, NodeDrains, connect, undone
 from gpunode.edge.fleet.executor import Hooks, Job, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.provision import RunCallbacks, RunOptions
@@ -48,8 +48,6 @@ from gpunode.node import script
 GROUP = "gpunode_undo"
 TASK = "Undo what gpunode has changed"
 NEVER = DrainSpec()
-# to a node of a cluster all that is undone is one step, which disturbs what runs there
-STEP = Step(role="undo", option="undo", title=TASK, value=True, disruptive="units, engines and the driver stop")
 
 
 def undo(
@@ -85,7 +83,7 @@ class _Undo:
     hosts: Mapping[str, Detected]
     options: RunOptions
     callbacks: RunCallbacks
-    nodes: Mapping[str, Planned] = field(default_factory=dict)  # hosts that are nodes of a cluster, to be drained
+    nodes: Mapping[str, NodeChange] = field(default_factory=dict)  # hosts that are nodes of a cluster, to be drained
     drains: Mapping[str, DrainSpec] = field(default_factory=dict)
     folder: Path = field(default_factory=new_run)
     generation: int = field(default_factory=next_generation)
@@ -120,7 +118,7 @@ class _Undo:
         )  # fmt: skip
         self._nodes = NodeDrains(self.options.cluster or connect, self.callbacks.notice, worker)
         if any(spec.max_unavailable != "100%" or spec.drain.when != "never" for spec in specs.values()):
-            results |= self._look(desired, shown)
+            results |= self._look(shown)
         specs = {host: spec for host, spec in specs.items() if host not in results}
         down = find_down(
             [HostPlan(detected=host) for host in self.hosts.values()], results, specs, rollout_of(desired, over),
@@ -176,7 +174,7 @@ class _Undo:
         except GpunodeError as error:  # what came of the hosts is to be shown
             self.callbacks.notice(f"the end of run {self.folder.name} is not recorded: {error}")
 
-    def _look(self, desired: DesiredState, shown: Sequence[HostResult]) -> dict[str, HostResult]:
+    def _look(self, shown: Sequence[HostResult]) -> dict[str, HostResult]:
         """Probe the hosts, and which nodes are to be drained; the results of those that nothing can be done on."""
         probed = probe(list(self.hosts.values()), self.targets)
         found = {one.host: one for one in (probed if self.targets.break_lock else without_leased(probed))}
@@ -192,13 +190,11 @@ class _Undo:
         said = {result.host: result for result in shown} or self.check(facts)
         results |= {host: said[host] for host in facts if said[host].outcome not in ("ok", "pending")}
         self.nodes = {
-            host: Planned(
-                plan=Plan(host=host, steps=(STEP,) if said[host].changed else ()), facts=one,
-                spec=desired.spec(self.hosts[host].spec, host=host), solution=Solution(),
-            )
-            for host, one in facts.items() if host not in results
-        }  # fmt: skip
-        return results | self._nodes.refused({h: p for h, p in self.nodes.items() if p.plan.steps}, self.drains)
+            host: NodeChange(facts=one, disturbs=bool(said[host].changed))
+            for host, one in facts.items()
+            if host not in results
+        }
+        return results | self._nodes.refused({h: p for h, p in self.nodes.items() if p.disturbs}, self.drains)
 
     def _do(self, job: Job) -> dict[str, HostResult]:
         """Drain the nodes among the hosts of a job, undo, and give them back; also such that an earlier undo left."""
