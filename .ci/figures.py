@@ -142,6 +142,7 @@ def hold(arguments: list[str]) -> int:
     found = measured()
     if "--cost" in arguments:
         found["cost"] = round(float(arguments[arguments.index("--cost") + 1]))
+    print(", ".join(f"{figure} {key}" for key, figure in found.items()))
     problems = grown(tomllib.loads(text), found) + long_subjects(tomllib.loads(text)["subjects_since"])
     for problem in problems:
         print(problem)
