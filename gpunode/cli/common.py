@@ -237,8 +237,10 @@ def late_spec_option(command: Command) -> Command:
 
 
 def secrets_option(command: Command) -> Command:
-    """The same file, for nothing but the secrets in it: what was recorded has only references to them."""
-    return _spec_option("File with the passwords that the recorded spec refers to. Default: gpunode.yml.")(command)
+    """The same file by `read_spec`, for nothing but the secrets in it: what was recorded refers to them."""
+    return _spec_option("File with the passwords that the recorded spec refers to. Default: gpunode.yml.", late=True)(
+        command
+    )
 
 
 def _spec_option(text: str, *, late: bool = False) -> Callable[[Command], Command]:

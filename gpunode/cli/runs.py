@@ -14,6 +14,8 @@ from gpunode.cli.plan import detail_option, show_drains, show_plans, step_titles
 from gpunode.cli.rollout import MAX_FAILURES, run_options, with_log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpunode.core.model import HostResult
     from gpunode.core.report.text import Detail
     from gpunode.edge.detect import Detected, Targets
@@ -132,7 +134,7 @@ def resume(
     ask_become_pass: bool,
     limit: str | None,
     max_failures: str | None,
-    spec_data: dict[str, Any],
+    read_spec: Callable[[], dict[str, Any]],
     detail: Detail,
     deadline: float,
     break_lock: bool,
@@ -151,6 +153,7 @@ def resume(
     from gpunode.cli.provision import ask, show_results
     from gpunode.core.errors import InputError, RefusedError
     from gpunode.core.plan.lockfile import parse_lock
+    from gpunode.core.secrets import is_recorded
     from gpunode.edge.desired import DesiredState, with_secrets
     from gpunode.edge.detect import probe
     from gpunode.edge.fleet import provision as fleet
@@ -177,7 +180,9 @@ def resume(
     stated = f"of run {run.name}"
     text = run.request.get("lock")
     lock = None if text is None else parse_lock(tomllib.loads(text), f"the lock {stated}")
-    desired = DesiredState(with_secrets(run.request["spec"], spec_data), source=f"the spec {stated}", lock=lock)
+    recorded = run.request["spec"]
+    given = read_spec() if is_recorded(recorded) else {}
+    desired = DesiredState(with_secrets(recorded, given), source=f"the spec {stated}", lock=lock)
     known = _known(run, left, targets, limit)
     with probing(output_format) as on_done:
         found = probe(known, targets, on_done=on_done)

@@ -209,8 +209,16 @@ LOCK = (
     ],
 )
 def test_what_is_left_of_a_run_is_asked_for_as_the_run_did(
-    lock: str | None, there: list[str], code: int, says: str, journal: Runs, monkeypatch: pytest.MonkeyPatch
+    lock: str | None,
+    there: list[str],
+    code: int,
+    says: str,
+    journal: Runs,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpunode.yml").write_text("driver: [580")  # the run has its own spec, and no secret to look up
     facts = parse_probe((PROBES / "arch-h100-provisioned/probe.txt").read_text())
     rows = [HostRow(run="20260101", host=h, pool="all", wave=0, plan="a", state="waiting") for h in ("gpu1", "gpu2")]
     where = {"hosts": [], "inventory": ["hosts.yml"], "probes": [], "vault_password_files": []}
