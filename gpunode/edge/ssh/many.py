@@ -78,8 +78,8 @@ def run_many(
                     ) as connection:
                         rc, stdout, stderr = connection.run(program, deadline=deadline)
             except Exception as error:  # a bug met on one host must not take the others along
-                return Ran(target=target, error=as_error(error, host=target.name))
-            return Ran(target=target, rc=rc, stdout=stdout, stderr=stderr)
+                return Ran(target=target, error=target.hidden_in(as_error(error, host=target.name)))
+            return Ran(target=target, rc=rc, stdout=target.hidden(stdout), stderr=target.hidden(stderr))
 
         return side_by_side(
             one, pairs, at_once=how.forks, seconds=how.timeout, late=_late, on_done=on_done, stop=how.stop

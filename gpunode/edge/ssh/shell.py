@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
-from gpunode.core.mask import mask
+from gpunode.core.mask import HIDDEN, mask
 from gpunode.edge.side_by_side import OUTPUT, Deadline
 
 OUTPUT_LIMIT = 16 << 20  # bytes of standard output, and of standard error, kept from one run
@@ -37,6 +37,19 @@ class Target:
     become: bool = False
     become_user: str = "root"
     become_password: str = field(default="", repr=False)
+
+    def hidden(self, text: str, *, least: int = 8) -> str:
+        """What the host says, without the passwords that it was given; shorter ones may be words of any output."""
+        for secret in (self.password, self.become_password):
+            text = text.replace(secret, HIDDEN) if len(secret) >= least else text
+        return text
+
+    def hidden_in(self, error: GpunodeError) -> GpunodeError:
+        """The error without them: a server that echoes sends back what sudo was to read."""
+        for name in ("what", "expected", "fix"):
+            setattr(error, name, self.hidden(getattr(error, name), least=3))
+        error.args = (error.what,)
+        return error
 
 
 # What a host may be called: a name is a pattern of Ansible's (--limit, hosts:) and a file's name too, and comes from
