@@ -17,7 +17,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.model import FabricChoice, Solution
 from gpunode.core.solve.archive import as_asked
-from gpunode.core.solve.case import Notes, SolveCase, SolveRequest, request_of
+from gpunode.core.solve.case import GRID_CONF, Notes, SolveCase, SolveRequest, request_of
 from gpunode.core.solve.cuda import solve_cuda
 from gpunode.core.solve.driver import solve_driver
 from gpunode.core.solve.fabric import solve_fabric
@@ -221,8 +221,15 @@ def _check_machine(request: SolveRequest, row: DistroRow | None, knowledge: Know
             f"this is a Tegra board ({request.tegra}): its driver is part of JetPack",
             "use NVIDIA's JetPack (apt install nvidia-jetpack); gpunode serves PCI GPUs",
         )
-    licensed = request.driver.method != "preinstalled"
-    for pci_id in dict.fromkeys(request.virtual_functions if licensed else ()):
+    ours = request.driver.method != "preinstalled" and request.driver.branch != "none"
+    if request.licensed and ours and not request.virtual_functions:
+        notes.refuse(
+            f"{GRID_CONF} is there: this is a vGPU guest with a licensed driver, or is to be one, and an ordinary "
+            "driver cannot drive a vGPU",
+            "keep the guest driver: driver.method: preinstalled; where the GPU is whole and no licence is used, remove "
+            "the file",
+        )
+    for pci_id in dict.fromkeys(request.virtual_functions if ours else ()):
         notes.refuse(
             f"{pci_id} is a virtual function (vGPU or SR-IOV): it needs the vGPU guest driver, which is licensed",
             "install the guest driver of your vGPU release (NVIDIA Licensing Portal), then set driver.method to "

@@ -26,6 +26,8 @@ from gpunode.core.spec import CudaSpec, DriverSpec, Spec
 from gpunode.core.spec.source import SourceSpec
 from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec
 
+GRID_CONF = "/etc/nvidia/gridd.conf"  # of the guest driver's licence client, nvidia-gridd
+
 
 @dataclass(frozen=True, kw_only=True)
 class SolveRequest:
@@ -37,6 +39,7 @@ class SolveRequest:
     nvswitches: tuple[str, ...] = ()  # PCI ids
     nvlink5_fabric: bool = False
     virtual_functions: tuple[str, ...] = ()  # PCI ids of GPUs that are SR-IOV functions or vGPUs
+    licensed: bool = False  # it has the configuration of a licensed vGPU guest driver
     kernels: tuple[Kernel, ...] = ()  # those that can boot next; empty: not known
     secure_boot: bool | None = None
     virtualization: str = ""
@@ -64,6 +67,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         nvswitches=(*(s.id for s in facts.nvswitches), *spec.image.nvswitches),
         nvlink5_fabric=facts.nvlink5_fabric or spec.image.nvlink5_fabric,
         virtual_functions=tuple(g.id for g in facts.gpus if g.virtual_function),
+        licensed=GRID_CONF in facts.files,
         distro=facts.distro.key,
         arch=facts.arch,
         kernels=tuple(

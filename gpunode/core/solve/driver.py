@@ -79,7 +79,8 @@ def solve_driver(case: SolveCase) -> DriverChoice | None:
 def _refused(case: SolveCase) -> bool:
     """Whether what is asked for contradicts itself or the node; the problem is noted."""
     spec = case.request.driver
-    if case.request.runfile and spec.method == "auto":
+    guest = case.request.licensed or bool(case.request.virtual_functions)  # its driver stays, whatever it came from
+    if case.request.runfile and spec.method == "auto" and not guest:
         case.refuse(
             f"driver {case.request.runfile} was installed by NVIDIA's runfile: packages on top of it break both",
             "set driver.method to packages (gpunode runs nvidia-uninstall first), runfile, or preinstalled to keep it",
