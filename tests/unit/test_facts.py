@@ -473,3 +473,12 @@ def test_a_gpu_that_a_hypervisor_shares_out_is_known_by_its_name() -> None:
     }
     assert len(physical) > 500
     assert [name for name, virtual in found.items() if virtual] == [*VIRTUAL]
+
+
+def test_a_gpu_that_the_driver_never_started_has_no_uuid_and_stops_no_node() -> None:
+    """What /proc/driver/nvidia/gpus has of a GPU whose firmware did not start (580.178.04)."""
+    unknown = "| gpu 0 GPU-????????-????-????-????-????????????"
+    text = re.sub(r"\| gpu 0 GPU-\S+", unknown, text_of("rocky9-h100-provisioned"))
+    assert unknown in text
+    facts = parse_probe(text)
+    assert (facts.malformed, [(gpu.minor, gpu.uuid) for gpu in facts.cdi.gpus]) == ((), [(0, "")])

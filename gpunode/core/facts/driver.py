@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from gpunode.core.facts.machine import VERSION
-from gpunode.core.facts.text import Probe
+from gpunode.core.facts.text import Probe, stated
 from gpunode.core.model import DriverState, MigInstance, NvmlGpu, PciDevice, Service, Sharing, Topology, Xid
 
 _LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
@@ -178,7 +178,7 @@ def _stated(field: str, answer: str) -> str:
     """An answer in one notation; N/A where the GPU has no such thing, "" where the driver did not say."""
     if _NONE.match(answer):
         return NONE
-    if _UNREAD.match(answer) or _fault(field, answer):
+    if _UNREAD.match(answer) or _fault(field, answer) or not stated(answer):
         return ""
     if field in ("fabric.state", "fabric.status"):  # up to 550 at least the answer begins with the field's last word
         answer = answer.removeprefix(field.partition(".")[2] + " ").strip()

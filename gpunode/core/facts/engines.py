@@ -13,7 +13,7 @@ from gpunode.core.engines import ENGINES, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.facts.cdi import FOLDERS, read_spec
 from gpunode.core.facts.flags import flag_value
-from gpunode.core.facts.text import Probe
+from gpunode.core.facts.text import Probe, stated
 from gpunode.core.model import (
     Cdi,
     CdiGpu,
@@ -237,7 +237,7 @@ def read_cdi(probe: Probe, files: Mapping[str, ConfigFile]) -> Cdi:
         if not minor.isdecimal() or not migs.get(minor, "0").isdecimal():
             probe.unreadable("cdi", line)
             continue
-        gpus.append(CdiGpu(minor=whole(minor), uuid=uuid, mig_devices=whole(migs.get(minor, "0"))))
+        gpus.append(CdiGpu(minor=whole(minor), uuid=stated(uuid), mig_devices=whole(migs.get(minor, "0"))))
     specs = [_spec(file) for path, file in sorted(files.items()) if _is_spec(path)]
     return Cdi(specs=tuple(specs), gpus=tuple(gpus), missing=tuple(probe.values("cdi", "missing")))
 

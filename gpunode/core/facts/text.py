@@ -66,6 +66,15 @@ class Probe:
         self.notes.append(f"{name}: not understood: {line[:120]!r}")
 
 
+def stated(text: str) -> str:
+    """The value; "" where NVIDIA's driver has question marks in its place, of a GPU that it has not started.
+
+    >>> stated("GPU-????????-????-????-????-????????????"), stated("??.??.??.??.??"), stated("96.00.5E.00.01")
+    ('', '', '96.00.5E.00.01')
+    """
+    return "" if "??" in text else text
+
+
 def split_probe(text: str) -> Probe:
     """Cut a probe text into its sections.
 
