@@ -72,15 +72,16 @@ def test_what_runs_ends_with_the_runner() -> None:
 def test_what_no_longer_fits_is_named_and_not_begun(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tiers, "PROMISED", (shell("sleep 1", "long"), shell("exit 1", "late")))
-    monkeypatch.setattr(tiers, "others", lambda: [shell("exit 1", "later")])
+    monkeypatch.setattr(tiers, "PROMISED", (shell("sleep 1", "long"), shell("true", "promised")))
+    monkeypatch.setattr(tiers, "others", lambda: [shell("exit 1", "late")])
+    monkeypatch.setattr(tiers, "rotated", list)
     monkeypatch.setattr(tiers, "install", lambda _: None)
     monkeypatch.setattr(tiers, "FIRST", shell("true", "test"))
     monkeypatch.setattr(tiers, "LAST_START", 0.5)
     run = tiers.Run()
     tiers.as_far_as_it_fits(run)
-    assert (run.passed, run.failed) == (2, 0)
-    assert re.search(r"^=== not run after \d+ minutes: late later$", capfd.readouterr().out, re.M)
+    assert (run.passed, run.failed) == (3, 0)
+    assert re.search(r"^=== not run after \d+ minutes: late$", capfd.readouterr().out, re.M)
 
 
 COLLECT = """
