@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -74,6 +75,13 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server = Sshd(folder, f"ForceCommand {folder}/node")
     yield server
     server.stop()
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: Ansible's ssh has its socket below, and the path of a socket has at most 108 characters."""
+    with tempfile.TemporaryDirectory(prefix="gpunode-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def spawn(sshd: Sshd, waiting: Waiting, tmp_path: Path, more: str = "") -> subprocess.Popen[str]:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import gpunode
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import Kernel, NodeFacts, PciDevice
+from gpunode.core.model import NodeFacts, PciDevice
 from gpunode.core.plan.playbook import HEADER, NO_TEMPLATE, TEMPLATE_MARKERS, dump, make_inventory
 from gpunode.edge import load
 from gpunode.edge.ansible.shards import write_shards
@@ -239,9 +239,12 @@ OFTEN_PLANNED = ("rocky9-h100-fresh", "debian12-kubeadm-two-engines", "ubuntu240
 
 @pytest.mark.slow
 def test_no_text_of_a_nodes_facts_becomes_a_template(tmp_path: Path) -> None:
-    """Each field of the facts, on a recorded node that has it, and all of them at once."""
+    """Each field of the facts, on a recorded node that has it, and all of them at once.
+
+    What becomes a value of a step, as a kernel does in the names of packages, has the plan refused.
+    """
     tagged = set()
-    surely = {(PciDevice, "slot"), (Kernel, "release")}
+    surely = {(PciDevice, "slot")}
     for number, field in enumerate(sorted({*surely, *some(FIELDS, 60)}, key=str)):
         word = HOSTILE[number % len(HOSTILE)]
         names = (*OFTEN_PLANNED, *PROBES)
