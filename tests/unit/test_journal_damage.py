@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_text import line, state, wrote
+from journal_text import line, recall_text, state, wrote
 from test_journal_sh import SHELLS
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.remote import program
+from gpunode.core.undo import journal as journals
 from gpunode.core.undo.journal import Damage, JournalSnapshot, damage_of, parse_snapshot, present_request
 from gpunode.edge.fleet import undo
 from gpunode.edge.ssh.many import Ran, Target
@@ -185,3 +186,14 @@ def test_any_counts_make_a_damage(
     damage = damage_of(counts, backups, records)
     assert set(damage.lost) <= set(backups)
     assert damage.problem is None or damage.problem.fix
+
+
+def test_a_journal_that_no_node_can_have_filled_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "MOST_RECORDS", 3)
+    records = [state("sysctl", "a.b", "0", "1")] * 3
+    assert len(parse_snapshot(recall_text(records)).records) == 3
+    text = recall_text([*records, *records])
+    with pytest.raises(GpunodeError) as found:
+        undo._standing("gpu1", Ran(target=Target(name="gpu1", address="gpu1"), rc=0, stdout=text))
+    assert found.value.what == "gpu1: the journal of this node has 6 records"
+    assert "may be moved away" in found.value.fix

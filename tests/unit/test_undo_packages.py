@@ -123,6 +123,13 @@ def test_a_package_that_others_need_stays_with_what_it_needs_itself() -> None:
     assert found["notes"] == ("cuda stays: app needs it", "libcuda stays: cuda needs it")
 
 
+def test_of_many_that_need_a_package_some_are_named() -> None:
+    users = {f"user{n}": "1" for n in range(9)}
+    more = [("gives", "a", "a"), *(("needs", name, "a") for name in users)]
+    found = back(recall_text([packages("p", added={"a": "1"})], installed={"a": "1", **users}, more=more))
+    assert found.notes == ("a stays: user0, user1, user2, user3, user4, another one needs it",)
+
+
 def test_one_of_two_that_serve_a_need_may_go() -> None:
     found = plan_package_undo(
         packages("p", added={"new": "1"}),

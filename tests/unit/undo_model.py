@@ -471,7 +471,7 @@ def take_back(node: Fake, verb: str, to: str | None = None, run: str = "undo") -
         again = plan_undo(recall, scope_of(recall, verb=verb, to=scope.to if verb == "rollback" else None))
     assert again.nothing, again
     scope = scope_of(recall, verb=verb, to=scope.to if verb == "rollback" else None)
-    assert differences(recall, scope, [*plan.notes, *again.notes]) == []
+    assert differences(recall, scope, plan.noted | again.noted) == []
     notes = tuple(dict.fromkeys((*plan.notes, *again.notes)))
     keep = bool(notes or plan.theirs or again.theirs)
     if scope.records:

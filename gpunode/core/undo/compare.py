@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 from gpunode.core.undo.files import files_before
 from gpunode.core.undo.journal import JournalSnapshot
@@ -15,18 +14,10 @@ from gpunode.core.undo.states import states_before
 _GONE = {"absent": "not there", "present": "there", "": "not set"}
 
 
-def differences(journal: JournalSnapshot, scope: Scope, notes: Sequence[str] = ()) -> list[str]:
-    """What is not as it was before the records of `scope`, in words.
-
-    What a note of the plan names has its reason there, and stays.
-    """
+def differences(journal: JournalSnapshot, scope: Scope, noted: Collection[str] = ()) -> list[str]:
+    """What is not as it was before the records of `scope`, in words; what is `noted` has its reason, and stays."""
     found = [*_files(journal, scope), *_packages(journal, scope), *_states(journal, scope), *_driver(journal, scope)]
-    return [text for thing, text in found if not any(_names(note, thing) for note in notes)]
-
-
-def _names(note: str, thing: str) -> bool:
-    """As a whole: nvidia-open is not in a note of nvidia-open-580."""
-    return bool(re.search(rf"(?<![\w.+/-]){re.escape(thing)}(?![\w+/-]|\.\w)", note))
+    return [text for thing, text in found if thing not in noted]
 
 
 def _files(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:

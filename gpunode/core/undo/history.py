@@ -145,21 +145,23 @@ def _around(data: bytes, wrote: bytes) -> bytes | None:
     return rest if rest.strip() else b""
 
 
-def replay_value(changes: Iterable[Change], same: Callable[[str, str], bool]) -> tuple[str, set[str]]:
-    """(value to put back, values that gpunode set) of a setting; what somebody else set between changes comes back.
+def replay_value(
+    changes: Iterable[tuple[str, str, bool]], meaning: Callable[[str], str], by_people: bool
+) -> tuple[str, set[str]]:
+    """(value to put back, what the values mean that gpunode set) of a setting, by (before, after, to be undone).
 
-    `same` says whether a value that was found is one that an earlier change set.
+    What somebody else set between changes comes back, where such a thing is set `by_people`.
     """
     wanted = ""
     ours: set[str] = set()
     begun = False
-    for change in changes:
+    for before, after, mine in changes:
         if not begun:
-            begun, wanted = change.mine, change.before
+            begun, wanted = mine, before
         else:
-            if not any(same(change.before, one) for one in ours):
-                wanted = change.before
-            if not change.mine:
-                wanted = change.after
-        ours.add(change.after)
+            if by_people and meaning(before) not in ours:
+                wanted = before
+            if not mine:
+                wanted = after
+        ours.add(meaning(after))
     return wanted, ours

@@ -14,8 +14,10 @@ import base64
 import binascii
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
@@ -42,6 +44,7 @@ from gpunode.core.printable import printable, shortened
 from gpunode.core.undo.kinds import KINDS
 from gpunode.core.validation import as_lines
 
+MOST_RECORDS = 100_000  # a run that sets up a whole node writes some hundred: a thousand such runs
 RUN = "run"  # the op that says that a run has come to its end
 ROLLBACK = "rollback"  # the op of its last record, and the part of all
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
@@ -185,6 +188,23 @@ class JournalSnapshot:
     stale: bool = False  # and another driver is installed
     old_initramfs: bool = False  # something that goes into it has changed since
 
+    @cached_property
+    def edits(self) -> Mapping[str, Mapping[str, Undo]]:
+        """By path, the records of its edits by id."""
+        found: dict[str, dict[str, Undo]] = {}
+        for id, files in self.undo.items():
+            for path, undo in files.items():
+                found.setdefault(path, {})[id] = undo
+        return found
+
+    @cached_property
+    def bytes_of(self) -> Mapping[str, Sequence[bytes]]:
+        """By path, the versions of which all bytes are known."""
+        found: dict[str, list[bytes]] = {}
+        for (_, path), data in self.versions.items():
+            found.setdefault(path, []).append(data)
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -260,6 +280,13 @@ def parse_snapshot(text: str) -> JournalSnapshot:
         ended = ended or line.startswith("gpunode\tstatus\tunchanged")
     if not ended:
         raise InputError("the journal's text is cut off", expected="the whole output of read_journal.sh")
+    if len(reported.get("journal", ())) > MOST_RECORDS:
+        raise InputError(
+            f"the journal of this node has {len(reported['journal'])} records",
+            expected=f"at most {MOST_RECORDS}: no node has so many runs",
+            fix="see what writes /var/lib/gpunode/journal.jsonl there; its lines before the last one of an uninstall "
+            '("op":"uninstall") are over, and may be moved away',
+        )
     try:
         return _snapshot(reported)
     except (ValueError, IndexError, KeyError, TypeError, RecursionError, GpunodeError, binascii.Error) as error:
@@ -419,7 +446,6 @@ def _back(record: Record) -> bool:
 
 def _run(members: Sequence[tuple[int, Record]]) -> Run:
     own = [record for _, record in members]
-    done = [r for r in own if r.phase == "done" and r.op != RUN]
     ended = next((r.phase for r in reversed(own) if r.op == RUN), "interrupted")
     return Run(
         name=own[0].run or own[0].id,
@@ -427,24 +453,24 @@ def _run(members: Sequence[tuple[int, Record]]) -> Run:
         last=members[-1][0],
         at=own[0].at,
         parts=tuple(dict.fromkeys(r.part for r in own if r.part)),
-        counts={op: sum(r.op == op for r in done) for op in dict.fromkeys(r.op for r in done)},
+        counts=Counter(r.op for r in own if r.phase == "done" and r.op != RUN),
         names=(own[0].run or own[0].id,),
         state=ended if any(r.controller for r in own) else "",
     )
 
 
-def _together(run: Run, more: Run) -> Run:
-    """A run that was cut off, and the one that went on from there."""
-    ops = dict.fromkeys((*run.counts, *more.counts))
-    return Run(
-        name=more.name,
-        first=run.first,
-        last=more.last,
-        at=run.at,
-        parts=tuple(dict.fromkeys((*run.parts, *more.parts))),
-        counts={op: run.counts.get(op, 0) + more.counts.get(op, 0) for op in ops},
-        names=(*run.names, *more.names),
-        state=more.state,
+def _together(found: Sequence[Run]) -> Run:
+    """Runs that were cut off, and the last, which went on from there."""
+    counts: Counter[str] = Counter()
+    for run in found:
+        counts.update(run.counts)
+    return replace(
+        found[-1],
+        first=found[0].first,
+        at=found[0].at,
+        parts=tuple(dict.fromkeys(part for run in found for part in run.parts)),
+        counts=counts,
+        names=tuple(name for run in found for name in run.names),
     )
 
 
@@ -454,18 +480,23 @@ def standing(records: Sequence[Record]) -> list[Run]:
     A rollback that failed, or was cut off, has taken nothing back yet: what it did belongs to the run that was to go.
     A run that did not come to its end, and the next one, are one run.
     """
-    kept: list[Run] = []
+    kept: list[list[Run]] = []  # each one that was cut off with those that went on from it
+    first: dict[str, int] = {"": -1}  # by name, where it is among them
     for run in runs(records):
         if not _back(records[run.first]):
-            kept[-1:] = [_together(kept[-1], run)] if kept and not kept[-1].finished else [*kept[-1:], run]
+            if not kept or kept[-1][-1].finished:
+                kept.append([])
+            kept[-1].append(run)
+            first.setdefault(run.name, len(kept) - 1)
             continue
         own = records[run.first : run.last + 1]
         to = next((str(r.more.get("to", "")) for r in reversed(own) if r.op == ROLLBACK and r.phase == "done"), None)
-        if to == "":
-            kept = []
-        elif found := [n for n, one in enumerate(kept) if to in one.names]:
-            kept = kept[: found[0] + 1]
-    return kept
+        if to is not None and (last := first.get(to)) is not None:
+            for gone in (run for group in kept[last + 1 :] for run in group):
+                if first.get(gone.name, -1) > last:
+                    del first[gone.name]
+            del kept[last + 1 :]
+    return [_together(group) for group in kept]
 
 
 def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:

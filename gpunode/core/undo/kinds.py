@@ -27,9 +27,12 @@ class StateKind:
     setting: bool = False
     called: str = ""
 
+    def meaning(self, value: str) -> str:
+        """What a value means: two with one meaning are the same."""
+        return value
+
     def same(self, one: str, other: str) -> bool:
-        """Whether two values mean the same."""
-        return one == other
+        return self.meaning(one) == self.meaning(other)
 
     def again(self, now: str, value: str) -> bool:
         """Whether a thing is as it is to be again."""
@@ -45,13 +48,13 @@ class StateKind:
 
 
 class _Enabled(StateKind):
-    def same(self, one: str, other: str) -> bool:
-        return (one in _ON) == (other in _ON)
+    def meaning(self, value: str) -> str:
+        return ENABLED[0] if value in _ON else ""
 
 
 class _Words(StateKind):
-    def same(self, one: str, other: str) -> bool:
-        return one.split() == other.split()  # an older journal has the kernel's tabs
+    def meaning(self, value: str) -> str:
+        return " ".join(value.split())  # an older journal has the kernel's tabs
 
 
 class _Initramfs(StateKind):
@@ -67,8 +70,8 @@ class _Link(StateKind):
 class _Alternative(StateKind):
     """`auto`, `manual PATH`, `link PATH`; gpunode writes PATH."""
 
-    def same(self, one: str, other: str) -> bool:
-        return one.rpartition(" ")[2] == other.rpartition(" ")[2]
+    def meaning(self, value: str) -> str:
+        return value.rpartition(" ")[2]
 
     def again(self, now: str, value: str) -> bool:
         return now == value
@@ -78,8 +81,8 @@ class _Alternative(StateKind):
 
 
 class _Stream(StateKind):
-    def same(self, one: str, other: str) -> bool:
-        return one == other or (one in _NONE and other in _NONE)
+    def meaning(self, value: str) -> str:
+        return ABSENT if value in _NONE else value
 
 
 KINDS: Mapping[str, StateKind] = {

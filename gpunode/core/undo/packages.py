@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.model import Problem
 from gpunode.core.undo.journal import JournalSnapshot, Record
 from gpunode.core.undo.kinds import ABSENT
+from gpunode.core.undo.scope import Note
+
+MOST_NAMED = 5  # packages in one note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,7 @@ class Packages:
     refresh: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()  # files that stay where a package would take them along
     kept: tuple[str, ...] = ()  # that could not go
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -58,8 +62,8 @@ def plan_package_undo(
     wanted = {name: version for name, version in before.items() if _differs(journal, name, version)}
     held, marks = _first(records, "unheld", "held"), _first(records, "unmarked", "marks")
     remove = _whole([name for name, version in wanted.items() if version == ABSENT], journal)
-    kept = _needed(journal, remove, [name for name in wanted if name not in remove])
-    notes = [f"{name} stays: {', '.join(sorted(users))} needs it" for name, users in kept.items()]
+    kept = _needed(journal, set(remove), wanted.keys() - set(remove))
+    notes = [Note(f"{name} stays: {_named(users)} needs it", (name, *users)) for name, users in kept.items()]
     remove = [name for name in remove if name not in kept]
     install, problems, more = _install(journal, wanted, held, _ours(known), restored)
     ours = {name for name, version in before.items() if version == ABSENT}
@@ -96,14 +100,19 @@ def versions_before(records: Sequence[Record]) -> dict[str, str]:
                     found[name] = before
                 last[name] = item[new] if new else ABSENT
     # several versions of a kernel package stand side by side, and each has a name of its own
-    side = {name for name in found if any(other.startswith(f"{name}-") for other in found if other[:6] == "kernel")}
+    side = {bare for name in found if name.startswith("kernel") for bare in _bare(name)}
     return {name: version for name, version in found.items() if name not in side or version == ABSENT}
+
+
+def _bare(name: str) -> Iterator[str]:
+    """What stands before each - of a name: NAME of NAME-VERSION."""
+    return (name[: dash.start()] for dash in re.finditer("-", name))
 
 
 def _whole(names: Sequence[str], journal: JournalSnapshot) -> list[str]:
     """Without NAME-VERSION where all of NAME goes."""
     bare = {name for name in names if name.startswith("kernel") and name in journal.packages}
-    return [name for name in names if not any(name.startswith(f"{other}-") and name != other for other in bare)]
+    return [name for name in names if bare.isdisjoint(_bare(name))]
 
 
 def _differs(journal: JournalSnapshot, name: str, version: str) -> bool:
@@ -194,16 +203,16 @@ def _install(
     held: Mapping[str, bool],
     ours: set[tuple[str, str]],
     restored: Sequence[str],
-) -> tuple[list[Mapping[str, Any]], list[Problem], list[str]]:
+) -> tuple[list[Mapping[str, Any]], list[Problem], list[Note]]:
     items: list[Mapping[str, Any]] = []
-    notes: list[str] = []
+    notes: list[Note] = []
     missing: dict[str, list[str]] = {}  # by version
     for name, version in wanted.items():
         now = journal.packages.get(name, ("", ""))[0]
         if version == ABSENT:
             continue
         if now and (name, now) not in ours:
-            notes.append(f"{name} stays at {now}: somebody has changed it since")
+            notes.append(Note(f"{name} stays at {now}: somebody has changed it since", (name,)))
         elif not restored and version not in journal.available.get(name, ()):
             missing.setdefault(version, []).append(name)
         else:
@@ -227,33 +236,53 @@ def _gone(missing: Mapping[str, Sequence[str]]) -> list[Problem]:
 
 def _purge(
     journal: JournalSnapshot, remove: Sequence[str], ours: set[str], files: set[str]
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[str], list[Note]]:
     """Packages of which nothing is to be left, now or after an interrupted run; what somebody wrote there stays."""
     if journal.manager != "apt":
         return list(remove), []
-    purge, notes = [], []
+    purge: list[str] = []
+    notes: list[Note] = []
     for name in (*remove, *sorted(ours & journal.remnants)):
         edited = sorted(journal.edited.get(name, frozenset()) - files)
         if edited:
-            notes.append(f"the configuration of {name} stays: somebody has changed {', '.join(edited)}")
+            text = f"the configuration of {name} stays: somebody has changed {', '.join(edited)}"
+            notes.append(Note(text, (name, *edited)))
         else:
             purge.append(name)
     return purge, notes
 
 
-def _needed(journal: JournalSnapshot, remove: Sequence[str], reset: Sequence[str]) -> dict[str, set[str]]:
-    """Packages that cannot go, with those that need them: packages of others, and what these keep."""
-    kept: dict[str, set[str]] = {}
-    while True:
-        gone = {name for name in remove if name not in kept}
-        found: dict[str, set[str]] = {}
-        for name, words in journal.needs:
-            if name in gone or name in reset:
-                continue
-            givers = {giver for word in words for giver in journal.gives.get(word, ())}
-            if givers and givers <= gone:
-                for giver in givers:
-                    found.setdefault(giver, set()).add(name)
-        if not found:
-            return kept
-        kept |= found
+def _needed(journal: JournalSnapshot, remove: Collection[str], reset: Collection[str]) -> dict[str, list[str]]:
+    """Packages that cannot go, with some of those that need them: packages of others, and what these keep."""
+    kept: dict[str, list[str]] = {}
+    words_of: dict[str, list[str]] = {}  # package → what it gives
+    stays = dict.fromkeys(journal.gives, 0)  # word → packages with it that stay
+    for word, givers in journal.gives.items():
+        for giver in givers:
+            stays[word] += giver not in remove
+            words_of.setdefault(giver, []).append(word)
+    needs: dict[str, list[frozenset[str]]] = {}
+    for name, words in journal.needs:
+        needs.setdefault(name, []).append(words & stays.keys())
+    users = [name for name in needs if name not in remove and name not in reset]
+    while users:  # what is kept for some needs others, in turn
+        needed: dict[str, list[str]] = {}  # word → who needs it
+        for name in users:
+            for words in needs.get(name, ()):
+                if words and not any(stays[word] for word in words):
+                    for word in words:
+                        needed.setdefault(word, []).append(name)
+        found: dict[str, list[str]] = {}
+        for word, names in needed.items():
+            for giver in sorted(journal.gives[word]):
+                found.setdefault(giver, []).extend(names[: MOST_NAMED + 1])
+        kept |= {giver: sorted(set(names)) for giver, names in found.items()}
+        for word in (word for giver in found for word in words_of[giver]):
+            stays[word] += 1
+        users = list(found)
+    return kept
+
+
+def _named(names: Sequence[str]) -> str:
+    others = ", another one" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{others}"

@@ -7,16 +7,16 @@ and a note says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.core.model import Problem
 from gpunode.core.undo.driver import modules_loaded_at_boot
-from gpunode.core.undo.files import SOURCE_FILES, Files, FileTransaction, hashes
+from gpunode.core.undo.files import SOURCE_FILES, Files, FileTransaction
 from gpunode.core.undo.journal import JournalSnapshot
 from gpunode.core.undo.kinds import ABSENT, ENABLED, KINDS
 from gpunode.core.undo.packages import Packages, plan_package_undo
-from gpunode.core.undo.scope import Scope
+from gpunode.core.undo.scope import Note, Scope
 from gpunode.core.undo.states import first_states, set_since, states_to_restore
 
 GPU_UNITS = (
@@ -51,9 +51,18 @@ class UndoPlan:
     idle: tuple[str, ...] = ()  # units that did not run: scripts of the packages that are put back may start them
     awake: tuple[str, ...] = ()  # units that ran: they may stop them
     rebuild: bool = False  # the initramfs
-    notes: tuple[str, ...] = ()
+    reasons: tuple[Note, ...] = ()
     theirs: tuple[str, ...] = ()  # files of which somebody else has written a version: their copies stay
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(note.text for note in self.reasons)
+
+    @property
+    def noted(self) -> frozenset[str]:
+        """The names of what stays as it is."""
+        return frozenset(name for note in self.reasons for name in note.about)
 
     @property
     def nothing(self) -> bool:
@@ -78,14 +87,15 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     )
     last = files.last(packages)
     states = dict(states_to_restore(journal, scope))
-    made = [*files.left_by(packages), *(key for key in states if packages.kept and KINDS[key[0]].made(key[1]))]
+    made = dict.fromkeys(
+        (*files.left_by(packages), *(key for key in states if packages.kept and KINDS[key[0]].made(key[1])))
+    )
     again = _by_kind({key: value for key, value in states.items() if key not in made})
     before = _by_kind(first_states(scope))
     booted = modules_loaded_at_boot(journal, scope.records, scope.known, set(packages.remove))
     gone = packages.remove or _names(again["runfile"], ABSENT) or booted.unload
     stop = _names(again["active"], "inactive")
-    unload = _names(again["module"], ABSENT)
-    unload += [name for name in booted.unload if name not in unload]
+    unload = dict.fromkeys((*_names(again["module"], ABSENT), *booted.unload))
     load = [name for name in _names(again["module"], "loaded") if booted.comes_back(name)]
     loaded = bool(journal.driver) and "nvidia" not in unload
     return UndoPlan(
@@ -99,13 +109,13 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
         sources=last,
         exchange=("nvidia",) if loaded and (packages.install or _left_behind(journal, scope)) else (),
         settings={kind: again[kind] for kind in KINDS if KINDS[kind].setting and again[kind]},
-        load=(*load, *(name for name in booted.load if name not in load)),
+        load=tuple(dict.fromkeys((*load, *booted.load))),
         enable=tuple(_names(again["enabled"], *ENABLED)),
         start=tuple(_names(again["active"], "active")),
         idle=tuple(_names(before["active"], "inactive")),
         awake=tuple(_names(before["active"], "active")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
-        notes=(
+        reasons=(
             *files.notes,
             *packages.notes,
             *_made(made),
@@ -120,7 +130,10 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
 
 def _by_kind(states: Mapping[tuple[str, str], str]) -> Mapping[str, Mapping[str, str]]:
     """Kind → name → value, for every kind."""
-    return {kind: {name: value for (k, name), value in states.items() if k == kind} for kind in KINDS}
+    found: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
+    for (kind, name), value in states.items():
+        found.setdefault(kind, {})[name] = value
+    return found
 
 
 def _names(states: Mapping[str, str], *values: str) -> list[str]:
@@ -134,13 +147,14 @@ def _left_behind(journal: JournalSnapshot, scope: Scope) -> bool:
     return journal.stale and any(r.more.get("changed") or r.more.get("removed") for r in done)
 
 
-def _made(things: Sequence[tuple[str, str]]) -> list[str]:
+def _made(things: Collection[tuple[str, str]]) -> list[Note]:
     """The journal does not say which package's scripts made what: while one of them stays, all of it does."""
     named = ", ".join(" ".join(filter(None, thing)) for thing in things)
-    return [f"made by scripts of packages, and left as long as some of these stay: {named}"] if things else []
+    text = f"made by scripts of packages, and left as long as some of these stay: {named}"
+    return [Note(text, tuple(name for _, name in things))] if things else []
 
 
-def _installers(scope: Scope) -> list[str]:
+def _installers(scope: Scope) -> list[Note]:
     """What an installer replaced, or gpunode took off, cannot be had without that installer."""
     before: dict[str, str] = {}  # by what it is: the version that was there first
     for record in scope.records:
@@ -151,27 +165,26 @@ def _installers(scope: Scope) -> list[str]:
             name = f"{more['kind']}-{more['remove']}" if more["kind"] == "cuda" else more["kind"]
             before.setdefault(name, more["remove"])
     return [
-        f"the {name.partition('-')[0]} {version} was of a runfile: run its installer to have it back"
+        Note(f"the {name.partition('-')[0]} {version} was of a runfile: run its installer to have it back", (name,))
         for name, version in before.items()
         if version != ABSENT
     ]
 
 
-def _unknown(scope: Scope) -> list[str]:
-    kinds = {r.more["kind"] for r in scope.records if r.op == "state"} - set(KINDS)
-    return [f"what the journal calls {kind} cannot be undone by this version" for kind in sorted(kinds)]
+def _unknown(scope: Scope) -> list[Note]:
+    kinds = {kind for kind, _ in scope.states} - set(KINDS)
+    return [Note(f"what the journal calls {kind} cannot be undone by this version", (kind,)) for kind in sorted(kinds)]
 
 
 def _kept_packages(journal: JournalSnapshot, scope: Scope) -> list[Problem]:
     """The toolkit cannot go while engines are configured for it."""
-    engines = {
+    others = {r.id for r in scope.known if not scope.has(r) and r.id in journal.follow and journal.follow[r.id].unit}
+    engines = [
         path
-        for record in scope.known
-        if record not in scope.records and record.id in journal.follow and journal.follow[record.id].unit
-        for path in journal.undo.get(record.id, {})
-        if journal.files.get(path, ABSENT) in hashes(scope.known, path)[1:]
-    }
+        for path in sorted({path for id in others for path in journal.undo.get(id, ())})
+        if any(journal.files.get(path, ABSENT) in (one.before, one.after) for one in scope.files.get(path, ()))
+    ]
     if scope.whole or scope.to or not engines or not any(r.part == "toolkit" for r in scope.records):
         return []
-    what = f"the container engines are configured for the toolkit: {', '.join(sorted(engines))}"
+    what = f"the container engines are configured for the toolkit: {', '.join(engines)}"
     return [Problem(what=what, fix="undo the part runtime together with the part toolkit")]

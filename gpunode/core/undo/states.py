@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from gpunode.core.undo.driver import modules_loaded_at_boot
-from gpunode.core.undo.history import Change, replay_value
+from gpunode.core.undo.history import replay_value
 from gpunode.core.undo.journal import JournalSnapshot
 from gpunode.core.undo.kinds import ABSENT, KINDS, OTHER, StateKind
 from gpunode.core.undo.packages import plan_package_undo
-from gpunode.core.undo.scope import Scope
+from gpunode.core.undo.scope import Note, Scope
 
 
 def states_to_restore(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
@@ -32,15 +32,15 @@ def states_before(journal: JournalSnapshot, scope: Scope) -> dict[tuple[str, str
     }
 
 
-def _is_theirs(kind: str, now: str, ours: Iterable[str]) -> bool:
+def _is_theirs(kind: str, now: str, ours: set[str]) -> bool:
     """Whether somebody else has set it to something else than gpunode had: then it is theirs."""
     there = _kind(kind)
-    return there.judged(now) and not any(there.same(now, one) for one in ours)
+    return there.judged(now) and there.meaning(now) not in ours
 
 
-def set_since(journal: JournalSnapshot, scope: Scope) -> list[str]:
+def set_since(journal: JournalSnapshot, scope: Scope) -> list[Note]:
     return [
-        f"{_kind(kind).called}{name} stays {now or 'unset'}: somebody has set it since"
+        Note(f"{_kind(kind).called}{name} stays {now or 'unset'}: somebody has set it since", (name,))
         for (kind, name), (value, ours) in _wanted(scope).items()
         if (now := journal.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, ours)
     ]
@@ -52,17 +52,12 @@ def first_states(scope: Scope) -> dict[tuple[str, str], str]:
 
 
 def _wanted(scope: Scope) -> dict[tuple[str, str], tuple[str, set[str]]]:
-    """(kind, name) → (how it is to be, how gpunode has set it)."""
-    mine = {id(record) for record in scope.records}
-    changes: dict[tuple[str, str], list[Change]] = {}
-    for r in scope.known:
-        if r.op == "state":
-            change = Change(id=r.id, before=r.more["from"], after=r.more["to"], mine=id(r) in mine)
-            changes.setdefault((r.more["kind"], r.more["name"]), []).append(change)
+    """(kind, name) → (how it is to be, what gpunode's values of it mean)."""
     return {
-        (kind, name): replay_value(found, _kind(kind).same if _kind(kind).by_people else lambda *_: True)
-        for (kind, name), found in changes.items()
-        if any(change.mine for change in found)
+        (kind, name): replay_value(
+            ((one.before, one.after, one.mine) for one in ones), _kind(kind).meaning, _kind(kind).by_people
+        )
+        for (kind, name), ones in scope.states.items()
     }
 
 

@@ -301,7 +301,7 @@ def _standing(host: str, ran: Ran) -> list[Run]:
     try:
         journal = parse_snapshot(ran.stdout)
     except InputError as error:  # the user's input is fine: it is the node's journal that is not as it should be
-        raise GpunodeError(f"{host}: {error.what}", expected=error.expected) from error
+        raise GpunodeError(f"{host}: {error.what}", expected=error.expected, fix=error.fix) from error
     if journal.damage.problem:
         raise GpunodeError(f"{host}: {journal.damage.problem.what}", fix=journal.damage.problem.fix)
     return [replace(run, what=summary(journal.records[run.first : run.last + 1])) for run in standing(journal.records)]

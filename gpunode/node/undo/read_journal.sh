@@ -100,9 +100,9 @@ versions() {
       report version "$id/$n.$kind" "$path" "$(coded "$copy")"
     done
   done <"$GPUNODE_IN/.theirs"
-  cut -f 3 "$GPUNODE_IN/.theirs" | sort -u | while IFS= read -r path; do
-    grep -Fqx "$path" "$GPUNODE_IN/.contents" || [ ! -f "$path" ] || [ "$(wc -c <"$path")" -gt "$MOST_OF_A_FILE" ] ||
-      report content "$path" "$(coded "$path")"
+  cut -f 3 "$GPUNODE_IN/.theirs" | sort -u >"$GPUNODE_IN/.paths_of_two"
+  awk 'FILENAME == ARGV[1] { sent[$0]; next } !($0 in sent)' "$GPUNODE_IN/.contents" "$GPUNODE_IN/.paths_of_two" | while IFS= read -r path; do
+    [ ! -f "$path" ] || [ "$(wc -c <"$path")" -gt "$MOST_OF_A_FILE" ] || report content "$path" "$(coded "$path")"
   done
 }
 

@@ -40,7 +40,7 @@ class ActionModule(NodeAction):
                     break
                 result = combined_results(result, self._undo(back)[1])
             result["notes"] = [*result["notes"], *back.notes]
-            different = differences(journal, scope, [*planned.notes, *back.notes])
+            different = differences(journal, scope, planned.noted | back.noted)
             if result.get("failed") or not back.nothing or different:
                 return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, different, result)}
             result["stays"] = bool(planned.notes or back.notes)
