@@ -134,7 +134,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_a_node(waiting: Waiting, sshd: Ssh
     print(f"TOOK {took:.2f}", printed[-300:])
     assert process.returncode == 130, printed
     assert not left_of(tmp_path / "state")
-    assert took < 2, printed  # one, and the end of a Python on a busy machine
+    assert took < 5, printed  # one alone on the machine; the node takes 12
 
 
 DRAINING = Waiting(
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_a_drain_and_uncordons_the_node(cluster: ApiServer, sshd: Ss
     took, printed = interrupt(process, unschedulable)
     assert process.returncode == 130 and not left_of(tmp_path / "state"), printed
     assert not unschedulable(), printed
-    assert took < 3, printed
+    assert took < 6, printed
 
 
 @pytest.mark.parametrize("request_", ["GET /api/v1/nodes", "POST .*/eviction"])
@@ -177,7 +177,7 @@ def test_ctrl_c_ends_a_drain_whose_cluster_is_silent(
     process = spawn(sshd, DRAINING, tmp_path)
     took, printed = interrupt(process, lambda: len(cluster.faults) == 0 or cluster.faults[0].times < 9)
     assert process.returncode == 130 and not left_of(tmp_path / "state"), printed
-    assert took < 3, printed
+    assert took < 6, printed
 
 
 def test_a_silent_host_costs_a_step_of_ansible_its_time_and_no_more(sshd: Sshd, tmp_path: Path) -> None:
