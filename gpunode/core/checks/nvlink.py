@@ -20,24 +20,24 @@ def nvlink_checks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
         fix = "grep -r NvLinkDisable /etc/modprobe.d /proc/cmdline; without it the links come up with the module"
         yield Check(id="nvlink.down", status="skipped" if guest else "warning", message=text, fix="" if guest else fix)
         return
-    told: dict[Verdict, list[str]] = {}
+    by_verdict: dict[Verdict, list[str]] = {}
     known = set()
     for gpu in facts.nvml if models and len(facts.nvml) > 1 else ():
         verdict, words = _of_model(facts, gpu, models)
-        told.setdefault(verdict, []).append(words)
+        by_verdict.setdefault(verdict, []).append(words)
         known |= {str(gpu.index)} if verdict in ("bad", "good") else set()
-    bad = told.get("bad", [])
+    bad = by_verdict.get("bad", [])
     if down := [one for one in facts.nvlink_inactive if _gpu_of(one) not in known]:
         bad = [*bad, f"NVLinks inactive: {', '.join(down)}"]
     if bad:
         fix = "nvidia-smi nvlink -s; reseat, or have the board replaced"
         yield Check(id="nvlink.down", status="failed", message="; ".join(bad), fix=fix)
-    elif "unread" in told or (len(facts.nvml) > 1 and "nvlink" in facts.unread):
-        unread = told.get("unread", []) if "nvlink" not in facts.unread else []
+    elif "unread" in by_verdict or (len(facts.nvml) > 1 and "nvlink" in facts.unread):
+        unread = by_verdict.get("unread", []) if "nvlink" not in facts.unread else []
         text = "; ".join(unread) or "the state of the NVLinks was not read"
         yield Check(id="nvlink.down", status="not-proven", message=text, fix="nvidia-smi nvlink -s on the node")
-    elif "good" in told:
-        text = f"NVLinks up of each GPU: {', '.join(dict.fromkeys(told['good']))}"
+    elif "good" in by_verdict:
+        text = f"NVLinks up of each GPU: {', '.join(dict.fromkeys(by_verdict['good']))}"
         yield Check(id="nvlink.down", status="passed", message=text)
 
 

@@ -49,7 +49,7 @@ alter table hosts add column touched integer not null default 1;
 update hosts set touched = 0 where state = 'failed' and substr(message, 1, 13) = 'not started: ';
 pragma user_version = 3;
 commit;
-"""  # format 2 told a host that nothing was done on by the first words of its message
+"""  # in format 2 a host that nothing was done on is known by the first words of its message
 _HOSTS = """
 select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found, touched from hosts
 where run = ? order by pool = '', pool, wave, rowid

@@ -78,7 +78,7 @@ def run_many(
                     ) as connection:
                         rc, stdout, stderr = connection.run(program, deadline=deadline)
             except Exception as error:  # a bug met on one host must not take the others along
-                return Ran(target=target, error=target.hidden_in(as_error(error, host=target.name)))
+                return Ran(target=target, error=target.hidden_in(as_error(error, host=target.name, hide=target.hidden)))
             return Ran(target=target, rc=rc, stdout=target.hidden(stdout), stderr=target.hidden(stderr))
 
         return side_by_side(
