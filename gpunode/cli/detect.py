@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,14 +247,13 @@ def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
         yield "not visible", [f"without root: {hidden}; add --become to see all"]
 
 
-_HIDDEN = re.compile(r"(file )?(?P<what>\S+): .*(?:not root|not permitted|not readable)")
 _SHOWN = {"clients": "processes of others", "xids": "the kernel's log", "journal": "gpunode's journal", "system": ""}
 
 
 def _hidden(facts: NodeFacts) -> str:
     """What the probe could not see because it was not root."""
-    host = [] if facts.root else [m["what"] for note in facts.notes if (m := _HIDDEN.match(note))]
-    return ", ".join(filter(None, (_SHOWN.get(what, what) for what in host)))
+    names = [] if facts.root else [name.removeprefix("file ") for name in facts.denied]
+    return ", ".join(filter(None, (_SHOWN.get(name, name) for name in names)))
 
 
 def _gpu(gpu: PciDevice, nvml: NvmlGpu | None) -> str:
@@ -318,7 +316,5 @@ def _problems(facts: NodeFacts) -> Iterator[tuple[str, str]]:
         yield "packages", f"broken packages: {', '.join(facts.broken_packages)}"
     if facts.package_lock:
         yield "packages", f"the package manager is locked by {facts.package_lock}"
-    usual = {"dkms: no dkms", "lspci: no lspci", "" if facts.driver.loaded else "nvidia_smi: no nvidia-smi"}
     for text in (*facts.malformed, *facts.notes):  # SECTION: WHAT
-        if text not in usual:
-            yield (text.partition(": ")[0] if ": " in text else "probe"), text
+        yield (text.partition(": ")[0] if ": " in text else "probe"), text

@@ -69,10 +69,10 @@ def test_what_is_not_said_is_not_known(lines: str, expected: dict[str, Running])
     assert parse_probe(text(lines)).containers == expected
 
 
-def test_a_rootless_docker_is_noted() -> None:
-    assert parse_probe(text("| docker rootless 1000\n")).notes == (
-        "containers: user 1000 runs a rootless Docker of their own, which gpunode does not see",
-    )
+def test_a_rootless_docker_is_a_fact_and_noted() -> None:
+    facts = parse_probe(text("| docker rootless 1000\n"))
+    assert facts.rootless_docker == ("1000",)
+    assert facts.notes == ("containers: user 1000 runs a rootless Docker, whose containers gpunode does not see",)
 
 
 @pytest.mark.parametrize(

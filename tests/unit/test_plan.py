@@ -259,6 +259,8 @@ OTHER: dict[str, Any] = {
     "topology": Topology(names=("GPU0",), links=(("X",),), cpus=("0-7",), numa=("1",)),
     "gpu_containers": (GpuContainer(name="web", id="0" * 64, devices=("/dev/nvidia0",)),),  # keeps its GPU: no word
     "unread": ("xids",),
+    "rootless_docker": ("1000",),
+    "denied": ("xids",),
     "notes": ("files: not permitted",),
 }
 OTHER_DRIVER: dict[str, Any] = {"smi": "trouble"}

@@ -17,7 +17,7 @@ from gpunode.core.edits.target import probed_files
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, RdmaPort, Tuning
-from gpunode.core.plan import NO_FOLDER, _target_problems
+from gpunode.core.plan import _target_problems
 from gpunode.core.remote import program
 from gpunode.node import part, script
 
@@ -416,9 +416,9 @@ def test_a_folder_of_records_that_is_none_is_seen_before_anything_runs(bare_root
         ["chroot", str(bare_root), "/bin/sh", "-s"], input=SCRIPT, capture_output=True, text=True, timeout=60
     )
     facts = replace(parse_probe(done.stdout), root=True)
-    assert NO_FOLDER in facts.notes
+    assert facts.state_blocked
     [problem] = [one for one in _target_problems(facts) if "/var/lib/gpunode" in one.what]
-    assert "no change could be recorded" in problem.what
+    assert "not a folder" in problem.what
 
 
 @needs_root

@@ -139,7 +139,7 @@ def test_the_transaction_compares_the_file_and_restarts_nothing() -> None:
 
 
 def test_a_rootless_engine_is_notified_of_its_cgroups_unless_it_goes_by_cdi() -> None:
-    facts = NodeFacts(notes=("containers: user 1000 runs a rootless Docker of their own, which gpunode does not see",))
+    facts = NodeFacts(rootless_docker=("1000",))
 
     def words(reasons: tuple[Reason, ...]) -> str:
         return " ".join(reason.why for reason in reasons)

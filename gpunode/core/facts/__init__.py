@@ -31,6 +31,7 @@ from gpunode.core.facts.engines import (
     read_gpu_containers,
     read_runtimes,
     read_units,
+    rootless_users,
 )
 from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
@@ -152,6 +153,7 @@ def parse_probe(text: str) -> NodeFacts:
         "toolkit": _toolkit(probe),
         "runtimes": kubelets_first(runtimes, kubernetes),
         "containers": read_containers(probe),
+        "rootless_docker": tuple(rootless_users(probe)),
         "kubernetes": kubernetes,
         "package_manager": manager,
         "packages": packages,
@@ -175,9 +177,10 @@ def parse_probe(text: str) -> NodeFacts:
         "first_boot": read_first_boot(probe),
         "sharing": read_sharing(probe),
         "unfinished": read_unfinished(probe),
+        "state_blocked": bool(probe.values("journal", "blocked")),
         "unread": tuple(name for name in _MAY_BE_EMPTY if not probe.answered(name)),
     }
-    found = NodeFacts(**facts, notes=tuple(probe.notes))  # type: ignore[arg-type]  # values of the fields' own types
+    found = NodeFacts(**facts, denied=tuple(dict.fromkeys(probe.denied)), notes=tuple(probe.notes))  # type: ignore[arg-type]  # values of the fields' own types
     return vetted(found)
 
 
@@ -191,9 +194,10 @@ def _files(probe: Probe) -> Mapping[str, ConfigFile]:
 
 
 def _file(probe: Probe, path: str, lines: list[str]) -> ConfigFile:
-    """`MODE OWNER SIZE`, `-> TARGET` for a link, `sha256 HEX` where the bytes are not sent, then base64."""
+    """`MODE OWNER SIZE`, `-> TARGET` of a link, `sha256 HEX` of bytes that are not sent, `irregular`, then base64."""
     meta = None
     target = sha256 = ""
+    regular = True
     body = []
     for line in lines:
         if match := _META.match(line):
@@ -202,6 +206,8 @@ def _file(probe: Probe, path: str, lines: list[str]) -> ConfigFile:
             target = line[3:]
         elif line.startswith("sha256 "):
             sha256 = line[7:]
+        elif line == "irregular":
+            regular = False
         else:
             body.append(line)
     name = f"file {path}"
@@ -229,7 +235,7 @@ def _file(probe: Probe, path: str, lines: list[str]) -> ConfigFile:
         size=size,
         data=data,
         target=target,
-        regular="no regular file" not in probe.remarks.get(name, ()),
+        regular=regular,
     )
 
 

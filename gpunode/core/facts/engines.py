@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast, get_args
 
@@ -191,7 +191,7 @@ def _error(probe: Probe, name: RuntimeName) -> str:
         return "\n".join(line.strip() for line in lines)
     lines, failed = probe.answer("docker_check") if name == "docker" else ([], "")
     silent = ("unknown flag: --validate", "permission denied")  # of 20.10; of who may not read the file
-    if not failed or failed.startswith("no answer") or any(one in line for line in lines for one in silent):
+    if not failed.isdecimal() or any(one in line for line in lines for one in silent):
         return ""
     stated = [line.strip() for line in lines if "level=" not in line and line.strip()]
     said = stated[-1] if stated else f"exit code {failed}"
@@ -297,8 +297,7 @@ def read_containers(probe: Probe) -> dict[str, Running]:
     Whether dockerd knows NVIDIA's hook follows from times in whole seconds: it looks for it when it starts.
     """
     stated: dict[str, dict[str, list[str]]] = {}
-    for engine, rest in probe.pairs("containers"):
-        key, _, value = rest.partition(" ")
+    for engine, key, value in _of_engines(probe):
         stated.setdefault(engine, {}).setdefault(key, []).append(value)
     found = {}
     for engine, values in stated.items():
@@ -315,10 +314,22 @@ def read_containers(probe: Probe) -> dict[str, Running]:
             reloads=engine == "docker" and _reloads(probe, ("docker.service", "snap.docker.dockerd.service")),
         )
     probe.notes += [
-        f"containers: user {user} runs a rootless Docker of their own, which gpunode does not see"
-        for user in stated.get("docker", {}).get("rootless", ())
+        f"containers: user {user} runs a rootless Docker, whose containers gpunode does not see"
+        for user in rootless_users(probe)
     ]
     return found
+
+
+def rootless_users(probe: Probe) -> list[str]:
+    """The ids of users with a Docker of their own that does not run as root."""
+    return [value for engine, key, value in _of_engines(probe) if (engine, key) == ("docker", "rootless")]
+
+
+def _of_engines(probe: Probe) -> Iterator[tuple[str, str, str]]:
+    """`ENGINE KEY VALUE` lines."""
+    for engine, rest in probe.pairs("containers"):
+        key, _, value = rest.partition(" ")
+        yield engine, key, value
 
 
 def _number(values: dict[str, list[str]], *keys: str) -> int | None:

@@ -18,6 +18,7 @@ class Probe:
     sections: dict[str, list[str]] = field(default_factory=dict)  # name → content lines without their "| "
     files: dict[str, list[str]] = field(default_factory=dict)  # path → content lines
     remarks: dict[str, list[str]] = field(default_factory=dict)  # "file PATH" or section name → remarks
+    denied: list[str] = field(default_factory=list)  # those of them that root reads more of
     notes: list[str] = field(default_factory=list)
     _by_word: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # made once per section: values() is hot
 
@@ -121,8 +122,10 @@ def _add(probe: Probe, name: str, chunk: str) -> None:
     else:
         probe.sections.setdefault(name, []).extend(content)
     for line in lines:
-        if line[:2] == "! ":
-            probe.remarks.setdefault(name, []).append(line[2:])
-            probe.notes.append(f"{name}: {line[2:]}")
+        mark, _, remark = line.partition(" ")
+        if mark in ("!", "!!"):
+            probe.remarks.setdefault(name, []).append(remark)
+            probe.notes.append(f"{name}: {remark}")
+            probe.denied += [name] if mark == "!!" else []
         elif line and line[:1] != "|":
             probe.unreadable(name, line)

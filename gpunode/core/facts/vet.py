@@ -61,6 +61,7 @@ _SECTIONS: Mapping[str, str] = {
     "cuda_default": "cuda",
     "package_lock": "locks",
     "lease": "locks",
+    "rootless_docker": "containers",
     "services": "units",
     "modules": "driver",
     "device_nodes": "gpu_containers",

@@ -18,7 +18,6 @@ from gpunode.core.spec.toolkit import ToolkitConfigSpec
 from gpunode.core.validation import Shape, flag, mapping, text
 
 _ARCHIVED = "https://github.com/NVIDIA/nvidia-docker"
-ROOTLESS = "runs a rootless Docker of their own"  # facts.notes, by core/facts/engines.py
 
 
 def _key(kind: Any, doc: str) -> Shape:
@@ -113,9 +112,9 @@ def config_edit(facts: NodeFacts, settings: Mapping[str, Any]) -> Edit:
 
 
 def config_hints(facts: NodeFacts, spec: Spec) -> tuple[Reason, ...]:
-    """What the toolkit's settings should rather be on this node; nothing is set that nobody asked for."""
+    """What the toolkit's settings should rather be on this node; nothing is set that gpunode.yml does not name."""
     config, hints = spec.toolkit.config, []
-    rootless = any(ROOTLESS in note for note in facts.notes)
+    rootless = bool(facts.rootless_docker)
     if rootless and config.no_cgroups is None and config.mode not in ("cdi", "jit-cdi"):
         hints.append("a rootless engine cannot set device cgroups: set toolkit.config.no_cgroups, or mode cdi")
     if config.no_cgroups and config.mode not in ("cdi", "jit-cdi") and not rootless:

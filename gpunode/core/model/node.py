@@ -458,6 +458,8 @@ class NodeFacts:
     toolkit: Annotated[str, VERSION] = ""  # version of nvidia-container-toolkit, by its binary
     runtimes: tuple[Runtime, ...] = ()
     containers: Mapping[Annotated[str, WORD], Running] = field(default_factory=dict, metadata=VOLATILE)  # by engine
+    # ids of users with a Docker of their own, which does not run as root
+    rootless_docker: tuple[Annotated[str, USER], ...] = field(default=(), metadata=VOLATILE)
     kubernetes: Kubernetes = Kubernetes()
     package_manager: Annotated[str, WORD] = ""  # apt, dnf, zypper, pacman
     # only names that concern us
@@ -493,6 +495,9 @@ class NodeFacts:
     unread: tuple[Annotated[str, WORD], ...] = field(default=(), metadata=VOLATILE)
     # ids of transactions in the node's journal with an intent and no outcome
     unfinished: tuple[Annotated[str, RECORD], ...] = ()
+    state_blocked: bool = False  # /var/lib/gpunode is something else than a folder: nothing can be recorded
+    # sections, and "file PATH", of which the probe's user may not read all
+    denied: tuple[Annotated[str, LINE], ...] = field(default=(), metadata=VOLATILE)
     # "section: what was missing or not permitted"
     notes: tuple[Annotated[str, LINE], ...] = field(default=(), metadata=VOLATILE)
     # "section: 'text' is not a valid kernel release": what was left out (core/facts/vet.py)

@@ -227,9 +227,6 @@ def _malformed(doubt: str) -> Problem:
     )
 
 
-NO_FOLDER = "journal: /var/lib/gpunode is no folder"  # the probe's remark
-
-
 def _target_problems(facts: NodeFacts) -> list[Problem]:
     problems = []
     if not facts.root:
@@ -239,11 +236,11 @@ def _target_problems(facts: NodeFacts) -> list[Problem]:
                 fix="connect as root, or set ansible_become: true (or --become) for this host",
             )
         )
-    if NO_FOLDER in facts.notes:
+    if facts.state_blocked:
         problems.append(
             Problem(
-                what="/var/lib/gpunode is no folder, and no change could be recorded there",
-                fix="ls -ld /var/lib/gpunode on the node: remove that, or make the folder that it leads to",
+                what="/var/lib/gpunode is not a folder: gpunode records its changes there",
+                fix="look at it (ls -ld /var/lib/gpunode on the node): remove it, or make the folder that it leads to",
             )
         )
     if facts.container:

@@ -2,9 +2,9 @@
 # What this machine says of itself, for gpunode: raw text in named sections.  Changes nothing, writes no file.
 #
 # Runs under dash, busybox ash and bash, as root or not.  Each section is the function `probe_NAME`; its content lines
-# begin with "| ", its remarks (no such tool, no permission, no answer, cut off) with "! ".  docs/probe.md describes
-# every section; the others are in the parts before this (probe_*.sh).  $GPUNODE_IN/sections, where it exists, names the
-# sections to print, $GPUNODE_IN/paths further files.
+# begin with "| ", its remarks (no such tool, no answer, cut off) with "! ", those that root would not get with "!! ".
+# docs/probe.md describes every section; the others are in the parts before this (probe_*.sh).  $GPUNODE_IN/sections,
+# where it exists, names the sections to print, $GPUNODE_IN/paths further files.
 
 SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology links tuning xids
 gpu_containers cuda toolkit cdi units runtimes containers kubernetes sysctl packages holds locks journal first_boot sharing files"
@@ -22,9 +22,9 @@ probe_journal() {
       remark "the journal is empty, and copies of what it was about are there"
     fi
   elif { [ -e /var/lib/gpunode ] || [ -L /var/lib/gpunode ]; } && [ ! -d /var/lib/gpunode ]; then
-    remark "/var/lib/gpunode is no folder"
+    line "blocked /var/lib/gpunode"
   elif [ -e /var/lib/gpunode ] && [ ! -x /var/lib/gpunode ]; then
-    remark "/var/lib/gpunode is not readable"
+    denied "/var/lib/gpunode is not readable"
   fi
 }
 

@@ -140,9 +140,10 @@ files_meta() {
     line "$mode $owner $size"
     [ -L "$path" ] && line "-> $(readlink "$path")"
     if [ ! -f "$path" ]; then
+      line irregular
       remark "no regular file"
     elif [ ! -r "$path" ]; then
-      remark "not permitted"
+      denied "not permitted"
     elif [ "$size" -gt "$FILE_MAX" ]; then
       remark "larger than $FILE_MAX bytes"
     elif [ "$size" -gt 0 ]; then

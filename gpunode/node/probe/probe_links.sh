@@ -17,7 +17,7 @@ probe_links() {
   for device in /sys/class/infiniband/*; do
     [ ! -e "$device/device/vendor" ] || link_path "$device/device"
   done
-  [ "$(id -u)" = 0 ] || [ "$shown" = ' ' ] || remark "not root: the ACS of bridges is not read"
+  [ "$(id -u)" = 0 ] || [ "$shown" = ' ' ] || denied "not root: the ACS of bridges is not read"
   for port in /sys/class/infiniband/*/ports/*; do
     [ ! -e "$port/state" ] || rdma_port "$port"
   done

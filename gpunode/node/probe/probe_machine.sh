@@ -34,7 +34,7 @@ probe_system() {
   uid=$(id -u)
   line "uid $uid"
   line "user $(id -un 2>/dev/null || echo "$uid")"
-  [ "$uid" = 0 ] || remark "not root: what only root may read is missing"
+  [ "$uid" = 0 ] || denied "not root: what only root may read is missing"
 }
 
 # namespaces: in $REPLY, `initial` on a machine of its own: in the kernel's first PID namespace, whose inode is fixed
@@ -150,10 +150,7 @@ module_strings() {
 # probe_dkms: what `dkms status` says of NVIDIA's modules, read from its tree: it starts hundreds of processes for that
 probe_dkms() {
   local elsewhere source
-  if ! have dkms; then
-    remark "no dkms"
-    return
-  fi
+  have dkms || return 0
   set -- /var/lib/dkms/nvidia*/*/source
   for source in "$@"; do
     [ -e "$source/dkms.conf" ] || [ "$source" = '/var/lib/dkms/nvidia*/*/source' ] || elsewhere=yes
@@ -216,7 +213,7 @@ pci_line() {
 pci_fabric() {
   [ -e "$1/vpd" ] || return
   if [ ! -r "$1/vpd" ]; then
-    remark "${1##*/}: vpd not readable"
+    denied "${1##*/}: vpd not readable"
     return
   fi
   case $(within 3 head -c 4096 "$1/vpd" 2>/dev/null | tr -cd 'A-Za-z0-9_') in
@@ -232,7 +229,7 @@ probe_lspci() {
     [ -r "$file" ] && sed -n -e '/^10df /q' \
       -e "/^10de /,\$s/^$tab\($ids\)  \(.*\)/| name 10de:\1 NVIDIA Corporation \2 [10de:\1]/p" "$file" && return
   done
-  if have lspci; then ask_hardware 5 lspci -D -nn -d 10de:; else remark "no lspci"; fi
+  ! have lspci || ask_hardware 5 lspci -D -nn -d 10de:
 }
 
 probe_driver() {
@@ -297,7 +294,7 @@ probe_nvidia_smi() {
   local branch fields word unknown without
   answer=
   if ! have nvidia-smi; then
-    remark "no nvidia-smi"
+    ! driver_answers || remark "no nvidia-smi"
     return
   fi
   if ! driver_answers; then
@@ -347,11 +344,11 @@ probe_xids() {
   if kernel_log=$(within 3 dmesg 2>/dev/null | grep 'NVRM: Xid' | tail -n 50; within 3 dmesg >/dev/null 2>&1); then
     printf '%s\n' "$kernel_log" | quote
   elif ! have journalctl; then
-    remark "dmesg is not permitted, and no journalctl"
+    denied "dmesg is not permitted, and no journalctl"
   elif [ "$(within 5 journalctl -q -k -b -n 1 --no-pager -o cat 2>/dev/null)" ]; then
     within 5 journalctl -k -b --no-pager -o short 2>/dev/null | grep 'NVRM: Xid' | tail -n 50 | quote
   else
-    remark "neither dmesg nor the journal of the kernel is permitted"
+    denied "neither dmesg nor the journal of the kernel is permitted"
   fi
 }
 
@@ -370,6 +367,6 @@ probe_gpu_containers() {
   if [ "$(id -u)" = 0 ]; then
     gpu_containers | sed 's/^/| container /'
   else
-    remark "not root: containers are not seen"
+    denied "not root: containers are not seen"
   fi
 }

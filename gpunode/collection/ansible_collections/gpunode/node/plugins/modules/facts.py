@@ -161,6 +161,9 @@ facts:
     containers:
       description: 'By engine. Keys: count, names, live_restore, runtimes, knows_hook, reloads.'
       type: dict
+    rootless_docker:
+      description: Ids of users with a Docker of their own, which does not run as root.
+      type: list
     kubernetes:
       description: 'Kubernetes. Keys: kind, role, kubelet, cri_socket, cgroup_driver, cgroup_source,
         cgroup_from_cri, gpu_operator, driver_container.'
@@ -238,6 +241,12 @@ facts:
       type: list
     unfinished:
       description: Ids of transactions in the node's journal with an intent and no outcome.
+      type: list
+    state_blocked:
+      description: '/var/lib/gpunode is something else than a folder: nothing can be recorded.'
+      type: bool
+    denied:
+      description: Sections, and "file PATH", of which the probe's user may not read all.
       type: list
     notes:
       description: '"section: what was missing or not permitted".'
