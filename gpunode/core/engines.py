@@ -90,8 +90,12 @@ DAEMONS: tuple[RuntimeName, ...] = tuple(name for name, row in ROWS.items() if r
 BY_CDI: tuple[RuntimeName, ...] = tuple(name for name, row in ROWS.items() if row.by_cdi)
 
 
+# NVIDIA's own services that keep GPUs open: stopped before the driver goes, and started again afterwards
+GPU_UNITS = "nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm dcgm-exporter nvsm".split()
+
+
 def shell_variables() -> dict[str, str]:
-    """The rows as node scripts know them: lists of words."""
+    """The rows and units as node scripts know them: lists of words."""
     rows = ROWS.items()
     units = [row.unit if "." in row.unit else f"{row.unit}.service" for row in ROWS.values()]
     return {
@@ -100,4 +104,5 @@ def shell_variables() -> dict[str, str]:
         "ENGINE_UNITS": " ".join(units),
         "ENGINE_SOCKETS": " ".join(socket for row in ROWS.values() for socket in row.sockets),
         "ENGINE_FILES": " ".join(pattern for row in ROWS.values() for pattern in row.files),
+        "GPU_UNITS": " ".join(GPU_UNITS),
     }

@@ -16,10 +16,9 @@ from gpunode.core.undo.compare import differences
 from gpunode.core.undo.files import FileRestore
 from gpunode.core.undo.journal import parse_snapshot
 from gpunode.core.undo.kinds import KINDS
-from gpunode.core.undo.plan import GPU_UNITS, UndoPlan
+from gpunode.core.undo.plan import UndoPlan
 from gpunode.core.undo.requests import UndoRequest, compared, diffs, parse_undo_request, undo_requests
 from gpunode.core.undo.scope import scope_of
-from gpunode.node import part
 
 # ---------------------------------------------------------------- files
 
@@ -479,11 +478,6 @@ def test_what_can_be_asked() -> None:
 def test_an_empty_journal_has_nothing_to_undo() -> None:
     assert back(recall_text([])) == UndoPlan()
     assert undo_requests(UndoPlan()) == []
-
-
-def test_the_scripts_stop_the_same_services_of_gpus() -> None:
-    text = part("common.sh").read_text(encoding="utf-8").partition('GPU_UNITS="')[2].partition('"')[0]
-    assert [f"{name}.service" for name in text.split()] == [u for u in GPU_UNITS if u.endswith(".service")]
 
 
 def test_undo_knows_each_kind_of_thing_that_a_script_records() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from gpunode.core.engines import GPU_UNITS
 from gpunode.core.model import Problem
 from gpunode.core.undo.driver import modules_loaded_at_boot
 from gpunode.core.undo.files import SOURCE_FILES, Files, FileTransaction
@@ -19,16 +20,7 @@ from gpunode.core.undo.packages import Packages, plan_package_undo
 from gpunode.core.undo.scope import Note, Scope
 from gpunode.core.undo.states import first_states, set_since, states_to_restore
 
-GPU_UNITS = (
-    "nvidia-cdi-refresh.path",
-    "nvidia-persistenced.service",
-    "nvidia-fabricmanager.service",
-    "nvidia-imex.service",
-    "nvidia-dcgm.service",
-    "dcgm.service",
-    "dcgm-exporter.service",
-    "nvsm.service",
-)
+_HOLD_GPUS = ("nvidia-cdi-refresh.path", *(f"{name}.service" for name in GPU_UNITS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +91,7 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     load = [name for name in _names(again["module"], "loaded") if booted.comes_back(name)]
     loaded = bool(journal.driver) and "nvidia" not in unload
     return UndoPlan(
-        stop=(*stop, *(u for u in GPU_UNITS if gone and "nvidia" in unload and u not in stop)),
+        stop=(*stop, *(u for u in _HOLD_GPUS if gone and "nvidia" in unload and u not in stop)),
         disable=tuple(name for name, value in again["enabled"].items() if not KINDS["enabled"].same(value, ENABLED[0])),
         engines=files.engines,
         unload=tuple(reversed(unload)),  # each was loaded upon those before

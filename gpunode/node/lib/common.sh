@@ -5,11 +5,6 @@ PATH=$PATH:/usr/local/nvidia/bin # the programs of a driver that an image brough
 GPUNODE_STATE=/var/lib/gpunode
 [ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own
 
-# NVIDIA's own services that keep GPUs open: stopped before the driver goes, and started again afterwards; core/undo/plan.py
-# has the same ones
-# shellcheck disable=SC2034 # of several scripts
-GPU_UNITS="nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm dcgm-exporter nvsm"
-
 # say KEY TEXT: one line of the protocol in core/remote.py
 say() {
   case $2 in *[[:cntrl:]]*) set -- "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')" ;; esac
