@@ -330,7 +330,7 @@ def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]
     """repos.toml with the branches that Ubuntu has built modules of, and the kernels: distribution → name → stanza.
 
     Branches are those of the release's first line of kernels, which is kept to its end; a flavour counts where the
-    modules of its newest kernel take the driver that the archive has.
+    modules of its newest kernel take the driver that the archive has; its proprietary ones take each later one.
     """
     document = tomlkit.parse(text)
     for row in document["distros"]:
@@ -342,13 +342,20 @@ def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]
                 newest[kind] = max(newest.get(kind, ""), match[1], key=version_tuple)
         main = newest.get((str(row.get("ga_kernel", "")), "generic"), "")
         own = [int(branch) for branch in _branches(index) if main and _built(index, branch, main)]
+        proprietary = [f"linux-modules-nvidia-{branch}-server-" for branch in own]
+        proprietary = [name for name in proprietary if name + main in index]
         built: dict[str, list[str]] = {}
+        alone: dict[str, list[str]] = {}
         for line, flavour in sorted(newest, key=lambda kind: (version_tuple(kind[0]), kind[1])):
-            if any(_built(index, str(branch), newest[line, flavour]) for branch in own):
+            release = newest[line, flavour]
+            if any(_built(index, str(branch), release) for branch in own):
                 built.setdefault(line, []).append(flavour)
-        if own and (list(row["own"]), row["built_for"].unwrap()) != (own, built):
-            row["own"] = own
-            row["built_for"] = built
+            elif proprietary and all(name + release in index for name in proprietary):
+                alone.setdefault(line, []).append(flavour)
+        found = {"own": own, "built_for": built, "built_proprietary": alone}
+        for name, value in found.items() if own else ():
+            if value != (row[name].unwrap() if name in row else {}):
+                row[name] = value
     return tomlkit.dumps(document)
 
 

@@ -53,6 +53,8 @@ ARCHIVE = (
     module(595, NEW, "595.91.07"),
     module(595, OLD, "595.71.05"),
     module(580, NEW, "580.178.04"),
+    f"offer {MODULES.format(595, 'generic')} 6.8.0-151.151",
+    f"offer {MODULES.format(580, 'generic')} 6.8.0-151.151",
 )
 
 
@@ -121,6 +123,24 @@ def test_where_it_runs_the_newest_kernel_has_to_be_booted() -> None:
     planned, _ = asked(ubuntu(OLD), [said(*ARCHIVE, *cannot("unmet dependencies")), said(*ARCHIVE, *RESOLVES)])
     assert MODULES.format(595, "generic") in packages(planned)
     assert any("once the newest kernel, which comes along, has been booted" in text for text in planned.plan.warnings)
+
+
+def test_what_is_known_of_an_archive_refuses_no_node_whose_own_has_the_modules() -> None:
+    odd = "6.11.0-29-generic"
+    known, _ = asked(ubuntu(odd), [said()])
+    assert odd in known.plan.problems[0].what and known.plan.steps == ()
+    there = (*ARCHIVE, module(595, odd, "595.91.07"))
+    planned, requests = asked(ubuntu(odd), [said(*there, *RESOLVES)] * 2)
+    assert planned.plan.problems == () and MODULES.format(595, odd) in packages(planned)
+    assert requests[0].get("install", b"") == b"", "a refused plan has no transaction: names are asked alone"
+
+
+def test_the_proprietary_modules_are_taken_where_the_archive_has_no_open_ones_that_fit() -> None:
+    closed = MODULES.format(595, OLD).replace("-open", "")
+    there = (*ARCHIVE, f"offer {closed} 6.8 {COMMON.format(595)} >= 595.71.05")
+    planned, _ = asked(ubuntu(OLD), [said(*there, *cannot("unmet dependencies")), said(*there, *RESOLVES)])
+    assert planned.solution.driver and planned.solution.driver.flavour == "proprietary"
+    assert closed in packages(planned) and not planned.plan.warnings
 
 
 def test_the_version_that_all_kernels_take_comes_before_a_newer_one() -> None:

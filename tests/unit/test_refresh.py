@@ -243,14 +243,15 @@ def test_what_canonical_builds_for_is_read_from_its_archive() -> None:
 
     def kernel(release: str, version: str) -> dict[str, dict[str, str]]:
         needs = f"nvidia-kernel-common-595-server (<= {version}-1), nvidia-kernel-common-595-server (>= {version})"
-        module = f"linux-modules-nvidia-595-server-open-{release}"
-        return {f"linux-image-{release}": {}, module: {"Depends": needs}}
+        modules = f"linux-modules-nvidia-595-server-open-{release}", f"linux-modules-nvidia-595-server-{release}"
+        return {f"linux-image-{release}": {}, modules[0]: {"Depends": needs}, modules[1]: {}}
 
     index = common | kernel("6.8.0-138-generic", "595.71.05") | kernel("6.8.0-151-generic", "595.91.07")
     index |= kernel("6.14.0-37-generic", "595.71.05") | {"linux-image-6.8.0-1030-oem": {}}
     tables = tomllib.loads(update_own(knowledge_text("repos"), {"ubuntu:24.04": index}))
     [row] = [row for row in tables["distros"] if row["keys"] == ["ubuntu:24.04"]]
     assert (row["own"], row["built_for"]) == ([595], {"6.8": ["generic"]})
+    assert row["built_proprietary"] == {"6.14": ["generic"]}, "those take the newer driver, too"
 
 
 def test_the_branches_of_debians_own_driver_are_read_from_its_archive() -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.core.knowledge import Branch, DistroRow, Knowledge
+from gpunode.core.knowledge import Branch, DistroRow, Knowledge, Table
 from gpunode.core.model import Archive, Offer
 from gpunode.core.solve.case import SolveCase, SolveRequest
 from gpunode.core.solve.deb_versions import fits, parse_relations, version_key
@@ -38,6 +39,8 @@ def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]
         if row.family == "ubuntu":
             words = [{"branch": branch, "open": kind} for branch in row.own for kind in ("", "-open")]
             packages += (own["modules"].format(release=kernel.release, **one) for one in words)
+            lines = kernel_lines(row, request, family, kernel.release)
+            packages += (own["modules_meta"].format(flavour=line, **one) for one in words for line in lines)
             packages.append(family["modules_extra"].format(release=kernel.release))
     if row.family == "ubuntu":
         packages += (_COMMON.format(branch=branch) for branch in row.own)
@@ -51,6 +54,27 @@ def as_asked(row: DistroRow, archive: Archive, knowledge: Knowledge) -> DistroRo
     }
     own = tuple(branch for branch in knowledge.branches if branch in branches)
     return replace(row, own=own, own_read="") if own else row
+
+
+def kernel_lines(row: DistroRow, request: SolveRequest, family: Table, release: str) -> list[str]:
+    """The lines of kernels that Ubuntu's metapackages of that kernel may follow, the likeliest first.
+
+    That of a metapackage which the node has is followed alone: of one flavour there are several, and each brings
+    another kernel (azure, azure-lts-24.04, azure-6.17), with which its modules have to come.
+    """
+    match = re.match(family["kernel"], release)
+    flavour, number = match["flavour"] if match else "generic", ".".join(release.split(".")[:2])
+    own = re.compile(rf"linux-image-({re.escape(flavour)}-(?:lts-|hwe-)?\d[\d.]*)")
+    followed = [found[1] for name in sorted(request.installed) if (found := own.fullmatch(name))]
+    if followed and f"linux-image-{flavour}" not in request.installed:
+        return followed[-1:]
+    if number == row.ga_kernel or not match:
+        return [flavour]
+    if flavour.startswith("generic"):
+        likeliest = f"{flavour}-hwe-{row.key.partition(':')[2]}"
+    else:  # arm64 has the same flavours with pages of 64k
+        likeliest = f"{flavour}-{number}" if flavour.removesuffix("-64k") in family["first_line"] else flavour
+    return list(dict.fromkeys((likeliest, f"{flavour}-{number}", flavour)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +92,16 @@ def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
     The newest version that all kernels have modules of; else the newest, and the kernels that it leaves without.
     """
     archive, common = case.request.archive, _COMMON.format(branch=branch.branch)
-    if case.distro.family != "ubuntu" or common not in archive.asked:
+    if case.distro.family != "ubuntu":
         return Fit()
+    kernels = [kernel.release for kernel in case.request.kernels]
+    if common not in archive.asked:
+        without = _not_read(case, kernels, _kind(case, branch, flavour))
+        of_them = f"the archive had no modules of this driver for {', '.join(without)}"
+        return Fit(without=without, why=f"as of {case.distro.own_read} {of_them}")
     pattern = version_pattern(case, branch)
     offers = (offer.version for offer in archive.of(common) if fnmatch.fnmatchcase(offer.version, pattern))
     versions = sorted(offers, key=version_key, reverse=True)
-    kernels = [kernel.release for kernel in case.request.kernels]
     if not versions:
         return Fit(without=tuple(kernels), why=f"the archive has no {branch.branch}")
     modules = {kernel: archive.of(_module(case, branch, flavour, kernel)) for kernel in kernels}
@@ -85,11 +113,66 @@ def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
     return Fit(without=without, why="; ".join(_why_not(k, modules[k], versions[0]) for k in without))
 
 
+def _not_read(case: SolveCase, kernels: Sequence[str], kind: str) -> tuple[str, ...]:
+    """Kernels that the archive had no modules for when it was read, which counts where the node's cannot be asked."""
+    built, pattern = case.distro.built_for, case.knowledge.packages["ubuntu"]["kernel"]
+    if not built or case.request.arch != "x86_64":  # it was read for amd64 alone
+        return ()
+    without = []
+    for release in kernels:
+        match, line = re.match(pattern, release), ".".join(release.split(".")[:2])
+        there = (*built.get(line, ()), *(case.distro.built_proprietary.get(line, ()) if kind == "proprietary" else ()))
+        if not match or match["flavour"] not in there:
+            without.append(release)
+    return tuple(without)
+
+
+def metapackages(case: SolveCase, branch: Branch, flavour: str) -> list[str]:
+    """The packages that bring modules along with each new kernel: by what the archive has, else the likeliest."""
+    family, archive, found = case.knowledge.packages["ubuntu"], case.request.archive, []
+    without = built_fit(case, branch, flavour).without
+    for release in [kernel.release for kernel in case.request.kernels] or [""]:
+        lines = kernel_lines(case.distro, case.request, family, release)
+        names = [_name(case, "modules_meta", branch, flavour, flavour=line) for line in lines]
+        same = f"{'.'.join(release.split('.')[:2])}."  # where its own line has no modules that fit, another has to come
+        there = [n for n in names if release not in without and any(o.version.startswith(same) for o in archive.of(n))]
+        found += [*there, *(name for name in names if not archive.lacks(name))][:1]
+    return list(dict.fromkeys(found))
+
+
+def needed_without(case: SolveCase, branch: Branch, flavour: str, *, come: bool = False) -> tuple[str, ...]:
+    """The kernels of `Fit.without` that a node cannot do without: the one that runs, and the newest.
+
+    `come`: another one may come along in their place, with its modules, where the archive says that it has one.
+    """
+    without = built_fit(case, branch, flavour).without
+    newest = max((kernel.release for kernel in case.request.kernels), key=version_key, default="")
+    needed = [k.release for k in case.request.kernels if k.release in without and (k.running or k.release == newest)]
+    comes = come and any(map(case.request.archive.of, metapackages(case, branch, flavour)))
+    return () if comes else tuple(needed)
+
+
+def serves_kernels(case: SolveCase, flavour: str, *, come: bool = False) -> Rule:
+    """That the kernels which a node cannot do without have modules of the branch."""
+    return Rule(
+        what="has no modules for a kernel that is needed",
+        holds=lambda b: not needed_without(case, b, flavour, come=come),
+        why="the kernel that runs and the newest one need its modules",
+    )
+
+
+def _kind(case: SolveCase, branch: Branch, flavour: str) -> str:
+    default = case.knowledge.rules["open_default_from"]["branch"]
+    return flavour or ("open" if branch.branch >= default else "proprietary")
+
+
+def _name(case: SolveCase, which: str, branch: Branch, kind: str, **words: str) -> str:
+    words |= {"branch": str(branch.branch), "open": "-open" if _kind(case, branch, kind) == "open" else ""}
+    return str(case.knowledge.packages["ubuntu-own"][which]).format(**words)
+
+
 def _module(case: SolveCase, branch: Branch, flavour: str, release: str) -> str:
-    rules = case.knowledge.rules
-    kind = flavour or ("open" if branch.branch >= rules["open_default_from"]["branch"] else "proprietary")
-    words = {"branch": branch.branch, "open": "-open" if kind == "open" else ""}
-    return str(case.knowledge.packages["ubuntu-own"]["modules"]).format(release=release, **words)
+    return _name(case, "modules", branch, flavour, release=release)
 
 
 def _takes(module: Offer, common: str, version: str) -> bool:

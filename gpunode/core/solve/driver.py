@@ -17,7 +17,7 @@ from gpunode.core.solve.precompiled import (
     asked_branch,
     built_modules,
     explain_modules,
-    refused_kernels,
+    for_kernels,
     refused_modules,
     rules_of,
 )
@@ -47,13 +47,12 @@ def solve_driver(case: SolveCase) -> DriverChoice | None:
     if flavour is None:
         return None
     own = not by_runfile and (_from_distro(case, flavour) or _only_distro(case, flavour))
-    if own and refused_kernels(case):
-        return None
     built = None if by_runfile else built_modules(case, own=own, flavour=flavour)
-    if built and not built.own and not flavour and built.flavour:
-        flavour = built.flavour
-        case.because("flavour", f"{flavour}: those are the modules that {built.signer} builds", built.source)
-    branch = _branch(case, flavour, own, built)
+    way = _flavour_built(case, built, flavour) if built else (flavour, [])
+    if way is None:
+        return None
+    flavour, kernels = way
+    branch = _branch(case, flavour, own, built, kernels)
     if branch is None:
         return None
     chosen = _flavour(case, branch, flavour)
@@ -163,6 +162,18 @@ def _flavour_asked(case: SolveCase) -> str | None:
     if flavour != "auto":
         case.because("flavour", f"{flavour}, as asked", "driver.flavour")
     return "" if flavour == "auto" else flavour
+
+
+def _flavour_built(case: SolveCase, built: Precompiled, flavour: str) -> tuple[str, list[Rule]] | None:
+    """The flavour of modules that are built already, and what their kernels ask of a branch; None with a problem."""
+    if built.own:
+        spec = case.request.driver
+        way = for_kernels(case, built, flavour, EVERY if spec.branch.isdigit() or spec.version else _kinds(case))
+        return way and (way[0], [way[1]])
+    if not flavour and built.flavour:
+        flavour = built.flavour
+        case.because("flavour", f"{flavour}: those are the modules that {built.signer} builds", built.source)
+    return flavour, []
 
 
 def _flavour(case: SolveCase, branch: Branch, wish: str) -> Flavour | None:
@@ -298,11 +309,13 @@ def _for_every_kernel(case: SolveCase, rules: Sequence[Rule], best: Branch, flav
     return branch
 
 
-def _branch(case: SolveCase, flavour: str, own: bool, built: Precompiled | None) -> Branch | None:
+def _branch(
+    case: SolveCase, flavour: str, own: bool, built: Precompiled | None, kernels: Sequence[Rule]
+) -> Branch | None:
     constraints, where = needs(case, flavour), _where(case, own=own, flavour=flavour, built=built is not None)
     if built and not built.own:
         where = [in_repository(case, False), *rules_of(case, built, flavour)]
-    rules = [*constraints, *where, *resolves(case, own=own)]
+    rules = [*constraints, *where, *resolves(case, own=own), *kernels]
     version = case.request.driver.version
     number = whole(version[:3]) if version else whole(case.request.driver.branch)
     best = _best(case, rules)

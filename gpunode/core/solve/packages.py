@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpunode.core.knowledge import Branch, DistroRow, Precompiled, Table
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
-from gpunode.core.solve.archive import Fit, built_fit, explain_without
+from gpunode.core.solve.archive import Fit, built_fit, explain_without, metapackages
 from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.extra import builder, repository_packages
 from gpunode.core.solve.fabric import extra_modules, fabric_modules, joined
@@ -141,7 +141,7 @@ def _cuda_repository(case: SolveCase, branch: Branch, flavour: Flavour) -> list[
 
 
 def _ubuntu_own(case: SolveCase, branch: Branch, flavour: Flavour) -> list[PackageWant]:
-    names, family = case.knowledge.packages["ubuntu-own"], case.knowledge.packages["ubuntu"]
+    names = case.knowledge.packages["ubuntu-own"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
     fit = built_fit(case, branch, flavour)
     version = fit.version or version_pattern(case, branch)
@@ -150,8 +150,7 @@ def _ubuntu_own(case: SolveCase, branch: Branch, flavour: Flavour) -> list[Packa
         if kernel.release not in fit.without:
             modules.append(names["modules"].format(release=kernel.release, **words))
     # those that follow the newest kernel are of the newest driver
-    for kind in _ubuntu_flavours(case, family) if not fit.version else ():
-        modules.append(names["modules_meta"].format(flavour=kind, **words))
+    modules += metapackages(case, branch, flavour) if not fit.version else ()
     return [
         *(PackageWant(name=n) for n in dict.fromkeys(modules)),  # their versions are the kernel's
         *(PackageWant(name=n.format(**words), version=version) for n in names["userspace"]),
@@ -163,33 +162,6 @@ def _ubuntu_dkms(case: SolveCase, branch: Branch, flavour: Flavour) -> list[Pack
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
     wanted = (name.format(**words) for name in (names["dkms"], *names["userspace"]))
     return [PackageWant(name=name, version=version) for name in wanted]
-
-
-def _ubuntu_flavours(case: SolveCase, family: Table) -> list[str]:
-    """Kernel flavours as the metapackages name them: generic, generic-hwe-24.04, aws …"""
-    flavours = []
-    for kernel in case.request.kernels:
-        match = re.match(family["kernel"], kernel.release)
-        flavour = match["flavour"] if match else "generic"
-        followed = _followed(case, flavour)
-        later = not kernel.release.startswith(f"{case.distro.ga_kernel}.")
-        if flavour.startswith("generic") and later:
-            flavour += f"-hwe-{case.distro.key.partition(':')[2]}"
-        elif flavour in family["first_line"] and later:
-            flavour += f"-{'.'.join(kernel.release.split('.')[:2])}"
-        flavours.append(followed or flavour)
-    return flavours or ["generic"]
-
-
-def _followed(case: SolveCase, flavour: str) -> str:
-    """The line of kernels that the node's own metapackage follows: azure-lts-24.04 of linux-image-azure-lts-24.04.
-
-    Of one flavour there are several, and each brings another kernel: modules have to come with the same.  "" where no
-    such metapackage is installed.
-    """
-    line = re.compile(rf"linux-image-({re.escape(flavour)}-(?:lts-|hwe-)?\d[\d.]*)")
-    lines = [match[1] for name in sorted(case.request.installed) if (match := line.fullmatch(name))]
-    return "" if not lines or f"linux-image-{flavour}" in case.request.installed else lines[-1]
 
 
 def _debian_own(case: SolveCase, branch: Branch, flavour: Flavour) -> list[PackageWant]:

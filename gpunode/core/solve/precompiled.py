@@ -6,10 +6,11 @@ new kernel has to wait for its modules, and there are fewer branches.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 
-from gpunode.core.knowledge import Precompiled
+from gpunode.core.knowledge import Branch, Precompiled
 from gpunode.core.numbers import version_tuple
+from gpunode.core.solve.archive import built_fit, needed_without, resolves, serves_kernels, taken_by_all
 from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import arch_dkms
 from gpunode.core.solve.rules import EVERY, Rule, best_branch, in_repository, needs
@@ -42,52 +43,58 @@ def built_modules(case: SolveCase, *, own: bool, flavour: str) -> Precompiled | 
 
 
 def _own_by_dkms(case: SolveCase, modules: Precompiled, flavour: str) -> bool:
-    """Whether DKMS has to build what the distribution itself has: its built modules lack the kernel, or the branch."""
+    """Whether DKMS has to build what the distribution itself has: its built modules lack a kernel, or the branch."""
     if not case.distro.own_dkms:
         return False
-    if kernels := unbuilt(case):
-        where = f"{modules.signer} builds no modules for {', '.join(kernels)}"
-        case.because("modules", f"{where}: DKMS builds them from what {case.distro.key} has", case.distro.source)
-        return True
     rules = [*needs(case, flavour), *asked_branch(case)]
-    if best_branch(case.knowledge, [*rules, in_repository(case, True, built=True, flavour=flavour)], EVERY):
+    there = [*rules, in_repository(case, True, built=True, flavour=flavour)]
+    as_built = case.request.secure_boot or case.request.driver.modules == "precompiled"
+    wanted = there if as_built else [*there, taken_by_all(case, flavour)]
+    if best_branch(case.knowledge, wanted, EVERY):
         return False
     fits = best_branch(case.knowledge, [*rules, in_repository(case, True, flavour=flavour)], EVERY)
     if fits:
-        why = f"{modules.signer} builds no modules of {fits.branch}: DKMS builds them from what {case.distro.key} has"
+        lacking = best_branch(case.knowledge, there, EVERY)
+        kernels = ", ".join(built_fit(case, lacking, flavour).without) if lacking else ""
+        what = f"for {kernels}" if kernels else f"of {fits.branch}"
+        why = f"{modules.signer} builds no modules {what}: DKMS builds them from what {case.distro.key} has"
         case.because("modules", why, case.distro.source)
     return fits is not None
 
 
-def unbuilt(case: SolveCase) -> list[str]:
-    """The kernels that can boot and that the distribution builds no modules for, or no longer."""
-    pattern, built_for = case.knowledge.packages[case.distro.family].get("kernel", ""), case.distro.built_for
-    if not built_for or case.request.arch != "x86_64":  # the archive was read for amd64 alone
-        return []
-    modules = []
-    for kernel in case.request.kernels:
-        match = re.match(pattern, kernel.release)
-        line = ".".join(kernel.release.split(".")[:2])
-        if not match or match["flavour"] not in built_for.get(line, ()):
-            modules.append(kernel.release)
-    return modules
+def for_kernels(case: SolveCase, built: Precompiled, flavour: str, kinds: Sequence[str]) -> tuple[str, Rule] | None:
+    """The flavour of which a node's kernels have built modules, and what that asks of a branch; None with a problem.
 
+    Modules for the kernel that runs and the newest one, in the default flavour or else the other; where neither is
+    there, a kernel that comes along with its modules.
+    """
 
-def refused_kernels(case: SolveCase) -> bool:
-    """Whether the distribution's built modules are the way, and it builds none for a kernel; the problem is noted."""
-    spec, kernels = case.request.driver, unbuilt(case)
-    if not kernels or spec.modules == "dkms" or not (case.request.secure_boot or spec.modules == "precompiled"):
-        return False
-    modules = case.knowledge.built_modules(case.distro, case.request.arch)
-    whose = modules.signer if modules else case.distro.key
-    lines = "; ".join(f"{version} {', '.join(flavours)}" for version, flavours in case.distro.built_for.items())
+    def best(wish: str, *more: Rule) -> Branch | None:
+        rules = [*needs(case, wish), *asked_branch(case), *resolves(case, own=True), *more]
+        return best_branch(case.knowledge, [*rules, in_repository(case, True, built=True, flavour=wish)], kinds)
+
+    free = not flavour and not any(model.open == "only" for model in case.gpus)
+    default = best(flavour)
+    for come in (False, True):
+        for wish in (flavour, *(("proprietary",) if free else ())):
+            rule = serves_kernels(case, wish, come=come)
+            if default is None or best(wish, rule):
+                if wish != flavour and default:
+                    why = f"those of the open ones do not fit: {built_fit(case, default, flavour).why}"
+                    case.because("flavour", f"proprietary: {built.signer} has these modules, and {why}", built.source)
+                return wish, rule
+    assert default
+    kernels = ", ".join(needed_without(case, default, flavour))
+    other = not free and flavour == "open" and best("proprietary", serves_kernels(case, "proprietary"))
+    closed = "set driver.flavour to proprietary, of which there are modules; or " * bool(
+        other and not any(model.open == "only" for model in case.gpus)
+    )
     case.refuse(
-        f"{whose} builds no NVIDIA modules for kernel {', '.join(kernels)}: it builds them for {lines}, as of "
-        f"{case.distro.own_read}",
-        "boot another kernel (linux-image-generic, or the newest of the flavour) and remove this one; or set "
+        f"{built.signer} builds no NVIDIA modules for kernel {kernels}: {built_fit(case, default, flavour).why}",
+        f"{closed}boot another kernel (linux-image-generic, or the newest of the flavour) and remove this one; or set "
         f"driver.modules to dkms{': modules of its own, with a MOK to enrol' * bool(case.request.secure_boot)}",
     )
-    return True
+    return None
 
 
 def asked_branch(case: SolveCase) -> list[Rule]:
