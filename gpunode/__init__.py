@@ -62,9 +62,10 @@ if TYPE_CHECKING:
     from gpunode.edge.ansible.runner import Event
     from gpunode.edge.desired import DesiredState, Planned
     from gpunode.edge.detect import Detected, Targets, detect
+    from gpunode.edge.fleet.driver import RunCallbacks, RunOptions
     from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.fleet.prepare import Prepared, prepare
-    from gpunode.edge.fleet.provision import RunCallbacks, RunOptions, provision
+    from gpunode.edge.fleet.provision import provision
     from gpunode.edge.fleet.workflow import plan, verify, write_plan
     from gpunode.edge.load import load_knowledge, load_spec
     from gpunode.edge.saved import SavedPlan, load_plan
@@ -90,9 +91,10 @@ _HOMES = {
     "gpunode.edge.ansible.runner": "Event",
     "gpunode.edge.desired": "DesiredState Planned",
     "gpunode.edge.detect": "Detected Targets detect",
+    "gpunode.edge.fleet.driver": "RunCallbacks RunOptions",
     "gpunode.edge.fleet.host_plan": "HostPlan",
     "gpunode.edge.fleet.prepare": "Prepared prepare",
-    "gpunode.edge.fleet.provision": "RunCallbacks RunOptions provision",
+    "gpunode.edge.fleet.provision": "provision",
     "gpunode.edge.fleet.workflow": "plan verify write_plan",
     "gpunode.kube.edge.client": "ClusterApi=Api",
     "gpunode.kube.edge.kubeconfig": "connect_cluster=connect",

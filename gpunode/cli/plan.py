@@ -197,10 +197,8 @@ def drain_previews(hosts: list[HostPlan], connect: Connect) -> list[DrainPreview
     from gpunode.edge.fleet.draining import NodeChange, NodeDrains
     from gpunode.edge.fleet.worker import Worker
 
-    planned = {h.host: h.planned for h in hosts if h.planned and h.planned.plan.steps and not h.planned.plan.problems}
-    drains = {host: found.spec.rollout.drain for host, found in planned.items()}
-    changes = {host: NodeChange.of(found) for host, found in planned.items()}
-    return NodeDrains(connect, lambda text: None, Worker()).previews(changes, drains)
+    changes = {h.host: NodeChange.of(h.planned) for h in hosts if h.planned and not h.planned.plan.problems}
+    return NodeDrains(connect, lambda text: None, Worker()).previews(changes)
 
 
 def show_drains(hosts: list[HostPlan], connect: Connect) -> None:

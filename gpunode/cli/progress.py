@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpunode.core.model import HostResult
     from gpunode.edge.ansible.runner import Event
     from gpunode.edge.detect import Detected
-    from gpunode.edge.fleet.provision import RunCallbacks
+    from gpunode.edge.fleet.driver import RunCallbacks
 
 
 @contextlib.contextmanager
@@ -267,7 +267,7 @@ _EVERY = 10.0  # seconds between lines of counts
 @contextlib.contextmanager
 def fleet(output_format: str = "text", steps: Steps | None = None) -> Iterator[RunCallbacks]:
     """While provision goes through the hosts of `steps`: few hosts one by one, many in numbers."""
-    from gpunode.edge.fleet.provision import RunCallbacks
+    from gpunode.edge.fleet.driver import RunCallbacks
 
     hosts = steps or {}
     if len(hosts) <= MANY:

@@ -87,6 +87,7 @@ def provision(
     from gpunode.cli.progress import probing
     from gpunode.core.spec.rollout import parse_rollout
     from gpunode.edge.fleet import provision as fleet
+    from gpunode.edge.fleet.driver import RunOptions
     from gpunode.edge.fleet.prepare import prepare
 
     targets, arguments = _split_arguments(replace(targets, break_lock=break_lock))
@@ -110,7 +111,7 @@ def provision(
             hosts,
             run.targets,
             run.desired,
-            options=fleet.RunOptions(
+            options=RunOptions(
                 check=check,
                 diff=detail.diff,
                 arguments=tuple(arguments),

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from gpunode.core.model import HostResult
     from gpunode.edge.ansible.runner import Event
+    from gpunode.edge.fleet.driver import RunCallbacks
     from gpunode.edge.fleet.events import EventLog
-    from gpunode.edge.fleet.provision import RunCallbacks
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 

@@ -158,6 +158,7 @@ def resume(
     from gpunode.edge.detect import probe
     from gpunode.edge.fleet import provision as fleet
     from gpunode.edge.fleet import workflow
+    from gpunode.edge.fleet.driver import RunOptions
 
     journal = _journal()
     run = journal.get(name)
@@ -197,7 +198,7 @@ def resume(
             hosts,
             targets,
             desired,
-            options=fleet.RunOptions(
+            options=RunOptions(
                 arguments=tuple(run.request["arguments"]),
                 rollout=run.request["rollout"] | ({"max_failures": max_failures} if max_failures else {}),
                 resumes=run.name,

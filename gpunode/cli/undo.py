@@ -111,7 +111,7 @@ def _undo(
 
     from gpunode.cli.progress import fleet as fleet_progress
     from gpunode.edge.desired import DesiredState
-    from gpunode.edge.fleet.provision import RunOptions
+    from gpunode.edge.fleet.driver import RunOptions
     from gpunode.edge.fleet.undo import undo
 
     spec_data = {} if check else read_spec()
@@ -231,7 +231,7 @@ def _show_runs(targets: Targets, output_format: str) -> int:
     from dataclasses import asdict
 
     from gpunode.core.errors import GpunodeError
-    from gpunode.edge.fleet.undo import list_runs
+    from gpunode.edge.fleet.standing import list_runs
 
     def show(host: str, runs: list[Run] | GpunodeError) -> None:
         if output_format != "text" or isinstance(runs, GpunodeError):

@@ -160,14 +160,3 @@ def _next(pool: RolloutPool, progress: Progress) -> Action | None:
         return None
     verified = tuple(host for host in wave if progress.state(host) == "done")
     return Gate(pool=pool.name, wave=number, soak=pool.soak, hosts=verified)
-
-
-def summary(pools: Sequence[RolloutPool], progress: Progress) -> dict[str, dict[str, list[str]]]:
-    """Hosts by state, for each pool."""
-    return {
-        pool.name: {
-            state: [h for h in pool.hosts if progress.state(h) == state]
-            for state in ("done", "failed", "running", "waiting")
-        }
-        for pool in pools
-    }

@@ -65,9 +65,9 @@ def run_name() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
-def new_run() -> Path:
+def new_run(name: str = "") -> Path:
     """A new folder for one run's plan, playbook and artifacts."""
-    path = state_dir() / "runs" / run_name()
+    path = state_dir() / "runs" / (name or run_name())
     path.parent.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave its mode to the umask
     path.mkdir(mode=0o700)
     return path

@@ -29,8 +29,9 @@ from gpunode.core.spec import Spec
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
+from gpunode.edge.fleet import driver, runs
 from gpunode.edge.fleet import provision as fleet
-from gpunode.edge.fleet import runs
+from gpunode.edge.fleet.driver import RunCallbacks, RunOptions
 from gpunode.edge.fleet.executor import Rollout
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.workflow import HostPlan, plan_one
@@ -139,8 +140,8 @@ class World:
                     hosts,
                     Targets(inventory=("x,",), forks=1000),
                     desired,
-                    options=fleet.RunOptions(rollout=rollout or {}),
-                    callbacks=fleet.RunCallbacks(notice=say),
+                    options=RunOptions(rollout=rollout or {}),
+                    callbacks=RunCallbacks(notice=say),
                 )
             except Killed:
                 return None
@@ -166,11 +167,11 @@ class World:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_STATE_HOME", str(state))
-            patch.setattr(fleet, "Rollout", Watched)
-            patch.setattr(fleet, "run_playbook", self.run_playbook)
+            patch.setattr(driver, "Rollout", Watched)
+            patch.setattr(driver, "run_playbook", self.run_playbook)
             patch.setattr(fleet, "probe", lambda hosts, where: [self.probe(one.host) for one in hosts])
             patch.setattr(runs.Runs, "_changes", mortal)
-            patch.setattr(fleet, "this_process", lambda: f"{socket.gethostname()}:{DEAD}@1")
+            patch.setattr(driver, "this_process", lambda: f"{socket.gethostname()}:{DEAD}@1")
             yield
 
     def journal(self, state: Path) -> Runs:

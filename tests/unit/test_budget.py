@@ -55,11 +55,10 @@ def host(name: str, **facts: Any) -> HostPlan:
 def down(*hosts: HostPlan, quiet: HostResult = BAD, nodes: NodeDrains | None = None) -> tuple[list[str], list[str]]:
     """Hosts to be done that are down, and others that are."""
     planned = {one.host: one.planned for one in hosts if one.planned}
-    drains = dict.fromkeys(planned, ROLLOUT.drain)
     found = find_down(
-        hosts, {QUIET: quiet}, {TODO: ROLLOUT}, rollout_of(DesiredState(SPEC), {}),
+        [one.detected for one in hosts], {QUIET: quiet}, {TODO: ROLLOUT}, rollout_of(DesiredState(SPEC), {}),
         Targets(inventory=(f"{TODO},{QUIET},{BESIDE},",), limit=f"{TODO},{QUIET}"),
-        (lambda: nodes.cordoned({h: NodeChange.of(p) for h, p in planned.items()}, drains)) if nodes else dict,
+        (lambda: nodes.cordoned({h: NodeChange.of(p) for h, p in planned.items()})) if nodes else dict,
     )  # fmt: skip
     assert found.beside == {BESIDE}
     return sorted(found.hosts), sorted(name for name, _ in found.idle)
@@ -97,7 +96,7 @@ def test_what_an_earlier_run_broke_counts_until_a_run_has_touched_it_again(then:
     ]
     runs.begin("two", "provision", {}, this_process(), rows)
     assert down(host(TODO), host(QUIET)) == ([TODO], [BESIDE])
-    assert runs.unfinished([TODO]) == {TODO: left}, "whose cordon is given back"
+    assert {TODO: runs.all_unfinished()[TODO]} == {TODO: left}, "whose cordon is given back"
 
 
 def test_a_host_whose_spec_is_wrong_is_its_own_matter() -> None:

@@ -19,7 +19,7 @@ from gpunode.core.errors import Exit, GpunodeError, InputError
 from gpunode.core.undo.journal import Run
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Targets
-from gpunode.edge.fleet import undo
+from gpunode.edge.fleet import driver, standing, undo
 from gpunode.edge.ssh.many import Ran, Target
 
 
@@ -54,7 +54,7 @@ def call(
 ) -> tuple[Result, Ansible]:
     ansible = Ansible(**runs)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp))
-    monkeypatch.setattr(undo, "run_playbook", ansible)
+    monkeypatch.setattr(driver, "run_playbook", ansible)
     result = CliRunner().invoke(command, [*words, "--format", "json"], standalone_mode=False)
     return result, ansible
 
@@ -86,7 +86,7 @@ MUCH = [
 
 def test_much_is_shown_by_kind_and_counted_in_the_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(undo, "run_playbook", Ansible(n1=HostRun(changed=MUCH)))
+    monkeypatch.setattr(driver, "run_playbook", Ansible(n1=HostRun(changed=MUCH)))
     monkeypatch.setattr("gpunode.cli.undo.is_terminal", lambda: True)
     result = CliRunner().invoke(uninstall, ["n1"], input="y\n", standalone_mode=False)
     lines = result.output.splitlines()
@@ -113,7 +113,7 @@ def test_why_a_host_failed_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
         return {"n1": HostRun(exit=Exit.UNREACHABLE, message=reason)}
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(undo, "run_playbook", unreachable)
+    monkeypatch.setattr(driver, "run_playbook", unreachable)
     result = CliRunner().invoke(uninstall, ["n1", "--yes"], standalone_mode=False)
     assert result.return_value == Exit.UNREACHABLE
     assert f"n1: {undo.TASK}: unreachable" in result.stderr
@@ -157,8 +157,8 @@ def test_a_journal_that_cannot_be_read_is_in_nobodys_way(monkeypatch: pytest.Mon
         for target, _text in programs:
             on_done(Ran(target=target, stdout=printed[target.name]))
 
-    monkeypatch.setattr(undo, "run_many", run_many)
-    first, second, third = (runs for _, runs in undo.list_runs(Targets(hosts=("n1", "n2", "n3"))))
+    monkeypatch.setattr(standing, "run_many", run_many)
+    first, second, third = (runs for _, runs in standing.list_runs(Targets(hosts=("n1", "n2", "n3"))))
     assert isinstance(first, list) and [run.name for run in first] == ["r1"]
     assert isinstance(second, GpunodeError) and second.exit == Exit.FAILED and "cannot be read" in second.what
     assert isinstance(third, GpunodeError) and "ended early" in third.what
@@ -179,7 +179,7 @@ def test_a_host_that_ansible_never_reached_and_one_that_refused_are_named(
 def test_hosts_that_a_budget_leaves_out_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failed = HostRun(exit=Exit.FAILED, message="the GPU is in use")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(undo, "run_playbook", Ansible(n1=failed, n2=DONE))
+    monkeypatch.setattr(driver, "run_playbook", Ansible(n1=failed, n2=DONE))
     words = ["n1", "n2", "--waves", "1,100%", "--yes"]
     result = CliRunner().invoke(uninstall, words, standalone_mode=False)
     assert result.return_value == Exit.FAILED
@@ -209,7 +209,7 @@ def test_the_next_command_is_named(
     words: tuple[str, ...], runs: dict[str, HostRun], last: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(undo, "run_playbook", Ansible(**runs))
+    monkeypatch.setattr(driver, "run_playbook", Ansible(**runs))
     result = CliRunner().invoke(uninstall, ["n1", *words], standalone_mode=False)
     assert result.output.splitlines()[-1].startswith(last)
 
@@ -224,7 +224,7 @@ def test_the_list_says_when_a_run_was_cut_off(monkeypatch: pytest.MonkeyPatch) -
         on_done("n1", listed)
         return [(Detected(host="n1"), listed)]
 
-    monkeypatch.setattr(undo, "list_runs", list_runs)
+    monkeypatch.setattr(standing, "list_runs", list_runs)
     done = CliRunner().invoke(rollback, ["n1", "--list"], standalone_mode=False)
     assert done.exception is None, done.exception
     assert done.output.splitlines() == [
@@ -280,7 +280,7 @@ def test_what_only_looks_at_a_node_needs_no_valid_gpunode_yml(
         refused, ansible = call(command, "n1", "--yes", monkeypatch=monkeypatch, tmp=tmp_path / "state", n1=DONE)
         assert isinstance(refused.exception, InputError) and not ansible.asked, "its budgets would be ignored"
     ran = Ran(target=Target(name="n1"), stdout="gpunode\tstatus\tunchanged\n")
-    monkeypatch.setattr(undo, "run_many", lambda _pairs, *, on_done, **_: on_done(ran))
+    monkeypatch.setattr(standing, "run_many", lambda _pairs, *, on_done, **_: on_done(ran))
     result, _ = call(rollback, "n1", "--list", monkeypatch=monkeypatch, tmp=tmp_path / "state")
     assert not isinstance(result.exception, InputError), result.exception
     assert [host["host"] for host in json.loads(result.output)["hosts"]] == ["n1"]

@@ -24,8 +24,10 @@ from gpunode.edge.accept import tool as accept_tool
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets
+from gpunode.edge.fleet import driver
 from gpunode.edge.fleet import provision as fleet
-from gpunode.edge.fleet.draining import NodeChange, NodeDrains, concerns
+from gpunode.edge.fleet.draining import NodeChange, NodeDrains
+from gpunode.edge.fleet.driver import RunOptions
 from gpunode.edge.fleet.provision import to_measure
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.worker import Worker
@@ -75,13 +77,14 @@ def unschedulable(server: ApiServer) -> bool:
         ("never", FACTS, PLAN, False),
         ("disruptive", FACTS, PLAN, True),
         ("disruptive", FACTS, Plan(**{**PLAN.__dict__, "steps": ()}), False),
-        ("always", FACTS, Plan(**{**PLAN.__dict__, "steps": ()}), True),
+        ("always", FACTS, Plan(**{**PLAN.__dict__, "steps": ()}), False),  # it is measured at most
+        ("always", FACTS, replace(PLAN, steps=(replace(STEP, disruptive=""),)), True),
         ("always", NodeFacts(hostname="gpu1"), PLAN, False),
     ],
 )
 def test_only_nodes_that_are_disturbed_are_emptied(when: Any, facts: NodeFacts, plan: Plan, answer: bool) -> None:
-    change = NodeChange(facts=facts, disturbs=any(step.disruptive for step in plan.steps))
-    assert concerns(DrainSpec(when=when), change) is answer
+    planned = Planned(plan=plan, facts=facts, spec=DesiredState({}).spec(), solution=None)  # type: ignore[arg-type]
+    assert NodeChange.of(planned, DrainSpec(when=when)).drains is answer
 
 
 def test_a_node_is_emptied_and_given_back_when_its_gpus_are_there(server: ApiServer, nodes: ClusterNodes) -> None:
@@ -400,13 +403,11 @@ def provision(
     host = HostPlan(detected=Detected(host="gpu1", facts=before, target=target), planned=planned)
     empty = Planned(plan=Plan(**{**PLAN.__dict__, "steps": ()}), facts=now, spec=desired.spec(), solution=None)  # type: ignore[arg-type]
     again: Callable[..., Iterable[Detected]] = lambda hosts, where: list(hosts)  # noqa: E731
-    monkeypatch.setattr(fleet, "run_playbook", run_playbook)
+    monkeypatch.setattr(driver, "run_playbook", run_playbook)
     monkeypatch.setattr(fleet, "probe", again)
     plans = lambda found, *_: [HostPlan(detected=one, planned=empty) for one in found]  # noqa: E731
     monkeypatch.setattr(fleet, "plan_all", plans)
-    (result,) = fleet.provision(
-        [host], Targets(hosts=("gpu1",)), desired, options=fleet.RunOptions(cluster=lambda: api)
-    )
+    (result,) = fleet.provision([host], Targets(hosts=("gpu1",)), desired, options=RunOptions(cluster=lambda: api))
     return result, played
 
 
@@ -437,9 +438,7 @@ def test_a_node_that_was_left_is_given_back_after_steps_that_disturb_nobody(serv
     nodes.nodes.take("gpu1", FACTS, DRAIN)
     calm = replace(PLAN, steps=(replace(STEP, disruptive=""),))
     planned = Planned(plan=calm, facts=FACTS, spec=DesiredState(SPEC).spec(), solution=None)  # type: ignore[arg-type]
-    hosts, drains = {"gpu1": NodeChange.of(planned)}, {"gpu1": DRAIN}
-    assert nodes.claim_all(hosts, drains) == ({}, {})
-    taken, refused = nodes.claim_all(hosts, drains, {"gpu1"})
+    taken, refused = nodes.claim_all({"gpu1": NodeChange.of(planned, DRAIN)})
     assert taken["gpu1"].node == "gpu1" and not refused
 
 
@@ -507,7 +506,7 @@ def test_a_node_that_was_left_for_its_gpu_stays_cordoned_while_that_cannot_be_us
     desired = DesiredState(SPEC)
     planned = Planned(plan=replace(PLAN, steps=()), facts=UNFIT, spec=desired.spec(), solution=None)  # type: ignore[arg-type]
     host = HostPlan(detected=Detected(host="gpu1", facts=UNFIT), planned=planned)
-    options = fleet.RunOptions(cluster=lambda: api)
+    options = RunOptions(cluster=lambda: api)
     [result] = fleet.provision([host], Targets(hosts=("gpu1",)), desired, options=options)
     assert result.outcome == "failed" and "GPU requires reset" in result.message and unschedulable(server)
 
@@ -546,7 +545,7 @@ def test_a_node_that_a_killed_run_left_cordoned_is_given_back_by_the_next_one(
         asked.append(1)
         return api
 
-    options = fleet.RunOptions(cluster=cluster)
+    options = RunOptions(cluster=cluster)
     results = [fleet.provision([host], Targets(hosts=("gpu1",)), desired, options=options)[0] for _ in range(2)]
     assert [r.message for r in results] == ["nothing to do; node gpu1 is given back", "nothing to do"]
     assert not unschedulable(server) and len(asked) == 2, "the second time the cluster is not asked"
@@ -656,14 +655,14 @@ def test_a_controller_that_was_killed_while_it_measured_measures_again(
     server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(server)
-    release = fleet.NodeDrains.release_all
+    release = NodeDrains.release_all
 
     def killed(*_: Any) -> None:
-        monkeypatch.setattr(fleet.NodeDrains, "release_all", release)
+        monkeypatch.setattr(NodeDrains, "release_all", release)
         raise SystemExit
 
     monkeypatch.setattr(accept_tool, "run_many", answers("52.1"))
-    monkeypatch.setattr(fleet.NodeDrains, "release_all", killed)
+    monkeypatch.setattr(NodeDrains, "release_all", killed)
     with pytest.raises(SystemExit):
         provision(api, tmp_path, monkeypatch, spec=ACCEPT)
     assert unschedulable(server)
@@ -673,7 +672,7 @@ def test_a_controller_that_was_killed_while_it_measured_measures_again(
 
 def previewed(connect: Callable[[], Api]) -> DrainPreview:
     planned = Planned(plan=PLAN, facts=FACTS, spec=DesiredState(SPEC).spec(), solution=None)  # type: ignore[arg-type]
-    (preview,) = NodeDrains(connect, silent, Worker()).previews({"gpu1": NodeChange.of(planned)}, {"gpu1": DRAIN})
+    (preview,) = NodeDrains(connect, silent, Worker()).previews({"gpu1": NodeChange.of(planned, DRAIN)})
     return preview
 
 
@@ -715,4 +714,4 @@ def test_hosts_that_are_not_drained_are_not_asked_for() -> None:
     calm = DesiredState({}).spec()
     planned = Planned(plan=PLAN, facts=FACTS, spec=calm, solution=None)  # type: ignore[arg-type]
     nodes = NodeDrains(connect, silent, Worker())
-    assert nodes.previews({"gpu1": NodeChange.of(planned)}, {"gpu1": calm.rollout.drain}) == []
+    assert nodes.previews({"gpu1": NodeChange.of(planned)}) == []

@@ -209,9 +209,9 @@ import time
 from gpunode.edge.side_by_side import side_by_side
 side_by_side(lambda _, deadline: time.sleep(12), ["n1"], at_once=8)""",
     "the list of runs": """
-from gpunode.edge.fleet import undo
-undo.find_hosts = lambda _: [one]
-undo.list_runs(targets)""",
+from gpunode.edge.fleet import standing
+standing.find_hosts = lambda _: [one]
+standing.list_runs(targets)""",
     "the end of a lease": """
 from gpunode.edge import lease
 lease._give_back([one], targets, Path("."), [], {})""",

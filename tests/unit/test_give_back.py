@@ -16,8 +16,9 @@ from gpunode.core.remote import program
 from gpunode.edge import lease
 from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted
 from gpunode.edge.detect import Detected, Targets
+from gpunode.edge.fleet import driver, undo
 from gpunode.edge.fleet import provision as fleet
-from gpunode.edge.fleet import undo
+from gpunode.edge.fleet.driver import RunOptions
 from gpunode.edge.fleet.workflow import plan_one
 from gpunode.edge.ssh.many import NotServed, Ran, Target
 
@@ -38,7 +39,7 @@ def test_a_host_that_failed_before_an_interrupt_keeps_its_cause(tmp_path: Path) 
     planner = Offline({})
     hosts = [plan_one(found, planner) for found in world.detect()]
     with world._patched(tmp_path), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet, "run_playbook", run_playbook)
+        patch.setattr(driver, "run_playbook", run_playbook)
         found = {r.host: r for r in fleet.provision(hosts, Targets(inventory=("x,",)), planner)}
     assert (found["gpu0001"].outcome, found["gpu0001"].message) == ("failed", "no route to host")
     assert {found[host].outcome for host in ("gpu0000", "gpu0002", "gpu0003")} == {"interrupted"}
@@ -63,11 +64,9 @@ def test_a_run_gives_back_the_hosts_that_ansible_worked_on(how: str, tmp_path: P
     planner = Offline({})
     hosts = [plan_one(found, planner) for found in world.detect()]
     with world._patched(tmp_path), pytest.MonkeyPatch.context() as patch:  # ends before the world's own patches
-        patch.setattr(fleet, "run_playbook", run_playbook)
-        patch.setattr(fleet, "give_back", give_back)
-        fleet.provision(
-            hosts, Targets(inventory=("x,",)), planner, options=fleet.RunOptions(check=how == "a rehearsal")
-        )
+        patch.setattr(driver, "run_playbook", run_playbook)
+        patch.setattr(driver, "give_back", give_back)
+        fleet.provision(hosts, Targets(inventory=("x,",)), planner, options=RunOptions(check=how == "a rehearsal"))
     if how == "a rehearsal":
         assert not back
         return
@@ -87,13 +86,13 @@ def test_an_uninstall_gives_the_hosts_back_too(check: bool, tmp_path: Path, monk
         notified(on_event)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(undo, "run_playbook", run_playbook)
-    monkeypatch.setattr(undo, "give_back", lambda hosts, *words, **more: back.append({h.host for h in hosts}))
-    with pytest.raises(KeyboardInterrupt if check else InterruptedByUser):
+    monkeypatch.setattr(driver, "run_playbook", run_playbook)
+    monkeypatch.setattr(driver, "give_back", lambda hosts, *words, **more: back.append({h.host for h in hosts}))
+    with pytest.raises(InterruptedByUser):
         undo.undo(
             Targets(hosts=("gpu0000", "gpu0001", "gpu0002")),
             {"verb": "uninstall"},
-            options=fleet.RunOptions(check=check),
+            options=RunOptions(check=check),
         )
     assert back == ([] if check else [{"gpu0000", "gpu0001"}])
 

@@ -24,7 +24,7 @@ from gpunode.edge import detect, doctor
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Targets
 from gpunode.edge.fleet import provision as fleet
-from gpunode.edge.fleet import since, undo, workflow
+from gpunode.edge.fleet import since, standing, workflow
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import as_error, isolated
 from gpunode.edge.ssh.many import Ran, Target
@@ -254,8 +254,8 @@ def test_rollback_list(kind: type[Exception], saved: Path, monkeypatch: pytest.M
         for target, _text in programs:
             on_done(Ran(target=target, stdout=target.name))
 
-    monkeypatch.setattr(undo, "run_many", run_many)
-    monkeypatch.setattr(undo, "_standing", lambda host, ran: raises(kind)() if host == ODD else [])
+    monkeypatch.setattr(standing, "run_many", run_many)
+    monkeypatch.setattr(standing, "_standing", lambda host, ran: raises(kind)() if host == ODD else [])
     code, out, err = run("rollback", *HOSTS, "--list")
     assert code == 1 and "gpu1: 0 runs" in out and "gpu3: 0 runs" in out and f"{ODD}: unexpected" in err
     reported(err)
@@ -273,28 +273,28 @@ def test_an_answer_of_ansible_that_is_no_object(tmp_path: Path) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("where", ["_play", "_result", "see"])
+@pytest.mark.parametrize("where", ["_apply", "settled", "see"])
 def test_provision(where: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in a job ends its own hosts; one in what is made of a host, that host; the rest is done and recorded."""
     world = World(["fresh", "fresh", "drifted"])
     odd = world.hosts[1]
-    if where == "_play":
-        played = fleet._Run._play
+    if where == "_apply":
+        applied = fleet._Provision._apply
 
-        def play(run: Any, job: Any) -> Any:
-            return raises(kind)() if odd in job.hosts else played(run, job)
+        def apply(jobs: Any, work: Any, hosts: Any) -> None:
+            raises(kind)() if odd in hosts else applied(jobs, work, hosts)
 
-        monkeypatch.setattr(fleet._Run, "_play", play)
-    elif where == "_result":
-        right = fleet._result
+        monkeypatch.setattr(fleet._Provision, "_apply", apply)
+    elif where == "settled":
+        right = fleet.settled
         monkeypatch.setattr(
-            fleet, "_result", lambda before, *a, **m: raises(kind)() if before.host == odd else right(before, *a, **m)
+            fleet, "settled", lambda result, *a: raises(kind)() if result.host == odd else right(result, *a)
         )
     else:  # only the page of a report lacks it
         monkeypatch.setattr("gpunode.edge.report_data.see", raises(kind))
     exits = world.provision({}, tmp_path, rollout={"waves": ["100%"], "max_failures": "100%"})
     assert exits is not None and set(exits) == set(world.hosts)
-    bad = {"_play": set(world.hosts[:2]), "_result": {odd}, "see": set()}[where]  # those two are one job
+    bad = {"_apply": set(world.hosts[:2]), "settled": {odd}, "see": set()}[where]  # those two are one job
     assert {host for host, code in exits.items() if code} == bad
     rows = {row.host: row for row in world.journal(tmp_path).hosts(world.journal(tmp_path).latest(1)[0].name)}
     assert {host for host, row in rows.items() if row.state == "failed"} == bad

@@ -18,7 +18,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.remote import program
 from gpunode.core.undo import journal as journals
 from gpunode.core.undo.journal import Damage, JournalSnapshot, damage_of, parse_snapshot, present_request
-from gpunode.edge.fleet import undo
+from gpunode.edge.fleet import standing
 from gpunode.edge.ssh.many import Ran, Target
 from gpunode.node import script
 
@@ -128,7 +128,7 @@ def test_damage_is_distinguished_and_a_journal_that_cannot_be_read_is_not_an_emp
     assert (refused in recall.damage.problem.what) if recall.damage.problem else not refused
     assert bool(recall.damage.notes) is bool(damage and (damage.nul or damage.torn or damage.garbage))
     try:
-        undo._standing("node", Ran(target=Target(name="node", address="node"), rc=0, stdout=printed))
+        standing._standing("node", Ran(target=Target(name="node", address="node"), rc=0, stdout=printed))
     except GpunodeError as error:
         assert refused and refused in error.what and error.fix
     else:
@@ -194,6 +194,6 @@ def test_a_journal_that_no_node_can_have_filled_is_refused_with_what_to_do(monke
     assert len(parse_snapshot(recall_text(records)).records) == 3
     text = recall_text([*records, *records])
     with pytest.raises(GpunodeError) as found:
-        undo._standing("gpu1", Ran(target=Target(name="gpu1", address="gpu1"), rc=0, stdout=text))
+        standing._standing("gpu1", Ran(target=Target(name="gpu1", address="gpu1"), rc=0, stdout=text))
     assert found.value.what == "gpu1: the journal of this node has 6 records"
     assert "may be moved away" in found.value.fix

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpunode.core.errors import InputError
-from gpunode.core.rollout import Gate, Progress, RolloutPool, Start, Stop, make_pools, next_actions, summary
+from gpunode.core.rollout import Gate, Progress, RolloutPool, Start, Stop, make_pools, next_actions
 from gpunode.core.spec import parse_spec
 from gpunode.core.spec.rollout import RolloutSpec, share
 
@@ -106,12 +106,6 @@ def test_a_host_that_is_back_makes_room_and_one_that_failed_again_does_not() -> 
     assert isinstance(start, Start) and start.hosts == ("a",)
     (stop,) = next_actions(pools, Progress().with_states("b", "failed"))
     assert isinstance(stop, Stop) and "1 failed, 1 may be unavailable" in stop.why
-
-
-def test_the_summary_has_every_host_once() -> None:
-    pool = one_pool()
-    found = summary([pool], Progress().with_states(HOSTS[:3], "done").with_states(HOSTS[3:4], "failed"))["all"]
-    assert sorted(host for hosts in found.values() for host in hosts) == sorted(HOSTS)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

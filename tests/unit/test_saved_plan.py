@@ -27,8 +27,8 @@ from gpunode.edge import desired, detect, saved
 from gpunode.edge.ansible import ahead
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Targets
+from gpunode.edge.fleet import driver, workflow
 from gpunode.edge.fleet import provision as fleet
-from gpunode.edge.fleet import workflow
 from gpunode.edge.fleet.runs import Runs
 
 STEP = Step(role="cuda", option="files", title="Put a file there", value={"files": []})
@@ -50,8 +50,8 @@ class Site:
         monkeypatch.setattr(desired.DesiredState, "_key", lambda *words: KEY)
         for module in (detect, fleet):
             monkeypatch.setattr(module, "probe", self.probe)
-        monkeypatch.setattr(fleet, "run_playbook", self.run_playbook)
-        monkeypatch.setattr(fleet, "give_back", lambda *hosts, **more: None)
+        monkeypatch.setattr(driver, "run_playbook", self.run_playbook)
+        monkeypatch.setattr(driver, "give_back", lambda *hosts, **more: None)
 
     def hosts(self, *names: str) -> None:
         self.inventory.write_text(yaml.safe_dump({"all": {"hosts": {name: {} for name in names}}}))

@@ -33,7 +33,8 @@ from gpunode.edge.ansible.shards import write_shards
 from gpunode.edge.desired import DesiredState, with_secrets
 from gpunode.edge.detect import Targets
 from gpunode.edge.fleet import workflow
-from gpunode.edge.fleet.provision import RunOptions, provision
+from gpunode.edge.fleet.driver import RunOptions
+from gpunode.edge.fleet.provision import provision
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.secrets import handed_over, received
 from gpunode.edge.ssh.shell import Target
@@ -465,7 +466,7 @@ def test_the_record_of_a_run_has_no_secret_and_resumes_with_those_of_gpunode_yml
         asked.append(dict(received(word.partition("=")[2]).values))
         return {"localhost": HostRun(exit=Exit.FAILED, message="played")}
 
-    monkeypatch.setattr("gpunode.edge.fleet.provision.run_playbook", played)
+    monkeypatch.setattr("gpunode.edge.fleet.driver.run_playbook", played)
     before = os.umask(0o022)
     try:
         provision(local_plan(desired, {}), Targets(local=True), desired)

@@ -23,8 +23,7 @@ from gpunode.cli.main import cli
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import HostResult
 from gpunode.edge import report, state
-from gpunode.edge.fleet import events
-from gpunode.edge.fleet import provision as fleet
+from gpunode.edge.fleet import driver, events
 from gpunode.edge.fleet import runs as runs_module
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 from gpunode.edge.isolate import as_error
@@ -213,7 +212,7 @@ def test_any_bytes_that_change_are_an_answer_or_a_sentence(seed: int, tmp_path: 
         for run in journal.latest():
             journal.hosts(run.name)
             assert run.outcome
-        journal.unfinished(["gpu1"])
+        journal.all_unfinished()
         journal.at_work(["gpu1"])
     except GpunodeError as error:
         assert str(path) in error.what and error.fix
@@ -301,13 +300,13 @@ def test_a_disk_that_fills_up_in_a_run_loses_no_result(
 
 def test_a_log_of_a_host_that_cannot_be_written_ends_no_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(["fresh"])
-    heard = fleet._Run._heard
+    heard = driver.Run._heard
 
     def without_folder(run: Any, event: Any) -> None:
-        shutil.rmtree(run.own / "hosts", ignore_errors=True)
-        heard(run, fleet.Event(host=event.host, kind="changed", task="x"))
+        shutil.rmtree(run.folder / "hosts", ignore_errors=True)
+        heard(run, driver.Event(host=event.host, kind="changed", task="x"))
 
-    monkeypatch.setattr(fleet._Run, "_heard", without_folder)
+    monkeypatch.setattr(driver.Run, "_heard", without_folder)
     assert world.provision({}, tmp_path) == {world.hosts[0]: 0}
 
 

@@ -17,9 +17,9 @@ from gpunode.core.model import DriverState, HostResult, Kubernetes, MigInstance,
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
-from gpunode.edge.fleet import undo
+from gpunode.edge.fleet import driver, undo
+from gpunode.edge.fleet.driver import RunCallbacks, RunOptions
 from gpunode.edge.fleet.prepare import prepare
-from gpunode.edge.fleet.provision import RunCallbacks, RunOptions
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 from gpunode.kube.edge.client import Api
 
@@ -44,9 +44,9 @@ class Fleet:
         self.facts: dict[str, NodeFacts] = {}
         self.after: NodeFacts | None = None  # what a node is like once it is undone
         patch.setenv("XDG_STATE_HOME", str(folder))
-        patch.setattr(undo, "run_playbook", self.play)
+        patch.setattr(driver, "run_playbook", self.play)
         patch.setattr(undo, "probe", self.probe)
-        patch.setattr(undo, "give_back", lambda *_, **__: None)
+        patch.setattr(driver, "give_back", lambda *_, **__: None)
 
     def play(self, folder: Path, _: str, *, arguments: Sequence[str], options: Any, **more: Any) -> dict[str, HostRun]:
         hosts = Path(arguments[arguments.index("--limit") + 1].removeprefix("@")).read_text().split()

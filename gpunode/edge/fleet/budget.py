@@ -16,7 +16,6 @@ from gpunode.core.model import HostResult
 from gpunode.core.spec.rollout import RolloutSpec
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, find_hosts
-from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import all_begun, all_unfinished
 from gpunode.edge.isolate import isolated
 from gpunode.edge.lease import leased_to
@@ -32,7 +31,7 @@ class Down:
 
 
 def find_down(
-    hosts: Sequence[HostPlan],
+    hosts: Sequence[Detected],
     untouched: Mapping[str, HostResult],
     specs: Mapping[str, RolloutSpec],
     rollout_of: Callable[[Detected], RolloutSpec | None],
@@ -50,9 +49,9 @@ def find_down(
     begun = all_begun()
     left = {*all_unfinished(), *begun}
     marks = cordoned()
-    found = {h.host for h in hosts if h.host in begun or marks.get(h.host, h.host in left) or leased_to(h.detected)}
+    found = {h.host for h in hosts if h.host in begun or marks.get(h.host, h.host in left) or leased_to(h)}
     good = {host for host, result in untouched.items() if result.ok}
-    quiet = [h.detected for h in hosts if h.host in untouched and h.host in found - good]
+    quiet = [h for h in hosts if h.host in untouched and h.host in found - good]
     idle = [(one.host, spec) for one in quiet if (spec := rollout_of(one))]
     named = {host.host for host in hosts}
     more = _others(named, targets) if targets.limit or left - named else []

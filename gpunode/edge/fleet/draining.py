@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from gpunode.core.checks.gpus import unfit_checks
 from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.desired import Planned
-from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.isolate import isolated
 from gpunode.edge.side_by_side import side_by_side
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from gpunode.kube.edge.client import Api
     from gpunode.kube.edge.nodes import ClusterNodes, Taken
 
+T = TypeVar("T")
 Connect: TypeAlias = "Callable[[], Api]"
 
 _AT_ONCE = 20  # nodes that are drained side by side
@@ -40,21 +39,32 @@ class NodeChange:
     """What a run is about to do to a host, as far as its node of a cluster is concerned."""
 
     facts: NodeFacts
+    drain: DrainSpec
+    has_steps: bool  # False: the host is changed by nothing
     disturbs: bool  # what runs there
     relaid: bool = False  # how its GPUs are cut changes
 
     @classmethod
-    def of(cls, planned: Planned) -> NodeChange:
+    def of(cls, planned: Planned, drain: DrainSpec | None = None) -> NodeChange:
+        """What the plan does; `drain` is in place of that of the spec."""
         steps = planned.plan.steps
-        relaid = any(step.id == "sharing.mig" for step in steps)
-        return cls(facts=planned.facts, disturbs=any(step.disruptive for step in steps), relaid=relaid)
+        return cls(
+            facts=planned.facts,
+            drain=drain or planned.spec.rollout.drain,
+            has_steps=bool(steps),
+            disturbs=any(step.disruptive for step in steps),
+            relaid=any(step.id == "sharing.mig" for step in steps),
+        )
 
+    @property
+    def is_node(self) -> bool:
+        """Whether the host is a node of Kubernetes that may be drained at all."""
+        return self.drain.when != "never" and self.facts.kubernetes.present
 
-def concerns(drain: DrainSpec, change: NodeChange) -> bool:
-    """Whether a host is to be emptied first: a node of Kubernetes, for a change that disturbs what runs there."""
-    if drain.when == "never" or not change.facts.kubernetes.present:
-        return False
-    return drain.when == "always" or change.disturbs
+    @property
+    def drains(self) -> bool:
+        """Whether the host is to be emptied first."""
+        return self.is_node and self.has_steps and (self.drain.when == "always" or self.disturbs)
 
 
 def undone(taken: Taken, before: NodeFacts, after: NodeFacts) -> Taken:
@@ -79,134 +89,84 @@ class NodeDrains:
 
         return ClusterNodes(self._connect, self._notify, self._worker)
 
-    def cordoned(self, hosts: Mapping[str, NodeChange], drains: Mapping[str, DrainSpec]) -> dict[str, bool]:
-        """Whether a gpunode has cordoned the node, for the hosts that would be drained; {} where nobody can say."""
-        facts = {h: p.facts for h, p in hosts.items() if drains[h].when != "never" and p.facts.kubernetes.present}
+    def cordoned(self, hosts: Mapping[str, NodeChange]) -> dict[str, bool]:
+        """Whether a gpunode has cordoned the node, for the hosts that may be drained; {} where the cluster is mute."""
+        facts = {host: change.facts for host, change in hosts.items() if change.is_node}
         found = isolated("", lambda: self.nodes.cordoned(facts)) if facts else set()
         return {} if isinstance(found, GpunodeError) else {host: host in found for host in facts}
 
-    def previews(self, hosts: Mapping[str, NodeChange], drains: Mapping[str, DrainSpec]) -> list[DrainPreview]:
+    def refusal(self, hosts: Mapping[str, NodeChange]) -> GpunodeError | None:
+        """Why the cluster does not let us drain these hosts; nothing is changed."""
+        facts = {host: change.facts for host, change in hosts.items()}
+        drains = {host: change.drain for host, change in hosts.items()}
+        return isolated("", lambda: self.nodes.check(facts, drains)) if hosts else None
+
+    def previews(self, hosts: Mapping[str, NodeChange]) -> list[DrainPreview]:
         """What draining would do now, for the hosts that it would be done for; nothing is changed."""
-        facts = {h: p.facts for h, p in hosts.items() if concerns(drains[h], p)}
-        if error := isolated("", lambda: self.nodes.check(facts, drains)) if facts else None:
-            return [DrainPreview(host=host, error=error) for host in facts]
-        found: dict[str, DrainPreview] = {}
+        drained = {host: change for host, change in hosts.items() if change.drains}
+        if error := self.refusal(drained):
+            return [DrainPreview(host=host, error=error) for host in drained]
 
-        def one(host: str) -> None:
-            preview = isolated(host, lambda: self.nodes.preview(host, facts[host], drains[host]))
-            found[host] = DrainPreview(host=host, error=preview) if isinstance(preview, GpunodeError) else preview
+        def preview(host: str) -> DrainPreview:
+            return self.nodes.preview(host, drained[host].facts, drained[host].drain)
 
-        self._each(one, facts)
-        return [found[host] for host in facts]
+        came = self._each(preview, drained)
+        return [DrainPreview(host=h, error=p) if isinstance(p, GpunodeError) else p for h, p in came.items()]
 
-    def refused(self, hosts: Mapping[str, NodeChange], drains: Mapping[str, DrainSpec]) -> dict[str, HostResult]:
-        """Hosts that would be drained, where the cluster does not let us: said before anything is changed."""
-        facts = {h: p.facts for h, p in hosts.items() if concerns(drains[h], p)}
-        error = isolated("", lambda: self.nodes.check(facts, drains)) if facts else None
-        if error is None:
-            return {}
-        return {host: _not_begun(host, error) for host in facts}
+    def claim_all(self, hosts: Mapping[str, NodeChange]) -> tuple[dict[str, Taken], dict[str, GpunodeError]]:
+        """Those of `hosts` that were emptied, and why others could not be.
 
-    def claim_all(
-        self,
-        hosts: Mapping[str, NodeChange],
-        drains: Mapping[str, DrainSpec],
-        unfinished: Collection[str] = (),
-    ) -> tuple[dict[str, Taken], dict[str, HostResult]]:
-        """Those of `hosts` that were emptied; and the results of those that could not be, and get no play.
-
-        A host of `unfinished` whose node an earlier run has left cordoned is with them, whatever is still to be done.
+        One that is not to be drained is taken where an earlier run has left its node cordoned.
         """
-        taken: dict[str, Taken] = {}
-        refused: dict[str, HostResult] = {}
 
-        def one(host: str) -> None:
-            change, drain = hosts[host], drains[host]
-            emptied: Taken | GpunodeError | None
-            if concerns(drain, change):
-                emptied = isolated(host, lambda: self.nodes.take(host, change.facts, drain, relaid=change.relaid))
-            elif host in unfinished and drain.when != "never" and change.facts.kubernetes.present:
-                emptied = isolated(host, lambda: self.nodes.left(host, change.facts))
-            else:
-                return
-            if isinstance(emptied, GpunodeError):
-                refused[host] = _not_begun(host, emptied)
-            elif emptied:
-                taken[host] = emptied
+        def claim(host: str) -> Taken | None:
+            change = hosts[host]
+            if not change.drains:
+                return self.nodes.left(host, change.facts)
+            return self.nodes.take(host, change.facts, change.drain, relaid=change.relaid)
 
-        with contextlib.suppress(InterruptedByUser):
-            self._each(one, hosts)
-        if self._worker.cancelled.is_set():
-            cut = InterruptedByUser("interrupted")
-            refused |= {host: _not_begun(host, cut) for host in hosts if host not in (taken.keys() | refused.keys())}
-        return taken, refused
+        came = self._each(claim, hosts)
+        errors = {host: one for host, one in came.items() if isinstance(one, GpunodeError)}
+        return {host: one for host, one in came.items() if one and not isinstance(one, GpunodeError)}, errors
 
     def release_all(
         self,
         taken: Mapping[str, Taken],
         results: Mapping[str, HostResult],
-        drains: Mapping[str, DrainSpec],
+        hosts: Mapping[str, NodeChange],
         boots: Mapping[str, str],
     ) -> dict[str, HostResult]:
-        """The results of emptied hosts, with what came of giving them back; one whose play failed stays cordoned.
+        """The results of emptied hosts, with what came of giving them back; one that failed stays cordoned.
 
         `boots`: the boot that each host itself has now.
         """
-        stays = {
-            h: replace(r, message=f"{r.message} (node {taken[h].node} stays cordoned)")
-            for h, r in results.items()
-            if h in taken
-        }
-        ends = {host: result for host, result in stays.items() if not result.ok}
 
-        def one(host: str) -> None:
-            boot = boots.get(host, "")
-            error = isolated(host, lambda: self.nodes.give_back(taken[host], drains[host], boot_id=boot, host=host))
-            text = f"{results[host].message}, but the node stays cordoned: {error}"
-            ends[host] = replace(results[host], outcome=error.outcome, message=text) if error else results[host]
+        def give_back(host: str) -> None:
+            self.nodes.give_back(taken[host], hosts[host].drain, boot_id=boots.get(host, ""), host=host)
 
+        came = self._each(give_back, [host for host in taken if results[host].ok])
+        return {host: _released(results[host], one.node, came.get(host)) for host, one in taken.items()}
+
+    def _each(self, act: Callable[[str], T], hosts: Iterable[str]) -> dict[str, T | GpunodeError]:
+        """What `act` made of each host; at an interrupt each has moments to uncordon a node that it drains."""
+        found: dict[str, T | GpunodeError] = {}
+
+        def one(host: str, _: object) -> None:
+            found[host] = isolated(host, lambda: act(host))
+
+        names = list(hosts)
         with contextlib.suppress(InterruptedByUser):
-            self._each(one, stays.keys() - ends.keys())
-        return {host: ends.get(host) or replace(result, outcome="interrupted") for host, result in stays.items()}
-
-    def open_again(self, hosts: Mapping[str, Planned]) -> dict[str, HostResult]:
-        """Nodes that an earlier run, killed or failed, left cordoned, and that are now what they should be: given back.
-
-        `hosts` are those that nothing is to be done on; the results of those that were given back, or could not be.
-        """
-        drains = {host: planned.spec.rollout.drain for host, planned in hosts.items() if not planned.plan.problems}
-        asked = [h for h, drain in drains.items() if drain.when != "never" and hosts[h].facts.kubernetes.present]
-        if not asked:
-            return {}
-        journal = Runs()
-        started = journal.unfinished(asked)
-        results: dict[str, HostResult] = {}
-
-        def one(host: str) -> None:
-            error = isolated(host, lambda: give_back(host, hosts[host].facts))
-            if error:
-                text = f"nothing to do, but the node stays cordoned: {error}"
-                results[host] = HostResult(host=host, outcome=error.outcome, message=text)
-
-        def give_back(host: str, facts: NodeFacts) -> None:
-            taken = self.nodes.left(host, facts)
-            if taken is None:
-                return
-            if unfit := unfit_checks(facts):
-                raise GpunodeError("; ".join(check.message for check in unfit), fix=unfit[0].fix)
-            self.nodes.give_back(taken, drains[host], boot_id=facts.boot_id, host=host)
-            results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
-            journal.ended(started[host], [results[host]], {host: hosts[host].plan.facts_hash})
-
-        self._each(one, started)
-        journal.close()
-        return results
-
-    def _each(self, act: Callable[[str], None], hosts: Iterable[str]) -> None:
-        """At an interrupt each has moments to uncordon a node that it drains.  Raises InterruptedByUser."""
-        work = lambda host, deadline: act(host)  # noqa: E731
-        side_by_side(work, list(hosts), at_once=_AT_ONCE, stop=self._worker.cancelled)
+            side_by_side(one, names, at_once=_AT_ONCE, stop=self._worker.cancelled)
+        return {host: found.get(host, InterruptedByUser("interrupted")) for host in names}
 
 
-def _not_begun(host: str, error: GpunodeError) -> HostResult:
-    return HostResult(host=host, outcome=error.outcome, message=f"not started: {error}", touched=False)
+def _released(result: HostResult, node: str, error: GpunodeError | None) -> HostResult:
+    if not result.ok:
+        return replace(result, message=f"{result.message} (node {node} stays cordoned)")
+    return stays_cordoned(result, error) if error else result
+
+
+def stays_cordoned(result: HostResult, error: GpunodeError) -> HostResult:
+    """The result of a host whose node could not be given back."""
+    text = f"{result.message}, but the node stays cordoned: {error}"
+    return replace(result, outcome=error.outcome if result.ok else result.outcome, message=text)

@@ -56,10 +56,11 @@ class Rollout:
         *,
         forks: int = 50,
         deadline: float = math.inf,  # seconds from now: then nothing more is started
+        cancelled: threading.Event | None = None,
     ) -> None:
         self.pools, self.classes, self.hooks = pools, classes, hooks
         self.forks, self.progress = forks, Progress()
-        self.cancelled = threading.Event()
+        self.cancelled = cancelled or threading.Event()
         self._until = time.monotonic() + deadline
         self._jobs = 0
         self._begun: set[tuple[str, int]] = set()

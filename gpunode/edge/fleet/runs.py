@@ -265,11 +265,6 @@ class Runs:
                 fix=f"wait for it (gpunode runs show {other.name}), or end it",
             )
 
-    def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
-        """Those of `hosts` that the newest run that began with them did not bring to a good end; with that run."""
-        started = self.all_unfinished()
-        return {host: started[host] for host in hosts if host in started}
-
     def all_unfinished(self) -> dict[str, str]:
         """Every host that the newest run that began with it is at work on, or did not bring to a good end; with it."""
         rows = self._rows(
@@ -482,14 +477,9 @@ def _run(row: tuple[Any, ...]) -> RunRow:
     if not isinstance(request, dict):
         raise TypeError("the request of a run is no object")
     return RunRow(
-        name=str(name),
-        verb=str(verb),
-        started=_time(started),
-        ended=_time(ended),
-        status=str(status),
-        request=request,
-        controller=str(controller),
-    )
+        name=str(name), verb=str(verb), started=_time(started), ended=_time(ended), status=str(status),
+        request=request, controller=str(controller),
+    )  # fmt: skip
 
 
 def _host(row: tuple[Any, ...]) -> HostRow:
@@ -497,21 +487,10 @@ def _host(row: tuple[Any, ...]) -> HostRow:
     if state not in get_args(RunState):
         raise ValueError(f"a host is in state {state!r}")
     return HostRow(
-        run=str(run),
-        host=str(host),
-        pool=str(pool),
-        wave=int(wave),
-        plan=str(plan),
-        state=state,
-        exit=None if code is None else int(code),
-        step=str(step),
-        message=str(message),
-        started=_time(started),
-        ended=_time(ended),
-        log=str(log),
-        found=str(found),
-        touched=bool(touched),
-    )
+        run=str(run), host=str(host), pool=str(pool), wave=int(wave), plan=str(plan), state=state,
+        exit=None if code is None else int(code), step=str(step), message=str(message), started=_time(started),
+        ended=_time(ended), log=str(log), found=str(found), touched=bool(touched),
+    )  # fmt: skip
 
 
 def _time(text: str | None) -> str:

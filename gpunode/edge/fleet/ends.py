@@ -1,0 +1,87 @@
+"""What provision says of a host at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpunode.core.checks.gpus import unfit_checks
+from gpunode.core.checks.health import Expected, presence_checks
+from gpunode.core.items.first_boot import prepares
+from gpunode.core.model import Check, HostOutcome, HostResult, Plan
+from gpunode.core.report.text import news
+from gpunode.edge.ansible.runner import HostRun
+from gpunode.edge.fleet.host_plan import HostPlan
+
+
+def untouched(host: HostPlan, expected: Expected | None) -> HostResult:
+    """A host that nothing is to be done on, or nothing can be."""
+    if host.plan is None:
+        return HostResult(host=host.host, outcome=host.outcome, message=str(host.error))
+    if problems := host.plan.problems:
+        return _with_fixes(HostResult(host=host.host, outcome="refused"), [(p.what, p.fix) for p in problems])
+    result = _with_gpus(HostResult(host=host.host, message="nothing to do"), host, expected)
+    return replace(result, message="; ".join(("nothing to do", *host.plan.warnings))) if result.ok else result
+
+
+def played(host: HostPlan, run: HostRun | None, *, check: bool) -> HostResult:
+    """What Ansible says of a host, where there is nothing more to ask."""
+    if run is None:
+        return HostResult(host=host.host, outcome="failed", message="Ansible never got to this host")
+    result = HostResult(
+        host=host.host, outcome=run.exit.outcome, message=run.sentence, changed=tuple(run.changed),
+        checks=tuple(Check(**c) for c in run.checks), diffs=tuple(run.diffs),
+    )  # fmt: skip
+    if check and not run.exit:
+        return replace(result, outcome="pending", message=f"would change {len(run.changed)} things")
+    return result
+
+
+def settled(result: HostResult, before: Plan, after: HostPlan, expected: Expected | None) -> HostResult:
+    """The result of a good play, by the probe after it: the plan must be empty; what is left is named, and pending."""
+    failed = [c.id for c in result.checks if c.status == "failed"]
+    if failed:
+        return replace(result, outcome="failed", message=f"done, but these checks failed: {', '.join(failed)}")
+    if after.plan is None:
+        return replace(result, outcome="failed", message=f"done, but probing again failed: {after.error}")
+    left = [s.title for s in after.plan.steps if s.role not in ("preflight", "verify")]
+    left += [p.what for p in after.plan.problems]
+    if left:
+        return replace(result, outcome="pending", message=f"done, but still to do: {'; '.join(left)}")
+    steps = len(news(before))
+    applied = f"{steps} step{'s' if steps > 1 else ''} applied, nothing pending" if steps else "nothing to do"
+    return _with_gpus(replace(result, message=applied), after, expected)
+
+
+def accepted(result: HostResult, measured: HostResult) -> HostResult:
+    """A result with what was measured: what failed is a failed host; what is not proven is said, and holds no node."""
+    ids = {check.id for check in result.checks}
+    more = tuple(check for check in measured.checks if check.id not in ids or check.status == "failed")
+    result = replace(result, checks=(*result.checks, *more))
+    if failed := [f"{check.id}: {check.message}" for check in measured.checks if check.status == "failed"]:
+        return replace(result, outcome="failed", message=f"{result.message}, but not accepted: {'; '.join(failed)}")
+    unproven = [check for check in measured.checks if check.status == "not-proven"]
+    if measured.outcome == "refused" or not any(check.id.startswith("accept.") for check in measured.checks):
+        text = f"not measured: {unproven[-1].message if unproven else measured.message}"
+    else:
+        text = f"accepted, not proven: {', '.join(check.id for check in unproven)}" if unproven else "accepted"
+    return replace(result, message=f"{result.message}; {text}")
+
+
+def _with_gpus(result: HostResult, host: HostPlan, expected: Expected | None) -> HostResult:
+    """The result, unless GPUs are missing or cannot be used: failed, or pending for a machine that has none."""
+    if host.planned is None or prepares(host.planned.spec):
+        return result
+    facts = host.planned.facts
+    present = presence_checks(facts, expected) if expected else []
+    missing = [check for check in (*present, *unfit_checks(facts)) if check.status == "failed"]
+    if not missing:
+        return result
+    outcome: HostOutcome = "pending" if all(check.id == "gpu.present" for check in missing) else "failed"
+    found = [(check.message, check.fix) for check in missing]
+    return _with_fixes(replace(result, outcome=outcome), found)
+
+
+def _with_fixes(result: HostResult, found: Sequence[tuple[str, str]]) -> HostResult:
+    """The result with what was found after its message, and what to do about all of it."""
+    return replace(result, message="; ".join(filter(None, (result.message, *(f"{w} (fix: {f})" for w, f in found)))))
