@@ -272,6 +272,10 @@ def test_the_plan_wants_a_specification_where_an_engine_goes_by_it() -> None:
     assert KEY not in want(replace(node, runtimes=(podman,)), {"runtimes": {"podman": {"manage": "ignore"}}}).items
     assert KEY in want(NODE, {}).items, "one that nvidia-ctk made is kept fresh"
     assert KEY not in want(NodeFacts(runtimes=(podman,)), {}).items, "without a driver none can be made"
+    mig = {"sharing": {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 7}}}}
+    assert KEY in want(replace(node, runtimes=(containerd,)), mig).items, (
+        "the toolkit's unit makes one before GPUs are cut"
+    )
 
 
 def test_the_plan_says_what_the_specification_is() -> None:

@@ -221,12 +221,16 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
 
 
 def _cdi(question: Question) -> Iterator[Item]:
-    """The CDI specification, where an engine goes by it, or one that nvidia-ctk made is there."""
+    """The CDI specification, where an engine goes by it, or one that nvidia-ctk made is there.
+
+    The toolkit's own unit makes one as soon as it is installed: of GPUs that MIG cuts only afterwards.
+    """
     facts, templates = question.facts, question.templates
     configured = (request for request, _ in requests(facts, question.spec))
     engines = tuple(request.runtime for request in configured if request.runtime in BY_CDI or request.cdi)
     driver = question.solution.driver or facts.driver.loaded  # nvidia-ctk asks it
-    if driver and (engines or made_by_ctk(facts).cdi.specs):
+    cut = question.solution.toolkit and question.spec.sharing.strategy == "mig"
+    if driver and (engines or cut or made_by_ctk(facts).cdi.specs):
         units = {name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")}
         yield from cdi_settings(facts, question.solution.toolkit.version if question.solution.toolkit else "", engines)
         yield Specification(units=units, engines=engines)
