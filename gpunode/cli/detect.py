@@ -316,5 +316,5 @@ def _problems(facts: NodeFacts) -> Iterator[tuple[str, str]]:
         yield "packages", f"broken packages: {', '.join(facts.broken_packages)}"
     if facts.package_lock:
         yield "packages", f"the package manager is locked by {facts.package_lock}"
-    for text in (*facts.malformed, *facts.notes):  # SECTION: WHAT
+    for text in (*facts.malformed, *map(str, facts.invalid), *facts.notes):  # SECTION: WHAT
         yield (text.partition(": ")[0] if ": " in text else "probe"), text

@@ -172,7 +172,8 @@ def test_an_object_without_a_name_goes_whole_and_another_field_alone() -> None:
     assert found.kernels == (Kernel(release="6.1.0"), Kernel(release="6.2.0"))
     assert [*found.packages] == ["a"]
     assert found.distro == Distro(id="debian")
-    assert len(found.malformed) == 4
+    assert len(found.malformed) == 2
+    assert [(one.section, one.thing) for one in found.invalid] == [("kernels", "6.2.0"), ("packages", "b")]
 
 
 # ---------------------------------------------------------------- any probe at all

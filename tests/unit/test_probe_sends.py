@@ -29,6 +29,8 @@ PROBE = script("probe.sh")
 # what goes wrong with a probe, and what no recorded node has (tests of their own have sections by hand)
 NOT_RECORDED = {
     "malformed",
+    "invalid",
+    "not_started",
     "notes",
     "unread",
     "first_boot",

@@ -16,6 +16,7 @@ from gpunode.core.checks.pcie import pcie_checks, peer_checks
 from gpunode.core.checks.rdma import port_checks
 from gpunode.core.engines import BY_CDI
 from gpunode.core.facts.cdi import of_others, stale, twice, unproven
+from gpunode.core.facts.vet import LOOK
 from gpunode.core.items.driver import fenced
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
@@ -245,6 +246,7 @@ def health_checks(
     `driver` says whether somebody wants one: where `driver.branch` is none, a node without it is not at fault.
     """
     first, revoked = tuple(first_boot_checks(facts)), knowledge.revoked_keys()
+    first = (*_left_out(facts), *first)
     if prepared(facts):
         return [*first, *drift_checks(facts, revoked)]
     present = presence_checks(facts, expected or Expected())
@@ -252,7 +254,7 @@ def health_checks(
         return [*present, *first]
     gpus = (
         *present,
-        *_driver(facts, driver),
+        *_driver(facts, driver, knowledge),
         *gpu_checks(facts),
         *pcie_checks(facts),
         *nvlink_checks(facts, knowledge),
@@ -272,7 +274,14 @@ def health_checks(
     ]
 
 
-def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:
+def _left_out(facts: NodeFacts) -> Iterator[Check]:
+    """Values of one thing among others that are none: nothing was judged by them."""
+    if facts.invalid:
+        text = "; ".join(map(str, facts.invalid))
+        yield Check(id="probe.values", status="not-proven", message=text, fix=LOOK)
+
+
+def _driver(facts: NodeFacts, wanted: bool, knowledge: Knowledge) -> Iterator[Check]:
     loaded, userspace = facts.driver.loaded, facts.driver.userspace
     if not loaded and not wanted:
         why = "no NVIDIA kernel module is loaded, and driver.branch is none"
@@ -300,20 +309,35 @@ def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:
         )
         fix = "systemctl show ssh sshd -p DeviceAllow; log in where all GPUs may be opened"
         yield Check(id="gpu.count", status="not-proven", message=text, fix=fix)
-    elif facts.driver.smi:
-        text = f"nvidia-smi: {facts.driver.smi}"
-        yield Check(id="gpu.count", status="failed", message=text, fix=fault_fix(facts.driver.smi))
-    elif seen != present:
-        missing = sorted({g.slot for g in facts.gpus} - {n.slot for n in facts.nvml})
+    elif facts.driver.smi or seen != present:
+        smi = f"nvidia-smi: {facts.driver.smi}" if facts.driver.smi else ""
+        text = "; ".join(filter(None, (smi, _missing(facts, knowledge))))
         yield Check(
             id="gpu.count",
             status="failed",
-            message=f"PCI shows {present} GPUs, the driver {seen}; missing: {', '.join(missing) or '?'}",
-            fix="dmesg | grep -e NVRM -e Xid; a GPU that fell off the bus needs a cold start",
+            message=text,
+            fix=fault_fix(facts.driver.smi) if facts.driver.smi else _LOST,
         )
     else:
         seen_all = "the GPU" if present == 1 else f"all {present} GPUs"
         yield Check(id="gpu.count", status="passed", message=f"the driver sees {seen_all} of PCI")
+
+
+def _missing(facts: NodeFacts, knowledge: Knowledge) -> str:
+    """The GPUs of PCI that the driver does not list, each with its model and the driver's last words; "" for none."""
+    seen = {gpu.slot for gpu in facts.nvml}
+    missing = [gpu for gpu in facts.gpus if gpu.slot not in seen]
+    if not missing and len(facts.nvml) == len(facts.gpus):
+        return ""
+    said = {xid.slot: xid.line.partition("NVRM: ")[2] for xid in facts.xids}
+    said |= {one.slot or (missing[0].slot if len(missing) == 1 else ""): one.words for one in facts.not_started}
+    named = []
+    for gpu in missing:
+        model = knowledge.gpu(gpu.id)
+        name = f"{gpu.slot} ({model.name if model else gpu.label or gpu.id})"
+        named.append(f"{name}: «{said[gpu.slot]}»" if said.get(gpu.slot) else name)
+    counted = f"PCI shows {_gpus(len(facts.gpus))}, the driver {len(facts.nvml)}"
+    return f"{counted}; missing: {', '.join(named) or '?'}"
 
 
 def _cdi(facts: NodeFacts) -> Iterator[Check]:

@@ -17,13 +17,15 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "since.run": "(warning, with --since) the run did not bring this host to an end, or did not have it",
     },
     "Health, from the probe alone (`gpunode verify`)": {
+        "probe.values": "*not-proven* where a value of a GPU, a file or an engine is invalid and was left out: nothing "
+        "was judged or changed by it",
         "gpu.present": "no NVIDIA GPU is on PCI (exit code 3; a warning with `--allow-no-gpu`)",
         "gpu.expected": "there are not as many GPUs as `--expect-gpus` or `verify.expect_gpus` say",
         "gpu.gone": "a GPU is gone that the last good run found on this host (the journal of this controller)",
         "driver.loaded": "no NVIDIA kernel module is loaded (*not-proven* where `driver.branch` is none)",
         "driver.versions-match": "kernel module and user space have different versions",
-        "gpu.count": "the driver sees fewer GPUs than PCI, or nvidia-smi fails; *not-proven* where the session's "
-        "device cgroup hides them",
+        "gpu.count": "the driver sees fewer GPUs than PCI, or nvidia-smi fails: names each that is missing, with the "
+        "driver's words where it could not start; *not-proven* where the session's device cgroup hides them",
         "gpu.fault": "the driver cannot speak for a GPU: it requires a reset, is lost, or its answer is an error",
         "gpu.recovery": "the driver recommends to reset a GPU, to drain it or to reboot (`gpu_recovery_action`; no "
         "such check where the driver does not know it)",

@@ -15,6 +15,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts.driver import (
     read_driver,
     read_loaded_modules,
+    read_not_started,
     read_nvlink,
     read_nvml,
     read_sharing,
@@ -115,8 +116,8 @@ _TOOLKIT = re.compile(r"version:? v?(\d{1,4}\.\d{1,4}\.\d{1,4}(?:[-~][\w.]+)?)",
 def parse_probe(text: str) -> NodeFacts:
     """The facts in a probe text (docs/probe.md).
 
-    Content that is not understood becomes a note; a value that its grammar does not allow is no fact and stands in
-    `malformed`.  Raises InputError only when the text is no probe, one of another format, or was cut off.
+    Content that is not understood becomes a note; a value that its grammar does not allow is no fact, as vet.py says.
+    Raises InputError only when the text is no probe, one of another format, or was cut off.
     """
     probe = split_probe(text)
     init = "systemd" if probe.value("system", "init") == "systemd" else "other" if "system" in probe.sections else ""
@@ -168,6 +169,7 @@ def parse_probe(text: str) -> NodeFacts:
         "gpu_containers": read_gpu_containers(probe),
         "cdi": read_cdi(probe, files),
         "xids": read_xids(probe),
+        "not_started": read_not_started(probe),
         "nvlink_inactive": read_nvlink(probe),
         "topology": read_topology(probe),
         "pcie": read_pcie(probe),

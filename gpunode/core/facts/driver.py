@@ -11,12 +11,13 @@ from typing import Any
 
 from gpunode.core.facts.machine import VERSION
 from gpunode.core.facts.text import Probe, stated
-from gpunode.core.model import DriverState, MigInstance, NvmlGpu, PciDevice, Service, Sharing, Topology, Xid
+from gpunode.core.model import DriverState, MigInstance, NotStarted, NvmlGpu, PciDevice, Service, Sharing, Topology, Xid
 
 _LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
 _PACKAGED = re.compile(r"/(?:usr/)?lib(?:32|64|x32)?/|\Z")  # where packages and NVIDIA's installer put it
 # with MIG the instance follows the GPU, drivers before 340 leave out the word PCI
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})(?: GPU-[A-Z]{1,4}:[0-9a-fA-F]{1,4}){0,2}\): (\d{1,5})\b")
+_NOT_STARTED = re.compile(r"NVRM: (?:GPU ([0-9a-fA-F:.]{12,16}): )?(RmInitAdapter failed\b.*)")
 _LINK = re.compile(r"\s*Link (\d{1,3}): (.*)")
 _SPEED = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
 _ALL_DOWN = re.compile(r"\s*(?:NVML: ?)?Unable to retrieve NVLink information as all links are inactive", re.IGNORECASE)
@@ -219,6 +220,12 @@ def read_xids(probe: Probe) -> tuple[Xid, ...]:
             slot = match[1].lower() if "." in match[1] else f"{match[1].lower()}.0"
             found.append(Xid(code=int(match[2]), slot=slot, line=line.strip()))
     return tuple(found)
+
+
+def read_not_started(probe: Probe) -> tuple[NotStarted, ...]:
+    """What the driver says since boot of GPUs that it could not start, in the order of their slots."""
+    found = {(m[1] or "", m[2].strip()) for line in probe.lines("xids") if (m := _NOT_STARTED.search(line))}
+    return tuple(NotStarted(slot=slot.lower(), words=words) for slot, words in sorted(found))
 
 
 def read_nvlink(probe: Probe) -> tuple[str, ...]:

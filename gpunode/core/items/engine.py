@@ -186,9 +186,16 @@ def _cdi_of_pods(facts: NodeFacts, spec: Spec, name: str) -> Literal[True] | Non
     return True if plugin.by_cdi_alone or not without else None  # an engine that has none refuses it
 
 
+def unjudged(facts: NodeFacts, name: str) -> bool:
+    """Whether a value of the engine, or of the kubelet that may use it, was invalid: then it is left as it is."""
+    return any((one.section, one.thing) in (("runtimes", name), ("kubernetes", "")) for one in facts.invalid)
+
+
 def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
     """Whether an engine is to be configured: auto takes those that are there, next to a kubelet only its own."""
     installed = facts.runtime(name) is not None
+    if installed and unjudged(facts, name):
+        return False
     if engine.manage == "auto":
         kubelets = kubelet_engine(facts)
         return installed and (kubelets is None or name == kubelets.name or name not in DAEMONS)

@@ -433,6 +433,26 @@ class Xid:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NotStarted:
+    """What the driver wrote into the kernel log of a GPU that it could not start; older ones do not say of which."""
+
+    slot: Annotated[str, SLOT] = ""
+    words: Annotated[str, LINE] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invalid:
+    """What was left out of one thing among others, since it is no such value: a GPU's, a file's, an engine's."""
+
+    section: Annotated[str, WORD]  # of the probe
+    thing: Annotated[str, LINE] = ""  # what it is called: a PCI slot, a path, docker
+    what: Annotated[str, LINE] = ""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.section, self.thing, self.what)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeFacts:
     """All that one probe found.  Absent things are empty; what could not be asked stands in `notes`."""
 
@@ -481,6 +501,7 @@ class NodeFacts:
     gpu_containers: tuple[GpuContainer, ...] = field(default=(), metadata=VOLATILE)
     cdi: Cdi = Cdi()
     xids: tuple[Xid, ...] = field(default=(), metadata=VOLATILE)
+    not_started: tuple[NotStarted, ...] = field(default=(), metadata=VOLATILE)
     # "GPU 0 link 3"; "GPU 0: all links" where its like has some up
     nvlink_inactive: tuple[Annotated[str, LINE], ...] = field(default=(), metadata=VOLATILE)
     topology: Topology = field(default=Topology(), metadata=VOLATILE)  # with two GPUs or more
@@ -500,7 +521,9 @@ class NodeFacts:
     denied: tuple[Annotated[str, LINE], ...] = field(default=(), metadata=VOLATILE)
     # "section: what was missing or not permitted"
     notes: tuple[Annotated[str, LINE], ...] = field(default=(), metadata=VOLATILE)
-    # "section: 'text' is not a valid kernel release": what was left out (core/facts/vet.py)
+    # what was left out of one thing, the rest of the node goes on (core/facts/vet.py)
+    invalid: tuple[Invalid, ...] = ()
+    # "section: 'text' is not a valid kernel release": what was left out, and the whole node rests on it
     malformed: tuple[Annotated[str, LINE], ...] = ()
 
     def runtime(self, name: str) -> Runtime | None:

@@ -15,6 +15,7 @@ from gpunode.core.diff import unified
 from gpunode.core.engines import ENGINES
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, masked_hash
+from gpunode.core.facts.vet import LOOK
 from gpunode.core.items.cdi import cdi_warnings
 from gpunode.core.items.engine import manages, requests
 from gpunode.core.items.file import File
@@ -100,6 +101,8 @@ def make_plan(
     )
     if facts.malformed:  # nothing that such a node reports is a reason to change it
         return replace(base, problems=tuple(map(_malformed, facts.malformed)))
+    left_out = (f"{one}: left out, and nothing is changed that rests on it" for one in facts.invalid)
+    base = replace(base, warnings=(*base.warnings, *left_out))
     if not (facts.has_gpu or prepares(spec)):
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(*base.warnings, warning))
@@ -222,8 +225,7 @@ def _preflight(case: HostCase, found: Sequence[Step]) -> list[Step]:
 def _malformed(doubt: str) -> Problem:
     return Problem(
         what=f"the node reports an invalid value: {doubt}",
-        fix="look at that section of the probe (gpunode detect HOST --save DIR) and fix its cause on the node: "
-        "a broken program prints such values, and so does a compromised node",
+        fix=f"{LOOK}: a broken program prints such values, and so does a compromised node",
     )
 
 

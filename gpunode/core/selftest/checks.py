@@ -149,9 +149,8 @@ def _shells(evidence: RecordEvidence) -> SourceFinding:
 
 def _readable(evidence: RecordEvidence) -> SourceFinding:
     lost = [note for note in evidence.facts.notes if ": not understood: " in note]
-    return SourceFinding(
-        message="every line of the probe was understood", differences=[*evidence.facts.malformed, *lost]
-    )
+    lost += [*evidence.facts.malformed, *map(str, evidence.facts.invalid)]
+    return SourceFinding(message="every line of the probe was understood", differences=lost)
 
 
 def _driver(evidence: RecordEvidence) -> SourceFinding:

@@ -338,15 +338,22 @@ probe_topology() {
   case $answer in *"$newline| 1, "*) ask_hardware 5 nvidia-smi topo -m ;; esac
 }
 
+# gpu_faults: of a kernel log, the last 50 Xids, and once each what the driver says of a GPU that it could not start
+gpu_faults() {
+  awk '/NVRM: Xid/ { xid[count++] = $0 }
+    /NVRM: .*RmInitAdapter failed/ { words = $0; sub(/.*NVRM: /, "", words); start[words] = $0 }
+    END { for (i = count > 50 ? count - 50 : 0; i < count; i++) print xid[i]; for (words in start) print start[words] }'
+}
+
 probe_xids() {
   local kernel_log
   [ -d /proc/driver/nvidia ] || return 0
-  if kernel_log=$(within 3 dmesg 2>/dev/null | grep 'NVRM: Xid' | tail -n 50; within 3 dmesg >/dev/null 2>&1); then
-    printf '%s\n' "$kernel_log" | quote
+  if kernel_log=$(within 3 dmesg 2>/dev/null | gpu_faults; within 3 dmesg >/dev/null 2>&1); then
+    [ -z "$kernel_log" ] || printf '%s\n' "$kernel_log" | quote
   elif ! have journalctl; then
     denied "dmesg is not permitted, and no journalctl"
   elif [ "$(within 5 journalctl -q -k -b -n 1 --no-pager -o cat 2>/dev/null)" ]; then
-    within 5 journalctl -k -b --no-pager -o short 2>/dev/null | grep 'NVRM: Xid' | tail -n 50 | quote
+    within 5 journalctl -k -b --no-pager -o short 2>/dev/null | gpu_faults | quote
   else
     denied "neither dmesg nor the journal of the kernel is permitted"
   fi

@@ -209,6 +209,9 @@ facts:
     xids:
       description: 'Xids. Keys: code, slot, line.'
       type: list
+    not_started:
+      description: 'Not started. Keys: slot, words.'
+      type: list
     nvlink_inactive:
       description: '"GPU 0 link 3"; "GPU 0: all links" where its like has some up.'
       type: list
@@ -251,7 +254,12 @@ facts:
     notes:
       description: '"section: what was missing or not permitted".'
       type: list
+    invalid:
+      description: 'What was left out of one thing, the rest of the node goes on (core/facts/vet.py).
+        Keys: section, thing, what.'
+      type: list
     malformed:
-      description: '"section: ''text'' is not a valid kernel release": what was left out (core/facts/vet.py).'
+      description: '"section: ''text'' is not a valid kernel release": what was left out, and the
+        whole node rests on it.'
       type: list
 """
