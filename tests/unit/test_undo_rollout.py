@@ -20,7 +20,7 @@ from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import driver, undo
 from gpunode.edge.fleet.driver import RunCallbacks, RunOptions
 from gpunode.edge.fleet.prepare import prepare
-from gpunode.edge.fleet.runs import HostRow, Runs, this_process
+from gpunode.edge.fleet.runs import Runs
 from gpunode.kube.edge.client import Api
 
 pytest_plugins = ("kube_fixtures",)
@@ -164,7 +164,7 @@ def test_a_node_with_nothing_to_undo_is_not_drained_and_one_that_failed_stays_co
     assert result.message == "nvidia is in use (node gpu1 stays cordoned)" and shut(server)
 
 
-def test_a_provision_and_an_undo_of_the_same_hosts_refuse_each_other(
+def test_a_host_of_an_undo_is_refused_to_a_provision_before_it_is_probed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fleet, refused = Fleet(monkeypatch, tmp_path), list[str]()
@@ -176,27 +176,6 @@ def test_a_provision_and_an_undo_of_the_same_hosts_refuse_each_other(
 
     fleet.during = during
     assert all(result.ok for result in fleet.undo(HOSTS, {}).values()) and len(refused) == 1
-    [run] = Runs().latest()
-    assert (run.verb, run.status, {row.state for row in Runs().hosts(run.name)}) == ("uninstall", "done", {"done"})
-    row = HostRow(run="other", host="gpu3", pool="all", wave=0, plan="", state="waiting")
-    Runs().begin("other", "provision", {}, this_process(), [row])
-    with pytest.raises(RefusedError, match="gpu3 is used by run other"):
-        fleet.undo(HOSTS, {})
-    assert len(fleet.plays) == 1
-
-
-def test_a_provision_and_an_undo_that_share_a_budget_refuse_each_other(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    fleet = Fleet(monkeypatch, tmp_path)
-    row = HostRow(run="other", host="b", pool="all", wave=0, plan="", state="waiting")
-    Runs().begin("other", "provision", {}, this_process(), [row])
-    inventory = tmp_path / "hosts.yml"
-    inventory.write_text(yaml.safe_dump({"all": {"hosts": {"a": {}, "b": {}}}}))
-    desired = DesiredState({"rollout": {"max_unavailable": 1}})
-    with pytest.raises(RefusedError, match="b, of the same pool, is used by run other"):
-        undo.undo(Targets(inventory=(str(inventory),), limit="a"), WHAT, desired=desired)
-    assert not fleet.plays
 
 
 def test_a_cluster_is_asked_only_for_nodes_with_something_to_undo(
