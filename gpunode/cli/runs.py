@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def runs() -> None:
     """Runs of this controller: requests, hosts, results.
 
-    RUN is a run's name, the beginning of one, or `last`.
+    RUN is a run's name, the beginning of one, or `last`: the newest one, of provision, uninstall or rollback.
     """
 
 
@@ -142,7 +142,7 @@ def resume(
     connect: Connect,
     output_format: str,
 ) -> int:
-    """Continue a run on its hosts that are not done: they are probed and planned again.
+    """Continue a run of provision on its hosts that are not done: they are probed and planned again.
 
     Hosts that failed go last. A run that continued another one stands for it: all hosts that are left are tried.
     """
@@ -151,7 +151,7 @@ def resume(
     from gpunode.cli.progress import fleet as fleet_progress
     from gpunode.cli.progress import probing
     from gpunode.cli.provision import ask, show_results
-    from gpunode.core.errors import InputError, RefusedError
+    from gpunode.core.errors import RefusedError
     from gpunode.core.plan.lockfile import parse_lock
     from gpunode.core.secrets import is_recorded
     from gpunode.edge.desired import DesiredState, with_secrets
@@ -161,13 +161,9 @@ def resume(
     from gpunode.edge.fleet.driver import RunOptions
 
     journal = _journal()
-    run = journal.get(name)
+    run = journal.get(name, "resume")
     if run.outcome == "running":
         raise RefusedError(f"run {run.name} is still at work ({run.controller})", fix="wait for it, or end it")
-    if run.verb != "provision":
-        raise InputError(
-            f"run {run.name} is an undo", fix=f"gpunode {run.verb} again: it continues where it was on each host"
-        )
     if run.resumes:
         run = journal.get(run.resumes)
     left = {host.host for host in journal.hosts(run.name) if host.state != "done"}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     epilog="Examples:\n\n\b\n"
     "  gpunode verify -i inventory/hosts.yml\n"
     "  gpunode verify gpu1 --no-smoke --format json\n"
-    "  gpunode verify -i inventory/hosts.yml --since last      (what changed since the last run)\n\n"
+    "  gpunode verify -i inventory/hosts.yml --since last      (what changed since the last provision)\n\n"
     "Exit codes: 0 all checks passed, 1 a check failed (GPUs gone, say), 3 differences from the spec, or no GPU, "
     "4 unreachable, 5 refused.",
 )
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--since",
     metavar="RUN",
     shell_complete=complete_runs,
-    help="Report changes since this run (gpunode runs list; last); smoke tests only on changed hosts.",
+    help="Report changes since this run of provision (gpunode runs list; last); smoke tests only on changed hosts.",
 )
 @click.option(
     "--since-acceptance",
@@ -69,7 +69,7 @@ def verify(
         raise click.UsageError("--since does not go with --since-acceptance")
     desired = DesiredState(merge_spec(spec_data, expected), to_run=False, lock=lock)
     runs = Runs() if since else None
-    run = runs.get(since).name if runs and since else ""
+    run = runs.get(since, "compare").name if runs and since else ""
     with probing(output_format) as on_done:
         if runs:
             results = verify_since(targets, desired, runs, run, smoke=smoke, on_done=on_done)

@@ -53,6 +53,27 @@ def test_commands_take_it_and_say_so(command: str) -> None:
     assert result.return_value == 4
 
 
+ASKING = [["detect"], ["plan"], ["verify"], ["doctor"], ["provision"], ["uninstall", "--check"], ["rollback", "--list"]]
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_without_one_a_command_names_what_it_takes(words: list[str]) -> None:
+    result = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert result.return_value == 2
+    assert "no host given\n  expected: one of: HOST…, -i INVENTORY, --local\n" in result.stderr
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_one_that_ansible_names_and_that_is_missing_is_named(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANSIBLE_INVENTORY", str(tmp_path / "gone.yml"))
+    result = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert result.return_value == 2 and f"inventory {tmp_path}/gone.yml does not exist" in result.stderr
+    # a host that is named needs none
+    assert "does not exist" not in CliRunner().invoke(cli, ["detect", "root@127.0.0.1:1"]).stderr
+
+
 def test_beside_the_file_that_c_names() -> None:
     Path("site").mkdir()
     Path("site/hosts.yml").write_text(HOSTS)

@@ -961,6 +961,18 @@ def test_a_log_that_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
     assert code == 2 and name in out
 
 
+@pytest.mark.parametrize("text", [None, "driver: [580", "driverr: {}\n"], ids=["none", "YAML", "key"])
+def test_a_diagnosis_needs_no_gpunode_yml_and_no_valid_one(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = str(PROBES / "debian12-driver-mismatch" / "probe.txt")
+    expected = run("--probe", probe)
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "gpunode.yml").write_text(text)
+    assert run("--probe", probe) == expected and "kernel module" in expected[1]
+
+
 def test_a_saved_probe_is_judged_by_its_state(tmp_path: Path) -> None:
     code, out = run("--probe", str(PROBES / "debian12-driver-mismatch" / "probe.txt"), "--format", "json")
     (host,) = json.loads(out)["hosts"]

@@ -209,6 +209,35 @@ def test_a_run_that_is_not_meant_is_named(name: str, message: str, tmp_path: Pat
         runs.get(name)
 
 
+UNDONE = "20260103"
+
+
+@pytest.mark.parametrize(
+    ("purpose", "last", "undo"),
+    [
+        ("show", UNDONE, UNDONE),
+        ("resume", "is a run of uninstall: gpunode uninstall again", "gpunode uninstall again"),
+        ("compare", "20260102", "name a run of provision"),
+        ("report", "20260102", UNDONE),
+    ],
+)
+def test_which_run_is_the_last_one_depends_on_what_it_is_for(
+    purpose: Any, last: str, undo: str, tmp_path: Path
+) -> None:
+    """An undo keeps no state to compare with, and what was undone is not resumed by a word that did not mean it."""
+    runs = Runs(tmp_path / "runs.sqlite")
+    for name, verb in (("20260101", "provision"), ("20260102", "provision"), (UNDONE, "uninstall")):
+        runs.begin(name, verb, {}, "ctl:1", [])
+
+    def found(name: str) -> str:
+        try:
+            return runs.get(name, purpose).name
+        except InputError as error:
+            return f"{error.what}: {error.fix}"
+
+    assert last in found("last") and undo in found(UNDONE) and found("20260101") == "20260101"
+
+
 def test_a_journal_of_a_newer_gpunode_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "runs.sqlite"
     with sqlite3.connect(path) as db:

@@ -136,6 +136,7 @@ def test_the_command_tells_the_hosts_that_changed_and_counts_the_others(
         done = CliRunner().invoke(cli, ["verify", "gpu1", "gpu2", *words], standalone_mode=False)
         return done.exception or done.return_value, done.output
 
+    runs.begin("r2", "uninstall", {}, "ctl:1", [row])  # which wrote down no state
     code, text = verify("--since", "last")
     assert code == 0 and "gpu2: ok: proven" in text and "gpu1: " not in text
     assert f"toolkit: {FACTS.toolkit} → 1.0.0" in text and "1 of 2 hosts are as run r1 left them" in text

@@ -12,7 +12,7 @@ import yaml
 from api_server import ApiServer
 from kube_cluster import node
 
-from gpunode.core.errors import Exit, RefusedError
+from gpunode.core.errors import Exit, InputError, RefusedError
 from gpunode.core.model import DriverState, HostResult, Kubernetes, MigInstance, NodeFacts, Sharing
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.desired import DesiredState
@@ -21,6 +21,7 @@ from gpunode.edge.fleet import driver, undo
 from gpunode.edge.fleet.driver import RunCallbacks, RunOptions
 from gpunode.edge.fleet.prepare import prepare
 from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.report import of_run
 from gpunode.kube.edge.client import Api
 
 pytest_plugins = ("kube_fixtures",)
@@ -190,6 +191,12 @@ def test_an_undo_that_failed_is_a_run_that_failed(monkeypatch: pytest.MonkeyPatc
     fleet = Fleet(monkeypatch, tmp_path, gpu1=HostRun(exit=Exit.FAILED, message="the GPU is in use"))
     fleet.undo(["gpu1", "gpu2"], {})
     [run] = Runs().latest()
+    assert {h.name: (h.state, h.run and h.run.changed) for h in of_run(run.name).hosts} == {
+        "gpu1": ("failed", ()),
+        "gpu2": ("ok", ("removed x",)),
+    }
+    with pytest.raises(InputError, match="not known"):
+        of_run("last")  # of an undo there is nothing to say but what it did
     assert run.status == "failed" and set(Runs().all_unfinished()) == {"gpu1"}
     fleet.runs.clear()
     fleet.undo(["gpu1"], {})

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from gpunode.core.errors import Exit, InputError, RefusedError
 from gpunode.core.model import HostResult, NodeFacts
@@ -28,6 +28,7 @@ from gpunode.core.rollout import State as RunState
 from gpunode.edge.state import StateError, state_dir
 
 T = TypeVar("T")
+Purpose = Literal["show", "resume", "compare", "report"]  # what a run is looked up for
 JOURNAL = "runs.sqlite"
 VERSION = 3
 _TABLES = """
@@ -336,19 +337,29 @@ class Runs:
         """The newest runs first."""
         return self._runs("select * from runs order by rowid desc limit ?", limit)
 
-    def get(self, name: str) -> RunRow:
-        """A run by its name, by the beginning of one, or "last".  Raises InputError."""
-        found = self.latest(1) if name == "last" else []
-        if not found and name != "last":
-            found = self._runs("select * from runs where substr(name, 1, ?) = ?", len(name), name)
+    def get(self, name: str, purpose: Purpose = "show") -> RunRow:
+        """A run by its name, by the beginning of one, or "last".  Raises InputError.
+
+        For "compare" and "report", last is the newest provision: an undo writes down no state of its hosts.  Otherwise
+        it is the newest run, so that nobody resumes what was undone since.
+        """
+        verbs = "provision" if purpose in ("compare", "report") else "%"
+        newest = self._runs("select * from runs where verb like ? order by rowid desc limit 3", verbs)
+        named = self._runs("select * from runs where substr(name, 1, ?) = ?", len(name), name)
+        found = newest[:1] if name == "last" else named
         if len(found) != 1:
-            known = ", ".join(run.name for run in self.latest(3)) or "there is none yet"
+            known = ", ".join(run.name for run in newest) or "there is none yet"
             raise InputError(
                 f"run {name!r}: {'several begin so' if found else 'not known'}",
                 expected=f"a run of this controller ({known} …), or last",
                 fix="gpunode runs list",
             )
-        return found[0]
+        [run] = found
+        if run.verb != "provision" and purpose in ("compare", "resume"):
+            again = f"gpunode {run.verb} again: it continues where it was on each host"
+            fix = again if purpose == "resume" else "name a run of provision: gpunode runs list"
+            raise InputError(f"run {run.name} is a run of {run.verb}", expected="a run of provision", fix=fix)
+        return run
 
     def parts(self, run: RunRow) -> list[RunRow]:
         """The run that `run` continues, the other runs that do so, and `run` itself, the oldest first."""
