@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from gpunode.core.facts.text import Probe
 from gpunode.core.model import Distro, FirstBoot, InstalledPackage, Kernel, PciDevice
+from gpunode.core.model.node import CONTAINERS
 
 _NATIVE = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _INDEPENDENT = ("all", "noarch", "any", "")
@@ -112,8 +113,6 @@ def read_first_boot(probe: Probe) -> FirstBoot:
     )
 
 
-# systemd-detect-virt's words for containers
-CONTAINERS = ("docker", "podman", "lxc", "lxc-libvirt", "systemd-nspawn", "rkt", "openvz", "container-other", "oci")
 VERSION = re.compile(r"\d{3,4}\.\d{1,4}(?:\.\d{1,4})?")
 _OS_RELEASE = re.compile(r"([A-Z_0-9]+)=(?:\"(.*)\"|'(.*)'|(.*))\Z")
 _KERNEL = re.compile(r"(\S+) image=(yes|no) headers=(yes|no)\Z")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from gpunode.core.facts.machine import CONTAINERS
 from gpunode.core.model import NodeFacts, PciLink
+from gpunode.core.model.node import CONTAINERS
 
 REDIRECT = 0x2C  # of the ACS control word: P2P request and completion redirect, egress control
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.facts.machine import CONTAINERS
 from gpunode.core.items.file import File
 from gpunode.core.items.item import Found, HostCase, Item, Question
 from gpunode.core.model import NodeFacts, TuningChoice
+from gpunode.core.model.node import CONTAINERS
 
 _NAME = "90-gpunode-memlock.conf"
 _TEXT = "# written by gpunode: RDMA locks the memory that it uses\n[Service]\nLimitMEMLOCK=infinity\n"

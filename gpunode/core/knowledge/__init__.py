@@ -56,6 +56,15 @@ class NvLinks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Subsystems:
+    """What a subsystem of NVIDIA's own (10de:14bb) says of a GPU: a virtual one, or a board; no boards: not known."""
+
+    virtual: frozenset[str]
+    boards: frozenset[str]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LegacyGpu:
     """A GPU older than Kepler, with the last branch that drove it."""
 
@@ -204,6 +213,7 @@ class Knowledge:
     gpus: Mapping[str, GpuModel]
     nvswitches: Mapping[str, str]
     nvlinks: Mapping[str, NvLinks]  # by PCI id
+    subsystems: Mapping[str, Subsystems]  # by PCI id
     legacy: Mapping[str, LegacyGpu]
     branches: Mapping[int, Branch]
     rules: Mapping[str, Table]
@@ -284,6 +294,10 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table, xids
             for ids, up, speed, kind, source in _rows(gpus["tables"]["nvlinks"])
             for pci_id in ids.split()
         },
+        subsystems={
+            f"10de:{i}": Subsystems(virtual=_ids(virtual), boards=_ids(boards), source=source_of({"source": s}, gpus))
+            for i, virtual, boards, s in _rows(gpus["tables"]["vgpus"])
+        },
         legacy={
             f"10de:{i}": LegacyGpu(id=f"10de:{i}", name=name, arch=arch, last_branch=last)
             for i, name, arch, last in _rows(gpus["tables"]["legacy"])
@@ -314,6 +328,12 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table, xids
 
 def _rows(text: str) -> Iterable[list[str]]:
     return ([cell.strip() for cell in line.split("|")] for line in text.splitlines() if line)
+
+
+def _ids(text: str) -> frozenset[str]:
+    """Words 14b6-14cb 1482 → PCI ids of NVIDIA."""
+    spans = [(first, last or first) for first, _, last in (word.partition("-") for word in text.split())]
+    return frozenset(f"10de:{n:04x}" for first, last in spans for n in range(int(first, 16), int(last, 16) + 1))
 
 
 def _sourced(row: Table, file: Table) -> dict[str, Any]:

@@ -60,6 +60,10 @@ def volatile_fields(of: type[NodeFacts | DriverState]) -> frozenset[str]:
     return frozenset(one.name for one in fields(of) if one.metadata == VOLATILE)
 
 
+# systemd-detect-virt's words for containers
+CONTAINERS = ("docker", "podman", "lxc", "lxc-libvirt", "systemd-nspawn", "rkt", "openvz", "container-other", "oci")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Distro:
     """os-release of the node.  `key` is ID:VERSION_ID, or ID alone on rolling distributions."""

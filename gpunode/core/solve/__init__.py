@@ -16,17 +16,19 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.model import FabricChoice, Solution
+from gpunode.core.model.node import CONTAINERS
 from gpunode.core.solve.archive import as_asked
-from gpunode.core.solve.case import GRID_CONF, Notes, SolveCase, SolveRequest, request_of
+from gpunode.core.solve.case import Notes, SolveCase, SolveRequest, request_of
 from gpunode.core.solve.cuda import solve_cuda
 from gpunode.core.solve.driver import solve_driver
 from gpunode.core.solve.fabric import solve_fabric
-from gpunode.core.solve.gpus import known_gpus
+from gpunode.core.solve.gpus import known_gpus, virtual_gpus
 from gpunode.core.solve.software import solve_repositories, solve_toolkit
 from gpunode.core.spec import DriverSpec
 
 __all__ = ["SolveRequest", "find_gpu", "parse_driver", "request_of", "solution_data", "solve"]
 
+_BARE = ("", "none", *CONTAINERS)  # no virtual machine, as far as is known
 _PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
 
 
@@ -221,20 +223,38 @@ def _check_machine(request: SolveRequest, row: DistroRow | None, knowledge: Know
             f"this is a Tegra board ({request.tegra}): its driver is part of JetPack",
             "use NVIDIA's JetPack (apt install nvidia-jetpack); gpunode serves PCI GPUs",
         )
-    ours = request.driver.method != "preinstalled" and request.driver.branch != "none"
-    if request.licensed and ours and not request.virtual_functions:
+    if request.driver.method != "preinstalled" and request.driver.branch != "none":
+        _check_virtual(request, knowledge, notes)
+
+
+def _check_virtual(request: SolveRequest, knowledge: Knowledge, notes: Notes) -> None:
+    """Refuse what is a virtual GPU, and ask where it may be one: the ordinary driver can keep a guest from booting."""
+    guest = "install the guest driver of your vGPU release (NVIDIA Licensing Portal), then set driver.method to "
+    guest += "preinstalled"
+    virtual = virtual_gpus(request, knowledge)
+    if request.licensed and not virtual:
         notes.refuse(
-            f"{GRID_CONF} is there: this is a vGPU guest with a licensed driver, or is to be one, and an ordinary "
-            "driver cannot drive a vGPU",
+            f"{request.licensed_by} is there: this is a vGPU guest with a licensed driver, or is to be one, and an "
+            "ordinary driver cannot drive a vGPU",
             "keep the guest driver: driver.method: preinstalled; where the GPU is whole and no licence is used, remove "
-            "the file",
+            "what it left",
         )
-    for pci_id in dict.fromkeys(request.virtual_functions if ours else ()):
+    for pci_id, why in virtual:
         notes.refuse(
-            f"{pci_id} is a virtual function (vGPU or SR-IOV): it needs the vGPU guest driver, which is licensed",
-            "install the guest driver of your vGPU release (NVIDIA Licensing Portal), then set driver.method to "
-            "preinstalled",
+            f"{pci_id} is a virtual function (vGPU or SR-IOV{why}): it needs the vGPU guest driver, which is licensed",
+            guest,
         )
+    for both in dict.fromkeys(request.subsystems if request.virtualization not in _BARE else ()):
+        pci_id, _, subsystem = both.partition(" ")
+        known = knowledge.subsystems.get(pci_id)
+        theirs = known is None or not subsystem.startswith("10de:") or not known.boards
+        if known and not theirs and subsystem not in known.boards | known.virtual:
+            notes.warn(
+                "GPU",
+                f"{pci_id} has the subsystem {subsystem}, which is none of the boards that NVIDIA lists: ask who runs "
+                f"this virtual machine whether it is a vGPU, which an ordinary driver cannot drive; if so, {guest}",
+                known.source,
+            )
 
 
 def _known_releases(distro: str, knowledge: Knowledge, solved: str) -> str:

@@ -10,7 +10,7 @@ from gpunode.core.numbers import version_tuple, whole
 from gpunode.core.solve.archive import built_fit, resolves, taken_by_all
 from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import refused_on_arch
-from gpunode.core.solve.gpus import range_text, serves
+from gpunode.core.solve.gpus import range_text, serves, virtual_gpus
 from gpunode.core.solve.packages import driver_choice
 from gpunode.core.solve.precompiled import (
     alternative,
@@ -78,7 +78,8 @@ def solve_driver(case: SolveCase) -> DriverChoice | None:
 def _refused(case: SolveCase) -> bool:
     """Whether what is asked for contradicts itself or the node; the problem is noted."""
     spec = case.request.driver
-    guest = case.request.licensed or bool(case.request.virtual_functions)  # its driver stays, whatever it came from
+    # a guest's driver stays, whatever it came from
+    guest = case.request.licensed or virtual_gpus(case.request, case.knowledge)
     if case.request.runfile and spec.method == "auto" and not guest:
         case.refuse(
             f"driver {case.request.runfile} was installed by NVIDIA's runfile: packages on top of it break both",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpunode.core.knowledge import Branch, GpuModel, Knowledge
 from gpunode.core.numbers import version_tuple
-from gpunode.core.solve.case import Notes
+from gpunode.core.solve.case import Notes, SolveRequest
 
 
 def known_gpus(ids: Sequence[str], knowledge: Knowledge, notes: Notes, *, by_hand: bool) -> tuple[GpuModel, ...]:
@@ -43,6 +43,16 @@ def known_gpus(ids: Sequence[str], knowledge: Knowledge, notes: Notes, *, by_han
             f"pci.ids and NVIDIA's id tables ({model.source})",
         )
     return tuple(models)
+
+
+def virtual_gpus(request: SolveRequest, knowledge: Knowledge) -> list[tuple[str, str]]:
+    """The ids of GPUs that are virtual, by their own link or name or by their subsystem, each with what tells it."""
+    found = dict.fromkeys(request.virtual_functions, "")
+    for pci_id, _, subsystem in (both.partition(" ") for both in request.subsystems):
+        known = knowledge.subsystems.get(pci_id)
+        if known and subsystem in known.virtual:
+            found.setdefault(pci_id, f", by its subsystem {subsystem}")
+    return list(found.items())
 
 
 def _unknown(pci_id: str, knowledge: Knowledge) -> tuple[str, str]:

@@ -106,7 +106,7 @@ configuration_files() {
     /etc/zypp/repos.d/*[Pp]ackage*[Hh]ub* /etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/zypp/repos.d/gpunode-* /etc/pki/rpm-gpg/*NVIDIA* /etc/pki/rpm-gpg/*gpunode* /etc/pacman.conf /etc/pacman.d/gpunode-* \
     /etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* /etc/systemd/system/gpunode-* /etc/gpunode/* /usr/lib/gpunode/gpu-settings /usr/lib/gpunode/host-settings \
     /etc/default/grub.d/90-gpunode.cfg /etc/sysctl.d/99-gpunode-tuning.conf /etc/systemd/system/*.service.d/90-gpunode-memlock.conf \
-    /etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf \
+    /etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf* \
     /etc/nvidia-imex/nodes_config.cfg /etc/udev/rules.d/*nvidia*
   # shellcheck disable=SC2046 # paths of configuration files, one word each
   set -- "$@" $(containerd_imports "$containerd_config" 3) \
