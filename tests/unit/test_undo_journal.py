@@ -129,6 +129,35 @@ def test_an_engine_does_not_stay_with_a_runtime_that_goes(unit: str, path: str, 
     )
 
 
+@pytest.mark.parametrize(
+    ("unit", "path", "data", "why"),
+    [
+        ("docker.service", "/etc/docker/daemon.json", b'{"log-level": "info",,}', "/etc/docker/daemon.json:1:22"),
+        ("containerd.service", "/etc/containerd/config.toml", b"version = = 2\n", "/etc/containerd/config.toml:1"),
+        ("crio.service", "/etc/crio/crio.conf", b"[crio\n", "/etc/crio/crio.conf:1"),
+    ],
+)
+def test_an_engines_file_that_cannot_be_read_stays_and_everything_else_is_undone(
+    unit: str, path: str, data: bytes, why: str
+) -> None:
+    text = recall_text(
+        [*wrote("t1", (path, OLD, OURS)), *wrote("t2", ("/etc/x", "absent", OURS)), packages("p", added={"a": "1"})],
+        files={path: THEIRS, "/etc/x": OURS},
+        kept=[("t1", path)],
+        installed={"a": "1"},
+        more=[
+            undo_row("t1", path, b"old\n", b"old\nours\n"),
+            ("content", path, coded(data)),
+            ("follow", "t1", coded(f"unit {unit}\nverb restart\n".encode())),
+        ],
+    )
+    found = back(text)
+    [note] = found.notes
+    assert note.startswith(f"{path}: somebody has changed it since; it stays as it is, because {why}")
+    assert not found.engines and not found.problems and found.packages.remove == ("a",)
+    assert found.files and [file.path for file in found.files.files] == ["/etc/x"]
+
+
 def test_an_engines_files_go_first_and_what_followed_follows_again() -> None:
     after = b"unit docker.service\nverb restart\nhandlers nvidia\nplugin_was ok\nsettle 3\n"
     health = b"docker\tinfo\t--format\t{{nvidia}}\ndocker\tversion\n"

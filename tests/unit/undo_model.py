@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,9 @@ class Fake:
     uses: dict[str, tuple[str, ...]] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)  # of transactions
     forever: set[str] = field(default_factory=set)  # ids whose copies an uninstall has left
+    links: dict[str, str] = field(default_factory=dict)  # where a person has moved a file
+    unfinished: Callable[[Mapping[str, str]], None] | None = None  # finishes a package transaction
+    dies: int | None = None  # after how many more records the process is gone
     count: int = 0
 
     def new_id(self, kind: str) -> str:
@@ -74,22 +77,37 @@ class Fake:
 
     def line(self, op: str, **more: Any) -> None:
         self.journal.append(line(op, **more))
+        self.counts()
+
+    def counts(self) -> None:
+        if self.dies is not None:
+            self.dies -= 1
+            if self.dies < 0:
+                self.dies = None
+                raise Killed
 
     def journal_of(self, run: str) -> bool:
         """Whether the last record is of that run: then its end is written down."""
         return bool(self.journal) and self.journal[-1]["run"] == run
 
     def read(self, path: str) -> bytes | None:
-        return self.files.get(path)
+        return self.files.get(self.links.get(path, path))
 
     def person_writes(self, path: str, data: bytes | None) -> None:
         self._set(path, data)
 
+    def person_moves(self, path: str) -> None:
+        """The file is elsewhere, and its path leads there."""
+        if path in self.files:
+            self.links[path] = f"/srv{path}"
+            self.files[self.links[path]] = self.files.pop(path)
+
     def _set(self, path: str, data: bytes | None) -> None:
+        place = self.links.get(path, path)
         if data is None:
-            self.files.pop(path, None)
+            self.files.pop(place, None)
         else:
-            self.files[path] = data
+            self.files[place] = data
 
     def commit(
         self,
@@ -102,7 +120,8 @@ class Fake:
         who: Mapping[str, str] = {},
     ) -> None:
         """One transaction; `killed` is after how many files of it the process goes."""
-        self.recover()
+        self.recover(who)
+        changes = {self.links.get(path, path): data for path, data in changes.items()}
         todo = {path: data for path, data in changes.items() if self.files.get(path) != data}
         if not todo:
             return
@@ -134,15 +153,20 @@ class Fake:
             self.undo.pop(other, None)
         self.line("files", id=id, **who)
 
-    def recover(self) -> None:
-        """As commit.sh does: what is in place is finished, the rest undone; what somebody has changed since stays."""
+    def recover(self, who: Mapping[str, str] = {}) -> None:
+        """As commit.sh does: what is in place is finished, the rest undone; what somebody has changed since stays.
+
+        As packages.sh does: a transaction of packages is finished, and `who` does it says what came of it.
+        """
+        if self.unfinished:
+            self.unfinished(who)
         phases = {one["id"]: one for one in self.journal if one["op"] == "files" and one["phase"] == "intent"}
         for one in self.journal:
             if one["phase"] != "intent":
                 phases.pop(one["id"], None)
         for id, one in phases.items():
             if all(sha(self.files.get(f["path"])) == f["after"] for f in one["files"]):
-                self.accept(id, self.meant.get(id), self.uses[id])
+                self.accept(id, self.meant.get(id), self.uses[id], **who)
                 continue
             phase = "undone"
             for f in one["files"]:
@@ -150,7 +174,7 @@ class Fake:
                     self._set(f["path"], self.copies.get((id, f["path"])))
                 elif sha(self.files.get(f["path"])) != f["before"]:
                     phase = "failed"
-            self.line("files", id=id, phase=phase)
+            self.line("files", id=id, phase=phase, **who)
 
     def set_state(self, kind: str, name: str, value: str, **who: str) -> None:
         now = self.states.get((kind, name), "absent")
@@ -174,37 +198,57 @@ class Fake:
     ) -> None:
         """NAME → VERSION [hold], or None; what is named counts as asked for, unless it is `automatic`."""
         before, marks = dict(self.packages), self.marks()
-        for name, version in wanted.items():
-            if version is None:
-                self.packages.pop(name, None)
-                self.manual.discard(name)
-            else:
-                if before.get(name, "").removesuffix(" hold") != version.removesuffix(" hold"):
-                    self.manual.add(name)
-                self.packages[name] = version
-        self.manual -= set(automatic)
-        self.keys |= set(keys)
-        if (before, marks) == (self.packages, self.marks()):
+
+        def act() -> None:
+            for name, version in wanted.items():
+                if version is None:
+                    self.packages.pop(name, None)
+                    self.manual.discard(name)
+                else:
+                    if before.get(name, "").removesuffix(" hold") != version.removesuffix(" hold"):
+                        self.manual.add(name)
+                    self.packages[name] = version
+            self.manual -= set(automatic)
+            self.keys |= set(keys)
+
+        def finish(phase: str, who: Mapping[str, str]) -> None:
+            for name in sorted(self.packages.keys() - before):
+                self.came_along(name, **who)
+            self.unfinished = None
+            self.line("packages", id=id, phase=phase, **self._changes(before, marks), **who)
+
+        def later(who: Mapping[str, str]) -> None:
+            act()
+            finish("failed", who)
+
+        was = dict(before), set(self.manual), set(self.keys)
+        act()
+        unchanged = (before, marks) == (self.packages, self.marks())
+        self.packages, self.manual, self.keys = was
+        if unchanged:
             return
-        for name in sorted(self.packages.keys() - before):
-            self.came_along(name, **who)
+        id = self.new_id("packages")
+        self.unfinished = later
+        self.line("packages", id=id, phase="intent", **who)
+        act()
+        finish("done", who)
+
+    def _changes(self, before: Mapping[str, str], marks: set[str]) -> dict[str, Any]:
+        """What is another way now, in the words of the journal."""
         bare = {n: v.removesuffix(" hold") for n, v in before.items()}
         now = {n: v.removesuffix(" hold") for n, v in self.packages.items()}
         held, holds = ({n for n, v in some.items() if v.endswith(" hold")} for some in (before, self.packages))
-        self.line(
-            "packages",
-            id=self.new_id("packages"),
-            added=[{"name": n, "version": now[n]} for n in sorted(now.keys() - bare)],
-            changed=[
+        return {
+            "added": [{"name": n, "version": now[n]} for n in sorted(now.keys() - bare)],
+            "changed": [
                 {"name": n, "from": bare[n], "to": now[n]} for n in sorted(now.keys() & bare) if bare[n] != now[n]
             ],
-            removed=[{"name": n, "version": bare[n]} for n in sorted(bare.keys() - now)],
-            held=sorted(holds - held),
-            unheld=sorted(held - holds),
-            marks=sorted(m for m in self.marks() - marks if m.partition(" ")[2] in before or m.startswith("key ")),
-            unmarked=sorted(m for m in marks - self.marks() if m.startswith("manual ")),
-            **who,
-        )
+            "removed": [{"name": n, "version": bare[n]} for n in sorted(bare.keys() - now)],
+            "held": sorted(holds - held),
+            "unheld": sorted(held - holds),
+            "marks": sorted(m for m in self.marks() - marks if m.partition(" ")[2] in before or m.startswith("key ")),
+            "unmarked": sorted(m for m in marks - self.marks() if m.startswith("manual ")),
+        }
 
     def marks(self) -> set[str]:
         return {f"manual {name}" for name in self.manual} | {f"key {key}" for key in self.keys}
@@ -239,7 +283,7 @@ class Fake:
         more += [
             ("follow", id, coded(f"unit {unit}\nverb restart\n".encode()), "", "") for id, unit in self.units.items()
         ]
-        more += [("content", p, coded(self.files[p])) for p in sorted(paths) if p in self.files]
+        more += [("content", p, coded(data)) for p in sorted(paths) if (data := self.read(p)) is not None]
         more += self.rows()
         more += [("version", f"{id}/0.old", p, coded(data)) for (id, p), data in self.copies.items()]
         more += [("version", f"{id}/0.new", p, coded(data)) for (id, p), data in self.written.items()]
@@ -249,7 +293,7 @@ class Fake:
         states = {(one["kind"], one["name"]) for one in self.journal if one["op"] == "state"}
         text = recall_text(
             self.journal,
-            files={path: sha(self.files.get(path)) for path in paths},
+            files={path: sha(self.read(path)) for path in paths},
             kept=list(self.copies),
             states={key: self.states.get(key, "absent") for key in states},
             installed=self.packages,
@@ -294,8 +338,8 @@ class Fake:
             self.set_state_back("active", name, "inactive")
         for name in back.start:
             self.set_state_back("active", name, "active")
-        for name in back.unload:
-            self.set_state_back("module", name, "absent")
+        for name in back.unload:  # a boot may have loaded it
+            self.set_state("module", name, "absent", **who)
         for name in back.load:
             self.set_state_back("module", name, "loaded")
         for module, _, stream in (text.partition(":") for text in value.get("streams", ())):
@@ -311,7 +355,7 @@ class Fake:
         changes: dict[str, bytes | None] = {}
         for file in files.files:
             assert file.expect is None or file.expect == (
-                "" if file.path not in self.files else sha(self.files[file.path])
+                "" if self.read(file.path) is None else sha(self.read(file.path))
             )
             id = file.held.partition("/")[0]
             changes[file.path] = self.copies[id, file.path] if file.held else file.data
@@ -400,13 +444,16 @@ class Real(Fake):
             raise Killed
         self.run("commit.sh", request, **who)
 
-    def recover(self) -> None:
-        self.run("commit.sh", commit_request())
+    def recover(self, who: Mapping[str, str] = {}) -> None:
+        if self.unfinished:
+            self.unfinished(who)
+        self.run("commit.sh", commit_request(), **who)
 
     def line(self, op: str, **more: Any) -> None:
         self.state.mkdir(exist_ok=True)
         with (self.state / "journal.jsonl").open("a") as file:
             file.write(json.dumps(line(op, **more), separators=(",", ":")) + "\n")
+        self.counts()
 
     def journal_of(self, run: str) -> bool:
         path = self.state / "journal.jsonl"
@@ -457,7 +504,7 @@ class Undone:
 
 def take_back(node: Fake, verb: str, to: str | None = None, run: str = "undo") -> Undone:
     """As the action plugin does it: what was cut off first, then the plan, then a look whether all is so."""
-    node.recover()
+    node.recover({"run": run, "part": verb})
     recall = node.snapshot()
     scope = scope_of(recall, verb=verb, to=to)
     plan = plan_undo(recall, scope)

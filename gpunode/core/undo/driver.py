@@ -28,7 +28,7 @@ class Booted:
     def comes_back(self, name: str) -> bool:
         """Whether a module that a record calls loaded is to be so again.
 
-        An uninstall that unloads what a boot has loaded writes that down as well, and it is the first record of it.
+        Of what a boot or a package's script has loaded, the first record may be that a later run unloaded it.
         """
         return not (self.goes and name.startswith(DRIVER))
 

@@ -9,11 +9,13 @@ from functools import cached_property
 from itertools import dropwhile
 
 from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
+from gpunode.core.edits.target import problem_of
 from gpunode.core.edits.undo import base_of, revert
 from gpunode.core.engines import DAEMONS, ROWS
-from gpunode.core.model import Hunk, Problem, RuntimeName, Undo
+from gpunode.core.errors import GpunodeError
+from gpunode.core.model import Edit, Hunk, Problem, RuntimeName, Undo
 from gpunode.core.undo.history import Change, Replayed, replay_file
-from gpunode.core.undo.journal import ROLLBACK, JournalSnapshot, PostCommit, Record
+from gpunode.core.undo.journal import UNDOES, JournalSnapshot, PostCommit, Record
 from gpunode.core.undo.kinds import ABSENT
 from gpunode.core.undo.packages import Packages, versions_before
 from gpunode.core.undo.scope import Note, Recorded, Scope
@@ -100,6 +102,14 @@ def _without_edits(data: bytes | None, edits: Sequence[Undo]) -> bytes | None:
         return None
     lines = {line.strip() for line in data.splitlines()} - {b""}
     return None if any(lines & {line.strip() for line in hunk.after.splitlines()} for hunk in lost) else data
+
+
+def _unconfigured(files: Mapping[str, bytes], request: RuntimeRequest, undo: Sequence[Mapping[str, Undo]]) -> Edit:
+    """What takes nvidia's entries out of an engine's file; why that cannot be read is the Edit's problem."""
+    try:
+        return unconfigure_runtime(files, request, undo)
+    except GpunodeError as error:
+        return Edit(problems=(problem_of(error),))
 
 
 class Files:
@@ -202,13 +212,13 @@ class Files:
     @cached_property
     def _open(self) -> frozenset[int]:
         """The records of this undo, which has no end yet, or of what came before it since the last end of one."""
-        ends = [n for n, r in enumerate(self.scope.records) if r.op in ("uninstall", ROLLBACK)][-1:]
+        ends = [n for n, r in enumerate(self.scope.records) if r.op in UNDOES][-1:]
         return frozenset(map(id, self.scope.records[ends[0] + 1 :] if ends else self.scope.records))
 
     def _is_left_so(self, known: _Known, now: str) -> bool:
         """Whether this undo, which has no end yet, has left it so by records of edits that are gone since."""
         last = known.own[-1]
-        return id(last.record) in self._open and last.after == now and last.record.part in ("uninstall", ROLLBACK)
+        return id(last.record) in self._open and last.after == now and last.record.undoes
 
     def _dependencies_added(self) -> list[FileRestore]:
         """What packages have brought goes, unless somebody has changed it: then gpunode's part of it alone does."""
@@ -259,7 +269,7 @@ class Files:
         """
         path, undo = known.path, known.edits[::-1]
         data = was = self.journal.contents.get(path)
-        left = 0
+        left, why = 0, ""
         for one in undo:
             data, missed = revert(data, one)
             left += len(missed)
@@ -268,11 +278,12 @@ class Files:
         engine = _ENGINES.get(known.unit)
         if engine and was is not None and (left or data == was):
             request = RuntimeRequest(runtime=engine, config=path)
-            edit = unconfigure_runtime({path: was}, request, [{path: one} for one in undo])
+            edit = _unconfigured({path: was}, request, [{path: one} for one in undo])
             if path in edit.changes and not edit.problems:
                 data, left = edit.changes[path], 0
+            why += "".join(f", because {problem.what}" for problem in edit.problems[:1])
         if data == was:
-            self._note(path, "somebody has changed it since; it stays as it is")
+            self._note(path, f"somebody has changed it since; it stays as it is{why}")
             return None
         lines = f"; {left} of gpunode's changes were not found again" if left else ""
         self._note(path, f"somebody has changed it since; their lines stay{lines}")
@@ -343,5 +354,4 @@ class _Known:
 
     def is_undone(self, now: str) -> bool:
         """Whether an undo has left it so."""
-        last = next((one.record.part for one in reversed(self.all) if one.after == now), "")
-        return last in ("uninstall", ROLLBACK)
+        return next((one.record.undoes for one in reversed(self.all) if one.after == now), False)

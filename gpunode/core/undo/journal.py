@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import re
 from collections import Counter
@@ -41,12 +42,13 @@ from gpunode.core.grammar import (
 )
 from gpunode.core.model import Problem, Undo
 from gpunode.core.printable import printable, shortened
-from gpunode.core.undo.kinds import KINDS
+from gpunode.core.undo.kinds import KINDS, OTHER
 from gpunode.core.validation import as_lines
 
 MOST_RECORDS = 100_000  # a run that sets up a whole node writes some hundred: a thousand such runs
 RUN = "run"  # the op that says that a run has come to its end
 ROLLBACK = "rollback"  # the op of its last record, and the part of all
+UNDOES = ("uninstall", ROLLBACK)
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
 _GENERATION = re.compile(r"[0-9]{1,10}\Z")
 # What belongs to an operation, by op and key: a text, a list of texts, or a list of objects with just these texts.
@@ -86,6 +88,11 @@ class Record:
     part: str = ""
     controller: str = ""  # that says on the node when its run has ended, "" of a playbook that says nothing
     more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def undoes(self) -> bool:
+        """Whether an undo wrote it."""
+        return self.part in UNDOES or self.op in UNDOES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +310,7 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
         return printed.get(kind, ())
 
     lines = [_record("\t".join(row)) for row in rows("journal")]
-    records = tuple(record for record in lines if record)
+    records = _attributed([record for record in lines if record])
     made = [row[0] for row in rows("backup")]
     return JournalSnapshot(
         records=records,
@@ -350,6 +357,29 @@ def _record(line: str) -> Record | None:
     grammars |= {"controller": RECORD}
     words = {name: _fit(data.pop(name, ""), grammar) for name, grammar in grammars.items()}
     return Record(**words, more=_more(words["op"], data))
+
+
+def _attributed(records: Sequence[Record]) -> tuple[Record, ...]:
+    """The records, where what an undo finished of an interrupted run is that run's: outcomes, and before that of a
+    package transaction what scripts of its packages had made."""
+    found = list(records)
+    begun: dict[str, Record] = {}  # by id
+    for n, record in enumerate(records):
+        origin = begun.setdefault(record.id, record) if record.phase == "intent" else begun.get(record.id, record)
+        if origin.undoes or not record.undoes:
+            continue
+        made = itertools.takewhile(lambda at: found[at].undoes and _by_scripts(found[at]), range(n - 1, -1, -1))
+        for at in (n, *made):
+            found[at] = replace(found[at], run=origin.run, part=origin.part, controller=origin.controller)
+    return tuple(found)
+
+
+def _by_scripts(record: Record) -> bool:
+    """Whether scripts of packages may have made what it says."""
+    more = record.more
+    if record.op == "state":
+        return more["kind"] == "active" or KINDS.get(more["kind"], OTHER).made(more["name"])
+    return more.get("by") == "packages"
 
 
 def _more(op: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -420,7 +450,7 @@ def runs(records: Sequence[Record]) -> list[Run]:
     """The runs since the last uninstall, oldest first.
 
     Neighbouring records of no run (of a playbook of one's own, of `gpunode runtime`) count as one, which has the id of
-    its first record as its name.  Those of a rollback are always apart.
+    its first record as its name.  Those of an undo are always apart.
     """
     since = era(records)
     groups: list[list[tuple[int, Record]]] = []
@@ -432,16 +462,12 @@ def runs(records: Sequence[Record]) -> list[Run]:
         if groups and r.op in ("files", "packages") and r.id in ids:
             groups[-1].append((n, r))
             continue
-        if whose != (r.run, _back(r)):
-            whose, ids = (r.run, _back(r)), set()
+        if whose != (r.run, r.undoes) and not (whose and whose[0] == r.run and r.op == RUN):
+            whose, ids = (r.run, r.undoes), set()
             groups.append([])
         groups[-1].append((n, r))
         ids.add(r.id)
     return [_run(members) for members in groups]
-
-
-def _back(record: Record) -> bool:
-    return ROLLBACK in (record.op, record.part)
 
 
 def _run(members: Sequence[tuple[int, Record]]) -> Run:
@@ -477,19 +503,19 @@ def _together(found: Sequence[Run]) -> Run:
 def standing(records: Sequence[Record]) -> list[Run]:
     """The runs whose work stands: without those that a rollback undid, and without the rollbacks.
 
-    A rollback that failed, or was cut off, has taken nothing back yet: what it did belongs to the run that was to go.
-    A run that did not come to its end, and the next one, are one run.
+    An undo that failed, or was cut off, has undone nothing yet, and is no run that an undo could undo: what it did
+    belongs to what was to go.  A run that did not come to its end, and the next one, are one run.
     """
     kept: list[list[Run]] = []  # each one that was cut off with those that went on from it
     first: dict[str, int] = {"": -1}  # by name, where it is among them
     for run in runs(records):
-        if not _back(records[run.first]):
+        own = records[run.first : run.last + 1]
+        if not own[0].undoes or run.state == "done":  # also an uninstall of some parts, which has ended
             if not kept or kept[-1][-1].finished:
                 kept.append([])
             kept[-1].append(run)
             first.setdefault(run.name, len(kept) - 1)
             continue
-        own = records[run.first : run.last + 1]
         to = next((str(r.more.get("to", "")) for r in reversed(own) if r.op == ROLLBACK and r.phase == "done"), None)
         if to is not None and (last := first.get(to)) is not None:
             for gone in (run for group in kept[last + 1 :] for run in group):
