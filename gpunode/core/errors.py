@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpunode.core.model import HostOutcome, Problem
 
 
+UNEXPECTED = "unexpected"  # before the type of an exception that is a bug
 _USERINFO = re.compile(r"(?<=://)(?<!ssh://)[^/\s\"'<>]+(?=@)")  # where a URL has a user and a password
 
 

@@ -212,7 +212,7 @@ def _read(host: Detected, ran: Ran) -> Detected:
                 host,
                 error=UnreachableError(
                     f"{host.host}: the probe was killed there" + (f" ({stated})" if stated else ""),
-                    fix="if the host is shutting down or starting, try again when it is up",
+                    fix="if the host is shutting down or starting, run it again when it is up",
                 ),
             )
         return replace(

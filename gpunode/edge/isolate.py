@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from gpunode import __version__
-from gpunode.core.errors import GpunodeError
+from gpunode.core.errors import UNEXPECTED, GpunodeError
 from gpunode.edge.state import StateError, state_dir, state_path, write_private
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def as_error(error: Exception, *, host: str = "", hide: Callable[[str], str] = l
             return StateError.of(name, error)
     stated = " ".join(_shown(_words(error)[: 4 * _PRINTED], hide).split())
     stated = stated if len(stated) <= _PRINTED else f"{stated[:_PRINTED]} …"
-    what = f"unexpected {type(error).__name__}: {stated}"
+    what = f"{UNEXPECTED} {type(error).__name__}: {stated}"
     return GpunodeError(f"{host}: {what}" if host else what, fix=_keep(error, host, hide))
 
 

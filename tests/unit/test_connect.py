@@ -237,7 +237,7 @@ def test_a_closed_port_is_said_to_refuse() -> None:
 
 def test_a_name_that_does_not_resolve_is_said_to_be_so() -> None:
     error = failure(Target(name="no-such-host.invalid", ssh_args=("-F", "none")))
-    assert "'no-such-host.invalid' does not resolve" in error.what
+    assert "no-such-host.invalid port 22: the name does not resolve" in error.what
 
 
 @pytest.mark.timeout(60)

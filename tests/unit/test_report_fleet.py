@@ -74,7 +74,7 @@ def unreachable(n: int) -> dict[str, str]:
         "IPv6 in full": f"gpu{n:04d}: 2001:db8:0:0:0:0:0:{n:x} port 22 cannot be reached: No route to host",
         "link-local": f"gpu{n:04d}: fe80::{n:x}%eth0 port 22 did not answer within 10 s",
         "name": f"gpu{n:04d}: node-{n}.dc.example port 22 did not answer within 10 s",
-        "unknown name": f"gpu{n:04d}: the name 'node-{n}.dc.example' does not resolve: Name or service not known",
+        "unknown name": f"gpu{n:04d}: node-{n}.dc.example port 22: the name does not resolve: Name not known",
         "authentication": f"gpu{n:04d}: {address} port 22 does not let root in; tried: agent key\n"
         f"  do next:  ssh-copy-id -p {2000 + n} root@{address}",
     }

@@ -76,11 +76,12 @@ def test_plugins_import_the_gpunode_that_runs_them(tmp_path: Path, monkeypatch: 
             ("node1", "waiting for the package manager: apt-get (PID 7)"),
         ),
         ({"event": "verbose", "stdout": "PLAY RECAP"}, None),
+        ({"event": "verbose", "stdout": "META: ran handlers"}, None),
         ({"event": "runner_on_ok", "stdout": "ok: [node1]"}, None),
     ],
 )
 def test_a_wait_for_the_package_manager_is_reported(data: dict[str, str], reported: tuple[str, str] | None) -> None:
-    event = _waiting(data)
+    event = _waiting(data, {"node1": HostRun()})
     assert (event and (event.host, event.task)) == reported
 
 

@@ -272,7 +272,7 @@ def test_what_an_uninstall_leaves_of_a_file_that_an_edit_made_is_left_at_the_sec
     node.commit({path: second}, undo={path: record(theirs, second)}, who={"run": "r2", "part": "runtime"})
     done = take_back(node, "uninstall")
     assert node.read(path) == theirs
-    assert "1 of gpunode's changes were not found again" in done.notes[0]
+    assert "1 of gpunode's changes are no longer in it" in done.notes[0]
 
 
 def test_a_file_of_a_script_goes_where_gpunode_had_one_before_it() -> None:
@@ -316,7 +316,7 @@ def test_a_rollback_leaves_at_the_second_look_what_it_has_left_at_the_first() ->
     node.commit({CONFIG: second}, undo={CONFIG: record(theirs, second)}, who={"run": "r3", "part": "runtime"})
     done = take_back(node, "rollback", to="r1", run="r4")
     assert b"p1\n" in (node.read(CONFIG) or b"")
-    assert "1 of gpunode's changes were not found again" in done.notes[0]
+    assert "1 of gpunode's changes are no longer in it" in done.notes[0]
 
 
 def test_a_specification_that_its_service_has_written_again_is_nobody_elses() -> None:

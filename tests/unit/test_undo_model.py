@@ -450,7 +450,7 @@ class Machine(RuleBasedStateMachine):
             self.given_up |= missing
 
     def left_over(self, path: str, left: set[bytes], done: Undone) -> None:
-        notes = [note for note in done.notes if path in note and ("stay" in note or "not found again" in note)]
+        notes = [note for note in done.notes if path in note and ("stay" in note or "no longer in it" in note)]
         assert left <= self.given_up or notes, (path, left, self.node.read(path), done.notes)
         self.given_up |= left
 

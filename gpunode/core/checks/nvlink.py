@@ -27,7 +27,7 @@ def nvlink_checks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
         by_verdict.setdefault(verdict, []).append(words)
         known |= {str(gpu.index)} if verdict in ("bad", "good") else set()
     bad = by_verdict.get("bad", [])
-    if down := [one for one in facts.nvlink_inactive if _gpu_of(one) not in known]:
+    if down := [one for one in facts.nvlink_inactive if _down(one)[0] not in known]:
         bad = [*bad, f"NVLinks inactive: {', '.join(down)}"]
     if bad:
         fix = "nvidia-smi nvlink -s; reseat, or have the board replaced"
@@ -64,11 +64,13 @@ def _joiner(facts: NodeFacts, gpu: NvmlGpu, bridged: bool) -> str:
     return "MIG off" if gpu.mig_current == "Enabled" and facts.virtualization == "none" else "NVSwitches for this guest"
 
 
-def _gpu_of(text: str) -> str:
-    """ "3" of «GPU 3 link 4» and «GPU 3: all links»."""
-    return text.removeprefix("GPU ").partition(" ")[0].removesuffix(":")
+def _down(text: str) -> tuple[str, str]:
+    """GPU and link of «GPU 3 link 4»; no link of «GPU 3: all links»."""
+    _, gpu, *link = text.split(" ")
+    return gpu.removesuffix(":"), link[1] if link[0] == "link" else ""
 
 
 def _which(facts: NodeFacts, gpu: NvmlGpu) -> str:
-    links = [one.rpartition(" ")[2] for one in facts.nvlink_inactive if one.startswith(f"GPU {gpu.index} link ")]
+    downs = map(_down, facts.nvlink_inactive)
+    links = [link for index, link in downs if index == str(gpu.index) and link]
     return f" (down: {', '.join(links)})" if links else ""

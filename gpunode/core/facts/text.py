@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gpunode.core.errors import InputError
 
 FIRST = "#: gpunode-probe 1"
+NOT_UNDERSTOOD = "not understood"
 _END = "#: end"
 
 
@@ -64,7 +65,7 @@ class Probe:
 
     def unreadable(self, name: str, line: str) -> None:
         """Notes a content line that is not what the section promises."""
-        self.notes.append(f"{name}: not understood: {line[:120]!r}")
+        self.notes.append(f"{name}: {NOT_UNDERSTOOD}: {line[:120]!r}")
 
 
 def stated(text: str) -> str:

@@ -119,7 +119,7 @@ def config_hints(facts: NodeFacts, spec: Spec) -> tuple[Reason, ...]:
         hints.append("a rootless engine cannot set device cgroups: set toolkit.config.no_cgroups, or mode cdi")
     if config.no_cgroups and config.mode not in ("cdi", "jit-cdi") and not rootless:
         hints.append(
-            "no_cgroups: an engine that runs as root denies the GPU then (NVML: Unknown Error); it is for rootless"
+            "no_cgroups: an engine that runs as root denies the GPU then («Unknown Error» of NVML); it is for rootless"
         )
     source = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
     return tuple(Reason(what="toolkit config", why=hint, source=source) for hint in hints)

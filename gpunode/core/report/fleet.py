@@ -20,7 +20,6 @@ _OWN = (
     (re.compile(r"(?<![\w:])(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}(?:%\w+)?(?![\w:])", re.IGNORECASE), "ADDRESS"),
     (re.compile(r"(?<![\w.%-])[\w.%-]{1,255} port \d{1,5}\b"), "ADDRESS port PORT"),
     (re.compile(r"\bport \d{1,5}\b"), "port PORT"),
-    (re.compile(r"(?<=the name ')[\w.%-]+(?=')"), "ADDRESS"),
     (re.compile(r"-p \d{1,5} (?P<user>[\w.-]+)@[\w.%-]+"), r"-p PORT \g<user>@ADDRESS"),
     (re.compile(r"SHA256:[\w+/]{43}=?"), "SHA256:…"),
 )

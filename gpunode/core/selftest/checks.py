@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from gpunode.core.errors import GpunodeError
+from gpunode.core.errors import UNEXPECTED, GpunodeError
 from gpunode.core.facts import parse_probe, stable_facts
 from gpunode.core.facts.cdi import read_spec
+from gpunode.core.facts.text import NOT_UNDERSTOOD
 from gpunode.core.knowledge import GpuModel, Knowledge
 from gpunode.core.model import NodeFacts
 from gpunode.core.numbers import version_tuple
@@ -148,7 +149,7 @@ def _shells(evidence: RecordEvidence) -> SourceFinding:
 
 
 def _readable(evidence: RecordEvidence) -> SourceFinding:
-    lost = [note for note in evidence.facts.notes if ": not understood: " in note]
+    lost = [note for note in evidence.facts.notes if NOT_UNDERSTOOD in note]
     lost += [*evidence.facts.malformed, *map(str, evidence.facts.invalid)]
     return SourceFinding(message="every line of the probe was understood", differences=lost)
 
@@ -416,7 +417,7 @@ COMMANDS: Mapping[str, tuple[int, ...]] = {  # exit codes that a machine in any 
     "doctor": (0, 1),
     "report": (0,),
 }
-_BUG = re.compile(r"Traceback \(most recent call last\)|unexpected [A-Z]\w+(?:Error|Exception)\b")
+_BUG = re.compile(r"Traceback \(most recent call last\)|\b" + UNEXPECTED + r" [A-Z]\w+(?:Error|Exception)\b")
 
 
 def _command(name: str, evidence: RecordEvidence) -> SourceFinding:

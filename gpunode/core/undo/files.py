@@ -285,7 +285,7 @@ class Files:
         if data == was:
             self._note(path, f"somebody has changed it since; it stays as it is{why}")
             return None
-        lines = f"; {left} of gpunode's changes were not found again" if left else ""
+        lines = f"; {left} of gpunode's changes are no longer in it" if left else ""
         self._note(path, f"somebody has changed it since; their lines stay{lines}")
         return FileRestore(path=path, expect=expect, data=data)
 

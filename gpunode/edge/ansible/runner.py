@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -107,7 +106,7 @@ def run_playbook(
     hosts: dict[str, HostRun] = {}
 
     def handle(data: dict[str, Any]) -> bool:
-        waits = _waiting(data)
+        waits = _waiting(data, hosts)
         if waits:
             on_event(waits)
         event = _read(data, hosts)
@@ -251,11 +250,11 @@ _KINDS = {
 }
 
 
-def _waiting(data: dict[str, Any]) -> Event | None:
-    """What an action shows while it waits (for a locked package manager): a line of output, the event of no host."""
+def _waiting(data: dict[str, Any], hosts: Mapping[str, HostRun]) -> Event | None:
+    """What an action shows while it waits (for a locked package manager): a line of output, `HOST: TEXT`."""
     text = printable(str(data.get("stdout", "")).strip()) if data.get("event") == "verbose" else ""
-    found = re.fullmatch(r"(\S+): (waiting for .+)", text)
-    return Event(host=found[1], kind="waiting", task=found[2]) if found else None
+    host, _, why = text.partition(": ")
+    return Event(host=host, kind="waiting", task=why) if why and host in hosts else None
 
 
 def _read(data: dict[str, Any], hosts: dict[str, HostRun]) -> Event | None:

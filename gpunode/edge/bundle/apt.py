@@ -114,7 +114,7 @@ def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web
         if hashlib.sha256(data).hexdigest() != known[0]:
             raise GpunodeError(
                 f"{folder}/{place}Packages{ending} is not the one that the signed Release names",
-                fix="the mirror is being updated, or somebody tampers with it: try again, or use another one",
+                fix="the mirror is being updated, or its files were changed: run it again, or use another mirror",
             )
         _, size = hashes.get(f"{place}Packages", ("", None))
         return unpacked(data, ending, f"{folder}/{place}Packages{ending}", size)

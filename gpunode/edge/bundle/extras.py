@@ -116,7 +116,7 @@ def _of_registry(chart: Chart, web: Web) -> bytes:
 
 def _compared(data: bytes, digest: str, where: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != digest.removeprefix("sha256:"):
-        raise GpunodeError(f"{where} is not what the index of its repository says", fix="try again later")
+        raise GpunodeError(f"{where} is not what the index of its repository says", fix="run it again later")
     return data
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from gpunode.core.bundle.closure import DependencyProblem, P
@@ -36,7 +38,7 @@ def chosen(problem: DependencyProblem[P]) -> tuple[P, ...]:
     def token(group: tuple[int, ...]) -> Any:
         """A name that exactly the packages of the group provide."""
         if group not in tokens:
-            tokens[group] = pool.Dep(f"any of {len(tokens)}")
+            tokens[group] = pool.Dep(f"any-of-{len(tokens)}")
             for number in group:
                 if number < len(solvables):
                     solvables[number].add_provides(tokens[group])
@@ -55,20 +57,18 @@ def chosen(problem: DependencyProblem[P]) -> tuple[P, ...]:
     solver = pool.Solver()
     problems = solver.solve(jobs)
     if problems:
-        raise RefusedError(_words(problems, problem, {dep.id: group for group, dep in tokens.items()}))
+        raise RefusedError(_words(problems, problem, tokens))
     by_id = {one.id: deb for one, deb in zip(solvables, problem.packages, strict=True)}
     return tuple(by_id[one.id] for one in solver.transaction().newsolvables())
 
 
-def _words(problems: Any, problem: DependencyProblem[Any], groups: dict[int, tuple[int, ...]]) -> str:
+def _words(problems: Any, problem: DependencyProblem[Any], groups: Iterable[tuple[int, ...]]) -> str:
     """The first rules that contradict each other, with the names of packages in place of tokens."""
-    stated = "; ".join(str(one) for one in problems[:3])
-    for token_id, group in groups.items():
-        names = sorted({problem.packages[n].name for n in group if n < len(problem.packages)}) or [
-            "something no repository has"
-        ]
-        place = list(groups).index(token_id)
-        stated = stated.replace(f"any of {place} ", f"{' or '.join(names[:4])} ").replace(
-            f"any of {place},", f"{' or '.join(names[:4])},"
-        )
-    return f"the packages cannot be had together: {stated}"
+    listed = list(groups)
+
+    def names(found: re.Match[str]) -> str:
+        known = {problem.packages[n].name for n in listed[int(found[1])] if n < len(problem.packages)}
+        return " or ".join(sorted(known)[:4]) or "something that no repository has"
+
+    stated = re.sub(r"any-of-(\d+)", names, "; ".join(str(one) for one in problems[:3]))
+    return f"these packages cannot be installed together: {stated}"

@@ -106,7 +106,7 @@ def _texts(base: str, repomd: bytes, where: str, web: Web, kinds: Sequence[str])
             if packed is None or hashlib.sha256(packed).hexdigest() != lists[kind].sha256:
                 raise GpunodeError(
                     f"{base}/{lists[kind].href} is not the list that repomd.xml names",
-                    fix="the mirror is being updated, or somebody tampers with it: try again, or use another one",
+                    fix="the mirror is being updated, or its files were changed: run it again, or use another mirror",
                 )
             texts[kind] = _unpacked(packed, lists[kind], f"{base}/{lists[kind].href}")
     return texts
@@ -154,7 +154,7 @@ def rpm_closure(lists: Sequence[RpmLists], wants: Wants, arch: str, base: frozen
     solver = pool.Solver()
     solver.set_flag(solv.Solver.SOLVER_FLAG_IGNORE_RECOMMENDED, 1)
     if problems := solver.solve(jobs):
-        raise RefusedError(f"the packages cannot be had together: {'; '.join(str(p) for p in problems[:3])}")
+        raise RefusedError(f"these packages cannot be installed together: {'; '.join(str(p) for p in problems[:3])}")
     chosen = (found[s.id] for s in solver.transaction().newsolvables())
     return tuple(p for p in chosen if p is not None and p.name not in base)
 

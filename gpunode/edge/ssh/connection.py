@@ -414,7 +414,7 @@ def tcp(target: Target, host: str, port: int, timeout: float) -> socket.socket:
         return socket.create_connection((host, port), timeout)
     except socket.gaierror as error:
         raise UnreachableError(
-            f"{target.name}: the name {host!r} does not resolve: {error.strerror}",
+            f"{target.name}: {where}: the name does not resolve: {error.strerror}",
             expected="a name that DNS or /etc/hosts knows, or an address",
             fix="check the spelling, or give the address (ansible_host, or HostName in ssh_config)",
         ) from error

@@ -13,7 +13,7 @@ _OUTCOMES: Mapping[int, HostOutcome] = {401: "unreachable", 403: "refused", 422:
 class ApiError(GpunodeError):
     """The API's refusal: HTTP `status`, `reason` (such as AlreadyExists), those of its `causes`, Retry-After (s).
 
-    `details` is what the causes say of themselves, such as the name of a disruption budget.
+    `texts` is what the API and the causes say of themselves, such as the name of a disruption budget.
     """
 
     def __init__(
@@ -25,12 +25,12 @@ class ApiError(GpunodeError):
         causes: tuple[str, ...],
         retry_after: float,
         fix: str,
-        details: tuple[str, ...] = (),
+        texts: tuple[str, ...] = (),
     ) -> None:
         super().__init__(what, fix=fix)
         self.outcome = _OUTCOMES.get(status, "failed")
         self.status = status
         self.reason = reason
         self.causes = causes
-        self.details = details
+        self.texts = texts
         self.retry_after = retry_after

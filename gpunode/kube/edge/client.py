@@ -543,7 +543,7 @@ def _refusal(method: str, path: str, status: int, data: Any, text: bytes, header
         status=status,
         reason=str(status_object.get("reason", "")),
         causes=tuple(str(c.get("reason", "")) for c in causes),
-        details=tuple(printable(str(c["message"]))[:500] for c in causes if c.get("message")),
+        texts=(message, *(printable(str(c["message"]))[:500] for c in causes if c.get("message"))),
         retry_after=float(retry_after) if re.fullmatch("[0-9]{1,6}", retry_after) else 0.0,
         fix=fix,
     )

@@ -257,6 +257,6 @@ def _evict(api: Api, pod: Object, options: DrainOptions, *, dry: bool = False) -
             return ""
         terminating = error.status == 403 and "NamespaceTerminating" in error.causes
         if error.status == 429 or terminating:
-            return " ".join([error.what.partition(": ")[2].removesuffix(f" ({error.status})"), *error.details])
+            return " ".join(error.texts)
         raise
     return ""

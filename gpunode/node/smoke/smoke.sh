@@ -520,15 +520,15 @@ all_engines() {
     (
       trap 'exit 130' TERM
       "${engine}_checks"
-      echo said all
+      echo end
     ) >"$GPUNODE_IN/.checks.$engine" &
     at_work="$at_work $!"
   done
   wait
   at_work=''
   for engine in $(requested runtimes); do
-    grep -vx 'said all' "$GPUNODE_IN/.checks.$engine"
-    [ "$(tail -n 1 "$GPUNODE_IN/.checks.$engine")" = 'said all' ] ||
+    grep -vx end "$GPUNODE_IN/.checks.$engine"
+    [ "$(tail -n 1 "$GPUNODE_IN/.checks.$engine")" = end ] ||
       check smoke.ran failed "the checks of $engine ended early: killed, or no room in ${GPUNODE_IN%/*}" "run verify again"
   done
 }

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpunode.core.edits.kubernetes.schemas import kubelet_faults
+from gpunode.core.edits.kubernetes.schemas import UnknownField, kubelet_faults
 from gpunode.core.edits.target import Activation, EditTarget, Files, Records, Refusal, asks, units_changed
 from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import (
@@ -221,9 +221,9 @@ def _faults(state: _State, request: KubeletRequest, rules: SchedulerRules) -> It
         return
     _, stated = yamltext.parse(state.config, state.files[state.config])
     for fault in kubelet_faults(stated, minor_of(request.server_version), rules):
-        if "unknown field" not in fault:
+        if not isinstance(fault, UnknownField):
             raise Refusal(f"{state.config}: kubelet {request.server_version} would not start with it: {fault}", _FIX)
-        yield Reason(what=f"{state.config}: {fault}", why="the kubelet passes over it, with a warning", source="")
+        yield Reason(what=f"{state.config}: {fault}", why="the kubelet ignores it, with a warning", source="")
 
 
 def _notes(changes: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Iterator[Reason]:

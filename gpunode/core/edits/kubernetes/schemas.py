@@ -26,6 +26,10 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 _JITTER = 1.2  # of client-go's leaderelection: a retry may take so much longer
 
 
+class UnknownField(str):
+    """A fault that the kubelet only reports; others keep it from starting, and each fault keeps kube-scheduler."""
+
+
 def range_faults(data: Mapping[str, Any], rules: SchedulerRules) -> Iterator[str]:
     """Everything here; what has a wrong type is another's to say."""
     yield from _percentages(data)
@@ -204,7 +208,7 @@ def _faults(data: Any, struct: str, path: str, fields: Fields, *, lenient: bool)
         if kinds is None:
             if not lenient:
                 near = get_close_matches(str(key), fields[struct], 1)
-                yield f"{here}: unknown field{f', near {near[0]}' if near else ''}"
+                yield UnknownField(f"{here}: unknown field{f', near {near[0]}' if near else ''}")
         elif value is not None:
             stated = [list(_value_faults(value, kind, here, fields, lenient=lenient)) for kind in kinds]
             yield from min(stated, key=len)

@@ -101,7 +101,7 @@ def _passed(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:
     last = " | ".join(log.strip().splitlines()[-3:])
     if _phase(live) == "Succeeded" and "Test PASSED" in log:
         return "", "Test PASSED"
-    return f"{_why(live) if _phase(live) != 'Succeeded' else 'it did not say Test PASSED'}: {last or 'no log'}", ""
+    return f"{_why(live) if _phase(live) != 'Succeeded' else 'it did not say «Test PASSED»'}: {last or 'no log'}", ""
 
 
 def _one_gpu(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:

@@ -111,8 +111,7 @@ class NodeAction(ActionBase):
         path = self._write_log([*log, *(["--- rollback ---", *undone] if undone else [])])
         if not path:
             return shown
-        fix = shown.get("fix", "").replace("see the log", f"see {path}")
-        return shown | {"log_file": path, "msg": f"{shown.get('msg', '')} (log: {path})", "fix": fix}
+        return shown | {"log_file": path, "msg": f"{shown.get('msg', '')} (log: {path})"}
 
     def _write_log(self, lines):
         """The file with these lines, "" where there is no folder of the run or it cannot be written."""
