@@ -410,6 +410,17 @@ def test_what_programs_answer_is_judged_where_they_call_it_no_fault(text: str, n
         assert all(one.confidence == "high" and one.evidence[0].line for one in result.findings)
 
 
+def test_a_long_line_with_many_messages_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its letters were before colours and entities were taken out."""
+    from gpunode.core.doctor import logs
+
+    measured: list[int] = []
+    places = logs.places
+    monkeypatch.setattr(logs, "places", lambda line: (measured.append(len(line)), places(line))[1])
+    found = diagnosed("API mismatch: the client \x1b[31m 'a' &quot; " * 500 + "\n").findings
+    assert [one.fault.id for one in found] == ["nvml-version-mismatch"] and len(measured) == 1
+
+
 BROKEN_BEFORE = "NVRM: RmInitAdapter failed! (0x62:0x65:1792)"
 JOURNALS = {
     "short": "Nov 25 10:00:00 n1 kernel: {}\n",

@@ -14,7 +14,7 @@ from typing import Any
 from gpunode.core.checks.gpus import recovery_fix
 from gpunode.core.doctor.checks import Cause, next_commands
 from gpunode.core.doctor.codes import XidSeen, verdict
-from gpunode.core.doctor.logs import Scan, scan
+from gpunode.core.doctor.logs import Scan, Shown, scan
 from gpunode.core.doctor.table import LAYERS, Confidence, Fault, Faults
 from gpunode.core.doctor.text import Evidence
 
@@ -72,7 +72,7 @@ def diagnose(
     `active` are the units that run now, `proven` what is known of the machine (Fault.refuted_by), `excluded` the faults
     that its state shows not to be there; nobody can look at a machine of which there are `logs_alone`.
     """
-    in_logs = [(one, one.found()) for one in scans]
+    in_logs = [(one, _renamed(faults, one.found(), {*proven, *one.proofs})) for one in scans]
     versions = {program: version for one in scans for program, version in one.versions.items()}
     xids = _merged(scans)
     for name, evidence in _from_codes(faults, xids):
@@ -110,6 +110,13 @@ def diagnose(
         asks=next_commands(faults.checks, roots) if logs_alone else (),
         earlier=tuple(earlier.values()),
     )
+
+
+def _renamed(faults: Faults, found: Mapping[str, Shown], proven: Collection[str]) -> dict[str, Shown]:
+    """What a log shows, where known facts give a message another meaning (Fault.then)."""
+    names = {name: faults.faults[name] for name in found}
+    told = {name: row.then if row.then and row.refuted_by in proven else name for name, row in names.items()}
+    return {told[name]: shown for name, shown in sorted(found.items(), key=lambda item: told[item[0]] == item[0])}
 
 
 def _with_units(fix: str, seen: Iterable[Evidence]) -> str:

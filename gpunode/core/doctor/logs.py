@@ -13,22 +13,23 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from gpunode.core.doctor.codes import LONGEST, XidSeen, add_code
 from gpunode.core.doctor.parts import ANYONE, Part
 from gpunode.core.doctor.table import Faults, Found, Message
-from gpunode.core.doctor.text import Evidence, joined, places, plain, small, starts, uncoloured
+from gpunode.core.doctor.text import Evidence, joined, places, plain, small, starts, time_of, uncoloured
 
 KEPT = 5  # lines of evidence for one fault in one log, the newest
 PART = 1000  # characters of a line that are read for a pattern, and half of that on each side
 _SHOWN = 400  # characters of a line that are shown
-# recipes that make prints, and scripts; containerd, of pods that end; engines, of the containers of `gpunode verify`,
-# which says itself what came of them
+# recipes that make prints, and scripts; containerd, of pods that end; dockerd, of what was run in a container;
+# engines, of the containers of `gpunode verify`, which says itself what came of them
 _NO_NEWS = re.compile(
-    r"^\s*@?echo\b.*\\\s*$|^\s*echo (?:-\w )?'|\becho >&2 |\bcleanup warnings\b"
+    r"^\s*@?echo\b.*\\\s*$|^\s*echo (?:-\w )?'|\becho >&2 |\bcleanup warnings\b|\bError running exec \w"
     r"|\b(?:id|namespace)=gpunode-smoke\b|\bname:'gpunode-smoke-"
 )
-_NO_NEWS_WORDS = ("echo", "cleanup warnings", "gpunode-smoke")
+_NO_NEWS_WORDS = ("echo", "cleanup warnings", "Error running exec", "gpunode-smoke")
 # the beginning of a line that a program has written in one piece: nothing has broken the line before it
 _STAMP = re.compile(r"^(?:[A-Z][a-z]{2} [ \d]\d \d\d:|\d{4}-\d\d-\d\d[ T]|\[ *\d+\.\d+\]|[IWEF]\d{4} \d\d:|\{')", re.M)
 _MANY = 1000  # lines; nobody has pasted so many
@@ -73,6 +74,25 @@ class _Lines:
         self.newest.append(evidence)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """The last start of a program in a log, by the lines that tell of it."""
+
+    over: int = 0  # the line before which its messages are over
+    starting: int = 0  # the same for what it says while it starts
+    last: int = 0  # the newest of those lines
+    begun: bool = False  # that one was the first of its start, and no late one
+
+    def at(self, line: int, late: bool) -> _Start:
+        """As it is behind one more line; a late one may be of the start that is known."""
+        if not late:
+            return _Start(over=line, starting=line, last=line, begun=True)
+        return _Start(over=line, starting=self.starting if self.begun else self.last, last=line)
+
+
+_NEVER = _Start()
+
+
 @dataclass(kw_only=True)
 class Scan:
     """What is known of one log so far; `feed` it, then ask `found` and `xids`."""
@@ -82,8 +102,9 @@ class Scan:
     part: Part = ANYONE
     proofs: dict[str, int] = field(default_factory=dict)  # fact → the line before which what it refutes is over
     versions: Mapping[str, str] = field(default_factory=dict)  # of programs, as far as they are known
+    since: int = 0  # lines with an earlier time (time_of) are of an earlier boot
     _number: int = 0  # of lines
-    _over: dict[str, int] = field(default_factory=dict)  # program → the line from which its messages count; * all
+    _starts: dict[str, _Start] = field(default_factory=dict)  # of programs; * of all
     _seen: dict[str, _Lines] = field(default_factory=dict)
     _broken: dict[str, _Lines] = field(default_factory=dict)
     _codes: dict[tuple[int, bool], XidSeen] = field(default_factory=dict)
@@ -119,24 +140,35 @@ class Scan:
                 evidence=tuple(reversed(lines.newest)),
                 broken=name in broken,
                 own=any(m.plain or (self.part.programs is not None and not m.general) for m in lines.messages),
-                earlier=self._is_refuted(name, max(lines.messages.values()))
-                or all(m.outdated(self.versions) or self._is_over(m.program, at) for m, at in lines.messages.items()),
+                earlier=self._is_before(lines.newest[-1])
+                or self._is_refuted(name, max(lines.messages.values()))
+                or all(m.outdated(self.versions) or self._is_over(m, at) for m, at in lines.messages.items()),
             )
             for name, lines in {**self._seen, **broken}.items()
             if any(not m.needs or self._texts.intersection(m.needs) for m in lines.messages)
         }
 
     def _is_refuted(self, fault: str, line: int) -> bool:
-        return bool(self.proofs) and line < self.proofs.get(self.faults.faults[fault].refuted_by, 0)
+        row = self.faults.faults[fault]
+        return bool(self.proofs) and not row.then and line < self.proofs.get(row.refuted_by, 0)
 
-    def _is_over(self, program: str, line: int) -> bool:
-        return self.part.earlier or line < max(self._over.get(program, 0), self._over.get("*", 0))
+    def _is_over(self, message: Message, line: int) -> bool:
+        start, all_start = self._start(message.until or message.program), self._start("*")
+        return self.part.earlier or line < max(start.starting if message.starting else start.over, all_start.over)
+
+    def _start(self, program: str) -> _Start:
+        return self._starts.get(program, _NEVER)
 
     def xids(self) -> tuple[XidSeen, ...]:
         """Codes that the driver and other programs report."""
+        over = max(self._start(program).over for program in ("nvidia.ko", "*"))
         return tuple(
-            replace(seen, earlier=self._is_over("nvidia.ko", seen.evidence.line)) for seen in self._codes.values()
+            replace(seen, earlier=self.part.earlier or seen.evidence.line < over or self._is_before(seen.evidence))
+            for seen in self._codes.values()
         )
+
+    def _is_before(self, evidence: Evidence) -> bool:
+        return bool(self.since) and (time_of(evidence.text, self.since) or self.since) < self.since
 
     def _hits(self, lower: str) -> Iterator[tuple[int, int, int, list[tuple[int, Found]]]]:
         """Lines that have known texts: number, where it starts and ends, the texts with where each begins."""
@@ -160,17 +192,17 @@ class Scan:
 
     def _read_line(self, line: str, shown: str, number: int, hits: list[tuple[int, Found]]) -> None:
         for _, found in hits:
-            for program, gap in found.ends:
-                if number - self._over.get(program, -gap) >= gap:
-                    self._over[program] = number
+            for program, late in found.ends:
+                self._starts[program] = self._start(program).at(number, late)
         hits = [hit for hit in hits if not hit[1].ends]
         if not hits or (any(word in line for word in _NO_NEWS_WORDS) and _NO_NEWS.search(line)):
             return
 
+        place = cache(lambda: places(shown) if len(shown) > max(len(line), PART) else int)  # it reads the whole line
+
         def evidence(first: int) -> Evidence:
             """The beginning of the line as it was; of a long one what is around the message."""
-            place = places(shown) if len(shown) > max(len(line), PART) else int
-            around = place(first) - _SHOWN // 2
+            around = place()(first) - _SHOWN // 2
             begin = max(0, min(around, len(shown) - _SHOWN)) if len(shown) > PART else 0
             return Evidence(source=self.source, line=number, text=shown[begin : begin + _SHOWN].strip())
 
@@ -183,7 +215,7 @@ class Scan:
         for first, found in hits:
             for report in found.reports if lower else ():
                 if reported := report.match(line, lower, first):
-                    add_code(self._codes, report, reported, evidence(first), self._over.get("nvidia.ko", 0))
+                    add_code(self._codes, report, reported, evidence(first), self._start("nvidia.ko").starting)
 
     def _read_joined(self, text: str, shown: str) -> None:
         """Messages that go over the end of a line; those of the end of the last chunk were read with it.
@@ -215,7 +247,7 @@ class Scan:
                     line = bisect(breaks, seen.end() - 1) if seen else 0
                     if seen and row < line >= old:
                         shows = self._joined_evidence(seen_as, number + line, first)
-                        add_code(self._codes, report, seen, shows, self._over.get("nvidia.ko", 0))
+                        add_code(self._codes, report, seen, shows, self._start("nvidia.ko").starting)
         self._tail, self._shown_tail = (text[-_TAIL:], shown[-_TAIL:]) if text.endswith("\n") else ("", "")
 
     def _over_breaks(self, hits: Iterable[tuple[int, Found]], breaks: Sequence[int]) -> Iterator[tuple[int, Found]]:

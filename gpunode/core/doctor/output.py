@@ -24,6 +24,9 @@ _IN_USE = re.compile(r"^\tKernel driver in use: (\S{1,30})$", re.M)
 _TABLE = re.compile(r"^\| NVIDIA-SMI [\d.]{5,20} +(?:Driver|KMD) Version: [\d.]{5,20} ", re.M)
 _FAILED_GPU = re.compile(r"\bERR!|Unknown Error|GPU is lost|requires reset")
 _TABLE_LENGTH = 20_000  # characters of a table of 16 GPUs
+_FABRIC = re.compile(
+    r"Detected NVL5\+ system|NVIDIA G?B[123]00\b"
+)  # its manager's start script, and GPUs with NVLink 5
 _RUNTIMES = re.compile(r"^ Runtimes: (?:\S{1,60} ){0,20}nvidia\b", re.M)  # docker info
 # words that are in the text where the pattern can match, the pattern, whose version
 _VERSIONS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
@@ -56,6 +59,9 @@ def reported(text: str) -> Iterator[Told]:
         yield from _devices(text)
 
 
+LASTING = frozenset({"has-fabric"})  # what a machine is, wherever it stands in a log
+
+
 def proven(text: str) -> Iterator[Proven]:
     """What the answers prove: that the driver works, that Docker knows the runtime."""
     for table in _TABLE.finditer(text) if "| NVIDIA-SMI " in text else ():
@@ -63,6 +69,8 @@ def proven(text: str) -> Iterator[Proven]:
             yield table.start(), "driver-answers"
     if runtimes := _RUNTIMES.search(text) if "\n Runtimes: " in text else None:
         yield runtimes.start(), "docker-has-nvidia"
+    if "NVL5+" in text or "NVIDIA B" in text or "NVIDIA GB" in text:
+        yield from ((fabric.start(), "has-fabric") for fabric in _FABRIC.finditer(text))
 
 
 def versions(text: str) -> dict[str, str]:

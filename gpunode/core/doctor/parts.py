@@ -69,9 +69,9 @@ class Parts:
     def _programs(self, names: Iterable[str]) -> list[str]:
         return [program for name in names for program in self.data["programs"].get(name, [name])]
 
-    def ends(self) -> Iterator[tuple[str, list[str], int]]:
-        """Texts, the programs whose earlier messages they end, and how many lines after the last such end at least."""
-        return ((row["text"], self._programs(row["of"]), row.get("gap", 0)) for row in self.data["over"])
+    def ends(self) -> Iterator[tuple[str, list[str], bool]]:
+        """Texts, the programs whose earlier messages they end, whether late in the start they tell of."""
+        return ((row["text"], self._programs(row["of"]), row.get("late", False)) for row in self.data["over"])
 
     @cached_property
     def _earlier(self) -> re.Pattern[str]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import calendar
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpunode.core.doctor import Diagnosis, diagnose
 from gpunode.core.doctor.describe import without_words
 from gpunode.core.doctor.logs import Scan
-from gpunode.core.doctor.output import proven, reported, versions
+from gpunode.core.doctor.output import LASTING, proven, reported, versions
 from gpunode.core.doctor.parts import Piece
 from gpunode.core.doctor.smi import MARK, smi_gpus
 from gpunode.core.doctor.table import Faults
-from gpunode.core.doctor.text import Evidence, uncoloured
+from gpunode.core.doctor.text import Evidence, time_of, uncoloured
 from gpunode.core.model import NodeFacts, NvmlGpu
 
-_WRITTEN = re.compile(r"^\*\*\* ls: .{1,80}? (20\d\d)-(0[1-9]|1[0-2])-(\d\d) (\d\d):(\d\d):(\d\d)[. ]", re.M)
+_LS = r"^\*\*\* ls: .{1,80}? (20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)[. ]"
+_WRITTEN = re.compile(_LS, re.M)
+_DEVICE = re.compile(_LS + r"\S{0,20} \S{5} /dev/", re.M)  # made since the machine has started
 _HEAD = 500  # characters at the beginning of a part
 _ALWAYS = 1 << 62  # a line after all others
-_SAME = 3600  # seconds between logs of one installation, for several kernels
+_SAME = 3600  # seconds between logs of one installation, for several kernels; between a start and its devices
+_OLD = 60 * 86400  # seconds of a part, where nothing tells when the machine has started
 _LONGEST = 4 << 20  # characters of nvidia-smi's answer that are read
 
 
@@ -46,6 +48,7 @@ class _Machine:
     proofs: set[str] = field(default_factory=set)  # by a report, all of which is of one moment
     versions: dict[str, str] = field(default_factory=dict)
     answers: list[tuple[str, Evidence, Scan]] = field(default_factory=list)
+    devices: list[int] = field(default_factory=list)  # when files below /dev were made, in the machine's own time
 
 
 def diagnose_logs(faults: Faults, logs: Iterable[tuple[str, Iterable[Piece]]]) -> Diagnosis:
@@ -59,6 +62,7 @@ def diagnose_logs(faults: Faults, logs: Iterable[tuple[str, Iterable[Piece]]]) -
         for one in machine.scans:
             one.proofs |= dict.fromkeys(machine.proofs, _ALWAYS)
             one.versions = machine.versions
+            one.since = min(machine.devices, default=_SAME) - _SAME
         for fault, evidence, by in machine.answers:
             if evidence.line >= by.proofs.get(faults.faults[fault].refuted_by, 0):
                 state.setdefault(fault, []).append(evidence)
@@ -72,15 +76,17 @@ def _read(
     """What the parts say; what is proven by facts goes into `state` and the machine's proofs."""
     scans: dict[str, Scan] = {}
     answers: dict[str, _Answer] = {}
-    written: dict[str, int] = {}  # logs of installations: another one followed on all but the newest
+    written: dict[str, int] = {}
     for piece in pieces:
         part = piece.part
+        if part.report and "/dev/" in piece.text:
+            machine.devices += filter(None, map(time_of, _DEVICE.findall(piece.text)))
         if part.silent:
             continue
         if part.name not in scans:
             scans[part.name] = Scan(faults=faults, source=source, part=part)
-        if part.refuted_by and part.name not in written and (found := _WRITTEN.search(piece.text[:_HEAD])):
-            written[part.name] = calendar.timegm((*map(int, found.groups()), 0, 0))
+        if part.report and part.name not in written and (found := _WRITTEN.search(piece.text[:_HEAD])):
+            written |= {part.name: stamp} if (stamp := time_of(found[1])) else {}
         scans[part.name].feed(without_words(piece.text), piece.line)
         if not part.earlier:
             _add_answers(machine, scans[part.name], piece)
@@ -89,12 +95,19 @@ def _read(
         elif mark := MARK.search(piece.text):
             answers[part.name] = _Answer(line=piece.line + piece.text.count("\n", 0, mark.start()))
             answers[part.name].add(piece.text[mark.start() :])
-    for name, when in written.items():
-        if max(written.values()) - when > _SAME:
-            scans[name].part = replace(scans[name].part, earlier=True)
+    for name in _outlived(written, scans, machine.devices):
+        scans[name].part = replace(scans[name].part, earlier=True)
     for name, answer in answers.items():
         _judge(faults, scans[name], answer, state, machine)
     machine.scans += scans.values()
+
+
+def _outlived(written: Mapping[str, int], scans: Mapping[str, Scan], devices: Sequence[int]) -> list[str]:
+    """The parts that are over by their age: from before the last start, or installations that another one followed."""
+    installed = {name: when for name, when in written.items() if scans[name].part.refuted_by}
+    last = max(installed.values(), default=0) - _SAME
+    start = min(devices) - _SAME if devices else max(written.values(), default=0) - _OLD
+    return [name for name, when in written.items() if when < (last if name in installed else start)]
 
 
 def _judge(faults: Faults, one: Scan, answer: _Answer, state: dict[str, list[Evidence]], machine: _Machine) -> None:
@@ -102,6 +115,8 @@ def _judge(faults: Faults, one: Scan, answer: _Answer, state: dict[str, list[Evi
     gpus = list(smi_gpus(uncoloured("".join(answer.text)).splitlines()))
     if gpus and not any(gpu.fault for _, gpu in gpus):
         _prove(machine, one, "driver-answers", answer.line)
+    if any(gpu.fabric_state not in ("", "N/A") for _, gpu in gpus):
+        _prove(machine, one, "has-fabric", answer.line)
     for fault, seen in _judged(faults, one.source, answer.line, gpus).items():
         state.setdefault(fault, []).extend(seen)
 
@@ -119,7 +134,7 @@ def _add_answers(machine: _Machine, one: Scan, piece: Piece) -> None:
 
 def _prove(machine: _Machine, one: Scan, fact: str, line: int) -> None:
     """A report is of one moment; in a text only what stands before is over."""
-    if one.part.report:
+    if one.part.report or fact in LASTING:
         machine.proofs.add(fact)
     else:
         one.proofs[fact] = max(line, one.proofs.get(fact, 0))

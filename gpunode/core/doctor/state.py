@@ -125,6 +125,7 @@ def proofs(facts: NodeFacts, lines: Mapping[str, Sequence[str]] = {}) -> set[str
     nodes, devices = {node.path for node in facts.device_nodes}, {name for spec in cdi.specs for name in spec.devices}
     known = {
         "driver-answers": facts.driver.loaded and facts.nvml,
+        "has-fabric": facts.nvlink5_fabric or any(gpu.fabric_state not in ("", "N/A") for gpu in facts.nvml),
         "toolkit-there": facts.toolkit,
         "runtime-there": _has_runtime(facts),
         "toolkit-config-reads": config is not None,

@@ -42,6 +42,8 @@ class Message:
     of_gpu: bool = False
     also: tuple[str, ...] = ()
     below: str = ""  # a program and the first of its versions that prints this no more: docker 23
+    starting: bool = False  # its program can print it before the line that tells of the same start
+    until: str = ""  # the program whose start ends it, where that is another one
 
     def outdated(self, versions: Mapping[str, str]) -> bool:
         """Whether the program, in the version that is known of it, does not print this any more."""
@@ -105,6 +107,7 @@ class Fault:
     command: str = ""  # what of gpunode fixes it or says more
     causes: tuple[str, ...] = ()  # ids of its consequences
     refuted_by: str = ""  # a fact of the same machine by which it is not, or not any more
+    then: str = ""  # the fault that its messages show where that fact is known
     unit: str = ""  # systemd's unit that does not start by it: where that is active, what a log says of it is over
     when: tuple[When, ...] = ()
     source: str
@@ -152,7 +155,7 @@ class Found:
     text: str
     messages: list[Message] = field(default_factory=list)
     reports: list[CodeReport] = field(default_factory=list)
-    ends: list[tuple[str, int]] = field(default_factory=list)  # programs whose earlier messages are over
+    ends: list[tuple[str, bool]] = field(default_factory=list)  # programs that start, and whether that began before
     needs: list[str] = field(default_factory=list)  # the text, where some message needs it in its log
 
 
@@ -188,8 +191,8 @@ class Faults:
             by_text.setdefault(report.text, Found(report.text)).reports.append(report)
         for text in {text for message in self.messages for text in message.needs}:
             by_text.setdefault(text, Found(text)).needs.append(text)
-        for text, programs, gap in self.parts.ends():
-            by_text.setdefault(text, Found(text)).ends.extend((program, gap) for program in programs)
+        for text, programs, late in self.parts.ends():
+            by_text.setdefault(text, Found(text)).ends.extend((program, late) for program in programs)
         return _automaton(by_text)
 
 
@@ -255,7 +258,7 @@ def parse_faults(files: Mapping[str, Mapping[str, Any]], actions: Mapping[str, A
         for row in data["fault"]
     }
     for fault in rows.values():
-        unknown = set(fault.causes) - rows.keys()
+        unknown = {*fault.causes, *filter(None, [fault.then])} - rows.keys()
         if unknown:
             raise InputError(f"faults: {fault.id} names {', '.join(sorted(unknown))}", expected="known ids")
     return rows

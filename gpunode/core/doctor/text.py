@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import re
 import string
 from bisect import bisect
@@ -86,6 +87,30 @@ def starts(text: str, glue: str) -> list[int]:
 def _is_bare(text: str) -> bool:
     """Whether lines have no more at their ends than the break."""
     return not any(edge in text for edge in _EDGES)
+
+
+_TIME = re.compile(r"(?:(20\d\d)-(\d\d)-|([A-Z][a-z]{2}) {1,2})(\d{1,2})[ T](\d\d):(\d\d):(\d\d)\b")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_YEAR = 31_556_952  # seconds
+
+
+def time_of(text: str, around: int = 0) -> int | None:
+    """The time at the beginning of a line, in seconds since 1970 by its machine's own clock.
+
+    syslog leaves the year out: it is the one in which the line comes next to `around`.
+
+    >>> time_of("2026-01-02 00:00:00") - time_of("Dec 31 23:59:10 n1 kernel: x", time_of("2026-01-02 00:00:00"))
+    86450
+    """
+    found = _TIME.match(text)
+    if not found or (found[3] and found[3] not in _MONTHS):
+        return None
+    month, year = int(found[2] or _MONTHS.index(found[3]) + 1), int(found[1] or 1970 + around // _YEAR)
+    if not 1 <= month <= 12:
+        return None
+    rest = [int(number) for number in found.groups()[3:]]
+    when = calendar.timegm((year, month, *rest))
+    return when if found[1] else calendar.timegm((year - round((when - around) / _YEAR), month, *rest))
 
 
 # ---------------------------------------------------------------- evidence
