@@ -93,6 +93,20 @@ def test_where_no_gpu_started_the_words_of_nvidia_smi_stand_next_to_those_of_the
     assert count.message.endswith("): «RmInitAdapter failed! (0x26:0xffff:1172)»")
 
 
+def test_where_nvidia_smi_never_answers_the_gpu_is_named_that_the_kernel_log_names() -> None:
+    text, healthy = text_of(NODES[0]), parse_probe(text_of(NODES[0]))
+    text = re.sub(r"^\| \d, .*\n", "", text, flags=re.MULTILINE).replace(
+        "#: nvlink", "| exit: no answer within 20 s\n#: nvlink"
+    )
+    log = f"NVRM: GPU {healthy.nvml[3].slot}: RmInitAdapter failed! (0x62:0x65:2028)"
+    facts = parse_probe(text.replace("#: xids\n", f"#: xids\n| {log}\n"))
+    unharmed(facts, plan_of(healthy))
+    [count] = [one for one in health_checks(facts, load.load_knowledge()) if one.id == "gpu.count"]
+    assert count.message.startswith("nvidia-smi: no answer within 20 s; PCI shows 8 GPUs, the driver 0")
+    named = f"{healthy.nvml[3].slot} (NVIDIA H100 80GB HBM3)"
+    assert count.message.endswith(f"missing: {named}: «RmInitAdapter failed! (0x62:0x65:2028)»")
+
+
 # what all of a plan rests on; a version of what is installed changes what is to be installed, as it should
 WHOLE = ("distro", "unfinished", "kernels", "packages", "broken_packages")
 

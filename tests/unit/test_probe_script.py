@@ -249,8 +249,22 @@ def test_who_is_about_to_change_the_node_waits_for_the_gpunode_at_work_there(
 @pytest.mark.timeout(60)
 def test_a_hanging_nvidia_smi_costs_seconds_and_is_reported(tmp_path: Path) -> None:
     tool(tmp_path, "nvidia-smi", "trap '' TERM\nsleep 500\nsleep 500")
-    _, facts = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, text=with_driver(tmp_path))
+    text = with_driver(tmp_path).replace("SMI_SECONDS=20", "SMI_SECONDS=6")
+    _, facts = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, text=text)
     assert facts.driver.smi == "nvidia-smi: no answer within 6 s"
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_a_slow_nvidia_smi_is_waited_for_once_and_asked_nothing_more(shell: list[str], tmp_path: Path) -> None:
+    """As that of 580.178.04, which tries to start a GPU again at each question, 6 s and more, and lists the others."""
+    body = f'echo "$*" >>{tmp_path}/starts; sleep 2; echo "0, [N/A], GPU-1, NVIDIA H100, 00000000:04:00.0"\n'
+    tool(tmp_path, "nvidia-smi", f'{body}echo "1, [N/A], GPU-2, NVIDIA H100, 00000000:05:00.0"')
+    text = with_driver(tmp_path, "418.226.00").replace("SMI_USUAL=5", "SMI_USUAL=0")
+    text = re.sub("^SMI_FIELDS=.*", "SMI_FIELDS='index retired_pages.pending uuid name pci.bus_id'", text, flags=re.M)
+    _, facts = probe(shell, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, text=text)
+    assert [gpu.slot for gpu in facts.nvml] == ["0000:04:00.0", "0000:05:00.0"]
+    assert len((tmp_path / "starts").read_text().splitlines()) == 1
+    assert any("nvidia-smi took" in note for note in facts.notes) and facts.driver.smi == ""
 
 
 # An nvidia-smi that knows all fields but $UNKNOWN, and writes down each start
@@ -438,7 +452,7 @@ def test_the_data_folder_of_k3s_is_found_wherever_its_configuration_says_it(bare
 def test_a_hanging_tool_is_ended_where_there_is_no_timeout_command(bare_root: Path) -> None:
     tool(bare_root / "bin", "nvidia-smi", "trap '' TERM\nsleep 500\nsleep 500")
     with_driver(bare_root)
-    text = SCRIPT.replace("/proc/driver/nvidia/version", "/version")
+    text = SCRIPT.replace("/proc/driver/nvidia/version", "/version").replace("SMI_SECONDS=20", "SMI_SECONDS=6")
     done = subprocess.run(
         ["chroot", str(bare_root), "/bin/sh", "-s"], input=text, capture_output=True, text=True, timeout=60
     )

@@ -41,6 +41,8 @@ NOT_RECORDED = {
     "tuning",
     "rdma",
     "lease",
+    "state_blocked",
+    "rootless_docker",
 }
 
 

@@ -310,7 +310,7 @@ def _driver(facts: NodeFacts, wanted: bool, knowledge: Knowledge) -> Iterator[Ch
         fix = "systemctl show ssh sshd -p DeviceAllow; log in where all GPUs may be opened"
         yield Check(id="gpu.count", status="not-proven", message=text, fix=fix)
     elif facts.driver.smi or seen != present:
-        smi = f"nvidia-smi: {facts.driver.smi}" if facts.driver.smi else ""
+        smi = f"nvidia-smi: {facts.driver.smi.removeprefix('nvidia-smi: ')}" if facts.driver.smi else ""
         text = "; ".join(filter(None, (smi, _missing(facts, knowledge))))
         yield Check(
             id="gpu.count",
@@ -331,6 +331,8 @@ def _missing(facts: NodeFacts, knowledge: Knowledge) -> str:
         return ""
     said = {xid.slot: xid.line.partition("NVRM: ")[2] for xid in facts.xids}
     said |= {one.slot or (missing[0].slot if len(missing) == 1 else ""): one.words for one in facts.not_started}
+    if not facts.nvml:  # of one that did not start nvidia-smi may say nothing of the others either
+        missing = [gpu for gpu in missing if said.get(gpu.slot)] or missing
     named = []
     for gpu in missing:
         model = knowledge.gpu(gpu.id)

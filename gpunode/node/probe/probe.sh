@@ -39,7 +39,9 @@ probe_first_boot() {
 probe_sharing() {
   local unit threads file
   set -- /proc/driver/nvidia/capabilities/gpu*/mig/gi*
-  if [ -e "$1" ] && have nvidia-smi; then
+  if [ "${slow:-}" ] && [ -e "$1" ]; then
+    remark "nvidia-smi is slow, and was not asked about MIG"
+  elif [ -e "$1" ] && have nvidia-smi; then
     ask_hardware 6 nvidia-smi mig -lgi
     ask_hardware 6 nvidia-smi mig -lci
   fi

@@ -290,8 +290,15 @@ driver_branch() {
   REPLY=${REPLY%%.*}
 }
 
+# seconds that nvidia-smi gets for the first question: it tries again to start each GPU that did not start, which takes
+# 6 s and more each; asked no more once it took longer than others do
+SMI_SECONDS=20 SMI_USUAL=5
+
+# uptime: whole seconds, without a fork, in $REPLY
+uptime() { first /proc/uptime && REPLY=${REPLY%%.*}; }
+
 probe_nvidia_smi() {
-  local branch fields word unknown without
+  local branch fields word unknown without began
   answer=
   if ! have nvidia-smi; then
     ! driver_answers || remark "no nvidia-smi"
@@ -308,8 +315,14 @@ probe_nvidia_smi() {
     fields=${fields:+$fields,}${word%=*}
   done
   # a release that the table has wrong, or whose version is not known, names the first field that it does not know
+  uptime
+  began=${REPLY:-0}
   while [ "$fields" ]; do
-    answer=$(ask_hardware 6 nvidia-smi --query-gpu="$fields" --format=csv,noheader,nounits)
+    answer=$(ask_hardware "$SMI_SECONDS" nvidia-smi --query-gpu="$fields" --format=csv,noheader,nounits)
+    uptime
+    slow=$((${REPLY:-0} - began))
+    [ "$slow" -gt "$SMI_USUAL" ] || slow=
+    [ -z "$slow" ] || break
     case $answer in *'is not a valid field to query'*) ;; *) break ;; esac
     unknown=${answer#*\"}
     unknown=${unknown%%\"*}
@@ -322,6 +335,10 @@ probe_nvidia_smi() {
   done
   line "fields $fields"
   printf '%s\n' "$answer"
+  if [ "$slow" ]; then
+    remark "nvidia-smi took $slow s, and was asked nothing more"
+    return
+  fi
   # What remaps rows (Ampere and later) retires no pages: the second field is [N/A].  One more start, for older drivers.
   case ,$fields, in *,remapped_rows.pending,*) return ;; esac
   case $answer in *"$newline| exit: "*) return ;; *'| '[0-9]', ['* | *'| '[0-9][0-9]', ['*) ;; *) return ;; esac
@@ -330,19 +347,19 @@ probe_nvidia_smi() {
 }
 
 probe_nvlink() {
-  # a hung driver has cost its time above; links join at least two GPUs
-  case $answer in *"$newline| 1, "*) ask_hardware 5 nvidia-smi nvlink --status ;; esac
+  # links join at least two GPUs
+  [ "${slow:-}" ] || case $answer in *"$newline| 1, "*) ask_hardware 5 nvidia-smi nvlink --status ;; esac
 }
 
 probe_topology() {
-  case $answer in *"$newline| 1, "*) ask_hardware 5 nvidia-smi topo -m ;; esac
+  [ "${slow:-}" ] || case $answer in *"$newline| 1, "*) ask_hardware 5 nvidia-smi topo -m ;; esac
 }
 
 # gpu_faults: of a kernel log, the last 50 Xids, and once each what the driver says of a GPU that it could not start
 gpu_faults() {
   awk '/NVRM: Xid/ { xid[count++] = $0 }
     /NVRM: .*RmInitAdapter failed/ { words = $0; sub(/.*NVRM: /, "", words); start[words] = $0 }
-    END { for (i = count > 50 ? count - 50 : 0; i < count; i++) print xid[i]; for (words in start) print start[words] }'
+    END { for (i = 50 < count ? count - 50 : 0; i < count; i++) print xid[i]; for (words in start) print start[words] }'
 }
 
 probe_xids() {
