@@ -15,7 +15,7 @@ dnf_options() {
     "$conf" >"$GPUNODE_IN/.dnf.conf" 2>/dev/null
   [ -s "$GPUNODE_IN/.dnf.conf" ] || printf '[main]\ninstall_weak_deps=False\nbest=True\ngpgcheck=1\n' >"$GPUNODE_IN/.dnf.conf"
   ! coming || dnf_lay_out
-  ! alone || sed -i "s|^\[main\]|&\nreposdir=$GPUNODE_IN/.sources|" "$GPUNODE_IN/.dnf.conf"
+  ! alone || sed -i "/^reposdir *=/d; s|^\[main\]|&\nreposdir=$GPUNODE_IN/.sources|" "$GPUNODE_IN/.dnf.conf"
   use_proxy
 }
 
