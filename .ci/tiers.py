@@ -28,9 +28,9 @@ COLLECTION = "gpunode/collection/ansible_collections/gpunode/node"
 LAST_START = 40 * 60  # seconds after the start of `ci` at which no part of the rest begins: the last one takes a while
 LAST_END = 80 * 60  # at which the running one is stopped, and has failed
 GROUPS = 8  # of the extended lab tests
-# programs that some unit tests run, and their packages; those of BROWSER are large and none of `make test`'s
+# programs that some tests run, and their packages; those of MORE are none of `make test`'s
 TOOLS = "setpci:pciutils zsh:zsh fish:fish strace:strace busybox:busybox setfattr:attr setfacl:acl sshd:openssh-server"
-BROWSER = "chromium:chromium chromedriver:chromium-driver"
+MORE = "chromium:chromium chromedriver:chromium-driver nft:nftables"
 CLOSING = re.compile(r"(?:=+ )?(?:\d+ [a-z]+, )*\d+ [a-z]+(?: in [\d.]+s.*)?")
 COUNT = re.compile(r"(\d+) (passed|failed|error)")
 
@@ -197,7 +197,7 @@ class Run:
 
 
 def install(tools: str) -> None:
-    """What some unit tests use, and are skipped without, by apt."""
+    """What some tests use, and are skipped without, by apt."""
     pairs = [pair.split(":") for pair in tools.split()]
     missing = [package for tool, package in pairs if not shutil.which(tool)]
     if not Path("/usr/share/misc/pci.ids").exists():
@@ -248,7 +248,7 @@ def run_all(run: Run, tier: str) -> None:
             for part in TEST:
                 run.part(part)
         if tier == "all":
-            install(f"{TOOLS} {BROWSER}")
+            install(f"{TOOLS} {MORE}")
             for part in everything():
                 run.part(part)
         if tier == "ci":
@@ -261,7 +261,7 @@ def run_all(run: Run, tier: str) -> None:
 
 def as_far_as_it_fits(run: Run) -> None:
     run.part(FIRST, limit=LAST_END)
-    install(f"{TOOLS} {BROWSER}")
+    install(f"{TOOLS} {MORE}")
     for part in PROMISED:
         run.part(part, limit=LAST_END - run.elapsed())
     left = []
