@@ -85,7 +85,7 @@ class Shape(TypedDict, total=False):
 
     `gpus` are words such as `h100` or `10de:2204`, one per GPU; `engines` some of `containerd` and `docker`;
     `kubernetes` a folder with its programs or a version: the nodes are a cluster then.  `vendor` is a folder with
-    programs of NVIDIA's container toolkit, which run in place of the stubs.
+    programs of NVIDIA's container toolkit, which run in place of the stubs.  `image` is podman's, of a committed node.
     """
 
     distro: str
@@ -96,15 +96,10 @@ class Shape(TypedDict, total=False):
     real_driver: bool
     kubernetes: str
     vendor: str
+    image: str
 
 
-def up(
-    count: int = 1,
-    *,
-    name: str = "gpunode",
-    log: Log = print,
-    **shape: Unpack[Shape],
-) -> Lab:
+def up(count: int = 1, *, name: str = "gpunode", log: Log = print, **shape: Unpack[Shape]) -> Lab:
     """See to it that the nodes NAME-1 to NAME-count are up, as described; those that are already stay as they are.
 
     Raises RefusedError where a lab cannot run, InputError for what it does not know, InterruptedByUser after Ctrl-C;
@@ -117,7 +112,7 @@ def up(
         request = replace(request, kubernetes=str(cluster.programs(request.kubernetes, log=log)))
     with _all_or_nothing(name, log):
         image, info = image_of(request.variant, log)
-        return _up(replace(request, image=image), count, info, log)
+        return _up(replace(request, image=request.image or image), count, info, log)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cluster import FOLDER, Cluster
 from daemon_node import DISTROS, DaemonNode
+from provisioned import Provisioned
 
 from gpunode.lab import Lab
 
@@ -37,6 +38,14 @@ def daemons(request: pytest.FixtureRequest, lab_up: Callable[..., Lab]) -> Itera
         node = DaemonNode(lab)
         node.install_toolkit()
         yield node
+
+
+@pytest.fixture(scope="module")
+def provisioned(
+    lab_up: Callable[..., Lab], run_gpunode: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Lab]:
+    """`provisioned(spec, distro=…)`: as `lab_up` for one node, on which `gpunode provision` has nothing left to do."""
+    return Provisioned(lab_up, run_gpunode, tmp_path_factory.mktemp("provisioned")).up
 
 
 @pytest.fixture(scope="module")

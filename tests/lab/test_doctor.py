@@ -185,12 +185,9 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "an installer's old log": (INSTALLER, "rm /var/log/nvidia-installer.log", ""),
     "a recipe in make's log": (RECIPE, "rm -r /var/lib/dkms/nvidia/1", ""),
 }
-MENDED = (  # by doctor --fix
-    "the module is not loaded",
-    "Docker is stopped",
-    "the default runtime is not there",
-    "the kernel has no module",
-    "CDI is of another driver",
+MENDED = (  # by doctor --fix, those of a line in one run
+    ("the module is not loaded", "Docker is stopped", "CDI is of another driver"),
+    ("the kernel has no module", "the default runtime is not there"),
 )
 
 
@@ -199,15 +196,12 @@ def roots(node: Node) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def node(lab_up: Callable[..., Lab], run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
-    """Debian 12 with containerd and Docker, after its first provision."""
-    some = Node(lab_up(1, name="t-doctor"), run_gpunode, tmp_path_factory.mktemp("spec"), {})
-    assert roots(some) == {"driver-missing"}, "before"
-    some.gpunode("provision", "--yes")
-    return some
+def node(provisioned: Callable[..., Lab], run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """Debian 12 with containerd and Docker, provisioned and rebooted."""
+    return Node(provisioned(name="t-doctor"), run_gpunode, tmp_path_factory.mktemp("spec"), {})
 
 
-def test_right_after_the_first_provision_there_is_nothing_to_say(node: Node) -> None:
+def test_of_a_provisioned_node_there_is_nothing_to_say(node: Node) -> None:
     found = node.json("doctor", exit=0)
     assert (found["findings"], found["xids"]) == ([], [])
 
@@ -222,10 +216,14 @@ def test_the_cause_is_named_first(node: Node, name: str) -> None:
         node.sh(repair)
 
 
-@pytest.mark.parametrize("name", MENDED)
-def test_fix_mends_it_and_verify_is_green(node: Node, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    node.sh(BROKEN[name][0])
+@pytest.mark.parametrize("names", MENDED, ids=", ".join)
+def test_fix_mends_them_and_verify_is_green(
+    node: Node, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in names:
+        node.sh(BROKEN[name][0])
     assert node.json("plan", exit=3)["steps"]
+    assert roots(node) == {BROKEN[name][2] for name in names}
     monkeypatch.chdir(node.spec.parent)
     Path("gpunode.yml").write_text(node.spec.read_text())
     node.gpunode("doctor", "--fix", "--yes")
@@ -233,8 +231,11 @@ def test_fix_mends_it_and_verify_is_green(node: Node, name: str, monkeypatch: py
     node.gpunode("verify", "--no-smoke")
 
 
-def test_logs_of_a_node_without_a_driver_are_read(lab_up: Callable[..., Lab], run_gpunode: Callable[..., Any]) -> None:
+def test_logs_of_a_node_without_a_driver_are_read(
+    lab_up: Callable[..., Lab], run_gpunode: Callable[..., Any], tmp_path: Path
+) -> None:
     lab = lab_up(1, nouveau=True)
+    assert roots(Node(lab, run_gpunode, tmp_path, {})) == {"driver-missing"}, "nothing failed yet"
     assert lab.run(lab.nodes[0], INSTALLER).returncode == 0
     ran = run_gpunode("doctor", "-i", str(lab.inventory), "--format", "json", exit=1)
     (host,) = json.loads(ran.stdout)["hosts"]

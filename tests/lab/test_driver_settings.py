@@ -14,7 +14,7 @@ CONF = "/etc/modprobe.d/zz-gpunode-nvidia.conf"
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 FIRMWARE = "sed -n 's/^EnableGpuFirmware: //p' /proc/driver/nvidia/params"
 # a file beside the devices counts as they do; they themselves cannot be opened in a lab node
-TOOLKIT = {"toolkit": {"version": "none"}}  # is not what these tests are about
+BRANCH, TOOLKIT = {"branch": "595"}, {"toolkit": {"version": "none"}}  # are not what these tests are about
 HOLD = """
 systemd-run --unit=busy sh -c 'exec 5>/dev/nvidia-busy; sleep infinity'
 until [ -e /dev/nvidia-busy ]; do sleep 0.1; done
@@ -22,17 +22,16 @@ until [ -e /dev/nvidia-busy ]; do sleep 0.1; done
 
 
 @pytest.fixture(scope="module")
-def node(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
+def node(provisioned: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
     """Debian 13 with one H100 and no engine, provisioned."""
-    lab = lab_up(distro="debian:13", engines=())
-    made = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), TOOLKIT)
-    made.json("provision", "--yes")
-    return made
+    spec = {"driver": BRANCH, **TOOLKIT}
+    lab = provisioned(spec, distro="debian:13", gpus=("h100",), engines=())
+    return Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), spec)
 
 
 def request(node: Node, firmware: str | None, **more: Any) -> None:
     parameters = {"module_parameters": {"nvidia": {"NVreg_EnableGpuFirmware": firmware}}} if firmware else {}
-    node.set({"driver": parameters, **TOOLKIT, **more})
+    node.set({"driver": BRANCH | parameters, **TOOLKIT, **more})
 
 
 @pytest.mark.timeout(1200)

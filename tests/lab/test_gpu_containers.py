@@ -105,9 +105,11 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(lab_up: Callable[..., Lab], run_gpunode: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Node:
+def node(
+    provisioned: Callable[..., Lab], run_gpunode: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Node:
     """Debian 12 with an H100, systemd as the engines' cgroup driver, provisioned; runc is 1.1.5 there."""
-    made = Node(lab_up(distro="debian:12"), run_gpunode, tmp_path_factory.mktemp("spec"))
+    made = Node(provisioned(), run_gpunode, tmp_path_factory.mktemp("spec"))
     done = made.lab.run(made.lab.nodes[0], "sh -s", stdin=SET_UP)
     assert done.returncode == 0, done.stderr
     made.gpunode("provision", "--yes")

@@ -19,12 +19,11 @@ WISH = {"persistence": True, "power_limit": 500, "clocks": "800,1410", "ecc": Fa
 
 
 def test_settings_are_made_kept_over_a_reboot_and_undone(
-    lab_up: Callable[..., Lab], run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
+    provisioned: Callable[..., Lab], run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rest = {"driver": {"branch": "595"}, "toolkit": {"version": "none"}}
-    lab = lab_up(distro="debian:13", gpus=("h100",), engines=(), name="t-gpu-settings")
+    lab = provisioned(rest, distro="debian:13", gpus=("h100",), engines=(), name="t-gpu-settings")
     node = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), rest)
-    node.gpunode("provision", "--yes")
     found = node.sh(SAID)
     assert found.split(", ")[3].strip() == "Enabled"
     node.set({**rest, "gpu": WISH, "reboot": "never"})

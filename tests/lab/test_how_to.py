@@ -51,9 +51,9 @@ class Site:
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpunode "$@"\n')
         program.chmod(0o755)
 
-    def host(self, name: str, **shape: Any) -> Lab:
+    def host(self, name: str, up: LabUp | None = None, **shape: Any) -> Lab:
         """A node that the page calls `name`."""
-        lab = self._up(1, name=f"t-{self.folder.parent.name[:12].replace('_', '-')}-{name}", **shape)
+        lab = (up or self._up)(name=f"t-{self.folder.parent.name[:12].replace('_', '-')}-{name}", **shape)
         self.labs.append(lab)
         found = yaml.safe_load(lab.inventory.read_text())["all"]
         variables = found["vars"] | {"ansible_host": lab.nodes[0].address, "ansible_connection": "ssh"}
@@ -155,9 +155,8 @@ TOOLS = {
 }
 
 
-def test_tune_a_training_pool(site: Site, run_gpunode: Any) -> None:
-    lab = site.host("gpu1", distro="debian:13", gpus=("h100",), engines=("containerd",))
-    run_gpunode("provision", "-i", lab.inventory, "-c", lab.spec, "--yes")
+def test_tune_a_training_pool(site: Site, provisioned: LabUp) -> None:
+    lab = site.host("gpu1", provisioned, distro="debian:13", gpus=("h100",), engines=("containerd",))
     put_grub(lab)
     site.follow("tuning.md", "Tune a training pool")
     assert "iommu=pt" in at(lab, "cat /proc/cmdline")

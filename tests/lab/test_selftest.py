@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from daemon_node import DaemonNode
 
-from gpunode.lab import Lab
-
 pytestmark = pytest.mark.lab
 
 # what the command imports; the node has the same Python as Debian 12
@@ -37,11 +35,9 @@ def sources() -> Iterator[tuple[str, bytes]]:
                 yield f"{module}/{relative}", path.read_bytes()
 
 
-def node_with(lab_up: Any, run_gpunode: Any, *gpus: str, name: str) -> DaemonNode:
+def node_with(provisioned: Any, *gpus: str, name: str) -> DaemonNode:
     """A node with these GPUs, provisioned, and gpunode on it."""
-    lab: Lab = lab_up(1, name=name, distro="debian:12", gpus=gpus, engines=("containerd",))
-    run_gpunode("provision", "-i", lab.inventory, "-c", lab.spec, "--yes")
-    node = DaemonNode(lab)
+    node = DaemonNode(provisioned(name=name, distro="debian:12", gpus=gpus, like=("h100",), engines=("containerd",)))
     node.put("/opt/gpunode", dict(sources()))
     node.put("/usr/local/bin", {"gpunode": b'#!/bin/sh\nPYTHONPATH=/opt/gpunode exec python3 -m gpunode "$@"\n'})
     # busybox's shell asks its own uname, which knows the kernel of this machine and not the node's
@@ -81,9 +77,9 @@ READ = {
     ("name", "gpus"), [("t-self-l4", ("l4",)), ("t-self-two", ("rtx3090", "a10")), ("t-self-h100", ("h100",) * 4)]
 )
 def test_a_node_passes_what_can_be_read_and_is_left_as_it_was(
-    lab_up: Any, run_gpunode: Any, name: str, gpus: tuple[str, ...]
+    provisioned: Any, name: str, gpus: tuple[str, ...]
 ) -> None:
-    node = node_with(lab_up, run_gpunode, *gpus, name=name)
+    node = node_with(provisioned, *gpus, name=name)
     tree = "find /etc /var/lib/gpunode -type f -not -name lock -exec sha256sum {} + | sort"
     before = node.sh(tree)
     checks = selftest(node, exit=0)
@@ -97,8 +93,8 @@ def test_a_node_passes_what_can_be_read_and_is_left_as_it_was(
     assert [uuid for uuid in uuids if uuid in archive] == []
 
 
-def test_mig_profiles_are_compared_and_a_broken_driver_is_named(lab_up: Any, run_gpunode: Any) -> None:
-    node = node_with(lab_up, run_gpunode, "a100", name="t-self-mig")
+def test_mig_profiles_are_compared_and_a_broken_driver_is_named(provisioned: Any) -> None:
+    node = node_with(provisioned, "a100", name="t-self-mig")
     node.sh("nvidia-smi -mig 1; nvidia-smi -r; nvidia-smi mig -lgip")
     checks = selftest(node, exit=0)
     assert "knowledge.mig-profiles" in passed(checks), checks

@@ -25,9 +25,9 @@ SETTLES = "timeout 300 sh -c 'until ls /var/lib/gpunode/backup/*/settling >/dev/
 
 
 @pytest.fixture(scope="module")
-def lab(lab_up: Callable[..., Lab], run_gpunode: Gpunode) -> Lab:
+def lab(provisioned: Callable[..., Lab], run_gpunode: Gpunode) -> Lab:
     """A node with driver and toolkit, whose engines have runc as their default."""
-    made = lab_up(1)
+    made = provisioned()
     words(made, "runc")
     run_gpunode("provision", *where(made), "--yes")
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +22,6 @@ from gpunode.lab import Lab
 from gpunode.node import script
 
 pytestmark = pytest.mark.lab
-
-SPEC = {"toolkit": {"version": "none"}, "runtimes": {"containerd": {"manage": "ignore"}}}
 
 
 class Node:
@@ -88,16 +85,9 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(
-    lab_up: Callable[..., Lab], run_gpunode: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: Any
-) -> Node:
-    import yaml
-
-    lab = lab_up(1, engines=(), gpus=("a100", "h100"))
-    spec = tmp_path_factory.mktemp("spec") / "gpunode.yml"
-    spec.write_text(yaml.safe_dump(yaml.safe_load(lab.spec.read_text()) | SPEC))
-    run_gpunode("provision", "-i", lab.inventory, "-c", spec, "--yes")
-    return Node(lab)
+def node(provisioned: Callable[..., Lab]) -> Node:
+    spec = {"toolkit": {"version": "none"}}
+    return Node(provisioned(spec, distro="debian:12", engines=(), gpus=("a100", "h100"), like=("h100",)))
 
 
 @pytest.fixture

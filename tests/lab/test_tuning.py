@@ -22,11 +22,10 @@ READ = "cat /proc/sys/net/core/somaxconn; systemctl show -P LimitMEMLOCK contain
 
 
 def test_settings_are_in_force_after_one_reboot_and_undone(
-    lab_up: Callable[..., Lab], run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
+    provisioned: Callable[..., Lab], run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    lab = lab_up(distro="debian:13", gpus=("h100",), engines=("containerd",), name="t-tuning")
+    lab = provisioned(distro="debian:13", gpus=("h100",), engines=("containerd",), name="t-tuning")
     node = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {})
-    node.gpunode("provision", "--yes")
     put_grub(lab)
     before = node.sh(READ), node.sh("cat /boot/grub/grub.cfg")
     assert "quiet iommu=on" in before[1]

@@ -19,10 +19,11 @@ OLDER = r"-e '/^Package: libnvidia-ml1$/,/^$/s/^Version: .*/Version: 1.0/' -e 's
 
 
 @pytest.fixture(scope="module")
-def node(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
+def node(provisioned: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
     """Debian 12 with Python, no engine, and unattended-upgrades that may take what NVIDIA's repository has."""
-    lab = lab_up(distro="debian:12", engines=())
-    made = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"toolkit": {"version": "none"}})
+    spec = {"toolkit": {"version": "none"}}
+    lab = provisioned(spec, distro="debian:12", gpus=("h100",), engines=())
+    made = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), spec)
     made.sh("apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install unattended-upgrades </dev/null")
     made.sh(f"printf '%s' '{THEIRS}' >/etc/apt/apt.conf.d/60theirs")
     made.json("provision", "--yes")

@@ -38,14 +38,20 @@ ILL = {
 def node(
     request: pytest.FixtureRequest,
     lab_up: Callable[..., Lab],
+    provisioned: Callable[..., Lab],
     run_gpunode: Any,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Node]:
     """A node with a driver of that branch and no container engine."""
-    lab = lab_up(distro=BRANCHES[request.param], gpus=("h100", "h100"), engines=(), name=f"t-smi-{request.param}")
-    branch = "distro" if "non-free" in BRANCHES[request.param] else request.param
-    some = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"driver": {"branch": branch}})
-    some.gpunode("provision", "--yes")
+    distro, gpus, name = BRANCHES[request.param], ("h100", "h100"), f"t-smi-{request.param}"
+    folder = tmp_path_factory.mktemp("spec")
+    spec = {"driver": {"branch": "distro" if "non-free" in distro else request.param}, "toolkit": {"version": "none"}}
+    if "non-free" in distro:  # of a kind of its own
+        some = Node(lab_up(distro=distro, gpus=gpus, engines=(), name=name), run_gpunode, folder, spec)
+        some.gpunode("provision", "--yes")
+    else:
+        lab = provisioned(spec, distro=distro, gpus=gpus, like=("h100",), engines=(), name=name)
+        some = Node(lab, run_gpunode, folder, spec)
     assert some.sh("nvidia-smi --version").splitlines()[0].split()[-1].startswith(f"{request.param}.")
     assert "ELF" in some.sh("head -c 4 /usr/bin/nvidia-smi"), "NVIDIA's own"
     yield some
