@@ -160,6 +160,8 @@ def test_a_journal_that_cannot_be_read_is_in_nobodys_way(monkeypatch: pytest.Mon
     monkeypatch.setattr(standing, "run_many", run_many)
     first, second, third = (runs for _, runs in standing.list_runs(Targets(hosts=("n1", "n2", "n3"))))
     assert isinstance(first, list) and [run.name for run in first] == ["r1"]
+    shown = CliRunner().invoke(rollback, ["n1", "--list", "--format", "json"], standalone_mode=False)
+    assert [run["counts"] for run in json.loads(shown.output)["hosts"][0]["runs"]] == [{"files": 1}], shown.output
     assert isinstance(second, GpunodeError) and second.exit == Exit.FAILED and "cannot be read" in second.what
     assert isinstance(third, GpunodeError) and "ended early" in third.what
 
@@ -170,9 +172,11 @@ def test_a_host_that_ansible_never_reached_and_one_that_refused_are_named(
     refused = HostRun(exit=Exit.REFUSED, message="the copy of /etc/x is gone", fix="fix it by hand")
     result, _ = call(uninstall, "n1", "n2", "--yes", monkeypatch=monkeypatch, tmp=tmp_path, n1=refused)
     assert result.return_value == Exit.FAILED
-    assert {host["host"]: (host["exit"], host["message"]) for host in json.loads(result.output)["hosts"]} == {
-        "n1": (5, "the copy of /etc/x is gone (fix: fix it by hand)"),
-        "n2": (1, "Ansible never got to this host"),
+    assert {
+        host["host"]: (host["exit"], host["message"], host["fix"]) for host in json.loads(result.output)["hosts"]
+    } == {
+        "n1": (5, "the copy of /etc/x is gone", "fix it by hand"),
+        "n2": (1, "Ansible never got to this host", ""),
     }
 
 

@@ -479,7 +479,7 @@ def _run(members: Sequence[tuple[int, Record]]) -> Run:
         last=members[-1][0],
         at=own[0].at,
         parts=tuple(dict.fromkeys(r.part for r in own if r.part)),
-        counts=Counter(r.op for r in own if r.phase == "done" and r.op != RUN),
+        counts=dict(Counter(r.op for r in own if r.phase == "done" and r.op != RUN)),
         names=(own[0].run or own[0].id,),
         state=ended if any(r.controller for r in own) else "",
     )
@@ -495,7 +495,7 @@ def _together(found: Sequence[Run]) -> Run:
         first=found[0].first,
         at=found[0].at,
         parts=tuple(dict.fromkeys(part for run in found for part in run.parts)),
-        counts=counts,
+        counts=dict(counts),
         names=tuple(name for run in found for name in run.names),
     )
 
