@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.output import fitted
 from gpunode.cli.terminal import say, screen
+from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
 from gpunode.core.report.text import MANY, in_short
 
 if TYPE_CHECKING:
-    from gpunode.core.model import HostResult
     from gpunode.edge.ansible.runner import Event
     from gpunode.edge.detect import Detected
     from gpunode.edge.fleet.driver import RunCallbacks
@@ -124,7 +124,7 @@ class Board:
             if row.printed:
                 return ""
             row.printed = True
-            text = " · ".join([result.message, *row.installed])
+            text = " · ".join([result.sentence, *row.installed])
             return self._line("✓" if result.ok else "✗", result.host, text)
 
     def lines(self) -> list[str]:
@@ -373,8 +373,9 @@ def _line(event: Event, place: str = "") -> str:
 
 def _message(event: Event) -> str:
     """What is said of it; what failed checks found stands at the end."""
-    checks = [one for one in event.result.get("checks", ()) if isinstance(one, dict) and one.get("status") == "failed"]
-    return in_short(event.message, [(_word(one, "id"), _word(one, "message"), _word(one, "fix")) for one in checks])
+    failed = [one for one in event.result.get("checks", ()) if isinstance(one, dict) and one.get("status") == "failed"]
+    checks = tuple(Check(id=_word(one, "id"), status="failed", message=_word(one, "message")) for one in failed)
+    return in_short(HostResult(host=event.host, message=event.message, checks=checks))
 
 
 def _word(check: Mapping[str, object], name: str) -> str:

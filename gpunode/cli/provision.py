@@ -144,7 +144,7 @@ def show_results(results: list[HostResult], output_format: str, *, brief: bool =
         return
     for result in results if len(results) <= MANY else ():
         mark = Styled("ok", "green") if result.ok else Styled(f"exit {Exit.of(result.outcome)}", "red")
-        text = in_short(result.message, [(c.id, c.message, c.fix) for c in result.checks if c.status == "failed"])
+        text = in_short(result)
         echo(f"{result.host}: ", mark, f"{',' if result.ok and result.changed else ':'} {text}")
         listed = verbosity() > 0 or (len(results) == 1 and not brief)
         checks = [one for one in result.checks if listed or one.status != "passed"]

@@ -79,7 +79,7 @@ def show(name: str, every: bool, output_format: str) -> int:
     if not few:
         echo(run_text({h.host: h.state for h in hosts}, [_result(h) for h in hosts if h.exit is not None]))
     for host in hosts if few else ():
-        stated = host.message or (f"at: {host.step}" if host.step else "")
+        stated = _result(host).sentence or (f"at: {host.step}" if host.step else "")
         place = f"{host.pool}/{host.wave + 1}" if host.pool else "-"
         echo(f"  {host.host:<24} {place:<8} {host.state:<8} {stated}")
     logs = {host.log for host in hosts if host.log}
@@ -285,7 +285,7 @@ def _result(host: HostRow) -> HostResult:
     began, ended = host.started or host.ended, host.ended
     took = datetime.fromisoformat(ended) - datetime.fromisoformat(began) if ended else timedelta()
     outcome = Exit(host.exit or 0).outcome
-    return HostResult(host=host.host, outcome=outcome, message=host.message, seconds=took.total_seconds())
+    return HostResult(host=host.host, outcome=outcome, message=host.message, fix=host.fix, seconds=took.total_seconds())
 
 
 def _end(host: HostRow | None) -> dict[str, Any] | None:

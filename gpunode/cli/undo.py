@@ -177,7 +177,7 @@ def _show(results: list[HostResult], output_format: str, *, done: bool) -> None:
         if not good and len(bad) > MANY:
             continue
         mark = Styled("ok", "green") if good else Styled(f"exit {Exit.of(result.outcome)}", "red")
-        echo(f"{result.host}: ", mark, f": {result.message}")
+        echo(f"{result.host}: ", mark, f": {result.sentence}")
         _show_changes(result.changed, done=done)
         for note in result.notes:
             echo(f"  note: {note}")

@@ -143,8 +143,9 @@ def _card(name: str, make: Callable[[], ReportHost]) -> ReportHost:
 
 def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> ReportHost:
     """A host of a run; one without a pool had nothing to be done on it, or nothing could be."""
+    last = {"exit": row.exit, "message": row.message, "fix": row.fix}
     if not row.pool:
-        return _of_data(plan) if plan else make_host(row.host, result={"exit": row.exit}, last_message=row.message)
+        return _of_data(plan) if plan else make_host(row.host, result=last)
     run = HostRun(
         wave=row.wave,
         state=row.state,
@@ -155,7 +156,8 @@ def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, A
         changed=tuple((result or {}).get("changed", ())),
     )
     seen = _seen(result) or _seen(plan)
-    return make_host(row.host, pool=row.pool, probe=seen, plan=plan, result=result, run=run, last_message=row.message)
+    ended = {**(result or {}), **(last if row.message else {})}
+    return make_host(row.host, pool=row.pool, probe=seen, plan=plan, result=ended, run=run)
 
 
 def _of_data(host: Mapping[str, Any]) -> ReportHost:

@@ -73,7 +73,12 @@ def _host(number: int, count: int, kinds: list[ProbeSummary]) -> ReportHost:
     if number % 233 == 5:
         seen = replace(seen, gpus=(*seen.gpus[:-1], replace(seen.gpus[-1], index=None, uuid="")))
     return make_host(
-        name, pool=pool, probe=seen, plan={"steps": STEPS}, run=(ran := _run(number, count)), last_message=_printed(ran)
+        name,
+        pool=pool,
+        probe=seen,
+        plan={"steps": STEPS},
+        run=(ran := _run(number, count)),
+        result={"message": _printed(ran)},
     )
 
 

@@ -181,9 +181,9 @@ def test_what_a_failed_check_found_is_said_once(capsys: pytest.CaptureFixture[st
     """Of a node whose three checks failed for a long reason each, provision's end had it three times."""
     found = {"docker.gpus": "no GPU in the container", "driver.smi": "no devices were found"}
     checks = tuple(Check(id=name, status="failed", message=text, fix="look") for name, text in found.items())
-    text = "Prove it: " + "; ".join(f"{name}: {text}" for name, text in found.items()) + " (fix: look)"
+    text = "Prove it: " + "; ".join(f"{name}: {text}" for name, text in found.items())
     text += " (node n stays cordoned)"
-    show_results([HostResult(host="n", outcome="failed", message=text, checks=checks)], "text")
+    show_results([HostResult(host="n", outcome="failed", message=text, fix="look", checks=checks)], "text")
     shown = capsys.readouterr().out
     assert shown.startswith("n: exit 1: Prove it: 2 checks failed: docker.gpus, driver.smi (node n stays cordoned)\n")
     assert all(shown.count(text) == 1 for text in found.values())

@@ -92,8 +92,8 @@ STATES_OF: list[tuple[str, dict[str, Any], list[str]]] = [
     ("ok", {"run": RUN, "plan": {"steps": [STEP]}}, []),
     ("waiting", {"run": replace(RUN, state="waiting", exit=None), "plan": {"steps": [STEP]}}, ["plan.driver.packages"]),
     ("running", {"run": replace(RUN, state="running", exit=None)}, []),
-    ("failed", {"run": replace(RUN, state="failed", exit=1), "last_message": "dkms"}, ["host.failed"]),
-    ("pending", {"run": replace(RUN, state="failed", exit=3), "last_message": "still to do"}, ["plan.left"]),
+    ("failed", {"run": replace(RUN, state="failed", exit=1), "result": {"message": "dkms"}}, ["host.failed"]),
+    ("pending", {"run": replace(RUN, state="failed", exit=3), "result": {"message": "still to do"}}, ["plan.left"]),
     ("unreachable", {"run": replace(RUN, state="failed", exit=4)}, ["host.unreachable"]),
     ("failed", {"run": replace(RUN, state="failed", exit=1), "result": {"checks": [check("a")]}}, ["a"]),
 ]
@@ -391,7 +391,7 @@ def test_how_long_something_took(start: str, end: str, seconds: int | None) -> N
 
 def test_the_title_of_a_run_says_what_happened() -> None:
     run = ReportRun(name="r1", verb="provision", status="failed", started="", ended="", controller="")
-    bad = make_host("gpu2", result={"exit": 1, "message": "no space (fix: df /var)"})
+    bad = make_host("gpu2", result={"exit": 1, "message": "no space", "fix": "df /var"})
     assert headline(report(make_host("gpu1"), bad, run=run)) == "provision: 2 hosts: 1 failed, 1 ok"
     assert headline(report(bad, run=run)) == "provision: gpu2 failed"
     assert headline(report(make_host("gpu1"), make_host("gpu3"), run=run)) == "provision: 2 hosts ok"

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.model import HostResult
 from gpunode.edge.ansible.runner import Event, HostRun, _read, _waiting, run_playbook
 
 SECRET = "{{ lookup('ansible.builtin.env', 'A_SECRET', default='gone') }}"
@@ -134,4 +135,4 @@ def test_an_event_of_no_host_is_passed_over(
     [("a", "", "a"), ("a", "b", "a (fix: b)"), ("a\n  do next:  b", "b", "a\n  do next:  b")],
 )
 def test_what_to_do_next_is_said_once(message: str, fix: str, said: str) -> None:
-    assert HostRun(message=message, fix=fix).sentence == said
+    assert HostResult(host="n", message=message, fix=fix).sentence == said

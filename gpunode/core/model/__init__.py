@@ -99,6 +99,7 @@ class HostResult:
     host: str
     outcome: HostOutcome = "ok"
     message: str = ""
+    fix: str = ""  # what to do next, where something is wrong
     changed: tuple[str, ...] = ()  # a sentence for each thing that changed, or would change
     checks: tuple[Check, ...] = ()
     notes: tuple[str, ...] = ()  # what stays as it is, and why
@@ -113,6 +114,11 @@ class HostResult:
     @property
     def ok(self) -> bool:
         return self.outcome == "ok"
+
+    @property
+    def sentence(self) -> str:
+        """The message with what to do next, once."""
+        return self.message if self.fix in self.message else f"{self.message} (fix: {self.fix})"
 
 
 __all__ = [

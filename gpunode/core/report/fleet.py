@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
+from gpunode.core.errors import RefusedError
 from gpunode.core.model import HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, names
@@ -62,7 +63,7 @@ def plans_text(
     """
     versions = chosen or {}
     classes = [c for c in plan_classes(plans, versions) if c[0].steps and not c[0].problems]
-    refused = [HostResult(host=p.host, message=_problems(p)) for p in plans if p.problems]
+    refused = [_refused(p) for p in plans if p.problems]
     todo = sum(map(len, classes))
     lines = [f"{len(plans) + len(errors)} hosts: {len(plans) - todo - len(refused)} need nothing, {todo} have steps"]
     lines[0] += f", {len(refused)} refused" if refused else ""
@@ -122,7 +123,7 @@ def causes(results: Sequence[HostResult]) -> list[str]:
 
 
 def _named(result: HostResult) -> str:
-    message = _cut(result.message)
+    message = _cut(result.sentence)
     return re.sub(rf"(?<![\w.-]){re.escape(result.host)}(?![\w-])", "HOST", message)
 
 
@@ -147,5 +148,6 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _problems(plan: Plan) -> str:
-    return "; ".join(f"{p.what} (fix: {p.fix})" for p in plan.problems)
+def _refused(plan: Plan) -> HostResult:
+    error = RefusedError.of(plan.problems)
+    return HostResult(host=plan.host, outcome="refused", message=error.what, fix=error.fix)

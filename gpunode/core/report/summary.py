@@ -263,7 +263,6 @@ _STATE_OF: Mapping[Status, State] = {
     "warning": "warning",
     "not-proven": "not-proven",
 }
-_FIX = re.compile(r"(.+?) \(fix: (.+)\)", re.DOTALL)  # as the message of a result has it
 _AROUND = ("preflight", "verify")  # roles whose steps stand in every plan that has others
 
 
@@ -275,13 +274,11 @@ def make_host(
     plan: Mapping[str, Any] | None = None,
     result: Mapping[str, Any] | None = None,
     run: HostRun | None = None,
-    last_message: str = "",
 ) -> ReportHost:
     """One host from what is known of it.
 
     `plan` as plan_data, or with an `error` {what, fix, exit} in place of steps, `result` as results_data (verify's, or
-    of a host that a run has ended) give them; `last_message` is the run's last word.  What verify says of a check comes
-    before what the probe says.
+    of a host that a run has ended) give them.  What verify says of a check comes before what the probe says.
     """
     checks = list(_checked(result or {}))
     reported = {finding.id for finding in checks}
@@ -291,13 +288,14 @@ def make_host(
         reported.add("driver.loaded")  # that it is not, the plan says already
     checks += [finding for finding in (probe.checks if probe else ()) if finding.id not in reported]
     found = [*_errors((plan or {}).get("error")), *left, *checks]
-    found += _ended(result, run, last_message, found)
+    last = result or {}
+    found += _ended(run.exit if run else last.get("exit"), last, found)
     open_ = sorted((f for f in found if f.status not in ("passed", "skipped")), key=lambda f: STATUSES.index(f.status))
     return ReportHost(
         name=name,
         state=_state(open_, run),
         pool=pool,
-        message=_message(open_, run, last_message),
+        message=_message(open_, run, last.get("message", "") if run else ""),
         seen=replace(probe, checks=()) if probe else None,
         findings=tuple(open_),
         passed=tuple(finding.id for finding in found if finding.status == "passed"),
@@ -330,20 +328,14 @@ def _checked(result: Mapping[str, Any]) -> Iterator[ReportFinding]:
         yield finding
 
 
-def _ended(
-    result: Mapping[str, Any] | None, run: HostRun | None, last_message: str, findings: list[ReportFinding]
-) -> Iterator[ReportFinding]:
+def _ended(code: int | None, last: Mapping[str, Any], findings: list[ReportFinding]) -> Iterator[ReportFinding]:
     """A bad end that no check explains."""
-    code = run.exit if run else (result or {}).get("exit")
     status = _BY_EXIT.get(code or 0, "failed")
     if not code or any(f.status == status for f in findings):
         return
-    message = last_message or (result or {}).get("message", "") or f"exit {code}"
-    fixed = _FIX.fullmatch(message)
-    message, fix = (fixed[1], fixed[2]) if fixed else (message, "")
-    yield ReportFinding(
-        id="plan.left" if status == "pending" else f"host.{status}", status=status, message=message, fix=fix
-    )
+    check_id = "plan.left" if status == "pending" else f"host.{status}"
+    message = last.get("message") or f"exit {code}"
+    yield ReportFinding(id=check_id, status=status, message=message, fix=last.get("fix", ""))
 
 
 def _state(findings: list[ReportFinding], run: HostRun | None) -> State:

@@ -134,6 +134,7 @@ def _result_data(result: HostResult) -> dict[str, Any]:
         "host": result.host,
         "exit": int(Exit.of(result.outcome)),
         "message": result.message,
+        "fix": result.fix,
         "changed": list(result.changed),
         "checks": [asdict(check) for check in result.checks],
         "extra": extra,
@@ -222,20 +223,20 @@ def checks_text(checks: Iterable[Check]) -> str:
     return "\n".join(lines)
 
 
-def in_short(message: str, failed: Sequence[tuple[str, str, str]]) -> str:
-    """A message with what the failed checks (id, message, fix) found, with their names alone: they are listed.
+def in_short(result: HostResult) -> str:
+    """The sentence of a result; what its failed checks found, and what to do about them, is left to the list of them.
 
-    >>> found = [("driver.smi", "no device", "look"), ("toolkit.cli", "none", "look")]
-    >>> in_short("Prove it: driver.smi: no device; toolkit.cli: none (fix: look) (node a stays cordoned)", found)
+    >>> checks = [Check(id=name, status="failed", message="none", fix="look") for name in ("driver.smi", "toolkit.cli")]
+    >>> text = "Prove it: driver.smi: none; toolkit.cli: none (node a stays cordoned)"
+    >>> in_short(HostResult(host="a", message=text, fix="look", checks=tuple(checks)))
     'Prove it: 2 checks failed: driver.smi, toolkit.cli (node a stays cordoned)'
     """
-    text = "; ".join(f"{name}: {found}" for name, found, _ in failed)
-    before, listed, after = message.partition(text) if text else (message, "", "")
+    failed = [check for check in result.checks if check.status == "failed"]
+    text = "; ".join(f"{check.id}: {check.message}" for check in failed)
+    before, listed, after = result.message.partition(text) if text else ("", "", "")
     if not listed:
-        return message
-    fix = "; ".join(dict.fromkeys(fix for _, _, fix in failed if fix))
-    names = ", ".join(name for name, _, _ in failed)
-    return f"{before}{counted(len(failed), 'check')} failed: {names}{after.removeprefix(f' (fix: {fix})')}"
+        return result.sentence
+    return f"{before}{counted(len(failed), 'check')} failed: {', '.join(check.id for check in failed)}{after}"
 
 
 def counted(number: int, word: str) -> str:

@@ -62,11 +62,6 @@ class HostRun:
     checks: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def sentence(self) -> str:
-        """The message with what to do next, once."""
-        return self.message if self.fix in self.message else f"{self.message} (fix: {self.fix})"
-
 
 class PlayInterrupted(InterruptedByUser):
     """A playbook that was ended; `hosts` is what had come of them by then."""

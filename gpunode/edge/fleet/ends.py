@@ -29,7 +29,7 @@ def played(host: HostPlan, run: HostRun | None, *, check: bool) -> HostResult:
     if run is None:
         return HostResult(host=host.host, outcome="failed", message="Ansible never got to this host")
     result = HostResult(
-        host=host.host, outcome=run.exit.outcome, message=run.sentence, changed=tuple(run.changed),
+        host=host.host, outcome=run.exit.outcome, message=run.message, fix=run.fix, changed=tuple(run.changed),
         checks=tuple(Check(**c) for c in run.checks), diffs=tuple(run.diffs),
     )  # fmt: skip
     if check and not run.exit:
@@ -83,5 +83,6 @@ def _with_gpus(result: HostResult, host: HostPlan, expected: Expected | None) ->
 
 
 def _with_fixes(result: HostResult, found: Sequence[tuple[str, str]]) -> HostResult:
-    """The result with what was found after its message, and what to do about all of it."""
-    return replace(result, message="; ".join(filter(None, (result.message, *(f"{w} (fix: {f})" for w, f in found)))))
+    """The result with what was found behind its message, and what to do about all of it."""
+    message = "; ".join(filter(None, (result.message, *(what for what, _ in found))))
+    return replace(result, message=message, fix="; ".join(dict.fromkeys(fix for _, fix in found)))

@@ -46,6 +46,7 @@ class EventLog:
             host=result.host,
             exit=int(Exit.of(result.outcome)),
             message=result.message,
+            fix=result.fix,
             changed=list(result.changed),
             failed_checks=failed,
         )

@@ -30,7 +30,7 @@ from gpunode.edge.state import StateError, state_dir
 T = TypeVar("T")
 Purpose = Literal["show", "resume", "compare", "report"]  # what a run is looked up for
 JOURNAL = "runs.sqlite"
-VERSION = 3
+VERSION = 4
 _TABLES = """
 create table if not exists runs (
   name text primary key, verb text not null, started text not null, ended text, status text not null,
@@ -40,19 +40,19 @@ create table if not exists hosts (
   run text not null references runs (name), host text not null, pool text not null, wave integer not null,
   plan text not null, state text not null, exit integer, step text not null default '',
   message text not null default '', started text, ended text, log text not null default '',
-  found text not null default '', touched integer not null default 1, primary key (run, host)
+  found text not null default '', touched integer not null default 1, fix text not null default '',
+  primary key (run, host)
 );
 create table if not exists states (hash text primary key, state text not null);
 """
-_FROM_2 = """
-begin immediate;
-alter table hosts add column touched integer not null default 1;
-update hosts set touched = 0 where state = 'failed' and substr(message, 1, 13) = 'not started: ';
-pragma user_version = 3;
-commit;
-"""  # in format 2 a host that nothing was done on is known by the first words of its message
+# from each format to the next one; in 2 a host that nothing was done on is known by the first words of its message
+_NEXT = {
+    2: """alter table hosts add column touched integer not null default 1;
+update hosts set touched = 0 where state = 'failed' and substr(message, 1, 13) = 'not started: ';""",
+    3: "alter table hosts add column fix text not null default '';",
+}
 _HOSTS = """
-select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found, touched from hosts
+select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found, touched, fix from hosts
 where run = ? order by pool = '', pool, wave, rowid
 """
 _OPEN = ("waiting", "running")  # states of hosts that a run has still to do with
@@ -143,6 +143,7 @@ class HostRow:
     log: str = ""
     found: str = ""  # a key of `Runs.state`
     touched: bool = True  # False: it failed before anything was done on it
+    fix: str = ""  # with the message: what to do next
 
 
 class Runs:
@@ -165,25 +166,26 @@ class Runs:
         self._use_wal()
         self._db.execute("pragma synchronous = full")
         found = self._db.execute("pragma user_version").fetchone()[0]
-        if found not in (0, 2, VERSION):  # 0: a new file
+        if found not in (0, *_NEXT, VERSION):  # 0: a new file
             raise InputError(
                 f"{self.path} has format {found}, this gpunode knows {VERSION}",
                 fix="use the gpunode that wrote it, or move the file away",
             )
-        if found == 2:
-            self._migrate()
+        while found in _NEXT:
+            self._migrate(found)
+            found += 1
         self._db.executescript(_TABLES)
         if not found:
             self._db.execute(f"pragma user_version = {VERSION}")
 
-    def _migrate(self) -> None:
-        """From format 2, unless another process has just done so: the transaction of one of the two fails then."""
+    def _migrate(self, found: int) -> None:
+        """To the next format, unless another process has just done so: the transaction of one of the two fails then."""
         try:
-            self._db.executescript(_FROM_2)
+            self._db.executescript(f"begin immediate;{_NEXT[found]}pragma user_version = {found + 1};commit;")
         except sqlite3.OperationalError:
             with suppress(sqlite3.Error):
                 self._db.execute("rollback")
-            if self._db.execute("pragma user_version").fetchone()[0] != VERSION:
+            if self._db.execute("pragma user_version").fetchone()[0] <= found:
                 raise
 
     def _use_wal(self) -> None:
@@ -227,9 +229,12 @@ class Runs:
                 "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, _now(), text, controller)
             )
             db.executemany(
-                "insert into hosts (run, host, pool, wave, plan, state, exit, message, found, touched) "
-                "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(name, h.host, h.pool, h.wave, h.plan, h.state, h.exit, h.message, h.found, h.touched) for h in rows],
+                "insert into hosts (run, host, pool, wave, plan, state, exit, message, fix, found, touched) "
+                "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (name, h.host, h.pool, h.wave, h.plan, h.state, h.exit, h.message, h.fix, h.found, h.touched)
+                    for h in rows
+                ],
             )
 
     def keep(self, found: Mapping[str, NodeFacts]) -> None:
@@ -304,9 +309,10 @@ class Runs:
             for result in ends:
                 self._steps.pop((run, result.host), None)
             db.executemany(
-                "update hosts set state = ?, exit = ?, message = ?, touched = ?, ended = ? where run = ? and host = ?",
+                "update hosts set state = ?, exit = ?, message = ?, fix = ?, touched = ?, ended = ? "
+                "where run = ? and host = ?",
                 [
-                    ("done" if r.ok else "failed", int(Exit.of(r.outcome)), r.message, r.touched, _now(), run, r.host)
+                    ("done" if r.ok else "failed", Exit.of(r.outcome), r.message, r.fix, r.touched, _now(), run, r.host)
                     for r in ends
                 ],
             )
@@ -494,13 +500,14 @@ def _run(row: tuple[Any, ...]) -> RunRow:
 
 
 def _host(row: tuple[Any, ...]) -> HostRow:
-    run, host, pool, wave, plan, state, code, step, message, started, ended, log, found, touched = row
+    run, host, pool, wave, plan, state, code, step, message, started, ended, log, found, touched, fix = row
     if state not in get_args(RunState):
         raise ValueError(f"a host is in state {state!r}")
     return HostRow(
         run=str(run), host=str(host), pool=str(pool), wave=int(wave), plan=str(plan), state=state,
         exit=None if code is None else int(code), step=str(step), message=str(message), started=_time(started),
         ended=_time(ended), log=str(log), found=str(found), touched=bool(touched),
+        fix=str(fix),
     )  # fmt: skip
 
 

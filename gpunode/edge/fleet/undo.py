@@ -169,8 +169,8 @@ def _result(host: str, run: HostRun | None, printed: str, *, check: bool) -> Hos
     if run is None:
         return HostResult(host=host, outcome="failed", message="Ansible never got to this host")
     result = HostResult(
-        host=host, outcome=run.exit.outcome, message=run.sentence, changed=tuple(run.changed), notes=tuple(run.notes),
-        diffs=tuple(run.diffs),
+        host=host, outcome=run.exit.outcome, message=run.message, fix=run.fix, changed=tuple(run.changed),
+        notes=tuple(run.notes), diffs=tuple(run.diffs),
     )  # fmt: skip
     if run.exit:
         return result
