@@ -6,7 +6,7 @@ COLLECTION := gpunode/collection/ansible_collections/gpunode/node
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock check lint unit test test-all test-gpu demo picture bench docs site release audit clean
+.PHONY: help install lock check lint unit test test-all test-vm test-gpu demo picture bench docs site release audit clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -55,6 +55,9 @@ test: install  ## check, the wheel, and a lab node of each engine from nothing t
 
 test-all: install  ## everything: all unit and lab tests, Molecule, ansible-test sanity, a real DKMS build, benchmarks
 	@$(BIN)/python .ci/tiers.py all
+
+test-vm: install  ## machines that boot under Secure Boot: real kernels and drivers in QEMU; an hour or more
+	@$(BIN)/python .ci/tiers.py vm
 
 test-gpu: install  ## gpunode against the GPUs of this machine: a table and an archive
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m gpunode selftest $(ARGS)

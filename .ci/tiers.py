@@ -1,4 +1,4 @@
-"""Run a tier of the tests: python .ci/tiers.py check|test|ci|all.  Its last line is «N passed, N failed».
+"""Run a tier of the tests: python .ci/tiers.py check|test|ci|all|vm.  Its last line is «N passed, N failed».
 
 `check` is style, types and the quick unit tests; `test` has the wheel and one lab node of each engine as well.  `ci` is
 `make test`, then PROMISED, then of what `all` has beyond these as much as fits, beginning elsewhere for each commit; it
@@ -56,8 +56,8 @@ LAB = {"GPUNODE_REQUIRE_LAB": "1"}
 MANY = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci")}  # seven times the usual number of examples
 WHEEL, ENGINES = "tests/unit/test_wheel.py", "tests/lab/test_engines.py"
 QUICK = "not slow and not extended"
-SHORT = "lab and not extended and not real_driver"
-LONG = "lab and (extended or real_driver)"
+SHORT = "lab and not extended and not real_driver and not vm"
+LONG = "lab and (extended or real_driver) and not vm"
 # three files at a time: most of them wait for engines and packages most of the time
 BESIDE = ("-n", "3", "--dist", "loadfile", "--durations=20", "tests/lab")
 
@@ -81,6 +81,7 @@ PROMISED = (
     INSTALL_MOLECULE,
     *map(molecule, SCENARIOS),
 )
+VM = pytest("vm", "-s", "tests/lab", "-m", "vm", **LAB)  # one at a time: QEMU emulates two processors
 SANITY = Part("ansible-test", ("sh", ".ci/sanity.sh"))
 BENCHMARKS = Part("benchmarks", ("python", "-m", "benchmarks"))
 
@@ -96,7 +97,8 @@ def everything() -> Iterator[Part]:
     yield INSTALL_MOLECULE
     yield from map(molecule, scenarios())
     yield from (SANITY, BENCHMARKS)
-    yield pytest("lab", *BESIDE, "-m", "lab", **LAB)
+    yield pytest("lab", *BESIDE, "-m", "lab and not vm", **LAB)
+    yield VM
 
 
 def others() -> Iterator[Part]:
@@ -251,6 +253,8 @@ def run_all(run: Run, tier: str) -> None:
             install(f"{TOOLS} {MORE}")
             for part in everything():
                 run.part(part)
+        if tier == "vm":
+            run.part(VM)
         if tier == "ci":
             as_far_as_it_fits(run)
     finally:

@@ -86,14 +86,22 @@ def lab() -> None:
     metavar="DIR",
     help="A folder with NVIDIA's own nvidia-ctk, nvidia-container-runtime …: they run in place of stubs.",
 )
+@click.option(
+    "--machine",
+    default="container",
+    show_default=True,
+    type=click.Choice(("container", "vm")),
+    help="vm: it boots by itself under Secure Boot, with the distribution's own kernel and packages (QEMU; slow).",
+)
 @format_option("text", "json")
-def up(count: int, name: str, kubernetes: str, vendor: str, output_format: str, **shape: Any) -> None:
+def up(count: int, name: str, kubernetes: str, vendor: str, machine: str, output_format: str, **shape: Any) -> None:
     """See to it that N nodes are up; those that are already stay as they are."""
     from gpunode.lab import up as lab_up
 
     hardware = {key: shape.pop(key) for key in ("gpus", "nouveau")}
+    hardware |= {"kubernetes": kubernetes, "vendor": vendor, "machine": machine}
     with _steps() as log:
-        made = lab_up(count, name=name, **hardware, kubernetes=kubernetes, vendor=vendor, log=log, **_shape(**shape))
+        made = lab_up(count, name=name, **hardware, log=log, **_shape(**shape))
     if output_format == "json":
         print_json(_lab_data(made))
         return
@@ -244,6 +252,7 @@ def _node_data(node: Node) -> dict[str, Any]:
         "engines": list(node.engines),
         "python": node.python,
         "gpus": list(node.gpus),
+        "machine": node.machine,
         "kubernetes": "control plane" if node.control else "node" if node.kubernetes else "",
     }
 

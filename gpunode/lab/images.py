@@ -44,6 +44,11 @@ COMMON = (
     "systemd-sysv",
 )
 KUBERNETES = ("conntrack", "containernetworking-plugins", "ethtool", "socat")  # what a kubelet and pods need besides
+BOOT_ANY = "grub-efi-amd64-signed initramfs-tools mokutil shim-signed systemd-resolved udev zstd".split()
+BOOT = {  # what a machine that boots needs besides
+    "debian": (*BOOT_ANY, "linux-image-amd64"),
+    "ubuntu": (*BOOT_ANY, "linux-image-generic"),
+}
 PURGE = {
     "docker": ("docker.io", "docker-cli"),
     "containerd": ("containerd", "runc"),
@@ -131,6 +136,7 @@ class Variant:
 
     `real_driver`: Debian's non-free repositories and a real kernel package instead of the stand-ins.
     `kubernetes`: with what a kubelet needs of the distribution, and with containerd.
+    `machine`: `vm` boots by firmware, with the distribution's own kernel and packages.
     """
 
     distro: str = "debian:12"
@@ -138,6 +144,7 @@ class Variant:
     python: bool = True
     real_driver: bool = False
     kubernetes: bool = False
+    machine: str = "container"
 
     def __post_init__(self) -> None:
         if self.distro not in RELEASES:
@@ -149,6 +156,13 @@ class Variant:
             raise InputError(f"a cluster of {self.distro} nodes", expected="a Debian or an Ubuntu of amd64")
         if self.kubernetes and "containerd" not in self.engines:
             raise InputError("a cluster of nodes without containerd", expected="--engines with containerd")
+        if self.machine not in ("container", "vm"):
+            raise InputError(f"machine {self.machine!r}", expected="container or vm")
+        bootable = not (release.family or release.newer or release.non_free) and release.arch == "amd64"
+        if self.machine == "vm" and (not bootable or self.real_driver or self.kubernetes or not self.python):
+            raise InputError(
+                f"a machine that boots of {self.name}", expected="a plain Debian or Ubuntu of amd64, without a cluster"
+            )
         unknown = [name for name in self.engines if name not in ENGINES]
         if unknown:
             raise InputError(f"engine {unknown[0]!r}", expected=f"none, or some of {', '.join(ENGINES)}")
@@ -164,11 +178,12 @@ class Variant:
     @property
     def name(self) -> str:
         """Part of the image's name: debian-12, debian-13-no-docker-no-python …"""
-        parts = [_words(self.distro)]
+        parts = [words(self.distro)]
         parts += ["no-docker"] if self.engines == ("containerd",) else ["no-engines"] if not self.engines else []
         parts += [] if self.python else ["no-python"]
         parts += ["real-driver"] if self.real_driver else []
         parts += ["kubernetes"] if self.kubernetes else []
+        parts += ["vm"] if self.machine == "vm" else []
         return "-".join(parts)
 
 
@@ -188,16 +203,16 @@ def ensure_image(variant: Variant, debs: Sequence[Path], *, overlays: Mapping[st
     with machine.lock(f"image-{variant.name}", log=log), as_file(files("gpunode.lab")) as source:
         archive = machine.archive()
         base = _base_tag(variant, archive)
-        inputs = [*_tree(source / "node"), *_tree(source / "standins/node"), *debs]
+        inputs = [*tree_files(source / "node"), *tree_files(source / "standins/node"), *debs]
         inputs += [source / "families/finish.sh"] if RELEASES[variant.distro].family else []
-        tag = f"{PREFIX}/{variant.name}:{_digest(base, variant.purge, _contents(inputs), *_hashes(overlays))}"
+        tag = f"{PREFIX}/{variant.name}:{digest(base, variant.purge, contents(inputs), *_hashes(overlays))}"
         if podman("image", "exists", tag, check=False).returncode:
             _ensure_base(base, variant, archive, log)
             log(f"making the node image {variant.name}")
             native = native_tree(variant, archive, log) if RELEASES[variant.distro].arch != "amd64" else ""
             parts = _Parts(source=source, debs=debs, native=native, overlays=overlays)
             _finish(base, tag, variant, archive, parts)
-            _drop_older(tag)
+            drop_older(tag)
         return tag
 
 
@@ -219,29 +234,35 @@ def native_tree(variant: Variant, archive: machine.Archive, log: Log) -> str:
 # ---------------------------------------------------------------- the plain Debian tree
 
 
-def _suites(variant: Variant, archive: machine.Archive) -> list[tuple[str, str, str]]:
+def suites(variant: Variant, archive: machine.Archive) -> list[tuple[str, str, str]]:
     """(URL, suites, components) of each source a node reads."""
-    components = "main contrib non-free non-free-firmware" if variant.real_driver else "main"
+    real = variant.real_driver or variant.machine == "vm"
+    components = "main contrib non-free non-free-firmware" if real else "main"
     name = RELEASES[variant.distro].codename
     if RELEASES[variant.distro].vendor == "ubuntu":  # restricted and multiverse are the lab's own: see packages.py
-        return [(archive.ubuntu, f"{name} {name}-updates {name}-security", "main universe")]
+        components = "main restricted universe multiverse" if real else "main universe"
+        return [(archive.ubuntu, f"{name} {name}-updates {name}-security", components)]
     return [(archive.main, f"{name} {name}-updates", components), (archive.security, f"{name}-security", components)]
 
 
-def _packages(variant: Variant) -> list[str]:
+def packages(variant: Variant) -> list[str]:
+    """What is put into the tree, besides what is essential."""
     kernel = ["linux-image-amd64", "linux-headers-amd64"] if variant.real_driver else []
     kubernetes = KUBERNETES if variant.kubernetes else ()
-    return [*COMMON, *RELEASES[variant.distro].packages, *kernel, *kubernetes]
+    boot = BOOT[RELEASES[variant.distro].vendor] if variant.machine == "vm" else ()
+    left_out = variant.purge if boot else ()  # a container's image shares its tree with those that have it
+    every = (*COMMON, *RELEASES[variant.distro].packages, *kernel, *kubernetes, *boot)
+    return [name for name in every if name not in left_out]
 
 
 def _base_tag(variant: Variant, archive: machine.Archive) -> str:
-    name = f"{_words(_tree_of(variant.distro))}-base" + ("-real-driver" if variant.real_driver else "")
+    name = f"{words(_tree_of(variant.distro))}-base" + ("-real-driver" if variant.real_driver else "")
     name += "-kubernetes" if variant.kubernetes else ""
     borrowed = RELEASES[variant.distro].borrowed
     arch = RELEASES[variant.distro].arch
     other = () if arch == "amd64" else (arch,)
-    inputs = (_suites(variant, archive), _packages(variant), *borrowed, archive.settings, *other)
-    return f"{PREFIX}/{name}:{_digest(*inputs)}"
+    inputs = (suites(variant, archive), packages(variant), *borrowed, archive.settings, *other)
+    return f"{PREFIX}/{name}:{digest(*inputs)}"
 
 
 def _tree_of(distro: str) -> str:
@@ -262,38 +283,54 @@ def _ensure_base(tag: str, variant: Variant, archive: machine.Archive, log: Log)
         tar = machine.places().cache / f"{name.replace(':', '-')}.tar"
         if not tar.exists():
             log(f"fetching {variant.distro} from its archive (about a minute, once)")
-            _bootstrap(tar, variant, archive)
+            bootstrap(tar, variant, archive)
         log(f"importing {variant.distro} into podman")
         podman("import", "--quiet", str(tar), tag)
-        _drop_older(tag)
+        drop_older(tag)
 
 
-def _bootstrap(tar: Path, variant: Variant, archive: machine.Archive) -> None:
+def bootstrap(tar: Path, variant: Variant, archive: machine.Archive, *more: str) -> None:
+    """Fetch the variant's tree; `more` are options of mmdebstrap."""
     release = RELEASES[variant.distro]
     lines = [
         f"deb {url} {suite} {components}"
-        for url, suites, components in _suites(variant, archive)
-        for suite in suites.split()
+        for url, listed, components in suites(variant, archive)
+        for suite in listed.split()
     ]
-    options = [f"--aptopt={line}" for line in archive.settings.splitlines() if line.strip()]
+    options = list(more)
     # The kernel's own modules can never be loaded in a node: leave out their hundreds of megabytes.
     options += ["--dpkgopt=path-exclude=/lib/modules/*/kernel/*"] if variant.real_driver else []
+    # mmdebstrap would ask for the package arch-test, whose question the registration has answered
+    options += [f"--architectures={release.arch}", "--skip=check/qemu"] if release.arch != "amd64" else []
+    if release.newer:
+        require_suite(release.newer, archive)
+        lines.append(f"deb {archive.main} {release.newer} main")
+        options += _borrowing(release)
+    fetch_tree(tar, release.codename, packages(variant), lines, archive, vendor=release.vendor, options=options)
+
+
+def fetch_tree(
+    tar: Path,
+    suite: str,
+    names: Sequence[str],
+    lines: Sequence[str],
+    archive: machine.Archive,
+    *,
+    vendor: str = "debian",
+    options: Sequence[str] = (),
+) -> None:
+    """A tree of these packages by mmdebstrap, as a tar; earlier ones of the same name go."""
     tar.parent.mkdir(parents=True, exist_ok=True)
     for old in tar.parent.glob(f"{tar.name.rpartition('-')[0]}-*.tar*"):
         old.unlink()
     new = tar.with_suffix(".new.tar")
-    command = ["mmdebstrap", "--quiet", "--variant=minbase", '--aptopt=Apt::Install-Recommends "false"', *options]
-    command += [f"--include={','.join(_packages(variant))}"]
-    # mmdebstrap would ask for the package arch-test, whose question the registration has answered
-    command += [f"--architectures={release.arch}", "--skip=check/qemu"] if release.arch != "amd64" else []
-    if release.newer:
-        _require_suite(release.newer, archive)
-        lines.append(f"deb {archive.main} {release.newer} main")
-        command += _borrowing(release)
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", '--aptopt=Apt::Install-Recommends "false"']
+    command += [f"--aptopt={line}" for line in archive.settings.splitlines() if line.strip()]
+    command += [f"--include={','.join(names)}", *options]
     try:
         with as_file(files("gpunode.lab") / "ubuntu/archive-key.asc") as key:
-            keyring = str(key) if release.vendor == "ubuntu" else KEYRINGS["debian"]
-            machine.run(*command, f"--keyring={keyring}", release.codename, str(new), *lines)
+            keyring = str(key) if vendor == "ubuntu" else KEYRINGS["debian"]
+            machine.run(*command, f"--keyring={keyring}", suite, str(new), *lines)
         new.replace(tar)
     finally:
         new.unlink(missing_ok=True)
@@ -313,7 +350,7 @@ def _borrowing(release: Release) -> list[str]:
     ]
 
 
-def _require_suite(suite: str, archive: machine.Archive) -> None:
+def require_suite(suite: str, archive: machine.Archive) -> None:
     """Raise RefusedError where the archive has no such suite: mmdebstrap would not say what was wrong."""
     url = f"{archive.main}/dists/{suite}/InRelease"
     with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
@@ -364,7 +401,7 @@ def _finish(base: str, tag: str, variant: Variant, archive: machine.Archive, par
         (build / "purge").write_text("".join(f"{name}\n" for name in variant.purge))
         vendor = RELEASES[variant.distro].vendor
         (build / "sources").mkdir()
-        (build / f"sources/{vendor}.sources").write_text(_sources_file(_suites(variant, archive), KEYRINGS[vendor]))
+        (build / f"sources/{vendor}.sources").write_text(sources_file(suites(variant, archive), KEYRINGS[vendor]))
         (build / "apt.conf").write_text(archive.settings)
         mounts = ["-v", f"{build}:/build:ro"]
         if parts.native:
@@ -389,14 +426,14 @@ def _copy_standins(source: Path, target: Path, *, only_uname: bool) -> None:
     shutil.copy(source / "usr/bin/uname", target / "usr/bin/uname")
 
 
-def _sources_file(sources: Iterable[tuple[str, str, str]], keyring: str) -> str:
+def sources_file(sources: Iterable[tuple[str, str, str]], keyring: str) -> str:
     return "\n".join(
         f"Types: deb\nURIs: {url}\nSuites: {suites}\nComponents: {components}\nSigned-By: {keyring}\n"
         for url, suites, components in sources
     )
 
 
-def _drop_older(tag: str) -> None:
+def drop_older(tag: str) -> None:
     """Remove earlier images of the same name; one that a node still uses stays."""
     name = tag.rpartition(":")[0]
     listed = podman("images", "--format", "{{.Repository}}:{{.Tag}}", "--filter", f"reference={name}").stdout.split()
@@ -407,11 +444,11 @@ def _drop_older(tag: str) -> None:
 # ---------------------------------------------------------------- hashes
 
 
-def _tree(folder: Path) -> list[Path]:
+def tree_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
-def _contents(paths: Iterable[Path]) -> list[tuple[str, int, str]]:
+def contents(paths: Iterable[Path]) -> list[tuple[str, int, str]]:
     return [("/".join(p.parts[-4:]), p.stat().st_mode, hashlib.sha256(p.read_bytes()).hexdigest()) for p in paths]
 
 
@@ -419,10 +456,10 @@ def _hashes(some: Mapping[str, bytes]) -> list[str]:
     return [f"{path} {hashlib.sha256(data).hexdigest()}" for path, data in sorted(some.items())]
 
 
-def _words(distro: str) -> str:
+def words(distro: str) -> str:
     """As part of an image's name, where neither a colon nor a plus may stand."""
     return re.sub(r"[^a-z0-9.]", "-", distro)
 
 
-def _digest(*inputs: object) -> str:
+def digest(*inputs: object) -> str:
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:12]

@@ -22,7 +22,8 @@ from gpunode.lab.machine import Log
 from gpunode.lab.nodes import Node
 from gpunode.lab.packages import RepositoryInfo
 from gpunode.lab.signals import handling_sigterm, ignoring_interrupts
-from gpunode.lab.sources import image_of, own_sources, spec_sources
+from gpunode.lab.sources import disk_of, image_of, own_sources, spec_sources
+from gpunode.lab.vm import devices
 
 MOST_NODES = 20
 AT_ONCE = 4  # containers started side by side: more only queue behind podman's own locks
@@ -86,6 +87,7 @@ class Shape(TypedDict, total=False):
     `gpus` are words such as `h100` or `10de:2204`, one per GPU; `engines` some of `containerd` and `docker`;
     `kubernetes` a folder with its programs or a version: the nodes are a cluster then.  `vendor` is a folder with
     programs of NVIDIA's container toolkit, which run in place of the stubs.  `image` is podman's, of a committed node.
+    A `machine` `vm` boots by itself.
     """
 
     distro: str
@@ -97,6 +99,7 @@ class Shape(TypedDict, total=False):
     kubernetes: str
     vendor: str
     image: str
+    machine: str
 
 
 def up(count: int = 1, *, name: str = "gpunode", log: Log = print, **shape: Unpack[Shape]) -> Lab:
@@ -112,7 +115,8 @@ def up(count: int = 1, *, name: str = "gpunode", log: Log = print, **shape: Unpa
         request = replace(request, kubernetes=str(cluster.programs(request.kubernetes, log=log)))
     with _all_or_nothing(name, log):
         image, info = image_of(request.variant, log)
-        return _up(replace(request, image=request.image or image), count, info, log)
+        disk = disk_of(request.variant, image, log)
+        return _up(replace(request, image=request.image or image, disk=disk), count, info, log)
 
 
 @contextlib.contextmanager
@@ -151,6 +155,9 @@ def _check(template: Node, count: int) -> None:
             f"{template.vendor} has no nvidia-ctk", expected="a folder with programs of NVIDIA's container toolkit"
         )
     _ = template.variant  # raises InputError for a distro or engine it does not know
+    if template.machine == "vm":
+        devices.describe(template.gpus)
+        return
     with tempfile.TemporaryDirectory() as folder:  # raises InputError for a GPU it does not know
         hardware.write_hardware(Path(folder), template.gpus, nouveau=template.nouveau)
 
@@ -185,7 +192,7 @@ def _up(template: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
         _remove_abandoned(log)
         url = _serve(template, log)
         _ensure_key()
-        sources = {} if template.real_driver else spec_sources(info, template.distro, url)
+        sources = {} if _is_real(template) else spec_sources(info, template.distro, url)
         control = _reserve_control(template) if template.kubernetes else None
         new = _reserve(replace(template, sources=sources), count)
     if control:
@@ -203,6 +210,11 @@ def _up(template: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
     with machine.lock("state", log=log):
         _write_files(log)
     return load_lab(template.name)
+
+
+def _is_real(node: Node) -> bool:
+    """Whether its packages are the distribution's own, and none the lab's stubs."""
+    return node.real_driver or node.machine == "vm"
 
 
 def _serve(node: Node, log: Log) -> str:
@@ -245,7 +257,7 @@ def _free_address(others: Iterable[Node]) -> str:
 
 
 def _check_same(node: Node, template: Node) -> None:
-    shape = ("distro", "engines", "python", "real_driver", "gpus", "nouveau", "kubernetes", "vendor")
+    shape = ("distro", "engines", "python", "real_driver", "gpus", "nouveau", "kubernetes", "vendor", "machine")
     other = [f"{key} {getattr(node, key)!r}" for key in shape if getattr(node, key) != getattr(template, key)]
     if other:
         raise InputError(
@@ -430,11 +442,12 @@ def reset(names: Iterable[str], *, log: Log = print) -> list[Node]:
 def _reset(node: Node, log: Log) -> Node:
     log(f"resetting {node.name}")
     image, info = image_of(node.variant, log)
+    disk = disk_of(node.variant, image, log)
     with machine.lock("state", log=log):
         url = _serve(replace(node, image=image), log)
         nodes.remove([node.name])
-        sources = {} if node.real_driver else spec_sources(info, node.distro, url)  # they may have been built again
-        fresh = replace(node, image=image, host_keys=(), maker=os.getpid(), sources=sources)
+        sources = {} if _is_real(node) else spec_sources(info, node.distro, url)  # they may have been built again
+        fresh = replace(node, image=image, disk=disk, host_keys=(), maker=os.getpid(), sources=sources)
         nodes.save(fresh)
     _make_all([fresh], info, url)
     if node.kubernetes:

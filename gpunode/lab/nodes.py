@@ -20,8 +20,10 @@ from gpunode.core.errors import GpunodeError
 from gpunode.lab import emulation, families, hardware, machine
 from gpunode.lab.images import ENGINES, RELEASES, Variant
 from gpunode.lab.machine import Log, podman
-from gpunode.lab.network import LABEL, address_of, network_name
+from gpunode.lab.network import LABEL, address_of, ensure_network, network_name
 from gpunode.lab.packages import RepositorySource
+from gpunode.lab.vm import nodes as vm
+from gpunode.lab.vm.images import COMMAND
 
 BOOT = "/usr/local/lib/gpunode-lab/boot"
 
@@ -41,6 +43,8 @@ class Node:
     gpus: tuple[str, ...] = ()
     nouveau: bool = False
     kubernetes: str = ""  # the folder of its programs, when it belongs to a cluster
+    machine: str = "container"  # vm: it boots by itself, from an overlay on `disk`
+    disk: str = ""
     vendor: str = ""  # the folder with NVIDIA's own programs of the container toolkit, when it has them
     control: bool = False  # it runs the cluster's control plane and is no node of it
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # what its gpunode.yml says of repositories
@@ -75,6 +79,7 @@ class Node:
             python=self.python,
             real_driver=self.real_driver,
             kubernetes=bool(self.kubernetes),
+            machine=self.machine,
         )
 
     @property
@@ -106,6 +111,9 @@ def save(node: Node) -> None:
 
 def prepare(node: Node, own: Sequence[RepositorySource], url: str, repository: Path) -> None:
     """Lay out the node's folder: its hardware, and what it gets at first boot, with its distribution's own sources."""
+    if node.machine == "vm":
+        vm.prepare(node, ensure_network(), _mac(node.container))
+        return
     for folder in ("lab/seed", "lab/proc", "containerd", "docker"):
         (node.directory / folder).mkdir(parents=True, exist_ok=True)
     hardware.write_hardware(node.hardware, node.gpus, nouveau=node.nouveau, node=node.name)
@@ -164,6 +172,10 @@ OPTIONS = (
 )
 
 
+def mounted(some: Sequence[str]) -> list[str]:
+    return [f"--volume={volume}" for volume in some]
+
+
 def start(node: Node) -> Node:
     """Start the node's container, which boots from there by itself; gives back the node with its address.
 
@@ -174,8 +186,11 @@ def start(node: Node) -> Node:
     if node.address:
         network.append(f"--ip={node.address}")
     environment = (f"--env={name}={value}" for name, value in ENVIRONMENT.items())
-    mounts = (f"--volume={volume}" for volume in volumes(node))
-    podman("run", "-d", *named, *network, "--privileged", *OPTIONS, *environment, *mounts, node.image, BOOT)
+    if node.machine == "vm":
+        how = [*vm.OPTIONS, *mounted(vm.volumes(node)), node.image, *COMMAND]
+    else:
+        how = [*OPTIONS, *environment, *mounted(volumes(node)), node.image, BOOT]
+    podman("run", "-d", *named, *network, "--privileged", *how)
     return dataclasses.replace(node, address=address_of(node.container))
 
 
@@ -207,7 +222,7 @@ def platform(node: Node) -> dict[str, Any]:
 
 def wait_until_up(node: Node, *, seconds: float = 120, given_up: Callable[[], bool] = lambda: False) -> None:
     """Wait for sshd, and then for systemd to have started everything; or until `given_up` says so."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + (vm.UP_SECONDS if node.machine == "vm" else seconds)
     while not _ssh_answers(node.address):
         if time.monotonic() > deadline:
             stated = podman("logs", "--tail=10", node.container, check=False)
@@ -218,7 +233,8 @@ def wait_until_up(node: Node, *, seconds: float = 120, given_up: Callable[[], bo
             return
         time.sleep(0.1)
     # `degraded` ends with status 1 and is as good: some unit that has no place in a container failed.
-    podman("exec", node.container, "timeout", "60", "systemctl", "is-system-running", "--wait", check=False)
+    if node.machine == "container":
+        podman("exec", node.container, "timeout", "60", "systemctl", "is-system-running", "--wait", check=False)
 
 
 def _ssh_answers(address: str) -> bool:
@@ -231,6 +247,8 @@ def _ssh_answers(address: str) -> bool:
 
 def read_host_keys(node: Node) -> tuple[str, ...]:
     """The node's public host keys, read inside it: nobody on the network is asked."""
+    if node.machine == "vm":
+        return vm.host_keys(node)
     text = podman("exec", node.container, "sh", "-c", "cat /etc/ssh/ssh_host_*_key.pub").stdout
     return tuple(" ".join(line.split()[:2]) for line in text.splitlines())
 

@@ -10,10 +10,15 @@ from gpunode.lab import emulation, families, images, machine, nodes, packages, p
 from gpunode.lab.images import Variant
 from gpunode.lab.machine import Log
 from gpunode.lab.packages import RepositoryInfo, RepositorySource
+from gpunode.lab.vm import images as vm
 
 
 def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
     """The image of such nodes and the package repository, both made when they are missing."""
+    if variant.machine == "vm":
+        with machine.lock("repository", log=log):
+            machine.install_missing_packages(log)
+        return vm.tools(log), RepositoryInfo(directory=machine.places().repository, sources=(), base={})
     arch = images.RELEASES[variant.distro].arch
     with machine.lock("repository", log=log):
         machine.install_missing_packages(log, *(() if arch == "amd64" else (emulation.PACKAGE,)))
@@ -40,6 +45,11 @@ def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
         return images.ensure_image(variant, debs, log=log), info
     finally:
         nodes.release_emulation(log=log)
+
+
+def disk_of(variant: Variant, image: str, log: Log) -> str:
+    """The disk of machines that boot; empty for a container."""
+    return str(vm.disk(variant, image, log)) if variant.machine == "vm" else ""
 
 
 def image_name(

@@ -56,12 +56,18 @@ class Node:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return str(done.stdout)
 
-    def reboot(self) -> None:
+    def boot_id(self) -> str:
+        return self.sh("cat /proc/sys/kernel/random/boot_id").strip()
+
+    def reboot(self, seconds: float = 120) -> None:
         """Back with another boot id, and its units started."""
+        before = self.boot_id()
+        self.lab.run(self.lab.nodes[0], "systemctl reboot")
+        self.wait_for_boot(before, seconds)
+
+    def wait_for_boot(self, before: str, seconds: float) -> None:
         [machine] = self.lab.nodes
-        before = self.sh("cat /proc/sys/kernel/random/boot_id").strip()
-        self.lab.run(machine, "systemctl reboot")
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             answer = self.lab.run(machine, "cat /proc/sys/kernel/random/boot_id; systemctl is-system-running")
             if answer.stdout.split()[:1] not in ([], [before]) and not answer.stdout.endswith("starting\n"):

@@ -213,9 +213,9 @@ def test_a_node_whose_maker_is_gone_counts_as_abandoned():
 def test_a_change_in_any_input_makes_another_image_tag(tmp_path):
     script = tmp_path / "boot.sh"
     script.write_text("one")
-    before = images._digest("base", images._contents([script]))
+    before = images.digest("base", images.contents([script]))
     script.write_text("two")
-    assert images._digest("base", images._contents([script])) != before
+    assert images.digest("base", images.contents([script])) != before
 
 
 def test_what_is_missing_is_installed_after_saying_so(monkeypatch):
@@ -246,7 +246,7 @@ def test_a_suite_that_the_archive_does_not_have_is_refused_in_the_words_of_apt(m
 
     monkeypatch.setattr(machine, "run", run)
     with pytest.raises(RefusedError, match=r"the suite forky: Failed to fetch http://a\.example/\S+  404  Not Found\n"):
-        images._require_suite("forky", archive)
+        images.require_suite("forky", archive)
 
 
 def test_a_step_that_takes_long_says_for_how_long(

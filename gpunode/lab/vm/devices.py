@@ -1,0 +1,80 @@
+"""The PCI devices of a machine that boots: their ids, the true sizes of their memory, what chip they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gpunode.edge.load import load_knowledge
+from gpunode.lab.hardware import BRIDGE, BUNDLES, GpuSpec, parse_gpu
+from gpunode.lab.vm.pci import MEMORY_64, PREFETCHABLE
+
+MIB = 1 << 20
+WIDE = MEMORY_64 | PREFETCHABLE
+# the number of a chip in its first register (nouveau: nvkm/engine/device/base.c)
+CHIPS = {
+    "GK104": 0x0E4,
+    "GK110": 0x0F0,
+    "GM107": 0x117,
+    "GM200": 0x120,
+    "GP100": 0x130,
+    "GP102": 0x132,
+    "GP104": 0x134,
+    "GV100": 0x140,
+    "TU102": 0x162,
+    "TU104": 0x164,
+    "GA100": 0x170,
+    "GA102": 0x172,
+    "AD102": 0x192,
+    "AD104": 0x194,
+    "GH100": 0x180,
+    "GB100": 0x1A0,
+}
+OTHER = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4}):([0-9a-f]{4})")
+
+
+def describe(words: Sequence[str]) -> list[dict[str, Any]]:
+    """A device for each word, as pci.Device takes it: `h100`, `10de:1b80`, or ID:ID:CLASS of any (a NIC, an NVSwitch).
+
+    Raises InputError.
+    """
+    specs = [spec for word in map(str.lower, words) for spec in BUNDLES.get(word) or _specs(word)]
+    return [_describe(f"pci{number}", spec) for number, spec in enumerate(specs)]
+
+
+def _specs(word: str) -> tuple[GpuSpec, ...]:
+    if word == "none":
+        return ()
+    if (match := OTHER.fullmatch(word)) and match[3] not in ("0300", "0302"):
+        return (GpuSpec(id=word[:9], name=word, class_code=int(match[3], 16), subsystem=word[:9]),)
+    return (parse_gpu(word),)
+
+
+def _describe(name: str, spec: GpuSpec) -> dict[str, Any]:
+    vendor, device = (int(part, 16) for part in spec.id.split(":"))
+    sub_vendor, sub_device = (int(part, 16) for part in spec.subsystem.split(":"))
+    known = load_knowledge().gpus.get(spec.id)
+    chip, wide = (CHIPS.get(known.chip, 0), known.arch in ("Hopper", "Blackwell")) if known else (0, False)
+    ids = {
+        "vendor": vendor,
+        "device": device,
+        "subsystem_vendor": sub_vendor,
+        "subsystem_device": sub_device,
+        "class": spec.class_code << 8,
+        "chip": chip,
+    }
+    return {"name": name, "ids": ids, "bars": _bars(spec, wide=wide)}
+
+
+def _bars(spec: GpuSpec, *, wide: bool) -> dict[int, tuple[int, int]]:
+    """Size and kind of each memory region, as lspci shows them on such devices.
+
+    A data centre's GPU has all of its memory there (T4: a window); from Hopper on, also the registers are 64 bits wide.
+    """
+    if spec.class_code == BRIDGE or not spec.memory_mib:
+        return {0: (32 * MIB, WIDE)}
+    window = 1 << (spec.memory_mib - 1).bit_length() if spec.ecc and spec.compute_cap != "7.5" else 256
+    numbers = (0, 2, 4) if wide else (0, 1, 3)
+    sizes = ((16, WIDE if wide else 0), (window, WIDE), (32, WIDE))
+    return {number: (size * MIB, flags) for number, (size, flags) in zip(numbers, sizes, strict=True)}
