@@ -25,7 +25,7 @@ NVIDIA's driver and nvidia-smi
     Requested functionality | Not Active | Not Started | In Progress | NVSMI LOG | gpu id | NVRM: Xid | NVRM
     version | NVIDIA UNIX | Open Kernel Module | GPU recovery action changed from | Unable to retrieve NVLink
     information as all links are inactive | GPU UUID | Device Minor | Video BIOS | GPU Firmware | is not a valid
-    field to query | No devices | All done | Installation has failed
+    field to query | RmInitAdapter failed | No devices | All done | Installation has failed
 lspci and pci.ids
     Kernel driver in use | RTX Spark | Server Edition | Ada Generation
 DCGM

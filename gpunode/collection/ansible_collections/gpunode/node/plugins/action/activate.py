@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ansible.errors import AnsibleError
 from ansible.plugins.connection import ConnectionBase
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, result_of
+
+if TYPE_CHECKING:
+    from gpunode.core.items.activation import ActivationResult
 
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 # while systemd answers so, it may not have cleared /tmp yet; "" and offline: it cannot even be asked
@@ -21,19 +25,19 @@ LONGEST_PAUSE = 15  # seconds between two tries to reach a node that boots
 class ActionModule(NodeAction):
     """Run activate.sh; reboot the node where that is needed and allowed, and run it again to be sure."""
 
-    ARGUMENTS: ClassVar[dict] = {
+    ARGUMENTS: ClassVar[Result] = {
         "activate": {"type": "dict", "default": {}},
         "after": {"type": "list", "elements": "dict", "default": []},
     }
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.items.activation import activate_nothing
 
         value = args["activate"]
         self._before = [line for result in args["after"] for line in result.get("changes", ())] if self.check else []
         return {} if activate_nothing(value) else self.rebooting(self._activate, value)
 
-    def rebooting(self, run, value):
+    def rebooting(self, run: Callable[[Result], tuple[Result, ActivationResult]], value: Result) -> Result:
         """`run(value)` -> (result, what it said); again after a reboot, where one is wanted and allowed."""
         from gpunode.core.items.activation import may_reboot
 
@@ -55,13 +59,13 @@ class ActionModule(NodeAction):
             return again | {"failed": True, "gpunode_exit": 1, "msg": text}
         return again | {"changed": True}
 
-    def _activate(self, value):
+    def _activate(self, value: Result) -> tuple[Result, ActivationResult]:
         from gpunode.core.items.activation import activate_request, parse_activation
 
         outcome, text = self.node("activate.sh", activate_request(value, check=self.check, after=self._before))
         return result_of(outcome), parse_activation(text)
 
-    def _reboot(self, before, timeout):
+    def _reboot(self, before: str, timeout: int) -> None:
         """Reboot, and wait until the node answers with another boot id and its start-up has ended."""
         from gpunode.core.errors import GpunodeError
 
@@ -83,7 +87,7 @@ class ActionModule(NodeAction):
         while time.monotonic() < deadline and self._ask("systemctl is-system-running") in BOOTING:
             time.sleep(2)
 
-    def _ask(self, command):
+    def _ask(self, command: str) -> str:
         """What a command prints, "" while the node cannot be reached."""
         try:
             if type(self._connection).reset is not ConnectionBase.reset:  # that one only warns
@@ -93,7 +97,7 @@ class ActionModule(NodeAction):
             return ""
 
 
-def _own_boot():
+def _own_boot() -> str | None:
     """The boot id of the machine that Ansible runs on: a node that has the same is that machine, however reached."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, result_of
 
 
 class ActionModule(NodeAction):
     """Run cdi.sh: the CDI specification as nvidia-ctk makes it, and what renews it."""
 
-    ARGUMENTS: ClassVar[dict] = {"cdi": {"type": "dict", "default": {}}}
+    ARGUMENTS: ClassVar[Result] = {"cdi": {"type": "dict", "default": {}}}
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.items.cdi import cdi_request
 
         if not args["cdi"]:

@@ -3,28 +3,33 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result
+
+if TYPE_CHECKING:
+    from gpunode.core.edits.target import EditTarget
+    from gpunode.core.model import ConfigFile
 
 
 class ActionModule(NodeAction):
     """Run commit.sh: the files of kube-scheduler or of the kubelet, in one transaction, or back again."""
 
-    ARGUMENTS: ClassVar[dict] = {
+    ARGUMENTS: ClassVar[Result] = {
         "scheduler": {"type": "dict", "default": {}},
         "kubelet": {"type": "dict", "default": {}},
         "config": {"type": "path", "default": ""},
     }
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         kind = next((kind for kind in ("scheduler", "kubelet") if args[kind]), "")
         if not kind:
             return {"msg": "nothing is asked for"}
         value = self._of_spec(args["config"]) | args[kind] if kind == "scheduler" else args[kind]
         return self.again(self._attempt, kind, value)
 
-    def _of_spec(self, config):
+    def _of_spec(self, config: str) -> Result:
         """What gpunode.yml and gpunode_spec say of where the extender answers."""
         from gpunode.core.edits.kubernetes.request import spec_values
         from gpunode.core.spec import merge_spec
@@ -32,7 +37,7 @@ class ActionModule(NodeAction):
 
         return spec_values(merge_spec(load_spec_data(config) if config else {}, self.inventory_spec()))
 
-    def _attempt(self, kind, value):
+    def _attempt(self, kind: str, value: Result) -> Result:
         from gpunode.core.edits.kubernetes.request import absent, records
         from gpunode.core.edits.target import probed_files, texts
 
@@ -46,7 +51,7 @@ class ActionModule(NodeAction):
         reasons = [f"{reason.what}: {reason.why}" for reason in edit.reasons] if edit.changes else []
         return result | {"notes": [*result["notes"], *reasons]} if reasons else result
 
-    def _read(self, kind, value):
+    def _read(self, kind: str, value: Result) -> tuple[EditTarget, Mapping[str, ConfigFile]]:
         """What is asked, and the probe of the files; asked again until the files name no further one."""
         from gpunode.core.edits.kubernetes.request import component_paths, component_target, records
         from gpunode.edge.load import load_scheduler_rules

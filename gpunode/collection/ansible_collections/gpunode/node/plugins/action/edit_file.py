@@ -3,17 +3,29 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, combined_results, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import (
+    NodeAction,
+    Request,
+    Result,
+    combined_results,
+    result_of,
+)
+
+if TYPE_CHECKING:
+    from gpunode.core.edits.target import RuntimeRequest
+    from gpunode.core.model import NodeFacts
 
 
 class ActionModule(NodeAction):
     """Run commit.sh: files in one transaction, or the configuration of each engine in one of its own."""
 
-    _facts = _left = None  # of all engines at once: each transaction compares what it rests on
+    _facts: NodeFacts | None = None  # of all engines at once: each transaction compares what it rests on
+    _left: dict[str, tuple[str, str]] | None = None
 
-    ARGUMENTS: ClassVar[dict] = {
+    ARGUMENTS: ClassVar[Result] = {
         "files": {"type": "list", "elements": "dict", "default": []},
         "runtimes": {"type": "list", "elements": "dict", "default": []},
         "toolkit": {"type": "dict", "default": {}},
@@ -21,11 +33,11 @@ class ActionModule(NodeAction):
         "expect": {"type": "dict", "default": {}},
     }
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.items.package import packages_request
         from gpunode.core.items.runfile import runfile_request
 
-        result = {}
+        result: Result = {}
         if args["recover"]:
             result = self._files([])
             requests = {"packages.sh": packages_request({}), "runfile.sh": runfile_request("recover")}
@@ -43,11 +55,12 @@ class ActionModule(NodeAction):
             result = combined_results(result, self.again(self._toolkit, args["toolkit"]))
         return result
 
-    def _engines(self, values):
+    def _engines(self, values: Sequence[Result]) -> Result:
         """One after the other; that containerd, which no other one stops, stays up is proven while the others start."""
         from gpunode.core.edits.commit import side_by_side
 
-        result, settling = {}, []
+        result: Result = {}
+        settling: list[str] = []
         try:
             for number, value in enumerate(values, 1):
                 if not result.get("failed"):
@@ -60,12 +73,12 @@ class ActionModule(NodeAction):
             proof = self._proof(settling)
         return combined_results(result, proof) if proof.get("failed") else result
 
-    def _proof(self, settling):
+    def _proof(self, settling: Sequence[str]) -> Result:
         from gpunode.core.edits.commit import side_by_side
 
         return result_of(self.node("commit.sh", side_by_side(settling))[0]) if settling else {}
 
-    def _files(self, files):
+    def _files(self, files: Sequence[Result]) -> Result:
         from gpunode.core.edits.commit import commit_request, file_changes
 
         changes = file_changes(files)
@@ -76,9 +89,11 @@ class ActionModule(NodeAction):
         outcome, _text = self.node("commit.sh", commit_request(changes, check=self.check))
         return result_of(outcome) | {"diff": diff}
 
-    def _overwritten(self, changes, facts):
+    def _overwritten(self, changes: Iterable[str], facts: NodeFacts) -> list[str]:
         """A warning for each file that an earlier edit has left otherwise: two roles that write it would never end."""
-        left = self._left = self._edits() if self._left is None else self._left
+        if self._left is None:
+            self._left = self._edits()
+        left = self._left
         return [
             f"{path}: somebody has written it since gpunode edited it at {left[path][1]}, and it is edited again: have "
             "that role or tool write the nvidia runtime, too (docs/ansible.md, on a role that writes the same file)"
@@ -86,7 +101,7 @@ class ActionModule(NodeAction):
             if path in left and path in facts.files and facts.files[path].sha256 != left[path][0]
         ]
 
-    def _edits(self):
+    def _edits(self) -> dict[str, tuple[str, str]]:
         """Of each file that gpunode has edited the hash that it had then, and when that was."""
         from gpunode.core.errors import InputError
         from gpunode.core.undo.journal import parse_snapshot
@@ -102,7 +117,7 @@ class ActionModule(NodeAction):
             for file in record.more.get("files", ())
         }
 
-    def _toolkit(self, settings):
+    def _toolkit(self, settings: Result) -> Result:
         from gpunode.core.edits.engines.toolkit import toolkit_target
         from gpunode.core.edits.target import probed_files, texts
         from gpunode.core.items.toolkit import toolkit_settings
@@ -112,7 +127,7 @@ class ActionModule(NodeAction):
         seen = probed_files(facts.files, target.files)
         return self.commit(target, target.configure(texts(seen)), seen)
 
-    def _attempt(self, value, more):
+    def _attempt(self, value: Result, more: Request) -> Result:
         from gpunode.core.edits import SECTIONS, completed, probed_runtime_files, runtime_target
         from gpunode.core.edits.target import texts
         from gpunode.core.errors import RefusedError, StaleError
@@ -148,7 +163,7 @@ class ActionModule(NodeAction):
         return result_of(outcome) | warned
 
 
-def _without_toolkit(request, facts):
+def _without_toolkit(request: RuntimeRequest, facts: NodeFacts) -> list[str]:
     """The warning that the runtime is not on the node: a role that is used alone may have left the toolkit out."""
     if facts.toolkit or request.runtime == "podman" or request.path != type(request).path:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result
 
 SECTIONS = """
 system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology links tuning xids gpu_containers
@@ -17,12 +17,12 @@ files
 class ActionModule(NodeAction):
     """Send probe.sh, give back the facts in its text, and the text itself where it is asked for."""
 
-    ARGUMENTS: ClassVar[dict] = {
+    ARGUMENTS: ClassVar[Result] = {
         "sections": {"type": "list", "elements": "str", "default": [], "choices": SECTIONS},
         "text": {"type": "bool", "default": False},
     }
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.facts import shown_facts
 
         text, facts = self.probe(*args["sections"])

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, result_of
 
 
 class ActionModule(NodeAction):
     """Leave the program of the first boot on the node: a file like any other, made of the node scripts."""
 
-    ARGUMENTS: ClassVar[dict] = {"first_boot": {"type": "dict", "default": {}}}
+    ARGUMENTS: ClassVar[Result] = {"first_boot": {"type": "dict", "default": {}}}
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.edits.commit import FileChange, commit_request
         from gpunode.core.items.first_boot import PROGRAM, SCRIPTS, first_boot_program
         from gpunode.node import script

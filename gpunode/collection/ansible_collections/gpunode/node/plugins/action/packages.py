@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of, say
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, result_of, say
 
 ONE_WAIT = 20  # seconds the script waits for a lock before this plugin says who holds it
 
@@ -14,9 +14,12 @@ ONE_WAIT = 20  # seconds the script waits for a lock before this plugin says who
 class ActionModule(NodeAction):
     """Run packages.sh: one package transaction."""
 
-    ARGUMENTS: ClassVar[dict] = {"packages": {"type": "dict", "default": {}}, "wait": {"type": "int", "default": 300}}
+    ARGUMENTS: ClassVar[Result] = {
+        "packages": {"type": "dict", "default": {}},
+        "wait": {"type": "int", "default": 300},
+    }
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.items.package import locked_by, nothing_to_do, packages_request
 
         value = args["packages"]
@@ -32,7 +35,7 @@ class ActionModule(NodeAction):
                 return self._named(result_of(outcome), value)
             say(f"{self._vars.get('inventory_hostname')}: waiting for the package manager: {holder}")
 
-    def _named(self, result, value):
+    def _named(self, result: Result, value: Result) -> Result:
         """What was installed, in place of «packages are up to date»."""
         from gpunode.core.items.package import installed_text
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, say
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, say
+
+if TYPE_CHECKING:
+    from gpunode.core.errors import InputError
+    from gpunode.core.model import NodeFacts
+    from gpunode.core.secrets import Secrets
+    from gpunode.edge.desired import DesiredState, Planned
 
 
 class ActionModule(NodeAction):
     """Probe the node, plan it on the controller, give back the variables of the roles."""
 
-    ARGUMENTS: ClassVar[dict] = {"spec": {"type": "dict", "default": {}}, "config": {"type": "path", "default": ""}}
+    ARGUMENTS: ClassVar[Result] = {
+        "spec": {"type": "dict", "default": {}},
+        "config": {"type": "path", "default": ""},
+    }
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.errors import Exit, InputError
         from gpunode.core.mask import mask
         from gpunode.core.plan.steps import role_variables
@@ -51,7 +60,12 @@ class ActionModule(NodeAction):
         warnings = [*plan.warnings, *self.clashes, *misspelt(self._vars)]
         chosen = chosen_text(planned.solution, planned.facts)
         smoke = {} if plan.problems else desired.smoke(planned)
-        result = {"plan": plan_data(plan), "variables": role_variables(plan), "warnings": warnings, "asked": asked}
+        result: Result = {
+            "plan": plan_data(plan),
+            "variables": role_variables(plan),
+            "warnings": warnings,
+            "asked": asked,
+        }
         result |= {"chosen": chosen, "smoke": smoke}
         result["digest"] = self.digest(result)
         if plan.problems:
@@ -70,7 +84,7 @@ class ActionModule(NodeAction):
             result["diff"] = [{"prepared": f"{shown}\n"}]
         return result
 
-    def _earlier(self, asked):
+    def _earlier(self, asked: str) -> Result:
         """The plan of the role before this one, where that is of gpunode, too, and the same is asked for.
 
         Whatever else runs between two roles may have changed the node: then it is probed again.
@@ -90,7 +104,7 @@ class ActionModule(NodeAction):
         kept["variables"] = {**kept["variables"], **checked}
         return {**kept, "digest": self.digest(kept), "msg": f"planned by {roles[place - 1].get_name()}"}
 
-    def _asked(self, desired, host, facts, over):
+    def _asked(self, desired: DesiredState, host: str, facts: NodeFacts, over: Result) -> Planned:
         """The plan as the node's own package manager can carry it out."""
         from gpunode.edge.ask import Talk, settle
 
@@ -105,7 +119,7 @@ class ActionModule(NodeAction):
         )
         return talk.planned
 
-    def _located(self, error):
+    def _located(self, error: InputError) -> InputError:
         """The error, with the variable, file and line that each wrong value is from."""
         from ansible._internal._datatag._tags import Origin
 
@@ -125,7 +139,7 @@ class ActionModule(NodeAction):
                     one.excerpt = f"  set by:   {name}{f', {origin}' if origin else ''}"
         return error
 
-    def _check_secrets(self, secrets):
+    def _check_secrets(self, secrets: Secrets) -> None:
         """Later tasks get references, and can follow only those to gpunode_spec and gpunode_config."""
         from gpunode.core.errors import InputError
 

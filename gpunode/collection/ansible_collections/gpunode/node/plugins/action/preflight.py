@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result
 
 
 class ActionModule(NodeAction):
     """Refuse when the node is not the one that the plan was made for."""
 
-    ARGUMENTS: ClassVar[dict] = {"expect": {"type": "dict", "default": {}}}
+    ARGUMENTS: ClassVar[Result] = {"expect": {"type": "dict", "default": {}}}
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.errors import Exit
         from gpunode.core.items.preflight import mismatches
 

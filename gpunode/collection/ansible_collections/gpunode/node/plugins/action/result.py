@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, say
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, say
 
 DONE = "gpunode_done_"  # what the tasks of the roles register
 
@@ -13,9 +13,9 @@ DONE = "gpunode_done_"  # what the tasks of the roles register
 class ActionModule(NodeAction):
     """Say what the roles have done to this host in this run, and what it has now."""
 
-    ARGUMENTS: ClassVar[dict] = {}
+    ARGUMENTS: ClassVar[Result] = {}
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.plan.steps import STEPS
 
         done = {row.variable: self._vars.get(f"{DONE}{row.variable}") or {} for row in STEPS}
@@ -40,7 +40,7 @@ class ActionModule(NodeAction):
         return result | {"msg": sentence, "anything_changed": bool(parts)}
 
 
-def _sentence(result, *, check):
+def _sentence(result: Result, *, check: bool) -> str:
     """What the node has, and what was done for it."""
     has = [f"driver {result['driver']}"] if result["driver"] else ["no driver loaded"]
     has += [f"CUDA {' and '.join(result['cuda'])}"] if result["cuda"] else []

@@ -5,33 +5,33 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, combined_results, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, combined_results, result_of
 
 
 class ActionModule(NodeAction):
     """Run runfile.sh: NVIDIA's installers, fetched and compared, run, or what they installed taken off."""
 
-    ARGUMENTS: ClassVar[dict] = {
+    ARGUMENTS: ClassVar[Result] = {
         "fetch": {"type": "list", "elements": "dict", "default": []},
         "uninstall": {"type": "list", "elements": "dict", "default": []},
         "install": {"type": "list", "elements": "dict", "default": []},
     }
 
-    def act(self, args):
-        result = {}
+    def act(self, args: Result) -> Result:
+        result: Result = {}
         for mode in self.ARGUMENTS:
             for value in args[mode]:
                 if not result.get("failed"):
                     result = combined_results(result, self._fetch(value) if mode == "fetch" else self._run(mode, value))
         return result
 
-    def _run(self, mode, value):
+    def _run(self, mode: str, value: Result) -> Result:
         from gpunode.core.items.runfile import runfile_request
 
         outcome, _text = self.node("runfile.sh", runfile_request(mode, value, check=self.check))
         return result_of(outcome)
 
-    def _fetch(self, value):
+    def _fetch(self, value: Result) -> Result:
         from gpunode.core.items.runfile import needs_file, runfile_request
 
         outcome, text = self.node("runfile.sh", runfile_request("fetch", value, check=self.check))

@@ -4,21 +4,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ansible_collections.gpunode.node.plugins.action.activate import ActionModule as Activate
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import Result, result_of
+
+if TYPE_CHECKING:
+    from gpunode.core.items.activation import ActivationResult
+    from gpunode.core.model import Outcome
 
 
 class ActionModule(Activate):
     """Run mig.sh or mps.sh; reboot the node where only that changes the MIG mode and it may, and run it again."""
 
-    ARGUMENTS: ClassVar[dict] = {
+    ARGUMENTS: ClassVar[Result] = {
         "mig": {"type": "dict", "default": {}},
         "mps": {"type": "dict", "default": {}},
     }
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.items.sharing import mps_request
 
         if args["mps"]:
@@ -31,7 +35,7 @@ class ActionModule(Activate):
         policy = "never" if value.get("reboot", "never") == "never" else "if-needed"
         return self.rebooting(self._mig, value | {"reboot": policy})
 
-    def _mig(self, value):
+    def _mig(self, value: Result) -> tuple[Result, ActivationResult]:
         from gpunode.core.items.activation import parse_activation
         from gpunode.core.items.sharing import mig_request
         from gpunode.node import script
@@ -44,7 +48,7 @@ class ActionModule(Activate):
             )
         return self._yet(outcome), parse_activation(text)
 
-    def _yet(self, outcome):
+    def _yet(self, outcome: Outcome) -> Result:
         """In check mode the driver may only come with earlier steps."""
         if not self.check or outcome.status != "refused" or "nvidia-" not in outcome.message:
             return result_of(outcome)

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result
 
 
 class ActionModule(NodeAction):
     """Run smoke.sh: use the GPU for real, and give back the checks."""
 
-    ARGUMENTS: ClassVar[dict] = {"smoke": {"type": "dict", "default": {}}}
+    ARGUMENTS: ClassVar[Result] = {"smoke": {"type": "dict", "default": {}}}
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.items.smoke import parse_checks, smoke_files
 
         if not args["smoke"]:

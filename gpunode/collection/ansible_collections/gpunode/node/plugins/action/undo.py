@@ -3,9 +3,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, combined_results, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import (
+    NodeAction,
+    Request,
+    Result,
+    combined_results,
+    result_of,
+)
+
+if TYPE_CHECKING:
+    from gpunode.core.undo.journal import JournalSnapshot
+    from gpunode.core.undo.plan import UndoPlan
+    from gpunode.core.undo.requests import Ask, UndoRequest
+    from gpunode.core.undo.scope import Scope
 
 TRIES = 3
 AGAIN = 2  # times that it is looked whether all is as it was
@@ -14,9 +27,9 @@ AGAIN = 2  # times that it is looked whether all is as it was
 class ActionModule(NodeAction):
     """Undo what gpunode has changed on the node, as its journal says."""
 
-    ARGUMENTS: ClassVar[dict] = {"what": {"type": "dict", "default": {}}}
+    ARGUMENTS: ClassVar[Result] = {"what": {"type": "dict", "default": {}}}
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         from gpunode.core.undo.compare import differences
         from gpunode.core.undo.requests import close_request, parse_undo_request
 
@@ -24,7 +37,7 @@ class ActionModule(NodeAction):
             return {}
         request = parse_undo_request(args["what"])
         self._verb = request.verb
-        result = {} if self.check else self._recovered()
+        result: Result = {} if self.check else self._recovered()
         journal, scope, back = self._back(request)
         back, done = self._settled(request, scope, back)
         result = combined_results(result, done)
@@ -50,11 +63,11 @@ class ActionModule(NodeAction):
         result["notes"] = list(dict.fromkeys(result["notes"]))
         return result | {"msg": _message(journal, request, scope, result)}
 
-    def _signature(self):
+    def _signature(self) -> Request:
         """In the journal the part is the verb: it names a rollback that was cut off, too."""
         return super()._signature() | {"part": f"{self._verb}\n".encode()}
 
-    def _diff(self, back):
+    def _diff(self, back: UndoPlan) -> list[Result]:
         """Masked unified diffs of the files that are put back, or go."""
         from gpunode.core.undo.requests import compared, diffs
 
@@ -63,7 +76,7 @@ class ActionModule(NodeAction):
         there = {path: file.data for path, file in files.items() if file.data is not None}
         return [{"prepared": text} for text in (diffs(back, there) if paths else ())]
 
-    def _back(self, wanted, to=None):
+    def _back(self, wanted: UndoRequest, to: str | None = None) -> tuple[JournalSnapshot, Scope, UndoPlan]:
         """(journal, scope, what is to be done); the second time `to` is the run that the first one found."""
         from gpunode.core.undo.plan import plan_undo
         from gpunode.core.undo.scope import scope_of
@@ -72,12 +85,12 @@ class ActionModule(NodeAction):
         scope = scope_of(journal, verb=wanted.verb, parts=wanted.parts, to=wanted.to if to is None else to)
         return journal, scope, plan_undo(journal, scope)
 
-    def _read_journal(self):
+    def _read_journal(self) -> JournalSnapshot:
         """The journal, and how the things that it names are now."""
         from gpunode.core.errors import RefusedError
         from gpunode.core.undo.journal import parse_snapshot, present_request
 
-        request = {}
+        request: Request = {}
         for _attempt in range(1 + TRIES):
             outcome, text = self.node("read_journal.sh", request)
             if outcome.status != "unchanged":
@@ -90,7 +103,7 @@ class ActionModule(NodeAction):
                 return journal
         raise RefusedError("the journal grew while it was read", fix="wait for what is at work there, then run again")
 
-    def _recovered(self):
+    def _recovered(self) -> Result:
         """What an interrupted run left is finished or undone first."""
         from gpunode.core.edits.commit import commit_request
         from gpunode.core.items.package import packages_request
@@ -99,9 +112,9 @@ class ActionModule(NodeAction):
         packages = result_of(self.node("packages.sh", packages_request({}))[0])
         return combined_results(files, packages)
 
-    def _settled(self, wanted, scope, back):
+    def _settled(self, wanted: UndoRequest, scope: Scope, back: UndoPlan) -> tuple[UndoPlan, Result]:
         """(what was to be done, result).  A run that was cut off may still be at work here: then it is asked again."""
-        result = {}
+        result: Result = {}
         for left in reversed(range(TRIES)):
             reported = {"notes": list(back.notes), "diff": self._diff(back)}
             stale, done = self._undo(back)
@@ -111,21 +124,22 @@ class ActionModule(NodeAction):
             back = self._back(wanted, scope.to)[2]
         return back, combined_results(result, combined_results(reported, done))
 
-    def _undo(self, back):
+    def _undo(self, back: UndoPlan) -> tuple[bool, Result]:
         """(whether a file changed since it was read, result)."""
         from gpunode.core.errors import RefusedError
         from gpunode.core.undo.requests import undo_requests
 
         if back.problems:
             raise RefusedError.of(back.problems)
-        result, stale = {}, False
+        result: Result = {}
+        stale = False
         for ask in undo_requests(back, check=self.check):
             if not result.get("failed"):
                 stale, found = self._asked(ask)
                 result = combined_results(result, found)
         return stale, result
 
-    def _asked(self, ask):
+    def _asked(self, ask: Ask) -> tuple[bool, Result]:
         from gpunode.core.items.activation import parse_activation
 
         outcome, text = self.node(ask.script, dict(ask.request))
@@ -139,7 +153,7 @@ class ActionModule(NodeAction):
         )
 
 
-def _left(back, different, result):
+def _left(back: UndoPlan, different: Sequence[str], result: Result) -> Result:
     from gpunode.core.undo.requests import undo_requests
 
     to_do = ", ".join(ask.title.lower() for ask in undo_requests(back))
@@ -148,7 +162,7 @@ def _left(back, different, result):
     return {"msg": f"done, but not all is as it was: {left}", "fix": fix}
 
 
-def _message(journal, request, scope, result):
+def _message(journal: JournalSnapshot, request: UndoRequest, scope: Scope, result: Result) -> str:
     if journal.damage.partial:
         return "what can be read of the journal is undone; the node may not be as it was (see the notes)"
     if not scope.records:

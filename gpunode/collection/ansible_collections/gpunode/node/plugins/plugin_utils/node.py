@@ -12,9 +12,10 @@ import shlex
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ansible.inventory.helpers import get_group_vars
 from ansible.plugins.action import ActionBase
@@ -22,6 +23,13 @@ from ansible.release import __version__ as ansible_version
 from ansible.utils.display import Display
 
 VERSION = "0.1.0"
+Result = dict[str, Any]
+Request = dict[str, bytes]
+
+if TYPE_CHECKING:
+    from gpunode.core.edits.target import EditTarget
+    from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome
+    from gpunode.core.secrets import Secrets
 
 try:
     from gpunode import __version__
@@ -61,12 +69,12 @@ class NodeAction(ActionBase):
     _supports_check_mode = True
     _supports_diff = True
     _supports_async = False
-    ARGUMENTS: ClassVar[dict] = {}
-    _opened = None  # the secrets that the arguments refer to
+    ARGUMENTS: ClassVar[dict[str, Any]] = {}
+    _opened: Secrets | None = None  # the secrets that the arguments refer to
     _read_for = 0.0  # seconds that the step has read
 
-    def run(self, tmp=None, task_vars=None):
-        result = super().run(tmp, task_vars)
+    def run(self, tmp: str | None = None, task_vars: Result | None = None) -> Result:
+        result: Result = super().run(tmp, task_vars)
         if tuple(int(part) for part in ansible_version.split(".")[:2]) < LEAST_ANSIBLE:
             return result | {"failed": True, "msg": _other_ansible(), "fix": _OTHER_ANSIBLE_FIX}
         if GPUNODE_MISSING:
@@ -88,17 +96,17 @@ class NodeAction(ActionBase):
             failed = {"failed": True, "msg": str(error), "fix": error.fix, "gpunode_exit": int(error.exit)}
             return result | self._sealed(failed if self._vars.get("gpunode_run") else in_ansibles_words(failed))
 
-    def act(self, args):
+    def act(self, args: Result) -> Result:
         """The result of the task; an empty one where there is nothing to do, which skips the task."""
         raise NotImplementedError
 
-    def _shown(self, result):
+    def _shown(self, result: Result) -> Result:
         """With --diff, what is no file shows its changes as a diff, too; gpunode itself lists them."""
         if not self._task.diff or result.get("diff") or not result.get("changes") or self._vars.get("gpunode_run"):
             return result
         return result | {"diff": [{"prepared": "".join(f"{line}\n" for line in result["changes"])}]}
 
-    def _with_log_file(self, result):
+    def _with_log_file(self, result: Result) -> Result:
         """A failure's whole log goes into the run's folder on the controller, if this is a run of gpunode's.
 
         The result has the path, and the end of the log.
@@ -113,7 +121,7 @@ class NodeAction(ActionBase):
             return shown
         return shown | {"log_file": path, "msg": f"{shown.get('msg', '')} (log: {path})"}
 
-    def _write_log(self, lines):
+    def _write_log(self, lines: Iterable[str]) -> str:
         """The file with these lines, "" where there is no folder of the run or it cannot be written."""
         from gpunode.edge.state import state_path, write_private
 
@@ -131,10 +139,10 @@ class NodeAction(ActionBase):
         return str(path)
 
     @property
-    def check(self):
+    def check(self) -> bool:
         return bool(self._task.check_mode)
 
-    def _refuse_facts(self):
+    def _refuse_facts(self) -> None:
         """No node decides what is done on it: its facts (of modules, of a cache) override an inventory's variables."""
         given = [name for name in self._vars.get("ansible_facts") or {} if name.startswith("gpunode_")]
         if given:
@@ -144,7 +152,7 @@ class NodeAction(ActionBase):
                 fix="look for the module or the fact cache that it came from; set_fact must not be cacheable",
             )
 
-    def _refuse_others(self):
+    def _refuse_others(self) -> None:
         """A plan, and what a generated play has in its inventory, are refused where another has set the variable."""
         manager = self._task.get_variable_manager()
         for name in manager.extra_vars:
@@ -161,25 +169,25 @@ class NodeAction(ActionBase):
                 raise _not_ours(name, "set_fact, register or a variable")
 
     @property
-    def of_gpunode(self):
+    def of_gpunode(self) -> bool:
         """Whether a role of this collection runs the task."""
         return bool(self._task._role) and self._task._role.get_name().startswith("gpunode.node.")
 
-    def _of_role(self, name):
+    def _of_role(self, name: str) -> Any:
         return self._task._role.get_default_vars().get(name) if self._task._role else None
 
-    def own_plan(self, plan):
+    def own_plan(self, plan: Any) -> Result:
         """The result of gpunode.node.plan for this host, {} where it is none or somebody has changed it."""
         if not isinstance(plan, dict) or "digest" not in plan:
             return {}
         return plan if plan["digest"] == self.digest(plan) else {}
 
-    def digest(self, plan):
+    def digest(self, plan: Result) -> str:
         """What tells a plan from another one."""
         host, values = self._vars["inventory_hostname"], [plan.get(key) for key in ("variables", "smoke", "asked")]
         return sha256(json.dumps([host, values], sort_keys=True, default=str).encode()).hexdigest()
 
-    def inventory_spec(self):
+    def inventory_spec(self) -> Result:
         """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole.
 
         Flat variables, such as gpunode_driver_branch, win over it.  What a person wrote is templated; texts that are
@@ -193,7 +201,7 @@ class NodeAction(ActionBase):
         spec, self.clashes = host_spec(self._templar, merged, self._vars)
         return spec
 
-    def secrets(self):
+    def secrets(self) -> Secrets:
         """The secrets of this host's spec: gpunode.yml's that `gpunode provision` hands over, the inventory's."""
         from gpunode.core.secrets import seal_spec
         from gpunode.core.spec import merge_spec
@@ -204,7 +212,7 @@ class NodeAction(ActionBase):
         spec = merge_spec(load_spec_data(config) if config else {}, self.inventory_spec())
         return received(self._vars.get(VARIABLE, "")) | seal_spec(spec, where="gpunode_spec")[1]
 
-    def _with_secrets(self, args):
+    def _with_secrets(self, args: Result) -> Result:
         """The arguments with secrets in place of references: only here, only for the request to the node."""
         from gpunode.core.secrets import is_recorded
 
@@ -213,7 +221,7 @@ class NodeAction(ActionBase):
         self._opened = self.secrets()
         return self._opened.open_data(args)
 
-    def _sealed(self, result):
+    def _sealed(self, result: Any) -> Any:
         """A result, which callbacks and logs see, without the secrets of the arguments."""
         if not self._opened:
             return result
@@ -223,7 +231,7 @@ class NodeAction(ActionBase):
             return [self._sealed(value) for value in result]
         return self._opened.seal(result) if isinstance(result, str) else result
 
-    def probe(self, *sections, paths=()):
+    def probe(self, *sections: str, paths: Iterable[str] = ()) -> tuple[str, NodeFacts]:
         """(probe text, facts); all sections when none is named, none when files are (paths and globs)."""
         request = {"sections": " ".join(sections).encode() + b"\n"} if sections or paths else {}
         if paths:
@@ -231,12 +239,12 @@ class NodeAction(ActionBase):
         text, _rc = self.send("probe.sh", request)
         return text, parse_probe(text)
 
-    def node(self, name, request):
+    def node(self, name: str, request: Request) -> tuple[Outcome, str]:
         """Outcome of node script `name`, with what the script itself printed."""
         stdout, rc = self.send(name, request | self._signature())
         return parse_outcome(stdout, rc), stdout
 
-    def again(self, attempt, *args):
+    def again(self, attempt: Callable[..., Result], *args: Any) -> Result:
         """One edit; read and made again when somebody else wrote the same files in between."""
         from gpunode.core.edits.commit import TRIES
 
@@ -246,7 +254,14 @@ class NodeAction(ActionBase):
                 break
         return result
 
-    def commit(self, target, edit, seen, used=None, more=None):
+    def commit(
+        self,
+        target: EditTarget,
+        edit: Edit,
+        seen: Mapping[str, ConfigFile | None],
+        used: Sequence[str] | None = None,
+        more: Request | None = None,
+    ) -> Result:
         """The result of an edit in one transaction; `used` are the records that an undo uses up."""
         from gpunode.core.edits.commit import settling_of, target_request
         from gpunode.core.edits.target import texts
@@ -262,17 +277,17 @@ class NodeAction(ActionBase):
         result = result_of(outcome) | {"diff": self.diff(edit.changes, seen), "stale": list(outcome.stale)}
         return result | ({"settling": found} if (found := settling_of(text)) else {})
 
-    def diff(self, changes, files):
+    def diff(self, changes: Mapping[str, bytes | None], files: Mapping[str, ConfigFile | None]) -> list[Result]:
         """Masked unified diffs of what changes, with --diff."""
         from gpunode.core.diff import unified
 
         if not self._task.diff:
             return []
-        before = {path: files[path].data if files.get(path) else None for path in changes}
+        before = {path: file.data if (file := files.get(path)) else None for path in changes}
         found = [unified(before[path], data, path) for path, data in changes.items()]
         return [{"prepared": text} for text in found if text]
 
-    def _signature(self):
+    def _signature(self) -> Request:
         """Who the lines in the node's journal are from: the run (gpunode_run of a play) and the role at work."""
         from gpunode.core.undo.journal import signature
 
@@ -284,14 +299,14 @@ class NodeAction(ActionBase):
             break_lock=str(self._vars.get("gpunode_break_lock", "")) == "1",
         )
 
-    def _part(self):
+    def _part(self) -> str:
         """The role at work; of a generated play, which has tasks alone, their tag."""
         if self._task._role:
             return self._task._role.get_name().rpartition(".")[2]
         tags = (str(tag) for tag in self._task.tags)
         return next((tag.removeprefix("gpunode_") for tag in tags if tag.startswith("gpunode_")), "")
 
-    def send(self, name, request, *, changes=True):
+    def send(self, name: str, request: Request, *, changes: bool = True) -> tuple[str, int]:
         """(standard output, exit status) of node script `name`."""
         text = program(script(name), request)
         with self._heartbeat(), self._in_time(name, changes=changes), self._bounded(name):
@@ -307,7 +322,7 @@ class NodeAction(ActionBase):
         return done["stdout"] + _as_log(done["stderr"]), done["rc"]
 
     @contextlib.contextmanager
-    def _in_time(self, name, *, changes):
+    def _in_time(self, name: str, *, changes: bool) -> Iterator[None]:
         """Within, script `name` may run; all that a step reads has one time together."""
         from gpunode.edge.ansible.step_limit import CHANGING, LOOKING, READING, time_limit
 
@@ -322,12 +337,12 @@ class NodeAction(ActionBase):
         self._read_for += time.monotonic() - began
 
     @contextlib.contextmanager
-    def _heartbeat(self):
+    def _heartbeat(self) -> Iterator[None]:
         """Says once a minute that a task still runs: a package step takes many, and prints nothing until its end."""
         ended = threading.Event()
         started = time.monotonic()
 
-        def beat():
+        def beat() -> None:
             while not ended.wait(HEARTBEAT):
                 minutes = (time.monotonic() - started) / 60
                 host = self._vars.get("inventory_hostname")
@@ -342,7 +357,7 @@ class NodeAction(ActionBase):
             thread.join()
 
     @contextlib.contextmanager
-    def _bounded(self, name):
+    def _bounded(self, name: str) -> Iterator[None]:
         """Ansible keeps all that a node prints: one that never stops fails its task instead of filling the controller.
 
         On this machine itself nothing is bounded, since what runs here would have the bound, too.
@@ -365,7 +380,7 @@ class NodeAction(ActionBase):
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
-    def _pipes(self):
+    def _pipes(self) -> bool:
         """Whether connection and become both take data on standard input (su and paramiko do not)."""
         become = self._connection.become
         if not self._connection.has_pipelining or (become and not become.pipelining):
@@ -373,10 +388,10 @@ class NodeAction(ActionBase):
         # the local connection gives a pty to a become plugin that asks for a password
         return not (self._connection.transport == "local" and become and become.expect_prompt())
 
-    def _on_stdin(self, text):
+    def _on_stdin(self, text: str) -> Result:
         return self._low_level_execute_command("/bin/sh -s", in_data=text.encode())
 
-    def _from_file(self, text):
+    def _from_file(self, text: str) -> Result:
         """By a 0600 file in the remote temporary folder, which is removed again."""
         folder = self._make_tmp_path()
         try:
@@ -400,17 +415,17 @@ _OTHER_ANSIBLE_FIX = (
 )
 
 
-def _other_ansible():
+def _other_ansible() -> str:
     least = ".".join(map(str, LEAST_ANSIBLE))
     return f"collection gpunode.node needs ansible-core {least} or newer; this is {ansible_version} of {sys.prefix}"
 
 
-def say(line):
+def say(line: str) -> None:
     """A line for who watches: standard output belongs to callbacks, whose reader may be a program."""
     Display().display(line, stderr=True)
 
 
-def _not_ours(name, how):
+def _not_ours(name: str, how: str) -> RefusedError:
     return RefusedError(
         f"{name} is not what gpunode.node.plan found: it is set by {how}",
         expected="a name that no play, inventory or command line uses: the plan of a host is handed over by it",
@@ -418,23 +433,23 @@ def _not_ours(name, how):
     )
 
 
-def _other_version():
+def _other_version() -> str:
     return f"collection gpunode.node {VERSION} does not work with the installed Python package gpunode {__version__}"
 
 
-def _needs_gpunode(error):
+def _needs_gpunode(error: object) -> Result:
     needs = f"this collection needs the Python package gpunode on the controller: pip install gpunode=={VERSION}"
     fix = "in an environment of its own where another program pins ansible-core (kubespray does)"
     return {"failed": True, "msg": f"{needs} ({error})", "fix": fix}
 
 
-def in_ansibles_words(failed):
+def in_ansibles_words(failed: Result) -> Result:
     """A failure whose texts name the key where they name an option of the command line."""
     texts = {key: OPTION.sub(lambda match: KEYS[match[1]], failed[key]) for key in ("msg", "fix")}
     return failed | texts
 
 
-def result_of(outcome):
+def result_of(outcome: Outcome) -> Result:
     """An outcome as Ansible's result: `changes` are sentences, a failure has `msg`, `fix` and the log."""
     result = {
         "changed": outcome.status == "changed",
@@ -455,7 +470,7 @@ def result_of(outcome):
     }
 
 
-def combined_results(first, second):
+def combined_results(first: Result, second: Result) -> Result:
     """Two results as one: changed when either is, lists one after the other."""
     both = first | second
     both["changed"] = bool(first.get("changed") or second.get("changed")) and not both.get("failed")
@@ -467,7 +482,7 @@ def combined_results(first, second):
     return both
 
 
-def _data_size():
+def _data_size() -> int:
     """Bytes of this process that RLIMIT_DATA counts."""
     try:
         with Path("/proc/self/status").open(encoding="utf-8") as file:
@@ -477,5 +492,5 @@ def _data_size():
         return 1 << 30
 
 
-def _as_log(stderr):
+def _as_log(stderr: str) -> str:
     return f"\n{stderr}" if stderr.strip() else ""
