@@ -5,16 +5,10 @@
 
 log=$GPUNODE_IN/.log
 : >"$log"
-reboot_reason=
-steps=0 # things changed
+reboot_reason='' changes=0
 restarted= # units
 
 KERNEL=$(uname -r)
-
-changed() {
-  steps=$((steps + 1))
-  say changed "$1"
-}
 
 # announced PATTERN: whether earlier steps of this run in check mode would have left a line that begins so (core/items/activation.py)
 announced() { requested foretold | grep -q "^$1"; }
@@ -23,7 +17,7 @@ needs_reboot() { [ -n "$reboot_reason" ] || reboot_reason=$1; }
 
 fail() {
   show_log
-  [ "$steps" = 0 ] || journal activate failed ",\"message\":$(json_text "$1")"
+  [ "$changes" = 0 ] || journal activate failed ",\"message\":$(json_text "$1")"
   finish failed "$1" "${2:-}"
 }
 
@@ -382,7 +376,7 @@ spare_containers() {
   # shellcheck disable=SC2154 # by keep_gpus
   set -- "enabling $1 makes systemd reload, and the running containers $affected_containers would lose their GPUs" \
     "stop them, or start them with CDI (--device nvidia.com/gpu=…), then run again; docs/runtime.md"
-  [ "$steps" != 0 ] || finish refused "$@"
+  [ "$changes" != 0 ] || finish refused "$@"
   fail "$@"
 }
 
@@ -528,12 +522,12 @@ arguments
 ecc
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"
-[ "$steps" = 0 ] || checking || journal activate 'done' ",\"changed\":$steps,\"reboot\":$(json_text "$reboot_reason")"
+[ "$changes" = 0 ] || checking || journal activate 'done' ",\"changed\":$changes,\"reboot\":$(json_text "$reboot_reason")"
 tail -n 20 "$log"
 if [ -n "$reboot_reason" ]; then
-  [ "$steps" = 0 ] && finish unchanged "reboot needed: $reboot_reason"
+  [ "$changes" = 0 ] && finish unchanged "reboot needed: $reboot_reason"
   finish changed "reboot needed: $reboot_reason"
 fi
-[ "$steps" = 0 ] && finish unchanged "$(in_force)"
-checking && finish changed "$steps change(s) would be made"
+[ "$changes" = 0 ] && finish unchanged "$(in_force)"
+checking && finish changed "$changes change(s) would be made"
 finish changed "$(in_force)"

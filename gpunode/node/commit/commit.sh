@@ -16,6 +16,7 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 TAB=$(printf '\t')
 KEEP=20 # finished transactions whose backups stay
 log=$GPUNODE_IN/.log
+changes=0
 later='' # whether the proof of this run's own transaction is left to another run
 : >"$log"
 
@@ -66,7 +67,7 @@ records() {
 # accepted [,"MORE":JSON]: the transaction stands; its undo record counts from now on
 accepted() {
   local id
-  [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_words)"
+  [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_reason)"
   records undo.json undo.used.json
   while read -r id; do empty "$GPUNODE_STATE/backup/$id/plan"; done <"$backup/used"
   journal files 'done' "${1:-}"
@@ -93,7 +94,7 @@ undo() {
   message=$1 advice=$2 outcome=${3:-rolled_back} phase=undone
   restore || {
     outcome=failed phase=failed
-    message="$message; could not restore$not_restored: $(last_words)"
+    message="$message; could not restore$not_restored: $(last_reason)"
     advice="put back by hand from $backup, then restart ${unit:-what reads it}"
   }
   if [ -e "$backup/notified" ]; then
@@ -226,9 +227,9 @@ compare() {
   done <"$GPUNODE_IN/changes"
 }
 
-# changed MESSAGE: the end of a run that did, or would do, what `compare` found
-changed() {
-  while IFS= read -r line; do say changed "$line"; done <"$GPUNODE_IN/.announced"
+# conclude MESSAGE: the end of a run that did, or would do, what `compare` found
+conclude() {
+  while IFS= read -r line; do changed "$line"; done <"$GPUNODE_IN/.announced"
   finish changed "$1"
 }
 
@@ -266,7 +267,7 @@ prepare() {
 no_room() {
   rm -rf "$backup"
   cat "$log"
-  finish failed "cannot keep a backup in $GPUNODE_STATE: $(last_words)" "$(why_not); nothing was changed"
+  finish failed "cannot keep a backup in $GPUNODE_STATE: $(last_reason)" "$(why_not); nothing was changed"
 }
 
 # note_foreign HASH PATH: marks the backup where somebody else has written the file since gpunode last did, and the one that
@@ -306,11 +307,11 @@ note_labels() {
 stage_all() {
   while IFS=$TAB read -r n action before _ mode like made path; do
     [ "$action" != remove ] || continue
-    [ "$made" = - ] || (umask 022 && mkdir -p "$(dirname "$path")") 2>>"$log" || undo "cannot create $(dirname "$path"): $(last_words)" "$(why_not)"
+    [ "$made" = - ] || (umask 022 && mkdir -p "$(dirname "$path")") 2>>"$log" || undo "cannot create $(dirname "$path"): $(last_reason)" "$(why_not)"
     old=$path
     [ "$before" != absent ] || old=-
     [ "$action" != restore ] || old=$GPUNODE_IN/data.$n
-    stage "$GPUNODE_IN/data.$n" "$old" "$(temporary "$path" "$n")" "$mode" "$like" || undo "cannot write $path: $(last_words)" "$(why_not)"
+    stage "$GPUNODE_IN/data.$n" "$old" "$(temporary "$path" "$n")" "$mode" "$like" || undo "cannot write $path: $(last_reason)" "$(why_not)"
     [ "$action" != restore ] || touch -r "$old" "$(temporary "$path" "$n")"
   done <"$backup/plan"
 }
@@ -333,12 +334,12 @@ install_all() {
       undo "$path changed since it was read" "$fix" refused
     }
     if [ "$action" = remove ]; then
-      rm -f "$path" 2>>"$log" || undo "cannot remove $path: $(last_words)" "$(why_not)"
+      rm -f "$path" 2>>"$log" || undo "cannot remove $path: $(last_reason)" "$(why_not)"
     else
-      mv -f "$(temporary "$path" "$n")" "$path" 2>>"$log" || undo "cannot write $path: $(last_words)" "$(why_not)"
+      mv -f "$(temporary "$path" "$n")" "$path" 2>>"$log" || undo "cannot write $path: $(last_reason)" "$(why_not)"
       if [ "$before" = absent ] && have restorecon; then restorecon "$path" 2>>"$log"; fi
     fi
-    flush "$(dirname "$path")" || undo "cannot write $path: $(last_words)" "$(why_not)"
+    flush "$(dirname "$path")" || undo "cannot write $path: $(last_reason)" "$(why_not)"
   done <"$backup/plan"
 }
 
@@ -384,7 +385,7 @@ if grep -qsx 'reread yes' "$GPUNODE_IN/after" && ! keep_gpus; then
   finish refused "systemd has to read its units again, and would take their GPUs from running containers: $affected_containers" \
     "stop these containers first (docs/runtime.md)"
 fi
-checking && changed "$(files_in "$GPUNODE_IN/.todo") would change"
+checking && conclude "$(files_in "$GPUNODE_IN/.todo") would change"
 prepare
 stage_all
 validate_staged
@@ -404,4 +405,4 @@ if [ -n "$verb" ]; then
 fi
 if [ -n "$notified" ] && leaves_it; then leave; else accepted; fi
 forget
-changed "$(files_in "$backup/plan") changed${notified:+, $(action_done)}"
+conclude "$(files_in "$backup/plan") changed${notified:+, $(action_done)}"

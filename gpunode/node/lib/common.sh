@@ -11,6 +11,20 @@ say() {
   printf 'gpunode\t%s\t%s\n' "$1" "$2"
 }
 
+# changed TEXT: a thing that is changed, or in check mode would be; $changes counts them
+changed() { changes=$((changes + 1)) && say changed "$1"; }
+
+# last_words: the last line of the log
+# shellcheck disable=SC2154 # $log is the script's
+last_words() { grep -v '^ *$' "$log" 2>/dev/null | tail -n 1 | cut -c 1-400; }
+
+# hash_of PATH: sha256 in hex, or "absent"
+hash_of() {
+  local sum
+  [ -e "$1" ] || { echo absent && return; }
+  sum=$(sha256sum <"$1") && printf '%s\n' "${sum%% *}"
+}
+
 # finish STATUS MESSAGE [FIX]: the last thing a script does
 finish() {
   [ -z "${leased:-}" ] || lease_for || {

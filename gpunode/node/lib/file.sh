@@ -1,18 +1,10 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2034,SC2154  # variables of the program that this is a part of
-# One file of a transaction: its hash, where its path leads, how new bytes get there.  Stands before commit.sh.
-
-# hash_of PATH: sha256 in hex, or "absent"
-hash_of() {
-  if [ -e "$1" ]; then
-    sum=$(sha256sum <"$1") && printf '%s\n' "${sum%% *}"
-  else
-    echo absent
-  fi
-}
+# One file of a transaction: where its path leads, how new bytes get there.  Stands before commit.sh.
 
 # flush PATH …: on disk.  An old sync knows no arguments, and then does it for everything; a disk that fails is a failure.
 flush() {
+  local output
   output=$(sync "$@" 2>&1) && return
   case $output in
     *'put/output error'* | *'No space left'*)
@@ -114,4 +106,4 @@ why_not() {
   esac
 }
 
-last_words() { tail -n 1 "$log" | sed 's/.*: //'; } # why: the program's name and the paths stand in the log
+last_reason() { last_words | sed 's/.*: //'; } # the program's name and the paths stand in the log

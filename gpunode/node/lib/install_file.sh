@@ -5,9 +5,6 @@
 # Nothing here reloads systemd: that takes the GPUs from containers (docs/runtime.md).  Unit files that are new are
 # read when they are first named; `systemctl enable` is called with --no-reload.
 
-changed() { changes=$((changes + 1)) && say changed "$1"; }
-last_words() { grep -v '^$' "$log" | tail -n 1 | cut -c 1-400; }
-
 # install_file NAME PATH [MODE]: the request file NAME is at PATH
 install_file() {
   [ -e "$GPUNODE_IN/$1" ] || return 0

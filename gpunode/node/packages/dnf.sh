@@ -118,7 +118,7 @@ dnf_fetch() {
 
 dnf_refresh_all() {
   refreshed_all=1
-  dnf_ -y makecache >>"$log" 2>&1 || say note "dnf makecache: $(tail -n 1 "$log")"
+  dnf_ -y makecache >>"$log" 2>&1 || say note "dnf makecache: $(last_words)"
 }
 
 dnf_refresh_failed() {

@@ -99,8 +99,6 @@ published() {
   grep -oE '^[0-9a-f]{64}' "$GPUNODE_IN/.sum" | head -n 1
 }
 
-hash_of() { sha256sum <"$1" | cut -d ' ' -f 1; }
-
 # sound FILE: an installer with the checksum that is wanted, else why not
 sound() {
   is=$(hash_of "$1")
@@ -137,7 +135,7 @@ fetch() {
   lock
   (umask 077 && mkdir -p "$STORE") || fail "cannot write $STORE" "make room on the file system of /var"
   if [ -n "$given" ]; then
-    cp "$given" "$file.part" 2>>"$log" || fail "cannot write $file.part: $(tail -n 1 "$log")" "make room on the file system of /var"
+    cp "$given" "$file.part" 2>>"$log" || fail "cannot write $file.part: $(last_words)" "make room on the file system of /var"
     keep "$file.part" "the machine that runs gpunode"
   else
     download
@@ -158,7 +156,7 @@ download() {
     echo "$url: $(got_not)" >>"$log"
   done <"$GPUNODE_IN/.urls"
   rm -f "$file.part"
-  fail "$name cannot be fetched: $(tail -n 1 "$log")" "check its URL, the network and the proxy from the node; nothing was changed"
+  fail "$name cannot be fetched: $(last_words)" "check its URL, the network and the proxy from the node; nothing was changed"
 }
 
 # ---------------------------------------------------------------- install
@@ -219,8 +217,8 @@ run_file() {
   return "$status"
 }
 
-# why_not FILE…: what the kernel, the installer and the compiler said, at the end of the log; the sentence that tells most
-why_not() {
+# installer_error FILE…: what the kernel, the installer and the compiler said, at the end of the log; the sentence that tells most
+installer_error() {
   local path sentence
   dmesg 2>/dev/null | grep -iE 'nvidia|nvrm|nouveau' | tail -n 10 | sed 's/^/kernel: /' >>"$log"
   for path in "$@"; do [ ! -e "$path" ] || tail -n 20 "$path" >>"$log"; done
@@ -241,7 +239,7 @@ install_driver() {
   begun=1
   # shellcheck disable=SC2046 # words of an installer, which hold no space
   { run_file $(requested options) $(kernel_option) && is_there; } ||
-    fail "$name failed: $(why_not "$INSTALLER_LOG" "/var/lib/dkms/nvidia/$release/build/make.log")" "see the log; $INSTALLER_LOG on the node has the whole of it"
+    fail "$name failed: $(installer_error "$INSTALLER_LOG" "/var/lib/dkms/nvidia/$release/build/make.log")" "see the log; $INSTALLER_LOG on the node has the whole of it"
   say changed "installed driver $release${was:+ in place of $was}"
 }
 
@@ -250,7 +248,7 @@ install_cuda() {
   journal runfile intent ",\"name\":$(json_text "$name"),\"version\":\"$release\""
   begun=1
   # shellcheck disable=SC2046
-  { run_file $(requested options) && is_there; } || fail "$name failed: $(why_not /var/log/cuda-installer.log)" "see the log; /var/log/cuda-installer.log on the node has the whole of it"
+  { run_file $(requested options) && is_there; } || fail "$name failed: $(installer_error /var/log/cuda-installer.log)" "see the log; /var/log/cuda-installer.log on the node has the whole of it"
   say changed "installed CUDA $release in $TOOLKIT"
 }
 
@@ -303,14 +301,14 @@ take_off_driver() {
     *) set -- "$tool" --silent ;;
   esac
   "$@" >>"$log" 2>&1 </dev/null 9>&- && [ -z "$(driver_version)" ] ||
-    fail "nvidia-uninstall failed: $(why_not /var/log/nvidia-uninstall.log "$INSTALLER_LOG")" "see the log; /var/log/nvidia-uninstall.log on the node has the whole of it"
+    fail "nvidia-uninstall failed: $(installer_error /var/log/nvidia-uninstall.log "$INSTALLER_LOG")" "see the log; /var/log/nvidia-uninstall.log on the node has the whole of it"
   dkms_nvidia | awk -v version="$was" '$2 == version { print $1 "/" $2 }' | sort -u | while read -r left; do
     dkms remove "$left" --all >>"$log" 2>&1 </dev/null 9>&- || say note "DKMS keeps $left"
   done
 }
 
 take_off_cuda() {
-  "$tool" --silent >>"$log" 2>&1 </dev/null 9>&- || fail "cuda-uninstaller failed: $(why_not /var/log/cuda-uninstaller.log)" "see the log"
+  "$tool" --silent >>"$log" 2>&1 </dev/null 9>&- || fail "cuda-uninstaller failed: $(installer_error /var/log/cuda-uninstaller.log)" "see the log"
   [ ! -x "$TOOLKIT/bin/nvcc" ] || fail "cuda-uninstaller left $TOOLKIT/bin/nvcc" "see the log"
 }
 

@@ -5,9 +5,7 @@
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 log=$GPUNODE_IN/.log
 : >"$log"
-steps=0
-
-changed() { steps=$((steps + 1)) && say changed "$1"; }
+changes=0
 
 # trouble MESSAGE: something of no weight could not be put back
 trouble() { say note "$1$(tail -n 1 "$log" | sed 's/^./: &/')"; }
@@ -16,7 +14,7 @@ stop_units() {
   local unit
   for unit in $(requested stop); do
     case $(systemctl is-active "$unit" 2>/dev/null) in active | activating | reloading) ;; *) continue ;; esac
-    checking || systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be stopped: $(tail -n 1 "$log")" "systemctl status $unit"
+    checking || systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be stopped: $(last_words)" "systemctl status $unit"
     changed "stop $unit"
   done
 }
@@ -25,7 +23,7 @@ disable_units() {
   local unit
   for unit in $(requested disable); do
     case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) ;; *) continue ;; esac
-    checking || systemctl --no-reload disable "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be disabled: $(tail -n 1 "$log")" "systemctl status $unit"
+    checking || systemctl --no-reload disable "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be disabled: $(last_words)" "systemctl status $unit"
     changed "disable $unit"
   done
 }
@@ -198,7 +196,7 @@ rebuild() {
     return 0
   fi
   checking && changed "rebuild the initramfs" && return
-  (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || finish failed "$1 failed: $(tail -n 1 "$log")" "see the log; often /boot is full"
+  (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || finish failed "$1 failed: $(last_words)" "see the log; often /boot is full"
   changed "initramfs rebuilt ($1)"
 }
 
@@ -252,6 +250,6 @@ start_units
 initramfs
 checking || close_journal
 cat "$log"
-[ "$steps" = 0 ] && finish unchanged "units, modules and settings are as they were"
-checking && finish changed "$steps change(s) would be undone"
+[ "$changes" = 0 ] && finish unchanged "units, modules and settings are as they were"
+checking && finish changed "$changes change(s) would be undone"
 finish changed "units, modules and settings are as they were"
