@@ -7,8 +7,9 @@ from itertools import takewhile
 from gpunode.core.engines import shell_variables
 
 _MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
+_FILES = ("common.sh", "lock.sh", "file.sh", "transaction.sh")
 _BEFORE = {
-    "commit.sh": ("common.sh", "lock.sh", "devices.sh", "reload.sh", "file.sh", "service.sh", "await.sh"),
+    "commit.sh": (*_FILES, "devices.sh", "reload.sh", "service.sh", "await.sh"),
     "packages.sh": (
         "common.sh",
         "lock.sh",
@@ -30,9 +31,9 @@ _BEFORE = {
         "probe_files.sh",
     ),
     "smoke.sh": ("common.sh",),
-    "cdi.sh": ("common.sh", "lock.sh", "install_file.sh"),
-    "mig.sh": ("common.sh", "lock.sh", "install_file.sh"),
-    "mps.sh": ("common.sh", "lock.sh", "install_file.sh"),
+    "cdi.sh": (*_FILES, "own_units.sh"),
+    "mig.sh": (*_FILES, "own_units.sh"),
+    "mps.sh": (*_FILES, "own_units.sh"),
     "firstboot.sh": ("common.sh",),
     "release.sh": ("common.sh", "lock.sh"),
     "accept.sh": ("common.sh", "lock.sh"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.core.edits.commit import commit_request
 from gpunode.core.errors import InputError
 from gpunode.core.items.cdi import cdi_request
 from gpunode.core.model import (
@@ -47,7 +49,7 @@ class Node:
     def __init__(self, folder: Path, shell: list[str]) -> None:
         self.folder, self.shell = folder, shell
         self.output = folder / "cdi/nvidia.yaml"
-        (folder / "bin").mkdir()
+        (folder / "bin").mkdir(parents=True)
         self.fake("nvidia-ctk", CTK)
         self.fake("systemctl", "exit 1")
 
@@ -61,15 +63,29 @@ class Node:
 
     def run(self, *, check: bool = False, **value: str) -> Outcome:
         request = cdi_request({"output": str(self.output), **value}, check=check)
-        request["state"] = f"{self.folder / 'state'}\n".encode()
         env = os.environ | {
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
             "SPEC": str(self.folder / "spec"),
             "CALLS": str(self.folder / "calls"),
             "ENABLED": str(self.folder / "enabled"),
         }
-        text = program(script("cdi.sh"), request)
-        done = subprocess.run([*self.shell, "-s"], input=text, text=True, capture_output=True, env=env, check=False)
+        return self.send("cdi.sh", request, env)
+
+    def commit(self) -> Outcome:
+        """The next run of any kind, which finishes or undoes what this one has left."""
+        return self.send("commit.sh", commit_request(), dict(os.environ))
+
+    def send(self, name: str, request: dict[str, bytes], env: dict[str, str]) -> Outcome:
+        request["state"] = f"{self.folder / 'state'}\n".encode()
+        done = subprocess.run(
+            [shutil.which(self.shell[0]) or "", *self.shell[1:], "-s"],
+            input=program(script(name), request),
+            text=True,
+            capture_output=True,
+            env=env,
+            check=False,
+            start_new_session=True,
+        )
         return parse_outcome(done.stdout, done.returncode)
 
 
@@ -88,7 +104,7 @@ def test_the_specification_is_made_once_and_again_when_nvidia_ctk_says_something
     assert [path.name for path in node.output.parent.iterdir()] == ["nvidia.yaml"]
     node.spec(SPEC.replace("580.95.05", "595.58.03"))
     again = node.run()
-    assert (again.status, again.changed) == ("changed", (f"renews {node.output}",))
+    assert (again.status, again.changed) == ("changed", (f"rewrites {node.output}",))
     assert "595.58.03" in node.output.read_text()
 
 
@@ -197,8 +213,8 @@ def test_units_of_our_own_keep_it_where_those_of_the_toolkit_pass_the_node_over(
     outcome = node.run(check=True, service="[Service]\n", path="[Path]\n")
     assert outcome.notes[0] == "nvidia-cdi-refresh.service passes this node over by its ExecCondition"
     assert outcome.changed == (
-        "writes /etc/systemd/system/gpunode-cdi-refresh.service",
-        "writes /etc/systemd/system/gpunode-cdi-refresh.path",
+        "creates /etc/systemd/system/gpunode-cdi-refresh.service",
+        "creates /etc/systemd/system/gpunode-cdi-refresh.path",
         "enables gpunode-cdi-refresh.service",
         "enables gpunode-cdi-refresh.path",
         "starts gpunode-cdi-refresh.path",
@@ -210,8 +226,8 @@ def test_units_of_our_own_are_written_where_the_toolkit_brings_none(node: Node) 
     node.fake("systemctl", SYSTEMCTL.replace('"cat nvidia-cdi-refresh.path") ;;', '"cat "*) exit 1 ;;'))
     outcome = node.run(check=True, service="[Service]\n", path="[Path]\n")
     assert outcome.changed[1:] == (
-        "writes /etc/systemd/system/gpunode-cdi-refresh.service",
-        "writes /etc/systemd/system/gpunode-cdi-refresh.path",
+        "creates /etc/systemd/system/gpunode-cdi-refresh.service",
+        "creates /etc/systemd/system/gpunode-cdi-refresh.path",
         "enables gpunode-cdi-refresh.service",
         "enables gpunode-cdi-refresh.path",
         "starts gpunode-cdi-refresh.path",
@@ -254,8 +270,8 @@ def test_a_folder_that_cannot_be_written_is_named(node: Node) -> None:
     node.spec(SPEC)
     (node.folder / "cdi").write_text("a file")
     outcome = node.run()
-    assert outcome.status == "failed"
-    assert outcome.message.startswith(f"cannot write {node.output}")
+    assert outcome.status == "refused"
+    assert outcome.message == f"{node.folder}/cdi is a file, and {node.output} needs a directory there"
 
 
 @pytest.mark.parametrize("value", [{"output": "relative.yaml"}, {"output": "/a.txt"}, {"unit": "x"}, {"path": 1}])
@@ -273,3 +289,69 @@ def test_a_refresh_unit_that_hit_its_start_limit_is_cleared(node: Node) -> None:
     assert (node.folder / "calls.failed").exists()
     assert node.run().changed == ("clears the failure of nvidia-cdi-refresh.service",)
     assert not (node.folder / "calls.failed").exists() and node.run().status == "unchanged"
+
+
+# Each call is a place to be killed at: the session of the script, before the command does anything.
+KILL = """n=$(($(/bin/cat "$SPEC.calls") + 1))
+echo "$n" >"$SPEC.calls"
+if [ "$n" = "$(/bin/cat "$SPEC.kill")" ]; then
+  read -r _ _ _ _ _ session _ </proc/self/stat
+  kill -9 "-$session"
+  kill -9 0
+fi
+"""
+WRITERS = ("cat", "chmod", "cp", "dd", "mkdir", "mv", "rm", "sha256sum", "stat", "sync", "touch")
+
+
+def after_kill(folder: Path, at: int, old: str) -> tuple[Node, bool]:
+    """A node whose specification was to be made, or renewed, by a script that was killed at its call number `at`."""
+    node = Node(folder, ["dash"])
+    if old:
+        node.spec(old)
+        node.run()
+    for name in WRITERS:
+        node.fake(name, f'{KILL}exec {shutil.which(name)} "$@"')
+    node.spec(SPEC)
+    (folder / "spec.calls").write_text("0\n")
+    (folder / "spec.kill").write_text(f"{at}\n")
+    outcome = node.run()
+    (folder / "spec.kill").write_text("0\n")
+    return node, outcome.status == "failed"
+
+
+@pytest.mark.parametrize("old", ["", "# of an older driver\n"])
+def test_a_kill_leaves_a_whole_specification_and_the_journal_says_which(tmp_path: Path, old: str) -> None:
+    at, seen = 1, set()
+    while (found := after_kill(tmp_path / str(at), at, old))[1]:
+        node = found[0]
+        text = node.output.read_text() if node.output.exists() else ""
+        assert text in (old, SPEC), at
+        path = node.folder / "state/journal.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        done = [r for r in records if r["op"] == "files" and r["phase"] == "done"]
+        assert len(done) <= bool(old) + (text == SPEC), (at, "an outcome before the write")
+        seen.add(text)
+        assert node.commit().status in ("unchanged", "changed"), at
+        left = [path.name for path in node.output.parent.iterdir()] if node.output.parent.exists() else []
+        assert left == (["nvidia.yaml"] if text else []), at
+        assert (node.output.read_text() if text else "") == text, at
+        assert node.run().status == ("unchanged" if text == SPEC else "changed"), at
+        assert node.output.read_text() == SPEC
+        at += 1
+    assert seen == {old, SPEC} and at > 10
+
+
+def test_a_specification_that_its_refresh_service_has_written_stays_after_a_kill(tmp_path: Path) -> None:
+    at, old = 1, "# of an older driver\n"
+    while (found := after_kill(tmp_path / str(at), at, old))[1]:
+        node = found[0]
+        node.output.write_text("# newer\n")
+        outcome = node.commit()
+        assert (outcome.status in ("unchanged", "changed"), node.output.read_text()) == (True, "# newer\n"), (
+            at,
+            outcome,
+        )
+        assert not any("another program" in note for note in outcome.notes), at
+        assert [path.name for path in node.output.parent.iterdir()] == ["nvidia.yaml"], at
+        at += 1
+    assert at > 10

@@ -11,7 +11,16 @@ import yaml
 from gpunode.core.checks.health import sharing_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, parse_probe
-from gpunode.core.items.sharing import MIG_CONFIG, MIG_PROGRAM, MPS_UNIT, UNITS, boot_program, mig_request, mps_request
+from gpunode.core.items.sharing import (
+    MIG_CONFIG,
+    MIG_PROGRAM,
+    MPS_SETTINGS,
+    MPS_UNIT,
+    UNITS,
+    boot_program,
+    mig_request,
+    mps_request,
+)
 from gpunode.core.model import (
     ConfigFile,
     Kubernetes,
@@ -290,7 +299,16 @@ def test_what_nvidias_mig_manager_takes_over_loses_our_unit_and_keeps_its_instan
     step = mig_step(plan(facts, sharing))
     assert step.value == {"gpus": [], "remove": True, "reboot": "if-needed"}
     assert {r.what for r in step.reasons} >= {MIG_PROGRAM, MIG_CONFIG, f"{UNITS}gpunode-mig.service"}
-    assert mig_request(step.value, facts, "") == {"gpus": b"", "changes": b"", "remove": b"1\n"}
+    request = mig_request(step.value, facts, "")
+    assert (request["gpus"], request["instances"], request["remove"]) == (b"", b"", b"1\n")
+    assert removed(request) == [f"{UNITS}gpunode-mig.service", MIG_CONFIG, MIG_PROGRAM]
+
+
+def removed(request: dict[str, bytes]) -> list[str]:
+    """The files of a transaction that only removes some."""
+    lines = [line.split("\t") for line in request["changes"].decode().splitlines()]
+    assert {line[1] for line in lines} == {"remove"}
+    return [line[-1] for line in lines]
 
 
 def test_the_host_does_nothing_where_nvidias_mig_manager_makes_the_instances() -> None:
@@ -333,12 +351,15 @@ def test_a_request_is_a_line_a_gpu_and_the_program_of_the_boot_has_the_same() ->
     value = {"gpus": [GPU], "unit": "[Unit]\n", "config": "version: v1\n", "labels": True, "reboot": "never"}
     request = mig_request(value, NodeFacts(), "exit 0\n", check=True)
     assert request["gpus"] == b"0000:17:00.0 on 1g.10gb+me/20\n"
-    assert request["changes"] == b"0000:17:00.0 create 20\n"
-    assert request["program"].startswith(b"#!/bin/sh\n")
-    assert set(request) == {"gpus", "changes", "unit", "config", "labels", "program", "check"}
-    assert set(mig_request({"gpus": [GPU], "remove": True}, NodeFacts(), "")) == {"gpus", "changes", "remove"}
-    assert mps_request({"replicas": 4, "unit": "x"}) == {"replicas": b"4\n", "unit": b"x"}
-    assert mps_request({"remove": True}, check=True) == {"remove": b"1\n", "check": b"1\n"}
+    assert request["instances"] == b"0000:17:00.0 create 20\n"
+    paths = (f"{UNITS}gpunode-mig.service", MIG_CONFIG, MIG_PROGRAM)
+    assert request["changes"].decode() == "".join(f"{n}\twrite\t0644\tany\t-\t{p}\n" for n, p in enumerate(paths))
+    assert [request[f"data.{n}"][:10] for n in range(3)] == [b"[Unit]\n", b"version: v", b"#!/bin/sh\n"]
+    assert set(request) - {"data.0", "data.1", "data.2"} == {"gpus", "instances", "changes", "labels", "check"}
+    unit = f"{UNITS}gpunode-mps.service"
+    written = f"0\twrite\t0644\tany\t-\t{unit}\n".encode()
+    assert mps_request({"replicas": 4, "unit": "x"}) == {"replicas": b"4\n", "changes": written, "data.0": b"x"}
+    assert removed(mps_request({"remove": True}, check=True)) == [unit, MPS_SETTINGS]
 
 
 def asked(id: int = 9, *, start: int | None = None, profile: str = "3g.40gb") -> dict[str, Any]:
@@ -370,7 +391,7 @@ def test_what_goes_and_what_is_made_is_worked_out_of_what_is_there(
     nvml = (NvmlGpu(index=0, slot="0000:17:00.0"), NvmlGpu(index=1, slot=slot))
     facts = NodeFacts(nvml=nvml, sharing=Sharing(instances=(other, *have)))
     value = {"gpus": [{"slot": slot, "mode": "on" if requested else "off", "instances": list(requested)}]}
-    lines = mig_request(value, facts, "")["changes"].decode().splitlines()
+    lines = mig_request(value, facts, "")["instances"].decode().splitlines()
     seen = [f"{slot} have {i.id} {f'{i.profile} {i.start}' if i.computes else '- -'}" for i in have]
     assert [line for line in lines if " have " in line] == seen
     assert [line.removeprefix(f"{slot} ") for line in lines if " have " not in line] == changes

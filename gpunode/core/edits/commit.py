@@ -1,8 +1,9 @@
 """The request of node/commit/commit.sh: one transaction on files.
 
 Request files:
-  changes   lines N, `write` | `remove` | `read` | `restore`, mode of a new file, expected hash, file that a new one is
-            like or `-`, path; separated by tabs.  The hash is sha256 in hex, `absent`, or `any`; `read` only compares;
+  changes   lines N, `write` | `remove` | `read` | `restore` | `renew`, mode of a new file, expected hash, file that a
+            new one is like or `-`, path; separated by tabs.  The hash is sha256 in hex, `absent`, or `any`; `read` only
+            compares; `renew`, which cdi.sh adds, writes what other programs write again as well;
             `restore` takes an earlier transaction's copy, which is in place of the file it is like
   data.N    the new bytes of a file to write
   after     lines `KEY VALUE` of what follows the writes: unit, verb (restart | reload | await), config (the file to

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.items.activation import REBOOTS, Enabled, ServiceItem
@@ -62,13 +63,20 @@ def mig_request(value: Mapping[str, Any], facts: NodeFacts, script: str, *, chec
     check_value("mig", value, MIG)
     gpus = value.get("gpus") or ()
     request = {"gpus": as_lines(map(_gpu_line, gpus))}
-    request["changes"] = as_lines(line for gpu in gpus for line in _changes(gpu, _instances(facts, gpu["slot"])))
+    request["instances"] = as_lines(line for gpu in gpus for line in _changes(gpu, _instances(facts, gpu["slot"])))
+    request |= {key: b"1\n" for key in ("labels", "remove") if value.get(key)}
+    texts = {f"{UNITS}{MIG_UNIT}": value.get("unit"), MIG_CONFIG: value.get("config")}
+    files: dict[str, bytes | None] = {path: text.encode() for path, text in texts.items() if text}
     if value.get("remove"):
-        return request | {"remove": b"1\n"} | ({"check": b"1\n"} if check else {})
-    request |= {key: b"1\n" for key in ("labels",) if value.get(key)}
-    texts = {key: value[key].encode() for key in ("unit", "config") if value.get(key)}
-    boot = {"program": boot_program(value, script)} if texts else {}
-    return request | texts | boot | ({"check": b"1\n"} if check else {})
+        files = dict.fromkeys((*texts, MIG_PROGRAM))
+    elif files:
+        files[MIG_PROGRAM] = boot_program(value, script)
+    return request | _transaction(files, check=check)
+
+
+def _transaction(files: Mapping[str, bytes | None], *, check: bool) -> dict[str, bytes]:
+    """Request files that have, or remove, these files."""
+    return commit_request([FileChange(path=path, data=data) for path, data in files.items()], check=check)
 
 
 def boot_program(value: Mapping[str, Any], script: str) -> bytes:
@@ -119,13 +127,13 @@ def _changes(gpu: Mapping[str, Any], have: Sequence[MigInstance]) -> Iterator[st
 def mps_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
     """{replicas, unit} or {remove} → request files.  Raises InputError."""
     check_value("mps", value, MPS)
-    checking = {"check": b"1\n"} if check else {}
+    unit = f"{UNITS}{MPS_UNIT}"
     if value.get("remove"):
-        return {"remove": b"1\n", **checking}
+        return {"remove": b"1\n", **_transaction({unit: None, MPS_SETTINGS: None}, check=check)}
     replicas = value.get("replicas")
     if not isinstance(replicas, int) or not 2 <= replicas <= 100 or not value.get("unit"):
         raise InputError(f"mps: replicas is {replicas!r}", expected="a number from 2 to 100, and the text of the unit")
-    return {"replicas": f"{replicas}\n".encode(), "unit": value["unit"].encode(), **checking}
+    return {"replicas": f"{replicas}\n".encode(), **_transaction({unit: value["unit"].encode()}, check=check)}
 
 
 def _whole(number: Any) -> bool:

@@ -148,7 +148,7 @@ _PACKAGE = (
 )
 _UNIT = r".*\.(service|timer|socket|target|path)\b|restart of "
 _MODULE = r"(load|loaded|unload|unloaded|built|build) |.*\binitramfs\b|remove /lib/modules/"
-_FILE = r"(creates|removes|remove|rewrites|renews|writes|link) /"
+_FILE = r"(creates|removes|remove|rewrites|link) /"
 _GROUPS = {"services": _UNIT, "modules": _MODULE, "files": _FILE, "packages": _PACKAGE}
 OTHER = "settings"
 

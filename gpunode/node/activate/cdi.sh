@@ -1,13 +1,12 @@
 #!/bin/sh
 # The CDI specification of this node's GPUs: made by nvidia-ctk, compared, put in place, and kept fresh by systemd units.
-# Request and output: core/items/cdi.py.  Runs behind common.sh and install_file.sh.
+# Request and output: core/items/cdi.py.  Runs behind common.sh, transaction.sh and own_units.sh.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 SETTINGS=/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env # what nvidia-cdi-refresh.service goes by, and so do we
 UNITS=/etc/systemd/system
 log=$GPUNODE_IN/.log
 : >"$log"
-
 changes=0
 
 # settings: NVIDIA's own settings of the refresh service, as environment variables
@@ -37,8 +36,7 @@ refresh() {
   made=$GPUNODE_IN/spec.${1##*.}
   [ -e "$made" ] || generate "$made" || no_specification
   cmp -s "$made" "$1" && return
-  if [ -e "$1" ]; then changed "renews $1"; else changed "creates $1"; fi
-  checking || put "$made" "$1" 0644 again
+  also renew "$made" "$1"
 }
 
 # ---------------------------------------------------------------- kept fresh
@@ -46,13 +44,10 @@ refresh() {
 # enable_unit UNIT: it begins with the machine; one that is masked is left so
 enable_unit() {
   case $(systemctl is-enabled "$1" 2>/dev/null) in
-    enabled | static | alias | indirect | generated) return ;;
-    masked*) say note "$1 is masked: the specification is not renewed by itself" && return ;;
+    static | alias | indirect | generated) ;;
+    masked*) say note "$1 is masked: the specification is not renewed by itself" ;;
+    *) at_boot "$1" ;;
   esac
-  changed "enables $1"
-  checking || prior enabled "$1" "$(systemctl is-enabled "$1" 2>/dev/null || :)" enabled
-  checking || systemctl --no-reload enable "$1" >>"$log" 2>&1 ||
-    finish failed "cannot enable $1: $(last_words)" "systemctl status $1"
 }
 
 # start_unit UNIT: it is at work now
@@ -103,8 +98,9 @@ keep_fresh() {
   }
   if systemctl cat nvidia-cdi-refresh.path >/dev/null 2>&1 && kept_by nvidia-cdi-refresh; then return; fi
   if [ -e "$GPUNODE_IN/service" ] && [ -e "$GPUNODE_IN/path" ]; then
-    install_file service "$UNITS/gpunode-cdi-refresh.service"
-    install_file path "$UNITS/gpunode-cdi-refresh.path"
+    rm -f "$GPUNODE_IN/changes" # the specification is written
+    for name in service path; do also write "$GPUNODE_IN/$name" "$UNITS/gpunode-cdi-refresh.$name"; done
+    write_files
     ! kept_by gpunode-cdi-refresh || return 0
   fi
   say note "nothing renews the specification: after a boot and a new driver, run gpunode again"
@@ -136,6 +132,7 @@ refresh "$output"
 for found in /etc/cdi/nvidia.yaml /etc/cdi/nvidia.json; do # made by hand once: its devices count in addition to the others
   [ ! -e "$found" ] || [ "$found" = "$output" ] || refresh "$found"
 done
+write_files
 kept=
 keep_fresh
 [ "$changes" != 0 ] || finish unchanged "the CDI specification is what nvidia-ctk makes"

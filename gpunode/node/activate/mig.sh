@@ -1,12 +1,11 @@
 #!/bin/sh
 # MIG: every GPU has the mode and instances that are wanted, or is whole again; and a unit that does the same at every boot,
 # because no instance outlives one.  nvidia-smi does it.
-# Request and output: core/items/sharing.py.  Runs behind common.sh and install_file.sh; at boot without a controller.
+# Request and output: core/items/sharing.py.  Runs behind common.sh, transaction.sh and own_units.sh; at boot without a
+# controller, when it writes no file that the journal knows: what stands on the node about its success is of that boot.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mig.service
-PROGRAM=/usr/lib/gpunode/mig
-CONFIG=/etc/gpunode/mig.yaml
 LABELS=/etc/kubernetes/node-feature-discovery/features.d/gpunode-mig # node-feature-discovery makes labels of it
 log=$GPUNODE_IN/.log
 : >"$log"
@@ -64,7 +63,7 @@ instances() {
 wanted() { requested gpus | sed -n "s/^$1 on //p" | tr ' ' '\n'; }
 
 # change SLOT have|destroy|create: what the controller has seen of instances, and worked out
-change() { requested changes | sed -n "s/^$1 $2 //p"; }
+change() { requested instances | sed -n "s/^$1 $2 //p"; }
 
 # is_wanted SLOT: the instances in .have are of the profiles that are wanted, all with a compute instance.  Where they are
 # does not matter then.
@@ -73,9 +72,9 @@ is_wanted() {
   cut -d ' ' -f 2 "$GPUNODE_IN/.have" | sort | cmp -s - "$GPUNODE_IN/.wanted.names"
 }
 
-# compare SLOT: of .have makes .surplus, the ids of instances that go, and .lacking, the tuples of those that are made, as
+# differ SLOT: of .have makes .surplus, the ids of instances that go, and .lacking, the tuples of those that are made, as
 # the controller has worked them out of the instances that it saw.  At boot, without a controller, all are made again.
-compare() {
+differ() {
   : >"$GPUNODE_IN/.surplus"
   : >"$GPUNODE_IN/.lacking"
   ! is_wanted "$1" || return 0
@@ -104,7 +103,7 @@ counted() { if [ -s "$1" ]; then sort "$1" | uniq -c | awk '{ printf "%s%s × %s
 
 # ---------------------------------------------------------------- what is to be done, and who stands against it
 
-# look SLOT MODE: a line `SLOT mode on|off` or `SLOT cut` in .todo, with its words said; refuses while somebody uses what goes
+# look SLOT MODE: a line `SLOT mode on|off` or `SLOT cut` in .work, with its words said; refuses while somebody uses what goes
 look() {
   now=$(ask "$1" mig.mode.current) next=$(ask "$1" mig.mode.pending)
   case $now in
@@ -117,20 +116,20 @@ look() {
   [ "$now" != Enabled ] || instances "$1" >"$GPUNODE_IN/.have"
   cut -d ' ' -f 2 "$GPUNODE_IN/.have" >"$GPUNODE_IN/.names"
   case $now:$next:$2 in
-    Disabled:Enabled:on | Enabled:Disabled:off) echo "$1 $2" >>"$GPUNODE_IN/.todo" && return ;; # told before: a reboot does it
+    Disabled:Enabled:on | Enabled:Disabled:off) echo "$1 $2" >>"$GPUNODE_IN/.work" && return ;; # told before: a reboot does it
     Disabled:*:off | Enabled:*:on) ;;
     *)
       used=$(holders "/dev/nvidia$(minor "$1")")
       [ -z "$used" ] || in_use "GPU $1 is used by $used: its MIG mode cannot be changed"
       changed "GPU $1: MIG $2" ;;
   esac
-  compare "$1"
+  differ "$1"
   while read -r instance; do
     # shellcheck disable=SC2046 # paths
     used=$(holders $(capabilities "$1" "$instance"))
     [ -z "$used" ] || in_use "instance $instance of GPU $1 is used by $used"
   done <"$GPUNODE_IN/.surplus"
-  echo "$1 $2" >>"$GPUNODE_IN/.todo"
+  echo "$1 $2" >>"$GPUNODE_IN/.work"
   [ -s "$GPUNODE_IN/.surplus" ] || { [ "$2" = on ] && [ -s "$GPUNODE_IN/.lacking" ]; } || return 0
   was=$(counted "$GPUNODE_IN/.names")
   wanted "$1" | sed 's|/.*||' >"$GPUNODE_IN/.names"
@@ -206,7 +205,7 @@ create() { smi_of "$1" mig -cgi "$2" -C >>"$GPUNODE_IN/.created" && cat "$GPUNOD
 # cut_ SLOT: the instances are those that are wanted; where that breaks off, those that were there before are made again
 cut_() {
   instances "$1" >"$GPUNODE_IN/.have"
-  compare "$1"
+  differ "$1"
   [ -s "$GPUNODE_IN/.surplus" ] || [ -s "$GPUNODE_IN/.lacking" ] || return 0
   cp "$GPUNODE_IN/.have" "$GPUNODE_IN/.before"
   tuples=$(sort -t : -k 2n "$GPUNODE_IN/.lacking" | tr '\n' ',' | sed 's/,$//')
@@ -240,7 +239,7 @@ put_back() {
 need_root
 [ -n "$(word atboot)" ] || checking || lock
 requested gpus >"$GPUNODE_IN/.layouts"
-: >"$GPUNODE_IN/.todo"
+: >"$GPUNODE_IN/.work"
 if ! { have nvidia-smi && smi --query-gpu=index,pci.bus_id --format=csv,noheader; } >"$GPUNODE_IN/.gpus"; then
   [ -n "$(word remove)" ] || conclude refused "nvidia-smi does not answer: $(head -n 1 "$GPUNODE_IN/.gpus")" "gpunode provision installs and loads the driver"
   : >"$GPUNODE_IN/.layouts" # without a driver there is nothing to make whole
@@ -249,10 +248,8 @@ while read -r slot layout _; do look "$slot" "$layout"; done <"$GPUNODE_IN/.layo
 if [ -n "$(word remove)" ]; then
   not_at_boot "$UNIT"
 else
-  install_file unit "/etc/systemd/system/$UNIT"
-  install_file config "$CONFIG"
-  install_file program "$PROGRAM"
-  [ ! -e "$GPUNODE_IN/unit" ] || at_boot "$UNIT"
+  write_files
+  ! requested changes | grep -q "/$UNIT$" || at_boot "$UNIT"
 fi
 if ! checking; then
   while read -r slot layout; do
@@ -261,9 +258,9 @@ if ! checking; then
       conclude failed "the instances of GPU $slot could not be destroyed: $(last_words)" "nvidia-smi mig -lgi on the node"
     mode "$slot" "$layout" || continue
     [ "$layout" = off ] || cut_ "$slot"
-  done <"$GPUNODE_IN/.todo"
+  done <"$GPUNODE_IN/.work"
 fi
-[ -z "$(word remove)" ] || for file in "/etc/systemd/system/$UNIT" "$CONFIG" "$PROGRAM"; do remove_file "$file"; done
+[ -z "$(word remove)" ] || write_files
 [ -z "$(word remove)" ] || checking || rm -f "$LABELS" "$GPUNODE_STATE/mig"
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # CUDA MPS on a host without Kubernetes: a unit of systemd's that runs nvidia-cuda-mps-control with the GPUs in exclusive
 # mode, each client with its share of threads and memory; or nothing of it.
-# Request and output: core/items/sharing.py.  Runs behind common.sh and install_file.sh.
+# Request and output: core/items/sharing.py.  Runs behind common.sh, transaction.sh and own_units.sh.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mps.service
@@ -36,8 +36,8 @@ settings() {
       if (memory && least > 0) for (i = 1; i <= NR; i++) print "set_default_device_pinned_mem_limit " gpu[i] " " int(least / shares) "M" }' "$GPUNODE_IN/.memory" >"$GPUNODE_IN/settings"
 }
 
-# stale: the daemon runs with older settings, or not at all
-stale() {
+# outdated: the daemon runs with older settings, or not at all
+outdated() {
   local started
   systemctl is-active -q "$UNIT" || return 0
   started=$(stat -c %Y "/proc/$(main_pid)" 2>/dev/null) && [ "$(stat -c %Y "$SETTINGS" 2>/dev/null || echo 0)" -gt "$started" ] && return
@@ -60,8 +60,8 @@ refuse() {
 # run: begins with the machine, and runs with these settings
 run() {
   local percentage
-  install_file unit "/etc/systemd/system/$UNIT"
-  install_file settings "$SETTINGS"
+  also write "$GPUNODE_IN/settings" "$SETTINGS"
+  write_files
   at_boot "$UNIT"
   [ "$restart" = yes ] || return 0
   changed "starts $UNIT, $(word replicas) clients for each GPU"
@@ -81,12 +81,12 @@ if [ -n "$(word remove)" ]; then
   used=$(holders '/dev/nvidia[0-9]*')
   [ -z "$used" ] || ! systemctl is-active -q "$UNIT" || finish refused "$used is a client of MPS" "stop it, then run again; nothing was changed"
   not_at_boot "$UNIT"
-  for file in "/etc/systemd/system/$UNIT" "$SETTINGS"; do remove_file "$file"; done
+  write_files
 else
   refuse
   settings
   restart=no
-  if stale || ! cmp -s "$GPUNODE_IN/settings" "$SETTINGS"; then restart=yes; fi
+  if outdated || ! cmp -s "$GPUNODE_IN/settings" "$SETTINGS"; then restart=yes; fi
   used=$(holders '/dev/nvidia[0-9]*')
   [ "$restart" = no ] || [ -z "$used" ] || finish refused "$used uses a GPU, and would lose it to MPS" "stop it, then run again; nothing was changed"
   run

@@ -190,40 +190,6 @@ baseline() {
 # kernels_own: drivers of the kernel's own that are loaded, and that NVIDIA's keeps out at the next boot
 kernels_own() { local module; for module in nouveau nova_core; do [ ! -d "/sys/module/$module" ] || echo "$module"; done; }
 
-# remember FILE [NEW|absent]: what stands there, in the journal before a file is written outside of commit.sh, or goes; of
-# what is new again and again the latest bytes are nobody's, so without NEW the hash afterwards is `any`
-remember() {
-  local id folder after made up before
-  begin_journal
-  id=$(files_id)
-  folder=$GPUNODE_STATE/backup/$id before=absent after=${2:-any}
-  (umask 077 && mkdir -p "$folder") || finish failed "cannot write $folder" "make room on the file system of /var"
-  [ ! -e "$1" ] || { cp -a "$1" "$folder/1.old" && before=$(sha256sum <"$1") && before=${before%% *}; } ||
-    finish failed "cannot keep a copy of $1" "make room on the file system of /var"
-  case $after in any | absent) ;; *)
-    { (umask 077 && cp "$2" "$folder/1.new") && after=$(sha256sum <"$2") && after=${after%% *}; } ||
-      finish failed "cannot keep a copy of $2" "make room on the file system of /var" ;;
-  esac
-  made=- up=$(dirname "$1")
-  while [ ! -d "$up" ]; do made=$up up=$(dirname "$up"); done
-  printf '1\twrite\t%s\t%s\t0644\t-\t%s\t%s\n' "$before" "$after" "$made" "$1" >"$folder/plan"
-  record "$id" files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$before\",\"after\":\"$after\"}],\"unit\":\"\""
-}
-
-# put FILE PATH [MODE [again]]: as a whole, under a name that nobody reads until it is all there; with the label of the
-# policy; `again` where others write it again as well
-# shellcheck disable=SC2154 # log, of the program behind
-put() {
-  if [ -n "${4:-}" ]; then remember "$2"; else remember "$2" "$1"; fi
-  new=$(dirname "$2")/.$(basename "$2").gpunode
-  { (umask 022 && mkdir -p "$(dirname "$2")") && cp "$1" "$new" && chmod "${3:-0644}" "$new" && { sync "$new" 2>/dev/null || sync; } &&
-    mv -f "$new" "$2"; } 2>>"$log" || {
-    rm -f "$new"
-    finish failed "cannot write $2: $(last_words)" "make room, or make the file system writable, then run again"
-  }
-  ! have restorecon || restorecon "$2" 2>>"$log" || true
-}
-
 # alternative NAME: how /usr/local/NAME comes about: auto, manual PATH, link PATH, absent
 alternative() {
   link=/usr/local/$1

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2034,SC2154  # variables of the program that this is a part of
-# One file of a transaction: where its path leads, how new bytes get there.  Stands before commit.sh.
+# One file of a transaction: where its path leads, how new bytes get there.  Stands before transaction.sh.
 
 # flush PATH …: on disk.  An old sync knows no arguments, and then does it for everything; a disk that fails is a failure.
 flush() {

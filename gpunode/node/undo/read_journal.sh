@@ -80,7 +80,7 @@ versions() {
   local plan id path n kind copy
   for plan in "$GPUNODE_STATE"/backup/*/plan; do
     id=${plan%/plan} id=${id##*/}
-    [ ! -e "$plan" ] || awk -F '\t' -v id="$id" -v at="${id##*-files-}" '{ print at + 0 "\t" id "\t" $1 "\t" $3 "\t" $4 "\t" $8 }' "$plan"
+    [ ! -e "$plan" ] || awk -F '\t' -v id="$id" -v at="${id##*-files-}" '{ print at + 0 "\t" id "\t" $1 "\t" $3 "\t" ($2 == "renew" ? "any" : $4) "\t" $8 }' "$plan"
   done | sort -t "$TAB" -k 1,1n >"$GPUNODE_IN/.plans"
   cut -f 6 "$GPUNODE_IN/.plans" | sort -u | while IFS= read -r path; do
     if [ -e "$path" ]; then sum=$(sha256sum <"$path") && printf '%s\t%s\n' "${sum%% *}" "$path"; else printf 'absent\t%s\n' "$path"; fi

@@ -200,13 +200,6 @@ rebuild() {
   changed "initramfs rebuilt ($1)"
 }
 
-# half_written: what a script that was killed left next to a file that it was about to put in place (put, in common.sh)
-half_written() {
-  cut -f 8 "$GPUNODE_STATE"/backup/*/plan 2>/dev/null | sort -u | while IFS= read -r path; do
-    rm -f "$(dirname "$path")/.$(basename "$path").gpunode"
-  done
-}
-
 # keep_copies, remove_copies: what an uninstall has left because somebody wrote some of it is kept by later ones, too
 keep_copies() { local folder; for folder in "$GPUNODE_STATE"/backup/*/; do [ ! -d "$folder" ] || : >"${folder}kept"; done; }
 remove_copies() {
@@ -223,7 +216,6 @@ close_journal() {
   case $verb in
     uninstall)
       journal uninstall 'done'
-      half_written
       if [ -n "$(requested keep)" ]; then keep_copies; else remove_copies; fi
       ;;
     *) journal "$verb" 'done' ",\"to\":$(json_text "$(word to)")" ;;

@@ -1,25 +1,9 @@
 # shellcheck shell=sh
-# shellcheck disable=SC2154 # log and changes, of the script behind
-# Files and units of gpunode's own, put on a node and taken off it.  Behind common.sh, before mig.sh, mps.sh and cdi.sh.
+# shellcheck disable=SC2154 # log, of the script behind
+# Units of gpunode's own, started and stopped.  Behind common.sh, before cdi.sh, mig.sh and mps.sh.
 #
 # Nothing here reloads systemd: that takes the GPUs from containers (docs/runtime.md).  Unit files that are new are
 # read when they are first named; `systemctl enable` is called with --no-reload.
-
-# install_file NAME PATH [MODE]: the request file NAME is at PATH
-install_file() {
-  [ -e "$GPUNODE_IN/$1" ] || return 0
-  cmp -s "$GPUNODE_IN/$1" "$2" && return
-  if [ -e "$2" ]; then changed "renews $2"; else changed "writes $2"; fi
-  ! checking || return 0
-  put "$GPUNODE_IN/$1" "$2" "${3:-0644}"
-}
-
-# remove_file PATH: one of our files is not there
-remove_file() {
-  [ -e "$1" ] || return 0
-  changed "removes $1"
-  checking || { remember "$1" absent && rm -f "$1" && rmdir "$(dirname "$1")" 2>/dev/null; }
-}
 
 # at_boot UNIT: it begins with the machine
 at_boot() {
