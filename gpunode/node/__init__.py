@@ -9,7 +9,7 @@ from gpunode.core.engines import shell_variables
 _MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
 _FILES = ("common.sh", "lock.sh", "file.sh", "transaction.sh")
 _BEFORE = {
-    "commit.sh": (*_FILES, "devices.sh", "reload.sh", "service.sh", "await.sh"),
+    "commit.sh": (*_FILES, "pause.sh", "devices.sh", "reload.sh", "service.sh", "await.sh"),
     "packages.sh": (
         "common.sh",
         "lock.sh",
@@ -22,17 +22,17 @@ _BEFORE = {
         "dry_run.sh",
         *_MANAGERS,
     ),
-    "runfile.sh": ("common.sh", "lock.sh", "dkms.sh"),
+    "runfile.sh": ("common.sh", "lock.sh", "pause.sh", "dkms.sh"),
     "read_journal.sh": ("common.sh", "driver_state.sh", "arguments.sh", *_MANAGERS),
     "restore.sh": ("common.sh", "lock.sh", "devices.sh", "reload.sh", "arguments.sh"),
-    "activate.sh": ("common.sh", "lock.sh", "driver_state.sh", "devices.sh", "reload.sh", "arguments.sh"),
+    "activate.sh": ("common.sh", "lock.sh", "pause.sh", "driver_state.sh", "devices.sh", "reload.sh", "arguments.sh"),
     "probe.sh": (
         *("devices.sh", "arguments.sh", "probe_words.sh", "probe_machine.sh", "probe_links.sh", "probe_engines.sh"),
         "probe_files.sh",
     ),
     "smoke.sh": ("common.sh",),
     "cdi.sh": (*_FILES, "own_units.sh"),
-    "mig.sh": (*_FILES, "own_units.sh"),
+    "mig.sh": (*_FILES, "pause.sh", "own_units.sh"),
     "mps.sh": (*_FILES, "own_units.sh"),
     "firstboot.sh": ("common.sh",),
     "release.sh": ("common.sh", "lock.sh"),

@@ -17,7 +17,7 @@ SLOW = {
     "containers default_inventory docker_any drain fleet_simulated generated_values gpu_containers "
     "health_real hostile_node_programs hostile_results init isolate journal_damage journal_sh "
     "kube_apply kube_hostile kube_judge kube_mig kube_refusals kube_render kube_selector kube_verify "
-    "kubectl lease linear lookup mig_sh mps_real nvml package_managers packages_repository packages_sh "
+    "kubectl lease linear lookup mig_sh mps_real nvml package_managers packages_repository packages_sh pause_sh "
     "probe_dkms probe_script putback_sh pyz questions_real real_smi refresh release remote_sweep "
     "role_tags role_variables runfile_sh runner saved_plan scheduler_extender share shells "
     "side_effects_sh smi_stub smoke_image smoke_sh state state_mounts supervise support sysctl "

@@ -16,6 +16,7 @@ announced() { requested foretold | grep -q "^$1"; }
 needs_reboot() { [ -n "$reboot_reason" ] || reboot_reason=$1; }
 
 fail() {
+  restart_stopped
   show_log
   [ "$changes" = 0 ] || journal activate failed ",\"message\":$(json_text "$1")"
   finish failed "$1" "${2:-}"
@@ -153,21 +154,17 @@ unload_holders() {
 
 # The nvidia modules of another version, if nothing but our own services uses them.
 unload_old_driver() {
-  local module unit users
+  local module users
   was=$(module_version)
-  for unit in $GPU_UNITS; do
-    ! checking || break
-    systemctl is-active -q "$unit" 2>/dev/null || continue
-    pause "$unit"
-    echo "$unit" >>"$GPUNODE_IN/.stopped"
-  done
+  # shellcheck disable=SC2086 # words by design
+  checking || pause $GPU_UNITS
   users=$(clients | tr '\n' ' ')
   if [ -n "$users" ]; then
     needs_reboot "nvidia $was is loaded, ${parameter:-$version is wanted}, and ${users% } uses the GPU"
     return 1
   fi
   carried=$(upon nvidia | awk '!seen[$0]++')
-  checking || for module in $carried; do prior module "$module" loaded absent; done # one may go along with another
+  checking || for module in $carried; do set_aside module "$module" loaded absent; done # one may go along with another
   unload nvidia
 }
 
@@ -181,8 +178,9 @@ carry() {
 }
 
 restart_stopped() {
-  [ -e "$GPUNODE_IN/.stopped" ] || return 0
-  while read -r unit; do unpause "$unit"; done <"$GPUNODE_IN/.stopped"
+  checking && return
+  bring_back
+  resume
 }
 
 # held_by: the kernel's own driver that has the GPU
@@ -391,7 +389,7 @@ look_at() {
 enable_unit() {
   case $enabled in masked*) fail "$1 is masked" "systemctl unmask $1, if it may run" ;; esac
   prior enabled "$1" "${enabled:-absent}" enabled
-  systemctl --no-reload enable "$1" >>"$log" 2>&1 </dev/null 9>&- || fail "$1 cannot be enabled: $(tail -n 1 "$log")" "is its package installed?"
+  systemctl --no-reload enable "$1" >>"$log" 2>&1 </dev/null 9>&- || fail "$1 cannot be enabled: $(last_words)" "is its package installed?"
 }
 
 # runs UNIT
@@ -447,11 +445,11 @@ masks() {
         [ "$state" != active ] || prior active "$unit" active inactive
         [ -z "$is_enabled" ] || prior enabled "$unit" "$enabled" masked
         prior mask "$unit" absent masked
-        systemctl --no-reload mask "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be masked: $(tail -n 1 "$log")" "systemctl status $unit"
+        systemctl --no-reload mask "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be masked: $(last_words)" "systemctl status $unit"
         ;;
     esac
     ! keep_gpus || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- # else at the next one
-    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be stopped: $(tail -n 1 "$log")" "systemctl status $unit"
+    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be stopped: $(last_words)" "systemctl status $unit"
     changed "stopped and masked $unit"
   done
 }

@@ -13,7 +13,7 @@ reboot_reason='' changes=0
 
 # conclude STATUS MESSAGE [FIX]: the last thing, with what stands on the node about it: success, pending, failed
 conclude() {
-  restart_agents
+  resume
   case $1:$reboot_reason in unchanged:* | changed:) state=success ;; changed:*) state=pending ;; *) state=failed ;; esac
   [ -z "$reboot_reason" ] || state=pending
   checking || [ -n "$(word remove)" ] || { record_state "$state" "$2" && label "$state"; }
@@ -142,22 +142,6 @@ in_use() {
 
 # ---------------------------------------------------------------- doing it
 
-stop_agents() {
-  [ ! -e "$GPUNODE_IN/.stopped" ] || return 0
-  : >"$GPUNODE_IN/.stopped"
-  for unit in gpunode-mps $GPU_UNITS; do
-    case $unit in nvidia-fabricmanager | nvidia-imex) continue ;; esac # other GPUs need them
-    systemctl is-active -q "$unit" 2>/dev/null || continue
-    pause "$unit" && echo "$unit" >>"$GPUNODE_IN/.stopped"
-  done
-}
-
-restart_agents() {
-  [ -e "$GPUNODE_IN/.stopped" ] || return 0
-  while read -r unit; do unpause "$unit"; done <"$GPUNODE_IN/.stopped"
-  rm -f "$GPUNODE_IN/.stopped"
-}
-
 # set_mode SLOT Enabled|Disabled: by nvidia-smi, and it is so at once
 set_mode() {
   if [ "$2" = Enabled ]; then value=1; else value=0; fi
@@ -177,10 +161,11 @@ mode() {
   if [ "$2" = on ]; then want_=Enabled; else want_=Disabled; fi
   is_now "$1" "$want_" && [ "$(ask "$1" mig.mode.pending)" = "$want_" ] && return
   set_mode "$1" "$want_" && return
-  stop_agents
+  # shellcheck disable=SC2046,SC2086 # words; of two services other GPUs have need
+  pause gpunode-mps $(printf '%s\n' $GPU_UNITS | grep -vx -e nvidia-fabricmanager -e nvidia-imex)
   # Ampere takes the mode with a reset, and not every machine lets a single GPU be reset
   set_mode "$1" "$want_" || smi_of "$1" --gpu-reset >"$GPUNODE_IN/.reset"
-  restart_agents
+  resume
   is_now "$1" "$want_" && return
   why=$(head -n 1 "$GPUNODE_IN/.reset")
   [ "$(ask "$1" mig.mode.pending)" = "$want_" ] || conclude failed "MIG of GPU $1 does not turn $2: $why" "nvidia-smi -mig on the node says why"

@@ -123,6 +123,7 @@ files_in() { awk 'END { print NR (NR == 1 ? " file" : " files") }' "$1"; }
 [ -e "$GPUNODE_IN/state" ] || need_root
 checking || lock
 recover
+[ -e "$GPUNODE_IN/state" ] || [ -z "$(unfinished pause)" ] || { recovered=1 && bring_back; }
 compare
 [ ! -e "$GPUNODE_IN/settling" ] || [ -s "$GPUNODE_IN/changes" ] || checking || prove_all
 if [ ! -s "$GPUNODE_IN/.todo" ]; then

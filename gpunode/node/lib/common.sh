@@ -147,26 +147,6 @@ prior() {
 # ecc_next GPU: the mode of its ECC after the next reset
 ecc_next() { nvidia-smi -i "$1" --query-gpu=ecc.mode.pending --format=csv,noheader </dev/null 2>/dev/null; }
 
-# pause UNIT, unpause UNIT: a service that is in the way is stopped, and started again; in the journal, since a run may be
-# killed in between
-# shellcheck disable=SC2154 # log, of the program behind
-pause() {
-  prior active "$1.service" active inactive
-  systemctl stop "$1" >>"$log" 2>&1 </dev/null 9>&-
-}
-unpause() {
-  prior active "$1.service" inactive active
-  systemctl start "$1" >>"$log" 2>&1 </dev/null 9>&- || say note "$1 did not start again"
-}
-
-# upon MODULE: it, and what is loaded upon it, in the order in which they can be loaded
-upon() (
-  echo "$1"
-  for holder in "/sys/module/$1/holders/"*; do
-    [ ! -e "$holder" ] || upon "${holder##*/}"
-  done
-)
-
 # baseline: the first record, before gpunode changes anything: what a person or another tool has set up here.  The folder
 # gets its name after the record: where there is such a folder, there was a journal.
 baseline() {

@@ -163,16 +163,13 @@ download() {
 
 # clear_the_way: installers before 545.23.06 refuse while a driver is loaded, those before 550.40.07 while nouveau is
 clear_the_way() {
-  local module unit
+  local module
   requested options | grep -qx -e '--no-nouveau-check' || unload nouveau
   ! requested options | grep -qx -e '--allow-installation-with-running-driver' && [ -d /sys/module/nvidia ] || return 0
-  for unit in $GPU_UNITS; do
-    systemctl is-active -q "$unit" 2>/dev/null || continue
-    pause "$unit"
-    paused="${paused:-} $unit"
-  done
+  # shellcheck disable=SC2086 # words by design
+  pause $GPU_UNITS
   carried=$(upon nvidia)
-  for module in $(echo "$carried" | awk '!seen[$0]++'); do prior module "$module" loaded absent; done # one may go along with another
+  for module in $(echo "$carried" | awk '!seen[$0]++'); do set_aside module "$module" loaded absent; done # one may go along with another
   for module in $(echo "$carried" | sed '1!G; h; $!d'); do unload "$module"; done
 }
 
@@ -189,7 +186,7 @@ unload() {
 
 # load_again: what was loaded upon the old driver, GDRCopy's and others' modules too, and the services that were stopped
 load_again() {
-  local module unit why
+  local module why
   for module in ${carried:-}; do
     [ ! -d "/sys/module/$module" ] || continue
     prior module "$module" absent loaded
@@ -198,8 +195,9 @@ load_again() {
     say note "$module was loaded, and does not load now${why:+: $why}"
     [ "$module" != nvidia ] || break
   done
-  for unit in ${paused:-}; do unpause "$unit"; done
-  carried='' paused=''
+  carried=''
+  bring_back
+  resume
 }
 
 # kernel_option: the installer builds for the running kernel, and without that one's headers for the newest that has some
