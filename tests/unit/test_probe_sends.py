@@ -89,6 +89,29 @@ def test_the_probe_sends_what_every_item_compares_with(folder: Path, monkeypatch
     assert [item.name for item in items_of(folder, monkeypatch) if not is_sent(item)] == []
 
 
+# packages of driver parts, as NVIDIA, RPM Fusion, negativo17, ELRepo, Debian and Arch call them
+OTHERS = """
+kmod-nvidia kmod-nvidia-580.95.05-5.14.0-570.22.1 kmod-nvidia-6.19.4-200.fc44.x86_64 kmod-nvidia-latest-dkms dkms-nvidia
+dnf-plugin-nvidia akmod-nvidia akmod-nvidia-470xx akmods xorg-x11-drv-nvidia xorg-x11-drv-nvidia-470xx-cuda
+nvidia-x11-drv nvidia-x11-drv-580xx-libs nvidia-kmod-common xorg-x11-nvidia glx-alternative-nvidia opencl-nvidia
+lib32-nvidia-utils
+lib32-opencl-nvidia cuda-drivers nvidia-open
+"""
+
+
+def test_the_probe_sends_the_packages_of_drivers_whoever_made_them() -> None:
+    assert [name for name in OTHERS.split() if not NAMES.match(name)] == []
+
+
+def test_every_pattern_of_a_conflict_meets_a_package_that_the_probe_can_send() -> None:
+    knowledge = load.load_knowledge()
+    rows = [row.conflicts for row in knowledge.precompiled if row.conflicts]
+    rows += knowledge.packages["rhel"]["rivals"].values()
+    names = [*OTHERS.split(), "kmod-nvidia-open-dkms"]
+    unmet = [pattern for row in rows for pattern in row if not any(re.fullmatch(pattern, name) for name in names)]
+    assert unmet == []
+
+
 def test_every_fact_was_sent_by_some_recorded_node() -> None:
     left = {one.name: one.default_factory() if one.default is MISSING else one.default for one in fields(NodeFacts)}  # type: ignore[misc]
     for path in sorted(CASES.glob("probes/*/probe.txt")):

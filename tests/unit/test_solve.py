@@ -18,6 +18,7 @@ from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, Distro, InstalledPackage, Kernel, NodeFacts, PackageWant, PciDevice, Solution
 from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, request_of, solution_data, solve
+from gpunode.core.solve.families import header_packages
 from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec, parse_spec
 from gpunode.core.spec.toolkit import ToolkitConfigSpec, ToolkitSpec
 from gpunode.edge.load import load_knowledge
@@ -437,3 +438,21 @@ def test_a_name_that_several_models_share_is_said_to_be_one_of_them() -> None:
     assert f"H100 is {taken}" in result.stderr and "10de:2330" in result.stderr
     assert json.loads(result.stdout)
     assert CliRunner().invoke(cli, ASK).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("distro", "release", "package", "headers"),
+    [
+        ("rocky:9", "6.12.30-1.el9.elrepo.x86_64", "kernel-lt-core", "kernel-lt-devel-6.12.30-1.el9.elrepo.x86_64"),
+        ("rocky:9", "6.18.2-1.el9.elrepo.x86_64", "kernel-ml", "kernel-ml-devel-6.18.2-1.el9.elrepo.x86_64"),
+        ("ol:9", "6.12.0-1.el9uek.aarch64+64k", "kernel-uek64k-core", "kernel-uek64k-devel-6.12.0-1.el9uek.aarch64"),
+        ("azurelinux:3", "6.6.92.2-2.azl3", "kernel-hwe", "kernel-hwe-devel-6.6.92.2-2.azl3"),
+        ("arch", "6.19.1-2-cachyos-lts", "linux-cachyos-lts", "linux-cachyos-lts-headers"),
+    ],
+)
+def test_the_package_that_owns_a_kernel_names_its_headers(
+    distro: str, release: str, package: str, headers: str
+) -> None:
+    wants = header_packages(KNOWLEDGE.distros[distro], Kernel(release=release, image=True, package=package))
+    assert wants[0].name == headers
+    assert "kernel-devel-matched" not in [want.name for want in wants], "that is the plain kernel's"

@@ -182,6 +182,7 @@ def read_kernels(probe: Probe) -> tuple[Kernel, ...]:
     running = probe.value("system", "kernel")
     modules = _modules(probe)
     dkms = _dkms(probe)
+    packages = {release: name for release, _, name in (v.partition(" ") for v in probe.values("kernels", "package"))}
     kernels: dict[str, Kernel] = {}
     for rest in probe.values("kernels", "kernel"):
         if not (match := _KERNEL.match(rest)):
@@ -194,6 +195,7 @@ def read_kernels(probe: Probe) -> tuple[Kernel, ...]:
             running=release == running,
             image=match[2] == "yes",
             headers=match[3] == "yes",
+            package=packages.get(release, ""),
             module=version,
             flavour=flavour,
             dkms=dkms.get(release, dkms.get("", "")),

@@ -152,6 +152,7 @@ class DistroRow:
     ga_kernel: str = ""
     modular: bool = False
     kernels: tuple[tuple[str, ...], ...] = ()  # (pattern of uname -r, header packages …)
+    owner_headers: str = ""  # the header package of a kernel, by the package {base} that the kernel is of
     headers_meta: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     epel: str = ""  # the release of EPEL that dkms comes from
@@ -229,6 +230,7 @@ class Knowledge:
     packages: Mapping[str, Table]
     application_xids: frozenset[int]  # the program is to blame, or it only tells of something: the GPU is sound
     precompiled: tuple[Precompiled, ...] = ()
+    packagers: tuple[Table, ...] = ()  # of rpm packages of their own, with their repositories
     unread: Mapping[str, Unread] = field(default_factory=dict)  # ID:VERSION_ID → why it cannot be set up
     tested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # nodes, plans: DISTRIBUTION/ARCHITECTURE
 
@@ -321,6 +323,7 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table, xids
             Precompiled(**{name: _frozen(value) for name, value in _sourced(row, repos).items()})
             for row in repos.get("precompiled", ())
         ),
+        packagers=tuple(_sourced(row, repos) for row in repos.get("packagers", ())),
         unread={row["key"]: Unread(**_sourced(row, repos)) for row in repos.get("unread", ())},
         tested={kind: tuple(names) for kind, names in repos.get("tested", {}).items()},
     )

@@ -87,6 +87,7 @@ class Kernel:
     running: bool = False
     image: bool = False  # /boot or /lib/modules/R has a kernel image: it can boot next
     headers: bool = False  # /lib/modules/R/build resolves
+    package: Annotated[str, PACKAGE] = ""  # that it is of, where rpm or pacman knows it: kernel-64k-core, linux-lts
     module: Annotated[str, VERSION] = ""  # version of the nvidia module on disk for it, "" when there is none
     flavour: Annotated[str, WORD] = ""  # "open" | "proprietary" | "" of that module
     # state that `dkms status` gives the nvidia module for it: installed, built, added, ""

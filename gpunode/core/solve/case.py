@@ -76,7 +76,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         distro=facts.distro.key,
         arch=facts.arch,
         kernels=tuple(
-            Kernel(release=k.release, running=k.running, image=k.image, headers=k.headers)
+            Kernel(release=k.release, running=k.running, image=k.image, headers=k.headers, package=k.package)
             for k in facts.kernels
             if k.image or k.running
         ),

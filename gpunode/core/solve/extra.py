@@ -14,7 +14,7 @@ from gpunode.core.solve.case import SolveCase
 from gpunode.core.spec.source import DISTRIBUTION
 
 _EPEL_PACKAGE = re.compile(r"epel-release|oracle-epel-release-el\d+")
-_EPEL_REPOSITORY = re.compile(r"(?i)(?!.*(testing|source|debug|cisco|next|modular)).*epel")
+_EPEL_REPOSITORY = re.compile(r"(?i)(?!.*(testing|source|debug|cisco|next|modular|nvidia)).*epel")
 _PACKAGE_HUB = re.compile(r"(?i).*package[-_]?hub")
 _EPEL_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}.noarch.rpm"
 

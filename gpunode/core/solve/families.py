@@ -96,14 +96,22 @@ def _arch_kernels(case: SolveCase) -> list[str]:
 
 
 def header_packages(row: DistroRow, kernel: Kernel) -> list[PackageWant]:
-    """The header packages of one kernel by the row's patterns, [] for a kernel that is not the distribution's."""
-    for pattern, *packages in row.kernels:
-        match = re.search(pattern, kernel.release)
-        if match:
-            words = {"release": kernel.release, **match.groupdict()}
-            words["version"] = kernel.release.rpartition("-")[0]
-            return [PackageWant(name=package.format(**words)) for package in packages]
-    return []
+    """The header packages of one kernel, [] for a kernel that is not the distribution's.
+
+    The package that owns the kernel names them, where it is known; else the row's patterns of whole releases.
+    """
+    # 5.14.0-570.22.1.el9_6.aarch64+64k: what follows the version says which package it is of
+    words = {"release": kernel.release, "version": kernel.release.rpartition("-")[0]}
+    words["plain"] = kernel.release.partition("+")[0]
+    by_release = ((re.fullmatch(pattern, kernel.release), packages) for pattern, *packages in row.kernels)
+    match, packages = next((found for found in by_release if found[0]), (None, []))
+    names = [name.format(**words, **match.groupdict()) for name in packages] if match else []
+    if kernel.package and row.owner_headers:
+        base = kernel.package.removesuffix("-core")
+        devel = row.owner_headers.format(base=base, **words)
+        if devel not in names:  # beside it those that every kernel shares
+            names = [devel, *(name for name in row.headers_meta if name == "kernel-headers")]
+    return [PackageWant(name=name) for name in names]
 
 
 def refused_on_arch(case: SolveCase) -> bool:

@@ -26,7 +26,8 @@ from gpunode.core.solve.families import (
 # Installed packages that belong to one driver branch: when another branch (or flavour) is installed, they go.
 _OF_BRANCH = re.compile(
     r"(nvidia-(open|driver|driver-pinning|headless|headless-no-dkms|dkms|kernel-source|kernel-common|utils|compute-utils|"
-    r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-(compute|cfg1|nscq)|linux-modules-nvidia)"
+    r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-(compute|cfg1|nscq)|linux-modules-nvidia|"
+    r"kmod-nvidia)"  # of NVIDIA's own built modules: kmod-nvidia-580.95.05-5.14.0-570.22.1
     r"-(?P<branch>\d{3})(?P<rest>[.-].*)?\Z"
 )
 # Packages that hold a part of a driver, whoever made them.
@@ -77,10 +78,14 @@ def driver_choice(
     if headers is None or before is None:
         return None
     replaced = _replaced(case, branch, own=own)
+    if not own and case.distro.family == "rhel":
+        _name_other_packagers(case)
     conflicts = {"rivals": {flavour: built.conflicts}} if way and built else {}
     removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, {**source, **conflicts}), *replaced]))
     # from Debian's own driver to NVIDIA's packages, or back: nvidia-driver-cuda, nvidia-driver-libs are NVIDIA's alone
+    others = re.compile(source.get("of_others", r"(?!)"))
     changes_hands = bool(replaced) or (own and case.distro.family == "debian" and bool(removed))
+    changes_hands = changes_hands or any(map(others.fullmatch, removed))
     return DriverChoice(
         branch=branch.branch,
         flavour=flavour,
@@ -292,7 +297,7 @@ def _conflicts(
 ) -> tuple[str, ...]:
     """Installed packages of another branch or flavour; the package manager would stumble over them."""
     wanted = {p.name for p in packages}
-    conflicts = names.get("rivals", _CONFLICTS)[flavour]
+    conflicts = re.compile("|".join(names.get("rivals", _CONFLICTS)[flavour]))
     switched = case.request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
     conflicting = []
     for name in case.request.installed:
@@ -302,10 +307,26 @@ def _conflicts(
         pin = name.startswith("nvidia-driver-pinning-") or name.startswith(("nvidia-open-", "cuda-drivers-"))
         # the names without a branch keep the branch they came with, where another one is wanted
         meta = switched and name in ("nvidia-open", "cuda-drivers")
-        if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in conflicts):
+        if name not in wanted and (
+            other or meta or (match and pin) or _LEGACY.match(name) or conflicts.fullmatch(name)
+        ):
             conflicting.append(name)
     more = suse_leftovers(case.request.installed, branch, flavour, names) if "generations" in names else []
     return tuple(dict.fromkeys([*conflicting, *(name for name in more if name not in wanted)]))
+
+
+def _name_other_packagers(case: SolveCase) -> None:
+    """The repositories on the node that have a driver of their own under names that NVIDIA's packages have, too."""
+    for row in case.knowledge.packagers:
+        ids = [name for name in case.request.repositories if re.fullmatch(row["repositories"], name)]
+        if ids:
+            off = " ".join(f"--setopt={name}.excludepkgs='*nvidia*,*cuda*'" for name in ids)
+            case.warn(
+                "repositories",
+                f"{row['name']} ({', '.join(ids)}) has a driver of its own, and is enabled: {row['next']}; "
+                f"dnf config-manager --save {off} keeps it out",
+                row["source"],
+            )
 
 
 def _replaced(case: SolveCase, branch: Branch, *, own: bool) -> tuple[str, ...]:

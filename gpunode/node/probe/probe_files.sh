@@ -10,7 +10,8 @@ CONCERN="$CONCERN\|linux-objects-nvidia\|linux-signatures-nvidia\|linux-kbuild\|
 CONCERN="$CONCERN\|runc\|crun\|cri-o\|cri-tools\|podman\|moby-\|kubelet\|kubeadm\|kubectl\|initramfs-tools\|dracut"
 CONCERN="$CONCERN\|linux-lts\|linux-zen\|linux-hardened\|datacenter-gpu-manager\|libnvsdm\|nvlsm\|nvtop\|xorg-x11-drv-nvidia\|epel-release\|oracle-epel-release"
 CONCERN="$CONCERN\|python3-dnf-plugin-versionlock\|dnf-plugin-versionlock\|yum-plugin-versionlock"
-CONCERN="$CONCERN\|firmware-nvidia\|infiniband-diags\|azurelinux-repos"
+CONCERN="$CONCERN\|firmware-nvidia\|infiniband-diags\|azurelinux-repos\|akmod\|xorg-x11-nvidia\|glx-alternative-nvidia"
+CONCERN="$CONCERN\|opencl-nvidia\|lib32-nvidia\|lib32-opencl-nvidia\|dnf-plugin-nvidia"
 
 # package_manager: the distribution's own, for others can be installed as well (Fedora has a dpkg, Debian an rpm)
 package_manager() {
@@ -110,7 +111,7 @@ configuration_files() {
     /etc/nvidia-imex/nodes_config.cfg /etc/udev/rules.d/*nvidia*
   # shellcheck disable=SC2046 # paths of configuration files, one word each
   set -- "$@" $(containerd_imports "$containerd_config" 3) \
-    $(grep -l -i -E '^\[(crb|powertools|ol[0-9]+_codeready_builder|[^]]*epel[^]]*)\]' /etc/yum.repos.d/*.repo 2>/dev/null) \
+    $(grep -l -i -E '^\[(crb|powertools|ol[0-9]+_codeready_builder|[^]]*(epel|rpmfusion|negativo17|elrepo)[^]]*)\]' /etc/yum.repos.d/*.repo 2>/dev/null) \
     $(grep -l -E '^[^#]*(nvidia|nouveau|nova_core|overlay|br_netfilter|bridge-nf-call|ip_forward)' \
       /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* /etc/modules /etc/modules-load.d/* /usr/lib/modules-load.d/* \
       /etc/sysctl.conf /etc/sysctl.d/* /run/sysctl.d/* /usr/local/lib/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null)

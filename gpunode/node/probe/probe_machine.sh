@@ -105,6 +105,7 @@ probe_kernels() {
     done
     [ -e "$folder/build/." ] && headers=yes
     line "kernel $release image=$image headers=$headers"
+    kernel_package "$release" "$folder"
     nvidia_modules "$folder"
   done
   for file in /boot/vmlinuz-*; do
@@ -122,6 +123,17 @@ probe_kernels() {
     *) have modinfo || remark "$file: compressed, and no modinfo" ;;
     esac
   done
+}
+
+# kernel_package RELEASE FOLDER: the package that the kernel is of, which its release does not always tell
+kernel_package() {
+  if first "$2/pkgbase"; then
+    line "package $1 $REPLY"
+  elif have rpm; then
+    for file in "/boot/vmlinuz-$1" "$2/vmlinuz"; do
+      [ -e "$file" ] && REPLY=$(within 3 rpm -qf --qf '%{NAME}\n' "$file" 2>/dev/null) && line "package $1 ${REPLY%%[!a-zA-Z0-9._+-]*}" && return
+    done
+  fi
 }
 
 # nvidia_modules FOLDER: adds the NVIDIA kernel modules below /lib/modules/RELEASE to $modules.  Debian calls it

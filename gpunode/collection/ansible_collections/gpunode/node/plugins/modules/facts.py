@@ -121,7 +121,7 @@ facts:
       description: Root.
       type: bool
     kernels:
-      description: 'Kernels. Keys: release, running, image, headers, module, flavour, dkms.'
+      description: 'Kernels. Keys: release, running, image, headers, package, module, flavour, dkms.'
       type: list
     gpus:
       description: 'Gpus. Keys: slot, id, class_code, subsystem, driver, virtual_function, label.'
