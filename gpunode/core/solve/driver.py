@@ -69,7 +69,10 @@ def solve_driver(case: SolveCase) -> DriverChoice | None:
             f"it is on, and modules that {whose} load only once {key} is enrolled: {MOK}{hint}",
             "https://wiki.debian.org/SecureBoot#DKMS_and_secure_boot",
         )
-    warn_of_kernels(case, branch, own_sources=built is None and not own)
+    if built is None:
+        newest = None if by_runfile else _best(case, [*needs(case, chosen), *builds(case)])
+        runfile = f"; driver.method: runfile has {newest.latest or newest.branch}" if newest and own else ""
+        warn_of_kernels(case, branch, own=own, instead=runfile)
     if by_runfile:
         return runfile_driver(case, branch, chosen)
     return driver_choice(case, branch, chosen, own=own, built=built)

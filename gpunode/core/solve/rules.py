@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -139,17 +140,40 @@ def builds(case: SolveCase) -> list[Rule]:
     ]
 
 
-def warn_of_kernels(case: SolveCase, branch: Branch, *, own_sources: bool) -> None:
-    """Note the kernels that the version is known not to compile for, where NVIDIA's own sources are built."""
-    if not own_sources:  # a distribution patches those it ships
+def warn_of_kernels(case: SolveCase, branch: Branch, *, own: bool, instead: str = "") -> None:
+    """Note the kernels that the version may not compile for: known to fail, or newer than all that it was made for.
+
+    `own`: the distribution's own packages, which may have patches for later kernels; `instead`: what else there is.
+    """
+    version, rules = case.request.driver.version or branch.latest, case.knowledge.rules
+    if own:
+        limit = case.distro.own_kernels.get(branch.branch, branch.max_kernel)
+        for release in (k.release for k in case.request.kernels if limit):
+            if version_tuple(release)[:2] > version_tuple(limit):
+                what = f"{case.distro.key}'s own {branch.branch} is known to compile for no Linux after {limit}"
+                case.warn("kernel", f"{what}, and {release} is newer{instead}", case.distro.source)
+                return
         return
-    version = case.request.driver.version or branch.latest
-    for rule in (row for name, row in case.knowledge.rules.items() if name.startswith("builds_")):
+    for rule in (row for name, row in rules.items() if name.startswith("builds_")):
         first = rule["first"].get(str(branch.branch), "")
         too_old = branch.branch in rule["never"] or (first and version_tuple(version) < version_tuple(first))
         for release in (k.release for k in case.request.kernels if too_old and any(_reached(k.release, rule["from"]))):
             which = f"{first} and later do" if first else f"no version of {branch.branch} does"
             case.warn("kernel", f"{version} does not compile for {release}: {which}", rule["source"])
+            return
+    lines = rules["kernel_lines"]
+    for release in (kernel.release for kernel in case.request.kernels):
+        backported = re.search(r"\.(el\d+_\d+)", release)
+        line = backported[1] if backported else ".".join(release.split(".")[:2])
+        came = lines["since"].get(line, "")
+        last = lines["last"].get(str(branch.branch), "" if branch.eol == "past" else branch.eol)
+        if came and branch.ended(case.knowledge.as_of) and last < came:
+            ended = f"its updates ended ({last or 'years ago'}) before {line} came ({came})"
+            case.warn("kernel", f"{version or branch.branch} may not compile for {release}: {ended}", lines["source"])
+            return
+        if not backported and version_tuple(line) > max(version_tuple(one) for one in lines["since"] if "_" not in one):
+            why = f"no driver is known to compile for {release}: what is known ends before Linux {line}"
+            case.warn("kernel", why, lines["source"])
             return
 
 
