@@ -148,6 +148,8 @@ def _print(solution: Solution, row: DistroRow | None) -> None:
     parts = {"driver": solution.driver, "cuda": solution.cuda, "toolkit": solution.toolkit}
     if solution.fabric:
         parts["fabric"] = solution.fabric
+    from gpunode.cli.terminal import verbosity
+
     for problem in solution.problems:
         echo(f"problem: {problem.what}\n  do next: {problem.fix}\n")
     if solution.problems and not any(parts.values()):
@@ -160,7 +162,8 @@ def _print(solution: Solution, row: DistroRow | None) -> None:
     echo("\nwhy" if solution.reasons else "", nl=bool(solution.reasons))
     for reason in solution.reasons:
         warning = "warning: " if reason.level == "warning" else ""
-        echo(f"  {warning}{reason.what}: {reason.why}" + (f"\n      {reason.source}" if reason.source else ""))
+        source = f"\n      {reason.source}" if reason.source and verbosity() > 1 else ""
+        echo(f"  {warning}{reason.what}: {reason.why}{source}")
 
 
 def _choice(part: DriverChoice | CudaChoice | ToolkitChoice | FabricChoice | None) -> str:

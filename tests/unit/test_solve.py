@@ -456,3 +456,15 @@ def test_the_package_that_owns_a_kernel_names_its_headers(
     wants = header_packages(KNOWLEDGE.distros[distro], Kernel(release=release, image=True, package=package))
     assert wants[0].name == headers
     assert "kernel-devel-matched" not in [want.name for want in wants], "that is the plain kernel's"
+
+
+def test_a_name_is_whole_before_it_is_a_part_of_others() -> None:
+    assert find_gpu("RTX 3090", KNOWLEDGE) == "10de:2204"
+    assert find_gpu("geforce rtx 3090 ti", KNOWLEDGE) == "10de:2203"
+
+
+def test_sources_are_printed_where_they_are_asked_for() -> None:
+    asked = ["solve", "--gpu", "10de:2330", "--distro", "debian:12"]
+    short, long = (CliRunner().invoke(cli, [*asked, *more]).output for more in ([], ["-vv"]))
+    source = "\n      "  # the line below a reason
+    assert source not in short.partition("\nwhy")[2] and source in long.partition("\nwhy")[2]

@@ -94,6 +94,11 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", " ", name.lower())
 
 
+def _unbranded(name: str) -> list[str]:
+    """The words of a product's name without those that every product of its line has: RTX 3090, H100 PCIe."""
+    return [word for word in _plain(name).split() if word not in ("nvidia", "geforce", "tesla", "quadro")]
+
+
 def _flavour(word: str | None) -> Literal["auto", "open", "proprietary"]:
     return "open" if word == "open" else "proprietary" if word else "auto"
 
@@ -106,7 +111,8 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
     if f"10de:{word}" in knowledge.gpus:
         return f"10de:{word}"
     names = {m.id: m.name for m in knowledge.gpus.values() if m.kind != "not-a-gpu"}
-    exact = [i for i, name in names.items() if word in (name.lower(), name.lower().removeprefix("nvidia "))]
+    whole = [i for i, name in names.items() if word in (name.lower(), name.lower().removeprefix("nvidia "))]
+    exact = whole or [i for i, name in names.items() if word and _unbranded(word) == _unbranded(name)]
     part = [i for i, name in names.items() if word and f" {_plain(word)} " in f" {_plain(name)} "]
     ids = exact or part
     if len(ids) == 1:
