@@ -6,7 +6,7 @@ import getpass
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,32 +71,18 @@ def init(
 
     What an option says is not asked.  HOST is [user@]host[:port]; without any, the node is this machine.
     """
-    from gpunode.core.spec.starter import check, inventory_text, spec_data, spec_text, suggested
-    from gpunode.edge.detect import Targets, find_hosts
+    from gpunode.core.spec.starter import inventory_text, spec_data, spec_text
     from gpunode.edge.starter import INVENTORY, SPEC, host_variables, refuse_to_overwrite, write_files
 
     asking = not yes
     if asking and not sys.stdin.isatty():
         raise InputError("no terminal to ask questions on", expected="a terminal, or --yes", fix="add --yes")
     refuse_to_overwrite(folder, force=force)
-    if asking and not hosts and not local:
-        hosts = _ask_hosts()
-    if not hosts:
-        local, become = True, become or os.geteuid() != 0
-    elif asking and not become:
-        become = _ask_become(hosts)
-    targets = Targets(hosts=hosts, local=local, become=become, accept_new_host_keys=accept_new_host_keys)
-    nodes = find_hosts(targets)
-    if asking and detect is None:
-        detect = click.confirm("Look at the nodes first? It changes nothing", default=True, err=True)
-    if detect:
-        nodes = _look(nodes, targets, asking=asking)
-        for line in _findings(nodes):
-            echo(f"  {line}", err=True)
-    answers = _with_options(suggested([n.facts for n in nodes if n.facts]), given)
-    if asking:
-        answers = _ask(answers, given)
-    check(answers)
+    targets = replace(
+        _targets(hosts, local=local, become=become, asking=asking), accept_new_host_keys=accept_new_host_keys
+    )
+    nodes = _nodes(targets, detect, asking=asking)
+    answers = _answers(nodes, given, asking=asking)
     texts = {SPEC: spec_text(answers, _findings(nodes)), INVENTORY: inventory_text(host_variables(nodes))}
     write_files(folder, texts, force=force)
     if output_format == "json":
@@ -107,20 +93,48 @@ def init(
     return 0
 
 
-def _with_options(answers: Answers, given: dict[str, Any]) -> Answers:
-    """The answers with what options say in place of what is suggested."""
-    from gpunode.core.spec.starter import parse_instances
-
-    stated = {key: value for key, value in given.items() if value}
-    if "mig" in stated:
-        stated["mig"] = parse_instances(stated["mig"])
-        stated.setdefault("strategy", "mig")
-    if "replicas" in stated:
-        stated.setdefault("strategy", "time-slicing")
-    return replace(answers, **stated)
-
-
 # ---------------------------------------------------------------- the nodes
+
+
+def _targets(hosts: tuple[str, ...], *, local: bool, become: bool, asking: bool) -> Targets:
+    """The hosts of the line, or those that a person names; this machine where there are none."""
+    from gpunode.edge.detect import Targets
+
+    if asking and not hosts and not local:
+        hosts = _ask_hosts()
+    if not hosts:
+        return Targets(local=True, become=become or os.geteuid() != 0)
+    return Targets(hosts=hosts, local=local, become=become or (asking and _ask_become(hosts)))
+
+
+def _ask_hosts() -> tuple[str, ...]:
+    text = click.prompt(
+        "Nodes, as [user@]host[:port], with blanks between them; nothing for this machine",
+        default="",
+        show_default=False,
+        err=True,
+    )
+    return tuple(text.replace(",", " ").split())
+
+
+def _ask_become(hosts: tuple[str, ...]) -> bool:
+    """Whether to become root by sudo: asked where somebody else than root is to log in."""
+    others = [h for h in hosts if (h.partition("@")[0] if "@" in h else getpass.getuser()) != "root"]
+    return bool(others) and click.confirm(f"Become root by sudo ({', '.join(others)})?", default=True, err=True)
+
+
+def _nodes(targets: Targets, detect: bool | None, *, asking: bool) -> list[Detected]:
+    """The nodes, with what was found on them where they are to be looked at."""
+    from gpunode.edge.detect import find_hosts
+
+    nodes = find_hosts(targets)
+    if asking and detect is None:
+        detect = click.confirm("Look at the nodes first? It changes nothing", default=True, err=True)
+    if detect:
+        nodes = _look(nodes, targets, asking=asking)
+        for line in _findings(nodes):
+            echo(f"  {line}", err=True)
+    return nodes
 
 
 def _look(nodes: list[Detected], targets: Targets, *, asking: bool) -> list[Detected]:
@@ -169,52 +183,63 @@ def _findings(nodes: list[Detected]) -> list[str]:
 # ---------------------------------------------------------------- the questions
 
 
-def _ask_hosts() -> tuple[str, ...]:
-    text = click.prompt(
-        "Nodes, as [user@]host[:port], with blanks between them; nothing for this machine",
-        default="",
-        show_default=False,
-        err=True,
-    )
-    return tuple(text.replace(",", " ").split())
+@dataclass(frozen=True)
+class Question:
+    """One question: the field of the answers, `default` in the words of a person, and what a reply means."""
+
+    name: str
+    text: str
+    type: click.ParamType[Any] | None = None
+    default: Callable[[Answers], object] | None = None  # None: what the answers have
+    value: Callable[[Any], object] = lambda reply: reply
+    needed: Callable[[Answers], bool] = lambda answers: True
 
 
-def _ask_become(hosts: tuple[str, ...]) -> bool:
-    """Whether to become root by sudo: asked where somebody else than root is to log in."""
-    others = [h for h in hosts if (h.partition("@")[0] if "@" in h else getpass.getuser()) != "root"]
-    return bool(others) and click.confirm(f"Become root by sudo ({', '.join(others)})?", default=True, err=True)
-
-
-def _ask(answers: Answers, given: dict[str, Any]) -> Answers:
-    """The answers with those of a person to the questions that no option has answered."""
-
-    def question(name: str, text: str, *, value: Callable[[str], Any] = str, **options: Any) -> None:
-        nonlocal answers
-        if given[name]:
-            return
-        default = options.pop("default", getattr(answers, name))
-        stated = click.prompt(text, default=default, err=True, **options)
-        answers = replace(answers, **{name: value(stated)})
-
+def _instances(text: str) -> dict[str, int]:
     from gpunode.core.spec.starter import parse_instances
 
-    question("engine", "Container engine (auto: what is there)", type=click.Choice(CHOICES))
-    question(
-        "cuda",
-        "CUDA toolkits on the host: versions, newest, or none (containers bring their own)",
-        default=" ".join(answers.cuda) or "none",
+    return parse_instances(text)
+
+
+QUESTIONS = (
+    Question("engine", "Container engine (auto: what is there)", click.Choice(CHOICES)),
+    Question(
+        "cuda", "CUDA toolkits on the host: versions, newest, or none (containers bring their own)",
+        default=lambda answers: " ".join(answers.cuda) or "none",
         value=lambda text: () if text == "none" else tuple(text.replace(",", " ").split()),
-    )
-    question(
-        "server_version",
-        "Kubernetes version, such as 1.34, or none",
-        default=answers.server_version or "none",
-        value=lambda text: "" if text == "none" else text,
-    )
-    question("strategy", "How containers share a GPU", type=click.Choice(STRATEGIES))
-    if answers.strategy in ("time-slicing", "mps"):
-        question("replicas", "Shares of a GPU", default=4, type=click.IntRange(2), value=int)
-    if answers.strategy == "mig":
-        question("mig", "MIG instances of every GPU (such as 3g.40gb=2)", default=None, value=parse_instances)
-    question("reboot", "May provision reboot a node?", type=click.Choice(REBOOT))
+    ),
+    Question(
+        "server_version", "Kubernetes version, such as 1.34, or none",
+        default=lambda answers: answers.server_version or "none", value=lambda text: "" if text == "none" else text,
+    ),
+    Question("strategy", "How containers share a GPU", click.Choice(STRATEGIES)),
+    Question(
+        "replicas", "Shares of a GPU", click.IntRange(2), default=lambda _: 4,
+        needed=lambda answers: answers.strategy in ("time-slicing", "mps"),
+    ),
+    Question(
+        "mig", "MIG instances of every GPU (such as 3g.40gb=2)", default=lambda _: None, value=_instances,
+        needed=lambda answers: answers.strategy == "mig",
+    ),
+    Question("reboot", "May provision reboot a node?", click.Choice(REBOOT)),
+)  # fmt: skip
+
+
+def _answers(nodes: list[Detected], given: dict[str, Any], *, asking: bool) -> Answers:
+    """What options say; of the rest what a person says, or what fits the nodes.  Raises InputError."""
+    from gpunode.core.spec.starter import check, suggested
+
+    stated = {key: value for key, value in given.items() if value}
+    if "mig" in stated:
+        stated = {"strategy": "mig"} | stated | {"mig": _instances(stated["mig"])}
+    if "replicas" in stated:
+        stated = {"strategy": "time-slicing"} | stated
+    answers = replace(suggested([node.facts for node in nodes if node.facts]), **stated)
+    for question in QUESTIONS if asking else ():
+        if not given[question.name] and question.needed(answers):
+            default = question.default(answers) if question.default else getattr(answers, question.name)
+            reply = click.prompt(question.text, default=default, type=question.type, err=True)
+            reading: dict[str, Any] = {question.name: question.value(reply)}
+            answers = replace(answers, **reading)
+    check(answers)
     return answers
