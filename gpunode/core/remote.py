@@ -17,6 +17,8 @@ from gpunode.core.printable import printable, uncoloured
 
 STATUSES = ("unchanged", "changed", "failed", "rolled_back", "refused")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
+_GENERATION = re.compile(r"[0-9]{1,10}\Z")
 
 # Root runs no program out of a folder that others may write into, whatever PATH it was given (sudo without secure_path
 # hands on that of the user).  `ls` is called by its full path: no program of PATH decides.
@@ -174,3 +176,27 @@ def parse_outcome(stdout: str, rc: int) -> Outcome:
         rollback="\n".join(rollback),
         stale=tuple(found.get("stale", [])),
     )
+
+
+def signature(
+    *,
+    run: str = "",
+    part: str = "",
+    controller: str = "",
+    generation: str = "",
+    break_lock: bool = False,
+    ended: str = "",
+) -> dict[str, bytes]:
+    """Request files: whose lines these are in the journal (`run`, `part`), and who may work on the node.
+
+    `controller` takes or renews the node's lease (node/lib/lock.sh), which `break_lock` takes from another one.
+    `generation` orders the runs of a controller: a script of an earlier one is refused once a later one was there.
+    `ended` (done | failed) says what became of the run here, which is over.  Raises InputError.
+    """
+    labels = {"run": run, "part": part, "controller": controller, "generation": generation, "ended": ended}
+    for name, text in labels.items():
+        if text and not (_GENERATION if name == "generation" else _LABEL).match(text):
+            expected = "letters, digits, '.', '_', ':' and '-', at most 100"
+            raise InputError(f"{name} {text!r}", expected="a number" if name == "generation" else expected)
+    files = {name: f"{text}\n".encode() for name, text in labels.items() if text}
+    return files | ({"break_lock": b"1\n"} if break_lock else {})

@@ -13,8 +13,7 @@ from typing import Any
 
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.plan.playbook import dump
-from gpunode.core.remote import program
-from gpunode.core.undo.journal import signature
+from gpunode.core.remote import program, signature
 from gpunode.edge.ansible.runner import Event, PlayOptions, run_playbook
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.workflow import ansible_arguments

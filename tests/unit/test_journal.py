@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from journal_text import OLD, OURS, coded, line, packages, recall_text, state, wrote
 
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.undo.journal import after_run, parse_snapshot, present_request, runs, signature, standing
+from gpunode.core.remote import signature
+from gpunode.core.undo.journal import after_run, parse_snapshot, present_request, runs, standing
 from gpunode.core.undo.plan import plan_undo
 from gpunode.core.undo.requests import undo_requests
 from gpunode.core.undo.scope import scope_of

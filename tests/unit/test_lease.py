@@ -16,8 +16,7 @@ import pytest
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts
-from gpunode.core.remote import parse_outcome, program
-from gpunode.core.undo.journal import signature
+from gpunode.core.remote import parse_outcome, program, signature
 from gpunode.edge.detect import Detected
 from gpunode.edge.lease import without_leased
 from gpunode.edge.state import controller_name, next_generation

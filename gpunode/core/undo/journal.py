@@ -49,8 +49,6 @@ MOST_RECORDS = 100_000  # a run that sets up a whole node writes some hundred: a
 RUN = "run"  # the op that says that a run has come to its end
 ROLLBACK = "rollback"  # the op of its last record, and the part of all
 UNDOES = ("uninstall", ROLLBACK)
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
-_GENERATION = re.compile(r"[0-9]{1,10}\Z")
 # What belongs to an operation, by op and key: a text, a list of texts, or a list of objects with just these texts.
 # A journal may have other keys, which nothing here reads.
 _Shape = Grammar | list[Grammar] | list[dict[str, Grammar]]
@@ -233,30 +231,6 @@ class Run:
     @property
     def finished(self) -> bool:
         return self.state not in ("failed", "interrupted")
-
-
-def signature(
-    *,
-    run: str = "",
-    part: str = "",
-    controller: str = "",
-    generation: str = "",
-    break_lock: bool = False,
-    ended: str = "",
-) -> dict[str, bytes]:
-    """Request files: whose lines these are in the journal (`run`, `part`), and who may work on the node.
-
-    `controller` takes or renews the node's lease (node/lib/lock.sh), which `break_lock` takes from another one.
-    `generation` orders the runs of a controller: a script of an earlier one is refused once a later one was there.
-    `ended` (done | failed) says what became of the run here, which is over.  Raises InputError.
-    """
-    labels = {"run": run, "part": part, "controller": controller, "generation": generation, "ended": ended}
-    for name, text in labels.items():
-        if text and not (_GENERATION if name == "generation" else _LABEL).match(text):
-            expected = "letters, digits, '.', '_', ':' and '-', at most 100"
-            raise InputError(f"{name} {text!r}", expected="a number" if name == "generation" else expected)
-    files = {name: f"{text}\n".encode() for name, text in labels.items() if text}
-    return files | ({"break_lock": b"1\n"} if break_lock else {})
 
 
 def present_request(records: Sequence[Record]) -> dict[str, bytes]:

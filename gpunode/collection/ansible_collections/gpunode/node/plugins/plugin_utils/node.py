@@ -289,7 +289,7 @@ class NodeAction(ActionBase):
 
     def _signature(self) -> Request:
         """Who the lines in the node's journal are from: the run (gpunode_run of a play) and the role at work."""
-        from gpunode.core.undo.journal import signature
+        from gpunode.core.remote import signature
 
         return signature(
             run=str(self._vars.get("gpunode_run", "")),
