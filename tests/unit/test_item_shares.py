@@ -26,7 +26,7 @@ from gpunode.core.items.gpu_settings import UNIT as GPU_UNIT
 from gpunode.core.items.gpu_settings import Clocks, Ecc, PowerDefault, Setting
 from gpunode.core.items.host_settings import UNIT as HOST_UNIT
 from gpunode.core.items.host_settings import Acs, Governor
-from gpunode.core.items.item import HostCase, Item, StepKind, merged, step_value
+from gpunode.core.items.item import Back, HostCase, Item, StepKind, merged, step_value
 from gpunode.core.items.kernel_argument import KernelArgument
 from gpunode.core.items.memlock import Memlock
 from gpunode.core.items.package import NoPackage, PackageItem
@@ -37,6 +37,7 @@ from gpunode.core.items.toolkit import ToolkitConfig
 from gpunode.core.model import DriverState, Edit, NodeFacts, PackageWant, PciLink, Repository, Runfile, Solution
 from gpunode.core.plan.steps import STEPS, StepRow
 from gpunode.core.spec import parse_spec
+from gpunode.core.undo.kinds import KINDS
 from gpunode.core.validation import check_value, flag, mapping, pairs, texts
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
@@ -90,6 +91,14 @@ def kinds(base: type[Item] = Item) -> Iterator[type[Item]]:
         if kind.__module__.startswith(items.__name__):
             yield kind
         yield from kinds(kind)
+
+
+@pytest.mark.parametrize("kind", list(kinds()), ids=lambda kind: kind.__name__)
+def test_a_kind_says_how_it_goes_back_or_why_it_cannot(kind: type[Item]) -> None:
+    assert bool(kind.BACK) != kind.STAYS.startswith("cannot go back, because "), f"{kind.__name__} has no BACK"
+    for back in kind.BACK:
+        known = {"files", "packages"} if type(back) is Back else KINDS.keys()
+        assert back.name in known and KINDS.get(back.name, back) == back
 
 
 def case_of(*wanted: Item) -> HostCase:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from gpunode.core.grammar import ARGUMENT_WORD, MODULE, PARAMETER, SETTING, SYSCTL, UNIT, VERSION, WORD
-from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, StepKind
+from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, StateKind, StepKind
 from gpunode.core.model import Flavour, NodeFacts, Service
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
@@ -66,7 +66,23 @@ _FILE = re.compile(r"(?:creates|rewrites|removes) (/\S+)")
 _PACKAGE = re.compile(r"change \S+ from (\S+) to ")
 
 
-_ENABLED = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
+UNITS = "/etc/systemd/system/"  # links there enable units
+_ENABLED = ("enabled", "enabled-runtime")
+_AT_BOOT = (*_ENABLED, "static", "alias", "indirect", "generated")
+
+
+class _Enabled(StateKind):
+    def field(self, value: str) -> str:
+        return "enable" if value in _ENABLED else "" if value in _AT_BOOT else "disable"
+
+    def meaning(self, value: str) -> str:
+        return _ENABLED[0] if value in _AT_BOOT else ""
+
+
+LOADED = StateKind(name="module", called="the module ", fields={ABSENT: "unload", "loaded": "load"})
+ACTIVE = StateKind(name="active", fields={"inactive": "stop", "active": "start"})
+ENABLED = _Enabled(name="enabled", by_people=True)
+MASK = StateKind(name="mask", by_people=True, theirs=True, called="the mask of ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +90,7 @@ class Module(Item):
     """A kernel module that is to be loaded, or must not be."""
 
     NAME = "module {module}"
+    BACK = (LOADED,)
     option: str = "activate"
     module: str
     loaded: bool = True
@@ -87,6 +104,10 @@ class Module(Item):
         conflicts = {"nouveau": facts.driver.nouveau, "nova_core": facts.driver.nova}
         return PRESENT if conflicts.get(self.module, self.module in facts.modules) else ABSENT
 
+    @property
+    def first_boot(self) -> str:
+        return "activate" if self.role in ("driver", "fabric") else ""
+
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"load" if self.loaded else "unload": [self.module, *self.along]}
 
@@ -96,6 +117,7 @@ class ServiceItem(Item):
     """A unit that runs, and starts at boot."""
 
     NAME = "service {unit}"
+    BACK = (ACTIVE, ENABLED)
     WANTED = "active, enabled"
     option: str = "activate"
     unit: str
@@ -104,6 +126,10 @@ class ServiceItem(Item):
     def actual(self, facts: NodeFacts) -> str:
         service = facts.services.get(self.unit.removesuffix(".service"))
         return f"{service.active or 'inactive'}, {_at_boot(service)}" if service else ABSENT
+
+    @property
+    def first_boot(self) -> str:
+        return "activate" if self.role in ("driver", "fabric") else ""
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         files = (case.items.get(ItemKey(self.role, "files", path)) for path in self.reads)
@@ -116,6 +142,7 @@ class Enabled(Item):
     """A unit that starts at boot, and not now."""
 
     NAME = "enabled {unit}"
+    BACK = (ENABLED,)
     WANTED = "enabled"
     option: str = "activate"
     unit: str
@@ -129,7 +156,7 @@ class Enabled(Item):
 
 
 def _at_boot(service: Service) -> str:
-    return "enabled" if service.enabled in _ENABLED else service.enabled or "disabled"
+    return "enabled" if service.enabled in _AT_BOOT else service.enabled or "disabled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +164,7 @@ class Masked(Item):
     """A unit that does not run, and that nothing can start."""
 
     NAME = "masked {unit}"
+    BACK = (ACTIVE, ENABLED, MASK)
     WANTED = "inactive, masked"
     option: str = "activate"
     unit: str

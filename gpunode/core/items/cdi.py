@@ -12,8 +12,10 @@ from typing import Any
 
 from gpunode.core.engines import BY_CDI, RuntimeName
 from gpunode.core.facts.cdi import FOLDERS, PATH, made_by_ctk, of_others, stale, too_old
-from gpunode.core.items.file import File
+from gpunode.core.items.activation import ACTIVE, ENABLED
+from gpunode.core.items.file import FILES, File
 from gpunode.core.items.item import HostCase, Item, StepKind
+from gpunode.core.items.package import CDI
 from gpunode.core.model import NodeFacts, Reason
 from gpunode.core.numbers import version_tuple
 from gpunode.core.validation import check_value, mapping, text
@@ -31,6 +33,7 @@ class Specification(Item):
     """The CDI specification, as new as the driver and the toolkit that it is made for."""
 
     NAME = PATH
+    BACK = (FILES, CDI, ACTIVE, ENABLED)
     WANTED = "fresh"
     role: str = "runtime"
     option: str = "cdi"
@@ -44,12 +47,11 @@ class Specification(Item):
         return have
 
     @property
-    def value(self) -> dict[str, Any]:
-        """The value of its step."""
-        return {"output": "", **self.units}
+    def first_boot(self) -> str:
+        return "cdi"
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
-        return self.value
+        return {"output": "", **self.units}
 
 
 SETTINGS = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"  # of nvidia-cdi-refresh.service, and of cdi.sh

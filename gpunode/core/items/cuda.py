@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items.file import File, render
-from gpunode.core.items.item import Found, HostCase, Item, Question
+from gpunode.core.items.item import Found, HostCase, Item, Question, StateKind
 from gpunode.core.items.package import PackageItem
 from gpunode.core.items.runfile import Installed
 from gpunode.core.model import NodeFacts
@@ -16,11 +16,28 @@ from gpunode.core.numbers import version_tuple
 CUDA_PROFILE = "/etc/profile.d/cuda.sh"
 
 
+class _Alternative(StateKind):
+    """`auto`, `manual PATH`, `link PATH`; gpunode writes PATH."""
+
+    def meaning(self, value: str) -> str:
+        return value.rpartition(" ")[2]
+
+    def again(self, now: str, value: str) -> bool:
+        return now == value
+
+    def judged(self, now: str) -> bool:
+        return now.startswith(("manual ", "link "))
+
+
+ALTERNATIVE = _Alternative(name="alternative", by_people=True, called="/usr/local/")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Default(Item):
     """The toolkit that /usr/local/cuda leads to."""
 
     NAME = "default"
+    BACK = (ALTERNATIVE,)
     WANTED = "{version}"
     role: str = "cuda"
     option: str = "activate"

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpunode.core.items.activation import LOADED, Module, ServiceItem
 from gpunode.core.items.activation import STEP as activation_step
-from gpunode.core.items.activation import Module, ServiceItem
 from gpunode.core.items.file import File, render
 from gpunode.core.items.gpu_settings import Ecc
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, reboots
 from gpunode.core.items.kernel_argument import KernelArgument
+from gpunode.core.items.package import PACKAGES as BY_PACKAGES
 from gpunode.core.items.package import STEP as package_step
 from gpunode.core.items.package import NoPackage, PackageItem
-from gpunode.core.items.runfile import Installed, Uninstalled
+from gpunode.core.items.runfile import RUNFILE, Installed, Uninstalled
 from gpunode.core.model import ConfigFile, DriverChoice, NodeFacts, Problem, Reason
 from gpunode.core.solve.repo_files import has_secret, repo_files, with_enabled
 from gpunode.core.spec.module_parameters import CONF as PARAMETERS_CONF
@@ -66,6 +67,7 @@ class Version(Item):
     """The version of the driver that is loaded."""
 
     NAME = "module version"
+    BACK = (LOADED,)
     ASKED_BY = "driver.version"
     role: str = "driver"
     option: str = "activate"
@@ -80,6 +82,10 @@ class Version(Item):
     def actual(self, facts: NodeFacts) -> str:
         return facts.driver.loaded or ABSENT
 
+    @property
+    def first_boot(self) -> str:
+        return "smoke"
+
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"version": self.asked}
 
@@ -89,6 +95,7 @@ class LoadedFlavour(Item):
     """The flavour of the modules that are loaded."""
 
     NAME = "module flavour"
+    BACK = (LOADED,)
     WANTED = "{flavour}"
     role: str = "driver"
     option: str = "activate"
@@ -96,6 +103,10 @@ class LoadedFlavour(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         return facts.driver.loaded_flavour
+
+    @property
+    def first_boot(self) -> str:
+        return "smoke"
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"flavour": self.flavour}
@@ -106,6 +117,7 @@ class LoadedParameters(Item):
     """Parameters of the driver's modules, as the loaded ones have them."""
 
     NAME = "parameters"
+    BACK = (LOADED,)
     ASKED_BY = "driver.module_parameters"
     WANTED = "in force"
     role: str = "driver"
@@ -119,6 +131,10 @@ class LoadedParameters(Item):
     def difference(self, have: str) -> str:
         return have
 
+    @property
+    def first_boot(self) -> str:
+        return "smoke"
+
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"parameters": shown(self.parameters)}
 
@@ -128,6 +144,7 @@ class Built(Item):
     """The driver's module for a kernel, as packages or the runfile bring it."""
 
     NAME = "nvidia module for kernel {kernel}"
+    BACK = (*BY_PACKAGES, RUNFILE)
     WANTED = PRESENT
     role: str = "driver"
     kernel: str
@@ -151,7 +168,6 @@ def packages_title(case: HostCase, mine: Sequence[Item]) -> str:
 
 
 PACKAGES = replace(package_step, title=packages_title)
-LOADED = (Module, ServiceItem, Version, LoadedFlavour, LoadedParameters)  # what needs the GPU
 
 
 def wanted(question: Question) -> Found:
@@ -161,18 +177,16 @@ def wanted(question: Question) -> Found:
         return
     yield from _problems(facts, driver)
     if driver.method == "preinstalled":
+        if not question.spec.image.load:  # the first boot loads it
+            yield from (*_modules(facts, driver), *_services(driver))
         return
     yield from _sources(facts, driver, templates)
     yield from _installed(facts, driver)
     yield File(role="driver", path=NOUVEAU_CONF, text=templates["nouveau.conf.j2"])
     yield from _parameters(facts, question.spec.driver.module_parameters, templates)
-    yield Module(role="driver", module="nouveau", loaded=False, always=True)
-    if facts.driver.nova:
-        yield Module(role="driver", module="nova_core", loaded=False, always=True)
     if driver.modules:
         yield File(role="driver", path=FABRIC_CONF, text=FABRIC_HEAD + "".join(f"{name}\n" for name in driver.modules))
-    yield from (Module(role="driver", module=name, always=True) for name in driver.modules)
-    yield Module(role="driver", module=MODULES[0], along=MODULES[1:], always=True)
+    yield from _modules(facts, driver)
     if driver.runfile:
         yield Version(version=driver.version, asked=driver.version)
     else:
@@ -184,8 +198,18 @@ def wanted(question: Question) -> Found:
         if kernel.image and kernel.release not in driver.without:
             built = "runfile" if driver.runfile else "packages"
             yield Built(option=built, kernel=kernel.release, flavour=driver.flavour)
-    for unit in driver.services:
-        yield ServiceItem(role="driver", unit=unit)
+    yield from _services(driver)
+
+
+def _modules(facts: NodeFacts, driver: DriverChoice) -> Iterator[Module]:
+    for name in ("nouveau", *(["nova_core"] if facts.driver.nova else [])):
+        yield Module(role="driver", module=name, loaded=False, always=True)
+    yield from (Module(role="driver", module=name, always=True) for name in driver.modules)
+    yield Module(role="driver", module=MODULES[0], along=MODULES[1:], always=True)
+
+
+def _services(driver: DriverChoice) -> Iterator[ServiceItem]:
+    yield from (ServiceItem(role="driver", unit=unit) for unit in driver.services)
 
 
 def _installed(facts: NodeFacts, driver: DriverChoice) -> Found:

@@ -16,7 +16,7 @@ from gpunode.core.items.activation import STEP as activation_step
 from gpunode.core.items.activation import Module, ServiceItem
 from gpunode.core.items.cdi import Specification
 from gpunode.core.items.cdi import settings as cdi_settings
-from gpunode.core.items.file import File
+from gpunode.core.items.file import FILES, File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, KeyOf, Question, StepKind
 from gpunode.core.items.kubelet import driver_mismatch, driver_problem
@@ -60,6 +60,7 @@ class Configured(Item):
 
     WANTED = "configured"
     ASKED_BY = "runtimes"
+    BACK = (FILES,)
     role: str = "runtime"
     option: str = "edits"
     asked: RuntimeRequest

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from gpunode.core.errors import GpunodeError
-from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, KeyOf, StepKind
+from gpunode.core.items.item import ABSENT, PRESENT, Back, HostCase, Item, KeyOf, StepKind
 from gpunode.core.model import NodeFacts, Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.validation import rows
@@ -25,11 +25,15 @@ SHAPE = rows(
 )
 
 
+FILES = Back(name="files")  # core/undo/files.py
+
+
 @dataclass(frozen=True, kw_only=True)
 class File(Item):
     """A small file that is gpunode's; without a text it has to go."""
 
     NAME = "{path}"
+    BACK = (FILES,)
     option: str = "files"
     path: str
     text: str | None

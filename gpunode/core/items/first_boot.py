@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items import activation, cdi, smoke
-from gpunode.core.items.activation import Enabled, ServiceItem
-from gpunode.core.items.cdi import Specification
-from gpunode.core.items.driver import LOADED, MODULES
-from gpunode.core.items.file import File
-from gpunode.core.items.gpu_containers import Links
-from gpunode.core.items.item import ABSENT, HostCase, Item, ItemKey, Question, StepKind, unlike
+from gpunode.core.items.activation import Enabled
+from gpunode.core.items.file import FILES, File
+from gpunode.core.items.item import ABSENT, HostCase, Item, ItemKey, Question, StepKind, merged, unlike
 from gpunode.core.model import Check, DriverChoice, NodeFacts, Problem
 from gpunode.core.remote import program
 from gpunode.core.sharing.rules import mig_profiles
@@ -62,6 +59,7 @@ class FirstBootProgram(Item):
     """What the first boot runs."""
 
     NAME = PROGRAM
+    BACK = (FILES,)
     WANTED = "{sha256}"
     role: str = "driver"
     option: str = "first_boot"
@@ -94,23 +92,21 @@ def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, questio
 
     The first boot counts the GPUs itself.
     """
-    everything = list(items.values())
-    kept = [item for item in everything if item.role != "sharing" and not isinstance(item, (Specification, Links))]
-    later = {item.key for item in kept if item.role in ("driver", "fabric") and isinstance(item, LOADED)}
-    yield from (item for item in kept if item.key not in later)
-    separate = [item.unit for item in everything if item.role == "fabric" and isinstance(item, ServiceItem)]
-    specification = [item.value for item in everything if isinstance(item, Specification)]
-    smoke_value = smoke.smoke_request(question.facts, question.spec, question.solution)
-    value: dict[str, Any] = {
-        "activate": {
-            "load": [*driver.modules, *MODULES],
-            "unload": ["nouveau"],
-            "services": [*driver.services, *separate],
-            **({"links": True} if any(isinstance(item, Links) for item in everything) else {}),
-        },
-        **({"cdi": specification[0]} if specification else {}),
-        "smoke": {**smoke_value, "gpus": "found", "image": ""},  # no registry is needed at boot
+    facts, spec, solution = question.facts, question.spec, question.solution
+    nothing = dict.fromkeys(items, "")
+    case = HostCase(facts=facts, spec=spec, solution=solution, items=items, have=nothing, key_of=lambda _: b"")
+    kept = [item for item in items.values() if item.role != "sharing"]
+    yield from (item for item in kept if not item.first_boot)
+    parts = {name: [item for item in kept if item.first_boot == name] for name in ("activate", "cdi")}
+    services = [item.request(case).get("services", ()) for item in parts["activate"] if item.role == "fabric"]
+    separate = [unit for units in services for unit in units]
+    value = {
+        name: merged(SHAPE.keys[name], {}, (item.request(case) for item in mine))
+        for name, mine in parts.items()
+        if mine
     }
+    # no registry is needed at boot
+    value["smoke"] = {**smoke.smoke_request(facts, spec, solution), "gpus": "found", "image": ""}
     yield File(role="driver", path=UNIT_PATH, text=question.templates["firstboot.service.j2"])
     yield FirstBootProgram(value=value, sha256=program_hash(value, question.templates))
     for unit in driver.services:

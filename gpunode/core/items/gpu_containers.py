@@ -12,7 +12,8 @@ from typing import Any
 
 from gpunode.core.edits import RuntimeRequest
 from gpunode.core.engines import DAEMONS
-from gpunode.core.items.item import HostCase, Item, ItemKey
+from gpunode.core.items.activation import UNITS
+from gpunode.core.items.item import HostCase, Item, ItemKey, StateKind
 from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, Step
 
 LINKS_RULE = "/etc/udev/rules.d/72-gpunode-nvidia-dev-char.rules"
@@ -23,17 +24,30 @@ SOURCE = "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48"
 RELOADS = "package scripts run systemctl daemon-reload"
 
 
+class _Link(StateKind):
+    def made(self, name: str) -> bool:
+        return name.startswith(UNITS)  # those in /dev are made by others
+
+
+LINK = _Link(name="link", by_people=True, theirs=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Links(Item):
     """The links of all GPU devices in /dev/char, by which systemd finds them."""
 
     NAME = "links of GPU devices"
+    BACK = (LINK,)
     WANTED = LINKED
     role: str = "runtime"
     option: str = "activate"
 
     def actual(self, facts: NodeFacts) -> str:
         return links_found(facts)
+
+    @property
+    def first_boot(self) -> str:
+        return "activate"
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"links": True}

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.items.activation import ServiceItem, restarted
+from gpunode.core.items.activation import ACTIVE, ServiceItem, restarted
 from gpunode.core.items.file import File
-from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question
+from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question, StateKind
 from gpunode.core.model import NodeFacts, NvmlGpu, Problem
 from gpunode.core.numbers import whole
 from gpunode.core.spec.gpu import OTHERS, GpuSettings
@@ -30,6 +30,7 @@ class Setting(Item):
     """One setting of the GPUs of a model; `field` of NvmlGpu has what the driver says of each."""
 
     NAME = "GPU {title}"
+    BACK = (ACTIVE,)  # its unit undoes it when it stops
     ASKED_BY = "gpu"
     role: str = "fabric"
     option: str = "activate"
@@ -88,6 +89,7 @@ class PowerDefault(Setting):
 class Ecc(Setting):
     """ECC, which waits for a reset."""
 
+    BACK = (StateKind(name="ecc", by_people=True, theirs=True, called="ECC of "),)
     role: str = "driver"
 
     def said(self, gpu: NvmlGpu) -> str:

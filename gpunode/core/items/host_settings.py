@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.items.activation import ServiceItem, restarted
+from gpunode.core.items.activation import ACTIVE, ServiceItem, restarted
 from gpunode.core.items.file import File
 from gpunode.core.items.item import Found, HostCase, Item, Question
 from gpunode.core.items.tuning import still_redirects
@@ -23,6 +23,7 @@ class Governor(Item):
     """The frequency governor of all CPUs."""
 
     NAME = "frequency governor"
+    BACK = (ACTIVE,)  # its unit undoes it when it stops
     ASKED_BY = "tuning"
     WANTED = "{governor}"
     role: str = "fabric"
@@ -41,6 +42,7 @@ class Acs(Item):
     """A bridge that does not send what two devices say to each other up to the CPU."""
 
     NAME = "ACS of {slot}"
+    BACK = (ACTIVE,)
     WANTED = "no redirect"
     role: str = "fabric"
     option: str = "activate"

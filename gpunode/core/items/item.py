@@ -28,12 +28,57 @@ class ItemKey(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Back:
+    """A kind of record in a node's journal, and how its thing goes back; `name` is its op, or the kind of a state."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateKind(Back):
+    """A thing other than files and packages, as most are: values are the same where they are equal.
+
+    `by_people`: the value before a change says whether somebody else has set it; modules and units a boot or a
+    package's script sets, too.  `theirs`: so does the present value.  `by_packages`: scripts of packages make it.
+    `fields`: the field of core/undo/plan.py's UndoPlan that a value goes back by; by default `settings`, of which
+    node/undo/restore.sh takes lines NAME VALUE.  `called` stands before its name.
+    """
+
+    by_people: bool = False
+    theirs: bool = False
+    by_packages: bool = False
+    fields: Mapping[str, str] | None = None
+    called: str = ""
+
+    def field(self, value: str) -> str:
+        return "settings" if self.fields is None else self.fields.get(value, "")
+
+    def meaning(self, value: str) -> str:
+        """What a value means: two with one meaning are the same."""
+        return value
+
+    def again(self, now: str, value: str) -> bool:
+        """Whether a thing is as it is to be again."""
+        return self.meaning(now) == self.meaning(value)
+
+    def judged(self, now: str) -> bool:
+        """Whether the present value shows that somebody else has set it."""
+        return self.theirs
+
+    def made(self, name: str) -> bool:
+        """Whether scripts of packages make a thing of this name."""
+        return self.by_packages
+
+
+@dataclass(frozen=True, kw_only=True)
 class Item:
-    """One thing that a node should have; a kind says what it is called, what is wanted, and what a node has."""
+    """One thing that a node should have; a kind says what is wanted, what a node has, and how a change goes back."""
 
     NAME: ClassVar[str]  # with the item's own fields in braces
     WANTED: ClassVar[str]
     ASKED_BY: ClassVar[str] = ""  # the key of gpunode.yml that has it, for a reader
+    BACK: ClassVar[tuple[Back, ...]] = ()  # the records that a change of it leaves in the journal
+    STAYS: ClassVar[str] = ""  # without any: «cannot go back, because …»
 
     role: str
     option: str
@@ -68,6 +113,11 @@ class Item:
         raise NotImplementedError(
             f"{type(self).__name__} has no request(case), its share of the step {self.role}.{self.option}"
         )
+
+    @property
+    def first_boot(self) -> str:
+        """On a machine that waits for its GPU, the part of the first boot that brings it about or proves it."""
+        return ""
 
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Whether it is to be done again because of these."""

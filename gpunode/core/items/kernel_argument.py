@@ -13,7 +13,7 @@ from typing import Any
 
 from gpunode.core.grammar import ARGUMENT_WORD
 from gpunode.core.items.file import File
-from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question
+from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, StateKind
 from gpunode.core.model import NodeFacts, Tuning
 
 FILES = {"update-grub": "/etc/default/grub.d/90-gpunode.cfg", "grubby": "/etc/gpunode/kernel-arguments"}
@@ -26,6 +26,7 @@ class KernelArgument(Item):
     """An argument that the running kernel and the entry that boots next have; or one that was gpunode's and goes."""
 
     NAME = "kernel argument {word}"
+    BACK = (StateKind(name="argument", by_people=True, theirs=True, called="the kernel argument "),)
     ASKED_BY = "tuning"
     role: str = "driver"
     option: str = "activate"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.items.file import File
+from gpunode.core.items.file import FILES, File
 from gpunode.core.items.item import Found, HostCase, Item, Question
 from gpunode.core.model import NodeFacts, TuningChoice
 from gpunode.core.model.node import CONTAINERS
@@ -21,6 +21,7 @@ class Memlock(Item):
     """The limit of a unit's processes."""
 
     NAME = "memlock of {unit}"
+    BACK = (FILES,)  # from the unit's next start on
     WANTED = "infinity"
     role: str = "runtime"
     option: str = "activate"

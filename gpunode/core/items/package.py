@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.grammar import PACKAGE, PROXY, VERSION
-from gpunode.core.items.item import ABSENT, HostCase, Item, StepKind
+from gpunode.core.items.item import ABSENT, Back, HostCase, Item, StateKind, StepKind
 from gpunode.core.items.repository import sources_path
 from gpunode.core.model import NodeFacts, PackageWant
 from gpunode.core.remote import values_of
@@ -58,10 +58,34 @@ BROKEN_OFF = ", of a transaction that was interrupted"  # rpm may have two versi
 TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
 
 
+class _Initramfs(StateKind):
+    def again(self, now: str, value: str) -> bool:
+        return now == value or value != ABSENT
+
+
+class _Stream(StateKind):
+    def field(self, value: str) -> str:
+        return "streams"
+
+    def meaning(self, value: str) -> str:
+        return ABSENT if value in ("", "-", ABSENT) else value
+
+
+CDI = StateKind(name="cdi", by_packages=True)
+PACKAGES = (
+    Back(name="packages"),  # core/undo/packages.py
+    _Stream(name="stream", by_people=True, theirs=True, called="the stream of "),
+    _Initramfs(name="initramfs", by_packages=True),
+    CDI,
+    *(StateKind(name=name, by_packages=True) for name in ("user", "group", "kernel")),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackageItem(Item):
     """A package that is to be there, in a version that may end in `*`, or in any."""
 
+    BACK = PACKAGES
     option: str = "packages"
     always: bool = True  # the package manager solves all packages of a role as one set
     package: PackageWant
@@ -105,6 +129,7 @@ class NoPackage(Item):
 
     NAME = "{package}"
     WANTED = ABSENT
+    BACK = PACKAGES
     option: str = "packages"
     package: str
 

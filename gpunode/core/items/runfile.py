@@ -15,7 +15,7 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import PROXY, URL
-from gpunode.core.items.item import ABSENT, HostCase, Item, StepKind
+from gpunode.core.items.item import ABSENT, HostCase, Item, StateKind, StepKind
 from gpunode.core.model import Flavour, NodeFacts, Runfile
 from gpunode.core.remote import values_of
 from gpunode.core.validation import as_lines, check_one, rows, text, texts
@@ -38,10 +38,14 @@ SHAPE = rows(
 )
 
 
+RUNFILE = StateKind(name="runfile", fields={ABSENT: "installers"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Installed(Item):
     """What an installer of the role brings: a driver, or a toolkit of CUDA."""
 
+    BACK = (RUNFILE,)
     option: str = "runfile"
     always: bool = True  # one that has been run says so itself, and builds what modules are missing
     runfile: Runfile
@@ -69,6 +73,7 @@ class Uninstalled(Item):
 
     NAME = "driver"
     WANTED = ABSENT
+    BACK = (RUNFILE,)
     role: str = "driver"
     option: str = "uninstall"
 

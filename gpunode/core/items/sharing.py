@@ -13,8 +13,8 @@ import yaml
 from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
-from gpunode.core.items.activation import REBOOTS, Enabled, ServiceItem
-from gpunode.core.items.file import File
+from gpunode.core.items.activation import ACTIVE, ENABLED, REBOOTS, UNITS, Enabled, ServiceItem
+from gpunode.core.items.file import FILES, File
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, StepKind, reboots, unlike
 from gpunode.core.model import MigInstance, MigLayout, NodeFacts, SharingChoice
 from gpunode.core.remote import program
@@ -145,7 +145,6 @@ MIG_CONFIG = "/etc/gpunode/mig.yaml"
 MIG_PROGRAM = "/usr/lib/gpunode/mig"
 MPS_UNIT = "gpunode-mps.service"
 MPS_SETTINGS = "/etc/gpunode/mps"
-UNITS = "/etc/systemd/system/"
 CONFIG_NAME = "gpunode"  # of the layout, in the file and in the node's label
 OFF = "off"
 _HEAD = (
@@ -158,6 +157,7 @@ class MigItem(Item):
     """The MIG instances of a GPU."""
 
     NAME = "GPU {slot}"
+    STAYS = "cannot go back, because no record has the instances that were there before"
     role: str = "sharing"
     option: str = "mig"
     within: str = MIG_PROGRAM
@@ -186,6 +186,7 @@ class MigProgram(Item):
     """What makes the instances at every boot; `value` is that of the step."""
 
     NAME = MIG_PROGRAM
+    BACK = (FILES, ACTIVE, ENABLED)
     WANTED = "{sha256}"
     role: str = "sharing"
     option: str = "mig"
@@ -208,6 +209,7 @@ class MpsSettings(Item):
     """What the MPS control daemon is started with; `value` is that of the step."""
 
     NAME = MPS_SETTINGS
+    BACK = (FILES, ACTIVE, ENABLED)
     role: str = "sharing"
     option: str = "mps"
     always: bool = True
@@ -232,6 +234,7 @@ class Threads(Item):
     """The share of a GPU's threads that each client has."""
 
     NAME = "threads of a client"
+    BACK = (FILES, ACTIVE)
     role: str = "sharing"
     option: str = "mps"
     within: str = MPS_SETTINGS

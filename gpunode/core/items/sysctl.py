@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items.file import File
-from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question
+from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question, StateKind
 from gpunode.core.model import Check, ConfigFile, NodeFacts
 
 CONF = "/etc/sysctl.d/99-gpunode.conf"
@@ -25,11 +25,20 @@ WANTED: Mapping[str, str] = {
 _FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d")
 
 
+class _Words(StateKind):
+    def meaning(self, value: str) -> str:
+        return " ".join(value.split())  # an older journal has the kernel's tabs
+
+
+SYSCTL = _Words(name="sysctl", by_people=True, theirs=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sysctl(Item):
     """A kernel setting in force."""
 
     NAME = "sysctl {setting}"
+    BACK = (SYSCTL,)
     WANTED = "{value}"
     ASKED_BY = "tuning.sysctl"
     role: str = "runtime"

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from gpunode.core.edits.engines.toolkit import CONFIG, toolkit_target
 from gpunode.core.edits.target import probed_files, problem_of, texts
 from gpunode.core.errors import GpunodeError
+from gpunode.core.items.file import FILES
 from gpunode.core.items.item import Found, HostCase, Item, KeyOf, Question, StepKind
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason
@@ -41,6 +42,7 @@ class ToolkitConfig(Item):
 
     NAME = CONFIG
     ASKED_BY = "toolkit.config"
+    BACK = (FILES,)
     WANTED = "configured"
     role: str = "toolkit"
     option: str = "config"

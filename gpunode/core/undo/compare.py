@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from gpunode.core.items.item import ABSENT
 from gpunode.core.undo.files import files_before
 from gpunode.core.undo.journal import JournalSnapshot
-from gpunode.core.undo.kinds import ABSENT, KINDS, OTHER
+from gpunode.core.undo.kinds import KINDS, OTHER
 from gpunode.core.undo.packages import versions_before
 from gpunode.core.undo.scope import Scope
 from gpunode.core.undo.states import states_before

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpunode.core.items.item import ABSENT
 from gpunode.core.undo.journal import JournalSnapshot, Record
-from gpunode.core.undo.kinds import ABSENT
 
 DRIVER = "nvidia"
 # packages that bring the module, or that are the driver by another name; not the tools and libraries around it

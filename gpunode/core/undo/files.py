@@ -13,10 +13,10 @@ from gpunode.core.edits.target import problem_of
 from gpunode.core.edits.undo import base_of, revert
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import GpunodeError
+from gpunode.core.items.item import ABSENT
 from gpunode.core.model import Edit, Hunk, Problem, RuntimeName, Undo
 from gpunode.core.undo.history import Change, Replayed, replay_file
 from gpunode.core.undo.journal import UNDOES, JournalSnapshot, PostCommit, Record
-from gpunode.core.undo.kinds import ABSENT
 from gpunode.core.undo.packages import Packages, versions_before
 from gpunode.core.undo.scope import Note, Recorded, Scope
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.core.edits.undo import record, revert
-from gpunode.core.undo.kinds import ABSENT
+from gpunode.core.items.item import ABSENT
 
 ANY = "any"  # in place of a hash: whatever it may be; ABSENT: no such file
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpunode.core.items.item import ABSENT
 from gpunode.core.model import Problem
 from gpunode.core.undo.journal import JournalSnapshot, Record
-from gpunode.core.undo.kinds import ABSENT
 from gpunode.core.undo.scope import Note
 
 MOST_NAMED = 5  # packages in one note

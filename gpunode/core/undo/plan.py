@@ -7,15 +7,17 @@ and a note says so.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.core.engines import GPU_UNITS
+from gpunode.core.items.item import ABSENT
 from gpunode.core.model import Problem
 from gpunode.core.undo.driver import modules_loaded_at_boot
 from gpunode.core.undo.files import SOURCE_FILES, Files, FileTransaction
 from gpunode.core.undo.journal import JournalSnapshot
-from gpunode.core.undo.kinds import ABSENT, ENABLED, KINDS
+from gpunode.core.undo.kinds import KINDS, OTHER
 from gpunode.core.undo.packages import Packages, plan_package_undo
 from gpunode.core.undo.scope import Note, Scope
 from gpunode.core.undo.states import first_states, set_since, states_to_restore
@@ -82,30 +84,30 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     made = dict.fromkeys(
         (*files.left_by(packages), *(key for key in states if packages.kept and KINDS[key[0]].made(key[1])))
     )
-    again = _by_kind({key: value for key, value in states.items() if key not in made})
-    before = _by_kind(first_states(scope))
+    again = _by_field({key: value for key, value in states.items() if key not in made})
+    before = _by_field(first_states(scope))
     booted = modules_loaded_at_boot(journal, scope.records, scope.known, set(packages.remove))
-    gone = packages.remove or _names(again["runfile"], ABSENT) or booted.unload
-    stop = _names(again["active"], "inactive")
-    unload = dict.fromkeys((*_names(again["module"], ABSENT), *booted.unload))
-    load = [name for name in _names(again["module"], "loaded") if booted.comes_back(name)]
+    gone = packages.remove or again.names("installers") or booted.unload
+    stop = again.names("stop")
+    unload = dict.fromkeys((*again.names("unload"), *booted.unload))
+    load = [name for name in again.names("load") if booted.comes_back(name)]
     loaded = bool(journal.driver) and "nvidia" not in unload
     return UndoPlan(
         stop=(*stop, *(u for u in _HOLD_GPUS if gone and "nvidia" in unload and u not in stop)),
-        disable=tuple(name for name, value in again["enabled"].items() if not KINDS["enabled"].same(value, ENABLED[0])),
+        disable=again.names("disable"),
         engines=files.engines,
         unload=tuple(reversed(unload)),  # each was loaded upon those before
-        installers=tuple(_names(again["runfile"], ABSENT)),
+        installers=again.names("installers"),
         files=files.first,
-        packages=packages.with_streams(again["stream"]),
+        packages=packages.with_streams(again["streams"].get("stream", {})),
         sources=last,
         exchange=("nvidia",) if loaded and (packages.install or _left_behind(journal, scope)) else (),
-        settings={kind: again[kind] for kind in KINDS if KINDS[kind].setting and again[kind]},
+        settings=again["settings"],
         load=tuple(dict.fromkeys((*load, *booted.load))),
-        enable=tuple(_names(again["enabled"], *ENABLED)),
-        start=tuple(_names(again["active"], "active")),
-        idle=tuple(_names(before["active"], "inactive")),
-        awake=tuple(_names(before["active"], "active")),
+        enable=again.names("enable"),
+        start=again.names("start"),
+        idle=before.names("stop"),
+        awake=before.names("start"),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
         reasons=(
             *files.notes,
@@ -120,17 +122,18 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     )
 
 
-def _by_kind(states: Mapping[tuple[str, str], str]) -> Mapping[str, Mapping[str, str]]:
-    """Kind → name → value, for every kind."""
-    found: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
+class _Fields(defaultdict[str, dict[str, dict[str, str]]]):
+    """By field of an UndoPlan and by kind: name → value."""
+
+    def names(self, field: str) -> tuple[str, ...]:
+        return tuple(name for values in self[field].values() for name in values)
+
+
+def _by_field(states: Mapping[tuple[str, str], str]) -> _Fields:
+    found = _Fields(dict)
     for (kind, name), value in states.items():
-        found.setdefault(kind, {})[name] = value
+        found[KINDS.get(kind, OTHER).field(value)].setdefault(kind, {})[name] = value
     return found
-
-
-def _names(states: Mapping[str, str], *values: str) -> list[str]:
-    """The names of what has one of these values."""
-    return [name for name, value in states.items() if value in values]
 
 
 def _left_behind(journal: JournalSnapshot, scope: Scope) -> bool:

@@ -17,11 +17,10 @@ from typing import Any
 from gpunode.core.diff import unified
 from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.errors import InputError
-from gpunode.core.items.activation import activate_request
+from gpunode.core.items.activation import UNITS, activate_request
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
 from gpunode.core.undo.files import BACKUP, FileRestore, FileTransaction
-from gpunode.core.undo.kinds import UNITS
 from gpunode.core.undo.plan import UndoPlan
 from gpunode.core.undo.scope import PARTS
 from gpunode.core.validation import as_lines, check_value, mapping, text, texts

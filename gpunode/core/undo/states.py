@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpunode.core.items.item import ABSENT, StateKind
 from gpunode.core.undo.driver import modules_loaded_at_boot
 from gpunode.core.undo.history import replay_value
 from gpunode.core.undo.journal import JournalSnapshot
-from gpunode.core.undo.kinds import ABSENT, KINDS, OTHER, StateKind
+from gpunode.core.undo.kinds import KINDS, OTHER
 from gpunode.core.undo.packages import plan_package_undo
 from gpunode.core.undo.scope import Note, Scope
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gpunode.core.items.item import ABSENT
 from gpunode.core.undo.driver import is_driver
 from gpunode.core.undo.journal import ROLLBACK, Record
-from gpunode.core.undo.kinds import ABSENT
 
 TOOLKIT = "nvidia-container-toolkit"
 _CUDA = re.compile(r"cuda-(?:toolkit|compiler|libraries)-(\d+)-(\d+)\Z")
