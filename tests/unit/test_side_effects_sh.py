@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.core.engines import shell_variables
+
 NODE = resources.files("gpunode.node")
 PARTS = """
 log=$GPUNODE_IN/.log
@@ -113,7 +115,8 @@ def test_a_link_by_which_scripts_have_enabled_a_unit_is_kept_in_mind(tmp_path: P
 
 def run(folder: Path, text: str, **environment: str) -> list[str]:
     """What the shell says; its errors are none."""
-    environment |= {"PATH": f"{folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GPUNODE_IN": str(folder), "NODE": str(NODE)}
+    environment |= shell_variables() | {"GPUNODE_IN": str(folder), "NODE": str(NODE)}
+    environment["PATH"] = f"{folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     done = subprocess.run(["sh", "-c", PARTS + text], env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.stdout.splitlines()
