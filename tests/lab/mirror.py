@@ -25,6 +25,8 @@ class Mirror:
     def __init__(self, address: str, upstream: str) -> None:
         self.upstream, self.down, self.pages = upstream, False, False
         self.files: Mapping[str, bytes] = {}
+        self.lacks: tuple[str, ...] = ()  # 404 for paths with these ends
+        self.asked: list[str] = []
         mirror = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,7 +41,10 @@ class Mirror:
                 self.send_header("Content-Type", "text/html" if body == PAGE else "application/octet-stream")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET  # zypper asks first whether a file is there
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -50,6 +55,9 @@ class Mirror:
 
     def answer(self, path: str) -> tuple[int, bytes] | None:
         """Status and body; None: no answer at all."""
+        self.asked.append(path)
+        if path.endswith(self.lacks):
+            return 404, b""
         for end, body in self.files.items():
             if path.endswith(end):
                 return 200, body
@@ -70,7 +78,7 @@ class Mirror:
         return {**source, **moved}
 
     def behave(self) -> None:
-        self.down, self.pages, self.files = False, False, {}
+        self.down, self.pages, self.files, self.lacks = False, False, {}, ()
 
     def close(self) -> None:
         self.server.shutdown()

@@ -235,6 +235,7 @@ def test_dnf5_gets_the_whole_transaction_in_one_call(manager: Manager) -> None:
     (manager.folder / "bin/dnf").symlink_to("dnf5")
     [output] = manager.run("dnf", "dnf_simulate || dnf_why_not")
     assert output.partition(" do ")[2].split() == [
+        "--assumeno",
         "--action=install",
         "nvidia-open-595.91*",
         "--action=install",

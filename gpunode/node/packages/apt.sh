@@ -213,11 +213,16 @@ apt_first() {
     { split($0, lines, "\n") } !(lines[1] in gone)' "$GPUNODE_IN/.first" "${DPKG_ADMINDIR:-/var/lib/dpkg}/status" >"$GPUNODE_IN/.status"
 }
 
+# apt_then WORD…: apt-get install of all, as once those that go first are gone
+apt_then() {
+  [ ! -s "$GPUNODE_IN/.first" ] || set -- "$@" -o Dir::State::status="$GPUNODE_IN/.status"
+  apt_ "$@" install --allow-change-held-packages $(apt_words)
+}
+
 apt_simulate() {
   apt_first || return 1
   sed 's/^/remove /' "$GPUNODE_IN/.first"
-  [ ! -s "$GPUNODE_IN/.first" ] || set -- -o Dir::State::status="$GPUNODE_IN/.status"
-  apt_ "$@" -s install --allow-change-held-packages $(apt_words) >"$GPUNODE_IN/.simulated" 2>&1 || return 1
+  apt_then -s >"$GPUNODE_IN/.simulated" 2>&1 || return 1
   sed -n 's/^Inst \([^ ]*\) .*(\([^ ]*\) .*/install \1 \2/p; s/^Inst \([^ ]*\) (\([^ ]*\) .*/install \1 \2/p; s/^Remv \([^ ]*\) .*/remove \1/p' \
     "$GPUNODE_IN/.simulated"
 }
@@ -232,6 +237,13 @@ apt_needs() {
   set -- $(sed -n 's/^install \([^ ]*\) \(.*\)/\1=\2/p' "$GPUNODE_IN/.would")
   [ $# -gt 0 ] || { echo 0 0 && return; }
   apt-cache show "$@" 2>/dev/null | awk '/^Size: / { fetch += $2 / 1024 } /^Installed-Size: / { unpack += $2 } END { printf "%d %d\n", fetch, unpack }'
+}
+
+apt_download() {
+  apt_then -y --download-only >"$GPUNODE_IN/.transaction" 2>&1
+  result=$?
+  cat "$GPUNODE_IN/.transaction" >>"$log"
+  return $result
 }
 
 apt_commit() {

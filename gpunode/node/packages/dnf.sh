@@ -180,7 +180,7 @@ dnf_words() {
 dnf_transact() {
   if is_dnf5; then
     # shellcheck disable=SC2046  # words by design, their letters were checked by the builder of the request
-    dnf_unlocked "$@" 'do' $(dnf_words | sed 's/^/--action=/')
+    dnf_unlocked 'do' "$@" $(dnf_words | sed 's/^/--action=/')
   else
     { dnf_stream_words; dnf_words; echo run; } >"$GPUNODE_IN/.shell"
     # shellcheck disable=SC2046  # an option or none
@@ -221,11 +221,20 @@ dnf_needs() {
     END { printf "%d %d\n", fetch, unpack }' "$GPUNODE_IN/.simulated"
 }
 
-dnf_commit() {
-  dnf_transact -y >"$GPUNODE_IN/.transaction" 2>&1
+dnf_download() { dnf_run --downloadonly; }
+
+# dnf_run OPTION…: the transaction, its output in .transaction
+dnf_run() {
+  dnf_transact -y "$@" >"$GPUNODE_IN/.transaction" 2>&1
   result=$?
   cat "$GPUNODE_IN/.transaction" >>"$log"
   ! grep -Eq '^(Error|Failed)' "$GPUNODE_IN/.transaction" || result=1 # dnf shell exits 0 whatever became of it
+  return $result
+}
+
+dnf_commit() {
+  dnf_run
+  result=$?
   [ "$result" != 0 ] || dnf_unlock <"$GPUNODE_IN/.to_remove"
   return $result
 }

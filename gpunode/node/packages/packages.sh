@@ -11,6 +11,7 @@
 #   refresh      reads them again; refresh_all reads every repository of the node
 #   simulate     prints what would happen as lines `install NAME VERSION` and `remove NAME`; why_not says why it cannot
 #   needs        KiB to fetch and KiB to unpack
+#   download     fetches all of them and changes nothing, its output in .transaction
 #   commit       does it, its output in .transaction; said: the line of it that says why it failed
 #   hold NAME…   keeps packages as they are; unhold NAME says how a person lifts that
 #   stream NAME  the stream of a module that is enabled (only asked where the request names streams)
@@ -266,20 +267,46 @@ refuse_full_disk() {
 
 # ---------------------------------------------------------------- the transaction
 
+# would: what the package manager would do, in .would, judged, with its packages fetched
+would() {
+  manager_ simulate >"$GPUNODE_IN/.would" || return
+  refuse_surprises
+  refuse_full_disk
+  grep -q '^install ' "$GPUNODE_IN/.would" || return 0
+  downloading=1
+  manager_ download || return
+  downloading=
+}
+
+# older_lists: reads all again where they may be older than the archive
+older_lists() {
+  [ -z "${refreshed_all:-}" ] && { [ -z "${downloading:-}" ] || lacks_files; } || return
+  downloading=
+  manager_ refresh_all
+}
+
+# lacks_files: whether an archive answered that it does not have a package
+lacks_files() { grep -Eq '404|not found on medium' "$GPUNODE_IN/.transaction"; }
+
+# cannot: why not, once all lists were read again; an archive in the middle of an update lists what it does not have yet
+cannot() {
+  if [ -z "${downloading:-}" ]; then
+    cat "$GPUNODE_IN/.simulated" >>"$log"
+    fail "the package manager cannot do it: $(manager_ why_not)" "check names and versions in the plan against the repository"
+  fi
+  reason=$(first_of '^e: failed to fetch|status code: 404|not found on medium|failed retrieving file' "$GPUNODE_IN/.transaction")
+  ! lacks_files || fail "the archive lists a package that it does not have, as in the middle of an update: $reason; nothing was changed" \
+    "run again later, when its lists are whole; or use another mirror; or hold the running kernel, where it is a package for a newer one"
+  reason=${reason:-$(manager_ printed)}
+  fail "the packages could not be fetched: ${reason:-the download ended without a reason}; nothing was changed" "check the network and the proxy from the node, then run again"
+}
+
 transaction() {
   local reason
   cut -d ' ' -f 1,2 "$GPUNODE_IN/.before" >"$GPUNODE_IN/.packages"
   manager_ marks >"$GPUNODE_IN/.marks"
   manager_ refresh
-  manager_ simulate >"$GPUNODE_IN/.would" || {
-    [ -n "${refreshed_all:-}" ] || manager_ refresh_all # the lists may be older than the archive
-    manager_ simulate >"$GPUNODE_IN/.would" || {
-      cat "$GPUNODE_IN/.simulated" >>"$log"
-      fail "the package manager cannot do it: $(manager_ why_not)" "check names and versions in the plan against the repository"
-    }
-  }
-  refuse_surprises
-  refuse_full_disk
+  would || { older_lists && would; } || cannot
   remember_packages
   keep_files
   # shellcheck disable=SC2154 # by remember_packages
@@ -287,8 +314,6 @@ transaction() {
   journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
   begun=1
   manager_ commit || {
-    grep -q '404' "$GPUNODE_IN/.transaction" && [ -z "${refreshed_all:-}" ] && manager_ refresh_all && manager_ commit
-  } || {
     half=1
     dkms_build
     reason=$(manager_ printed)

@@ -99,6 +99,14 @@ pacman_needs() {
     /^Download Size/ { fetch += kib($4, $5) } /^Installed Size/ { unpack += kib($4, $5) } END { printf "%d %d\n", fetch, unpack }'
 }
 
+# shellcheck disable=SC2046
+pacman_download() {
+  pacman_ -Sw --needed $(pacman_words) >"$GPUNODE_IN/.transaction" 2>&1
+  result=$?
+  cat "$GPUNODE_IN/.transaction" >>"$log"
+  return $result
+}
+
 # --ask 4 answers yes to the question whether what conflicts may go: pacman_rivals has named it
 pacman_commit() {
   result=0

@@ -160,13 +160,22 @@ zypper_needs() {
     END { printf "%d %d\n", fetch / 1024, unpack / 1024 }' "$GPUNODE_IN/.simulated"
 }
 
-zypper_commit() {
-  zypper_install install --no-recommends --oldpackage --force-resolution --auto-agree-with-licenses >"$GPUNODE_IN/.transaction" 2>&1
+zypper_download() { zypper_run --download-only; }
+
+# zypper_run OPTION…: the transaction, its output in .transaction
+zypper_run() {
+  zypper_install install "$@" --no-recommends --oldpackage --force-resolution --auto-agree-with-licenses >"$GPUNODE_IN/.transaction" 2>&1
   result=$?
   cat "$GPUNODE_IN/.transaction" >>"$log"
-  zypper_locks | grep -Fx -f "$GPUNODE_IN/.to_remove" | while read -r name; do zypper_lock remove "$name"; done
   # 100 and above say what else to know: updates needed, a reboot wanted
   [ "$result" -lt 100 ] || [ "$result" = 104 ] || [ "$result" = 107 ] || result=0
+  return $result
+}
+
+zypper_commit() {
+  zypper_run
+  result=$?
+  zypper_locks | grep -Fx -f "$GPUNODE_IN/.to_remove" | while read -r name; do zypper_lock remove "$name"; done
   return $result
 }
 
