@@ -128,7 +128,7 @@ def test_a_package_that_somebody_else_holds_is_left_alone(node: Lab, packages: P
     node.run(node.nodes[0], "apt-get install -y gp-b=1.0 && apt-mark hold gp-b")
     for name in ("gp-b", "gp-a"):  # by name, and because another one needs it
         outcome = packages(want(name, version="2.0"))
-        printed = "gp-b has to change, and is held by somebody else than gpunode"
+        printed = "gp-b has to change, and is held, not by gpunode"
         assert (outcome.status, outcome.message, outcome.fix) == (
             "refused",
             printed,

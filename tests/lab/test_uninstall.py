@@ -114,8 +114,8 @@ def test_what_somebody_has_changed_since_stays_and_is_named(node: Node) -> None:
     node.sh("echo '# mine' >>/etc/profile.d/cuda.sh")
     done = node.json("uninstall", "--yes")
     notes = "\n".join(done["extra"]["notes"])
-    assert f"{DAEMON}: somebody has changed it since; their lines stay" in notes
-    assert "/etc/profile.d/cuda.sh: somebody has changed it since; their lines stay" in notes
+    assert f"{DAEMON}: changed since, not by gpunode; their lines stay" in notes
+    assert "/etc/profile.d/cuda.sh: changed since, not by gpunode; their lines stay" in notes
     assert node.sh("cat /etc/profile.d/cuda.sh") == "# mine\n"
     assert done["message"] == "as it was before gpunode, but for what the notes name"
     assert json.loads(node.sh(f"cat {DAEMON}")) == {"log-level": "info"}

@@ -58,7 +58,7 @@ def test_standard_output_is_for_kubectl_and_notes_are_not(tmp_path: Path) -> Non
     assert {item["kind"] for item in yaml.safe_load_all(run.stdout)} == {
         "RuntimeClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Service", "Deployment", "DaemonSet",
     }  # fmt: skip
-    assert "note: gpushare counts memory and limits nobody: " in run.stderr
+    assert "note: gpushare counts memory, and limits no container: " in run.stderr
     assert "node: kubectl label nodes NODE gpushare=true --overwrite\n" in run.stderr
 
 

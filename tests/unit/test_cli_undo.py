@@ -59,7 +59,7 @@ def call(
     return result, ansible
 
 
-DONE = HostRun(changed=["removes /etc/x"], notes=["/etc/y: somebody has changed it since; it stays as it is"])
+DONE = HostRun(changed=["removes /etc/x"], notes=["/etc/y: changed since, not by gpunode; it stays as it is"])
 
 
 def test_check_says_what_it_would_be_and_exits_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

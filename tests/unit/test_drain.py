@@ -83,7 +83,7 @@ def test_one_pod_that_would_lose_data_stops_the_whole_drain(server: ApiServer, a
     with pytest.raises(RefusedError) as caught:
         drain(api, "gpu1", QUICK, notify=silent)
     assert "an emptyDir (delete_local_data deletes it): team/data" in caught.value.what
-    assert "which nobody starts again (force deletes them): team/bare" in caught.value.what
+    assert "which nothing starts again (force deletes them): team/bare" in caught.value.what
     assert len(server.names("Pod")) == 3
 
 

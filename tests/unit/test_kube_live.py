@@ -77,7 +77,7 @@ def test_an_inventory_that_somebody_broke_is_refused(text: str) -> None:
         ({"annotations": {"objectset.rio.cattle.io/owner-name": "runtimes"}}, "k3s"),
         ({"labels": {"app.kubernetes.io/managed-by": "Helm"}}, "Helm"),
         ({"managedFields": [{"manager": "kubectl"}, {"manager": "kubectl"}, {"manager": "argo"}]}, "kubectl, argo"),
-        ({}, "somebody else"),
+        ({}, "another program"),
     ],
 )
 def test_who_looks_after_a_foreign_object(metadata: dict[str, Any], words: str) -> None:

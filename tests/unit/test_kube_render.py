@@ -205,7 +205,7 @@ def test_where_shares_of_memory_are_off_by_default_a_note_says_what_turns_them_o
     notes = {note.what: note.why for note in found.notes}
     assert found.problems == ()
     assert ("--feature-gates=DRAConsumableCapacity=true" in " ".join(notes.values())) is off
-    assert "DRA counts memory and limits nobody" in notes
+    assert "DRA counts memory, and limits no container" in notes
 
 
 def test_all_pools_of_dra_share_alike() -> None:

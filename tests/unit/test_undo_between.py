@@ -44,7 +44,7 @@ def test_settings_that_an_administrator_made_between_two_runs_stay_in_daemon_jso
         "registry-mirrors": ["https://mirror.example"],
         "log-opts": {"max-size": "10m"},
     }
-    assert done.plan.notes == (f"{DAEMON}: somebody has changed it since; their lines stay",)
+    assert done.plan.notes == (f"{DAEMON}: changed since, not by gpunode; their lines stay",)
     assert done.kept and node.kept()
 
 
@@ -65,7 +65,7 @@ def test_what_gpunode_wrote_over_is_named_though_somebody_has_removed_the_file_s
     node.commit({CONFIG: b"g2\n"}, who=WHO)
     node.person_writes(CONFIG, None)
     [note] = take_back(node, "uninstall").notes
-    assert note.startswith(f"{CONFIG}: what somebody else wrote there, and what is not there now, is in ")
+    assert note.startswith(f"{CONFIG}: what others wrote there, and is not there now, is in ")
     assert b"g1\nmine\n" in node.kept()
 
 
@@ -108,7 +108,7 @@ def test_lines_beside_a_file_that_gpunode_wrote_as_a_whole_stay() -> None:
     node.person_writes(path, b"blacklist nouveau\noptions nvidia NVreg_X=1\n")
     done = take_back(node, "uninstall")
     assert node.read(path) == b"options nvidia NVreg_X=1\n"
-    assert done.notes == (f"{path}: somebody has changed it since; their lines stay",)
+    assert done.notes == (f"{path}: changed since, not by gpunode; their lines stay",)
 
 
 def test_a_version_that_gpunode_wrote_over_is_in_a_copy_that_is_named_and_kept() -> None:
@@ -169,7 +169,7 @@ def test_scripts_take_a_persons_lines_out_of_an_edit_of_two_runs(tmp_path: Path)
         node.person_writes(path, now.replace(b"6\n", b"6\nmine\n"))
     done = take_back(node, "uninstall")
     assert node.read(path) == b"1\n2\n3\n4\n5\n6\nmine\nmine\n"
-    assert done.notes == (f"{path}: somebody has changed it since; their lines stay",)
+    assert done.notes == (f"{path}: changed since, not by gpunode; their lines stay",)
 
 
 # ---------------------------------------------------------------- runs

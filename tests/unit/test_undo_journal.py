@@ -85,7 +85,7 @@ def test_of_an_edited_file_that_somebody_has_changed_since_only_our_lines_go() -
     )
     found = back(text)
     assert found.files and found.files.files == (FileRestore(path="/etc/x", expect=THEIRS, data=b"theirs\n" + before),)
-    assert found.notes == ("/etc/x: somebody has changed it since; their lines stay",)
+    assert found.notes == ("/etc/x: changed since, not by gpunode; their lines stay",)
 
 
 def test_a_file_without_our_lines_is_not_taken_for_ours_although_an_uninstall_wrote_it() -> None:
@@ -125,7 +125,7 @@ def test_an_engine_does_not_stay_with_a_runtime_that_goes(unit: str, path: str, 
     data = [file.data for files in found.engines for file in files.files]
     assert [json.loads(one or b"") for one in data] == ([left] if left else [])
     assert found.notes == (
-        f"{path}: somebody has changed it since; {'their lines stay' if left else 'it stays as it is'}",
+        f"{path}: changed since, not by gpunode; {'their lines stay' if left else 'it stays as it is'}",
     )
 
 
@@ -153,7 +153,7 @@ def test_an_engines_file_that_cannot_be_read_stays_and_everything_else_is_undone
     )
     found = back(text)
     [note] = found.notes
-    assert note.startswith(f"{path}: somebody has changed it since; it stays as it is, because {why}")
+    assert note.startswith(f"{path}: changed since, not by gpunode; it stays as it is, because {why}")
     assert not found.engines and not found.problems and found.packages.remove == ("a",)
     assert found.files and [file.path for file in found.files.files] == ["/etc/x"]
 
@@ -358,7 +358,7 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
         "user": {"nvidia-persistenced": "absent"},
     }
     assert found.notes == (
-        "vm.swappiness stays 30: somebody has set it since",
+        "vm.swappiness stays 30: set since, not by gpunode",
         "what the journal calls runes cannot be undone by this version",
     )
     assert [ask.script for ask in undo_requests(found)] == ["restore.sh", "activate.sh", "restore.sh"]

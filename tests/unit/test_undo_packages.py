@@ -106,7 +106,11 @@ def test_versions_that_are_gone_are_one_problem_that_names_each_package_once() -
 
 def test_a_package_that_somebody_has_changed_since_stays() -> None:
     found = plan_package_undo(packages("p", changed={"a": ("1", "2")}), installed={"a": "3"}, available={"a": ["1"]})
-    assert found == {"value": {}, "notes": ("a stays at 3: somebody has changed it since",), "problems": []}
+    assert found == {
+        "value": {},
+        "notes": ("a stays at 3: changed since, not by gpunode",),
+        "problems": [],
+    }
 
 
 def test_a_package_that_others_need_stays_with_what_it_needs_itself() -> None:
@@ -144,7 +148,7 @@ def test_configuration_that_somebody_has_edited_is_not_purged() -> None:
         packages("p", added={"a": "1"}), installed={"a": "1"}, more=[("edited", "a", "/etc/a.conf")]
     )
     assert found["value"] == {"remove": ["a"]}
-    assert found["notes"] == ("the configuration of a stays: somebody has changed /etc/a.conf",)
+    assert found["notes"] == ("the configuration of a stays: changed since: /etc/a.conf",)
 
 
 def test_kernel_headers_next_to_those_that_were_there_go_alone() -> None:

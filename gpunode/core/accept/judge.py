@@ -109,7 +109,7 @@ def fleet_checks(
             continue
         far = "; ".join(f"{where or 'the machine'}: {value:g}" for where, value, _ in found[:8])
         text = (
-            f"{far} {spread.unit}, where {spread.count} of its like have a median of {spread.median:g} "
+            f"{far} {spread.unit}, where {spread.count} machines of its kind have a median of {spread.median:g} "
             f"(MAD {spread.mad:.3g})"
         )
         status = "failed" if any(word == "failed" for _, _, word in found) else "warning"

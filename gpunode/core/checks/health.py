@@ -226,7 +226,7 @@ def _repositories(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[Check]:
         yield Check(
             id="repository.key-revoked",
             status="failed",
-            message=f"{path} holds a key that its vendor has revoked: whoever has it can sign packages for this node",
+            message=f"{path} holds a key that its vendor has revoked: with it, others can sign packages for this node",
             fix=f"gpunode provision removes it, or: rm {path}",
         )
     for url, paths in set_up_twice(facts).items():

@@ -79,7 +79,7 @@ def wanted(question: Question) -> Found:
         yield from edit.problems
         reasons = (*edit.reasons, *config_hints(facts, spec))
         if by_mounts and _BY_MOUNTS not in spec.toolkit.config.settings:
-            strategy = "kubernetes.device_plugin.device_list_strategy has volume-mounts, which the runtime passes over"
+            strategy = "kubernetes.device_plugin.device_list_strategy has volume-mounts, which the runtime ignores"
             reasons = (*reasons, Reason(what=_BY_MOUNTS, why=f"{strategy} unless that is set"))
         yield ToolkitConfig(settings=settings, edit=edit, reasons=reasons)
     toolkit = solution.toolkit

@@ -224,7 +224,7 @@ def explain_without(case: SolveCase, without: tuple[str, ...], why: str, what: s
         verb = "gets" if len(others) == 1 else "get"
         case.warn(
             "kernel",
-            f"{', '.join(others)} {verb} no {what}{f' ({why})' * (not running)}: whoever boots it has no GPU; "
-            "remove it, or take care that another one boots",
+            f"{', '.join(others)} {verb} no {what}{f' ({why})' * (not running)}: booted, it has no GPU; "
+            "remove it, or make another one boot",
             "",
         )

@@ -113,7 +113,7 @@ def solve_fabric(case: SolveCase, driver: DriverChoice | None) -> FabricChoice |
     masked = ("nvidia-imex.service",) if in_domain and imex in ("dra", "off") else ()
     if masked:
         why = "NVIDIA's DRA driver has IMEX of its own: a second one takes its channels, and pods hang"
-        case.because("imex", why if imex == "dra" else "nobody runs IMEX: NVLink does not leave this node", _COMPUTE)
+        case.because("imex", why if imex == "dra" else "nothing runs IMEX: NVLink does not leave this node", _COMPUTE)
     if not nodes and not dcgm and not masked:
         return None
     services = {"nvidia-imex.service": nodes, "nvidia-dcgm.service": dcgm}

@@ -126,7 +126,7 @@ def refused_modules(case: SolveCase) -> bool:
     if spec.method == "runfile":
         what = "driver.modules is precompiled and driver.method is runfile: NVIDIA's installer builds its modules"
     elif modules is None:
-        what = f"driver.modules is precompiled, and nobody builds kernel modules for {where}"
+        what = f"driver.modules is precompiled, and no repository has kernel modules for {where}"
     elif not _new_enough(case, modules):
         what = f"driver.modules is precompiled, and {modules.signer} builds kernel modules from {modules.since} on only"
     elif spec.branch == "distro" and not modules.own:

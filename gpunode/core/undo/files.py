@@ -197,12 +197,12 @@ class Files:
         versions = found.aside if by_lines else (*found.aside, *found.unmerged)
         if aside := [known.copies[hash] for hash in versions if hash in known.copies]:
             copies = ", ".join(f"{BACKUP}/{one}" for one in aside)
-            self._note(path, f"what somebody else wrote there, and what is not there now, is in {copies}")
-        wanted, stays = found.wanted, "somebody has changed it since; it stays as it is"
+            self._note(path, f"what others wrote there, and is not there now, is in {copies}")
+        wanted, stays = found.wanted, "changed since, not by gpunode; it stays as it is"
         if wanted.exact and wanted.hash == now and found.changed_since:
             self._note(path, stays)
         elif wanted.exact and wanted.hash not in (now, ABSENT) and found.theirs:
-            self._note(path, "somebody has changed it since; their lines stay")
+            self._note(path, "changed since, not by gpunode; their lines stay")
         elif not wanted.exact and now != wanted.hash and known.is_undone(now) and not known.unit:
             self._note(path, stays)
 
@@ -253,7 +253,7 @@ class Files:
                 return False
             if now == ABSENT and found.wanted.exact and found.wanted.hash == ABSENT:
                 return bool(found.theirs)
-        self._note(path, "somebody has changed it since a package brought it; it stays if it can")
+        self._note(path, "it is no longer what its package brought; it stays where possible")
         self._theirs[path] = None
         return True
 
@@ -283,10 +283,10 @@ class Files:
                 data, left = edit.changes[path], 0
             why += "".join(f", because {problem.what}" for problem in edit.problems[:1])
         if data == was:
-            self._note(path, f"somebody has changed it since; it stays as it is{why}")
+            self._note(path, f"changed since, not by gpunode; it stays as it is{why}")
             return None
         lines = f"; {left} of gpunode's changes are no longer in it" if left else ""
-        self._note(path, f"somebody has changed it since; their lines stay{lines}")
+        self._note(path, f"changed since, not by gpunode; their lines stay{lines}")
         return FileRestore(path=path, expect=expect, data=data)
 
     def _follows(self, units: Mapping[str, object]) -> Iterator[tuple[str, PostCommit]]:

@@ -212,7 +212,7 @@ def _install(
         if version == ABSENT:
             continue
         if now and (name, now) not in ours:
-            notes.append(Note(f"{name} stays at {now}: somebody has changed it since", (name,)))
+            notes.append(Note(f"{name} stays at {now}: changed since, not by gpunode", (name,)))
         elif not restored and version not in journal.available.get(name, ()):
             missing.setdefault(version, []).append(name)
         else:
@@ -245,7 +245,7 @@ def _purge(
     for name in (*remove, *sorted(ours & journal.remnants)):
         edited = sorted(journal.edited.get(name, frozenset()) - files)
         if edited:
-            text = f"the configuration of {name} stays: somebody has changed {', '.join(edited)}"
+            text = f"the configuration of {name} stays: changed since: {', '.join(edited)}"
             notes.append(Note(text, (name, *edited)))
         else:
             purge.append(name)

@@ -41,7 +41,7 @@ def _is_theirs(kind: str, now: str, ours: set[str]) -> bool:
 
 def set_since(journal: JournalSnapshot, scope: Scope) -> list[Note]:
     return [
-        Note(f"{_kind(kind).called}{name} stays {now or 'unset'}: somebody has set it since", (name,))
+        Note(f"{_kind(kind).called}{name} stays {now or 'unset'}: set since, not by gpunode", (name,))
         for (kind, name), (value, ours) in _wanted(scope).items()
         if (now := journal.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, ours)
     ]

@@ -45,7 +45,7 @@ def wheels(requirements: Sequence[str], proxy: str) -> dict[str, bytes]:
         if done.returncode:
             stated = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
             raise GpunodeError(
-                f"the wheels of {' '.join(requirements)} cannot be had: {stated[0]}",
+                f"the wheels of {' '.join(requirements)} are not available: {stated[0]}",
                 fix="name a version that the index has, or a wheel or folder of gpunode: --wheels ./dist/gpunode-….whl",
             )
         return {f"wheels/{file.name}": file.read_bytes() for file in sorted(Path(folder).iterdir())}

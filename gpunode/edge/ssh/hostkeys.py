@@ -98,7 +98,7 @@ def check_host_key(
         raise HostKeyChanged(
             f"{host}: the host key has changed: it shows {kind} {print_}",
             expected=f"{old.kind} {fingerprint(old.key)}, from {old.file} line {old.line}",
-            fix="find out why: a new installation, or somebody in between.  When the new key is right: "
+            fix="find out why: a new installation, or another machine in between.  When the new key is right: "
             f"ssh-keygen -f {shlex.quote(old.file)} -R {shlex.quote(name)}",
         )
     if accept_new:

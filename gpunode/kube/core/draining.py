@@ -86,7 +86,7 @@ def _refusal(pod: Object, daemon_sets: Set[tuple[str, str]], options: DrainOptio
     if any("emptyDir" in volume for volume in pod["spec"].get("volumes") or []) and not options.delete_local_data:
         return "pods with local data in an emptyDir (delete_local_data deletes it)"
     if _controller(pod) is None and not options.force:
-        return "pods without a controller, which nobody starts again (force deletes them)"
+        return "pods without a controller, which nothing starts again (force deletes them)"
     return ""
 
 

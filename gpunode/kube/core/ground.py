@@ -203,7 +203,7 @@ def planned_changes(ground: Ground, rehearsal: Rehearsal) -> list[ObjectChange]:
     for key, wanted in ground.wanted.items():
         answer = rehearsal.get(key, wanted)
         if key in kept:
-            planned.append(ObjectChange(key=key, how="kept", why="somebody else's, and as it is needed"))
+            planned.append(ObjectChange(key=key, how="kept", why="another program's, and as it is needed"))
         elif not _refuses(ground, key, answer):
             then = wanted if isinstance(answer, ApiError) else answer
             planned.append(_change(key, ground.live[key], then))
@@ -253,7 +253,7 @@ def _change(key: ObjectKey, live: Object | None, then: Object) -> ObjectChange:
 def _rejected(key: ObjectKey, error: Object | ApiError) -> Problem:
     assert isinstance(error, ApiError)
     if "FieldManagerConflict" in error.causes:
-        return Problem(what=f"{key}: {error.what}", fix="let whoever manages that field give it up, or agree with it")
+        return Problem(what=f"{key}: {error.what}", fix="have its other manager give that field up, or use its value")
     immutable = error.status == 422 and "immutable" in error.what
     fix = f"it cannot be changed in place: delete {key}, and apply again" if immutable else error.fix
     return Problem(what=f"{key}: {error.what}", fix=_webhook_fix(error.what) or fix or "fix that in gpunode.yml")

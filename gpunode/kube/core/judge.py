@@ -707,5 +707,5 @@ def _good(look: ClusterReading, check: str) -> str:
         "kube.gpus": ", ".join(f"{count} {resource}" for resource, count in totals.items()),
         "kube.mig": f"the MIG layout is in force on {mig} nodes" if mig else "",
         "kube.pool": "",
-        "kube.waiting": "no pod waits for GPUs that nobody has",
+        "kube.waiting": "no pod waits for GPUs that no node has",
     }[check]

@@ -62,7 +62,7 @@ def owner_words(live: Object) -> str:
     if managed := labels.get(_LABEL):
         return str(managed)
     managers = dict.fromkeys(entry.get("manager", "") for entry in metadata.get("managedFields") or [])
-    return ", ".join(filter(None, managers)) or "somebody else"
+    return ", ".join(filter(None, managers)) or "another program"
 
 
 def serves_as_ours(wanted: Object, live: Object) -> bool:

@@ -248,7 +248,7 @@ refuse_surprises() {
   for name in $held; do
     # of a transaction that failed at its end, too
     journal_lines | awk '/"op":"packages","phase":"(done|failed)"/' | grep -q "\"held\":\[[^]]*\"$name\"" ||
-      refuse "$name has to change, and is held by somebody else than gpunode" "$(manager_ unhold "$name"), if it may change"
+      refuse "$name has to change, and is held, not by gpunode" "$(manager_ unhold "$name"), if it may change"
   done
 }
 

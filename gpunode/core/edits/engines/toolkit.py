@@ -49,7 +49,7 @@ def toolkit_target(settings: Mapping[str, Any]) -> EditTarget:
         raise InputError(f"toolkit config: unknown key {unknown[0]!r}", expected=", ".join((*_PLACES, "debug")))
 
     def kept(_files: Files, _undo: Records) -> Edit:
-        raise Refusal(f"{CONFIG}: nobody knows which settings are gpunode's", "edit the file by hand")
+        raise Refusal(f"{CONFIG}: it is not known which settings are gpunode's", "edit the file by hand")
 
     return EditTarget(
         name="the container toolkit",

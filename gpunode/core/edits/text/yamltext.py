@@ -39,7 +39,7 @@ def document(text: str) -> yaml.Node | None:
     found = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node.tag != _NULL]
     if len(found) > 1:
         first, second = (node.start_mark for node in found[:2])
-        raise ComposerError("expected one document", first, "a second document, which nobody reads", second)
+        raise ComposerError("expected one document", first, "a second document, which no program reads", second)
     return found[0] if found else None
 
 

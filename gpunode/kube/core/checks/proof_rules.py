@@ -80,7 +80,7 @@ def judge(proof: Proof, outcome: ProofOutcome) -> Check:
             id=proof.id,
             status="not-proven",
             message=f"{proof.title}: pod {name} is held back by the scheduling gate {', '.join(names)}",
-            fix=f"have what sets that gate pass over the namespace {NAMESPACE} (Kueue: managedJobsNamespaceSelector)",
+            fix=f"have what sets that gate skip the namespace {NAMESPACE} (Kueue: managedJobsNamespaceSelector)",
         )
     undone = [
         f"{name}: {_why(live, outcome.warnings.get(name, ''))}"

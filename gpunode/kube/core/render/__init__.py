@@ -150,7 +150,7 @@ def _notes(cluster: Cluster) -> Iterator[Reason]:
         )
     if cluster.pools_of("gpushare"):
         yield Reason(
-            what="gpushare counts memory and limits nobody",
+            what="gpushare counts memory, and limits no container",
             why="a container may use more than it asked for, and none gets memory of two GPUs",
         )
         shares = known.memory_shares.since

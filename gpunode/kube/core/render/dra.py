@@ -132,7 +132,7 @@ def dra_notes(cluster: Cluster) -> Iterator[Reason]:
             f"every kubelet; from {needs.on} on it is on",
         )
     yield Reason(
-        what="DRA counts memory and limits nobody",
+        what="DRA counts memory, and limits no container",
         why=f"a container may use more than its claim; in NVIDIA's driver shares are alpha ({needs.driver_gate}), and "
         "exclude MPS",
     )

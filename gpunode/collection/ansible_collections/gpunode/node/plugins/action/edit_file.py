@@ -95,7 +95,7 @@ class ActionModule(NodeAction):
             self._left = self._edits()
         left = self._left
         return [
-            f"{path}: somebody has written it since gpunode edited it at {left[path][1]}, and it is edited again: have "
+            f"{path}: changed, not by gpunode, since its edit at {left[path][1]}, and it is edited again: have "
             "that role or tool write the nvidia runtime, too (docs/ansible.md, on a role that writes the same file)"
             for path in changes
             if path in left and path in facts.files and facts.files[path].sha256 != left[path][0]
