@@ -26,6 +26,8 @@ NVIDIA's driver and nvidia-smi
     version | NVIDIA UNIX | Open Kernel Module | GPU recovery action changed from | Unable to retrieve NVLink
     information as all links are inactive | GPU UUID | Device Minor | Video BIOS | GPU Firmware | is not a valid
     field to query | RmInitAdapter failed | No devices | All done | Installation has failed
+NVIDIA's fabric manager, nvidia-smi of Blackwell
+    Detected NVL5 | NVIDIA GB
 lspci and pci.ids
     Kernel driver in use | RTX Spark | Server Edition | Ada Generation
 DCGM
@@ -67,9 +69,9 @@ Ansible
 Python
     most recent call last
 dockerd and containerd
-    Docker daemon with file | unknown flag | flag provided but not defined | cleanup warnings | failed to get
-    sandbox image | no such image | has stopped | not running | in CONTAINER_EXITED | was killed | namespace path
-    | no running task | ttrpc: closed
+    Docker daemon with file | unknown flag | flag provided but not defined | cleanup warnings | Error running exec |
+    failed to get sandbox image | no such image | has stopped | not running | in CONTAINER_EXITED | was killed |
+    namespace path | no running task | ttrpc: closed
 NVIDIA's container runtime
     invoking the NVIDIA Container Runtime Hook directly
 kubectl
