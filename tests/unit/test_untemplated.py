@@ -153,7 +153,7 @@ def test_what_ansible_runs_on_is_written_by_dump() -> None:
     """In every module that starts Ansible or writes for it: no playbook, inventory or variables from elsewhere."""
     texts = [path.read_text(encoding="utf-8") for path in (PACKAGE / "edge").rglob("*.py")]
     calls = re.compile(r"^ *(.*write_(?:private|text)\(.*\))$", re.MULTILINE)
-    ours = [text for text in texts if re.search(r"run_playbook\(|ansible-runner|python_module", text)]
+    ours = [text for text in texts if re.search(r"run_playbook\(|run\.play\(|ansible-runner|python_module", text)]
     lines = [call[1] for text in ours for call in calls.finditer(text) if "ANSIBLE_CFG" not in call[1]]
     ansible = [
         line for line in lines if re.search(r"INVENTORY|PLAYBOOK|playbook\)|inventory\.|extra\.|\.ya?ml|envvars", line)

@@ -108,9 +108,8 @@ class _Provision:
         work.played = {host: HostRun(exit=Exit.OK, message="") for host, plan in plans.items() if not plan.steps}
         if steps := [host for host in hosts if plans[host].steps]:
             playbook = f"playbook-{work.job.number}.yml"
-            write_private(
-                self.run.folder / playbook, dump(make_playbook([plans[h] for h in steps], self.groups), HEADER)
-            )
+            plays = make_playbook([plans[host] for host in steps], self.groups)
+            write_private(self.run.folder / playbook, dump(plays, HEADER))
             with handed_over(self.run.desired.secrets) as secrets:
                 self.run.play(work, steps, playbook, arguments=secrets, check=self.run.options.check)
         check = self.run.options.check
