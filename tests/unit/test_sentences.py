@@ -50,7 +50,7 @@ apt
     Acquire-By-Hash: yes | Failed to fetch | GPG error | release file | not signed | no installation candidate
 dnf and zypper
     public key | Operation aborted | Failed to | nothing provides | No match | Unable to find | cannot install |
-    matches only
+    matches only | not found on medium
 pacman
     failed retrieving file
 rpm
