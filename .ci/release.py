@@ -151,7 +151,8 @@ def _committed(target: Path) -> Path:
     target.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(target, filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
+        files.extractall(target)
     return target
 
 

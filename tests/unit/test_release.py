@@ -55,7 +55,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpacked(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(next(first.glob("gpunode-*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
+        archive.extractall(folder)
     return next(folder.iterdir())
 
 

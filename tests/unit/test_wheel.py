@@ -42,7 +42,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpacked_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(build("sdist", ROOT, folder)) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
+        archive.extractall(folder / "unpacked")
     return next((folder / "unpacked").iterdir())
 
 
