@@ -144,4 +144,4 @@ def test_wheels_go_along_with_what_they_need(site: Site) -> None:
     document = json.loads((site.bundle / "bundle.spdx.json").read_text())
     purls = [p["externalRefs"][0]["referenceLocator"] for p in document["packages"]]
     assert "pkg:pypi/demo@1.0" in purls
-    assert "cannot be had" in site.create("--wheels", site.folder / "no-such.whl", exit=1)
+    assert "not available" in site.create("--wheels", site.folder / "no-such.whl", exit=1)

@@ -111,7 +111,8 @@ def root(driver: Path, tmp_path: Path) -> Path:
         layer = image.extractfile("layer.tar")
         assert layer
         with tarfile.open(fileobj=layer) as files:
-            files.extractall(root, filter="fully_trusted")
+            files.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # Python 3.11.4 and later
+            files.extractall(root)
     return root
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from journal_shapes import SHAPES, Shape, work
 
-SHORT, LONG = 1_000, 4_000  # records
+SHORT, LONG = 3_000, 12_000  # records: more than fit into a cache, both
 NOTHING = 0.05  # seconds that are not worth a look
 MOST = 9  # times as long for four times the records: sixteen times, where each is held against all
 
