@@ -268,7 +268,7 @@ def _print_nodes(nodes: Any, states: dict[str, str] | None = None) -> None:
         engines = "control plane" if node.control else ",".join(node.engines) or "no engines"
         gpus = "of Kubernetes" if node.control else ",".join(node.gpus) or "no GPU"
         state = f"  {states.get(node.name, 'missing')}" if states is not None else ""
-        echo(f"{node.name:<16}{node.address:<16}{node.distro:<17}{engines:<19}{gpus}{state}")
+        echo(f"{node.name:<15} {node.address:<15} {node.distro:<16} {engines:<18} {gpus}{state}")
 
 
 def target(targets: Targets, spec_data: dict[str, Any]) -> tuple[Targets, dict[str, Any]]:
