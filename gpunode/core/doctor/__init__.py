@@ -115,8 +115,8 @@ def diagnose(
 def _renamed(faults: Faults, found: Mapping[str, Shown], proven: Collection[str]) -> dict[str, Shown]:
     """What a log shows, where known facts give a message another meaning (Fault.then)."""
     names = {name: faults.faults[name] for name in found}
-    told = {name: row.then if row.then and row.refuted_by in proven else name for name, row in names.items()}
-    return {told[name]: shown for name, shown in sorted(found.items(), key=lambda item: told[item[0]] == item[0])}
+    meant = {name: row.then if row.then and row.refuted_by in proven else name for name, row in names.items()}
+    return {meant[name]: shown for name, shown in sorted(found.items(), key=lambda item: meant[item[0]] == item[0])}
 
 
 def _with_units(fix: str, seen: Iterable[Evidence]) -> str:
