@@ -100,8 +100,9 @@ class Node:
         """Provision in vain: the message has all the words and a fix, and no package is another one than before."""
         before = self.sh(self.manager.listed)
         host = self.provision(exit=1)
-        assert all(word.lower() in host["message"].lower() for word in words), host["message"]
-        assert "fix:" in host["message"], host["message"]
+        assert host["fix"], host
+        said = f"{host['message']} {host['fix']}".lower()
+        assert all(word.lower() in said for word in words), said
         assert self.sh(self.manager.listed) == before
         self.check()
         return host
