@@ -18,7 +18,7 @@ from gpunode.lab.machine import Log, places, podman
 
 LABEL = "gpunode.lab"  # of every node's container: the lab it belongs to
 SERVED = "gpunode-lab-serves"  # label of the repository's container: the folder it serves
-REPOSITORY_HOST = 10  # its host number; the server starts before any node, and podman gives the nodes other ones
+REPOSITORY_HOSTS = range(10, 16)  # its host number: the first that podman does not count as taken
 
 
 def network_name() -> str:
@@ -44,42 +44,53 @@ def address_of(container: str) -> str:
     return str(found[0]["NetworkSettings"]["Networks"][network_name()]["IPAddress"])
 
 
-def repository_url(network: ipaddress.IPv4Network) -> str:
-    return f"http://{network[REPOSITORY_HOST]}"
-
-
 def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Network, *, log: Log) -> str:
     """Serve `directory` on the lab's network, by a container of `image`; gives back its URL.
 
     A server that podman counts as running and that does not answer is started again: podman does not notice when a
     container and the process that watches it were killed together.
     """
-    url = repository_url(network)
     wanted = f"true {directory}"
     state = '{{.State.Running}} {{index .Config.Labels "' + SERVED + '"}}'
     if podman("inspect", "--format", state, repository_name(), check=False).stdout.strip() == wanted:
+        url = f"http://{address_of(repository_name())}"
         if _why_no_answer(url, seconds=5) is None:
             return url
         log("the lab's package repository does not answer: starting it again")
-    log(f"serving the lab's package repository at {url}")
     for seconds in (15, 30):
-        _start_repository(image, directory, network)
+        url = f"http://{_start_repository(image, directory, network)}"
+        log(f"serving the lab's package repository at {url}")
         error = _why_no_answer(url, seconds=seconds)
         if error is None:
             return url
     raise GpunodeError(f"the lab's repository at {url} does not answer: {error}; {_state_of_repository()}")
 
 
-def _start_repository(image: str, directory: Path, network: ipaddress.IPv4Network) -> None:
+def _start_repository(image: str, directory: Path, network: ipaddress.IPv4Network) -> ipaddress.IPv4Address:
+    """Start the server in place of the one before; its address.
+
+    Podman gives addresses away for ever when a container is removed by another configuration than the lab's (a plain
+    `podman rm`, a kill): the next address is taken then.
+    """
+    *others, last = (network[host] for host in REPOSITORY_HOSTS)
+    for address in others:
+        _remove_repository()
+        if not podman(*_repository_command(image, directory, address), check=False).returncode:
+            return address
     _remove_repository()
-    podman(
+    podman(*_repository_command(image, directory, last))
+    return last
+
+
+def _repository_command(image: str, directory: Path, address: ipaddress.IPv4Address) -> tuple[str, ...]:
+    return (
         "run",
         "-d",
         "--name",
         repository_name(),
         f"--network={network_name()}",
-        f"--ip={network[REPOSITORY_HOST]}",
-        f"--mac-address={_mac_of(network[REPOSITORY_HOST])}",
+        f"--ip={address}",
+        f"--mac-address={_mac_of(address)}",
         "-v",
         f"{directory}:/srv:ro",
         "--restart=always",

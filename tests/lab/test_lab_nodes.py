@@ -19,7 +19,7 @@ import yaml
 
 from gpunode import lab
 from gpunode.core.errors import InputError
-from gpunode.lab import labs, machine, nodes
+from gpunode.lab import labs, machine, network, nodes
 from gpunode.lab.machine import podman
 
 pytestmark = pytest.mark.lab
@@ -318,6 +318,26 @@ def test_labs_of_two_state_folders_get_along(lab_up, tmp_path):
     assert printed(mine, "t-same-1", "hostname") == "t-same-1"
     with pytest.raises(urllib.error.HTTPError, match="404"):  # it answers
         urllib.request.urlopen(f"{url}/nothing-of-this-name", timeout=10)
+
+
+def test_an_address_that_podman_never_gives_back_keeps_no_lab_from_starting(pair, tmp_path, monkeypatch):
+    """Podman of another configuration removes a container and leaves its address allocated, also in a new network."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    image = pair.nodes[0].image
+
+    def serve():
+        return network.ensure_repository(image, tmp_path, network.ensure_network(), log=print)
+
+    try:
+        first = serve()
+        subprocess.run(["podman", "rm", "--force", "--time=0", network.repository_name()], check=False)
+        second = serve()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{second}/nothing", timeout=10)
+        assert serve() == second
+    finally:
+        network.remove_if_unused()
+    assert first != second
 
 
 def test_a_node_for_molecule_is_described_and_removed_by_name():
