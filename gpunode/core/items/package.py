@@ -52,7 +52,7 @@ _BACK = ("unhold", "purge", "automatic", "keys")  # of an undo, which no role's 
 _UNDO = Shape(type="dict", doc=SHAPE.doc, keys={**SHAPE.keys, **{key: texts("", _NAME) for key in _BACK}})
 
 
-NOT_HELD = ", not held"
+NOT_HELD, HELD = ", not held", ", held"
 BROKEN_OFF = ", of a transaction that was interrupted"  # rpm may have two versions of it then
 # nvidia-docker2 brought this file, and a person has edited it since: dpkg leaves it, rpm takes it along
 TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
@@ -135,7 +135,7 @@ class NoPackage(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         found = facts.packages.get(self.package)
-        return found.version if found else ABSENT
+        return found.version + HELD * found.held if found else ABSENT
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         kept = [path for path in TAKEN_ALONG if path in case.facts.files and self.package in TAKEN_ALONG[path]]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
-from gpunode.core.model import FabricChoice, Solution
+from gpunode.core.model import FabricChoice, PackageWant, Solution
 from gpunode.core.model.node import CONTAINERS
 from gpunode.core.solve.archive import as_asked
 from gpunode.core.solve.case import Notes, SolveCase, SolveRequest, request_of
@@ -64,8 +64,23 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
     toolkit = solve_toolkit(case)
     used = tuple(dict.fromkeys(part.repository for part in (driver, fabric, cuda, toolkit) if part and part.repository))
     repositories = solve_repositories(case, used)
+    _explain_pins(case, [want for part in (driver, fabric, cuda, toolkit) if part for want in part.packages])
     solution = notes.solution(driver=driver, fabric=fabric, cuda=cuda, toolkit=toolkit, repositories=repositories)
     return replace(solution, revoked_keys=knowledge.revoked_keys())
+
+
+def _explain_pins(case: SolveCase, wants: Sequence[PackageWant]) -> None:
+    """The rules of others for which apt exchanges packages of the plan again, which are not held."""
+    for pin in case.request.pins:
+        loose = " ".join(want.name for want in wants if not want.hold and pin.covers(want.name, want.version))
+        if loose:
+            case.warn(
+                "pins",
+                f"{pin.path} pins {' '.join(pin.packages)} to {pin.to} at {pin.priority}: above 1000 apt also "
+                f"downgrades, so the next upgrade exchanges {loose} for what is there; to keep them: apt-mark hold "
+                f"{loose}, or leave them out of that file",
+                "apt_preferences(5)",
+            )
 
 
 def parse_driver(text: str) -> DriverSpec:

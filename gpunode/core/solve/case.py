@@ -21,7 +21,7 @@ from gpunode.core.model import (
     ToolkitChoice,
 )
 from gpunode.core.numbers import upstream
-from gpunode.core.solve.repo_files import enabled_repositories
+from gpunode.core.solve.repo_files import Pin, enabled_repositories, strong_pins
 from gpunode.core.spec import CudaSpec, DriverSpec, Spec
 from gpunode.core.spec.source import SourceSpec
 from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec
@@ -49,6 +49,7 @@ class SolveRequest:
     tegra: str = ""
     installed: tuple[str, ...] = ()  # names of installed packages that concern us
     repositories: tuple[str, ...] = ()  # ids of dnf repositories that are enabled, of those that concern us
+    pins: tuple[Pin, ...] = ()  # those of others that outweigh what is installed
     components: tuple[str, ...] | None = None  # of the node's Debian sources; None: not known
     loaded_driver: str = ""  # version of a driver that is there
     runfile: str = ""  # version that nvidia-installer left
@@ -85,6 +86,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         tegra=facts.tegra,
         installed=tuple(sorted(facts.packages)),
         repositories=enabled_repositories(facts.files),
+        pins=strong_pins(facts.files),
         components=_components(facts) if facts.distro.id == "debian" else None,
         loaded_driver=facts.driver.loaded or facts.driver.userspace,
         runfile=facts.driver.runfile,

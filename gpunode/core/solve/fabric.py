@@ -16,6 +16,7 @@ from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import version_pattern
 
 _COMPUTE = "github NVIDIA/cloud-native-docs 453: the IMEX service is disabled and masked next to ComputeDomains"
+_MANAGER = re.compile(r"(nvidia|cuda-drivers)-fabricmanager(-\d+)?\Z")
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 
@@ -30,11 +31,13 @@ def joined(
         if model.fabric == "nvswitch":
             why = f"{model.name} is made for boards with NVSwitches: a node that has them also gets the fabric manager"
             case.because("fabric", f"{why}; none is known of here", rule["source"])
-    if not switches and not imex:
+    there = [] if switches else [name for name in case.request.installed if _MANAGER.match(name)]
+    if not switches and not imex and not there:
         return [], ()
     if not {"fabric", "imex"} <= names.keys():
+        has = f"{there[0]} installed" if there and not imex else "an NVSwitch fabric"
         case.refuse(
-            "this node has an NVSwitch fabric, and the distribution has no fabric manager",
+            f"this node has {has}, and the distribution has no fabric manager",
             "set driver.branch to auto, on a distribution that NVIDIA has a repository for",
         )
         return None
@@ -51,6 +54,11 @@ def joined(
     suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
     version = version_pattern(case, branch)
     equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
+    if there:
+        kept = names["fabric"][0].format(branch=branch.branch) + suffix
+        equal.append(kept)
+        why = f"{there[0]} is installed, and no NVSwitch is seen: {kept} keeps it at the driver's version, and nothing "
+        case.warn("fabric", f"{why}starts it; where this node needs none, remove {there[0]} first", rule["source"])
     separate: list[str] = []
     if case.request.nvlink5_fabric:
         separate = list(names["fabric_nvlink5"])

@@ -1,13 +1,15 @@
-"""Files of repositories (yum, dnf, zypper): what they set up, and the same text with one of them enabled."""
+"""Files of repositories (yum, dnf, zypper): what they set up, the same text with one enabled; and apt's preferences."""
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpunode.core.model import ConfigFile
+from gpunode.core.numbers import whole
 
 FOLDERS = ("/etc/yum.repos.d/", "/etc/zypp/repos.d/")
 _SECTION = re.compile(r"\[([^\]\n]+)\]\s*")
@@ -78,3 +80,37 @@ def repo_files(files: Mapping[str, ConfigFile]) -> Iterator[tuple[ConfigFile, st
 def enabled_repositories(files: Mapping[str, ConfigFile]) -> tuple[str, ...]:
     """The ids of those that are on, of the files that the probe has sent."""
     return tuple(section.id for _, text in repo_files(files) for section in sections(text) if section.enabled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """A rule of apt's preferences (apt_preferences(5)) above 1000, for which apt also downgrades what is installed."""
+
+    path: str
+    packages: tuple[str, ...]  # names, patterns of a shell, or /regular expressions/
+    to: str  # origin, release or version
+    priority: int
+
+    def covers(self, name: str, version: str) -> bool:
+        """Whether it is about that package, and does not name the very version that is asked for."""
+        if self.to.startswith("version ") and version and fnmatch.fnmatchcase(version, self.to.split()[1]):
+            return False
+        return any(one.startswith("/") or fnmatch.fnmatchcase(name, one.partition(":")[0]) for one in self.packages)
+
+
+_PREFERENCES = re.compile(r"/etc/apt/preferences(\.d/(?!gpunode-)([^.]+|.*\.pref))?")
+_FIELD = re.compile(r"(?im)^(package|pin|pin-priority):[ \t]*((?:.*)(?:\n[ \t].*)*)$")
+
+
+def strong_pins(files: Mapping[str, ConfigFile]) -> tuple[Pin, ...]:
+    """The rules above 1000 in files that gpunode did not write."""
+    pins = []
+    for path, file in files.items():
+        text = (file.data or b"").decode("utf-8", "replace") if _PREFERENCES.fullmatch(path) else ""
+        for rule in re.split(r"\n\s*\n", text):
+            fields = {key.lower(): " ".join(value.split()) for key, value in _FIELD.findall(rule)}
+            priority = whole(fields.get("pin-priority", ""))
+            if priority > 1000 and fields.keys() >= {"package", "pin"}:
+                names = tuple(fields["package"].split())
+                pins.append(Pin(path=path, packages=names, to=fields["pin"], priority=priority))
+    return tuple(pins)
