@@ -47,7 +47,7 @@ KUBERNETES = ("conntrack", "containernetworking-plugins", "ethtool", "socat")  #
 BOOT_ANY = "grub-efi-amd64-signed initramfs-tools mokutil shim-signed systemd-resolved udev zstd".split()
 BOOT = {  # what a machine that boots needs besides
     "debian": (*BOOT_ANY, "linux-image-amd64"),
-    "ubuntu": (*BOOT_ANY, "linux-image-generic"),
+    "ubuntu": BOOT_ANY,  # and a kernel: see vm/kernels.py
 }
 PURGE = {
     "docker": ("docker.io", "docker-cli"),

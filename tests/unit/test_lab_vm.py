@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import GpunodeError, InputError
 from gpunode.lab.images import Variant
+from gpunode.lab.vm import kernels
 from gpunode.lab.vm.devices import MIB, WIDE, describe
 from gpunode.lab.vm.pci import CONFIG, HEADER, REGION_INFO, REGION_READ, REGION_WRITE, VERSION, Device
 
@@ -83,3 +84,31 @@ def test_a_device_answers_until_it_falls_off_the_bus(tmp_path: Path) -> None:
         assert register(0x40) == 0x04030201
         some.lost.touch()
         assert register(0, CONFIG) == register(0x40) == 0xFFFFFFFF
+
+
+def index(*kernels: str) -> dict[str, dict[str, str]]:
+    """As Ubuntu's: `meta` names the newest kernel, and each has its modules of two branches and their signatures."""
+    names = [
+        f"linux-{kind}-{kernel}-generic"
+        for kernel in kernels
+        for kind in ("modules-nvidia-580-server-open", "objects-nvidia-580-server-open", "signatures-nvidia")
+    ]
+    newest = next(kernel for kernel in kernels if kernel.startswith("6.8"))
+    meta = {"linux-image-generic": {"Depends": f"linux-image-{newest}-generic, linux-firmware", "Filename": ""}}
+    return meta | {name: {"Filename": f"pool/{name}.deb"} for name in names}
+
+
+def test_a_machine_gets_the_newest_kernel_of_its_line_whose_modules_the_archive_has() -> None:
+    some = index("6.8.0-151", "6.8.0-99", "6.8.0-149", "6.17.0-42")
+    assert kernels.choose(some, lambda _: True) == ("6.8.0-151-generic", [])
+    assert kernels.choose(some, lambda name: "objects-nvidia-580-server-open-6.8.0-151" not in name) == (
+        "6.8.0-149-generic",
+        ["6.8.0-151"],
+    )
+    with pytest.raises(GpunodeError, match="no kernel"):
+        kernels.choose(some, lambda _: False)
+
+
+def test_apt_passes_by_the_kernels_whose_modules_are_not_there() -> None:
+    assert kernels.preferences([]) == ""
+    assert "Package: linux-*\nPin: version 6.8.0-151.*\nPin-Priority: -1\n" in kernels.preferences(["6.8.0-151"])

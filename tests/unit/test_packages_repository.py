@@ -4,14 +4,17 @@ None of these needs a node: apt reads the repository by file:// into a root of i
 """
 
 import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from gpunode.core.remote import program
 from gpunode.lab.packages import build_repository
 from gpunode.lab.packages_elf import module_elf
+from gpunode.node import script
 
 needs_apt = pytest.mark.skipif(not (shutil.which("apt-get") and shutil.which("gpg")), reason="needs apt and gpg")
 
@@ -51,10 +54,11 @@ def apt(repository, tmp_path):
         "APT::Install-Recommends": "false",
         "Debug::NoLocking": "true",
     }
-    options = [f"-o{name}={value}" for name, value in places.items()]
+    (root / "apt.conf").write_text("".join(f'{name} "{value}";\n' for name, value in places.items()))
 
-    def run(tool, *words):
-        done = subprocess.run([tool, *options, *words], capture_output=True, text=True, check=False)
+    def run(*words, **options):
+        environment = os.environ | {"APT_CONFIG": str(root / "apt.conf"), "LC_ALL": "C.UTF-8"}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, **options)
         return done.returncode, done.stdout + done.stderr
 
     run.root = root
@@ -101,6 +105,19 @@ def test_the_newest_driver_comes_without_a_pin_and_the_older_branch_with_its_pin
     chosen = would_install(printed)
     assert {chosen["nvidia-open-580"], chosen["nvidia-kernel-open-dkms"], chosen["libcuda1"]} == {"580.178.04-1"}
     assert "nvidia-kernel-dkms" not in chosen
+
+
+@needs_apt
+def test_a_version_that_a_pin_of_the_node_forbids_is_no_offer(apt):
+    request = {"ask": b"1\n", "names": b"nvidia-open\nnvidia-open-580\n", "check": b"1\n"}
+
+    def offers():
+        _, printed = apt("sh", "-s", input=program(script("packages.sh"), request))
+        return {tuple(line.split()[2:4]) for line in printed.splitlines() if line.startswith("gpunode\toffer\t")}
+
+    every = offers()
+    (apt.root / "etc/preferences.d/own").write_text("Package: nvidia-open\nPin: version 620.*\nPin-Priority: -1\n")
+    assert every - offers() == {("nvidia-open", "620.70.06-1")} and len(offers()) > 3
 
 
 @needs_apt

@@ -27,6 +27,8 @@ from gpunode.lab.images import (
     tree_files,
 )
 from gpunode.lab.machine import Log, podman
+from gpunode.lab.packages_ubuntu import read_index
+from gpunode.lab.vm import kernels
 
 SUITE = "forky"  # the first of Debian's with vfio-user in its QEMU (10.1)
 TOOLS = tuple(
@@ -83,6 +85,8 @@ def disk(variant: Variant, image: str, log: Log) -> Path:
             _make(work, tar, source, image)
             log(f"booting {variant.name} for the first time, so that it configures its boot loader")
             (work / "disk.accel").write_text(_seal(work, image))
+            for old in folder.glob(f"{variant.name}-*"):  # nodes have links of their own
+                old.unlink()
             for suffix in (".fd", ".key", ".crt", ".accel", ".raw"):
                 (work / f"disk{suffix}").replace(done.with_suffix(suffix))
             shutil.rmtree(work)
@@ -97,16 +101,15 @@ def _fetch(tar: Path, variant: Variant, archive: machine.Archive, source: Path) 
     text = sources_file(suites(variant, archive), KEYRINGS[vendor])
     machine.write(root / f"etc/apt/sources.list.d/{vendor}.sources", text, mode=0o644)
     machine.write(root / "etc/apt/apt.conf.d/90gpunode-lab", archive.settings, mode=0o644)
+    options = [f"--customize-hook=sync-in {root} /", f'--customize-hook=chroot "$1" sh <{source}/tree.sh']
+    if vendor == "ubuntu":
+        index = read_index(archive.ubuntu, RELEASES[variant.distro].codename)
+        kernel, lacking = kernels.choose(index, kernels.asks(archive.ubuntu))
+        options.append(f"--include=linux-image-{kernel},linux-modules-extra-{kernel}")
+        machine.write(root / "etc/apt/preferences.d/gpunode-lab", kernels.preferences(lacking), mode=0o644)
     for path in (root, *root.rglob("*")):
         if path.is_dir():
             path.chmod(0o755)
-    options = (
-        # firmware of other devices is most of a tree, and of each initramfs
-        "--dpkgopt=path-exclude=/usr/lib/firmware/*",
-        "--dpkgopt=path-exclude=/lib/firmware/*",
-        f"--customize-hook=sync-in {root} /",
-        f'--customize-hook=chroot "$1" sh <{source}/tree.sh',
-    )
     bootstrap(tar, variant, archive, *options)
 
 

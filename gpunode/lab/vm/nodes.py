@@ -19,6 +19,7 @@ from gpunode.lab.machine import podman
 from gpunode.lab.vm import boot, devices, images
 
 OPTIONS = ("--restart=always", "--stop-timeout=0")
+BASE = "base.raw"  # a link to the disk that its own is an overlay on: it goes with the node, whoever clears the cache
 UP_SECONDS = 600  # emulated, on a busy machine; 90 when it has nothing else to do
 
 
@@ -45,14 +46,10 @@ def prepare(node: Node, network: ipaddress.IPv4Network, mac: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     disk = Path(node.disk)
     images.copy_code(folder)
-    images.write_machine(
-        folder,
-        node.name,
-        f"/images/{disk.name}",
-        disk.with_suffix(".accel").read_text(),
-        mac=mac,
-        devices=devices.describe(node.gpus),
-    )
+    if machine.run("cp", "--force", "--link", node.disk, f"{folder}/{BASE}", check=False).returncode:
+        machine.run("cp", "--sparse=always", node.disk, f"{folder}/{BASE}")  # another file system
+    accel = disk.with_suffix(".accel").read_text()
+    images.write_machine(folder, node.name, f"/vm/{BASE}", accel, mac=mac, devices=devices.describe(node.gpus))
     shutil.copy(disk.with_suffix(".fd"), folder / "variables.fd")
     _seed(folder, node, network)
 
@@ -84,7 +81,7 @@ def _seed(folder: Path, node: Node, network: ipaddress.IPv4Network) -> None:
 
 
 def volumes(node: Node) -> list[str]:
-    return [f"{node.directory / 'vm'}:/vm", f"{Path(node.disk).parent}:/images:ro"]
+    return [f"{node.directory / 'vm'}:/vm"]
 
 
 def host_keys(node: Node) -> tuple[str, ...]:

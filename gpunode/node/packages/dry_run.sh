@@ -39,23 +39,28 @@ not_asked() {
 }
 
 # what the plan rests on, apart from its transaction: how old the lists are, and what apt or pacman has of the request's names,
-# as lines `offer NAME VERSION [NAME OP VERSION]…` with the bounds on the driver's own packages
+# as lines `offer NAME VERSION [NAME OP VERSION]…` with the bounds on the driver's own packages; not what a pin forbids
 list_offers() {
   { ! coming && ! lists_are_fresh; } || say fresh 1
   [ "$manager" != pacman ] || pacman_offers
   have apt-cache || return 0
-  # shellcheck disable=SC2046 # names, an option or none
-  apt-cache $(! coming || echo "-c $GPUNODE_IN/.apt.conf") show $(requested names) 2>/dev/null | awk '
+  apt_names policy >"$GPUNODE_IN/.policy"
+  apt_names show | awk '
     function end(  count, i, group, line) {
       line = name " " version
       count = split(needs, group, /, */)
       for (i = 1; i <= count; i++)
         if (group[i] ~ /^nvidia-kernel-common-[^ ]+ \([<>=]+ [^ )]+\)$/) { gsub(/[()]/, "", group[i]); line = line " " group[i] }
-      if (name != "" && version != "") printf "gpunode\toffer\t%s\n", line
+      if (name != "" && version != "" && !((name ":", version) in forbidden)) printf "gpunode\toffer\t%s\n", line
       name = version = needs = ""
     }
-    /^Package: / { name = $2 } /^Version: / { version = $2 } /^Depends: / { needs = substr($0, 10) } /^$/ { end() } END { end() }'
+    FILENAME == ARGV[1] { if (/^[^ ]/) of = $1; else if ($NF ~ /^-/) forbidden[of, $(NF - 1)]; next }
+    /^Package: / { name = $2 } /^Version: / { version = $2 } /^Depends: / { needs = substr($0, 10) } /^$/ { end() } END { end() }' "$GPUNODE_IN/.policy" -
 }
+
+# apt_names VERB: what apt-cache says of the request's names
+# shellcheck disable=SC2046 # names, an option or none
+apt_names() { apt-cache $(! coming || echo "-c $GPUNODE_IN/.apt.conf") "$1" $(requested names) 2>/dev/null; }
 
 # pacman's lists are those of the node's last upgrade, and nothing reads them again; apt without lists, or with sources that
 # came after them, knows of the packages that are installed alone
