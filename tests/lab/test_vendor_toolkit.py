@@ -100,11 +100,11 @@ def test_the_specification_is_read_right_and_fits(node: Vendor) -> None:
     assert node.checks()["cdi.fresh"]["status"] == "passed"
 
 
+STUB = "sed '/^own=/d; /\"$own\"/d' /usr/bin/nvidia-ctk >/tmp/ctk; sh /tmp/ctk cdi generate"
+
+
 def test_the_stub_of_nvidia_ctk_writes_what_the_real_one_writes(node: Vendor) -> None:
-    real = yaml.safe_load(node.specification())
-    stub = yaml.safe_load(
-        node.sh("sed '/^own=/d; /\"$own\"/d' /usr/bin/nvidia-ctk >/tmp/ctk; sh /tmp/ctk cdi generate")
-    )
+    real, stub = (yaml.safe_load(said) for said in (node.specification(), node.sh(STUB)))
     edits = real["containerEdits"], stub["containerEdits"]
     assert stub["devices"] == real["devices"]
     for key in ("deviceNodes", "env"):
@@ -190,6 +190,8 @@ def test_a_container_gets_one_mig_device_by_the_specification(node: Vendor) -> N
     try:
         devices = re.findall("MIG-[0-9a-f-]{36}", node.sh("nvidia-smi -L"))
         assert len(devices) == 6
+        real, stub = (yaml.safe_load(said)["devices"] for said in (node.specification(), node.sh(STUB)))
+        assert stub == real
         node.sh(f"mkdir -p /run/cdi && nvidia-ctk cdi generate --output={SPECIFICATION} 2>/dev/null")
         node.sh(SMI_IMAGE)
         run = "docker run --rm --network=none --runtime=nvidia -v /lab:/lab"

@@ -29,10 +29,10 @@ wish() {
 # gpu_files WISH FORMAT: the device files that it asks for, by GPU or MIG instance: path, major, minor; and those of the
 # driver with them
 gpu_files() {
-    index=0 given='' listed=$(nvidia-smi -L 2>/dev/null)
+    index=0 given=''
     for device in /dev/nvidia[0-9]*; do
         [ -e "$device" ] || continue
-        own=$(echo "$listed" | awk -v gpu="GPU $index:" '/^GPU/ { on = index($0, gpu) == 1 } on' | sed 's/.*(UUID: \(.*\))$/\1/')
+        own=$(uuids "$index")
         wanted=''
         for name in all "$index" $own; do
             case ,$1, in *,"$name",*) wanted=1 ;; esac
@@ -52,6 +52,11 @@ gpu_files() {
         # shellcheck disable=SC2046,SC2059
         [ ! -c "$device" ] || printf "$2" "$device" $(stat -c '0x%t 0x%T' "$device")
     done
+}
+
+# uuids INDEX: that of the GPU, and those of its MIG devices
+uuids() {
+    nvidia-smi -L 2>/dev/null | awk -v gpu="GPU $1:" '/^GPU/ { on = index($0, gpu) == 1 } on' | sed 's/.*(UUID: \(.*\))$/\1/'
 }
 
 # capabilities WISH MINOR UUIDS: the files that stand for the right to that GPU's MIG instances, of those that are asked for
