@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from dataclasses import fields
+from random import Random
 from typing import get_args
 
 import pytest
 from edit_cases import EDITS, EditCase, cases, over, problems, record
 from hypothesis import given
 from hypothesis import strategies as st
+from toml_documents import document
 
 from gpunode.core.edits import (
     RuntimeRequest,
     activation,
     configure_runtime,
     edit_runtime,
+    runtime_state,
     runtime_target,
     unconfigure_runtime,
 )
 from gpunode.core.engines import ENGINES, ROWS, RuntimeName
-from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Runtime
 from gpunode.core.spec import RuntimesSpec
 
@@ -242,6 +246,43 @@ def test_the_cri_plugin_is_not_asked_for_where_it_is_disabled() -> None:
 
 
 # ---------------------------------------------------------------- any input
+
+
+TOML = [("containerd", "1.7.34"), ("containerd", "2.1.9"), ("containerd", "2.3.4"), ("crio", "1.30"), ("podman", "5")]
+WORDS = {'"a b"': "plugins", "'io.x.y'": '"io.containerd.grpc.v1.cri"', '"ключ"': "crio", "io-x": "containerd"}
+
+
+@given(st.sampled_from(TOML), st.integers(0, 1 << 32))
+def test_any_valid_toml_is_edited_or_refused_in_our_words(engine: tuple[str, str], seed: int) -> None:
+    text = document(Random(seed))
+    for word, name in WORDS.items():
+        text = text.replace(word, name)
+    tomllib.loads(text)
+    request = RuntimeRequest(runtime=engine[0], version=engine[1])  # type: ignore[arg-type]
+    path = runtime_target(request).root
+    try:
+        edit = configure_runtime({path: text.encode()}, request)
+        runtime_state({path: text.encode()}, request)
+    except (InputError, RefusedError):
+        return
+    assert edit.changes or edit.problems
+    assert not any("Error" in problem.what for problem in edit.problems), "a library's own exception: edit that, too"
+
+
+@pytest.mark.parametrize("error", [AttributeError, KeyError, ValueError, RecursionError])
+def test_whatever_a_library_raises_is_a_refusal_with_the_file(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(_text: str) -> None:
+        raise error("of the library")
+
+    monkeypatch.setattr("tomlkit.parse", parse)
+    files = {"/etc/containerd/config.toml": b"version = 2\nimports = []\n"}
+    edit = configure_runtime(files, RuntimeRequest(runtime="containerd", version="2.1.9"))
+    assert [problem.what for problem in edit.problems] == [
+        f"/etc/containerd/config.toml is written in a way that gpunode cannot edit ({error.__name__})"
+    ]
+    assert edit.changes == {}
 
 
 @given(st.sampled_from(["containerd", "docker"]), st.binary(max_size=200))

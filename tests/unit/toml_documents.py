@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from random import Random
 
 SCALARS = [
@@ -51,19 +52,17 @@ def _body(random: Random, indent: str) -> tuple[list[str], list[str]]:
 
 
 def _table(random: Random, path: str, indent: str, depth: int = 0, *, listed: bool = False) -> list[str]:
-    """A table, or an array of them, or none but its sub tables; these may come first."""
+    """A table, or an array of them, or none but its sub tables; some of these may come first."""
     kind = random.choice(["table", "table", "table", "implied", "array"])
     used, body = _body(random, indent + random.choice(["", "  "]))
     if kind == "implied":
         used, body = [], []
     dot, space = random.choice([".", ".", " . "]), random.choice(["", "", " "])
-    names = _some(random, [key for key in KEYS if key not in used], 2) if depth < 2 else []
-    inner = [
-        line
-        for name in names
-        for line in _table(random, f"{path}{dot}{name}", indent, depth + 1, listed=listed or kind == "array")
-    ]
+    names = _some(random, [key for key in KEYS if key not in used], 2) if depth < 4 else []
+    below, step = listed or kind == "array", random.choice(["", "", "  "])
+    inner = [_table(random, f"{path}{dot}{name}", f"{indent}{step}", depth + 1, listed=below) for name in names]
     left, right = ("[[", "]]") if kind == "array" else ("[", "]")
     head = [] if kind == "implied" else [f"{indent}{left}{space}{path}{space}{right}{random.choice(COMMENTS)}", *body]
-    first = kind == "table" and not listed and random.random() < 0.3  # tomllib refuses that within arrays
-    return [*_loose(random), *inner, *head] if first else [*_loose(random), *head, *inner]
+    late = kind == "table" and not listed and random.random() < 0.3  # tomllib refuses that within arrays
+    inner.insert(random.randint(0, len(inner)) if late else 0, head)
+    return [*_loose(random), *itertools.chain.from_iterable(inner)]

@@ -128,7 +128,7 @@ def runtime_files(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[
 
 def runtime_state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     """What the engine's files have in force.  Raises InputError for broken files, RefusedError for refused ones."""
-    with refused():
+    with refused(files):
         state = _engine(request).state(files, request)
     return replace(state, notes=quoting_no_secret(state.notes))
 

@@ -90,7 +90,7 @@ class EditTarget:
 
     def files(self, files: Files) -> tuple[str, ...]:
         """Paths and globs of the files that an edit has to be given; RefusedError where that cannot be said."""
-        with refused():
+        with refused(files):
             return tuple(dict.fromkeys(self.patterns(files)))
 
     def configure(self, files: Files) -> Edit:
@@ -111,12 +111,10 @@ class EditTarget:
 def _recorded(files: Files, make: Callable[[], Edit]) -> Edit:
     """What `make` gives, with the record of how to undo it; a Refusal becomes its Problem."""
     try:
-        with masked():
+        with masked(files):
             edit = make()
     except Refusal as refusal:
         return Edit(problems=(refusal.problem,))
-    except RecursionError:
-        raise InputError("the files are nested too deeply", expected="less than a hundred levels") from None
     return replace(
         edit,
         reasons=quoting_no_secret(edit.reasons),
@@ -130,21 +128,26 @@ def quoting_no_secret(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
 
 
 @contextmanager
-def masked() -> Iterator[None]:
-    """No secret of a person's file in an error, whatever of the file it quotes."""
+def masked(files: Files) -> Iterator[None]:
+    """No secret of a person's file in an error, whatever of the file it quotes; any other exception is a Refusal."""
     try:
         with masked_errors():
             yield
     except Refusal as refusal:
         problem = refusal.problem
         raise Refusal(mask_quoted(problem.what), mask_quoted(problem.fix)) from None
+    except GpunodeError:
+        raise
+    except Exception as error:  # what a library says of a text that it was not made for says nothing to a user
+        what = f"{' or '.join(sorted(files)) or 'a file'} is written in a way that gpunode cannot edit"
+        raise Refusal(f"{what} ({type(error).__name__})", "simplify the file, or edit it by hand") from error
 
 
 @contextmanager
-def refused() -> Iterator[None]:
+def refused(files: Files) -> Iterator[None]:
     """A Refusal as RefusedError, without secrets."""
     try:
-        with masked():
+        with masked(files):
             yield
     except Refusal as refusal:
         raise RefusedError(refusal.problem.what, fix=refusal.problem.fix) from None

@@ -1,9 +1,9 @@
 """Set and remove keys in TOML text and leave every other byte as it is.
 
-tomlkit reads the text without loss and edits values: lists, inline tables.  Which piece of text stands where is decided
-here, on the flat list of the text's pieces (headers, pairs, comments, blank lines), so that comments stay where a
-person wrote them and untouched pieces are carried over as they are.  Then a second TOML reader proves that the outcome
-says exactly what was there, less what was to go and with what was to come.
+The text is divided here into pieces (headers, pairs, comments, blank lines), so that comments stay where a person wrote
+them and untouched pieces are carried over as they are.  tomlkit edits the values of pairs that change: lists, inline
+tables.  It does not get the rest, as it cannot read every valid file.  Then a second TOML reader proves that the
+outcome says exactly what was there, less what was to go and with what was to come.
 
 That reader is tomli: tomllib's own code, compiled.  Below 2.4, as 2.4 reads TOML 1.1 and no container engine does.
 """
@@ -35,6 +35,12 @@ _LONG = re.compile(r"[0-9_]{19}|0[xob][0-9A-Fa-f_]{16}")  # in a text without it
 _NAN = math.nan  # one for all, so that documents with it can be compared
 _STRING = r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\''
 _COMMENT = re.compile(rf"(?:{_STRING})|(?P<comment>#[^\r\n]*)", re.DOTALL)
+_VALUE = re.compile(rf"{_STRING}|#[^\n]*|[\[\]{{}}\n]", re.DOTALL)  # what decides where a value ends
+_PART = r"(?:\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[A-Za-z0-9_-]+)"
+_NAME = rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*"
+_KEY = re.compile(
+    rf"[ \t]*(?:(?P<header>\[\[?[ \t]*(?P<name>{_NAME})[ \t]*\]\]?)|(?P<key>{_NAME})(?P<sign>[ \t]*=[ \t]*))"
+)
 
 
 # ---------------------------------------------------------------- reading
@@ -133,7 +139,7 @@ class TomlDocument:
         for piece in self.pieces:
             if piece.path:
                 yield at + len(piece.indent), piece.key.rstrip(" \t="), piece.path
-            if piece.item is not None:
+            if piece.pair:
                 yield from _members(piece, at)
             at += len(piece.text)
 
@@ -209,18 +215,18 @@ class TomlPiece:
     """A header, a pair, a comment line or a blank one, with its line end.
 
     `path` is what a header opens or a pair sets, () of other lines.  `table` is the path of the table that a pair or a
-    line stands in.  `key` is how the key is spelled.  `item` is a pair's value.
+    line stands in.  `key` is how the key is spelled, of a pair with the sign behind it.
     """
 
     text: str
     path: Path = ()
     table: Path = ()
     key: str = ""
-    item: Item | None = None
+    header: bool = False
 
     @property
-    def header(self) -> bool:
-        return bool(self.path) and self.item is None
+    def pair(self) -> bool:
+        return bool(self.path) and not self.header
 
     @property
     def blank(self) -> bool:
@@ -234,67 +240,63 @@ class TomlPiece:
     def indent(self) -> str:
         return self.text[: len(self.text) - len(self.text.lstrip(" \t"))]
 
+    @cached_property
+    def item(self) -> Item:
+        """A pair's value as tomlkit has it.  It reads no more of a file than the pairs that are edited."""
+        import tomlkit
 
-def _pieces(text: str) -> list[TomlPiece]:
-    import tomlkit
-    from tomlkit.exceptions import TOMLKitError
-
-    found, at = [], 0
-    try:
-        for piece in _of_table(tomlkit.parse(text), (), ()):
-            if piece.header:  # as it stands there: tomlkit does not keep all spaces in [[ a . b ]]
-                line = text[at : text.find("\n", at) + 1 or len(text)]
-                behind = len(piece.text) - len(piece.indent) - len(piece.key)
-                piece = replace(piece, text=line, key=line.lstrip(" \t")[: len(line.lstrip(" \t")) - behind])  # noqa: PLW2901
-            found.append(piece)
-            at += len(piece.text)
-    except (TOMLKitError, RecursionError):
-        found = []
-    if "".join(piece.text for piece in found) != text:
-        raise Refusal(_UNEDITABLE, "simplify the file, or edit it by hand")
-    return found
+        _, _, item = _pair(*tomlkit.parse(self.text).body[0])
+        return item
 
 
-def _of_table(container: Container, path: Path, spelled: tuple[str, ...]) -> Iterator[TomlPiece]:
-    """The pieces of a table's own lines and of the tables below it."""
-    from tomlkit.items import AoT, Table
-
-    for key, item in container.body:
-        if key is not None and isinstance(item, AoT | Table) and not key.is_dotted():
-            way, names = (*path, key.key), (*spelled, key.as_string())
-            for table in item.body if isinstance(item, AoT) else (item,):
-                if not table.is_super_table():
-                    yield _header(table, way, ".".join(names))
-                yield from _of_table(table.value, way, names)
-        elif key is not None:
-            yield _pair(key, item, path)
+def _pieces(text: str) -> Iterator[TomlPiece]:
+    """The pieces of a valid text."""
+    at, table = 0, Path()
+    while at < len(text):
+        start = _KEY.match(text, at)
+        if start is None:  # blank, or a comment
+            end = text.find("\n", at) + 1 or len(text)
+            yield TomlPiece(text[at:end], table=table)
+        elif start["header"]:
+            end = text.find("\n", start.end()) + 1 or len(text)
+            table = _path(start["name"])
+            yield TomlPiece(text[at:end], table, table, start["header"], header=True)
         else:
-            lines = item.as_string().splitlines(keepends=True)
-            yield from (TomlPiece(line, table=path) for line in lines)
+            end = _value_end(text, start.end())
+            yield TomlPiece(text[at:end], (*table, *_path(start["key"])), table, f"{start['key']}{start['sign']}")
+        at = end
 
 
-def _header(table: Any, path: Path, name: str) -> TomlPiece:
-    trivia, brackets = table.trivia, 2 if table.is_aot_element() else 1
-    name = table.display_name or name
-    head = f"{'[' * brackets}{name}{']' * brackets}"
-    return TomlPiece(f"{trivia.indent}{head}{trivia.comment_ws}{trivia.comment}{trivia.trail}", path, path, head)
+def _path(key: str) -> Path:
+    """What a key means, dotted or not."""
+    doc, path = _read(f"{key} = 0"), Path()
+    while isinstance(doc, dict):
+        [(name, doc)] = doc.items()
+        path = (*path, name)
+    return path
 
 
-def _pair(key: Key, item: Item, table: Path) -> TomlPiece:
-    path, spelled = (*table, key.key), key.as_string()
+def _value_end(text: str, at: int) -> int:
+    """Behind the line on which a value ends."""
+    depth = 0
+    for token in _VALUE.finditer(text, at):
+        depth += (token[0] in "[{") - (token[0] in "]}")
+        if token[0] == "\n" and not depth:
+            return token.end()
+    return len(text)
+
+
+def _pair(key: Key | None, item: Item) -> tuple[Path, str, Item]:
+    """Path, spelled key and value of a pair."""
+    assert key is not None
+    path: Path = (key.key,)
+    spelled = key.as_string()
     while key.is_dotted():
         [(inner, item)] = item.value.body
+        assert inner is not None
         spelled = f"{spelled}.{inner.as_string()}"
         path, key = (*path, inner.key), inner
-    return _written(TomlPiece("", path, table, f"{spelled}{key.sep}", item))
-
-
-def _written(pair: TomlPiece, value: str = "") -> TomlPiece:
-    """The pair with the text of its value, and the white space and comment that it has."""
-    assert pair.item is not None
-    trivia, value = pair.item.trivia, value or pair.item.as_string()
-    text = f"{trivia.indent}{pair.key}{value}{trivia.comment_ws}{trivia.comment}{trivia.trail}"
-    return replace(pair, text=text)
+    return path, f"{spelled}{key.sep}", item
 
 
 def _entries(container: Container) -> list[tuple[int, Path, str, Any]]:
@@ -302,15 +304,14 @@ def _entries(container: Container) -> list[tuple[int, Path, str, Any]]:
     found = []
     for number, (key, item) in enumerate(container.body):
         if key is not None:
-            pair = _pair(key, item, ())
-            found.append((number, pair.path, pair.key, pair.item))
+            found.append((number, *_pair(key, item)))
     return found
 
 
 def _members(pair: TomlPiece, start: int = 0) -> Iterator[tuple[int, str, Path]]:
     """The keys of the inline tables that a pair's value is made of, in order."""
     at = len(pair.indent) + len(pair.key)
-    for path, key in _inner(pair.path, pair.item):
+    for path, key in _inner(pair.path, pair.item) if "{" in pair.text else ():
         at = pair.text.find(key, at)
         yield start + at, key.rstrip(" \t="), path
         at += len(key)
@@ -389,7 +390,7 @@ class _Edit:
     def _implied(self, path: Path) -> Path:
         """The topmost table that is there by nothing but this path and what is below it, else the path itself."""
         stated = [piece.path for piece in self.pieces if piece.path]
-        stated += [way for piece in self.pieces if piece.item is not None for _, _, way in _members(piece)]
+        stated += [way for piece in self.pieces if piece.pair for _, _, way in _members(piece)]
         left = [way for way in stated if not _below(way, path)]
         ways = (path[:depth] for depth in range(1, len(path)))
         return next((way for way in ways if not any(_below(one, way) for one in left)), path)
@@ -412,7 +413,7 @@ class _Edit:
             return
         have = lookup(self.doc, path)
         self.doc, before = _with(self.doc, path, value), self.doc
-        at = next((n for n, piece in enumerate(self.pieces) if piece.path == path and piece.item is not None), None)
+        at = next((n for n, piece in enumerate(self.pieces) if piece.path == path and piece.pair), None)
         inline = self._inline(path)
         if at is not None:
             self._changed(at, _value_changed, have, value)
@@ -424,17 +425,17 @@ class _Edit:
     def _inline(self, path: Path) -> int | None:
         """The pair whose inline table a path leads into."""
         for n, piece in enumerate(self.pieces):
-            if piece.item is not None and len(piece.path) < len(path) and _below(path, piece.path):
+            if piece.pair and len(piece.path) < len(path) and _below(path, piece.path):
                 return n
         return None
 
     def _changed(self, at: int, change: Any, *of: Any) -> None:
         """Another value of a pair; comments that its text loses come before it."""
         old = self.pieces[at]
-        assert old.item is not None
         item = change(old.item, *of)
-        new = _written(replace(old, item=item), re.sub(r"(?<!\r)\n", self.end, item.as_string()))
-        new = replace(new, item=_pieces(new.text)[0].item)  # as it is read: an inline table that was edited is not
+        value, trivia = re.sub(r"(?<!\r)\n", self.end, item.as_string()), item.trivia
+        text = f"{old.indent}{old.key}{value}{trivia.comment_ws}{trivia.comment}{trivia.trail}"
+        new = replace(old, text=text)
         left = [piece.text.strip() for piece in self._comments(new)]
         lost = []
         for comment in self._comments(old):
@@ -450,7 +451,7 @@ class _Edit:
         near = [
             n
             for n, piece in enumerate(self.pieces)
-            if piece.item is not None and len(piece.table) < len(above) < len(piece.path) and _below(piece.path, above)
+            if piece.pair and len(piece.table) < len(above) < len(piece.path) and _below(piece.path, above)
         ]
         if near:
             self._insert(near[-1] + 1, path, value, self.pieces[near[-1]])
@@ -464,7 +465,7 @@ class _Edit:
             return False
         first = 0 if opened is None else opened + 1
         body = self._body(first)
-        pairs = [n for n in body if self.pieces[n].item is not None]
+        pairs = [n for n in body if self.pieces[n].pair]
         if pairs:
             self._insert(pairs[-1] + 1, path, value, self.pieces[pairs[-1]])
         elif opened is not None:
@@ -480,10 +481,7 @@ class _Edit:
 
     def _insert(self, at: int, path: Path, value: Any, like: TomlPiece) -> None:
         key = f"{_key(path[len(like.table) :])} = "
-        pair = TomlPiece(f"{like.indent}{key}{literal(value)}{self.end}", path, like.table, key, _item(value))
-        assert pair.item is not None
-        pair.item.trivia.indent, pair.item.trivia.trail = like.indent, self.end
-        self.pieces.insert(at, pair)
+        self.pieces.insert(at, TomlPiece(f"{like.indent}{key}{literal(value)}{self.end}", path, like.table, key))
 
     def _new_table(self, doc: dict[str, Any], path: Path, value: Any) -> None:
         """A table that is not there yet, after those that share the longest beginning with it."""
@@ -504,7 +502,7 @@ class _Edit:
             at = self._body_end(near[-1])
         separate = bool(self.pieces) and (at == len(self.pieces) or self.pieces[at].blank)
         name = _key(table)
-        header = TomlPiece(f"{indent}[{name}]{self.end}", table, table, name)
+        header = TomlPiece(f"{indent}[{name}]{self.end}", table, table, name, header=True)
         self.pieces[at:at] = [*([TomlPiece(self.end)] if separate else []), header]
         if value != {}:
             self._insert(at + separate + 1, path, value, _deeper(header))
@@ -512,7 +510,7 @@ class _Edit:
     def _body_end(self, header: int) -> int:
         """Behind the last line of a table: its last pair, and comments right below it that no other line follows."""
         body = self._body(header + 1)
-        end = at = max((n + 1 for n in body if self.pieces[n].item is not None), default=header + 1)
+        end = at = max((n + 1 for n in body if self.pieces[n].pair), default=header + 1)
         while at < len(self.pieces) and self.pieces[at].comment:
             at += 1
         return at if at == len(self.pieces) or self.pieces[at].blank else end
