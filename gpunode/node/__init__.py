@@ -30,6 +30,7 @@ _BEFORE = {
         *("devices.sh", "arguments.sh", "probe_words.sh", "probe_machine.sh", "probe_links.sh", "probe_engines.sh"),
         "probe_files.sh",
     ),
+    "logs.sh": ("devices.sh", "probe_words.sh"),
     "smoke.sh": ("common.sh",),
     "cdi.sh": (*_FILES, "own_units.sh"),
     "mig.sh": (*_FILES, "pause.sh", "own_units.sh"),

@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import Check, DriverState, PciDevice, PciLink, Service
+from gpunode.core.model import Check, DriverState, KernelFault, PciDevice, PciLink, Service, Xid
 from gpunode.core.spec import VerifySpec
 from gpunode.edge.load import load_knowledge
 
@@ -330,7 +330,54 @@ JUDGED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, tuple[str, st
         ("not-proven", "the state of the NVLinks was not read"),
     ),
     "no Xid": ([{}], {}, "gpu.xid", ("passed", "no Xid since boot")),
-    "log not read": ([{}], {"unread": ("xids",)}, "gpu.xid", ("not-proven", "the kernel log was not read")),
+    "45 alone": (
+        [{}],
+        {"xids": (Xid(code=45, slot="0000:17:00.0", count=50),)},
+        "gpu.xid",
+        ("passed", "no Xid since boot but 45 (50×), which only follows the end of a program"),
+    ),
+    "45 alone in what is left of the log": (
+        [{}],
+        {"xids": (Xid(code=45, count=50),), "unread": ("xids",)},
+        "gpu.xid",
+        ("not-proven", "the kernel log was not read, or has lost a part"),
+    ),
+    "45 after its cause": (
+        [{}],
+        {"xids": (Xid(code=62), Xid(code=45, count=3300), Xid(code=109, count=2))},
+        "gpu.xid",
+        ("failed", "Xids since boot: 62 (1×), 109 (2×)"),
+    ),
+    "a firmware that does not answer": (
+        [{}],
+        {"kernel_faults": (KernelFault(kind="gsp", line="NVRM: Heartbeat timed out", count=7),)},
+        "driver.kernel-log",
+        ("failed", "a GPU's firmware (GSP) does not answer (7×): NVRM: Heartbeat timed out"),
+    ),
+    "a reset that is required": (
+        [{"recovery": "GPU Reset"}],
+        {"kernel_faults": (KernelFault(kind="reset", line="x"),)},
+        "driver.kernel-log",
+        ("failed", "the driver refuses work until a GPU is reset (1×): x"),
+    ),
+    "a reset that was done": (
+        [{"recovery": "None"}],
+        {"kernel_faults": (KernelFault(kind="reset", line="x"),)},
+        "driver.kernel-log",
+        ("warning", "the driver refuses work until a GPU is reset (1×): x"),
+    ),
+    "a task that hung": (
+        [{}],
+        {"kernel_faults": (KernelFault(kind="hung", line="x"),)},
+        "driver.kernel-log",
+        ("warning", "a GPU, or a task in the driver, hung (1×): x"),
+    ),
+    "log not read": (
+        [{}],
+        {"unread": ("xids",)},
+        "gpu.xid",
+        ("not-proven", "the kernel log was not read, or has lost a part"),
+    ),
 }
 
 

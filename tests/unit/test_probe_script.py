@@ -7,7 +7,8 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from gpunode.core.remote import program
 from gpunode.node import part, script
 
 CASES = Path(__file__).parents[1] / "cases"
+KNOWLEDGE = Path(__file__).parents[2] / "gpunode/knowledge"
 SCRIPT = script("probe.sh")
 SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"], ["sh"]) if shutil.which(shell[0])]
 # what a small image has; no timeout, no modinfo, no package manager
@@ -67,29 +69,126 @@ def tool(folder: Path, name: str, script: str) -> Path:
     return path
 
 
+START = "[    0.000000] Linux version 6.8.0-88-generic (buildd@lcy02) #89-Ubuntu SMP"
 XID = "[9.1] NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."
+HUNG = (
+    "[400.1] INFO: task python3:812 blocked for more than 120 seconds.\n"
+    "[400.1] Call Trace:\n[400.1]  <TASK>\n[400.1]  ? os_acquire_rwlock_write+0x35/0x40 [nvidia]"
+)
+
+
+def kernel_log(folder: Path, ring: str, journal: str = "", shell: Sequence[str] = ("sh",)) -> NodeFacts:
+    """The facts of a node with that ring buffer and journal of the kernel ("": it may not be read)."""
+    for name, text, log in (("ring", ring, "dmesg"), ("journal", journal, "journalctl")):
+        (folder / name).write_text(f"{text}\n")
+        tool(folder, log, f"cat {folder / name}" if text else "echo not permitted >&2; exit 1")
+    env = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    text = SCRIPT.replace("[ -d /proc/driver/nvidia ]", "true")
+    return probe([*shell], env=env, request={"sections": b"xids"}, text=text)[1]
 
 
 @pytest.mark.parametrize(
-    ("dmesg", "journal", "codes", "read"),
+    ("ring", "journal", "codes", "read"),
     [
-        (f"echo '{XID}'", "exit 1", [79], True),
-        ("echo quiet", "exit 1", [], True),
-        ("exit 1", f"echo '{XID}'", [79], True),
-        ("exit 1", "echo quiet", [], True),
-        ("exit 1", "echo Hint: not permitted >&2", [], False),  # who is in no group of the journal's
+        (f"{START}\n{XID}", "", [79], True),
+        (START, XID, [], True),
+        (f"quiet\n{XID}", "", [79], False),
+        ("quiet", "", [], False),
+        ("quiet", f"{START}\n{XID}", [79], True),
+        ("", f"{START}\n{XID}", [79], True),
+        ("", START, [], True),
+        ("", f"{START}\n systemd-journald[1]: Missed 812 kernel messages", [], False),
+        ("", "", [], False),  # who is in no group of the journal's
     ],
 )
-def test_a_kernel_log_without_an_xid_is_not_one_that_was_not_read(
-    dmesg: str, journal: str, codes: list[int], read: bool, tmp_path: Path
+def test_a_kernel_log_without_an_xid_is_not_one_that_was_not_read_from_its_beginning(
+    ring: str, journal: str, codes: list[int], read: bool, tmp_path: Path
 ) -> None:
-    tool(tmp_path, "dmesg", dmesg)
-    tool(tmp_path, "journalctl", journal)
-    text = SCRIPT.replace("[ -d /proc/driver/nvidia ]", "true")
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    _, facts = probe(["sh"], env=env, request={"sections": b"xids"}, text=text)
+    facts = kernel_log(tmp_path, ring, journal)
     assert [xid.code for xid in facts.xids] == codes
     assert ("xids" not in facts.unread) is read
+
+
+def test_a_kernel_log_that_takes_too_long_is_not_one_that_was_read(tmp_path: Path) -> None:
+    tool(tmp_path, "dmesg", f"echo '{START}'; exit 124")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    _, facts = probe(
+        ["sh"], env=env, request={"sections": b"xids"}, text=SCRIPT.replace("[ -d /proc/driver/nvidia ]", "true")
+    )
+    assert facts.unread.count("xids") == 1 and "read in part" in " ".join(facts.notes)
+
+
+@pytest.mark.parametrize("awk", [["mawk"], ["gawk"], ["busybox", "awk"]], ids=" ".join)
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_xids_are_counted_by_code_and_gpu_before_any_are_left_out(
+    shell: list[str], awk: list[str], tmp_path: Path
+) -> None:
+    if not (program := shutil.which(awk[0])):
+        pytest.skip(f"no {awk[0]}")
+    tool(tmp_path, "awk", f'exec {" ".join([program, *awk[1:]])} "$@"')
+    line = "[{}.0] NVRM: Xid (PCI:0000:{}:00): {}, pid={}, name=python3, Ch 00000008"
+    first = [line.format(n, "17", code, n) for n, code in enumerate((62, 44, 109))]
+    flood = [line.format(n, gpu, 45, n) for n in range(10, 1660) for gpu in ("17", "65")]
+    facts = kernel_log(tmp_path, "\n".join([START, *first, *flood, HUNG]), shell=shell)
+    counted = [(xid.code, xid.slot, xid.count) for xid in facts.xids]
+    ones = [(code, "0000:17:00.0", 1) for code in (62, 44, 109)]
+    assert counted == [*ones, (45, "0000:17:00.0", 1650), (45, "0000:65:00.0", 1650)]
+    assert facts.xids[3].line == flood[0]
+    assert [(one.kind, one.count) for one in facts.kernel_faults] == [("hung", 1)]
+
+
+KERNEL_MESSAGES = [
+    message["line"]
+    for name in ("nvidia.ko", "linux")
+    for source in tomllib.loads((KNOWLEDGE / f"faults/messages/{name}.toml").read_text())["source"]
+    for message in source["message"]
+    if message["fault"] == "driver-hang" or "NV_ERR_RESET_REQUIRED" in message["line"]
+]
+
+
+@pytest.mark.parametrize("line", KERNEL_MESSAGES)
+def test_what_the_doctor_knows_of_a_driver_that_hangs_is_a_fault_of_the_kernel_log(line: str, tmp_path: Path) -> None:
+    [fault] = kernel_log(tmp_path, f"{START}\n[9.1] {line}\n[9.2] {line}").kernel_faults
+    assert (fault.line, fault.count) == (f"[9.1] {line}", 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[9.9] nvidia-nvlink: Nvlink Core is being initialized, major device number 511",
+        "[9.9] NVRM: GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+    ],
+)
+def test_what_a_reload_or_a_reset_has_ended_is_no_fault_of_the_kernel_log_any_more(line: str, tmp_path: Path) -> None:
+    before = "[9.1] NVRM: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x0000006A)"
+    assert kernel_log(tmp_path, f"{START}\n{before}\n{line}").kernel_faults == ()
+    [again] = kernel_log(tmp_path, f"{START}\n{before}\n{line}\n{before}").kernel_faults
+    assert (again.kind, again.count) == ("reset", 1)
+
+
+def test_a_task_that_hangs_elsewhere_than_in_the_driver_is_none_of_its_faults(tmp_path: Path) -> None:
+    hung = HUNG.replace("[nvidia]", "[xfs]")
+    assert kernel_log(tmp_path, f"{START}\n{hung}").kernel_faults == ()
+
+
+def test_the_doctor_gets_what_stands_before_a_flood(tmp_path: Path) -> None:
+    flood = [f"[{n}.0] NVRM: Xid (PCI:0000:17:00): 45, pid={n}" for n in range(100, 20100)]
+    others = [f"[{n}.5] audit: type={'x' * (n % 97)}{'y' * (n // 97)} res=success" for n in range(4000)]
+    text = "\n".join([START, XID, *flood, *others])
+    (tmp_path / "ring").write_text(f"{text}\n")
+    tool(tmp_path, "dmesg", f"cat {tmp_path / 'ring'}")
+    found = subprocess.run(
+        ["sh", "-s"],
+        input=script("logs.sh"),
+        env={"GPUNODE_IN": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    kernel = found.partition("=== gpunode log kernel\n")[2].partition("=== ")[0].splitlines()
+    assert kernel[:6] == [XID, *flood[:5]] and kernel[6:26] == flood[-20:] and kernel[-3000:] == others[-3000:]
+    assert len(kernel) == 26 + 3000
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)

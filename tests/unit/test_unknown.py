@@ -39,6 +39,7 @@ CASES = Path(__file__).parents[1] / "cases/probes"
 # field of NodeFacts → its section, which is among the unread ones where it could not be read
 SECTIONS = {
     "xids": "xids",
+    "kernel_faults": "xids",
     "nvlink_inactive": "nvlink",
     "cdi": "cdi",
     "gpu_containers": "gpu_containers",
@@ -332,6 +333,7 @@ RESTS: Mapping[str, tuple[str, ...]] = {
     "cpu.governor": ("tuning", "tuning.governors", "gpus"),
     "fabric.imex": ("tuning", "tuning.imex_dra"),
     "gpu.xid": ("unread xids", "driver", "driver.loaded"),
+    "driver.kernel-log": ("unread xids", "driver", "driver.loaded"),
     "image.first-boot": ("first_boot", "first_boot.program", "first_boot.status"),
     "sharing.mig": (
         *("nvml", "nvml[0].mig_current", "nvml[1].mig_current", "nvml[1].mig_pending", "sharing"),

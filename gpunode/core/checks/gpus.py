@@ -7,7 +7,7 @@ that no check passes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -311,24 +311,59 @@ def _joined(facts: NodeFacts, troubles: list[Trouble]) -> Iterator[Check]:
         yield Check(id=_FABRIC.id, status="passed", message=_FABRIC.good)
 
 
-def xid_checks(facts: NodeFacts, of_programs: Iterable[int]) -> Iterator[Check]:
-    """gpu.xid; that there is none only a log that was read says, and without a driver nobody writes any."""
-    applications = set(of_programs)
-    serious = Counter(x.code for x in facts.xids if x.code not in applications)
-    other = Counter(x.code for x in facts.xids if x.code in applications)
-    if serious:
+_SHOW = "dmesg | grep -e NVRM -e Xid -e blocked"
+# kind of KernelFault → (status, what it means, what to do)
+_KERNEL_FAULTS: dict[str, tuple[Literal["failed", "warning"], str, str]] = {
+    "gsp": ("failed", "a GPU's firmware (GSP) does not answer", f"{_DRAIN}; the newest driver of its branch"),
+    "reset": ("failed", "the driver refuses work until a GPU is reset", _DRAIN),
+    "hung": (
+        "warning",
+        "a GPU, or a task in the driver, hung",
+        f"{_SHOW}; ps axo stat,pid,comm | grep ^D: hangs still: reboot",
+    ),
+}
+
+
+def kernel_log_checks(facts: NodeFacts, applications: Collection[int], cleanup: Collection[int]) -> Iterator[Check]:
+    """gpu.xid and driver.kernel-log; without a driver nobody writes any of it.
+
+    `applications` are codes that blame no GPU, `cleanup` those of them that say nothing by themselves.
+    """
+    count: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
+    for xid in facts.xids:
+        if xid.code not in cleanup:
+            count[xid.code in applications][xid.code] += xid.count
+    if serious := count[False]:
         text = f"Xids since boot: {_counted(serious)}"
         yield Check(id="gpu.xid", status="failed", message=text, fix="dmesg | grep Xid")
-    elif other:
+    elif other := count[True]:
         text = f"Xids of applications since boot: {_counted(other)}"
         yield Check(id="gpu.xid", status="warning", message=text, fix="look at the programs named in dmesg")
-    elif not facts.driver.loaded:
-        return
-    elif "xids" not in facts.unread:
-        yield Check(id="gpu.xid", status="passed", message="no Xid since boot")
     else:
-        text = "the kernel log was not read"
-        yield Check(id="gpu.xid", status="not-proven", message=text, fix="probe as root: dmesg | grep Xid")
+        after = Counter({xid.code: xid.count for xid in facts.xids})
+        but = f" but {_counted(after)}, which only follows the end of a program" if after else ""
+        yield from _of_whole_log(facts, "gpu.xid", f"no Xid since boot{but}")
+    found = [(one, *_KERNEL_FAULTS[one.kind]) for one in facts.kernel_faults if one.kind in _KERNEL_FAULTS]
+    if found:
+        # a reset leaves no line in the log; the driver's word for each GPU is newer than an assertion
+        over = all(gpu.recovery == "None" for gpu in facts.nvml) and bool(facts.nvml)
+        bad = any(status == "failed" and not (over and one.kind == "reset") for one, status, _, _ in found)
+        text = "; ".join(f"{words} ({one.count}×): {one.line}" for one, _, words, _ in found)
+        fix = "; ".join(fix for _, _, _, fix in found)
+        yield Check(id="driver.kernel-log", status="failed" if bad else "warning", message=text, fix=fix)
+    else:
+        yield from _of_whole_log(facts, "driver.kernel-log", "no firmware timeout, required reset or hung task")
+
+
+def _of_whole_log(facts: NodeFacts, check_id: str, good: str) -> Iterator[Check]:
+    """That there is nothing only a log says that was read whole."""
+    if not facts.driver.loaded:
+        return
+    if "xids" in facts.unread:
+        text = "the kernel log was not read, or has lost a part"
+        yield Check(id=check_id, status="not-proven", message=text, fix=f"probe as root: {_SHOW}")
+    else:
+        yield Check(id=check_id, status="passed", message=good)
 
 
 def _counted(codes: Counter[int]) -> str:

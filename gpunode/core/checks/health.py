@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
+from gpunode.core.checks.gpus import fault_fix, gpu_checks, kernel_log_checks
 from gpunode.core.checks.host import host_checks
 from gpunode.core.checks.kubelet import kubelet_checks
 from gpunode.core.checks.nvlink import nvlink_checks
@@ -261,7 +261,7 @@ def health_checks(
         *port_checks(facts),
         *peer_checks(facts),
         *host_checks(facts, knowledge),
-        *xid_checks(facts, knowledge.application_xids),
+        *kernel_log_checks(facts, knowledge.application_xids, knowledge.cleanup_xids),
     )
     gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
     return [
@@ -329,7 +329,7 @@ def _missing(facts: NodeFacts, knowledge: Knowledge) -> str:
     missing = [gpu for gpu in facts.gpus if gpu.slot not in seen]
     if not missing and len(facts.nvml) == len(facts.gpus):
         return ""
-    said = {xid.slot: xid.line.partition("NVRM: ")[2] for xid in facts.xids}
+    said = {xid.slot: xid.line.partition("NVRM: ")[2] for xid in facts.xids if xid.code not in knowledge.cleanup_xids}
     said |= {one.slot or (missing[0].slot if len(missing) == 1 else ""): one.words for one in facts.not_started}
     if not facts.nvml:  # of one that did not start nvidia-smi may say nothing of the others either
         missing = [gpu for gpu in missing if said.get(gpu.slot)] or missing

@@ -38,7 +38,11 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "settings)",
         "gpu.alike": "(warning) a GPU has another VBIOS or driver than most of its model in the pool (hosts with the "
         "same `rollout`), or its host other models than a pool that has a name",
-        "gpu.xid": "the kernel log has Xids since boot that are not an application's own (those are a warning)",
+        "gpu.xid": "the kernel log has Xids since boot that are not an application's own (those are a warning; 45 "
+        "alone is none); *not-proven* where the log has lost its beginning, also in the journal",
+        "driver.kernel-log": "since its module was loaded the driver has reported that a GPU's firmware does not "
+        "answer or that a reset is required; a warning for a GPU or a task that hung in it, and for a reset that "
+        "nvidia-smi no longer asks for",
         "pcie.width": "a GPU, a network card or a PCIe switch has fewer lanes than it and its slot can; *not-proven* "
         "in a guest, where the slot is not seen",
         "pcie.generation": "a link is slower than both ends can; of a GPU only while it works (P0 to P2), *skipped* "

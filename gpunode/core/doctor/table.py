@@ -129,6 +129,7 @@ class XidRow:
     investigatory: str = ""
     plain: str = ""
     application: bool = False  # NVIDIA's catalogue: an error of the program, the GPU is sound
+    cleanup: bool = False  # says nothing by itself
     ignored: bool = False  # by the device plugin: the GPU stays allocatable
     fault: str = ""  # that it shows by itself
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from gpunode.core.errors import InputError
 from gpunode.core.facts.driver import (
     read_driver,
+    read_kernel_faults,
     read_loaded_modules,
     read_not_started,
     read_nvlink,
@@ -170,6 +171,7 @@ def parse_probe(text: str) -> NodeFacts:
         "cdi": read_cdi(probe, files),
         "xids": read_xids(probe),
         "not_started": read_not_started(probe),
+        "kernel_faults": read_kernel_faults(probe),
         "nvlink_inactive": read_nvlink(probe),
         "topology": read_topology(probe),
         "pcie": read_pcie(probe),

@@ -11,12 +11,24 @@ from typing import Any
 
 from gpunode.core.facts.machine import VERSION
 from gpunode.core.facts.text import Probe, stated
-from gpunode.core.model import DriverState, MigInstance, NotStarted, NvmlGpu, PciDevice, Service, Sharing, Topology, Xid
+from gpunode.core.model import (
+    DriverState,
+    KernelFault,
+    MigInstance,
+    NotStarted,
+    NvmlGpu,
+    PciDevice,
+    Service,
+    Sharing,
+    Topology,
+    Xid,
+)
 
 _LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
 _PACKAGED = re.compile(r"/(?:usr/)?lib(?:32|64|x32)?/|\Z")  # where packages and NVIDIA's installer put it
 # with MIG the instance follows the GPU, drivers before 340 leave out the word PCI
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})(?: GPU-[A-Z]{1,4}:[0-9a-fA-F]{1,4}){0,2}\): (\d{1,5})\b")
+_COUNTED = re.compile(r"(xid|start|gsp|reset|hung) (\d{1,9}) (.*)")
 _NOT_STARTED = re.compile(r"NVRM: (?:GPU ([0-9a-fA-F:.]{12,16}): )?(RmInitAdapter failed\b.*)")
 _LINK = re.compile(r"\s*Link (\d{1,3}): (.*)")
 _SPEED = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
@@ -213,13 +225,29 @@ def _slot(bus_id: str) -> str:
 
 
 def read_xids(probe: Probe) -> tuple[Xid, ...]:
-    """NVRM's Xid lines since boot, oldest first (the last 50)."""
-    found = []
-    for line in probe.lines("xids"):
+    """NVRM's Xids since boot by code and GPU, in the order in which they came first."""
+    found: dict[tuple[int, str], Xid] = {}
+    for _, count, line in _kernel_lines(probe):
         if match := _XID.search(line):
-            slot = match[1].lower() if "." in match[1] else f"{match[1].lower()}.0"
-            found.append(Xid(code=int(match[2]), slot=slot, line=line.strip()))
-    return tuple(found)
+            code, slot = int(match[2]), match[1].lower() if "." in match[1] else f"{match[1].lower()}.0"
+            old = found.get((code, slot))
+            found[code, slot] = replace(
+                old or Xid(code=code, slot=slot, line=line), count=(old.count if old else 0) + count
+            )
+    return tuple(found.values())
+
+
+def read_kernel_faults(probe: Probe) -> tuple[KernelFault, ...]:
+    """What the kernel log says against the driver since its module was loaded, without Xids and failed starts."""
+    of_others = ((kind, count, line) for kind, count, line in _kernel_lines(probe) if kind not in ("", "xid", "start"))
+    return tuple(KernelFault(kind=kind, count=count, line=line) for kind, count, line in of_others)
+
+
+def _kernel_lines(probe: Probe) -> Iterator[tuple[str, int, str]]:
+    """(kind, how many, the first line) of the kernel log; of probes up to 1.0 each line by itself."""
+    for line in map(str.strip, probe.lines("xids")):
+        match = _COUNTED.match(line)
+        yield (match[1], int(match[2]), match[3]) if match else ("", 1, line)
 
 
 def read_not_started(probe: Probe) -> tuple[NotStarted, ...]:

@@ -70,7 +70,7 @@ _SECTIONS: Mapping[str, str] = {
     "modules": "driver",
     "device_nodes": "gpu_containers",
     "nvlink_inactive": "nvlink",
-    "not_started": "xids",
+    **dict.fromkeys(("not_started", "kernel_faults"), "xids"),
     **dict.fromkeys(("pcie", "rdma", "hidden"), "links"),
     "unfinished": "journal",
 }

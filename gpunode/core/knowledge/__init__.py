@@ -230,6 +230,7 @@ class Knowledge:
     repositories: Mapping[str, Table]
     packages: Mapping[str, Table]
     application_xids: frozenset[int]  # the program is to blame, or it only tells of something: the GPU is sound
+    cleanup_xids: frozenset[int]  # of them, those that say nothing by themselves
     precompiled: tuple[Precompiled, ...] = ()
     packagers: tuple[Table, ...] = ()  # of rpm packages of their own, with their repositories
     unread: Mapping[str, Unread] = field(default_factory=dict)  # ID:VERSION_ID → why it cannot be set up
@@ -320,6 +321,7 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table, xids
         application_xids=frozenset(
             row["code"] for row in xids["xid"] if row.get("application") or row.get("immediate") == "IGNORE"
         ),
+        cleanup_xids=frozenset(row["code"] for row in xids["xid"] if row.get("cleanup")),
         precompiled=tuple(
             Precompiled(**{name: _frozen(value) for name, value in _sourced(row, repos).items()})
             for row in repos.get("precompiled", ())

@@ -430,11 +430,12 @@ class FirstBoot:
 
 @dataclass(frozen=True, kw_only=True)
 class Xid:
-    """One NVRM Xid line since boot."""
+    """NVRM's Xid lines of one code and GPU since boot: the first of them, and how many there are."""
 
     code: int
     slot: Annotated[str, LINE] = ""
     line: Annotated[str, LINE] = ""
+    count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,6 +444,15 @@ class NotStarted:
 
     slot: Annotated[str, SLOT] = ""
     words: Annotated[str, LINE] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelFault:
+    """What else the kernel log says against the driver: `kind` is gsp, reset or hung, `line` the first of `count`."""
+
+    kind: Annotated[str, WORD] = ""
+    line: Annotated[str, LINE] = ""
+    count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -507,6 +517,7 @@ class NodeFacts:
     cdi: Cdi = Cdi()
     xids: tuple[Xid, ...] = field(default=(), metadata=VOLATILE)
     not_started: tuple[NotStarted, ...] = field(default=(), metadata=VOLATILE)
+    kernel_faults: tuple[KernelFault, ...] = field(default=(), metadata=VOLATILE)
     # "GPU 0 link 3"; "GPU 0: all links" where its like has some up
     nvlink_inactive: tuple[Annotated[str, LINE], ...] = field(default=(), metadata=VOLATILE)
     topology: Topology = field(default=Topology(), metadata=VOLATILE)  # with two GPUs or more

@@ -62,7 +62,7 @@ start_kernel() {
     mkdir -p "$lab/sys/bus/pci/devices" "$lab/sys/bus/pci/drivers" "$lab/sys/module" "$lab/proc/driver"
     find "$lab/sys/module" "$lab/proc/driver" "$lab/sys/bus/pci/drivers" -mindepth 1 -delete
     find "$lab/sys/bus/pci/devices" -mindepth 2 -maxdepth 2 -name driver -delete
-    : >"$lab/dmesg"
+    echo "[    0.000000] $(cat "$lab/version")" >"$lab/dmesg"
     : >"$lab/proc/modules"
     show "$lab/kernel" /proc/sys/kernel/osrelease
     show "$lab/boot_id" /proc/sys/kernel/random/boot_id

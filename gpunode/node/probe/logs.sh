@@ -3,23 +3,38 @@
 #
 # Each log stands behind a line `=== gpunode log NAME`.  What is not there is left out.
 
+# Runs behind probe_words.sh.
+
 LINES=3000  # of each log, the last ones
+MOST=12000 # with what the driver says, and of what is no log: nvidia-smi -q of 16 GPUs
 WIDTH=1200  # bytes of a line
 WHOLE=1000000  # bytes of a file that is no log: a part of it would say something else
-PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib:/usr/local/nvidia/bin
-export PATH
-
-have() { command -v "$1" >/dev/null 2>&1; }
 
 # log NAME: standard input, if it has anything
 log() {
-  tail -n "$LINES" | cut -c "1-$WIDTH" >"$GPUNODE_IN/log"
+  cut -c "1-$WIDTH" | tail -n "$MOST" >"$GPUNODE_IN/log"
   [ ! -s "$GPUNODE_IN/log" ] || { printf '=== gpunode log %s\n' "$1" && cat "$GPUNODE_IN/log"; }
 }
 
-# limited COMMAND…: ended after a while, where timeout is there
-limited() {
-  if have timeout; then timeout 20 "$@" 2>&1; else "$@" 2>&1; fi
+# reduced: standard input without its floods, before it is cut: of lines that differ in numbers alone (Xids: of the same
+# code and GPU) the first 5 and the last 20; of these all that the driver says, and the last LINES of the rest
+reduced() {
+  awk -v most="$LINES" '
+    {
+      key = $0
+      gsub(/0x[0-9a-fA-F]+|[0-9]+/, "#", key)
+      if (match($0, /Xid \([^)]*\): [0-9]+/)) key = substr($0, RSTART, RLENGTH)
+      if (++count[key] <= 5) text[NR] = $0
+      else {
+        place = key SUBSEP (count[key] % 20)
+        if (place in last) delete text[last[place]]
+        text[last[place] = NR] = $0
+      }
+    }
+    END {
+      for (n = 1; n <= NR; n++) others += n in text && text[n] !~ /NVRM|nvidia|Xid/
+      for (n = 1; n <= NR; n++) if (n in text && (text[n] ~ /NVRM|nvidia|Xid/ || others-- <= most)) print text[n]
+    }'
 }
 
 newest() { local file; for file in "$@"; do [ ! -r "$file" ] || printf '%s\n' "$file"; done | tail -n 4; }
@@ -28,7 +43,7 @@ files() {
   local name file
   name=$1
   shift
-  newest "$@" | while read -r file; do cat "$file"; done | log "$name"
+  newest "$@" | while read -r file; do cat "$file"; done | reduced | log "$name"
 }
 
 # whole NAME FILE
@@ -37,11 +52,7 @@ whole() {
   printf '=== gpunode log %s\n' "$1" && cat "$2" && echo
 }
 
-if [ -r /dev/kmsg ] && dmesg >/dev/null 2>&1; then
-  dmesg | log kernel
-elif have journalctl; then
-  limited journalctl -k -b --no-pager -o short-iso -n "$LINES" | log kernel
-fi
+kernel_messages | reduced | log kernel
 if have journalctl; then
   for unit in kubelet k3s k3s-agent rke2-server rke2-agent k0scontroller k0sworker snap.microk8s.daemon-kubelite \
     snap.microk8s.daemon-containerd snap.docker.dockerd $ENGINE_UNITS nvidia-persistenced nvidia-fabricmanager \
@@ -52,14 +63,14 @@ if have journalctl; then
     # of the kubelet with the starts of its engine, behind which what it said of that is over
     [ "$unit" != kubelet ] || set -- _SYSTEMD_UNIT=kubelet.service + UNIT=kubelet.service _PID=1 \
       + UNIT=containerd.service _PID=1 + UNIT=crio.service _PID=1 + UNIT=docker.service _PID=1
-    limited journalctl -b "$@" --no-pager -o short-iso -n "$LINES" | grep -v '^-- No entries' | log "$unit"
+    within 20 journalctl -b "$@" --no-pager -o short-iso -n 50000 2>&1 | grep -v '^-- No entries' | reduced | log "$unit"
   done
 fi
 if have nvidia-smi; then
   if [ -e /proc/driver/nvidia/version ] || [ -e /dev/dxg ]; then
-    limited nvidia-smi | log nvidia-smi
-    # whole, of 16 GPUs too: the flags of -d, which would select, are others in each release
-    limited nvidia-smi -q | (LINES=12000 && log nvidia-smi-q)
+    within 20 nvidia-smi 2>&1 | log nvidia-smi
+    # whole: the flags of -d, which would select, are others in each release
+    within 20 nvidia-smi -q 2>&1 | log nvidia-smi-q
   else
     cat /proc/driver/nvidia/version 2>&1 | log nvidia-smi # started without a driver it makes device files all the same
   fi
@@ -74,9 +85,9 @@ files device-plugin /var/log/containers/*nvidia-device-plugin*.log /var/log/cont
 files kube-scheduler /var/log/containers/kube-scheduler*.log
 whole kubelet-devices /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint
 manifest=/etc/kubernetes/manifests/kube-scheduler.yaml
-files kube-scheduler-manifest "$manifest"
+whole kube-scheduler-manifest "$manifest"
 config=$(sed -n 's/^.*--config=\([^ "]*\).*$/\1/p' "$manifest" 2>/dev/null | head -n 1)
-[ -z "$config" ] || files kube-scheduler-config "$config"
+[ -z "$config" ] || whole kube-scheduler-config "$config"
 # whether somebody listens at the extenders' addresses: URL, and the exit code of bash or of timeout
 if [ "$config" ] && have bash && have timeout; then
   sed -n 's/^[ -]*urlPrefix: *["'\'']\{0,1\}\(https\{0,1\}:\/\/[A-Za-z0-9.:-]*\).*/\1/p' "$config" 2>/dev/null |
@@ -95,7 +106,7 @@ for kubeconfig in /etc/kubernetes/kubelet.conf /var/lib/rancher/k3s/agent/kubele
   [ -r "$kubeconfig" ] || continue
   PATH=$PATH:/var/lib/rancher/rke2/bin
   have kubectl || continue
-  limited kubectl --kubeconfig "$kubeconfig" --request-timeout=5s get runtimeclasses \
+  within 20 kubectl --kubeconfig "$kubeconfig" --request-timeout=5s get runtimeclasses \
     -o 'jsonpath={range .items[*]}{.metadata.name}={.handler}{"\n"}{end}{"asked=\n"}' 2>/dev/null | log runtime-classes
 done
 exit 0

@@ -367,25 +367,50 @@ probe_topology() {
   [ "${slow:-}" ] || case $answer in *"$newline| 1, "*) ask_hardware 5 nvidia-smi topo -m ;; esac
 }
 
-# gpu_faults: of a kernel log, the last 50 Xids, and once each what the driver says of a GPU that it could not start
+# gpu_faults: a kernel log, by kernel_messages, as lines `KIND COUNT LINE` with the first line of each: Xids by code and
+# GPU and what the driver says of a GPU that it could not start, since boot; since the module was loaded, GSP firmware
+# that does not answer, GPUs that need a reset, and tasks or GPUs that hang (of a task the driver stands in its trace)
 gpu_faults() {
-  awk '/NVRM: Xid/ { xid[count++] = $0 }
-    /NVRM: .*RmInitAdapter failed/ { words = $0; sub(/.*NVRM: /, "", words); start[words] = $0 }
-    END { for (i = 50 < count ? count - 50 : 0; i < count; i++) print xid[i]; for (words in start) print start[words] }'
+  awk '
+    function add(kind, key, text) {
+      key = kind " " key
+      if (!(key in count) && kinds == 300) return
+      if (!(key in count)) order[++kinds] = key
+      if (!(key in count) || (since[key] != loads && kind !~ /^(xid|start)$/)) { first[key] = text; count[key] = 0 }
+      count[key]++
+      since[key] = loads
+    }
+    BEGIN { loads = 0 }
+    /^gpunode-exit / { ended = $2; next }
+    { read = 1 }
+    /Linux version / { whole = 1 }
+    /some messages lost|Missed [0-9]+ kernel messages/ { gaps = 1 }
+    match($0, /NVRM: Xid \([^)]*\): [0-9]+/) { add("xid", substr($0, RSTART, RLENGTH), $0) }
+    /NVRM: .*RmInitAdapter failed/ { words = $0; sub(/.*NVRM: /, "", words); add("start", words, $0) }
+    /Nvlink Core is being initialized/ { loads++ }
+    /NVRM: .*[Hh]eartbeat timed out/ { add("gsp", "", $0) }
+    /NVRM: .*NV_ERR_RESET_REQUIRED/ { add("reset", "", $0) }
+    /NVRM: .*recovery action changed from .* \(None\)/ { since["reset "] = -1 }
+    /NVRM: .*GPU is probably locked|soft lockup - CPU.*\[(nvidia|nv-hostengine)/ { add("hung", "", $0) }
+    / blocked for more than [0-9]+ seconds/ { task = $0; left = 60 }
+    left && (/\[nvidia[a-z_]*\]/ || (left == 60 && /task (nvidia|nv-hostengine)/)) { add("hung", "", task); left = 0 }
+    left { left-- }
+    END {
+      for (n = 1; n <= kinds; n++) {
+        key = order[n]
+        split(key, part, " ")
+        if (part[1] ~ /^(xid|start)$/ || since[key] == loads) print "| " part[1] " " count[key] " " substr(first[key], 1, 600)
+      }
+      if (!read) print "!! neither dmesg nor the journal of the kernel is permitted"
+      else if (ended != 0) print "! the kernel log took too long, and was read in part"
+      else if (!whole || gaps) print "! the kernel log has lost its beginning, or a part, since boot"
+    }'
 }
 
 probe_xids() {
-  local kernel_log
   [ -d /proc/driver/nvidia ] || return 0
-  if kernel_log=$(within 3 dmesg 2>/dev/null | gpu_faults; within 3 dmesg >/dev/null 2>&1); then
-    [ -z "$kernel_log" ] || printf '%s\n' "$kernel_log" | quote
-  elif ! have journalctl; then
-    denied "dmesg is not permitted, and no journalctl"
-  elif [ "$(within 5 journalctl -q -k -b -n 1 --no-pager -o cat 2>/dev/null)" ]; then
-    within 5 journalctl -k -b --no-pager -o short 2>/dev/null | gpu_faults | quote
-  else
-    denied "neither dmesg nor the journal of the kernel is permitted"
-  fi
+  have awk || { remark "no awk"; return; }
+  { kernel_messages; printf '\ngpunode-exit %s\n' "$?"; } | gpu_faults
 }
 
 # by devices.sh, which is sent before this

@@ -103,3 +103,15 @@ ask_hardware() {
   kill "$watch" 2>/dev/null
   wait "$watch" 2>/dev/null
 }
+
+# kernel_messages: what the kernel said since it started: by its ring where that still has the beginning, else by the
+# journal of this boot, else what the ring has left
+kernel_messages() {
+  if within 3 dmesg 2>/dev/null | grep -q 'Linux version '; then
+    within 3 dmesg
+  elif have journalctl && [ "$(within 5 journalctl -q -k -b -n 1 --no-pager -o cat 2>/dev/null)" ]; then
+    within 10 journalctl -q -k -b --no-pager -o short-iso 2>/dev/null
+  else
+    within 3 dmesg 2>/dev/null
+  fi
+}

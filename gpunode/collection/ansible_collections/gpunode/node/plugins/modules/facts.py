@@ -207,10 +207,13 @@ facts:
       description: 'Cdi. Keys: specs, gpus, missing.'
       type: dict
     xids:
-      description: 'Xids. Keys: code, slot, line.'
+      description: 'Xids. Keys: code, slot, line, count.'
       type: list
     not_started:
       description: 'Not started. Keys: slot, words.'
+      type: list
+    kernel_faults:
+      description: 'Kernel faults. Keys: kind, line, count.'
       type: list
     nvlink_inactive:
       description: '"GPU 0 link 3"; "GPU 0: all links" where its like has some up.'
