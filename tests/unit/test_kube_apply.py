@@ -11,6 +11,7 @@ from api_server import ApiServer, Fault
 from kube_cluster import foreign, hows, inventory, mutating, node, put, rendered, silent
 
 from gpunode.core.errors import Exit, InterruptedByUser
+from gpunode.kube.core.cluster import POOL_LABEL
 from gpunode.kube.core.objects import thing
 from gpunode.kube.core.owned import INVENTORY, ObjectKey, key_of
 from gpunode.kube.core.render import Rendered
@@ -190,7 +191,7 @@ def test_labels_and_taints_come_to_the_hosts_of_the_inventory_and_go_again(serve
     applied = put(api, rendered(spec, **{"gpu1": {}, "10.0.0.2": {}}))
     assert applied.problems == ()
     gpu1 = server.get("Node", "gpu1")
-    assert gpu1 and gpu1["metadata"]["labels"] == {"zone": "a", "gpu": "true"}
+    assert gpu1 and gpu1["metadata"]["labels"] == {"zone": "a", "gpu": "true", POOL_LABEL: "default"}
     assert gpu1["spec"]["taints"] == [theirs, {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
     assert hows(applied)["Node gpu2"] == "changed"
     assert set(hows(put(api, rendered(spec, **{"gpu1": {}, "10.0.0.2": {}}))).values()) == {"unchanged"}

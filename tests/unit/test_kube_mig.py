@@ -16,7 +16,7 @@ from kube_cluster import foreign, mutating, node, put, quick, rendered
 from rows import over
 
 from gpunode.kube.core.checks.preflight import with_nodes
-from gpunode.kube.core.cluster import CLIENT_LABEL, MIG_LABEL, MIG_STATE
+from gpunode.kube.core.cluster import CLIENT_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL
 from gpunode.kube.core.judge import findings
 from gpunode.kube.core.marks import left_over
 from gpunode.kube.core.render import render
@@ -119,7 +119,7 @@ def test_the_gpu_operator_gets_the_layouts_as_values() -> None:
     values = what.releases[0].values["migManager"]
     assert (values["enabled"], values["image"], values["config"]["name"]) == (True, "k8s-mig-manager", "mig-layouts")
     assert list(yaml.safe_load(values["config"]["data"]["config.yaml"])["mig-configs"]) == ["all-disabled", "small"]
-    assert what.nodes[0].labels == {MIG_LABEL: "small"}
+    assert what.nodes[0].labels == {POOL_LABEL: "small", MIG_LABEL: "small"}
     assert rendered({"kubernetes": {"install": "operator"}}).releases[0].values["migManager"] == {"enabled": False}
 
 

@@ -103,7 +103,7 @@ def _pods_on(objects: Any, labels: dict[str, str]) -> dict[str, str]:
             "mps",
             {"nvidia-device-plugin-mps": "mps", "gpu-feature-discovery-mps": "mps", "mps-control-daemon-mps": "mps"},
         ),
-        ("", {"nvidia-device-plugin-whole": "whole", "gpu-feature-discovery-whole": "whole"}),
+        ("", {}),
     ],
 )
 def test_a_node_has_the_pods_of_its_pool_alone(pool: str, workloads: dict[str, str]) -> None:
@@ -159,13 +159,20 @@ def _terms(objects: Any) -> list[list[str]]:
     return [[one["key"] for one in term["matchExpressions"]] for term in terms]
 
 
-def test_unmarked_nodes_get_the_mps_daemon_where_their_configuration_is_mps() -> None:
+def test_unmarked_nodes_get_the_mps_daemon_where_no_pool_names_its_nodes() -> None:
     label = "nvidia.com/device-plugin.config"
     assert _terms(rendered(MPS).objects) == [[label], ["nvidia.com/mps.capable"]]
-    mps = MPS | {"kubernetes": {"pool": "mps"}}
-    assert _terms(rendered({}, a={}, b=mps).objects) == [[label]], "they get the pool default, which has whole GPUs"
-    other = {"kubernetes": {"pool": "other"}}
-    assert _terms(rendered({}, a=MPS, b=other).objects) == [[label], ["nvidia.com/mps.capable", label]]
+    assert _terms(rendered(MPS, a={}).objects) == [[label]]
+    assert _terms(rendered({}, a=MPS, b={"kubernetes": {"pool": "other"}}).objects) == [[label]]
+
+
+@pytest.mark.parametrize("how", ["inventory", "selector"])
+def test_a_node_that_the_only_pool_does_not_name_gets_no_pod(how: str) -> None:
+    by_label = {"kubernetes": {"pools": {"default": {"nodes": "kubernetes.io/hostname in (n1,n2)"}}}}
+    objects = (rendered({}, n1={}, n2={}) if how == "inventory" else rendered(by_label)).objects
+    whole = {"nvidia-device-plugin": "default", "gpu-feature-discovery": "default"}
+    assert (_pods_on(objects, {}), _pods_on(objects, {"nvidia.com/device-plugin.config": "default"})) == ({}, whole)
+    assert _pods_on(rendered({}).objects, {}) == whole
 
 
 def test_the_mps_daemons_pod_takes_what_it_mounted_on_the_host_away() -> None:

@@ -14,8 +14,10 @@ from kube_cluster import mutating, node, rendered
 from rows import over
 
 from gpunode.core.errors import Exit, InputError, RefusedError
+from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.kube.cli import kube
-from gpunode.kube.core.checks.preflight import chosen_by
+from gpunode.kube.core.checks.preflight import pool_nodes
+from gpunode.kube.core.cluster import Pool
 from gpunode.kube.core.render.files import files_of
 
 pytest_plugins = ("kube_fixtures",)
@@ -61,6 +63,11 @@ def test_the_nodes_that_a_selector_chooses_are_marked_and_given_back(server: Api
     server.edit("Node", "d", "", lambda item: item["metadata"].update(labels={"team": "gpu"}))
     assert run(server, tmp_path, "apply", "--nodes", "team=gpu", "--no-wait").return_value == Exit.OK
     assert marks(server) == {"a": OURS, "b": NONE, "c": NONE, "d": OURS}
+    server.gone(("v1", "nodes", "", "d"))
+    left = "node d: it was in a pool"
+    assert left in " ".join(run(server, tmp_path, "verify", "--nodes", "team=gpu", "--timeout", "1").output.split())
+    assert left in " ".join(run(server, tmp_path, "apply", "--nodes", "team=gpu", "--no-wait").output.split())
+    assert left not in run(server, tmp_path, "apply", "--nodes", "team=gpu", "--no-wait").output
     assert run(server, tmp_path, "remove").return_value == Exit.OK
     assert set(marks(server).values()) == {NONE}
 
@@ -187,7 +194,7 @@ CHOSEN: list[tuple[str, str]] = [
 @over(CHOSEN, name=lambda row: row[0])
 def test_a_selector_chooses_as_kubectl_does(text: str, names: str) -> None:
     nodes = [node("a", labels={"x": "1", "y": "2"}), node("b", labels={"x": "3"}), node("c")]
-    assert "".join(chosen_by(text, nodes)) == names
+    assert "".join(pool_nodes(Pool(name="p", sharing=SharingSpec(), selector=text), nodes)) == names
 
 
 def test_a_folder_marks_nodes_by_their_labels() -> None:

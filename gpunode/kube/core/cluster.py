@@ -134,7 +134,7 @@ class Pool:
 
     @property
     def has_known_nodes(self) -> bool:
-        """False where nobody said which nodes: then they may be any."""
+        """False where nobody said which nodes: then they may be any, and there is no other pool."""
         return bool(self.hosts or self.selector)
 
 
@@ -250,22 +250,10 @@ def user_tolerations(cluster: Cluster) -> list[Object]:
     return [_GPU_TAINT, *(one.given for one in cluster.spec.tolerations)]
 
 
-def not_on(pools: Sequence[Pool]) -> list[Object]:
-    """Node selector expressions that keep a pod away from the nodes of these pools."""
-    expressions = []
-    if any(pool.sharing.strategy == "gpushare" for pool in pools):
-        expressions.append({"key": GPUSHARE_LABEL, "operator": "NotIn", "values": ["true"]})
-    others = [pool.name for pool in pools if pool.sharing.strategy != "gpushare"]
-    if others:
-        expressions.append({"key": POOL_LABEL, "operator": "NotIn", "values": others})
-    return expressions
-
-
-def node_affinity(*expressions: Object) -> Object:
-    """An affinity that wants all of these expressions; {} for none."""
-    if not expressions:
-        return {}
-    terms = [{"matchExpressions": list(expressions)}]
+def pool_affinity(pools: Sequence[Pool], *also: Object) -> Object:
+    """The nodes that are labelled for one of these pools, or fit one of the expressions `also`."""
+    labelled = {"key": POOL_LABEL, "operator": "In", "values": [pool.name for pool in pools]}
+    terms = [{"matchExpressions": [one]} for one in (labelled, *also)]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 

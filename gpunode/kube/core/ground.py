@@ -19,9 +19,10 @@ from gpunode.kube.core.checks.preflight import (
     node_names,
     other_problems,
     pod_security_problem,
+    pool_nodes,
     selector_problems,
 )
-from gpunode.kube.core.cluster import Object
+from gpunode.kube.core.cluster import Object, Pool
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.kube.core.owned import Inventory, NodeMarks, ObjectKey, digest, is_ours, key_of, serves_as_ours, shown
 from gpunode.kube.core.render import Rendered
@@ -69,10 +70,15 @@ class Ground:
             if (live := self.live.get(key)) and not is_ours(live) and serves_as_ours(wanted, live)
         ]
 
-    @cached_property
-    def names(self) -> dict[str, str]:
-        """Host of the inventory → its node."""
-        return node_names(_hosts(self.rendered), list(self.nodes.values()))[0]
+    def nodes_of(self, pools: Iterable[Pool]) -> list[str]:
+        """The names of these pools' nodes."""
+        nodes = list(self.nodes.values())
+        return sorted({name for pool in pools for name in pool_nodes(pool, nodes)})
+
+    @property
+    def left(self) -> list[str]:
+        """Nodes that an earlier apply marked, and that are no longer there."""
+        return [name for name in self.before.nodes if self.nodes and name not in self.nodes]
 
     @property
     def marks(self) -> dict[str, Marks]:
@@ -82,12 +88,7 @@ class Ground:
 
     @property
     def _wanted_marks(self) -> dict[str, Marks]:
-        return {
-            self.names[host]: (wish.labels, wish.taints)
-            for wish in self.rendered.nodes
-            for host in wish.hosts
-            if host in self.names
-        }
+        return {name: (wish.labels, wish.taints) for wish in self.rendered.nodes for name in self.nodes_of([wish.pool])}
 
     @property
     def after(self) -> Inventory:
@@ -99,10 +100,6 @@ class Ground:
         }
         digests = {key: digest(self.wanted[key]) for key in objects}
         return Inventory(objects=objects, nodes=nodes, digests=digests)
-
-
-def _hosts(rendered: Rendered) -> list[str]:
-    return [host for pool in rendered.cluster.pools for host in pool.hosts]
 
 
 # ---------------------------------------------------------------- what must hold
@@ -152,13 +149,12 @@ def _objects(ground: Ground) -> Iterator[Problem]:
 def _nodes(ground: Ground) -> Iterator[Problem]:
     cluster, nodes = ground.rendered.cluster, list(ground.nodes.values())
     yield from selector_problems(cluster, nodes, ground.rendered.nodes)
-    yield from node_names(_hosts(ground.rendered), nodes)[1]
-    by_plugin = {ground.names.get(host, "") for pool in cluster.plugin_pools for host in pool.hosts}
-    yield from cdi_problems(cluster, nodes, sorted(filter(None, by_plugin)))
+    yield from node_names([host for pool in cluster.pools if not pool.selector for host in pool.hosts], nodes)[1]
+    yield from cdi_problems(cluster, nodes, ground.nodes_of(cluster.plugin_pools))
 
 
 def _others(ground: Ground) -> Iterator[Problem]:
-    nodes = [ground.nodes[name] for name in sorted(set(ground.names.values()))]
+    nodes = [ground.nodes[name] for name in ground.nodes_of(ground.rendered.cluster.pools)]
     yield from other_problems(ground.rendered, ground.daemon_sets, ground.policies, nodes)
 
 

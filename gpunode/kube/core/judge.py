@@ -14,7 +14,7 @@ from typing import Any
 
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
-from gpunode.kube.core.checks.preflight import chosen_by, fits, mig_state, node_names, offers_gpus, renamed
+from gpunode.kube.core.checks.preflight import fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
 from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness, wanted_pods
 from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object
 from gpunode.kube.core.marks import parse_taint
@@ -85,13 +85,13 @@ class ClusterReading:
 
     def concerns(self, node: Object) -> bool:
         """Whether its GPUs are those of a pool: where all pools name their nodes, those of others are not."""
-        known = bool(self.marks) and all(wish.hosts or wish.selector for wish in self.marks or ())
+        known = bool(self.marks) and all(wish.pool.has_known_nodes for wish in self.marks or ())
         return not known or node["metadata"]["name"] in self.wishes
 
     def pool_of(self, node: Object) -> str:
         """The pool that a node is in by the spec, else the one that it is marked for; "" for none."""
         wishes = self.wishes.get(node["metadata"]["name"])
-        return wishes[0].pool if wishes else pool_of(node)
+        return wishes[0].pool.name if wishes else pool_of(node)
 
     @property
     def plugins(self) -> dict[ObjectKey, Object]:
@@ -103,16 +103,15 @@ def wished(wishes: Sequence[NodeWish], nodes: Sequence[Object]) -> dict[str, tup
     """Node → what its pool, of those that share alike, has to carry: by the inventory, or by label as of now."""
     by_node: dict[str, tuple[NodeWish, ...]] = {}
     for wish in wishes:
-        names = chosen_by(wish.selector, nodes) if wish.selector else node_names(wish.hosts, nodes)[0].values()
-        for name in dict.fromkeys(names):
+        for name in pool_nodes(wish.pool, nodes):
             by_node[name] = (*by_node.get(name, ()), wish)
     return by_node
 
 
 def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
     """Hosts of the inventory that are no nodes; of a label selector none can be lost."""
-    names, _ = node_names(wish.hosts, nodes)
-    return () if wish.selector else tuple(host for host in wish.hosts if host not in names)
+    names, _ = node_names(wish.pool.hosts, nodes)
+    return () if wish.pool.selector else tuple(host for host in wish.pool.hosts if host not in names)
 
 
 def findings(look: ClusterReading, before: ClusterReading | None = None) -> tuple[ClusterFinding, ...]:
@@ -406,7 +405,7 @@ def _marks(look: ClusterReading) -> Iterator[ClusterFinding]:
             yield ClusterFinding(check="kube.node", about=f"host {host}", message=text, fix=fix)
     for name, wishes in look.wishes.items():
         if len(wishes) > 1:
-            text = f"it is in the pools {' and '.join(wish.pool for wish in wishes)}"
+            text = f"it is in the pools {' and '.join(wish.pool.name for wish in wishes)}"
             fix = "make the selectors of kubernetes.pools exclude each other"
             yield ClusterFinding(check="kube.node", about=f"node {name}", message=text, fix=fix)
         elif lacking := [*_labels(by_name[name], wishes[0].labels), *_taints(by_name[name], wishes[0].taints)]:
@@ -667,11 +666,16 @@ def checks_of(look: ClusterReading, found: Sequence[ClusterFinding]) -> Iterator
             )
         if not mine and (text := _good(look, check)):
             yield Check(id=check, status="passed", message=text)
-    chosen = {wish.pool for wishes in look.wishes.values() for wish in wishes}
+    chosen = {wish.pool.name for wishes in look.wishes.values() for wish in wishes}
     for wish in look.marks or ():
-        if wish.selector and wish.pool not in chosen:  # a pool of a cloud may have no node for now
-            text = f"pool {wish.pool}: no node of the cluster is chosen by {printable(wish.selector)!r}"
+        if wish.pool.selector and wish.pool.name not in chosen:  # a pool of a cloud may have no node for now
+            text = f"pool {wish.pool.name}: no node of the cluster is chosen by {printable(wish.pool.selector)!r}"
             yield Check(id="kube.pool", status="not-proven", message=text, fix="kubectl get nodes --show-labels")
+    there = {node["metadata"]["name"] for node in look.nodes}
+    there |= {host for wish in look.marks or () for host in lost_hosts(wish, look.nodes)}  # these failed
+    for name in sorted(set(look.recorded.nodes) - there):
+        text = f"node {name}: it was in a pool when gpunode kube apply last ran, and has left the cluster"
+        yield Check(id="kube.pool", status="not-proven", message=text, fix="kubectl get nodes; gpunode kube apply")
 
 
 _VALUES = {"passed": 1, "warning": 1, "failed": 0}

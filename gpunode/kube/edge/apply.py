@@ -75,7 +75,7 @@ def apply(
     """Make the cluster what was rendered.  With problems nothing is changed; waits `timeout` seconds for readiness."""
     notify("looking at the cluster, rehearsing")
     ground, problems = look(api, rendered)
-    notes = _notes(rendered, news=any(change.how not in ("kept", "unchanged") for change in ground.changes))
+    notes = _notes(ground, news=any(change.how not in ("kept", "unchanged") for change in ground.changes))
     notes += _foreign(ground)
     if problems or dry_run:
         changes = () if problems and not dry_run else tuple(ground.changes)  # nothing is changed beside a problem
@@ -316,18 +316,18 @@ def await_gone(api: Api, keys: list[ObjectKey], timeout: float) -> None:
         )
 
 
-def _notes(rendered: Rendered, *, news: bool) -> tuple[str, ...]:
-    """What apply leaves to others; without `news` only pools that have no node: the rest was said before."""
+def _notes(ground: Ground, *, news: bool) -> tuple[str, ...]:
+    """What apply leaves to others; without `news` only what pools lack: the rest was said before."""
+    rendered = ground.rendered
     helm = [f"helm is yours to run: {release.command}" for release in rendered.releases]
-    nodes = [
-        command for request in rendered.nodes if not (request.hosts or request.selector) for command in request.commands
-    ]
+    nodes = [command for request in rendered.nodes if not request.pool.has_known_nodes for command in request.commands]
     marks = [f"without an inventory (-i) the nodes are yours to mark: {command}" for command in nodes]
     empty = [
         f"pool {pool.name}: no node is chosen by {pool.selector!r} now; apply again when there is one"
         for pool in rendered.cluster.pools
         if pool.selector and not pool.hosts
     ]
+    empty += [f"node {name}: it was in a pool, and has left the cluster" for name in ground.left]
     told = [*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks]
     return (*(told if news else ()), *empty)
 

@@ -77,8 +77,8 @@ def read_ground(api: Api, rendered: Rendered) -> Ground:
 def _depends_on_nodes(ground: Ground) -> bool:
     cluster = ground.rendered.cluster
     selects = cluster.spec.node_selector or cluster.spec.runtime_class.node_selector
-    hosts = any(pool.hosts for pool in cluster.pools)
-    return bool(hosts or ground.before.nodes or selects or needs_cdi(cluster))
+    known = any(pool.has_known_nodes for pool in cluster.pools)
+    return bool(known or ground.before.nodes or selects or needs_cdi(cluster))
 
 
 def _read_others(api: Api, ground: Ground) -> None:
@@ -147,7 +147,7 @@ def _rights(api: Api, ground: Ground) -> Iterator[Right]:
     known = any(pool.has_known_nodes for pool in cluster.pools)
     if known or ground.before.nodes or needs_cdi(cluster):
         yield Right("list", "", "nodes")
-    if any(wish.hosts for wish in ground.rendered.nodes) or ground.before.nodes:
+    if any(wish.pool.hosts for wish in ground.rendered.nodes) or ground.before.nodes:
         yield Right("patch", "", "nodes")
 
 

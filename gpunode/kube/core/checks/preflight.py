@@ -68,7 +68,9 @@ def selector_problems(cluster: Cluster, nodes: Sequence[Object], requests: Seque
         "kubernetes.runtime_class.node_selector": spec.runtime_class.node_selector,
     }
     for where, selector in selectors.items():
-        labelled = any(request.hosts and set(selector.items()) <= set(request.labels.items()) for request in requests)
+        labelled = any(
+            request.pool.hosts and set(selector.items()) <= set(request.labels.items()) for request in requests
+        )
         if not selector or labelled or any(fits(selector, node) for node in nodes):
             continue
         for key, value in selector.items():
@@ -229,11 +231,10 @@ def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
 
     Raises RefusedError for a node of two pools, and InputError where no selector chooses any.
     """
-    pools = tuple(replace(pool, hosts=tuple(chosen_by(pool.selector, nodes))) if pool.selector else pool
-                  for pool in cluster.pools)  # fmt: skip
+    pools = tuple(replace(pool, hosts=pool_nodes(pool, nodes)) if pool.selector else pool for pool in cluster.pools)
     owners: dict[str, list[Pool]] = {}
     for pool in pools:
-        for node in dict.fromkeys(node_names(pool.hosts, nodes)[0].values()):
+        for node in pool_nodes(pool, nodes):
             owners.setdefault(node, []).append(pool)
     if twice := {node: found for node, found in owners.items() if len(found) > 1}:
         raise RefusedError(
@@ -252,10 +253,12 @@ def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
     return replace(cluster, pools=pools)
 
 
-def chosen_by(selector: str, nodes: Sequence[Object]) -> list[str]:
-    """Names of the nodes that a label selector chooses."""
-    wanted = parse_selector(selector)
-    return [node["metadata"]["name"] for node in nodes if selected(wanted, node["metadata"].get("labels"))]
+def pool_nodes(pool: Pool, nodes: Sequence[Object]) -> tuple[str, ...]:
+    """Names of a pool's nodes: those that its selector chooses now, else its hosts'; () where nobody names them."""
+    if not pool.selector:
+        return tuple(dict.fromkeys(node_names(pool.hosts, nodes)[0].values()))
+    wanted = parse_selector(pool.selector)
+    return tuple(_name(node) for node in nodes if selected(wanted, node["metadata"].get("labels")))
 
 
 def _how_chosen(pools: Sequence[Pool]) -> str:

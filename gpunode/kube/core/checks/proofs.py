@@ -7,7 +7,7 @@ failure.  The edge starts the objects, waits for `until`, and asks `judge` what 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.core.model import Check
@@ -47,12 +47,11 @@ def namespace_object() -> Object:
 # ---------------------------------------------------------------- what a pool offers
 
 
-def offers(pool: Pool, usage: Usage, names: Mapping[str, str]) -> list[tuple[str, Use]]:
+def offers(pool: Pool, usage: Usage, nodes: Collection[str]) -> list[tuple[str, Use]]:
     """(node, use) of what this pool's sharing offers on nodes that are Ready: others run no pod.
 
-    `names`: host of the inventory → node, {} where none is known.
+    `nodes`: the names of the pool's.
     """
-    nodes = {names[host] for host in pool.hosts if host in names}
     return [
         (node.name, use)
         for node in usage.nodes

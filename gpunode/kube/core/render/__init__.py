@@ -52,18 +52,17 @@ ORDER = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeWish:
-    """What the nodes of a pool have to carry; `hosts` is () where nobody names them, or only a label selector does."""
+    """What the nodes of a pool have to carry."""
 
-    pool: str
-    hosts: tuple[str, ...]
+    pool: Pool
     labels: dict[str, str]
     taints: tuple[str, ...]
-    selector: str = ""
 
     @property
     def commands(self) -> tuple[str, ...]:
         """The same by kubectl."""
-        nodes = " ".join(self.hosts) or (f"-l {shlex.quote(self.selector)}" if self.selector else "NODE")
+        chosen = f"-l {shlex.quote(self.pool.selector)}" if self.pool.selector else "NODE"
+        nodes = " ".join(self.pool.hosts) or chosen
         pairs = " ".join(f"{key}={value}" for key, value in self.labels.items())
         label = (f"kubectl label nodes {nodes} {pairs} --overwrite",) if pairs else ()
         return (*label, *(f"kubectl taint nodes {nodes} {taint} --overwrite" for taint in self.taints))
@@ -115,7 +114,6 @@ def in_order(objects: list[Object]) -> tuple[Object, ...]:
 def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
     """One for each pool, also where its nodes need no label or taint."""
     spec = cluster.spec
-    chosen = len(cluster.plugin_pools) > 1 or bool(cluster.pools_of("dra"))
     taints = ("nvidia.com/gpu=present:NoSchedule",) if spec.taint else ()
     for pool in cluster.pools:
         strategy = pool.sharing.strategy
@@ -123,7 +121,7 @@ def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
         if strategy == "gpushare":
             labels[GPUSHARE_LABEL] = "true"
             labels |= {"nvidia.com/gpu.deploy.device-plugin": "false"} if spec.install == "operator" else {}
-        elif chosen or strategy in ("mps", "dra"):
+        elif pool.has_known_nodes or strategy in ("mps", "dra"):
             labels[POOL_LABEL] = pool.name
         if strategy == "mps" and spec.install == "helm":
             labels["nvidia.com/mps.capable"] = "true"  # the chart's MPS daemon selects it
@@ -132,7 +130,7 @@ def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
         charts = spec.install == "helm" or strategy == "dra"
         if charts and not spec.node_feature_discovery and spec.install != "operator":
             labels["nvidia.com/gpu.present"] = "true"  # the charts' affinity, where nobody discovers
-        yield NodeWish(pool=pool.name, hosts=pool.hosts, labels=labels, taints=taints, selector=pool.selector)
+        yield NodeWish(pool=pool, labels=labels, taints=taints)
 
 
 # ---------------------------------------------------------------- notes and problems

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from gpunode.kube.core.cluster import POOL_LABEL, Cluster, Object, Pool, node_affinity, not_on
+from gpunode.kube.core.cluster import Cluster, Object, Pool, pool_affinity
 from gpunode.kube.core.objects import (
     UNPRIVILEGED,
     config_map,
@@ -92,35 +92,18 @@ def of_pool(cluster: Cluster, component: str, pool: Pool) -> str:
     return f"{component}-{word}" if word == pool.name else f"{component}-{word}-{_digest(pool.name)[:6]}"
 
 
-def plugin_affinity(cluster: Cluster) -> Object:
-    """Away from the nodes whose GPUs something else offers."""
-    mine = cluster.plugin_pools
-    return node_affinity(*not_on([pool for pool in cluster.pools if pool not in mine]))
+def plugin_affinity(*pools: Pool) -> Object:
+    """The nodes of these pools, {} where nobody names them."""
+    return pool_affinity(pools) if all(pool.has_known_nodes for pool in pools) else {}
 
 
-def pool_affinity(cluster: Cluster, pool: Pool) -> Object:
-    """The nodes of a pool; of the default one also those without a pool's label."""
-    if pool.name == default_config(cluster):
-        return node_affinity(*not_on([other for other in cluster.pools if other != pool]))
-    return node_affinity(_labelled(pool))
+def mps_affinity(pool: Pool) -> Object:
+    """The nodes of a pool; where nobody names them also those that GFD calls capable.
 
-
-def mps_affinity(cluster: Cluster, pool: Pool) -> Object:
-    """The nodes of a pool; of those without a pool's label, where it is the default, those that GFD calls capable.
-
-    Not all of those: the daemon ends with an error on a node without a GPU.
+    Not all: the daemon ends with an error on a node without a GPU.
     """
-    affinity = node_affinity(_labelled(pool))
-    if pool.name == default_config(cluster):
-        others = not_on([other for other in cluster.pools if other != pool])
-        capable = {"key": MPS_LABEL, "operator": "In", "values": ["true"]}
-        terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-        terms.append({"matchExpressions": [capable, *others]})
-    return affinity
-
-
-def _labelled(pool: Pool) -> Object:
-    return {"key": POOL_LABEL, "operator": "In", "values": [pool.name]}
+    capable = {"key": MPS_LABEL, "operator": "In", "values": ["true"]}
+    return pool_affinity([pool], *([] if pool.has_known_nodes else [capable]))
 
 
 def mig_environment(pool: Pool) -> list[Object]:
@@ -153,7 +136,7 @@ def _plugin(cluster: Cluster, pool: Pool) -> Object:
         *([host_path("cdi", "/var/run/cdi"), host_path("driver-root", "/", "Directory")] if cdi else []),
         *(_mps_volumes() if mps else []),
     ]
-    return _daemon_set(cluster, PLUGIN, pool, [main], volumes, affinity=pool_affinity(cluster, pool))
+    return _daemon_set(cluster, PLUGIN, pool, [main], volumes, affinity=plugin_affinity(pool))
 
 
 def _discovery(cluster: Cluster, pool: Pool) -> Object:
@@ -173,7 +156,7 @@ def _discovery(cluster: Cluster, pool: Pool) -> Object:
         volumeMounts=[mount("features", FEATURES), mount("sys", "/sys", readOnly=True), _CONFIG_MOUNT],
     )  # fmt: skip
     volumes = [host_path("features", FEATURES), host_path("sys", "/sys", "Directory")]
-    return _daemon_set(cluster, DISCOVERY, pool, [main], volumes, affinity=pool_affinity(cluster, pool))
+    return _daemon_set(cluster, DISCOVERY, pool, [main], volumes, affinity=plugin_affinity(pool))
 
 
 def _mps_daemon(cluster: Cluster, pool: Pool) -> Object:
@@ -202,7 +185,7 @@ def _mps_daemon(cluster: Cluster, pool: Pool) -> Object:
     )  # fmt: skip
     return _daemon_set(
         cluster, MPS, pool, [main, clean_up], _mps_volumes(),
-        initContainers=[prepare], affinity=mps_affinity(cluster, pool), hostPID=True,
+        initContainers=[prepare], affinity=mps_affinity(pool), hostPID=True,
     )  # fmt: skip
 
 

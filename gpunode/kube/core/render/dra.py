@@ -9,10 +9,9 @@ from typing import Any
 from gpunode.core.model import Problem, Reason
 from gpunode.kube.core.cluster import (
     NEEDS_PLUGIN,
-    POOL_LABEL,
     Cluster,
     Object,
-    node_affinity,
+    pool_affinity,
     tolerations,
     user_tolerations,
 )
@@ -26,7 +25,6 @@ MEMORY_CLASS = "gpu-memory.gpunode"
 def dra_values(cluster: Cluster) -> dict[str, Any]:
     """Values of the chart dra-driver-nvidia-gpu, for the nodes of the pools that share by DRA."""
     repository, tag = cluster.image_parts("dra-driver")
-    names = [pool.name for pool in cluster.pools_of("dra")]
     spec = cluster.spec
     shares = {"featureGates": memory_gates(cluster), "consumableShares": "memory"} if shares_memory(cluster) else {}
     host = handover_values(cluster, "dra-driver")
@@ -42,7 +40,7 @@ def dra_values(cluster: Cluster) -> dict[str, Any]:
             **host["kubeletPlugin"],
             "nodeSelector": dict(spec.node_selector),
             "tolerations": tolerations(cluster),
-            "affinity": node_affinity({"key": POOL_LABEL, "operator": "In", "values": names}),
+            "affinity": pool_affinity(cluster.pools_of("dra")),
             "priorityClassName": spec.device_plugin.priority_class,
         },
     }

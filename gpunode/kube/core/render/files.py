@@ -87,12 +87,12 @@ def rendered_data(rendered: Rendered) -> dict[str, Any]:
         "examples": list(rendered.examples),
         "nodes": [
             {
-                "pool": request.pool,
-                "hosts": list(request.hosts),
+                "pool": request.pool.name,
+                "hosts": list(request.pool.hosts),
                 "labels": request.labels,
                 "taints": list(request.taints),
             }
-            | ({"selector": request.selector} if request.selector else {})
+            | ({"selector": request.pool.selector} if request.pool.selector else {})
             for request in rendered.nodes
         ],
         "notes": [{"what": note.what, "why": note.why} for note in rendered.notes],

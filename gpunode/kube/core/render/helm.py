@@ -63,7 +63,7 @@ def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
         "runtimeClassName": cluster.runtime_class or None,
         "priorityClassName": spec.device_plugin.priority_class,
         "nodeSelector": cluster.gpu_selector,
-        "affinity": plugin_affinity(cluster),
+        "affinity": plugin_affinity(*cluster.plugin_pools),
         "tolerations": tolerations(cluster),
         "gfd": {"enabled": spec.feature_discovery},
         # the chart's condition would bring Node Feature Discovery with GFD
