@@ -33,6 +33,7 @@ NOT_RECORDED = {
     "not_started",
     "notes",
     "unread",
+    "board",
     "first_boot",
     "nvlink5_fabric",
     "sharing",

@@ -39,6 +39,7 @@ from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.links import read_pcie, read_rdma, read_tuning
 from gpunode.core.facts.machine import (
+    read_board,
     read_devices,
     read_distro,
     read_first_boot,
@@ -47,7 +48,6 @@ from gpunode.core.facts.machine import (
     read_package_lock,
     read_packages,
     read_secure_boot,
-    read_tegra,
     read_unfinished,
     read_virtualization,
 )
@@ -125,6 +125,7 @@ def parse_probe(text: str) -> NodeFacts:
     arch = probe.value("system", "machine")
     virtualization, container = read_virtualization(probe, init)
     gpus, nvswitches, fabric = read_devices(probe)
+    tegra, board = read_board(probe)
     nvml, smi = read_nvml(probe)
     files = _files(probe)
     units = read_units(probe)
@@ -140,7 +141,8 @@ def parse_probe(text: str) -> NodeFacts:
         "init": init,
         "virtualization": virtualization,
         "container": container,
-        "tegra": read_tegra(probe),
+        "tegra": tegra,
+        "board": board,
         "secure_boot": read_secure_boot(probe),
         "user": probe.value("system", "user"),
         "root": probe.value("system", "uid") == "0",

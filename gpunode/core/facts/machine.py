@@ -136,11 +136,16 @@ def read_distro(probe: Probe) -> Distro:
             probe.unreadable("os_release", line)
             continue
         found[match[1]] = re.sub(r"\\(.)", r"\1", match[2] or match[3] or match[4] or "")
+    like = tuple(found.get("ID_LIKE", "").split())
+    base = found.get("UBUNTU_CODENAME") or found.get("DEBIAN_CODENAME")
+    if not base and "debian" in like:
+        base = found.get("VERSION_CODENAME")
     return Distro(
         id=found.get("ID", ""),
+        base=(base or "") if found.get("ID") not in ("ubuntu", "debian") else "",
         version_id=found.get("VERSION_ID", ""),
         codename=found.get("VERSION_CODENAME", ""),
-        like=tuple(found.get("ID_LIKE", "").split()),
+        like=like,
         name=found.get("PRETTY_NAME", ""),
     )
 
@@ -161,11 +166,11 @@ def read_virtualization(probe: Probe, init: str) -> tuple[str, bool]:
     return virt, virt in CONTAINERS and init != "systemd"
 
 
-def read_tegra(probe: Probe) -> str:
-    """The board's model when its device tree says Tegra, else ""."""
-    if "nvidia,tegra" not in probe.value("system", "compatible"):
-        return ""
-    return probe.value("system", "model") or "Tegra"
+def read_board(probe: Probe) -> tuple[str, str]:
+    """The model that a device tree names: of a Tegra, of another board; servers describe themselves by ACPI."""
+    compatible = probe.value("system", "compatible")
+    model = probe.value("system", "model") or compatible
+    return (model or "Tegra", "") if "nvidia,tegra" in compatible else ("", model)
 
 
 def read_secure_boot(probe: Probe) -> bool | None:

@@ -150,6 +150,7 @@ class DistroRow:
     built_proprietary: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # and those of these modules alone
     no_extra: tuple[str, ...] = ()  # kernel flavours without a package of extra modules
     components: tuple[str, ...] = ()
+    codename: str = ""
     ga_kernel: str = ""
     modular: bool = False
     kernels: tuple[tuple[str, ...], ...] = ()  # (pattern of uname -r, header packages …)
@@ -245,9 +246,10 @@ class Knowledge:
         """The model with that PCI id (10de:2330), None when it is not known or older than Kepler."""
         return self.gpus.get(pci_id.lower())
 
-    def distro(self, key: str) -> DistroRow | None:
-        """The row of ID:VERSION_ID; rocky:9.4 has that of rocky:9."""
-        return self.distros.get(key) or self.distros.get(key.partition(".")[0])
+    def distro(self, key: str, made_from: str = "") -> DistroRow | None:
+        """The row of ID:VERSION_ID; rocky:9.4 has that of rocky:9, a derivative that of what it is made from."""
+        row = self.distros.get(key) or self.distros.get(key.partition(".")[0]) or self.distros.get(made_from)
+        return row or next((row for row in self.distros.values() if made_from and row.codename == made_from), None)
 
     def built_modules(self, row: DistroRow, arch: str) -> Precompiled | None:
         """The kernel modules that are built for that release already, None where nobody builds them."""

@@ -73,10 +73,16 @@ class Distro:
     codename: Annotated[str, CODENAME] = ""
     like: tuple[Annotated[str, DISTRO], ...] = ()
     name: Annotated[str, LINE] = ""
+    base: Annotated[str, CODENAME] = ""  # codename of the Ubuntu or Debian that it is made from, where it is neither
 
     @property
     def key(self) -> str:
         return f"{self.id}:{self.version_id}" if self.version_id else self.id
+
+    @property
+    def made_from(self) -> str:
+        """What else may say what it is like: the codename of that release, or rhel:MAJOR; "" where nothing does."""
+        return self.base or (f"rhel:{self.version_id.partition('.')[0]}" if "rhel" in self.like else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,6 +485,7 @@ class NodeFacts:
     virtualization: Annotated[str, WORD] = ""  # none, kvm, wsl, docker, podman, lxc, …: systemd-detect-virt's words
     container: bool = False  # the target is a container without an init of its own
     tegra: Annotated[str, LINE] = ""  # device-tree model of a Jetson/Tegra board
+    board: Annotated[str, LINE] = ""  # that of another machine which a device tree describes: no server of arm64
     secure_boot: bool | None = None  # None: no EFI variables
     user: Annotated[str, USER] = ""
     root: bool = False

@@ -29,13 +29,14 @@ from gpunode.core.spec import DriverSpec
 __all__ = ["SolveRequest", "find_gpu", "parse_driver", "request_of", "solution_data", "solve"]
 
 _BARE = ("", "none", *CONTAINERS)  # no virtual machine, as far as is known
+_SBSA = "github geerlingguy/raspberry-pi-pcie-devices issue 549"
 _PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
 
 
 def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
     """Driver, CUDA, toolkit and their repositories for the request, with every reason and every problem."""
     notes = Notes()
-    row = knowledge.distro(request.distro)
+    row = knowledge.distro(request.distro, request.made_from)
     _check_machine(request, row, knowledge, notes)
     if row is None or row.family not in knowledge.packages or request.arch not in row.archs:
         return notes.solution()
@@ -227,9 +228,12 @@ def _check_machine(request: SolveRequest, row: DistroRow | None, knowledge: Know
             f"distribution {request.distro or '(none)'!r} is not known",
             _known_releases(request.distro, knowledge, solved),
         )
-    elif row.family not in knowledge.packages:
+    elif row.key not in (request.distro, request.distro.partition(".")[0]):
+        why = f"{request.distro} is taken as {row.key}, which its os-release says that it is made from, untested"
+        notes.warn("distribution", why, "os-release(5)")
+    if row and row.family not in knowledge.packages:
         notes.refuse(f"{request.distro} is known, but its package names are not yet", f"gpunode solves {solved}")
-    elif request.arch not in row.archs:
+    elif row and request.arch not in row.archs:
         notes.refuse(
             f"NVIDIA has no packages for {request.distro} on {request.arch or 'an unknown architecture'}",
             f"architectures of {request.distro}: {', '.join(row.archs)}",
@@ -245,7 +249,21 @@ def _check_machine(request: SolveRequest, row: DistroRow | None, knowledge: Know
             "use NVIDIA's JetPack (apt install nvidia-jetpack); gpunode serves PCI GPUs",
         )
     if request.driver.method != "preinstalled" and request.driver.branch != "none":
+        _check_board(request, notes)
         _check_virtual(request, knowledge, notes)
+
+
+def _check_board(request: SolveRequest, notes: Notes) -> None:
+    """Refuse a Raspberry Pi, and warn of any machine that is no server: NVIDIA's driver for arm64 is made for those."""
+    what = f"this is a {request.board}, which a device tree describes: NVIDIA's driver for arm64 is made for servers "
+    what += "(SBSA), which have ACPI"
+    if "Raspberry Pi" in request.board or "raspberrypi" in request.board:
+        notes.refuse(
+            f"{what}; on a Raspberry Pi it does not start (RmInitAdapter failed)",
+            "set driver.method to preinstalled for a driver that was patched for it, or driver.branch to none",
+        )
+    elif request.board:
+        notes.warn("GPU", f"{what}: whether it starts here is not known", _SBSA)
 
 
 def _check_virtual(request: SolveRequest, knowledge: Knowledge, notes: Notes) -> None:

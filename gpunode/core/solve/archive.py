@@ -23,7 +23,7 @@ _ARCH_DRIVER = "nvidia-utils"  # of the one version of the driver that Arch has
 
 def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]:
     """The packages that decide what a node can have: Debian's and Ubuntu's modules and headers of its kernels."""
-    row = knowledge.distro(request.distro)
+    row = knowledge.distro(request.distro, request.made_from)
     if row is not None and row.family == "arch":
         return (_ARCH_DRIVER,)
     if row is None or row.family not in ("ubuntu", "debian"):

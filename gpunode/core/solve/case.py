@@ -36,6 +36,7 @@ class SolveRequest:
 
     gpus: tuple[str, ...]  # PCI ids, 10de:2330; one per GPU or one per kind
     distro: str  # ID:VERSION_ID of os-release
+    made_from: str = ""  # Distro.made_from
     arch: str = "x86_64"
     nvswitches: tuple[str, ...] = ()  # PCI ids
     nvlink5_fabric: bool = False
@@ -47,6 +48,7 @@ class SolveRequest:
     secure_boot: bool | None = None
     virtualization: str = ""
     tegra: str = ""
+    board: str = ""
     installed: tuple[str, ...] = ()  # names of installed packages that concern us
     repositories: tuple[str, ...] = ()  # ids of dnf repositories that are enabled, of those that concern us
     pins: tuple[Pin, ...] = ()  # those of others that outweigh what is installed
@@ -75,6 +77,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         licensed_by=_licensed(facts) or GRID_CONF,
         subsystems=tuple(f"{g.id} {g.subsystem}" for g in facts.gpus if g.subsystem),
         distro=facts.distro.key,
+        made_from=facts.distro.made_from,
         arch=facts.arch,
         kernels=tuple(
             Kernel(release=k.release, running=k.running, image=k.image, headers=k.headers, package=k.package)
@@ -84,6 +87,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         secure_boot=facts.secure_boot,
         virtualization=facts.virtualization,
         tegra=facts.tegra,
+        board=facts.board,
         installed=tuple(sorted(facts.packages)),
         repositories=enabled_repositories(facts.files),
         pins=strong_pins(facts.files),

@@ -80,7 +80,7 @@ class Indexes:
         self, repository: Repository, facts: NodeFacts, knowledge: Knowledge, proxy: str = ""
     ) -> Index | GpunodeError:
         """The index of a repository for a node, or why it cannot be read from here."""
-        row = knowledge.distro(facts.distro.key)
+        row = knowledge.distro(facts.distro.key, facts.distro.made_from)
         deb = row is not None and row.family in ("ubuntu", "debian")
         key = (repository.url, facts.arch, deb)
         if key not in self._read:
