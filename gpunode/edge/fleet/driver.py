@@ -92,7 +92,7 @@ class Work:
 
     job: Job
     results: dict[str, HostResult] = field(default_factory=dict)
-    played: dict[str, HostRun] = field(default_factory=dict)  # what Ansible says of them
+    ran: dict[str, HostRun] = field(default_factory=dict)  # what Ansible says of them
     taken: dict[str, Taken] = field(default_factory=dict)  # those whose nodes were emptied
     after: dict[str, HostPlan] = field(default_factory=dict)  # as they were probed after the play
     boots: dict[str, str] = field(default_factory=dict)  # the boot that each had then
@@ -393,7 +393,7 @@ class Run:
         check: bool = False,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        """One ansible-playbook; `work.played` then has what came of the hosts, at an interrupt of those that failed.
+        """One ansible-playbook; `work.ran` then has what came of the hosts, at an interrupt of those that failed.
 
         The leases of those that Ansible got to are ended: this run does nothing more there.
         """
@@ -410,15 +410,15 @@ class Run:
                 self._heard(event)
 
         try:
-            played = run_playbook(
+            ran = run_playbook(
                 self.folder, playbook, inventory=self.inventory, options=how, on_event=heard,
                 arguments=[*words, *arguments, "--limit", f"@{limit}"], cancelled=self.cancelled.is_set,
             )  # fmt: skip
-            work.played |= played
-            ended = {host: "failed" if run.exit else "done" for host, run in played.items() if self.stands}
+            work.ran |= ran
+            ended = {host: "failed" if run.exit else "done" for host, run in ran.items() if self.stands}
         except PlayInterrupted as error:
-            work.played |= {host: run for host, run in error.hosts.items() if run.exit}
-            work.results |= {host: error_result(host, error) for host in hosts if host not in work.played}
+            work.ran |= {host: run for host, run in error.hosts.items() if run.exit}
+            work.results |= {host: error_result(host, error) for host in hosts if host not in work.ran}
         finally:
             if held := [self.hosts[host] for host in hosts if host in self._leased and not check]:
                 where = (self.targets, self.folder, self.inventory)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpunode.core.checks.gpus import unfit_checks
 from gpunode.core.checks.health import Expected, presence_checks
 from gpunode.core.items.first_boot import prepares
-from gpunode.core.model import Check, HostOutcome, HostResult, Plan
+from gpunode.core.model import Check, HostOutcome, HostResult, Plan, Step
 from gpunode.core.report.text import news
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.fleet.host_plan import HostPlan
@@ -24,7 +24,7 @@ def untouched(host: HostPlan, expected: Expected | None) -> HostResult:
     return replace(result, message="; ".join(("nothing to do", *host.plan.warnings))) if result.ok else result
 
 
-def played(host: HostPlan, run: HostRun | None, *, check: bool) -> HostResult:
+def ran(host: HostPlan, run: HostRun | None, *, check: bool) -> HostResult:
     """What Ansible says of a host, where there is nothing more to ask."""
     if run is None:
         return HostResult(host=host.host, outcome="failed", message="Ansible never got to this host")
@@ -44,13 +44,18 @@ def settled(result: HostResult, before: Plan, after: HostPlan, expected: Expecte
         return replace(result, outcome="failed", message=f"done, but these checks failed: {', '.join(failed)}")
     if after.plan is None:
         return replace(result, outcome="failed", message=f"done, but probing again failed: {after.error}")
-    left = [s.title for s in after.plan.steps if s.role not in ("preflight", "verify")]
+    left = [_left(s) for s in after.plan.steps if s.role not in ("preflight", "verify")]
     left += [p.what for p in after.plan.problems]
     if left:
         return replace(result, outcome="pending", message=f"done, but still to do: {'; '.join(left)}")
     steps = len(news(before))
     applied = f"{steps} step{'s' if steps > 1 else ''} applied, nothing pending" if steps else "nothing to do"
     return _with_gpus(replace(result, message=applied), after, expected)
+
+
+def _left(step: Step) -> str:
+    """A step that a good play leaves to be done, and what of it is not as it should be."""
+    return f"{step.title} ({step.reasons[0].why})" if step.reasons else step.title
 
 
 def accepted(result: HostResult, measured: HostResult) -> HostResult:

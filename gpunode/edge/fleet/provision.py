@@ -21,7 +21,7 @@ from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
 from gpunode.edge.fleet.draining import NodeChange
 from gpunode.edge.fleet.driver import REHEARSAL, Phase, Run, RunCallbacks, RunOptions, Work, each
-from gpunode.edge.fleet.ends import accepted, played, settled, untouched
+from gpunode.edge.fleet.ends import accepted, ran, settled, untouched
 from gpunode.edge.fleet.executor import Results
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import all_unfinished
@@ -105,7 +105,7 @@ class _Provision:
     def _apply(self, work: Work, hosts: Sequence[str]) -> None:
         """Run Ansible on those that have steps; hosts that it went well on are left."""
         plans = {host: _plan(self.todo[host]) for host in hosts}
-        work.played = {host: HostRun(exit=Exit.OK, message="") for host, plan in plans.items() if not plan.steps}
+        work.ran = {host: HostRun(exit=Exit.OK, message="") for host, plan in plans.items() if not plan.steps}
         if steps := [host for host in hosts if plans[host].steps]:
             playbook = f"playbook-{work.job.number}.yml"
             plays = make_playbook([plans[host] for host in steps], self.groups)
@@ -113,9 +113,9 @@ class _Provision:
             with handed_over(self.run.desired.secrets) as secrets:
                 self.run.play(work, steps, playbook, arguments=secrets, check=self.run.options.check)
         check = self.run.options.check
-        good = {host for host, run in work.played.items() if not run.exit and not check}
+        good = {host for host, run in work.ran.items() if not run.exit and not check}
         ended = [host for host in work.left if host not in good]
-        work.results |= each(ended, lambda host: played(self.todo[host], work.played.get(host), check=check))
+        work.results |= each(ended, lambda host: ran(self.todo[host], work.ran.get(host), check=check))
 
     def _probe_again(self, work: Work, hosts: Sequence[str]) -> None:
         found = probe([self.todo[host].detected for host in hosts], self.run.targets)
@@ -126,7 +126,7 @@ class _Provision:
 
     def _settled(self, work: Work, host: str) -> HostResult:
         before = self.todo[host]
-        result = played(before, work.played[host], check=False)
+        result = ran(before, work.ran[host], check=False)
         return settled(result, _plan(before), work.after[host], self.expected.get(host))
 
     def _measure(self, work: Work, hosts: Sequence[str]) -> None:

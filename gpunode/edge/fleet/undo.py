@@ -134,7 +134,7 @@ class _Undo:
 
     def _work(self, work: Work, hosts: Sequence[str], *, check: bool) -> None:
         self.run.play(work, hosts, PLAYBOOK, check=check, on_event=self._heard)
-        work.results |= each(work.left, lambda h: _result(h, work.played.get(h), self._printed.get(h, ""), check=check))
+        work.results |= each(work.left, lambda h: _result(h, work.ran.get(h), self._printed.get(h, ""), check=check))
 
     def _heard(self, event: Event) -> None:
         if event.task == TASK and event.message:
