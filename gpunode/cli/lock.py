@@ -41,14 +41,30 @@ def read_lock(path: Path) -> Lock:
     import tomllib
 
     from gpunode.core.errors import InputError
-    from gpunode.core.plan.lockfile import parse_lock
+    from gpunode.core.plan.lockfile import REPAIR, parse_lock
 
+    text = ""
     try:
-        return parse_lock(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        text = path.read_text(encoding="utf-8")
+        return parse_lock(tomllib.loads(text), str(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", fix="gpunode lock -i INVENTORY writes one") from error
     except ValueError as error:
-        raise InputError(f"{path}: {error}", fix="gpunode lock --update rewrites it") from error
+        why = "it has conflict markers of git" if "<<<<<<< " in text else str(error)
+        raise InputError(f"{path}: {why}", fix=REPAIR) from error
+
+
+def _old(path: Path, *, replace_broken: bool) -> Lock:
+    """What the file has, {} where there is none, or where one that cannot be read is replaced."""
+    from gpunode.core.errors import InputError
+
+    try:
+        return read_lock(path) if path.exists() else {}
+    except InputError as error:
+        if not replace_broken:
+            raise
+        echo(f"replaced: {error.what}", err=True)
+        return {}
 
 
 @click.command(
@@ -77,8 +93,12 @@ def lock(targets: Targets, probes: tuple[Path, ...], output: Path, update: bool,
     with probing(output_format) as on_done:
         found = detect(targets, on_done=on_done)
     errors = [one for one in found if one.error]
+    if output_format == "text":
+        show_errors([(one.host, one.error) for one in errors if one.error])
     new = make_lock([(one.host, one.facts) for one in found if one.facts])
-    old = read_lock(output) if output.exists() else {}
+    whole = bool(targets.inventory and not targets.limit and not errors)  # all that the file is about has answered
+    old = _old(output, replace_broken=update and whole)
+    new = new if whole else {**old, **new}
     differs = lock_differences(old, new)
     written = not errors and bool(differs) and (update or not output.exists())
     if written:
@@ -87,9 +107,12 @@ def lock(targets: Targets, probes: tuple[Path, ...], output: Path, update: bool,
         reported = [{"host": one.host, "error": one.error and error_data(one.error)} for one in errors]
         print_json({"file": str(output), "differences": differs, "written": written, "errors": reported})
     else:
-        show_errors([(one.host, one.error) for one in errors if one.error])
-        echo("\n".join(differs) or f"{output}: as the hosts are")
         if differs:
-            echo(f"{output}: written" if written else f"{output} is as it was; --update rewrites it")
+            echo("\n".join(differs))
+        if errors:
+            echo(f"{output}: not written; not compared: {len(errors)} of {len(found)} hosts")
+        else:
+            after = "written" if written else "as it was; --update rewrites it" if differs else "as the hosts are"
+            echo(f"{output}: {after}")
     pending: list[HostOutcome] = ["pending"] if differs and not written else []
     return worst_exit([one.error.outcome for one in errors if one.error] + pending)

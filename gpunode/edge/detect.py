@@ -204,7 +204,7 @@ def _read(host: Detected, ran: Ran) -> Detected:
     if ran.error:
         return replace(host, error=ran.error)
     try:
-        facts = parse_probe(ran.stdout)
+        facts = parse_probe(ran.stdout, of_node=True)
     except InputError as error:  # the user's input is fine: it is the node that did not answer as it should
         stated = " ".join(ran.stderr.split())[-300:]
         if ran.rc < 0 or ran.rc > KILLED:
@@ -260,7 +260,7 @@ def _from_file(path: Path, name: str) -> Detected:
 
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-        return Detected(host=name, probe=text, facts=parse_probe(text))
+        return Detected(host=name, probe=text, facts=parse_probe(text, of_node=True))
     except OSError as error:
         raise InputError(f"probe {path}: {error.strerror}", fix="check the path") from error
     except InputError as error:

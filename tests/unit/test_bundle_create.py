@@ -49,6 +49,13 @@ def test_what_every_node_has_is_left_out(site: Site) -> None:
     assert site.manifest()["targets"][TARGET]["base"] == "base.txt"
 
 
+def test_a_base_that_has_all_that_is_wanted_makes_no_bundle(site: Site) -> None:
+    """The list of a node that was provisioned before."""
+    (site.folder / "base.txt").write_text("\n".join(["libc6", "nvidia-container-toolkit", *PARTS]))
+    said = site.create("--base", site.folder / "base.txt", exit=2)
+    assert "nothing to bundle: base.txt has every package" in said and not site.bundle.exists()
+
+
 def test_the_bill_of_materials_names_every_package_with_its_checksum(site: Site) -> None:
     site.create()
     document = json.loads((site.bundle / "bundle.spdx.json").read_text())

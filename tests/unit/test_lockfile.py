@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.cli.main import cli
-from gpunode.core.errors import InputError
+from gpunode.core.errors import InputError, UnreachableError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import Distro, DriverState, Kernel, NodeFacts, PciDevice
 from gpunode.core.plan.lockfile import Locked, class_of, lock_differences, lock_text, make_lock, parse_lock, with_lock
 from gpunode.core.spec import parse_spec
 from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Detected
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 GPU = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")
@@ -71,6 +72,14 @@ def test_the_spec_gets_the_locked_versions() -> None:
     assert (spec.driver.version, spec.toolkit.version, problems) == ("580.95.05", "1.18.1", ())
 
 
+def test_a_branch_that_is_not_the_locked_one_is_reported_as_the_locks_and_once() -> None:
+    """The lock's version under driver.version would be a value that nobody wrote."""
+    asked = parse_spec({"driver": {"branch": "595"}})
+    spec, [problem] = with_lock(asked, {KEY: LOCKED}, FACTS)
+    assert problem.what == f"driver.branch is 595, gpunode.lock has 580 for {KEY}" and spec == asked
+    assert problem.fix == "provision without --locked, then gpunode lock --update"
+
+
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Locked], NodeFacts, str]] = [
     ("class", {}, {}, FACTS, "has no class debian:12"),
     ("kernel", {}, {KEY: replace(LOCKED, kernel="6.1.0-27-amd64")}, FACTS, "gpunode.lock has 6.1.0-27"),
@@ -117,3 +126,60 @@ def test_the_command_writes_compares_and_updates(tmp_path: Path) -> None:
     code, data = lock()
     assert code == 3 and "driver" in data["differences"][0] and file.read_text() != text
     assert lock("--update")[0] == 0 and file.read_text() == text
+
+
+def locked(monkeypatch: pytest.MonkeyPatch, file: Path, hosts: list[Detected], *args: str) -> tuple[int, str]:
+    """`gpunode lock` where these hosts answer."""
+    monkeypatch.setattr("gpunode.edge.detect.detect", lambda targets, **_: hosts)
+    result = CliRunner().invoke(cli, ["lock", "-i", "a,b,", "-o", str(file), *args], standalone_mode=False)
+    return (int(result.exception.exit), str(result.exception)) if isinstance(result.exception, InputError) else (
+        result.return_value,
+        result.output,
+    )  # fmt: skip
+
+
+OTHER = Detected(host="b", facts=replace(FACTS, gpus=()))
+BOTH = [Detected(host="a", facts=FACTS), OTHER]
+DOWN = Detected(host="a", error=UnreachableError("a: no answer"))
+
+
+def test_an_update_of_some_hosts_keeps_the_classes_of_those_that_were_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gpunode.lock"
+    assert locked(monkeypatch, file, BOTH)[0] == 0
+    text = file.read_text()
+    canary = [Detected(host="a", facts=replace(FACTS, toolkit="1.19.0"))]
+    assert locked(monkeypatch, file, canary, "--limit", "a", "--update")[0] == 0
+    assert text != file.read_text()
+    assert set(tomllib.loads(file.read_text())["class"]) == {KEY, "debian:12/x86_64/no-gpu"}
+    assert locked(monkeypatch, file, [OTHER], "--update")[0] == 0  # the whole inventory
+    assert set(tomllib.loads(file.read_text())["class"]) == {"debian:12/x86_64/no-gpu"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_hosts_that_do_not_answer_are_not_compared_and_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    file = tmp_path / "gpunode.lock"
+    if there:
+        locked(monkeypatch, file, BOTH)
+    before = file.read_text() if there else None
+    code, said = locked(monkeypatch, file, [DOWN, OTHER], "--update")
+    assert code == 4 and f"{file}: not written; not compared: 1 of 2 hosts" in said
+    assert "as the hosts" not in said and "any more" not in said and "--update" not in said
+    assert (file.read_text() if file.exists() else None) == before
+
+
+@pytest.mark.parametrize("broken", ["", "bad\n", "<<<<<<< HEAD\nformat = 1\n=======\n"])
+def test_a_broken_file_is_repaired_by_the_command_that_the_error_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    file = tmp_path / "gpunode.lock"
+    file.write_text(broken)
+    code, said = locked(monkeypatch, file, BOTH)
+    assert code == 2 and "gpunode lock -i INVENTORY --update" in said and ("conflict" in said) == ("<<<" in broken)
+    assert locked(monkeypatch, file, BOTH, "--limit", "a", "--update")[0] == 2 and file.read_text() == broken
+    code, said = locked(monkeypatch, file, BOTH, "--update")
+    assert code == 0 and "replaced: " in said
+    assert parse_lock(tomllib.loads(file.read_text()), "x") == make_lock([(o.host, o.facts) for o in BOTH if o.facts])

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts.driver import (
     read_driver,
     read_kernel_faults,
@@ -114,13 +114,22 @@ _VERSION = re.compile(r"\b(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
 _TOOLKIT = re.compile(r"version:? v?(\d{1,4}\.\d{1,4}\.\d{1,4}(?:[-~][\w.]+)?)", re.IGNORECASE)
 
 
-def parse_probe(text: str) -> NodeFacts:
+def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
     """The facts in a probe text (docs/probe.md).
 
     Content that is not understood becomes a note; a value that its grammar does not allow is no fact, as vet.py says.
-    Raises InputError only when the text is no probe, one of another format, or was cut off.
+    Raises InputError only when the text is no probe, one of another format, or was cut off; with `of_node`, which asks
+    for more than some sections, RefusedError where it lacks what every Linux has.
     """
     probe = split_probe(text)
+    basics = {"os-release": probe.lines("os_release"), "kernel": probe.value("system", "kernel")}
+    basics["PCI section"] = "yes" if "pci" in probe.sections else ""
+    if of_node and (lacking := [name for name, found in basics.items() if not found]):
+        raise RefusedError(
+            f"the probe says nothing of this machine: no {', no '.join(lacking)}",
+            expected="what a Linux has; that nothing was read does not prove that nothing is there",
+            fix="probe again: gpunode detect HOST --save DIR keeps what the node sends",
+        )
     init = "systemd" if probe.value("system", "init") == "systemd" else "other" if "system" in probe.sections else ""
     arch = probe.value("system", "machine")
     virtualization, container = read_virtualization(probe, init)

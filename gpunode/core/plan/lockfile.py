@@ -20,6 +20,7 @@ HEAD = (
     "# Written by `gpunode lock`: the exact versions of each class of hosts.  Keep it in version control;\n"
     "# `--locked` refuses anything else, `gpunode lock --update` shows what has changed and rewrites it.\n"
 )
+REPAIR = "restore it from version control, or write it again: gpunode lock -i INVENTORY --update"
 _FIELDS = ("driver", "kernel", "cuda", "toolkit")
 
 
@@ -101,14 +102,17 @@ def with_lock(spec: Spec, lock: Lock, facts: NodeFacts) -> tuple[Spec, tuple[Pro
         problems.append(Problem(what=what, fix="boot that kernel, or gpunode lock --update"))
     for name, asked, have in (
         ("driver.version", spec.driver.version, locked.driver),
+        ("driver.branch", spec.driver.branch, locked.driver.partition(".")[0]),
         ("toolkit.version", spec.toolkit.version, locked.toolkit),
     ):
-        if asked not in ("", "auto", have):
-            what = f"{name} is {asked}, gpunode.lock has {have} for {key}"
-            problems.append(Problem(what=what, fix="make them the same, or gpunode lock --update"))
+        if asked[:1].isdigit() and asked != have:
+            what = f"{name} is {asked}, gpunode.lock has {have or 'none'} for {key}"
+            problems.append(Problem(what=what, fix="provision without --locked, then gpunode lock --update"))
+    if problems:
+        return spec, tuple(problems)
     driver = replace(spec.driver, version=locked.driver) if spec.driver.branch != "none" else spec.driver
     toolkit = replace(spec.toolkit, version=locked.toolkit or spec.toolkit.version)
-    return replace(spec, driver=driver, toolkit=toolkit), tuple(problems)
+    return replace(spec, driver=driver, toolkit=toolkit), ()
 
 
 def lock_text(lock: Lock) -> str:
@@ -125,14 +129,14 @@ def lock_text(lock: Lock) -> str:
 def parse_lock(data: Mapping[str, Any], where: str) -> Lock:
     """Parsed TOML → lock.  Raises InputError."""
     if data.get("format") != FORMAT:
-        raise InputError(
-            f"{where}: format is {data.get('format')!r}", expected=str(FORMAT), fix="gpunode lock --update"
-        )
+        raise InputError(f"{where}: format is {data.get('format')!r}", expected=str(FORMAT), fix=REPAIR)
     lock: dict[str, Locked] = {}
     for key, row in (data.get("class") or {}).items():
         unknown = set(row) - set(_FIELDS) if isinstance(row, dict) else {str(row)}
         if unknown:
-            raise InputError(f"{where}: class {key} has {', '.join(sorted(unknown))}", expected=", ".join(_FIELDS))
+            raise InputError(
+                f"{where}: class {key} has {', '.join(sorted(unknown))}", expected=", ".join(_FIELDS), fix=REPAIR
+            )
         lock[key] = Locked(**{**row, "cuda": tuple(row.get("cuda", ()))})
     return lock
 

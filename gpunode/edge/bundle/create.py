@@ -162,6 +162,12 @@ def _work_out(order: Order, target: BundleTarget, desired: DesiredState, web: We
     notify(f"{target}: reading {len(upstreams)} repositories")
     sources = tuple(_source(upstream, desired) for upstream in upstreams)
     packages, modules = choose(target, row.family, wants, sources, web, base=order.base, expired=order.expired)
+    if order.base and not packages:
+        raise InputError(
+            f"{target}: nothing to bundle: {order.base_name} has every package that gpunode.yml asks for",
+            expected="what the nodes have before gpunode has provisioned them",
+            fix="list the packages of a node without a driver",
+        )
     notify(f"{target}: {len(packages)} packages")
     return Part(target=target, family=row.family, wants=wants, sources=sources, packages=packages, modules=modules)
 

@@ -237,7 +237,7 @@ class NodeAction(ActionBase):
         if paths:
             request["paths"] = as_lines(sorted(paths))
         text, _rc = self.send("probe.sh", request)
-        return text, parse_probe(text)
+        return text, parse_probe(text, of_node=not request)
 
     def node(self, name: str, request: Request) -> tuple[Outcome, str]:
         """Outcome of node script `name`, with what the script itself printed."""
