@@ -68,6 +68,12 @@ def cri(printed: Dump) -> Dump | None:
     return None
 
 
+def options(runtime: Mapping[str, Any]) -> dict[str, Any]:
+    """A runtime's options by their small letters: the dump has them as they are spelled, and the shim's fields not."""
+    stated = runtime.get("options", {})
+    return {key.lower(): stated[key] for key in sorted(stated)}
+
+
 def differs(before: Dump, after: Dump, meant: tuple[str, ...]) -> list[str]:
     found = [".".join(path) for path in differences(before, after)]
     return [path for path in found if not any(path == one or path.startswith(f"{one}.") for one in meant)]
@@ -85,7 +91,7 @@ def unmet(printed: Dump, request: RuntimeRequest, before: Dump | str) -> list[st
     wanted = wanted or (was or settings)["containerd"]["default_runtime_name"]
     checks = {
         "runtime_type": runtime.get("runtime_type") == "io.containerd.runc.v2",
-        "BinaryName": runtime.get("options", {}).get("BinaryName") == request.path,
+        "BinaryName": options(runtime).get("binaryname") == request.path,
         "default": default == wanted,
         "the default is a runtime": default in section["runtimes"] or request.default_runtime == "keep",
         "no keys of shim v1": not runtime.get("runtime_engine") and not runtime.get("runtime_root"),
@@ -94,7 +100,7 @@ def unmet(printed: Dump, request: RuntimeRequest, before: Dump | str) -> list[st
     if request.cgroup_driver:
         systemd = request.cgroup_driver == "systemd"
         both = [section["runtimes"][name] for name in ("runc", request.name) if name in section["runtimes"]]
-        checks["SystemdCgroup"] = all(bool(one.get("options", {}).get("SystemdCgroup")) is systemd for one in both)
+        checks["SystemdCgroup"] = all(bool(options(one).get("systemdcgroup")) is systemd for one in both)
     return [name for name, met in checks.items() if not met]
 
 
@@ -104,7 +110,7 @@ def misread(printed: Dump, tree: Mapping[str, bytes], request: RuntimeRequest) -
     if settings is None:
         return []
     section, ours = settings["containerd"], runtime_state(tree, request)
-    theirs = section["runtimes"].get(request.name, {}).get("options", {}).get("BinaryName", "")
+    theirs = options(section["runtimes"].get(request.name, {})).get("binaryname", "")
     checks = {
         "runtimes": set(ours.runtimes) == set(section["runtimes"]),
         "default": ours.default == section["default_runtime_name"],
@@ -169,7 +175,8 @@ def unknown(was: Dump, request: RuntimeRequest) -> tuple[str, ...]:
     section = was["containerd"]
     keys = ["containerd.default_runtime_name"] * (section["default_runtime_name"] != "runc")
     keys += ["containerd.runtimes.runc"] * ("runc" not in section["runtimes"])
-    keys += ["containerd.runtimes.runc.options.SystemdCgroup"] * bool(request.cgroup_driver)
+    spellings = ("SystemdCgroup", "systemdCgroup")
+    keys += [f"containerd.runtimes.runc.options.{key}" for key in spellings if request.cgroup_driver]
     keys += ["enable_cdi"] * (request.cdi is not None)
     names = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
     return ("imports", *(f"plugins.{name}.{key}" for name in names for key in keys))

@@ -13,13 +13,13 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from gpunode.core.content import place
-from gpunode.core.edits.engines.dropin import BOM
+from gpunode.core.edits.engines.dropin import BOM, spelled_as_known
 from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import toml
 from gpunode.core.numbers import whole
@@ -75,6 +75,52 @@ def drop_in_path(request: RuntimeRequest) -> str:
     return request.drop_in or posixpath.join(posixpath.dirname(request.config or CONFIG), "conf.d/99-nvidia.toml")
 
 
+# keys of structures that are read or written here, by their small letters; what is in `runtimes` are names
+_FIELDS = {
+    key.lower(): key
+    for key in (
+        *("enable_cdi", "systemd_cgroup", "no_pivot", "containerd", "default_runtime", "default_runtime_name"),
+        *("runtimes", "runtime_type", "runtime_engine", "runtime_root", "privileged_without_host_devices"),
+        *("options", "BinaryName", "SystemdCgroup"),
+    )
+}
+_TOP = {"version", "imports", "plugins", "disabled_plugins", "required_plugins"}
+
+
+def _field(key: str, any_case: bool) -> str:
+    """The field that a key sets, the key itself where that is none that is read here.
+
+    containerd 2 (go-toml v2) finds fields in any case, 1.x (v1) in small letters, capitals, or with a small first one.
+    """
+    field = _FIELDS.get(key.lower(), key)
+    return field if any_case or key in (field.lower(), field.upper(), field[:1].lower() + field[1:]) else key
+
+
+def decoded(table: Mapping[str, Any], any_case: bool, *, names: bool = False) -> dict[str, Any]:
+    """The CRI plugin's table with each field once, in its own spelling.
+
+    Of several spellings containerd 1.x takes the field's own; 2.x sorts them, tables are merged, of values the last
+    counts.  Tried with `config dump` of 1.6.20, 1.7.24, 2.1.9 and 2.2.1, for options by GenerateRuntimeOptions.
+    """
+    fields = {key: key if names else _field(key, any_case) for key in table}
+    found: dict[str, Any] = dict.fromkeys(fields.values())
+    for key in sorted(table, key=lambda key: (not any_case and key == fields[key], key)):
+        value, below = table[key], found[fields[key]]
+        if isinstance(value, dict):
+            value = decoded(value, any_case, names=fields[key] == "runtimes" and not names)
+            value = merged(below, value) if isinstance(below, dict) else value
+        found[fields[key]] = value
+    return found
+
+
+def respelled(config: ContainerdConfig, path: toml.Path, any_case: bool) -> Iterator[toml.Path]:
+    """The other ways in which the files spell the last key of a path that is to be set."""
+    for table in (file.plugins[name] for file in config.files for name in NAMES if name in file.plugins):
+        for key in toml.lookup(table, path[:-1]) or ():
+            if key != path[-1] and _field(key, any_case) == path[-1] and path[:-1] != RUNTIMES:
+                yield (*path[:-1], key)
+
+
 def settings(doc: Mapping[str, Any], at: toml.Path = ()) -> Iterator[toml.Path]:
     """The paths of all values that are no tables."""
     for key, value in doc.items():
@@ -102,6 +148,7 @@ def read(path: str, data: bytes, request: RuntimeRequest) -> ContainerdFile:
         where = f"{path}:{_place(content, ('version',))}"
         raise Refusal(f"{where}: version is {version!r}, not the number of a config version", "write version = 2")
     file = ContainerdFile(path, content, version)
+    spelled_as_known(content.doc, path, _TOP)
     _check_escapes(file, request)
     _check_shape(file)
     _check_globs(file, request)
@@ -384,7 +431,12 @@ def together(files: tuple[ContainerdFile, ...], request: RuntimeRequest) -> Cont
     else:
         config = _migrated_each(files, daemon)
     _check_names(config)
-    return config
+    return replace(config, cri=decoded(config.cri, any_case(config, request)))
+
+
+def any_case(config: ContainerdConfig, request: RuntimeRequest) -> bool:
+    """Whether fields are found in any case; an unknown containerd may be one that does so."""
+    return config.merges or request.release == (0, 0)
 
 
 def _check_versions(files: tuple[ContainerdFile, ...], daemon: tuple[int, int], request: RuntimeRequest) -> None:
@@ -592,7 +644,9 @@ def difference(config: ContainerdConfig, request: RuntimeRequest) -> Difference:
     have = runtimes.get(request.name)
     sets |= _nvidia(have, inherits, request)
     stale = [] if config.merges else [(*RUNTIMES, request.name, key) for key in _OF_LINUX if (have or {}).get(key)]
-    return Difference(sets | _cdi(config.cri, request), tuple(stale))
+    sets |= _cdi(config.cri, request)
+    other = (way for path in sets for way in respelled(config, path, any_case(config, request)))
+    return Difference(sets, tuple(dict.fromkeys((*stale, *other))))
 
 
 def _runc_option(sets: Mapping[toml.Path, Any], runc: Mapping[str, Any], systemd: bool) -> dict[toml.Path, Any]:

@@ -119,9 +119,7 @@ def read(path: str, data: bytes) -> CrioFile:
 def _table(value: Any, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
     """A table; its `keys` have to be in CRI-O's own spelling: the decoder would take Default_Runtime as well."""
     found = dropin.table(value, name, "CRI-O")
-    for key in found:
-        if key not in keys and key.lower() in keys:
-            raise Refusal(f"{name} has the key {key}", f"write it as {key.lower()}")
+    dropin.spelled_as_known(found, name, keys)
     return found
 
 

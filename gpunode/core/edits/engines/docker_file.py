@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.content import check_size, decode
+from gpunode.core.edits.engines.dropin import spelled_as_known
 from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
@@ -111,6 +112,8 @@ _TYPES: Mapping[str, tuple[Check, str, str]] = {
 
 def _check_types(path: str, pairs: JsonPairs) -> None:
     """Raise InputError for a key that is read here and whose value is of a type that dockerd cannot read it as."""
+    stated = (key for key, value in pairs if value or not isinstance(value, JsonPairs))  # an empty object it ignores
+    spelled_as_known(stated, path, _TYPES)  # dockerd refuses another spelling, too
     for key, value in pairs:
         if key not in _TYPES or value is None or _TYPES[key][0](value):
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from gpunode.core.edits.target import Refusal
@@ -28,6 +28,13 @@ def table(value: Any, name: str, engine: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refusal(f"{name} is no table", f"make it a table: {engine} expects one there")
     return value
+
+
+def spelled_as_known(found: Iterable[str], name: str, keys: Collection[str]) -> None:
+    """Refuse another spelling of known keys, such as Default_Runtime, which decoders take for the same."""
+    for key in found:
+        if key not in keys and key.lower() in keys:
+            raise Refusal(f"{name} has the key {key}", f"write it as {key.lower()}")
 
 
 def empty(path: str, text: str) -> bool:
