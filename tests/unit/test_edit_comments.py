@@ -14,7 +14,7 @@ from test_edits import KINDS, request_of
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
 from gpunode.core.edits.text import jsontext, toml, yamltext
-from gpunode.core.edits.undo import record, revert
+from gpunode.core.edits.undo import NOT_FOUND, record, revert
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Edit
 
@@ -89,13 +89,13 @@ def test_what_ended_the_file_without_a_line_end_is_found_above_other_lines() -> 
     undo = record(b"a\nb", b"a\nb\nours")
     assert revert(b"a\nb\nours\n# mine\n", undo) == (b"a\nb\n# mine\n", ())
     assert revert(b"a\nb\nours\r\n# mine\n", undo) == (b"a\nb\r\n# mine\n", ())
-    assert revert(b"a\nb\nours too\n", undo) == (b"a\nb\nours too\n", undo.hunks)
+    assert revert(b"a\nb\nours too\n", undo) == (b"a\nb\nours too\n", NOT_FOUND)
 
 
-def test_a_recorded_file_of_our_own_loses_our_lines_and_keeps_comments_and_its_version() -> None:
-    undo = record(None, b"version = 3\n[ours]\n")
-    assert revert(b"# a\nversion = 3\n[ours]\n# b\n", undo) == (b"# a\nversion = 3\n# b\n", ())
-    assert revert(b"version = 3\n[ours]\nkey = 1\n", undo) == (b"version = 3\n[ours]\nkey = 1\n", undo.hunks)
+def test_a_recorded_file_of_our_own_loses_our_lines_and_keeps_comments_and_a_version_that_others_need() -> None:
+    undo = record(None, b"version = 3\n[ours]\nx = 1\n")
+    assert revert(b"# a\nversion = 3\n[ours]\nx = 1\n# b\n", undo, "/c.toml") == (b"# a\n# b\n", ())
+    assert revert(b"version = 3\n[ours]\nx = 1\nkey = 1\n", undo, "/c.toml") == (b"version = 3\n[ours]\nkey = 1\n", ())
 
 
 # ---------------------------------------------------------------- YAML

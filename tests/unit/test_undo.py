@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
-from gpunode.core.edits.undo import record, remnant, revert, undo_data, undo_from_data
+from gpunode.core.edits.undo import NOT_FOUND, record, remnant, revert, undo_data, undo_from_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import Undo
 
@@ -92,13 +92,13 @@ def test_an_edit_that_somebody_changed_is_lost_and_the_rest_goes_back() -> None:
     undo = record(BEFORE, AFTER)
     reverted, lost = revert(AFTER.replace(b"q = 1", b"q = 2"), undo)
     assert reverted == AFTER.replace(b"q = 1", b"q = 2").replace(b"version = 3", b"version = 2")
-    assert [hunk.after for hunk in lost] == [undo.hunks[1].after]
+    assert lost == NOT_FOUND
 
 
 def test_a_line_that_stands_elsewhere_too_is_not_taken_for_the_edit() -> None:
     undo = record(b"[a]\nx = 1\n[b]\ny = 1\n[c]\n", b"[a]\nx = 2\n[b]\ny = 1\n[c]\n")
     changed = b"[a]\nx = 3\n[q]\n\n[other]\nx = 2\n"
-    assert revert(changed, undo) == (changed, undo.hunks)
+    assert revert(changed, undo) == (changed, NOT_FOUND)
 
 
 def test_the_place_of_lines_that_stand_twice_is_known_while_nothing_has_changed() -> None:
@@ -117,14 +117,14 @@ def test_what_an_edit_took_out_comes_back_once() -> None:
 
 def test_lines_that_the_edit_kept_are_no_proof_that_it_is_gone() -> None:
     undo = record(b"x\n", b"a\nx\nb\n")
-    assert revert(b"a\nx\nc\n", undo)[1] == (undo.hunks[-1],)
+    assert revert(b"a\nx\nc\n", undo)[1] == NOT_FOUND
     undo = record(b"1\n2\nx\n3\n", b"1\n2\ny\nx\n3\n")
-    assert revert(b"1\n2\nz\nx\n3\n", undo) == (b"1\n2\nz\nx\n3\n", undo.hunks)
+    assert revert(b"1\n2\nz\nx\n3\n", undo) == (b"1\n2\nz\nx\n3\n", NOT_FOUND)
 
 
 def test_part_of_a_line_is_not_taken_for_the_edit() -> None:
     undo = record(b"1\n2\n3\n", b"1\n2\nx = 1\n3\n")
-    assert revert(b"0\n1\n2\nyx = 1\n3\n", undo) == (b"0\n1\n2\nyx = 1\n3\n", undo.hunks)
+    assert revert(b"0\n1\n2\nyx = 1\n3\n", undo) == (b"0\n1\n2\nyx = 1\n3\n", NOT_FOUND)
 
 
 # ---------------------------------------------------------------- as a three-way merge does
@@ -182,10 +182,7 @@ def test_what_a_person_changed_elsewhere_stays_as_in_a_three_way_merge(
 def test_an_edit_between_changed_lines_is_left_to_its_meaning() -> None:
     changed = AFTER.replace(b"version = 3\n\n[a]\n  x = 1\n", b"version = 3 # why\n[a2]\n  x = 2\n")
     left, lost = revert(changed, record(BEFORE, AFTER))
-    assert (left, [hunk.after for hunk in lost]) == (
-        changed.replace(b"[a.nvidia]\n  q = 1\n\n", b""),
-        [b"version = 3\n"],
-    )
+    assert (left, lost) == (changed.replace(b"[a.nvidia]\n  q = 1\n\n", b""), NOT_FOUND)
 
 
 # ---------------------------------------------------------------- whole files
@@ -202,13 +199,13 @@ def test_a_file_that_the_edit_made_goes_when_nothing_else_is_left_of_it(left: by
 def test_a_file_that_the_edit_made_stays_when_somebody_wrote_into_it(left: bytes) -> None:
     undo = record(None, CREATED)
     assert not remnant(left, undo)
-    assert revert(left, undo) == (left, undo.hunks)
+    assert revert(left, undo) == (left, NOT_FOUND)
 
 
 def test_a_file_that_is_gone_is_lost_but_not_one_that_the_edit_made() -> None:
     assert revert(None, record(None, b"x")) == (None, ())
     undo = record(b"x", b"y")
-    assert revert(None, undo) == (None, undo.hunks)
+    assert revert(None, undo) == (None, NOT_FOUND)
 
 
 def test_a_file_that_the_edit_removed_comes_back() -> None:
@@ -226,14 +223,27 @@ def test_utf_16_is_kept_in_whole_characters(encoding: str) -> None:
     assert revert(later.encode(encoding), undo) == (("\ufeff\r\n" + before[1:]).encode(encoding), ())
 
 
-def test_a_file_that_configure_made_goes_with_entries_that_were_changed_since() -> None:
+def test_an_entry_that_was_changed_goes_while_its_program_is_that_of_the_edit() -> None:
     path, request = "/etc/docker/daemon.json", RuntimeRequest(runtime="docker", version="28.5.2")
     edit = configure_runtime({}, request)
-    changed = (edit.changes[path] or b"").replace(b"/usr/bin/nvidia", b"/opt/nvidia")
+    changed = (edit.changes[path] or b"").replace(b'"runtimeArgs": []', b'"runtimeArgs": ["--debug"]')
     assert unconfigure_runtime({path: changed}, request, [edit.undo]).changes == {path: None}
     more = changed.replace(b"{", b'{\n    "debug": true,', 1)
     left = unconfigure_runtime({path: more}, request, [edit.undo]).changes[path]
     assert json.loads(left or b"") == {"debug": True}
+
+
+def test_an_entry_that_names_another_program_by_now_stays_and_is_named() -> None:
+    path, request = "/etc/docker/daemon.json", RuntimeRequest(runtime="docker", version="28.5.2")
+    edit = configure_runtime({}, request)
+    changed = (edit.changes[path] or b"").replace(b"/usr/bin/nvidia", b"/opt/nvidia")
+    undone = unconfigure_runtime({path: changed}, request, [edit.undo])
+    left = json.loads(undone.changes[path] or b"")
+    assert left == {"runtimes": {"nvidia": {"path": "/opt/nvidia-container-runtime", "runtimeArgs": []}}}
+    assert [one.why for one in undone.reasons if "before gpunode" in one.why] == [
+        'changed since: runtimes.nvidia is {path: "/opt/nvidia-container-runtime", runtimeArgs: []}, '
+        "and was not set before gpunode"
+    ]
 
 
 def test_a_runc_that_somebody_has_come_to_need_stays() -> None:

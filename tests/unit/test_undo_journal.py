@@ -106,7 +106,7 @@ def test_a_file_without_our_lines_is_not_taken_for_ours_although_an_uninstall_wr
             b'"default-runtime":"nvidia"}',
             {"log-level": "info"},
         ),
-        ("some.service", "/etc/some.json", b'{"log-level":"info","default-runtime":"nvidia"}', None),
+        ("some.service", "/etc/some.json", b'{"log-level":"info","default-runtime":"nvidia"}', {"log-level": "info"}),
     ],
 )
 def test_an_engine_does_not_stay_with_a_runtime_that_goes(unit: str, path: str, theirs: bytes, left: Any) -> None:

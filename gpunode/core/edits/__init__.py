@@ -75,15 +75,17 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
     name, root = request.distribution or request.runtime, request.config or engine.CONFIG
 
     def usable(files: Files, left: Files) -> bool:
-        """Whether what is left can be read, and no runtime but nvidia's goes while others stay.
+        """Whether what is left can be read, has its default, and no runtime but nvidia's goes while others stay.
 
         Somebody may have come to need what configure wrote: on containerd 1.x a table of their own with our runc.
         """
         try:
-            before, after = runtime_state(files, request).runtimes, runtime_state(left, request).runtimes
+            before, state = runtime_state(files, request).runtimes, runtime_state(left, request)
         except GpunodeError:
             return False
-        return not after or {*before} - {request.name} <= {*after}
+        if state.default == request.name not in state.runtimes:
+            return False
+        return not state.runtimes or {*before} - {request.name} <= {*state.runtimes}
 
     return EditTarget(
         name=name,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
+from gpunode.core.edits.refusal import Refusal as Refusal  # noqa: PLC0414  # editors have it from here
 from gpunode.core.edits.undo import record, reverted
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.mask import mask_quoted, masked_errors
@@ -33,14 +34,6 @@ from gpunode.core.numbers import release
 
 Files = Mapping[str, bytes]
 Records = Sequence[Mapping[str, Undo]]
-
-
-class Refusal(Exception):
-    """An edit that would not work: becomes the Problem of the Edit, and no file changes."""
-
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(what)
-        self.problem = Problem(what=what, fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from gpunode.core.edits.values import Lost, same, undone, values, written
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import Edit, Hunk, Reason, Undo
 
@@ -20,9 +21,9 @@ FORMAT = 1
 _AROUND = 3  # lines of context
 _WHOLE = 1 << 16  # bytes: the first hunk of a file of up to so many has all the rest of it as context
 _AHEAD = 400  # lines that are looked through for the next line that both have; beyond that all the rest is one hunk
-_VERSION = re.compile(rb"\s*version\s*=")
 _REMNANT = re.compile(rb"\s*(#|version\s*=)")
 _WRITTEN = "what gpunode runtime configure wrote"
+NOT_FOUND = (Lost("lines that gpunode wrote are no longer in it"),)
 _BYTES = ("before", "after", "lead", "trail")
 
 T = TypeVar("T")
@@ -132,57 +133,52 @@ def _meet(old: Sequence[bytes], new: Sequence[bytes], i: int, j: int) -> tuple[i
 # ---------------------------------------------------------------- back
 
 
-def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ...]]:
-    """The file without the edit, and the hunks that could not be found again.
+def revert(data: bytes | None, undo: Undo, path: str = "") -> tuple[bytes | None, tuple[Lost, ...]]:
+    """The file without the edit, and what of the edit is not undone.
 
     A file that is as the edit left it becomes what it was.  Of one that has changed since, each hunk goes back whose
-    lines are there once with lines around them that were there; where that does not do for all of them, and no other
-    change touches theirs, a three-way merge does.  A file that the edit made stays then, unless nothing of anybody
-    else's is left in it (`remnant`).  Hunks that are back already change nothing.
+    lines are there once with lines around them that were there.  Where the `path` says how to read the file, its values
+    decide (core/edits/values.py): where lines give others, the values are written.  A file that the edit made goes
+    where nothing of anybody else's is left in it (`remnant`).  Hunks that are back already change nothing.
     """
     if untouched(data, undo):
         return None if undo.created else _replayed(data or b"", undo.hunks), ()
     if data is None:
-        return None, () if undo.created else undo.hunks
+        return None, () if undo.created else NOT_FOUND
+    left, lost = _by_lines(data, undo)
+    base = base_of(undo)
+    if base is None or not path:
+        return left, lost
+    before = b"" if undo.created else _replayed(base, undo.hunks)
+    said = [values(path, one) for one in (data, before, base)]
+    if any(one is None for one in said):
+        return left, lost
+    now, *edit = (one or {} for one in said)
+    wanted, stays = undone(now, *edit)
+    if not same(values(path, left or b""), wanted):
+        rewritten = written(path, data, now, wanted)
+        if rewritten is None:
+            return left, lost
+        left = None if remnant(rewritten, undo) else rewritten
+    return left, tuple(stays)
+
+
+def _by_lines(data: bytes, undo: Undo) -> tuple[bytes | None, tuple[Lost, ...]]:
     if undo.created:
-        return (None, ()) if remnant(data, undo) else _without_ours(data, undo)
+        return (None, ()) if remnant(data, undo) else (data, NOT_FOUND)
     found = {hunk: _find(data, hunk) for hunk in undo.hunks}
-    if not all(found.values()) and (base := base_of(undo)) is not None:
-        merged = _merged(base, data, _replayed(base, undo.hunks))
-        if merged is not None:
-            return merged, ()
     spans = sorted((*span, hunk.before) for hunk, span in found.items() if span)
     if any(later[0] < earlier[1] for earlier, later in pairwise(spans)):
-        return data, undo.hunks
+        return data, NOT_FOUND
     for start, end, before in reversed(spans):
         data = data[:start] + _ended(before, data, end) + data[end:]
-    return data, tuple(hunk for hunk in undo.hunks if not found[hunk])
+    return data, () if all(found.values()) else NOT_FOUND
 
 
 def base_of(undo: Undo) -> bytes | None:
     """The whole file as the edit left it, where the first hunk has all of it around itself."""
     whole = undo.hunks[0].lead + undo.hunks[0].after + undo.hunks[0].trail if undo.hunks else b""
     return whole if _sha256(whole) == undo.sha256 else None
-
-
-def _merged(base: bytes, data: bytes, before: bytes) -> bytes | None:
-    """`data` with the lines of `before` where the base has others; None where changes of both touch each other."""
-    newline = _newline(base)
-    lines = _lines(base, newline)
-    mine, back = _changes_of(lines, _lines(data, newline)), _changes_of(lines, _lines(before, newline))
-    if any(one != other and one[0] <= other[1] and other[0] <= one[1] for one in mine for other in back):
-        return None
-    for start, end, new in sorted({*mine, *back}, reverse=True):
-        lines[start:end] = new
-    return b"".join(lines)
-
-
-def _changes_of(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, tuple[bytes, ...]]]:
-    """What becomes of lines: from, to, the new ones."""
-    from difflib import SequenceMatcher  # slow to import, and seldom needed
-
-    codes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    return [(i1, i2, tuple(new[j1:j2])) for what, i1, i2, j1, j2 in codes if what != "equal"]
 
 
 def _ended(lines: bytes, data: bytes, end: int) -> bytes:
@@ -205,17 +201,6 @@ def remnant(data: bytes, undo: Undo) -> bool:
     kept = {line.strip() for line in _lines(wrote, b"\n") if _REMNANT.match(line)} | {b"", b"{}"}
     rest = data.replace(wrote, b"", 1) if wrote else data
     return undo.created and all(line.strip() in kept for line in _lines(rest, b"\n"))
-
-
-def _without_ours(data: bytes, undo: Undo) -> tuple[bytes, tuple[Hunk, ...]]:
-    """A file that the edit made, less what it wrote, but for its version, where all else are comments."""
-    wrote = b"".join(hunk.after for hunk in undo.hunks)
-    at = next(_places(data, wrote, b"\n"), None)
-    rest = b"" if at is None else data[:at] + data[at + len(wrote) :]
-    if at is None or not all(line.strip()[:1] in (b"", b"#") for line in _lines(rest, b"\n")):
-        return data, undo.hunks
-    version = b"".join(line for line in _lines(wrote, b"\n") if _VERSION.match(line))
-    return data[:at] + version + data[at + len(wrote) :], ()
 
 
 def _replayed(data: bytes, hunks: Sequence[Hunk]) -> bytes:
@@ -352,20 +337,21 @@ def reverted(
     Where a record does not fit any more, `take_out` takes our own entries out of what is left; so it does without one,
     and where files have changed since and what the records leave is not `usable`.
     """
-    after, lost, touched = dict(files), False, False
+    after, lost, touched = dict(files), dict[str, tuple[Lost, ...]](), False
     for path, how in (item for one in undo for item in one.items()):
         touched = touched or not untouched(after.get(path), how)
-        data, missing = revert(after.get(path), how)
-        lost = lost or bool(missing)
+        data, missing = revert(after.get(path), how, path)
+        lost[path] = (*lost.get(path, ()), *missing)
         _put(after, path, data)
     if not undo or (touched and not usable(after)):
         return take_out(files)
     changes = _changes(files, after)
-    edit = Edit(
-        changes=changes,
-        reasons=tuple(Reason(what=path, why="undoes what configure wrote", source="") for path in changes),
-    )
-    if not lost:
+    reasons = [Reason(what=path, why="undoes what configure wrote", source="") for path in changes]
+    reasons += [
+        Reason(what=path, why=f"changed since: {one.text}") for path in lost for one in lost[path] if one.theirs
+    ]
+    edit = Edit(changes=changes, reasons=tuple(reasons))
+    if all(one.theirs for path in lost for one in lost[path]):
         return edit
     rest = take_out(after)
     if rest.problems:

@@ -11,10 +11,11 @@ from itertools import dropwhile
 from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.target import problem_of
 from gpunode.core.edits.undo import base_of, revert
+from gpunode.core.edits.values import Lost
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import GpunodeError
 from gpunode.core.items.item import ABSENT
-from gpunode.core.model import Edit, Hunk, Problem, RuntimeName, Undo
+from gpunode.core.model import Edit, Problem, RuntimeName, Undo
 from gpunode.core.undo.history import Change, Replayed, replay_file
 from gpunode.core.undo.journal import UNDOES, JournalSnapshot, PostCommit, Record
 from gpunode.core.undo.packages import Packages, versions_before
@@ -85,23 +86,6 @@ def _is_source_again(back: Mapping[str, FileRestore], path: str) -> bool:
 
 def _paths(record: Record) -> Iterable[str]:
     return (file["path"] for file in record.more["files"])
-
-
-def _without_edits(data: bytes | None, edits: Sequence[Undo]) -> bytes | None:
-    """The file without edits, the earliest first; None where a line of one is left.
-
-    What a later edit made of an earlier one goes along with that, and then is not to be found any more.
-    """
-    lost: list[Hunk] = []
-    for one in edits:
-        if data is None or one.created:
-            return None
-        data, missed = revert(data, one)
-        lost += missed
-    if data is None:
-        return None
-    lines = {line.strip() for line in data.splitlines()} - {b""}
-    return None if any(lines & {line.strip() for line in hunk.after.splitlines()} for hunk in lost) else data
 
 
 def _unconfigured(files: Mapping[str, bytes], request: RuntimeRequest, undo: Sequence[Mapping[str, Undo]]) -> Edit:
@@ -269,24 +253,23 @@ class Files:
         """
         path, undo = known.path, known.edits[::-1]
         data = was = self.journal.contents.get(path)
-        left, why = 0, ""
+        lost: list[Lost] = []
+        why = ""
         for one in undo:
-            data, missed = revert(data, one)
-            left += len(missed)
-        if left and (other := _without_edits(was, known.edits)) is not None:
-            data, left = other, 0
+            data, left = revert(data, one, path)
+            lost += left
         engine = _ENGINES.get(known.unit)
-        if engine and was is not None and (left or data == was):
+        if engine and was is not None and (data == was or not all(one.theirs for one in lost)):
             request = RuntimeRequest(runtime=engine, config=path)
             edit = _unconfigured({path: was}, request, [{path: one} for one in undo])
             if path in edit.changes and not edit.problems:
-                data, left = edit.changes[path], 0
+                data, lost = edit.changes[path], [one for one in lost if one.theirs]
             why += "".join(f", because {problem.what}" for problem in edit.problems[:1])
+        why += "".join(f"; {one.text}" for one in dict.fromkeys(lost))
         if data == was:
             self._note(path, f"changed since, not by gpunode; it stays as it is{why}")
             return None
-        lines = f"; {left} of gpunode's changes are no longer in it" if left else ""
-        self._note(path, f"changed since, not by gpunode; their lines stay{lines}")
+        self._note(path, f"changed since, not by gpunode; their lines stay{why}")
         return FileRestore(path=path, expect=expect, data=data)
 
     def _follows(self, units: Mapping[str, object]) -> Iterator[tuple[str, PostCommit]]:
@@ -343,7 +326,7 @@ class _Known:
             )
             for one in self.all
         )
-        return replay_file(changes, self._journal.files.get(self.path, ABSENT), self._texts())
+        return replay_file(changes, self._journal.files.get(self.path, ABSENT), self._texts(), self.path)
 
     def _texts(self) -> dict[str, bytes]:
         """What is known of the bytes of the file's versions, by hash."""

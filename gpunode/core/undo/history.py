@@ -56,12 +56,12 @@ class Replayed:
         return "" in self.theirs.values()
 
 
-def replay_file(changes: Iterable[Change], now: str, texts: Mapping[str, bytes]) -> Replayed:
+def replay_file(changes: Iterable[Change], now: str, texts: Mapping[str, bytes], path: str = "") -> Replayed:
     """What a file that is `now` (a hash) is to be once the changes that are `mine` are undone.
 
-    `texts` are known bytes by hash.  Without such a change it stays as it is.
+    `texts` are known bytes by hash; `path` says how to read what was edited.  Without such a change it stays as it is.
     """
-    history = _History(texts)
+    history = _History(texts, path)
     for change in changes:
         history.add(change)
     if not history.without:  # by scripts of packages alone: with these it goes, or stays
@@ -76,8 +76,8 @@ def replay_file(changes: Iterable[Change], now: str, texts: Mapping[str, bytes])
 class _History:
     """The changes of a file so far, and what each version would be without those that are undone."""
 
-    def __init__(self, texts: Mapping[str, bytes]) -> None:
-        self.texts = texts
+    def __init__(self, texts: Mapping[str, bytes], path: str) -> None:
+        self.texts, self.path = texts, path
         self.without: dict[str, Without] = {}
         self.theirs: dict[str, str] = {}
         self.aside: list[str] = []
@@ -108,7 +108,7 @@ class _History:
 
     def _less(self, base: str, version: str, *, edited: bool) -> Without:
         back = self.without[base]
-        found = _less(base, version, back, self.texts, edited=edited)
+        found = _less(base, version, back, self.texts, self.path if edited else "")
         if ABSENT in (base, version) and back.hash not in (ABSENT, base, version):
             self.aside.append(back.hash)
         elif not found.exact:
@@ -116,8 +116,8 @@ class _History:
         return found
 
 
-def _less(base: str, now: str, back: Without, texts: Mapping[str, bytes], *, edited: bool) -> Without:
-    """What somebody made of `base`, which is to be `back`."""
+def _less(base: str, now: str, back: Without, texts: Mapping[str, bytes], edited: str) -> Without:
+    """What somebody made of `base`, which is to be `back`; `edited` is the path of a file that edits alone wrote."""
     if base == ANY:
         return back
     if ABSENT in (base, now) or back.hash == base:
@@ -129,8 +129,8 @@ def _less(base: str, now: str, back: Without, texts: Mapping[str, bytes], *, edi
     if was is None and not edited and (rest := _around(texts[now], texts[base])) is not None:
         data, lost = rest or None, False
     else:
-        data, hunks = revert(texts[now], record(was, texts[base]))
-        lost = bool(hunks)
+        data, left = revert(texts[now], record(was, texts[base]), edited)
+        lost = bool(left)
     if lost:
         return Without(hash=back.hash, data=back.data, exact=False)
     return Without(hash=ABSENT if data is None else hashlib.sha256(data).hexdigest(), data=data)

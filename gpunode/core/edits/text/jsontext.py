@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from gpunode.core.content import place
-from gpunode.core.edits.target import Refusal
+from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
 
 Path = tuple[str, ...]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from gpunode.core.content import check_size, decode
-from gpunode.core.edits.target import Refusal
+from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
 
 if TYPE_CHECKING:

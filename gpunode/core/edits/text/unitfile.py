@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode.core.content import decode
-from gpunode.core.edits.target import Refusal
+from gpunode.core.edits.refusal import Refusal
 from gpunode.core.facts.flags import Word, WordChange, apply_words, words_in
 
 # where units stand, the place that counts first; /run, what is made again at every boot, is nobody's to edit

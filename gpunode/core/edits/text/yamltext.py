@@ -17,7 +17,7 @@ import yaml
 from yaml.composer import ComposerError
 
 from gpunode.core.content import check_size, decode
-from gpunode.core.edits.target import Refusal
+from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
 from gpunode.core.untrusted import check_aliases
 

@@ -1,0 +1,261 @@
+"""Undo by value: a setting that still says what gpunode wrote is as before, what a person has set stays and is named.
+
+The oracle reads the files with json and tomllib, before and after, and knows nothing of hunks and lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
+from gpunode.core.edits.undo import record, revert
+
+DOCKER, PODMAN = "/etc/docker/daemon.json", "/etc/containers/containers.conf"
+CONTAINERD, CRIO = "/etc/containerd/config.toml", "/etc/crio/crio.conf"
+CRI = '[plugins."io.containerd.grpc.v1.cri".containerd'
+OWN = "/usr/local/nvidia/toolkit/nvidia-container-runtime"
+Leaves = dict[tuple[str, ...], Any]
+
+
+def leaves(value: Any, former: Any = None, path: tuple[str, ...] = ()) -> Leaves:
+    """Each setting; an entry of `runtimes` that is not in the former value is one."""
+    if not isinstance(value, dict) or (path[-2:-1] == ("runtimes",) and former is None):
+        return {path: value}
+    was = former if isinstance(former, dict) else {}
+    return {
+        key: one for name, below in value.items() for key, one in leaves(below, was.get(name), (*path, name)).items()
+    }
+
+
+def read(path: str, data: bytes | None) -> Any:
+    text = (data or b"").decode()
+    return (json.loads(text) if text.strip() else {}) if path == DOCKER else tomllib.loads(text)
+
+
+# ---------------------------------------------------------------- what was there
+
+
+@st.composite
+def daemon_json(draw: st.DrawFn) -> bytes:
+    former: dict[str, Any] = {
+        "log-driver": "json-file",
+        "log-opts": {"max-size": "10m"},
+        "runtimes": draw(
+            st.sampled_from(
+                [
+                    {"nvidia": {"path": OWN, "runtimeArgs": ["--x"]}},
+                    {"runsc": {"path": "/usr/bin/runsc"}},
+                    {"nvidia": {"path": OWN}, "crun": {"path": "/usr/bin/crun"}},
+                ]
+            )
+        ),
+        "exec-opts": ["native.cgroupdriver=cgroupfs"],
+        "features": {"buildkit": True},
+        "dns": ["1.1.1.1"],
+    }
+    keys = draw(st.permutations(sorted(former)))
+    found = {key: former[key] for key in keys[: draw(st.integers(0, len(keys)))]}
+    names = [*found.get("runtimes", {}), "runc"]
+    if draw(st.booleans()):
+        found["default-runtime"] = draw(st.sampled_from(names))
+    indent = draw(st.sampled_from([None, 2, 4, "\t"]))
+    separators = draw(st.sampled_from([None, (",", ":")])) if indent is None else None
+    return (json.dumps(found, indent=indent, separators=separators) + draw(st.sampled_from(["\n", ""]))).encode()
+
+
+@st.composite
+def toml_file(draw: st.DrawFn, path: str) -> bytes:
+    if path == PODMAN:
+        parts = ['runtime = "crun"\n', 'events_logger = "file"\n']
+        kept = [part for part in parts if draw(st.booleans())]
+        tables = ['[engine.runtimes]\ncrun = ["/usr/bin/crun"]\n', f'[engine.runtimes]\nnvidia = ["{OWN}"]\n', ""]
+        text = "[containers]\npids_limit = 0\n\n[engine]\n" + "".join(kept) + "\n" + draw(st.sampled_from(tables))
+    elif path == CRIO:
+        default = draw(st.sampled_from(['default_runtime = "runc"\n', 'default_runtime = "crun"\n', ""]))
+        table = '[crio.runtime.runtimes.runc]\nruntime_path = "/usr/bin/runc"\nruntime_type = "oci"\n'
+        crun = '[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\nruntime_type = "oci"\n'
+        text = f"[crio.runtime]\nlog_level = 'info'\n{default}\n{crun}\n{table}"
+    else:
+        nvidia = f'{CRI}.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\n'
+        nvidia += f'{CRI}.runtimes.nvidia.options]\nBinaryName = "{OWN}"\n'
+        runc = f'{CRI}.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
+        runc += f"{CRI}.runtimes.runc.options]\nSystemdCgroup = true\n"
+        default = draw(st.sampled_from([f'{CRI}]\ndefault_runtime_name = "runc"\n', ""]))
+        text = "version = 2\n\n" + default + "\n".join(part for part in (nvidia, runc) if draw(st.booleans()))
+        text += '\n[metrics]\naddress = "127.0.0.1:1338"\n' if draw(st.booleans()) else ""
+    return text.rstrip("\n").encode() if draw(st.booleans()) else text.encode()
+
+
+# ---------------------------------------------------------------- what a person does to it
+
+
+def changed_json(draw: st.DrawFn, data: bytes) -> bytes:
+    text = data.decode()
+    how = draw(st.sampled_from(["first", "last", "reformat", "one line", "set", "remove", "runtime", "space"]))
+    now = json.loads(text)
+    if how == "space":
+        at = draw(st.sampled_from([found.end() for found in re.finditer(r"[{,]", text)]))
+        inside = text.count('"', 0, at) % 2
+        return (text if inside else text[:at] + "\n\n" + text[at:]).encode()
+    if how == "first":
+        return text.replace("{", '{"debug": false' + (", " if now else ""), 1).encode()
+    if how == "last":
+        body, end, rest = text.rpartition("}")
+        return (body.rstrip() + (",\n" if now else "") + '  "experimental": true\n' + end + rest).encode()
+    if how == "runtime":
+        now.setdefault("runtimes", {})["mine"] = {"path": "/usr/bin/mine"}
+    elif how in ("set", "remove") and now:
+        path = draw(st.sampled_from(sorted(path for path in leaves(now) if "nvidia" not in path) or [("x",)]))
+        at = now
+        for key in path[:-1]:
+            at = at[key]
+        if how == "remove":
+            at.pop(path[-1], None)
+        else:
+            at[path[-1]] = draw(st.sampled_from(["mine", ["mine"], True]))
+    return json.dumps(now, indent=None if how == "one line" else draw(st.sampled_from([2, 4]))).encode()
+
+
+def changed_toml(draw: st.DrawFn, data: bytes) -> bytes:
+    lines = data.decode().splitlines(keepends=True)
+    lines[-1] = lines[-1].rstrip("\n") + "\n"
+    how = draw(st.sampled_from(["blank", "comment", "table", "key", "set", "remove", "no end"]))
+    heads = [n for n, line in enumerate(lines) if line.lstrip().startswith("[")]
+    pairs = [n for n, line in enumerate(lines) if re.match(r'\s*(runtime|default\w*|log_level) = "', line)]
+    if how in ("blank", "comment"):
+        new = "\n" if how == "blank" else "# of a person\n"
+        lines.insert(draw(st.integers(0, len(lines))), new)
+    elif how == "table":
+        lines.insert(draw(st.sampled_from([*heads, len(lines)])), "[mine]\nx = 1\n\n")
+    elif how == "key" and heads:
+        lines.insert(draw(st.sampled_from(heads)) + 1, "  mine = 'y'\n")
+    elif pairs and how in ("set", "remove"):
+        at = draw(st.sampled_from(pairs))
+        lines[at] = re.sub(r'".*"', '"mine"', lines[at]) if how == "set" else ""
+    elif how == "no end":
+        lines[-1] = lines[-1].rstrip("\n")
+    try:
+        tomllib.loads("".join(lines))
+    except tomllib.TOMLDecodeError:  # a table that is there already
+        return data
+    return "".join(lines).encode()
+
+
+@st.composite
+def sequence(draw: st.DrawFn) -> tuple[str, bytes, bytes, bytes]:
+    """The file's path, and its bytes before gpunode, as gpunode left it, and as a person left it then."""
+    path = draw(st.sampled_from([DOCKER, PODMAN, CRIO, CONTAINERD]))
+    before = draw(daemon_json() if path == DOCKER else toml_file(path))
+    edit = configure_runtime({path: before}, asked(draw, path))
+    after = edit.changes.get(path) or before
+    now = after
+    for _ in range(draw(st.integers(1, 3))):
+        now = (changed_json if path == DOCKER else changed_toml)(draw, now)
+    return path, before, after, now
+
+
+def asked(draw: st.DrawFn, path: str) -> RuntimeRequest:
+    kinds: Any = {DOCKER: "docker", PODMAN: "podman", CRIO: "crio", CONTAINERD: "containerd"}
+    versions = {DOCKER: "28.5.2", PODMAN: "5.4.2", CRIO: "1.32.1", CONTAINERD: "1.7.24"}
+    return RuntimeRequest(
+        runtime=kinds[path],
+        version=versions[path],
+        config=path,
+        in_place=path != DOCKER,
+        default_runtime=draw(st.sampled_from(["nvidia", "nvidia", "keep"])),
+        cdi=draw(st.sampled_from([None, True, False])) if path == DOCKER else None,
+    )
+
+
+def judge(path: str, before: bytes, after: bytes, now: bytes) -> None:
+    """Each setting of the edit is as before, or somebody else's and named; all others are as they are."""
+    left, lost = revert(now, record(before, after), path)
+    former = read(path, before)
+    was, wrote, have, found = (leaves(read(path, data), former) for data in (before, after, now, left))
+    gone = object()
+    words = " ".join(one.text for one in lost)
+    for key in {*was, *wrote, *have, *found}:
+        old, new, there, undone = (leaf.get(key, gone) for leaf in (was, wrote, have, found))
+        if isinstance(there, list) and isinstance(new, list) and new != old and there != new:
+            continue  # a list may be both
+        if {} in (old, new, there, undone):
+            continue  # a table with nothing in it says nothing
+        if new == old or there == old:
+            assert undone == there, key
+        elif there == new:
+            assert undone == old, key
+        elif there is not gone or any(other[: len(key)] == key for other in have):
+            assert undone == there or isinstance(undone, dict), key
+            assert ".".join(key) in words, key
+    if now.split() == after.split() and now.endswith(b"\n") == after.endswith(b"\n"):
+        assert (left or b"").split() == before.split()
+
+
+@given(sequence())
+def test_a_setting_that_says_what_gpunode_wrote_is_as_before_and_all_others_stay(
+    made: tuple[str, bytes, bytes, bytes],
+) -> None:
+    judge(*made)
+
+
+@pytest.mark.slow
+def test_settings_are_as_before_in_ten_thousand_sequences() -> None:
+    count = int(os.environ.get("GPUNODE_UNDO_VALUES", "10000"))
+    how = settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+    how(given(sequence())(lambda made: judge(*made)))()
+
+
+# ---------------------------------------------------------------- the readers' cases
+
+
+FORMER = {
+    "default-runtime": "crun",
+    "runtimes": {"nvidia": {"path": OWN, "runtimeArgs": ["--x"]}, "crun": {"path": "c"}},
+}
+
+
+@pytest.mark.parametrize("indent", [None, 2, 4])
+@pytest.mark.parametrize("foreign", ['"debug": false, ', "\n\n", '\n  "dns": ["1.1.1.1"],\n'])
+def test_a_foreign_key_or_blank_line_loses_no_former_runtime_of_a_daemon_json(indent: int | None, foreign: str) -> None:
+    before = json.dumps(FORMER, indent=indent).encode()
+    edit = configure_runtime({DOCKER: before}, RuntimeRequest(runtime="docker", version="28.5.2"))
+    now = (edit.changes[DOCKER] or b"").replace(b"{", b"{" + foreign.encode(), 1)
+    asked = RuntimeRequest(runtime="docker", version="28.5.2")
+    left = json.loads(unconfigure_runtime({DOCKER: now}, asked, [edit.undo]).changes[DOCKER] or b"")
+    assert {key: left[key] for key in FORMER} == FORMER
+
+
+def test_a_blank_line_before_a_header_loses_no_former_runtime_of_podman() -> None:
+    before = b'[engine]\nruntime = "crun"\n[engine.runtimes]\ncrun = ["/usr/bin/crun"]\n'
+    asked = RuntimeRequest(runtime="podman", in_place=True)
+    edit = configure_runtime({PODMAN: before}, asked)
+    now = (edit.changes[PODMAN] or b"").replace(b"[engine.runtimes]", b"\n[engine.runtimes]")
+    assert unconfigure_runtime({PODMAN: now}, asked, [edit.undo]).changes == {
+        PODMAN: before.replace(b"[engine.runtimes]", b"\n[engine.runtimes]")
+    }
+
+
+def test_a_block_at_the_end_of_a_file_without_a_line_end_is_no_longer_there_after_an_undo() -> None:
+    before = b'[crio.runtime]\ndefault_runtime = "runc"\n[crio.runtime.runtimes.runc]\nruntime_type = "oci"'
+    asked = RuntimeRequest(runtime="crio", version="1.32.1", in_place=True, default_runtime="keep")
+    edit = configure_runtime({CRIO: before}, asked)
+    now = (edit.changes[CRIO] or b"").replace(b"\n\n", b"\n") + b"\n# mine\n"
+    left = unconfigure_runtime({CRIO: now}, asked, [edit.undo]).changes[CRIO] or b""
+    assert (tomllib.loads(left.decode()), b"# mine" in left) == (tomllib.loads(before.decode()), True)
+
+
+def test_a_value_that_a_person_has_set_since_stays_and_is_named_with_the_former_one() -> None:
+    asked = RuntimeRequest(runtime="docker", version="28.5.2")
+    edit = configure_runtime({DOCKER: json.dumps(FORMER, indent=2).encode()}, asked)
+    now = (edit.changes[DOCKER] or b"").replace(b'"default-runtime": "nvidia"', b'"default-runtime": "runc"')
+    undone = unconfigure_runtime({DOCKER: now}, asked, [edit.undo])
+    assert json.loads(undone.changes[DOCKER] or b"") == {**FORMER, "default-runtime": "runc"}
+    assert 'changed since: default-runtime is "runc", and was "crun" before gpunode' in [r.why for r in undone.reasons]
