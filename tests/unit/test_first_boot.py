@@ -151,8 +151,11 @@ def test_what_is_left_for_the_first_boot_is_not_left_twice() -> None:
 
 def test_another_engine_makes_another_program() -> None:
     first = plan(bare(), IMAGE)
-    pending = DesiredState(IMAGE).pending(plan(after(first), {**IMAGE, "cuda": {"versions": ["12.8"]}}))
+    other = {**IMAGE, "cuda": {"versions": ["12.8"]}}
+    pending = DesiredState(IMAGE).pending(plan(after(first), other))
     assert [key.name for key in pending if key.option == "first_boot"] == [PROGRAM]
+    done = DesiredState(IMAGE).pending(plan(after(first, status="passed"), other))
+    assert not [key for key in done if key.option == "first_boot"], "it has done its work"
 
 
 RECORDED = FirstBoot(program="ab", armed=True, at="2026-11-20T04:05:06Z")

@@ -56,7 +56,7 @@ def program_hash(value: Mapping[str, Any], scripts: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstBootProgram(Item):
-    """What the first boot runs."""
+    """What the first boot runs: once it has done its work, what it was is as good as what it would be today."""
 
     NAME = PROGRAM
     BACK = (FILES,)
@@ -67,7 +67,7 @@ class FirstBootProgram(Item):
     sha256: str
 
     def actual(self, facts: NodeFacts) -> str:
-        return facts.first_boot.program or ABSENT
+        return self.wanted if facts.first_boot.status == "passed" else facts.first_boot.program or ABSENT
 
     def difference(self, have: str) -> str:
         return unlike(have)
