@@ -61,7 +61,7 @@ def show_outcome(before: Files, edit: Edit, outcome: Outcome, *, disrupts: str, 
         return
     if dry_run:
         echo(diffs(before, edit), nl=False)
-    for line in outcome.changed:
+    for line in outcome.texts:
         echo(f"would be: {line}" if dry_run else line)
     for reason in edit.reasons:
         echo(f"{reason.what}: {reason.why}")

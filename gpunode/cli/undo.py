@@ -14,9 +14,9 @@ from gpunode.cli.output import Styled, echo, print_json
 from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from gpunode.core.model import HostOutcome, HostResult
+    from gpunode.core.model import Changed, HostOutcome, HostResult
     from gpunode.core.undo.journal import Run
     from gpunode.edge.ansible.runner import Event
     from gpunode.edge.detect import Targets
@@ -191,19 +191,20 @@ def _is_good(result: HostResult) -> bool:
     return result.started and result.outcome in ("ok", "pending")
 
 
-def _show_changes(changed: tuple[str, ...], *, done: bool) -> None:
+def _show_changes(changed: tuple[Changed, ...], *, done: bool) -> None:
     """Few lines as they come, many by kind; all in one form: «would remove …», or «removed …»."""
     from gpunode.core.report.text import change_groups, change_sentence
 
-    groups = {
-        name: [change_sentence(line, done=done) for line in lines] for name, lines in change_groups(changed).items()
-    }
+    def lines(changes: Iterable[Changed], indent: str) -> str:
+        return "".join(f"{indent}{change_sentence(one, done=done)}\n" for one in changes)
+
+    groups = change_groups(changed)
     if len(changed) <= FEW or len(groups) == 1:
-        echo("".join(f"  {change_sentence(line, done=done)}\n" for line in changed), nl=False)
+        echo(lines(changed, "  "), nl=False)
         return
-    for name, lines in groups.items():
-        echo(f"  {name} ({len(lines)})")
-        echo("".join(f"    {line}\n" for line in lines), nl=False)
+    for name, changes in groups.items():
+        echo(f"  {name} ({len(changes)})")
+        echo(lines(changes, "    "), nl=False)
 
 
 def is_terminal() -> bool:
@@ -222,7 +223,7 @@ def _ask(found: list[HostResult]) -> None:
     from gpunode.core.report.text import counted_changes
 
     hosts = [result for result in found if result.changed]
-    total = counted_changes(line for result in hosts for line in result.changed)
+    total = counted_changes(one for result in hosts for one in result.changed)
     if not click.confirm(f"Undo this on {len(hosts)} host{'s' if len(hosts) > 1 else ''} ({total})?"):
         raise InterruptedByUser("declined; nothing was touched")
 

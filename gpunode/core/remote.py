@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import cast
 
 from gpunode.core.errors import InputError
-from gpunode.core.model import Outcome, Status
+from gpunode.core.model import Changed, Outcome, Status
 from gpunode.core.printable import printable, uncoloured
 
 STATUSES = ("unchanged", "changed", "failed", "rolled_back", "refused")
@@ -170,7 +170,8 @@ def parse_outcome(stdout: str, rc: int) -> Outcome:
         status=cast(Status, status),
         message=message,
         fix=" ".join(found.get("fix", [])),
-        changed=tuple(found.get("changed", [])),
+        code=found.get("code", [""])[-1],
+        changed=tuple(map(_change, found.get("changed", []))),
         notes=tuple(found.get("note", [])),
         log="\n".join(log),
         rollback="\n".join(rollback),
@@ -200,3 +201,9 @@ def signature(
             raise InputError(f"{name} {text!r}", expected="a number" if name == "generation" else expected)
     files = {name: f"{text}\n".encode() for name, text in labels.items() if text}
     return files | ({"break_lock": b"1\n"} if break_lock else {})
+
+
+def _change(line: str) -> Changed:
+    """What `changed` of node/lib/common.sh printed: KIND, NAME, WAS, NOW and TEXT."""
+    kind, name, was, now, text = (line.split("\t") + [""] * 4)[:5]
+    return Changed(kind=kind, name=name, was=was, now=now, text=text)

@@ -92,7 +92,7 @@ def test_after_a_gpu_is_gone_it_is_stale_until_it_is_renewed(node: DaemonNode) -
     slots = sorted((node.node.hardware / "sys/bus/pci/devices").iterdir())
     shutil.rmtree(slots[-1])
     assert stale(node.facts()) == (f"{SPECIFICATION} names GPUs that are gone: /dev/nvidia1",)
-    assert cdi(node).changed == (f"rewrites /var{SPECIFICATION}",)
+    assert cdi(node).texts == (f"rewrites /var{SPECIFICATION}",)
     assert stale(node.facts()) == ()
 
 
@@ -101,7 +101,7 @@ def test_our_own_units_keep_it_where_those_of_the_toolkit_pass_the_node_over(nod
     node.sh(f"mv {modules} /root/; rm {SPECIFICATION}")
     first = cdi(node, **UNITS)
     assert "nvidia-cdi-refresh.service passes this node over by its ExecCondition" in first.notes
-    done = [line.split()[0] for line in first.changed]
+    done = [line.split()[0] for line in first.texts]
     assert done == ["creates", "creates", "creates", "enables", "enables", "starts"]
     assert first.message.endswith(", and is kept so")
     assert cdi(node, **UNITS).status == "unchanged"
@@ -117,7 +117,7 @@ def test_our_own_units_keep_it_where_the_toolkit_brings_none(node: DaemonNode) -
     node.sh("systemctl disable --now nvidia-cdi-refresh.path; rm /etc/systemd/system/nvidia-cdi-refresh.*")
     node.sh("systemctl daemon-reload")  # the toolkit's units are forgotten
     first = cdi(node, **UNITS)
-    assert [line.split()[0] for line in first.changed] == ["creates", "creates", "enables", "enables", "starts"]
+    assert [line.split()[0] for line in first.texts] == ["creates", "creates", "enables", "enables", "starts"]
     assert node.sh("systemctl is-active gpunode-cdi-refresh.path").strip() == "active"
     assert cdi(node, **UNITS).status == "unchanged"
     node.sh(f"rm {SPECIFICATION}; systemctl start gpunode-cdi-refresh.service")

@@ -112,7 +112,7 @@ def traces(node: DaemonNode, handler: str) -> int:
 def test_pods_go_through_the_nvidia_runtime_once_it_is_configured(node: DaemonNode) -> None:
     assert traces(node, "") == 0
     outcome = commit(node, node.facts())
-    assert (outcome.status, outcome.changed) == ("changed", (f"creates {DROP_IN}",))
+    assert (outcome.status, outcome.texts) == ("changed", (f"creates {DROP_IN}",))
     assert "monitor_path" in node.sh(f"cat {DROP_IN}"), "conmon is not on the PATH: CRI-O would not start without"
     assert traces(node, "") > 0
     assert traces(node, "nvidia") > 0

@@ -174,13 +174,13 @@ def built(version: str) -> list[str]:
 
 def test_a_driver_is_built_for_every_kernel_once_and_again_where_a_module_went_missing(sandbox: Sandbox) -> None:
     outcome = sandbox.install(driver(NEW), driver_runfile(NEW, TEXTS))
-    assert (outcome.status, outcome.changed[0]) == ("changed", f"installed driver {NEW}")
+    assert (outcome.status, outcome.texts[0]) == ("changed", f"installed driver {NEW}")
     assert status(sandbox) == built(NEW)
     assert sandbox.sh("ls /var/lib/gpunode/runfile").stdout == ""
     assert sandbox.run("install", driver(NEW)).status == "unchanged"
     sandbox.sh(f"sed -i '/{KERNELS[0]}/d' /var/lib/dkms/built")
     again = sandbox.run("install", driver(NEW))
-    assert again.changed == (f"built nvidia {NEW} {KERNELS[0]};",)
+    assert again.texts == (f"built nvidia {NEW} {KERNELS[0]};",)
     assert status(sandbox) == built(NEW)
     assert [(r["phase"], r.get("version")) for r in sandbox.journal()] == [("intent", NEW), ("done", NEW)]
 
@@ -188,7 +188,7 @@ def test_a_driver_is_built_for_every_kernel_once_and_again_where_a_module_went_m
 def test_another_version_and_another_flavour_take_the_place_of_the_old(sandbox: Sandbox) -> None:
     sandbox.install(driver(OLD), driver_runfile(OLD, TEXTS))
     newer = sandbox.install(driver(NEW), driver_runfile(NEW, TEXTS))
-    assert newer.changed[0] == f"installed driver {NEW} in place of {OLD}"
+    assert newer.texts[0] == f"installed driver {NEW} in place of {OLD}"
     assert (status(sandbox), sandbox.sh(f"modinfo -k {KERNELS[0]}").stdout) == (built(NEW), "Dual MIT/GPL\n")
     other = sandbox.install(driver(NEW, "proprietary"), driver_runfile(NEW, TEXTS))
     assert other.status == "changed"
@@ -230,8 +230,8 @@ def loaded(sandbox: Sandbox) -> list[str]:
 def test_an_old_installer_finds_no_driver_loaded_and_all_that_was_is_loaded_again(running: Sandbox) -> None:
     outcome = running.install(driver(OLDER), driver_runfile(OLDER, TEXTS))
     assert outcome.status == "changed", outcome
-    begun = outcome.changed.index(f"installed driver {OLDER}")
-    before, after = outcome.changed[:begun], outcome.changed[begun:]
+    begun = outcome.texts.index(f"installed driver {OLDER}")
+    before, after = outcome.texts[:begun], outcome.texts[begun:]
     assert {f"unloaded {name}" for name in MODULES} == set(before) and before[-1] == "unloaded nvidia"
     assert {"loaded gdrdrv", "loaded nvidia_fs"} < set(after)
     assert (loaded(running), running.sh("cat /usr/active").stdout) == (sorted(MODULES), "nvidia-dcgm\n")
@@ -267,7 +267,7 @@ def test_the_files_of_a_package_are_not_written_over(sandbox: Sandbox) -> None:
 def test_a_driver_is_taken_off_with_all_that_it_brought(sandbox: Sandbox) -> None:
     sandbox.install(driver(NEW), driver_runfile(NEW, TEXTS))
     gone = sandbox.run("uninstall", {"kind": "driver", "version": NEW})
-    assert gone.changed == (f"took off the driver {NEW} that a runfile installed",)
+    assert gone.texts == (f"took off the driver {NEW} that a runfile installed",)
     left = sandbox.sh("ls -d /var/lib/nvidia /usr/bin/nvidia-* /usr/src/nvidia-* 2>/dev/null").stdout
     assert (left, status(sandbox)) == ("", [])
     assert sandbox.run("uninstall", {"kind": "driver", "version": NEW}).status == "unchanged"
@@ -275,7 +275,7 @@ def test_a_driver_is_taken_off_with_all_that_it_brought(sandbox: Sandbox) -> Non
 
 def test_a_toolkit_comes_and_goes(sandbox: Sandbox) -> None:
     outcome = sandbox.install(cuda(), cuda_runfile(TOOLKIT, TEXTS))
-    assert outcome.changed == ("installed CUDA 12.8 in /usr/local/cuda-12.8",)
+    assert outcome.texts == ("installed CUDA 12.8 in /usr/local/cuda-12.8",)
     assert "release 12.8, V12.8.93" in sandbox.sh("/usr/local/cuda/bin/nvcc --version").stdout
     assert sandbox.run("install", cuda()).status == "unchanged"
     assert sandbox.run("uninstall", {"kind": "cuda", "version": "12.8"}).status == "changed"

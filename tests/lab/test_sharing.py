@@ -105,7 +105,7 @@ def test_gpus_are_cut_and_cut_otherwise_and_a_reboot_finds_them_so(whole: Node) 
     assert whole.instances() == [[], []]
     first = whole.mig(**asked)
     assert first.status == "changed", first
-    assert "GPU 0000:17:00.0: 2 × 3g.40gb (was no instance)" in first.changed
+    assert "GPU 0000:17:00.0: 2 × 3g.40gb (was no instance)" in first.texts
     assert whole.instances() == [["3g.40gb"] * 2] * 2
     assert whole.mig(**asked).status == "unchanged"
     other: dict[str, Any] = {"strategy": "mixed", "profiles": {"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}}

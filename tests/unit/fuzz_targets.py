@@ -221,7 +221,8 @@ def saved_facts() -> list[str]:
 
 def outcomes() -> list[str]:
     return [
-        "log line\ngpunode\tchanged\tfile /etc/a written\ngpunode\tstatus\tchanged\ngpunode\tmessage\tdone\n",
+        "log line\ngpunode\tchanged\tfile\t/etc/a\t\t\twrites /etc/a\n"
+        "gpunode\tstatus\tchanged\ngpunode\tmessage\tdone\n",
         "gpunode\tstatus\tfailed\ngpunode\tmessage\tno room\ngpunode\tfix\tmake room\ngpunode\tstale\t/etc/a\n",
         "gpunode\tcheck\tdriver.smi|passed|1 GPU|\ngpunode\tcheck\tcuda.nvcc|failed|none|install\n"
         "gpunode\tstatus\tunchanged\n",

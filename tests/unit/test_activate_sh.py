@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.items.activation import activate_request
-from gpunode.core.model import Outcome
+from gpunode.core.model import Changed, Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
 
@@ -63,7 +63,7 @@ def activate(node: Path, loaded: str) -> tuple[Outcome, str]:
     return run(node, loaded, activate_request({"load": ["nvidia"], "version": "580.178.04"}))
 
 
-def list_dry_run(node: Path, value: dict[str, Any], before: list[str]) -> Outcome:
+def list_dry_run(node: Path, value: dict[str, Any], before: list[Changed]) -> Outcome:
     """What check mode says, after steps that would have changed what `before` says; it changes nothing itself."""
     loaded = "nvidia_uvm nvidia_drm"
     outcome, left = run(node, loaded, activate_request({"load": ["nvidia"], **value}, check=True, after=before))
@@ -176,39 +176,40 @@ def test_a_module_that_the_new_driver_lacks_is_named(node: Path) -> None:
     ("value", "before", "exchanged"),
     [
         ({}, [], False),
-        ({}, ["install nvtop 1", "change dkms from 2.8-1 to 3.0-1", "hold nvidia-open"], False),
-        ({}, ["change nvidia-open from 3:580.95.05-1.el9 to 3:595.91.07-1.el9"], True),
-        ({}, ["change nvidia-open from 580.95.05 to 595.91.07"], True),
-        ({}, ["change nvidia-open from 580.95.051-1 to 595.91.07"], False),
-        ({"flavour": "proprietary"}, ["install kmod-nvidia"], True),
+        ({}, [("nvtop", "", "1"), ("dkms", "2.8-1", "3.0-1"), ("nvidia-open", "", "")], False),
+        ({}, [("nvidia-open", "3:580.95.05-1.el9", "3:595.91.07-1.el9")], True),
+        ({}, [("nvidia-open", "580.95.05", "595.91.07")], True),
+        ({}, [("nvidia-open", "580.95.051-1", "595.91.07")], False),
+        ({"flavour": "proprietary"}, [("kmod-nvidia", "", "")], True),
         ({"version": "580.178.04"}, [], True),
     ],
 )
 def test_check_mode_names_the_modules_that_packages_still_to_come_exchange(
-    value: dict[str, Any], before: list[str], exchanged: bool, node: Path
+    value: dict[str, Any], before: list[tuple[str, str, str]], exchanged: bool, node: Path
 ) -> None:
-    outcome = list_dry_run(node, value, before)
+    changes = [Changed(kind="package", name=name, was=was, now=now) for name, was, now in before]
+    outcome = list_dry_run(node, value, changes)
     modules = ["nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia"]
     printed = sorted(f"{verb} {module}" for module in modules for verb in ("unload", "load")) if exchanged else []
-    assert sorted(outcome.changed) == printed
+    assert sorted(outcome.texts) == printed
 
 
 @pytest.mark.parametrize(
     ("before", "stale"),
     [
-        (["creates /etc/modprobe.d/gpunode-nouveau.conf"], ("initramfs of 6.1.0-1 6.1.0-2",)),
-        (["rewrites /etc/modprobe.d/gpunode-nvidia.conf"], ("initramfs of 6.1.0-1 6.1.0-2",)),
-        (["creates /etc/apt/preferences.d/gpunode-nvidia-driver"], ("initramfs of 6.1.0-2",)),
+        ("/etc/modprobe.d/gpunode-nouveau.conf", ("initramfs of 6.1.0-1 6.1.0-2",)),
+        ("/etc/modprobe.d/gpunode-nvidia.conf", ("initramfs of 6.1.0-1 6.1.0-2",)),
+        ("/etc/apt/preferences.d/gpunode-nvidia-driver", ("initramfs of 6.1.0-2",)),
     ],
 )
 def test_check_mode_knows_an_initramfs_that_files_still_to_come_make_stale(
-    before: list[str], stale: tuple[str, ...], node: Path
+    before: str, stale: tuple[str, ...], node: Path
 ) -> None:
     (node / "boot").mkdir()
     for release in ("6.1.0-1", "6.1.0-2"):
         (node / f"boot/vmlinuz-{release}").touch()
     (node / "boot/initrd.img-6.1.0-1").touch()
-    assert list_dry_run(node, {"initramfs": True}, before).changed == stale
+    assert list_dry_run(node, {"initramfs": True}, [Changed(kind="file", name=before)]).texts == stale
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_check_mode_says_where_the_link_to_cuda_will_lead_unless_a_package_bring
     if link:
         (local / "cuda").symlink_to(local / f"cuda-{link}")
     outcome = list_dry_run(node, {"alternatives": {"cuda": f"{local}/cuda-12.8"}}, [])
-    assert outcome.changed == tuple(line.format(local) for line in printed)
+    assert outcome.texts == tuple(line.format(local) for line in printed)
 
 
 @pytest.mark.parametrize("there", [["nvidiactl"], [], ["nvidiactl", "nvidia0"], ["nvidiactl", "nvidia0", "nvidia1"]])
@@ -250,5 +251,5 @@ def test_gpus_without_device_files_get_them_before_they_are_linked(node: Path, t
     (node / "bin/nvidia-smi").write_text(f"#!/bin/sh\necho asked >>{node}/asked\n{make}\n")
     (node / "bin/nvidia-smi").chmod(0o755)
     outcome, _ = run(node, "nvidia", activate_request({"links": True}))
-    assert set(outcome.changed) == {f"link {node}/dev/char/195:{n} to {node}/dev/{name}" for name, n in numbers.items()}
+    assert set(outcome.texts) == {f"link {node}/dev/char/195:{n} to {node}/dev/{name}" for name, n in numbers.items()}
     assert (node / "asked").exists() == (len(there) < 3)

@@ -183,8 +183,8 @@ def test_a_removal_that_the_plan_does_not_show_is_refused_before_it_begins() -> 
 
 
 def test_the_versions_that_packages_would_get_are_the_node_s_own() -> None:
-    gone = "change nvidia-utils-595-server from 580.178.04-0ubuntu0.24.04.1 to 595.91.07-0ubuntu0.24.04.1"
-    sly = "install x \x1b[2J"
+    gone = "package\tnvidia-utils-595-server\t580.178.04-0ubuntu0.24.04.1\t595.91.07-0ubuntu0.24.04.1\tprose"
+    sly = "package\tx\t\t1 \x1b[2J\tprose"
     planned, _ = asked(ubuntu(NEW), [said(*ARCHIVE, f"changed {gone}", f"changed {sly}", *RESOLVES)])
     text = plan_text(planned.plan, chosen=chosen_text(planned.solution))
     assert text.splitlines()[0].startswith("gpu1: driver 595.91.07 open, ")

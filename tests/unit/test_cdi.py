@@ -23,6 +23,7 @@ from gpunode.core.model import (
     Cdi,
     CdiGpu,
     CdiSpec,
+    Changed,
     ConfigFile,
     DriverState,
     NodeFacts,
@@ -396,6 +397,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 PODMAN = Options(runtime="podman")
+A, B = (Changed(kind="file", name=path, text=f"creates {path}") for path in ("/a", "/b"))
 UNCHANGED = Outcome(status="unchanged", message="every file is as it should be")
 
 
@@ -407,13 +409,13 @@ def test_an_engine_that_does_not_go_by_cdi_is_asked_for_no_specification() -> No
 
 
 def test_podmans_outcome_is_that_of_the_edit_and_of_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(monkeypatch, "gpunode\tchanged\tcreates /a\ngpunode\tstatus\tchanged\ngpunode\tmessage\tmade\n")
-    assert with_specification(PODMAN, UNCHANGED, check=False) == Outcome(
-        status="changed", message="made", changed=("creates /a",)
+    answering(
+        monkeypatch, "gpunode\tchanged\tfile\t/a\t\t\tcreates /a\ngpunode\tstatus\tchanged\ngpunode\tmessage\tmade\n"
     )
-    edited = Outcome(status="changed", message="1 file changed", changed=("creates /b",))
+    assert with_specification(PODMAN, UNCHANGED, check=False) == Outcome(status="changed", message="made", changed=(A,))
+    edited = Outcome(status="changed", message="1 file changed", changed=(B,))
     both = with_specification(PODMAN, edited, check=False)
-    assert both == Outcome(status="changed", message="1 file changed; made", changed=("creates /b", "creates /a"))
+    assert both == Outcome(status="changed", message="1 file changed; made", changed=(B, A))
 
 
 def test_an_edit_that_failed_makes_no_specification(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,14 +97,14 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Node:
 def test_the_specification_is_made_once_and_again_when_nvidia_ctk_says_something_else(node: Node) -> None:
     node.spec(SPEC)
     first = node.run()
-    assert (first.status, first.changed) == ("changed", (f"creates {node.output}",))
+    assert (first.status, first.texts) == ("changed", (f"creates {node.output}",))
     assert node.output.read_text() == SPEC
     assert node.output.stat().st_mode & 0o777 == 0o644
     assert node.run().status == "unchanged"
     assert [path.name for path in node.output.parent.iterdir()] == ["nvidia.yaml"]
     node.spec(SPEC.replace("580.95.05", "595.58.03"))
     again = node.run()
-    assert (again.status, again.changed) == ("changed", (f"rewrites {node.output}",))
+    assert (again.status, again.texts) == ("changed", (f"rewrites {node.output}",))
     assert "595.58.03" in node.output.read_text()
 
 
@@ -118,7 +118,7 @@ def test_the_specification_has_the_label_of_the_policy_where_there_is_one(node: 
 def test_check_mode_says_what_would_change_and_changes_nothing(node: Node) -> None:
     node.spec(SPEC)
     outcome = node.run(check=True)
-    assert (outcome.status, outcome.changed) == ("changed", (f"creates {node.output}",))
+    assert (outcome.status, outcome.texts) == ("changed", (f"creates {node.output}",))
     assert not node.output.exists()
 
 
@@ -126,7 +126,7 @@ def test_the_refresh_units_are_enabled_and_watched_without_a_reload_of_systemd(n
     node.spec(SPEC)
     node.fake("systemctl", SYSTEMCTL)
     outcome = node.run()
-    assert outcome.changed[1:] == (
+    assert outcome.texts[1:] == (
         "enables nvidia-cdi-refresh.service",
         "enables nvidia-cdi-refresh.path",
         "starts nvidia-cdi-refresh.path",
@@ -212,7 +212,7 @@ def test_units_of_our_own_keep_it_where_those_of_the_toolkit_pass_the_node_over(
     node.run()
     outcome = node.run(check=True, service="[Service]\n", path="[Path]\n")
     assert outcome.notes[0] == "nvidia-cdi-refresh.service passes this node over by its ExecCondition"
-    assert outcome.changed == (
+    assert outcome.texts == (
         "creates /etc/systemd/system/gpunode-cdi-refresh.service",
         "creates /etc/systemd/system/gpunode-cdi-refresh.path",
         "enables gpunode-cdi-refresh.service",
@@ -225,7 +225,7 @@ def test_units_of_our_own_are_written_where_the_toolkit_brings_none(node: Node) 
     node.spec(SPEC)
     node.fake("systemctl", SYSTEMCTL.replace('"cat nvidia-cdi-refresh.path") ;;', '"cat "*) exit 1 ;;'))
     outcome = node.run(check=True, service="[Service]\n", path="[Path]\n")
-    assert outcome.changed[1:] == (
+    assert outcome.texts[1:] == (
         "creates /etc/systemd/system/gpunode-cdi-refresh.service",
         "creates /etc/systemd/system/gpunode-cdi-refresh.path",
         "enables gpunode-cdi-refresh.service",
@@ -285,9 +285,9 @@ def test_a_refresh_unit_that_hit_its_start_limit_is_cleared(node: Node) -> None:
     node.fake("systemctl", SYSTEMCTL)
     node.run()
     (node.folder / "calls.failed").touch()
-    assert node.run(check=True).changed == ("clears the failure of nvidia-cdi-refresh.service",)
+    assert node.run(check=True).texts == ("clears the failure of nvidia-cdi-refresh.service",)
     assert (node.folder / "calls.failed").exists()
-    assert node.run().changed == ("clears the failure of nvidia-cdi-refresh.service",)
+    assert node.run().texts == ("clears the failure of nvidia-cdi-refresh.service",)
     assert not (node.folder / "calls.failed").exists() and node.run().status == "unchanged"
 
 

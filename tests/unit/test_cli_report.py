@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gpunode.cli.main import cli
 from gpunode.core.errors import Exit
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import Check, HostResult
+from gpunode.core.model import Changed, Check, HostResult
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected
 from gpunode.edge.fleet.runs import HostRow, Runs
@@ -160,7 +160,10 @@ def begin(*, results: bool = True) -> None:
     runs.started(name, ["gpu1", "gpu2"], "logs")
     ended = [
         HostResult(
-            host="gpu1", message="done", changed=("driver",), checks=(Check(id="x", status="passed", message=""),)
+            host="gpu1",
+            message="done",
+            changed=(Changed(text="driver"),),
+            checks=(Check(id="x", status="passed", message=""),),
         ),
         HostResult(host="gpu2", outcome="failed", message="dkms failed"),
     ]

@@ -16,6 +16,7 @@ from journal_text import recall_text, wrote
 
 from gpunode.cli.undo import rollback, uninstall
 from gpunode.core.errors import Exit, GpunodeError, InputError
+from gpunode.core.model import Changed
 from gpunode.core.undo.journal import Run
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Targets
@@ -59,7 +60,10 @@ def call(
     return result, ansible
 
 
-DONE = HostRun(changed=["removes /etc/x"], notes=["/etc/y: changed since, not by gpunode; it stays as it is"])
+DONE = HostRun(
+    changed=[Changed(kind="file", name="/etc/x", text="removes /etc/x")],
+    notes=["/etc/y: changed since, not by gpunode; it stays as it is"],
+)
 
 
 def test_check_says_what_it_would_be_and_exits_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -74,13 +78,13 @@ def test_check_says_what_it_would_be_and_exits_3(monkeypatch: pytest.MonkeyPatch
 
 
 MUCH = [
-    "stop nvidia-persistenced.service",
-    "rewrites /etc/docker/daemon.json",
-    "unloaded nvidia_uvm",
-    "initramfs rebuilt (6.1)",
-    *(f"removed lib{number} 1.0-{number}" for number in range(9)),
-    "remove the group nvidia",
-    "no longer held: nvidia-open",
+    Changed(kind="unit", text="stop nvidia-persistenced.service"),
+    Changed(kind="file", text="rewrites /etc/docker/daemon.json"),
+    Changed(kind="module", text="unloaded nvidia_uvm"),
+    Changed(kind="module", text="initramfs rebuilt (6.1)"),
+    *(Changed(kind="package", text=f"removed lib{number} 1.0-{number}") for number in range(9)),
+    Changed(kind="group", text="remove the group nvidia"),
+    Changed(kind="package", text="unheld nvidia-open"),
 ]
 
 
@@ -98,7 +102,7 @@ def test_much_is_shown_by_kind_and_counted_in_the_question(monkeypatch: pytest.M
     assert after[after.index("  settings (1)") + 1] == "    removed the group nvidia"
     inner = [line for line in lines if line.startswith("    ")]
     assert len(inner) == 2 * len(MUCH)
-    verbs = ("would ", "stopped ", "rewrote ", "unloaded ", "rebuilt ", "removed ", "released the hold on ")
+    verbs = ("would ", "stopped ", "rewrote ", "unloaded ", "rebuilt ", "removed ", "unheld ")
     assert all(line.strip().startswith(verbs) for line in inner), inner
     assert not any("would" in line for line in after)
     assert "Undo this on 1 host (1 service, 2 modules, 1 file, 10 packages, 1 setting)? [y/N]: y" in result.output
@@ -121,7 +125,7 @@ def test_why_a_host_failed_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_diffs_of_files_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    done = HostRun(changed=["removes /etc/x"], diffs=["--- /etc/x\n+++ /dev/null\n"])
+    done = HostRun(changed=DONE.changed, diffs=["--- /etc/x\n+++ /dev/null\n"])
     result, ansible = call(uninstall, "n1", "--check", "--diff", monkeypatch=monkeypatch, tmp=tmp_path, n1=done)
     assert ansible.asked[0]["diff"]
     [host] = json.loads(result.output)["hosts"]

@@ -20,7 +20,7 @@ def test_a_new_file_gets_its_bytes_its_mode_and_its_folders(node: Node) -> None:
     data = bytes(range(256)) * 300
     path = node.root / "etc/a b/c/new.conf"
     outcome = node.run(FileChange(path=str(path), data=data, mode=0o640, expect=""))
-    assert (outcome.status, outcome.changed) == ("changed", (f"creates {path}",))
+    assert (outcome.status, outcome.texts) == ("changed", (f"creates {path}",))
     assert path.read_bytes() == data
     assert path.stat().st_mode & 0o777 == 0o640
     assert path.parent.stat().st_mode & 0o777 == 0o755
@@ -46,13 +46,13 @@ def test_a_file_that_is_there_keeps_its_mode_and_a_link_its_target(node: Node) -
 def test_a_file_that_is_as_it_should_be_is_not_written(node: Node) -> None:
     before = node.config.stat()
     outcome = node.run(FileChange(path=str(node.config), data=b"old\n"), after=unit(node))
-    assert (outcome.status, outcome.changed, node.notified(), node.journal) == ("unchanged", (), [], [])
+    assert (outcome.status, outcome.texts, node.notified(), node.journal) == ("unchanged", (), [], [])
     after = node.config.stat()  # reading it may move its access time, and nothing else
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
 
 
 def test_a_file_is_removed_and_one_that_is_not_there_need_not_be(node: Node) -> None:
-    assert node.run(FileChange(path=str(node.config), expect=sha("old\n"))).changed == (f"removes {node.config}",)
+    assert node.run(FileChange(path=str(node.config), expect=sha("old\n"))).texts == (f"removes {node.config}",)
     assert not node.config.exists()
     assert node.run(FileChange(path=str(node.config))).status == "unchanged"
 
@@ -62,7 +62,7 @@ def test_check_mode_says_what_would_change_and_changes_nothing(node: Node) -> No
     changes = (FileChange(path=str(new), data=b"x"), FileChange(path=str(node.config), data=b"y"))
     outcome = node.run(*changes, after=unit(node), check=True)
     assert outcome.status == "changed"
-    assert outcome.changed == (f"creates {new}", f"rewrites {node.config}")
+    assert outcome.texts == (f"creates {new}", f"rewrites {node.config}")
     assert (new.exists(), node.config.read_text(), node.state.exists(), node.notified()) == (False, "old\n", False, [])
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_changed_since_it_was_read_stops_all(dash: Node, read: bool,
     assert (outcome.status, outcome.stale) == ("refused", (str(dash.config),))
     assert outcome.message == f"{dash.config} changed since it was read"
     assert outcome.fix
-    assert (new.exists(), dash.config.read_text(), outcome.changed) == (False, "old\n", ())
+    assert (new.exists(), dash.config.read_text(), outcome.texts) == (False, "old\n", ())
 
 
 def test_what_is_in_the_way_is_named(dash: Node) -> None:

@@ -28,7 +28,7 @@ def test_a_file_comes_back_with_bytes_mode_and_times_after_many_changes(node: No
         node.write(text)
     node.config.chmod(0o600)
     outcome = node.run(FileChange(path=str(node.config), expect=sha("two\n"), held=held(node)))
-    assert outcome.changed == (f"rewrites {node.config}",)
+    assert outcome.texts == (f"rewrites {node.config}",)
     found = node.config.stat()
     assert (node.config.read_text(), found.st_mode & 0o777, found.st_mtime) == ("old\n", 0o640, 1_000_000)
     again = node.run(FileChange(path=str(node.config), expect=sha("old\n"), held=held(node)))

@@ -124,7 +124,7 @@ def left_to_settle(node: Node) -> list[str]:
     [one] = node.start_and_read(commit_request((change,), after=unit(node, settle=1)) | side_by_side((), later=True))
     assert (node.unfinished, node.config.read_text(), node.notified()) == ({one}, "new\n", ["restart"])
     other = FileChange(path=str(node.root / "etc/other"), data=b"x\n")
-    assert node.ask(commit_request((other,)) | side_by_side([one])).changed == (f"creates {node.root}/etc/other",)
+    assert node.ask(commit_request((other,)) | side_by_side([one])).texts == (f"creates {node.root}/etc/other",)
     assert node.unfinished == {one}, "what another run proves is left alone"
     return [one]
 
@@ -150,7 +150,7 @@ def test_a_unit_that_has_ended_or_started_again_meanwhile_gets_its_files_back(no
 
 def test_a_run_that_finds_it_interrupted_looks_at_the_unit_itself(node: Node) -> None:
     left_to_settle(node)
-    assert "finished the change" in node.ask(commit_request()).changed[0]
+    assert "finished the change" in node.ask(commit_request()).texts[0]
     assert (node.unfinished, node.config.read_text(), node.notified()) == (set(), "new\n", ["restart"])
 
 

@@ -188,7 +188,7 @@ def test_a_unit_is_masked_by_systemd_and_runs_again_when_it_is_undone(tmp_path: 
     subprocess.run([real, f"--root={tmp_path}", "enable", unit], capture_output=True, check=True)
     (tmp_path / "active").write_text("active\n")
     request = activate_request({"mask": [unit]})
-    assert run("activate.sh", **request).changed == (f"stopped and masked {unit}",)
+    assert run("activate.sh", **request).texts == (f"stopped and masked {unit}",)
     assert state() == ("inactive", "masked")
     assert run("activate.sh", **request).status == "unchanged"
     journal = (tmp_path / "state/journal.jsonl").read_text()

@@ -349,7 +349,7 @@ def test_ecc_is_set_for_the_next_reset_and_undone(
     ]
     assert (record["name"], record["from"], record["to"]) == (uuid, "Enabled", "Disabled")
     undone = machine.script("restore.sh", ecc=f"{uuid} Enabled\n".encode())
-    assert undone.status == "changed" and undone.changed == (f"ECC of {uuid}: Enabled after a reset",)
+    assert undone.status == "changed" and undone.texts == (f"ECC of {uuid}: Enabled after a reset",)
     assert machine.said(modes) == ["Enabled, Enabled", "Enabled, Enabled"]
 
 

@@ -94,7 +94,8 @@ def test_facts_and_a_plan_are_passed_on_as_they_are(plays: Plays) -> None:
 
 def test_what_scripts_print_is_passed_on_as_it_is(plays: Plays) -> None:
     word = plays.template
-    outcome = f"gpunode\tchanged\tinstalled {word}\ngpunode\tnote\t{word}\ngpunode\tmessage\t{word}\n"
+    outcome = f"gpunode\tchanged\tpackage\t{word}\t\t{word}\tinstalled {word}\n"
+    outcome += f"gpunode\tnote\t{word}\ngpunode\tmessage\t{word}\n"
     plays.answers("edit_file", f"{outcome}gpunode\tfix\t{word}\ngpunode\tstatus\tfailed\n{word}\n")
     plays.answers("packages", f"{outcome}gpunode\tstatus\tchanged\n")
     check = f"gpunode\tcheck\tgpu.{word}|failed|{word}|{word}"

@@ -96,7 +96,7 @@ def test_a_gpu_gets_its_mode_and_instances_and_then_nothing_more(node: Node) -> 
     assert node.cut("3g.10gb:4", "3g.10gb:0", check=True).status == "changed"
     assert (node.instances, (node.folder / "mode").read_text()) == ([], "Disabled\n")
     outcome = node.cut("3g.10gb:4", "3g.10gb:0")
-    assert (outcome.status, outcome.changed) == (
+    assert (outcome.status, outcome.texts) == (
         "changed",
         (f"GPU {SLOT}: MIG on", f"GPU {SLOT}: 2 × 3g.10gb (was no instance)"),
     )

@@ -23,7 +23,7 @@ KINDS = {
     name: import_module(f"{ACTIONS}.{name}").ActionModule
     for name in ("packages", "activate", "edit_file", "cdi", "first_boot", "runfile", "sharing", "smoke", "preflight")
 }
-PACKAGES = {"changed": True, "changes": ["install nvidia-open 595.91.07-1", "hold nvidia-open"]}
+PACKAGES = {"changed": True, "changes": [{"text": "install nvidia-open 595.91.07-1"}, {"text": "hold nvidia-open"}]}
 
 
 def task(kind: type[NodeAction] = NodeAction, **attributes: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.items.package import installed_text, packages_request
-from gpunode.core.model import Outcome
+from gpunode.core.model import Changed, Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
 
@@ -75,7 +75,7 @@ def test_check_mode_names_each_difference_and_asks_no_repository_that_is_not_the
     }
     outcome = node.run(value, check=True)
     assert outcome.status == "changed"
-    assert outcome.changed == (
+    assert outcome.texts == (
         "change nvidia-open from 580.178.04-1 to 580.95.05-1",
         "hold make",
         "finish installing half",
@@ -83,6 +83,9 @@ def test_check_mode_names_each_difference_and_asks_no_repository_that_is_not_the
         "hold lib",
         "remove nvidia-open",
     )
+    names = ["nvidia-open", "make", "half", "lib", "lib", "nvidia-open"]
+    assert [(one.kind, one.name) for one in outcome.changed] == [("package", name) for name in names]
+    assert (outcome.changed[0].was, outcome.changed[0].now) == ("580.178.04-1", "580.95.05-1")
     assert outcome.notes == ("the node has no lists of these packages yet: the package manager was not asked",)
     assert node.calls == ""
 
@@ -90,7 +93,7 @@ def test_check_mode_names_each_difference_and_asks_no_repository_that_is_not_the
 def test_check_mode_asks_nothing_while_a_package_that_sets_up_a_repository_is_missing(node: Node) -> None:
     value = {"install": [{"name": "lib"}], "after": ["epel-release"]}
     outcome = node.run(value, check=True)
-    assert outcome.changed == ("install lib",)
+    assert outcome.texts == ("install lib",)
     assert outcome.notes == ("epel-release not there yet, and sets up a repository: the package manager was not asked",)
     assert node.calls == ""
     assert "the package manager was not asked" not in str(node.run(value | {"after": ["make"]}, check=True).notes)
@@ -406,14 +409,24 @@ def test_why_an_archive_could_not_be_reached_comes_first(text: str, first: str, 
     assert outcome.log == text.strip()
 
 
+TWO = "nvidia-open 595-1 installed (2 packages)"
+
+
+def package(name: str, was: str = "", now: str = "") -> Changed:
+    return Changed(kind="package", name=name, was=was, now=now)
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        (["installed dkms 3.0-1", "installed nvidia-open 595-1"], "nvidia-open 595-1 installed (2 packages)"),
-        (["changed nvidia-open from 580-1 to 595-1", "held nvidia-open"], "nvidia-open 595-1 installed"),
-        (["installed dkms 3.0-1"], "dkms 3.0-1 installed"),
-        (["held nvidia-open", "removed nouveau 1"], ""),
+        (
+            [package("dkms", now="3.0-1"), package("nvidia-open", now="595-1")],
+            TWO,
+        ),
+        ([package("nvidia-open", "580-1", "595-1"), package("nvidia-open")], "nvidia-open 595-1 installed"),
+        ([package("dkms", now="3.0-1")], "dkms 3.0-1 installed"),
+        ([package("nvidia-open"), package("nouveau", "1")], ""),
     ],
 )
-def test_what_was_installed_in_a_few_words(changed: list[str], text: str) -> None:
+def test_what_was_installed_in_a_few_words(changed: list[Changed], text: str) -> None:
     assert installed_text(changed, ["linux-headers-amd64", "nvidia-open"]) == text

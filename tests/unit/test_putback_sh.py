@@ -62,7 +62,7 @@ def test_only_units_that_run_are_stopped_and_only_enabled_ones_disabled(node: No
     (node.root / "active.a.service").write_text("active\n")
     (node.root / "enabled.b.service").write_text("enabled\n")
     outcome = node.run(stop="a.service\nb.service\n", disable="a.service\nb.service\n")
-    assert (outcome.status, outcome.changed) == ("changed", ("stop a.service", "disable b.service"))
+    assert (outcome.status, outcome.texts) == ("changed", ("stop a.service", "disable b.service"))
     assert node.called() == ["stop a.service", "--no-reload disable b.service"]
 
 
@@ -70,7 +70,7 @@ def test_units_that_gpunode_took_away_are_enabled_and_started_unless_they_are(no
     (node.root / "active.a.service").write_text("active\n")
     (node.root / "enabled.a.service").write_text("enabled\n")
     outcome = node.run(enable="a.service\nb.service\n", start="a.service\nb.service\n")
-    assert (outcome.status, outcome.changed) == ("changed", ("enable b.service", "start b.service"))
+    assert (outcome.status, outcome.texts) == ("changed", ("enable b.service", "start b.service"))
     assert node.called() == ["--no-reload enable b.service", "start b.service"]
 
 
@@ -80,7 +80,7 @@ def test_check_mode_says_the_same_and_does_nothing(node: Node) -> None:
     image.write_text("x")
     request = {"stop": "a.service\n", "initramfs": f"{image} absent\n", "close": "uninstall\n", "check": "1\n"}
     outcome = node.run(**request, rebuild="1\n")
-    assert outcome.changed == ("stop a.service", "rebuild the initramfs", f"remove {image}")
+    assert outcome.texts == ("stop a.service", "rebuild the initramfs", f"remove {image}")
     assert node.called() == [] and image.exists() and not node.state.exists()
 
 
@@ -98,7 +98,7 @@ def test_links_and_images_that_gpunode_made_go_and_again_nothing_is_left_to_do(n
     image.write_text("x")
     cdi.write_text("x")
     request = {"link": f"{link} absent\n", "initramfs": f"{image} absent\n", "cdi": f"{cdi} absent\n"}
-    assert node.run(**request).changed[-2:] == (f"remove {cdi}", f"remove {image}")
+    assert node.run(**request).texts[-2:] == (f"remove {cdi}", f"remove {image}")
     assert not link.is_symlink() and not image.exists() and not cdi.exists()
     assert node.run(**request).status == "unchanged"
 
@@ -107,7 +107,7 @@ def test_an_image_that_rebuilding_makes_again_goes_all_the_same(node: Node) -> N
     image = node.root / "initrd.img"
     (node.root / "bin/update-initramfs").write_text(f"#!/bin/sh\necho x >{image}\n")
     outcome = node.run(initramfs=f"{image} absent\n", rebuild="1\n")
-    assert outcome.changed == ("initramfs rebuilt (update-initramfs)", f"remove {image}")
+    assert outcome.texts == ("initramfs rebuilt (update-initramfs)", f"remove {image}")
     assert not image.exists()
 
 

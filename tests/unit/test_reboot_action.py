@@ -33,7 +33,7 @@ def answers(*reasons: str, boot_id: str) -> Any:
 
     def run(value: dict[str, Any]) -> tuple[dict[str, Any], ActivationResult]:
         reason = left.pop(0)
-        return {"changed": True, "changes": ["x"]}, ActivationResult(reboot=reason, boot_id=boot_id)
+        return {"changed": True, "changes": [{"text": "x"}]}, ActivationResult(reboot=reason, boot_id=boot_id)
 
     return run
 
@@ -58,7 +58,7 @@ def test_which_machines_are_rebooted(
     assert made.reboots == ([boot_id] if reboots else [])
     assert bool(result.get("reboot_needed")) is not reboots
     if reboots:
-        assert "rebooted: nouveau is in use" in result["changes"] and result["rebooted"]
+        assert {"text": "rebooted: nouveau is in use"} in result["changes"] and result["rebooted"]
     else:
         assert "reboot needed: nouveau is in use" in result["warnings"][0]
 
@@ -66,7 +66,7 @@ def test_which_machines_are_rebooted(
 def test_check_mode_says_that_a_reboot_would_follow_and_does_none(monkeypatch: pytest.MonkeyPatch) -> None:
     made = action(monkeypatch, check=True)
     result = made.rebooting(answers("nouveau is in use", boot_id="b-node"), {"reboot": "if-needed"})
-    assert (made.reboots, result["changes"][-1]) == ([], "reboot: nouveau is in use")
+    assert (made.reboots, result["changes"][-1]) == ([], {"text": "reboot: nouveau is in use"})
 
 
 def test_a_node_that_needs_another_reboot_after_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

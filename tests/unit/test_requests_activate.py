@@ -10,6 +10,7 @@ from gpunode.core.items.activation import (
     may_reboot,
     parse_activation,
 )
+from gpunode.core.model import Changed
 
 
 def test_every_key_becomes_one_file_of_lines() -> None:
@@ -37,10 +38,11 @@ def test_every_key_becomes_one_file_of_lines() -> None:
 
 def test_in_check_mode_it_is_reported_what_the_steps_before_would_have_changed() -> None:
     before = [
-        "creates /etc/modprobe.d/gpunode-nouveau.conf",
-        "change nvidia-open from 3:580.95.05-1.el9 to 595.*",
-        "install dkms",
-        "hold nvidia-open",
+        Changed(kind="file", name="/etc/modprobe.d/gpunode-nouveau.conf"),
+        Changed(kind="package", name="nvidia-open", was="3:580.95.05-1.el9", now="595.*"),
+        Changed(kind="package", name="dkms", now="3.0"),
+        Changed(kind="package", name="nvidia-open"),
+        Changed(kind="unit", name="a.service", was="1", now="2"),
     ]
     assert activate_request({"load": ["nvidia"]}, check=True, after=before)["foretold"] == (
         b"file /etc/modprobe.d/gpunode-nouveau.conf\nversion 3:580.95.05-1.el9\n"

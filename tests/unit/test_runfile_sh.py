@@ -134,9 +134,9 @@ def test_a_file_is_fetched_once_and_kept_with_its_checksum(node: Node, site: tup
     (folder / NAME).write_bytes(TEXT)
     asked = value(f"{url}/gone/{NAME}", f"{url}/{NAME}", sha256=sha(TEXT))
     would, _ = node.run("fetch", asked, check=True)
-    assert (would.status, would.changed, node.kept) == ("changed", (f"fetch {NAME}",), [])
+    assert (would.status, would.texts, node.kept) == ("changed", (f"fetch {NAME}",), [])
     done, _ = node.run("fetch", asked)
-    assert (done.status, done.changed) == ("changed", (f"fetched {NAME}",))
+    assert (done.status, done.texts) == ("changed", (f"fetched {NAME}",))
     assert node.kept == [NAME, f"{NAME}.sha256"]
     again, _ = node.run("fetch", asked)
     assert (again.status, again.message) == ("unchanged", f"{NAME} is here")
@@ -230,7 +230,7 @@ def test_what_lies_there_is_compared_again_before_it_is_run(node: Node, tmp_path
 def test_an_installer_that_was_not_fetched_is_not_run(node: Node) -> None:
     outcome, _ = node.run("install", value())
     assert (outcome.status, outcome.message) == ("refused", f"{NAME} is not on the node")
-    assert node.run("install", value(), check=True)[0].changed == (f"run {NAME}",)
+    assert node.run("install", value(), check=True)[0].texts == (f"run {NAME}",)
 
 
 def test_an_installer_that_was_killed_is_closed_in_the_journal(node: Node) -> None:

@@ -59,7 +59,10 @@ make and the linker, by DKMS
     No rule to make | No rule | undefined reference
 the C library and the kernel
     Read-only file system | No space left on device | No space left | Disk quota exceeded | uota exceeded | not
-    permitted | permission denied | ermission denied | output error | resource busy | Max locked memory
+    permitted | permission denied | ermission denied | output error | resource busy | Max locked memory |
+    Linux version
+firmware with a device tree
+    Raspberry Pi
 sudo
     must have a tty | no tty present | incorrect password | try again | is required | not found
 systemd
@@ -82,8 +85,7 @@ Kubernetes
 
 # still to be replaced by a field: FILE → what it looks for
 OPEN: Mapping[str, tuple[str, ...]] = {
-    "gpunode/core/items/activation.py": ("change X from",),
-    "gpunode/core/report/text.py": ("no longer held", "restart of", "initramfs rebuilt", "initramfs of"),
+    "gpunode/core/report/text.py": ("restart of", "initramfs rebuilt", "initramfs of"),
 }
 
 # no sentences: KEY VALUE records of gpunode's own files, what a command is called

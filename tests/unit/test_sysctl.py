@@ -99,12 +99,12 @@ def settings(request: pytest.FixtureRequest) -> Settings:
 
 def test_a_setting_is_in_force_afterwards(settings: Settings) -> None:
     outcome, left = settings({"net.ipv4.ip_forward": "1"})
-    assert (outcome.status, outcome.changed, left) == ("changed", ("net.ipv4.ip_forward = 1 (was 0)",), "1")
+    assert (outcome.status, outcome.texts, left) == ("changed", ("net.ipv4.ip_forward = 1 (was 0)",), "1")
 
 
 def test_check_mode_says_so_and_sets_nothing(settings: Settings) -> None:
     outcome, left = settings({"net.ipv4.ip_forward": "1", "net.no.such": "1"}, check=True)
-    assert outcome.changed == ("net.ipv4.ip_forward = 1 (was 0)", "net.no.such = 1 (was not there)")
+    assert outcome.texts == ("net.ipv4.ip_forward = 1 (was 0)", "net.no.such = 1 (was not there)")
     assert (outcome.status, left) == ("changed", "0")
 
 

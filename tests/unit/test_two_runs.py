@@ -12,7 +12,7 @@ import yaml
 from fleet_world import CONVERGED, KINDS, Offline
 
 from gpunode.core.errors import RefusedError
-from gpunode.core.model import HostResult, Kubernetes
+from gpunode.core.model import Changed, HostResult, Kubernetes
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import driver, undo
@@ -45,7 +45,7 @@ class Site:
         during()
         for host in hosts:
             on_event(Event(host=host, kind="changed", task=undo.TASK, message="as it was"))
-        return {host: HostRun(changed=["removed x"]) for host in hosts}
+        return {host: HostRun(changed=[Changed(text="removed x")]) for host in hosts}
 
     def probe(self, hosts: Sequence[Detected], _: Targets) -> list[Detected]:
         return [replace(one, facts=replace(CONVERGED, hostname=one.host)) for one in hosts]

@@ -13,7 +13,7 @@ from api_server import ApiServer
 from kube_cluster import node
 
 from gpunode.core.errors import Exit, InputError, RefusedError
-from gpunode.core.model import DriverState, HostResult, Kubernetes, MigInstance, NodeFacts, Sharing
+from gpunode.core.model import Changed, DriverState, HostResult, Kubernetes, MigInstance, NodeFacts, Sharing
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
@@ -32,7 +32,7 @@ LOADED = NodeFacts(
     hostname="gpu1", driver=DriverState(loaded="580.95.05"), kubernetes=Kubernetes(kind="kubeadm", kubelet="v1.34.1")
 )
 CUT = MigInstance(gpu=0, id=1, profile="1g.10gb", start=0, size=1)
-DONE = HostRun(changed=["removed x"])
+DONE = HostRun(changed=[Changed(text="removed x")])
 
 
 class Fleet:

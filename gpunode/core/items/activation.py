@@ -13,14 +13,13 @@ Besides the usual lines the script prints
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from gpunode.core.grammar import ARGUMENT_WORD, MODULE, PARAMETER, SETTING, SYSCTL, UNIT, VERSION, WORD
 from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, StateKind, StepKind
-from gpunode.core.model import Flavour, NodeFacts, Service
+from gpunode.core.model import Changed, Flavour, NodeFacts, Service
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
 
@@ -62,9 +61,6 @@ SHAPE = mapping(
 _LISTS = ("load", "unload", "services", "enable", "mask", "restart")
 _FLAGS = ("initramfs", "links")
 _PAIRS = ("alternatives", "sysctl", "parameters", "ecc", "arguments")
-_FILE = re.compile(r"(?:creates|rewrites|removes) (/\S+)")
-_PACKAGE = re.compile(r"change \S+ from (\S+) to ")
-
 
 UNITS = "/etc/systemd/system/"  # links there enable units
 _ENABLED = ("enabled", "enabled-runtime")
@@ -197,10 +193,12 @@ class ActivationResult:
     boot_id: str = ""
 
 
-def activate_request(value: Mapping[str, Any], *, check: bool = False, after: Iterable[str] = ()) -> dict[str, bytes]:
+def activate_request(
+    value: Mapping[str, Any], *, check: bool = False, after: Iterable[Changed] = ()
+) -> dict[str, bytes]:
     """A request file for each key of SHAPE that has a value.
 
-    `after`: what the steps before say that they would change, in check mode.  Raises InputError.
+    `after`: what the steps before would change, in check mode.  Raises InputError.
     """
     check_value("activate", value, SHAPE)
     lines = {key: list(value.get(key) or ()) for key in _LISTS}
@@ -214,15 +212,13 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False, after: It
     return request | {"check": b"1\n"} | ({"foretold": reported} if reported else {})
 
 
-def announced(changes: Iterable[str]) -> bytes:
-    """Sentences of check mode → lines `file PATH` of files that would change, `version OLD` of packages that would."""
-    found = []
-    for line in changes:
-        if match := _FILE.match(line):
-            found.append(f"file {match[1]}\n")
-        elif match := _PACKAGE.match(line):
-            found.append(f"version {match[1]}\n")
-    return "".join(found).encode()
+def announced(changes: Iterable[Changed]) -> bytes:
+    """Changes of check mode → lines `file PATH` of files that would change, `version OLD` of packages that would."""
+    return as_lines(
+        f"file {one.name}" if one.kind == "file" else f"version {one.was}"
+        for one in changes
+        if one.kind == "file" or (one.kind == "package" and one.was and one.now)
+    )
 
 
 def activate_nothing(value: Mapping[str, Any]) -> bool:

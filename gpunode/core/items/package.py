@@ -23,7 +23,7 @@ from typing import Any
 from gpunode.core.grammar import PACKAGE, PROXY, VERSION
 from gpunode.core.items.item import ABSENT, Back, HostCase, Item, StateKind, StepKind
 from gpunode.core.items.repository import sources_path
-from gpunode.core.model import NodeFacts, PackageWant
+from gpunode.core.model import Changed, NodeFacts, PackageWant
 from gpunode.core.remote import values_of
 from gpunode.core.spec.source import DISTRIBUTION
 from gpunode.core.validation import Shape, as_lines, check_value, flag, mapping, rows, text, texts
@@ -189,16 +189,12 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     return request | {"wait": f"{wait}\n".encode()} | {name: b"1\n" for name, set_ in flags.items() if set_}
 
 
-def installed_text(changed: Sequence[str], wanted: Sequence[str]) -> str:
-    """The script's sentences of what changed in a few words: nvidia-open 595.91.07-1 installed (43 packages).
+def installed_text(changed: Sequence[Changed], wanted: Sequence[str]) -> str:
+    """What the script has installed in a few words: nvidia-open 595.91.07-1 installed (43 packages).
 
     The package that is named is the first of `wanted` that came or changed; "" where none did.
     """
-    found: dict[str, str] = {}
-    for line in changed:
-        words = line.split()
-        if words[:1] == ["installed"] or (words[:1] == ["changed"] and len(words) > 2 and words[2] == "from"):
-            found[words[1]] = words[-1]
+    found = {one.name: one.now for one in changed if one.kind == "package" and one.now}
     if not found:
         return ""
     name = next((name for name in wanted if name in found), next(iter(found)))

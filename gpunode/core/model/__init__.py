@@ -70,17 +70,38 @@ Status = Literal["unchanged", "changed", "failed", "rolled_back", "refused"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Changed:
+    """A thing that changed, or in check mode would: its kind and name for programs, a sentence for people.
+
+    `kind` is file, package, unit, module, or that of a setting (sysctl, argument, alternative, gpu, user, group …), ""
+    where nobody said.  Of packages `was` and `now` are the versions, as far as they are known.
+    """
+
+    kind: str = ""
+    name: str = ""
+    was: str = ""
+    now: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a node script did, parsed from its `gpunode<TAB>KEY<TAB>VALUE` lines (core/remote.py)."""
 
     status: Status
     message: str = ""
     fix: str = ""
-    changed: tuple[str, ...] = ()  # one line per thing changed (or that would change, in check mode)
+    code: str = ""  # of a refusal that programs tell apart: not-yet (it needs what is not installed)
+    changed: tuple[Changed, ...] = ()
     notes: tuple[str, ...] = ()
     log: str = ""  # every other line it printed
     rollback: str = ""  # those that it printed after a failure, of what undid it
     stale: tuple[str, ...] = ()  # files that changed since they were read: read again, and ask again
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What changed, in sentences."""
+        return tuple(one.text for one in self.changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +122,7 @@ class HostResult:
     outcome: HostOutcome = "ok"
     message: str = ""
     fix: str = ""  # what to do next, where something is wrong
-    changed: tuple[str, ...] = ()  # a sentence for each thing that changed, or would change
+    changed: tuple[Changed, ...] = ()
     checks: tuple[Check, ...] = ()
     notes: tuple[str, ...] = ()  # what stays as it is, and why
     diffs: tuple[str, ...] = ()  # of files, secrets masked, where diffs were asked for

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpunode.core.grammar import PACKAGE, VERSION
 from gpunode.core.items.package import packages_request
-from gpunode.core.model import Archive, Offer, Plan, Problem, Solution, Unresolved
+from gpunode.core.model import Archive, Changed, Offer, Plan, Problem, Solution, Unresolved
 from gpunode.core.numbers import upstream
 from gpunode.core.remote import parse_outcome, values_of
 from gpunode.core.validation import as_lines
@@ -134,16 +134,12 @@ def _offers(lines: Sequence[str], names: frozenset[str]) -> Iterator[Offer]:
             yield Offer(name=name, version=version, needs=tuple(f"{n[0]} ({n[1]} {n[2]})" for n in needs))
 
 
-def _versions(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Of lines `install NAME VERSION` and `change NAME from VERSION to VERSION` (node/packages/dry_run.sh)."""
-    for line in lines:
-        match line.split(" "):
-            case ["install", name, version] if PACKAGE.fits(name) and VERSION.fits(version):
-                yield name, version
-            case ["change", name, "from", now, "to", to] if (
-                PACKAGE.fits(name) and VERSION.fits(now) and VERSION.fits(to)
-            ):
-                yield name, f"{now} → {to}"
+def _versions(changed: Sequence[Changed]) -> Iterator[tuple[str, str]]:
+    """The versions that packages would get, or the one before and after (node/packages/dry_run.sh)."""
+    for one in changed:
+        versions = [version for version in (one.was, one.now) if version]
+        if one.kind == "package" and one.now and PACKAGE.fits(one.name) and all(map(VERSION.fits, versions)):
+            yield one.name, " → ".join(versions)
 
 
 def with_versions(plan: Plan, solution: Solution, versions: Mapping[str, str]) -> tuple[Plan, Solution]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpunode.core.diff import changed_lines
 from gpunode.core.errors import Exit
-from gpunode.core.model import Check, HostResult, NodeFacts, Plan, Reason, Solution, Step
+from gpunode.core.model import Changed, Check, HostResult, NodeFacts, Plan, Reason, Solution, Step
 
 PLAN_FORMAT = 1
 MANY = 40  # hosts, from which on they are counted, not reported one by one (report/fleet.py)
@@ -135,50 +135,44 @@ def _result_data(result: HostResult) -> dict[str, Any]:
         "exit": int(Exit.of(result.outcome)),
         "message": result.message,
         "fix": result.fix,
-        "changed": list(result.changed),
+        "changed": [one.text for one in result.changed],
         "checks": [asdict(check) for check in result.checks],
         "extra": extra,
     }
 
 
-# what changed on a node, by the words that its scripts print
-_PACKAGE = (
-    r"(installed?|removed?|changed?|upgrade|downgrade|held|hold|unhold|purge) (?!the )[^/ ]+( |$)"
-    r"|no longer held: |.*\bstream\b"
-)
-_UNIT = r".*\.(service|timer|socket|target|path)\b|restart of "
-_MODULE = r"(load|loaded|unload|unloaded|built|build) |.*\binitramfs\b|remove /lib/modules/"
-_FILE = r"(creates|removes|remove|rewrites|link) /"
-_GROUPS = {"services": _UNIT, "modules": _MODULE, "files": _FILE, "packages": _PACKAGE}
+_GROUPS = {"unit": "services", "module": "modules", "file": "files", "package": "packages"}
 OTHER = "settings"
 
 
-def change_groups(changed: Iterable[str]) -> dict[str, list[str]]:
-    """Lines of what changed by kind: services, modules, files, packages, settings; in this order, without empty ones.
-
-    >>> change_groups(["stop docker.service", "removed gcc-12 12.2.0-14", "unloaded nvidia"])
-    {'services': ['stop docker.service'], 'modules': ['unloaded nvidia'], 'packages': ['removed gcc-12 12.2.0-14']}
-    """
-    found: dict[str, list[str]] = {name: [] for name in (*_GROUPS, OTHER)}
-    for line in changed:
-        found[next((name for name, pattern in _GROUPS.items() if re.match(pattern, line)), OTHER)].append(line)
-    return {name: lines for name, lines in found.items() if lines}
+def change_groups(changed: Iterable[Changed]) -> dict[str, list[Changed]]:
+    """What changed by kind: services, modules, files, packages, settings; in this order, without empty ones."""
+    found: dict[str, list[Changed]] = {name: [] for name in (*_GROUPS.values(), OTHER)}
+    for one in changed:
+        found[_GROUPS.get(one.kind, OTHER)].append(one)
+    return {name: changes for name, changes in found.items() if changes}
 
 
 # base form, and the past; lines of the scripts have one of these or the third person
 _VERBS = {
     **{verb: f"{verb}d" for verb in ("remove", "disable", "enable", "change", "upgrade", "downgrade", "purge")},
-    **{verb: f"{verb}d" for verb in ("create", "close", "release")},
+    **{verb: f"{verb}d" for verb in ("create", "close")},
     **{verb: f"{verb}ed" for verb in ("install", "unload", "load", "start", "restart", "link", "renew", "fetch")},
     **{verb: f"{verb}ed" for verb in ("clear", "finish")},
-    **{"stop": "stopped", "hold": "held", "build": "built", "rebuild": "rebuilt", "rewrite": "rewrote"},
+    **{
+        "stop": "stopped",
+        "hold": "held",
+        "unhold": "unheld",
+        "build": "built",
+        "rebuild": "rebuilt",
+        "rewrite": "rewrote",
+    },
     **{"write": "wrote", "forget": "forgot", "take": "took", "run": "ran", "undo": "undid", "set": "set"},
     "reset": "reset",
 }
 _BASE = {form: verb for verb, past in _VERBS.items() for form in (verb, past, f"{verb}s", f"{verb}es")}
 # lines without a verb in front, as one with it
 _WITHOUT_VERB = (
-    (re.compile(r"no longer held: (.*)|unhold (.*)"), r"release the hold on \1\2"),
     (re.compile(r"restart of (.*)"), r"restart \1"),
     (re.compile(r"initramfs rebuilt \((.*)\)"), r"rebuild the initramfs (\1)"),
     (re.compile(r"initramfs of (.*)"), r"rebuild the initramfs of \1"),
@@ -187,14 +181,15 @@ _WITHOUT_VERB = (
 )
 
 
-def change_sentence(line: str, *, done: bool) -> str:
-    """A line of what a script changes, or would change, in one form of its verb; others stay as they are.
+def change_sentence(change: Changed, *, done: bool) -> str:
+    """The text of what a script changes, or would change, in one form of its verb; others stay as they are.
 
-    >>> [change_sentence(line, done=False) for line in ("removes /etc/x", "stop docker.service")]
+    >>> [change_sentence(Changed(text=text), done=False) for text in ("removes /etc/x", "stop docker.service")]
     ['would remove /etc/x', 'would stop docker.service']
-    >>> [change_sentence(line, done=True) for line in ("remove the user dcgm", "enable and start a.service")]
-    ['removed the user dcgm', 'enabled and started a.service']
+    >>> [change_sentence(Changed(text=text), done=True) for text in ("remove the user a", "enable and start a.service")]
+    ['removed the user a', 'enabled and started a.service']
     """
+    line = change.text
     for pattern, text in _WITHOUT_VERB:
         line = pattern.sub(text, line) if pattern.fullmatch(line) else line
     words = line.split(" ")
@@ -207,7 +202,7 @@ def change_sentence(line: str, *, done: bool) -> str:
     return " ".join(words) if done else f"would {' '.join(words)}"
 
 
-def counted_changes(changed: Iterable[str]) -> str:
+def counted_changes(changed: Iterable[Changed]) -> str:
     """How many of each kind: «60 packages, 1 service, 12 files»."""
     groups = change_groups(changed)
     return ", ".join(f"{len(lines)} {name if len(lines) > 1 else name[:-1]}" for name, lines in groups.items())

@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.mask import mask
+from gpunode.core.model import Changed
 from gpunode.core.printable import printable
 from gpunode.edge import supervise
 from gpunode.edge.ansible.step_limit import CHANGING
@@ -57,7 +58,7 @@ class HostRun:
     exit: Exit = Exit.OK
     message: str = ""
     fix: str = ""
-    changed: list[str] = field(default_factory=list)
+    changed: list[Changed] = field(default_factory=list)
     diffs: list[str] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -308,7 +309,7 @@ def _note(host: HostRun, event: Event) -> None:
         host.exit, host.message = Exit.UNREACHABLE, event.message
         host.fix = _SUDO_RS if "waiting for privilege escalation prompt" in event.message else ""
     if event.kind == "changed":
-        host.changed += [_message_of(line) for line in event.result.get("changes", [])] or [event.task]
+        host.changed += [_change(one) for one in event.result.get("changes", [])] or [Changed(text=event.task)]
     for diff in _as_list(event.result.get("diff")):
         if isinstance(diff, dict) and diff.get("prepared"):
             host.diffs.append(_message_of(diff["prepared"]))
@@ -319,6 +320,11 @@ def _note(host: HostRun, event: Event) -> None:
 def _message_of(value: object) -> str:
     """What a host or Ansible said of it, without secrets and control characters."""
     return printable(mask(str(value)))
+
+
+def _change(data: Mapping[str, Any]) -> Changed:
+    """One of what `changes` of a result has (plugin_utils/node.py)."""
+    return Changed(**{key.name: _message_of(data.get(key.name, "")) for key in fields(Changed)})
 
 
 def _check(data: Mapping[str, Any]) -> dict[str, str]:

@@ -47,7 +47,7 @@ class EventLog:
             exit=int(Exit.of(result.outcome)),
             message=result.message,
             fix=result.fix,
-            changed=list(result.changed),
+            changed=[one.text for one in result.changed],
             failed_checks=failed,
         )
 

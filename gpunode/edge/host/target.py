@@ -39,7 +39,7 @@ def run(name: str, request: Mapping[str, bytes]) -> Outcome:
     return replace(
         outcome,
         message=mask_quoted(outcome.message),
-        changed=tuple(map(mask_quoted, outcome.changed)),
+        changed=tuple(replace(one, text=mask_quoted(one.text)) for one in outcome.changed),
         notes=tuple(map(mask_quoted, outcome.notes)),
         log="\n".join(map(mask_quoted, mask(outcome.log).split("\n"))),
     )

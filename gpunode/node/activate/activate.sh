@@ -3,9 +3,9 @@
 # way, load modules, set alternatives and links, start services; or say why only a reboot can do it.
 # Request and output: core/items/activation.py.  Runs behind common.sh, driver_state.sh, devices.sh and reload.sh.
 
-log=$GPUNODE_IN/.log
+log=$GPUNODE_IN/.log changes=0
 : >"$log"
-reboot_reason='' changes=0
+reboot_reason=
 restarted= # units
 
 KERNEL=$(uname -r)
@@ -91,7 +91,7 @@ initramfs() {
   [ -n "$(requested initramfs)" ] || return 0
   stale=$(stale_initramfs | tr '\n' ' ')
   [ -n "$stale" ] || return 0
-  checking && changed "initramfs of ${stale% }" && return
+  checking && changed module initramfs "initramfs of ${stale% }" && return
   # shellcheck disable=SC2086 # releases of kernels
   prior_initramfs $stale
   if have update-initramfs; then
@@ -110,7 +110,7 @@ initramfs() {
   for release in $stale; do
     ! have update-initramfs || (umask 022 && update-initramfs -c -k "$release") >>"$log" 2>&1 </dev/null 9>&- || fail "update-initramfs -c -k $release failed" "see the log"
   done
-  changed "initramfs rebuilt ($1)"
+  changed module initramfs "initramfs rebuilt ($1)"
 }
 
 # ---------------------------------------------------------------- modules
@@ -134,14 +134,14 @@ to_be_stopped() {
 unload() {
   loaded "$1" || return 0
   unload_holders "/sys/module/$1/holders/"* || return 1
-  checking && changed "unload $1" && would_unload="${would_unload:-} $1" && return
+  checking && changed module "$1" "unload $1" && would_unload="${would_unload:-} $1" && return
   case " ${carried:-} " in *[[:space:]]"$1"[[:space:]]*) ;; *) prior module "$1" loaded absent ;; esac
   modprobe -r "$1" >>"$log" 2>&1 </dev/null
   if loaded "$1"; then
     needs_reboot "$1 is in use and cannot be unloaded$(tail -n 1 "$log" | sed 's/^./: &/')"
     return 1
   fi
-  changed "unloaded $1"
+  changed module "$1" "unloaded $1"
 }
 
 # unload_holders PATH…: the modules that these links are called by
@@ -191,12 +191,12 @@ held_by() (
 
 load() {
   loaded "$1" && return
-  checking && changed "load $1" && would_load="${would_load:-} $1" && return
+  checking && changed module "$1" "load $1" && would_load="${would_load:-} $1" && return
   have modprobe || fail "$1 is not loaded and there is no modprobe" "install kmod"
   : >"$GPUNODE_IN/.modprobe"
   prior module "$1" absent loaded
   if modprobe "$1" >"$GPUNODE_IN/.modprobe" 2>&1 </dev/null && loaded "$1"; then
-    changed "loaded $1"
+    changed module "$1" "loaded $1"
     return
   fi
   cat "$GPUNODE_IN/.modprobe" >>"$log"
@@ -249,7 +249,7 @@ settings() {
       prior sysctl "$key" "$have_now" "$wanted"
       printf '%s\n' "$wanted" 2>>"$log" >"$place" || fail "$key cannot be set to $wanted" "is /proc/sys writable, and who keeps it so?"
     fi
-    changed "$key = $wanted (was ${have_now:-not there})"
+    changed sysctl "$key" "$key = $wanted (was ${have_now:-not there})"
   done <"$GPUNODE_IN/.settings"
 }
 
@@ -265,7 +265,7 @@ arguments() {
     case $state in present) ! has_argument "$word" "$now" || continue ;; *) [ "$now" = "$word" ] || continue ;; esac
     case $state in present) wanted=$word ;; *) wanted=absent ;; esac
     checking || write_argument "${word%%=*}" "$now" "$wanted"
-    changed "kernel argument $word: $state in the boot entries ($(loader))"
+    changed argument "$word" "kernel argument $word: $state in the boot entries ($(loader))"
   done <"$GPUNODE_IN/.arguments"
   while read -r word state; do
     # shellcheck disable=SC2046 # words by design
@@ -315,7 +315,7 @@ set_ecc() {
     next=$(ecc_next "$1")
     [ "$next" = "$3" ] || fail "ECC of $1 stays $next after nvidia-smi -e $4" "nvidia-smi -q -d ECC on the node"
   }
-  changed "ECC of $1: $3 after a reset (was $2)"
+  changed gpu "$1" "ECC of $1: $3 after a reset (was $2)"
 }
 
 # ---------------------------------------------------------------- links, alternatives and services
@@ -342,7 +342,7 @@ links() {
     checking || prior link "/dev/char/$number" absent "..${path#/dev}"
     checking || { (umask 022 && mkdir -p /dev/char) && ln -sfn "..${path#/dev}" "/dev/char/$number"; } 2>>"$log" ||
       fail "/dev/char/$number cannot be made" "see the log: is /dev writable?"
-    changed "link /dev/char/$number to $path"
+    changed file "/dev/char/$number" "link /dev/char/$number to $path"
   done <"$GPUNODE_IN/.unlinked"
 }
 
@@ -354,7 +354,7 @@ alternatives() {
     [ "$(readlink -f "$link" 2>/dev/null)" != "$(readlink -f "$path")" ] || continue
     [ -e "$path" ] || checking || { echo "$path does not exist" && exit 1; }
     [ -e "$path" ] || [ -e "$link" ] || continue
-    echo "$link leads to $path" >>"$GPUNODE_IN/.alternatives"
+    printf '%s\t%s\n' "$name" "$link leads to $path" >>"$GPUNODE_IN/.alternatives"
     checking && continue
     prior alternative "$name" "$(alternative "$name")" "$path"
     if have update-alternatives && update-alternatives --query "$name" 2>/dev/null | grep -qx "Alternative: $path"; then
@@ -365,7 +365,7 @@ alternatives() {
       ln -sfn "$path" "$link"
     fi || { echo "$link could not be set" && exit 1; }
   done >"$GPUNODE_IN/.why" || fail "$(cat "$GPUNODE_IN/.why")" "install that version first, or choose another default"
-  [ ! -e "$GPUNODE_IN/.alternatives" ] || while read -r line; do changed "$line"; done <"$GPUNODE_IN/.alternatives"
+  [ ! -e "$GPUNODE_IN/.alternatives" ] || while IFS=$TAB read -r name line; do changed alternative "$name" "$line"; done <"$GPUNODE_IN/.alternatives"
 }
 
 # spare_containers UNIT: what follows makes systemd reload
@@ -412,7 +412,7 @@ enables() {
     look_at "$unit"
     [ -z "$is_enabled" ] || continue
     checking || enable_unit "$unit"
-    changed "enable $unit at boot"
+    changed unit "$unit" "enable $unit at boot"
   done
 }
 
@@ -422,13 +422,13 @@ services() {
     [ "$state" != active ] || [ -z "$is_enabled" ] || continue
     stale=$(systemctl show -p NeedDaemonReload "$unit" 2>/dev/null)
     [ -n "$is_enabled" ] && [ "$stale" != NeedDaemonReload=yes ] || spare_containers "$unit"
-    checking && changed "enable and start $unit" && continue
+    checking && changed unit "$unit" "enable and start $unit" && continue
     [ "$stale" != NeedDaemonReload=yes ] || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
     [ -n "$is_enabled" ] || enable_unit "$unit"
     [ "$state" = active ] || prior active "$unit" inactive active
     # after the reboot it starts by itself, and before it cannot
     [ -n "$reboot_reason" ] || begin start "$unit"
-    changed "enabled and started $unit"
+    changed unit "$unit" "enabled and started $unit"
   done
 }
 
@@ -438,7 +438,7 @@ masks() {
   for unit in $(requested mask); do
     look_at "$unit"
     case $enabled:$state in masked*:inactive | masked*:failed) continue ;; esac
-    checking && changed "stop and mask $unit" && continue
+    checking && changed unit "$unit" "stop and mask $unit" && continue
     case $enabled in
       masked*) ;;
       *)
@@ -450,7 +450,7 @@ masks() {
     esac
     ! keep_gpus || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- # else at the next one
     systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be stopped: $(last_words)" "systemctl status $unit"
-    changed "stopped and masked $unit"
+    changed unit "$unit" "stopped and masked $unit"
   done
 }
 
@@ -463,7 +463,7 @@ restarts() {
       checking || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
     }
     checking || begin restart "$unit"
-    changed "restart of $unit"
+    changed unit "$unit" "restart of $unit"
     restarted="$restarted $unit"
   done
 }

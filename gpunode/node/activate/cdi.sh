@@ -5,9 +5,8 @@
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 SETTINGS=/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env # what nvidia-cdi-refresh.service goes by, and so do we
 UNITS=/etc/systemd/system
-log=$GPUNODE_IN/.log
+log=$GPUNODE_IN/.log changes=0
 : >"$log"
-changes=0
 
 # settings: NVIDIA's own settings of the refresh service, as environment variables
 settings() {
@@ -27,7 +26,7 @@ generate() {
 
 no_specification() {
   [ -e /proc/driver/nvidia/version ] || [ -e /dev/dxg ] || [ -d /sys/module/nvgpu ] ||
-    finish refused "no NVIDIA driver is loaded: $(last_words)" "modprobe nvidia, or gpunode provision"
+    not_yet "no NVIDIA driver is loaded: $(last_words)" "modprobe nvidia, or gpunode provision"
   finish failed "nvidia-ctk cdi generate failed: $(last_words)" "nvidia-smi has to work first; then run again"
 }
 
@@ -53,7 +52,7 @@ enable_unit() {
 # start_unit UNIT: it is at work now
 start_unit() {
   case $(systemctl is-active "$1" 2>/dev/null)$(systemctl is-enabled "$1" 2>/dev/null) in active* | *masked*) return ;; esac
-  changed "starts $1"
+  changed unit "$1" "starts $1"
   checking || prior active "$1" inactive active
   checking || systemctl start "$1" >>"$log" 2>&1 || finish failed "cannot start $1: $(last_words)" "systemctl status $1"
 }
@@ -61,7 +60,7 @@ start_unit() {
 # clear_failure UNIT: one that ran before the driver's libraries were there has hit its start limit and starts no more
 clear_failure() {
   [ "$(systemctl is-failed "$1" 2>/dev/null)" = failed ] || return 0
-  changed "clears the failure of $1"
+  changed unit "$1" "clears the failure of $1"
   checking || systemctl reset-failed "$1" >>"$log" 2>&1 || finish failed "cannot reset $1: $(last_words)" "systemctl status $1"
 }
 
@@ -119,7 +118,7 @@ kept_by() {
 # ---------------------------------------------------------------- all of it
 
 need_root
-have nvidia-ctk || finish refused "nvidia-ctk is not installed" "install the NVIDIA Container Toolkit: gpunode provision does"
+have nvidia-ctk || not_yet "nvidia-ctk is not installed" "install the NVIDIA Container Toolkit: gpunode provision does"
 settings
 output=$(word output)
 output=${output:-${NVIDIA_CTK_CDI_OUTPUT_FILE_PATH:-/var/run/cdi/nvidia.yaml}}

@@ -7,9 +7,9 @@
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mig.service
 LABELS=/etc/kubernetes/node-feature-discovery/features.d/gpunode-mig # node-feature-discovery makes labels of it
-log=$GPUNODE_IN/.log
+log=$GPUNODE_IN/.log changes=0
 : >"$log"
-reboot_reason='' changes=0
+reboot_reason=
 
 # conclude STATUS MESSAGE [FIX]: the last thing, with what stands on the node about it: success, pending, failed
 conclude() {
@@ -121,7 +121,7 @@ look() {
     *)
       used=$(holders "/dev/nvidia$(minor "$1")")
       [ -z "$used" ] || in_use "GPU $1 is used by $used: its MIG mode cannot be changed"
-      changed "GPU $1: MIG $2" ;;
+      changed gpu "$1" "GPU $1: MIG $2" ;;
   esac
   differ "$1"
   while read -r instance; do
@@ -133,7 +133,7 @@ look() {
   [ -s "$GPUNODE_IN/.surplus" ] || { [ "$2" = on ] && [ -s "$GPUNODE_IN/.lacking" ]; } || return 0
   was=$(counted "$GPUNODE_IN/.names")
   wanted "$1" | sed 's|/.*||' >"$GPUNODE_IN/.names"
-  changed "GPU $1: $(counted "$GPUNODE_IN/.names") (was $was)"
+  changed gpu "$1" "GPU $1: $(counted "$GPUNODE_IN/.names") (was $was)"
 }
 
 in_use() {
@@ -226,6 +226,7 @@ need_root
 requested gpus >"$GPUNODE_IN/.layouts"
 : >"$GPUNODE_IN/.work"
 if ! { have nvidia-smi && smi --query-gpu=index,pci.bus_id --format=csv,noheader; } >"$GPUNODE_IN/.gpus"; then
+  [ -n "$(word remove)" ] || say code not-yet
   [ -n "$(word remove)" ] || conclude refused "nvidia-smi does not answer: $(head -n 1 "$GPUNODE_IN/.gpus")" "gpunode provision installs and loads the driver"
   : >"$GPUNODE_IN/.layouts" # without a driver there is nothing to make whole
 fi

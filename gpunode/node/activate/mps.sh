@@ -6,9 +6,8 @@
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mps.service
 SETTINGS=/etc/gpunode/mps # commands for the control daemon
-log=$GPUNODE_IN/.log
+log=$GPUNODE_IN/.log changes=0
 : >"$log"
-changes=0
 
 fail() {
   tail -n 20 "$log"
@@ -30,7 +29,7 @@ limits_memory() {
 # settings: the GPU's threads and the memory of the smallest GPU in equal parts, for every GPU alike
 settings() {
   limits_memory && memory=1 || memory=0
-  smi --query-gpu=index,memory.total --format=csv,noheader,nounits >"$GPUNODE_IN/.memory" || finish refused "nvidia-smi does not answer: $(head -n 1 "$GPUNODE_IN/.memory")" "gpunode provision installs and loads the driver"
+  smi --query-gpu=index,memory.total --format=csv,noheader,nounits >"$GPUNODE_IN/.memory" || not_yet "nvidia-smi does not answer: $(head -n 1 "$GPUNODE_IN/.memory")" "gpunode provision installs and loads the driver"
   awk -F ', ' -v shares="$(word replicas)" -v memory="$memory" '{ gpu[NR] = $1; if (NR == 1 || $2 < least) least = $2 }
     END { print "set_default_active_thread_percentage " int(100 / shares)
       if (memory && least > 0) for (i = 1; i <= NR; i++) print "set_default_device_pinned_mem_limit " gpu[i] " " int(least / shares) "M" }' "$GPUNODE_IN/.memory" >"$GPUNODE_IN/settings"
@@ -46,7 +45,7 @@ outdated() {
 
 refuse() {
   local mine comm pid
-  have nvidia-cuda-mps-control || finish refused "nvidia-cuda-mps-control is not installed" "install the driver's package that has it (Debian: nvidia-cuda-mps; Ubuntu: nvidia-compute-utils)"
+  have nvidia-cuda-mps-control || not_yet "nvidia-cuda-mps-control is not installed" "install the driver's package that has it (Debian: nvidia-cuda-mps; Ubuntu: nvidia-compute-utils)"
   ! smi --query-gpu=mig.mode.current --format=csv,noheader | grep -q Enabled ||
     finish refused "MIG is on, and MPS is for whole GPUs" "turn MIG off first, or choose one of both in gpunode.yml"
   mine=$(main_pid)
@@ -64,7 +63,7 @@ run() {
   write_files
   at_boot "$UNIT"
   [ "$restart" = yes ] || return 0
-  changed "starts $UNIT, $(word replicas) clients for each GPU"
+  changed unit "$UNIT" "starts $UNIT, $(word replicas) clients for each GPU"
   ! checking || return 0
   prior active "$UNIT" "$(systemctl is-active "$UNIT" 2>/dev/null)" active
   systemctl restart "$UNIT" >>"$log" 2>&1 </dev/null 9>&- || {

@@ -6,8 +6,7 @@
 # shellcheck disable=SC2034,SC2154  # variables of the parts before it
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
-log=$GPUNODE_IN/.log
-changes=0
+log=$GPUNODE_IN/.log changes=0
 later='' # whether the proof of this run's own transaction is left to another run
 : >"$log"
 
@@ -30,7 +29,7 @@ recover() {
       if { [ -e "$backup/took" ] && unit_running && becomes_healthy; } ||
         { validate "$config" && { [ -z "$verb" ] || ! unit_running || notify_unit; }; }; then
         accepted ',"recovered":true'
-        say changed "finished the change $journal_id that was interrupted"
+        changed transaction "$journal_id" "finished the change $journal_id that was interrupted"
         continue
       fi
       undo "the change $journal_id was interrupted, and undone: ${health_error:-$verdict}" "run again to see why"
@@ -42,7 +41,7 @@ recover() {
     }
     [ ! -e "$backup/notified" ] || notify_unit || say note "$health_error, after the change $journal_id was undone"
     rejected undone ',"recovered":true'
-    say changed "undid the change $journal_id that was interrupted"
+    changed transaction "$journal_id" "undid the change $journal_id that was interrupted"
   done
   journal_id=''
 }
@@ -102,7 +101,7 @@ in_place() {
 
 # conclude MESSAGE: the end of a run that did, or would do, what `compare` found
 conclude() {
-  while IFS= read -r line; do changed "$line"; done <"$GPUNODE_IN/.announced"
+  say_files
   finish changed "$1"
 }
 

@@ -13,7 +13,6 @@
 # like, folder to create, path; separated by tabs, and the path is where symbolic links lead.  Of what is renewed other
 # programs write newer versions, so that the journal has `any` for its hash after.
 
-TAB=$(printf '\t')
 KEEP=20 # finished transactions whose backups stay
 
 # ---------------------------------------------------------------- undo
@@ -148,6 +147,9 @@ compare() {
     esac >>"$GPUNODE_IN/.announced"
   done <"$GPUNODE_IN/changes"
 }
+
+# say_files: what `compare` found
+say_files() { while IFS= read -r line; do changed file "${line#* }" "$line"; done <"$GPUNODE_IN/.announced"; }
 
 # keep_backup: copies and plan of what `compare` found.  The journal's lines number the transactions.
 keep_backup() {
@@ -288,7 +290,7 @@ also() {
 
 # write_files: the changes of the request, as one transaction that nothing is notified of
 write_files() {
-  local line unit
+  local unit
   unit=''
   [ -s "$GPUNODE_IN/changes" ] || return 0
   compare
@@ -301,5 +303,5 @@ write_files() {
     forget
     journal_id=''
   }
-  while IFS= read -r line; do changed "$line"; done <"$GPUNODE_IN/.announced"
+  say_files
 }

@@ -5,14 +5,21 @@ PATH=$PATH:/usr/local/nvidia/bin # the programs of a driver that an image brough
 GPUNODE_STATE=/var/lib/gpunode
 [ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own
 
-# say KEY TEXT: one line of the protocol in core/remote.py
+TAB=$(printf '\t')
+
+# say KEY TEXT…: one line of the protocol in core/remote.py
 say() {
-  case $2 in *[[:cntrl:]]*) set -- "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')" ;; esac
-  printf 'gpunode\t%s\t%s\n' "$1" "$2"
+  local field line
+  line=gpunode
+  for field in "$@"; do
+    case $field in *[[:cntrl:]]*) field=$(printf '%s' "$field" | tr '\n\t' '  ') ;; esac
+    line=$line$TAB$field
+  done
+  printf '%s\n' "$line"
 }
 
-# changed TEXT: a thing that is changed, or in check mode would be; $changes counts them
-changed() { changes=$((changes + 1)) && say changed "$1"; }
+# changed KIND NAME TEXT [WAS NOW]: a thing that is changed, or in check mode would be (core/model, Changed); $changes counts them
+changed() { changes=$((changes + 1)) && say changed "$1" "$2" "${4:-}" "${5:-}" "$3"; }
 
 # last_words: the last line of the log
 # shellcheck disable=SC2154 # $log is the script's
@@ -40,6 +47,9 @@ finish() {
     *) exit 1 ;;
   esac
 }
+
+# not_yet MESSAGE FIX: refused for want of what earlier steps of the same run may bring
+not_yet() { say code not-yet && finish refused "$@"; }
 
 # show_log: the log of this script's commands, up to 1 MB of it; no line of it passes for one of the protocol
 # shellcheck disable=SC2154 # $log is the script's

@@ -12,7 +12,7 @@ at_boot() {
     enabled) return ;;
     masked*) finish refused "$1 is masked" "systemctl unmask $1, if it may run" ;;
   esac
-  changed "enables $1"
+  changed unit "$1" "enables $1"
   ! checking || return 0
   prior enabled "$1" "${was:-absent}" enabled
   systemctl --no-reload enable "$1" >>"$log" 2>&1 </dev/null 9>&- || finish failed "cannot enable $1: $(last_words)" "systemctl status $1"
@@ -22,12 +22,12 @@ at_boot() {
 not_at_boot() {
   case $(systemctl is-active "$1" 2>/dev/null) in
     active | activating)
-      changed "stops $1"
+      changed unit "$1" "stops $1"
       checking || { prior active "$1" active inactive && systemctl stop "$1" >>"$log" 2>&1 </dev/null 9>&-; } ||
         finish failed "cannot stop $1: $(last_words)" "systemctl status $1" ;;
   esac
   [ "$(systemctl is-enabled "$1" 2>/dev/null)" = enabled ] || return 0
-  changed "disables $1"
+  changed unit "$1" "disables $1"
   checking || { prior enabled "$1" enabled disabled && systemctl --no-reload disable "$1" >>"$log" 2>&1 </dev/null 9>&-; } ||
     finish failed "cannot disable $1: $(last_words)" "systemctl status $1"
 }

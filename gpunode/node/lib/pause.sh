@@ -45,17 +45,18 @@ upon() (
 # bring_back: what an interrupted run has set aside in this boot: a later one has started it itself.  What does not start is
 # tried once more, by a step that may have installed what it lacks, and then left.
 bring_back() {
-  local id kind name missing
+  local id kind name missing thing
   unfinished pause | sort >"$GPUNODE_IN/.interrupted"
   while read -r id; do
     [ "$id" != "${paused_id:-}" ] || continue
     journal_lines | grep -F "{\"v\":1,\"id\":\"$id\"," >"$GPUNODE_IN/.paused"
     missing=''
     ! grep -qF "\"boot\":\"$(boot_id)\"" "$GPUNODE_IN/.paused" || for kind in module active; do
+      case $kind in active) thing=unit ;; *) thing=$kind ;; esac
       # shellcheck disable=SC2013 # words without blanks
       for name in $(sed -n "s/.*\"kind\":\"$kind\",\"name\":\"\([A-Za-z0-9_][A-Za-z0-9_.@-]*\)\".*/\1/p" "$GPUNODE_IN/.paused"); do
         "is_$kind" "$name" && continue
-        if checking || "bring_$kind" "$name"; then changed "start or load $name, which an interrupted run has taken away"; else missing=1; fi
+        if checking || "bring_$kind" "$name"; then changed "$thing" "$name" "start or load $name, which an interrupted run has taken away"; else missing=1; fi
       done
     done
     checking && continue

@@ -130,7 +130,7 @@ apt_repair() {
   [ -z "$gone" ] || refuse "dpkg was interrupted, and to repair it apt would remove ${gone% }" \
     "apt-get --fix-broken install on the node, if that may go; or install what it lacks"
   apt_ -y --fix-broken install "$@" >>"$log" 2>&1 || return
-  while read -r name; do back=1 && say changed "removed $name"; done <"$GPUNODE_IN/.fixed"
+  while read -r name; do back=1 && changed package "$name" "removed $name"; done <"$GPUNODE_IN/.fixed"
 }
 
 # whether apt can be asked: every named source stands there and its lists have been fetched

@@ -67,6 +67,27 @@ close_packages() {
   rm -f "$GPUNODE_IN/.marks" "$GPUNODE_IN/.beside"
 }
 
+# say_packages: the lines of differences, list_dry_run and say_changes, such as VERB NAME VERSION, as things that change
+say_packages() {
+  local verb name line of was now
+  while read -r verb name line; do
+    of=$name was='' now=''
+    case $verb in
+      install*) now=$line ;;
+      remove*) was=$line ;;
+      change*) was=${line#from } was=${was%% *} now=${line##* } ;;
+      finish | forget | reset | enable) of=${line##* } ;;
+    esac
+    changed package "${of:-$name}" "$verb $name${line:+ $line}" "$was" "$now"
+  done
+}
+
+# say_built VERB: lines MODULE VERSION KERNEL
+say_built() {
+  local module version kernel
+  while read -r module version kernel; do changed module "$module" "$1 $module $version for kernel $kernel"; done
+}
+
 say_changes() {
   several
   awk '
@@ -77,11 +98,11 @@ say_changes() {
     !($1 in before) { print "installed " $1 " " $2 }
     ($1 in before) && before[$1] != $2 { print "changed " $1 " from " before[$1] " to " $2 }
     $3 == "hold" && hold[$1] != "hold" { print "held " $1 }
-    $3 != "hold" && hold[$1] == "hold" { print "no longer held: " $1 }
+    $3 != "hold" && hold[$1] == "hold" { print "unheld " $1 }
     END { for (name in before) if (!(name in after)) print "removed " name " " before[name] }' \
-    "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" | sort | while read -r line; do say changed "$line"; done
+    "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" | sort | say_packages
   requested streams | while read -r module stream; do
     [ ! -e "$GPUNODE_IN/.was.$module" ] ||
-      if [ "$stream" = - ]; then say changed "reset module $module"; else say changed "enabled stream $stream of module $module"; fi
+      if [ "$stream" = - ]; then changed package "$module" "reset module $module"; else changed package "$module" "enabled stream $stream of module $module"; fi
   done
 }

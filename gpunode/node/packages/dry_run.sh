@@ -22,9 +22,9 @@ in_check_mode() {
   [ "$manager" != pacman ] || pacman_kept $(cat "$GPUNODE_IN/.to_hold") | grep -Fxv -f "$GPUNODE_IN/.to_hold" | while read -r name; do
     ! grep -qFx "$name -" "$GPUNODE_IN/.holds" || echo "hold $name"
   done >>"$GPUNODE_IN/.announced"
-  sed 's/^\([^ ]*\) \([^ ]*\) /build \1 \2 for kernel /' "$GPUNODE_IN/.undone" >>"$GPUNODE_IN/.announced"
-  while read -r line; do say changed "$line"; done <"$GPUNODE_IN/.announced"
-  finish changed "$(wc -l <"$GPUNODE_IN/.announced") change(s) to packages would be made"
+  say_packages <"$GPUNODE_IN/.announced"
+  say_built build <"$GPUNODE_IN/.undone"
+  finish changed "${changes:-0} change(s) to packages would be made"
 }
 
 # unasked WHY: the question ends here, without an answer

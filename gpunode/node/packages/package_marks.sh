@@ -44,5 +44,5 @@ taken_back() {
   known=$(requested keys | grep -Fx -f "$GPUNODE_IN/.keys")
   for key in $known; do rpm -e "$key" >>"$log" 2>&1 || say note "the key $key stays: $(last_words)"; done
   [ -z "$left$marked$known" ] || back=1
-  grep '^forget ' "$GPUNODE_IN/.differences" | while read -r line; do say changed "$line"; done
+  grep '^forget ' "$GPUNODE_IN/.differences" | say_packages
 }

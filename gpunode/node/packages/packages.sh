@@ -375,9 +375,7 @@ main() {
   [ -z "${begun:-}" ] || { came_along && journal packages 'done' "$(changes_json)" && forget; }
   say_changes
   # what was not built before; modules of packages that came now belong to them, whether their scripts built them or we
-  [ -z "${built:-}" ] || grep -Fx -f "$GPUNODE_IN/.undone" "$GPUNODE_IN/.unbuilt" | while read -r module version kernel; do
-    say changed "built $module $version for kernel $kernel"
-  done
+  [ -z "${built:-}" ] || grep -Fx -f "$GPUNODE_IN/.undone" "$GPUNODE_IN/.unbuilt" | say_built built
   cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" && [ -z "${built:-}${back:-}" ] && finish unchanged "all packages are up to date"
   ! cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" || [ -n "${back:-}" ] || finish changed "the kernel modules are built"
   finish changed "packages are up to date"

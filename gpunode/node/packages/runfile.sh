@@ -127,10 +127,10 @@ fetch() {
   given=$(word given)
   if [ -z "$given" ] && { [ -z "$(requested urls)" ] || ! can_get; }; then
     say need "$name"
-    ! checking || say changed "fetch $name"
+    ! checking || changed package "$name" "fetch $name"
     finish changed "$name comes from the machine that runs gpunode"
   fi
-  checking && say changed "fetch $name" && finish changed "$name would be fetched"
+  checking && changed package "$name" "fetch $name" && finish changed "$name would be fetched"
   need_root
   lock
   (umask 077 && mkdir -p "$STORE") || fail "cannot write $STORE" "make room on the file system of /var"
@@ -140,7 +140,7 @@ fetch() {
   else
     download
   fi
-  say changed "fetched $name"
+  changed package "$name" "fetched $name"
   finish changed "$name is here, and its checksum is right"
 }
 
@@ -178,7 +178,7 @@ unload() {
   [ -d "/sys/module/$1" ] || return 0
   [ -n "${carried:-}" ] || prior module "$1" loaded absent
   modprobe -r "$1" >>"$log" 2>&1 </dev/null
-  [ -d "/sys/module/$1" ] || { say changed "unloaded $1" && return; }
+  [ -d "/sys/module/$1" ] || { changed module "$1" "unloaded $1" && return; }
   load_again
   finish refused "$name cannot be installed while the module $1 is loaded" \
     "stop what uses the GPU, or boot without it (modprobe.blacklist=$1), then run again; newer drivers do not need that"
@@ -191,7 +191,7 @@ load_again() {
     [ ! -d "/sys/module/$module" ] || continue
     prior module "$module" absent loaded
     why=$(modprobe "$module" 2>&1 </dev/null)
-    [ ! -d "/sys/module/$module" ] || { say changed "loaded $module" && continue; }
+    [ ! -d "/sys/module/$module" ] || { changed module "$module" "loaded $module" && continue; }
     say note "$module was loaded, and does not load now${why:+: $why}"
     [ "$module" != nvidia ] || break
   done
@@ -238,7 +238,7 @@ install_driver() {
   # shellcheck disable=SC2046 # words of an installer, which hold no space
   { run_file $(requested options) $(kernel_option) && is_there; } ||
     fail "$name failed: $(installer_error "$INSTALLER_LOG" "/var/lib/dkms/nvidia/$release/build/make.log")" "see the log; $INSTALLER_LOG on the node has the whole of it"
-  say changed "installed driver $release${was:+ in place of $was}"
+  changed package driver "installed driver $release${was:+ in place of $was}"
 }
 
 install_cuda() {
@@ -247,14 +247,14 @@ install_cuda() {
   begun=1
   # shellcheck disable=SC2046
   { run_file $(requested options) && is_there; } || fail "$name failed: $(installer_error /var/log/cuda-installer.log)" "see the log; /var/log/cuda-installer.log on the node has the whole of it"
-  say changed "installed CUDA $release in $TOOLKIT"
+  changed package cuda "installed CUDA $release in $TOOLKIT"
 }
 
 install_() {
   there=
   ! is_there || there=1
   if [ -n "$there" ] && { [ "$kind" != driver ] || [ -z "$(dkms_missing)" ]; }; then finish unchanged "$name is installed"; fi
-  checking && say changed "${there:+build the modules of }${there:-run }$name" && finish changed "$name would be run"
+  checking && changed package "$name" "${there:+build the modules of }${there:-run }$name" && finish changed "$name would be run"
   need_root
   lock
   if [ -z "$there" ]; then
@@ -265,7 +265,7 @@ install_() {
     "install_$kind"
   fi
   [ "$kind" != driver ] || dkms_build
-  [ -z "${built:-}" ] || say changed "built $(tr '\n' ';' <"$GPUNODE_IN/.unbuilt")"
+  [ -z "${built:-}" ] || changed module nvidia "built $(tr '\n' ';' <"$GPUNODE_IN/.unbuilt")"
   [ -z "${begun:-}" ] || journal runfile 'done' ",\"name\":$(json_text "$name"),\"version\":\"$release\""
   load_again
   rm -f "$file" "$file.sha256"
@@ -282,14 +282,14 @@ uninstall() {
   [ -n "$was" ] || [ "$kind" != driver ] || [ -z "$tool" ] || was=unknown
   [ -n "$was" ] || finish unchanged "no runfile's $kind is installed"
   [ -n "$tool" ] || finish refused "driver $was is from a runfile, and nvidia-uninstall is gone" "run its installer again with --uninstall: NVIDIA-Linux-*-$was.run --uninstall"
-  checking && say changed "take off the $kind $was that a runfile installed" && finish changed "the $kind $was would be taken off"
+  checking && changed package "$kind" "take off the $kind $was that a runfile installed" && finish changed "the $kind $was would be taken off"
   need_root
   lock
   journal runfile intent ",\"remove\":\"$was\",\"kind\":\"$kind\""
   begun=1
   "take_off_$kind"
   journal runfile 'done' ",\"remove\":\"$was\",\"kind\":\"$kind\""
-  say changed "took off the $kind $was that a runfile installed"
+  changed package "$kind" "took off the $kind $was that a runfile installed"
   finish changed "the $kind $was is off"
 }
 
@@ -320,12 +320,12 @@ close() {
 
 recover() {
   [ -n "$(unfinished runfile)" ] || finish unchanged "no installer was interrupted"
-  checking && say changed "close what an interrupted installer left in the journal" && finish changed "an interrupted installer is known"
+  checking && changed journal runfile "close what an interrupted installer left in the journal" && finish changed "an interrupted installer is known"
   need_root
   lock
   close
   rm -rf "$STORE/tmp"
-  say changed "closed what an interrupted installer left in the journal"
+  changed journal runfile "closed what an interrupted installer left in the journal"
   finish changed "an interrupted installer is closed in the journal"
 }
 

@@ -4,7 +4,6 @@
 # the journal alone.  Runs behind common.sh, driver_state.sh and a file for each package manager.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
-TAB=$(printf '\t')
 log=$GPUNODE_IN/.log
 : >"$log"
 

@@ -3,9 +3,8 @@
 # journal that says so.  Request and output: core/undo/requests.py.  Runs behind common.sh, devices.sh and reload.sh.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
-log=$GPUNODE_IN/.log
+log=$GPUNODE_IN/.log changes=0
 : >"$log"
-changes=0
 
 # trouble MESSAGE: something of no weight could not be put back
 trouble() { say note "$1$(tail -n 1 "$log" | sed 's/^./: &/')"; }
@@ -15,7 +14,7 @@ stop_units() {
   for unit in $(requested stop); do
     case $(systemctl is-active "$unit" 2>/dev/null) in active | activating | reloading) ;; *) continue ;; esac
     checking || systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be stopped: $(last_words)" "systemctl status $unit"
-    changed "stop $unit"
+    changed unit "$unit" "stop $unit"
   done
 }
 
@@ -24,7 +23,7 @@ disable_units() {
   for unit in $(requested disable); do
     case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) ;; *) continue ;; esac
     checking || systemctl --no-reload disable "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be disabled: $(last_words)" "systemctl status $unit"
-    changed "disable $unit"
+    changed unit "$unit" "disable $unit"
   done
 }
 
@@ -35,7 +34,7 @@ unmask_units() {
     case $(systemctl is-enabled "$unit" 2>/dev/null) in masked*) ;; *) continue ;; esac
     checking || systemctl --no-reload unmask "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit stays masked" && continue; }
     checking || ! keep_gpus || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
-    changed "unmask $unit"
+    changed unit "$unit" "unmask $unit"
   done
 }
 
@@ -45,7 +44,7 @@ enable_units() {
   for unit in $(requested enable); do
     case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) continue ;; esac
     checking || systemctl --no-reload enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit could not be enabled again" && continue; }
-    changed "enable $unit"
+    changed unit "$unit" "enable $unit"
   done
 }
 
@@ -54,7 +53,7 @@ start_units() {
   for unit in $(requested start); do
     ! systemctl is-active -q "$unit" 2>/dev/null || continue
     checking || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit does not start again" && continue; }
-    changed "start $unit"
+    changed unit "$unit" "start $unit"
   done
 }
 
@@ -80,7 +79,7 @@ alternatives() {
       absent) [ ! -L "/usr/local/$name" ] || rm -f "/usr/local/$name" 2>>"$log" ;;
       *) false ;;
     esac || { trouble "/usr/local/$name could not be put back to $how $path" && continue; }
-    changed "/usr/local/$name is $how${path:+ $path} again"
+    changed alternative "$name" "/usr/local/$name is $how${path:+ $path} again"
   done <"$GPUNODE_IN/.alternatives"
 }
 
@@ -90,7 +89,7 @@ settings() {
   while read -r key value; do
     [ "$(setting "$key")" != "$(printf '%s' "$value" | tr '\t' ' ')" ] || continue
     checking || printf '%s\n' "$value" 2>>"$log" >"$(setting_place "$key")" || { trouble "$key could not be set to $value" && continue; }
-    changed "$key = $value"
+    changed sysctl "$key" "$key = $value"
   done <"$GPUNODE_IN/.settings"
 }
 
@@ -105,7 +104,7 @@ ecc() {
       nvidia-smi -i "$gpu" -e "$number" >>"$log" 2>&1 </dev/null
       [ "$(ecc_next "$gpu")" = "$mode" ]
     } || { trouble "ECC of $gpu could not be set to $mode" && continue; }
-    changed "ECC of $gpu: $mode after a reset"
+    changed gpu "$gpu" "ECC of $gpu: $mode after a reset"
   done <"$GPUNODE_IN/.ecc"
 }
 
@@ -117,7 +116,7 @@ arguments() {
     now=$(argument "$name")
     [ "$now" != "$wanted" ] || continue
     checking || set_argument "$name" "$wanted" "$now" >>"$log" 2>&1 || { trouble "the kernel argument $name could not be put back" && continue; }
-    changed "kernel argument $name: $wanted in the boot entries"
+    changed argument "$name" "kernel argument $name: $wanted in the boot entries"
   done <"$GPUNODE_IN/.arguments"
 }
 
@@ -127,7 +126,7 @@ links() {
   while read -r path _; do
     [ -L "$path" ] || continue
     checking || rm -f "$path" 2>>"$log" || { trouble "$path could not be removed" && continue; }
-    changed "remove the link $path"
+    changed file "$path" "remove the link $path"
   done <"$GPUNODE_IN/.links"
 }
 
@@ -137,12 +136,12 @@ accounts() {
   for user in $(requested user | cut -d ' ' -f 1); do
     [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ] || continue
     checking || userdel "$user" >>"$log" 2>&1 9>&- || { trouble "the user $user stays" && continue; }
-    changed "remove the user $user"
+    changed user "$user" "remove the user $user"
   done
   for group in $(requested group | cut -d ' ' -f 1); do
     grep -q "^$group:" /etc/group || continue
     checking || groupdel "$group" >>"$log" 2>&1 9>&- || { trouble "the group $group stays" && continue; }
-    changed "remove the group $group"
+    changed group "$group" "remove the group $group"
   done
 }
 
@@ -153,7 +152,7 @@ kernels() {
     checking || { # what depmod wrote is no kernel
       [ -z "$(find "/lib/modules/$kernel" -type f ! -name 'modules.*' | head -n 1)" ] && rm -rf "/lib/modules/$kernel"
     } || continue
-    changed "remove /lib/modules/$kernel"
+    changed module "$kernel" "remove /lib/modules/$kernel"
   done
 }
 
@@ -164,7 +163,7 @@ load_modules() {
     [ ! -d "/sys/module/$module" ] || continue
     checking || { modprobe "$module" >>"$log" 2>&1 </dev/null && [ -d "/sys/module/$module" ]; } ||
       { trouble "$module is not loaded again before the next boot" && continue; }
-    changed "load $module"
+    changed module "$module" "load $module"
   done
 }
 
@@ -181,7 +180,7 @@ made() {
   while read -r path _; do
     [ -e "$path" ] || continue
     checking || rm -f "$path" 2>>"$log" || { trouble "$path could not be removed" && continue; }
-    changed "remove $path"
+    changed file "$path" "remove $path"
   done <"$GPUNODE_IN/.made"
 }
 
@@ -195,9 +194,9 @@ rebuild() {
   else
     return 0
   fi
-  checking && changed "rebuild the initramfs" && return
+  checking && changed module initramfs "rebuild the initramfs" && return
   (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || finish failed "$1 failed: $(last_words)" "see the log; often /boot is full"
-  changed "initramfs rebuilt ($1)"
+  changed module initramfs "initramfs rebuilt ($1)"
 }
 
 # keep_copies, remove_copies: what an uninstall has left because somebody wrote some of it is kept by later ones, too

@@ -32,9 +32,11 @@ class ActionModule(NodeAction):
 
     def act(self, args: Result) -> Result:
         from gpunode.core.items.activation import activate_nothing
+        from gpunode.core.model import Changed
 
         value = args["activate"]
-        self._before = [line for result in args["after"] for line in result.get("changes", ())] if self.check else []
+        done = [one for result in args["after"] for one in result.get("changes", ())] if self.check else []
+        self._before = [Changed(**one) for one in done]
         return {} if activate_nothing(value) else self.rebooting(self._activate, value)
 
     def rebooting(self, run: Callable[[Result], tuple[Result, ActivationResult]], value: Result) -> Result:
@@ -49,11 +51,11 @@ class ActionModule(NodeAction):
         if hindered:
             return result | {"warnings": [f"reboot needed: {why} ({hindered})"], "reboot_needed": True}
         if self.check:
-            return result | {"changed": True, "changes": [*result["changes"], f"reboot: {why}"]}
+            return result | {"changed": True, "changes": [*result["changes"], {"text": f"reboot: {why}"}]}
         self._reboot(stated.boot_id, value.get("reboot_timeout", 900))
         again, stated = run(value)
         again["rebooted"] = True
-        again["changes"] = [*result["changes"], f"rebooted: {why}", *again["changes"]]
+        again["changes"] = [*result["changes"], {"text": f"rebooted: {why}"}, *again["changes"]]
         if stated.reboot:
             text = f"rebooted, and it still needs a reboot: {stated.reboot}"
             return again | {"failed": True, "gpunode_exit": 1, "msg": text}

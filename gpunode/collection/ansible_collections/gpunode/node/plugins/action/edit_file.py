@@ -11,6 +11,7 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.node import (
     Request,
     Result,
     combined_results,
+    not_yet,
     result_of,
 )
 
@@ -139,8 +140,9 @@ class ActionModule(NodeAction):
         runtime = facts.runtime(request.runtime)
         if runtime is None:
             if self.check:
-                text = f"{request.runtime} is not installed yet; its configuration would get the nvidia runtime"
-                return {"changed": True, "msg": text, "changes": [text]}
+                return not_yet(
+                    f"{request.runtime} is not installed yet; its configuration would get the nvidia runtime"
+                )
             raise RefusedError(
                 f"{request.runtime} is not installed", fix=f"set runtimes.{request.runtime}.manage to install"
             )

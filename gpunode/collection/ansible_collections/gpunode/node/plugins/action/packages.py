@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, result_of, say
+
+if TYPE_CHECKING:
+    from gpunode.core.model import Outcome
 
 ONE_WAIT = 20  # seconds the script waits for a lock before this plugin says who holds it
 
@@ -32,16 +35,16 @@ class ActionModule(NodeAction):
             outcome, text = self.node("packages.sh", request)
             holder = locked_by(text)
             if not holder or left <= ONE_WAIT:
-                return self._named(result_of(outcome), value)
+                return self._named(outcome, value)
             say(f"{self._vars.get('inventory_hostname')}: waiting for the package manager: {holder}")
 
-    def _named(self, result: Result, value: Result) -> Result:
+    def _named(self, outcome: Outcome, value: Result) -> Result:
         """What was installed, in place of «packages are up to date»."""
         from gpunode.core.items.package import installed_text
 
         rows = [item if isinstance(item, dict) else {"name": item} for item in value.get("install") or ()]
         wanted = [row["name"] for row in sorted(rows, key=lambda row: not row.get("version"))]  # not headers, say
-        text = installed_text(result["changes"], wanted)
+        result, text = result_of(outcome), installed_text(outcome.changed, wanted)
         if not text or not result["changed"] or self.check:
             return result
         return result | {"msg": text, "installed": text}

@@ -21,7 +21,7 @@ class ActionModule(NodeAction):
         done = {row.variable: self._vars.get(f"{DONE}{row.variable}") or {} for row in STEPS}
         changed = [row.role for row in STEPS if row.role != "preflight" and done[row.variable].get("changed")]
         parts = list(dict.fromkeys(changed))
-        changes = [str(line) for result in done.values() for line in result.get("changes") or ()]
+        changes = [one for result in done.values() for one in result.get("changes") or ()]
         _text, facts = self.probe("pci", "driver", "nvidia_smi", "cuda", "toolkit", "units", "runtimes")
         result = {
             "parts": parts,

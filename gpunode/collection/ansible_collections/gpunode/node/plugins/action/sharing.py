@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ansible_collections.gpunode.node.plugins.action.activate import ActionModule as Activate
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import Result, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import Result, not_yet, result_of
 
 if TYPE_CHECKING:
     from gpunode.core.items.activation import ActivationResult
@@ -50,7 +50,6 @@ class ActionModule(Activate):
 
     def _yet(self, outcome: Outcome) -> Result:
         """In check mode the driver may only come with earlier steps."""
-        if not self.check or outcome.status != "refused" or "nvidia-" not in outcome.message:
+        if not self.check or outcome.code != "not-yet":
             return result_of(outcome)
-        text = f"{outcome.message} yet; the GPUs would be shared"
-        return {"changed": True, "msg": text, "changes": [text]}
+        return not_yet(f"{outcome.message} yet; the GPUs would be shared")

@@ -48,9 +48,9 @@ parts:
   returned: always
   sample: [driver, runtime]
 changes:
-  description: One sentence for each change.
+  description: Each thing changed, or that would be in check mode, with kind, name, text, and of packages was and now.
   type: list
-  elements: str
+  elements: dict
   returned: always
   sample: ["installed nvidia-open 580.178.04-1", "loaded nvidia"]
 rebooted:

@@ -38,9 +38,9 @@ msg:
   type: str
   returned: always
 changes:
-  description: One sentence for each thing changed, or that would change in check mode.
+  description: Each thing changed, or that would be in check mode, with kind, name, text, and of packages was and now.
   type: list
-  elements: str
+  elements: dict
   returned: when the node was asked
 notes:
   description: Remarks of the script.

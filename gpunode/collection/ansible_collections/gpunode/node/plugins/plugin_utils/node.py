@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,7 +29,7 @@ Request = dict[str, bytes]
 
 if TYPE_CHECKING:
     from gpunode.core.edits.target import EditTarget
-    from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome
+    from gpunode.core.model import Changed, ConfigFile, Edit, NodeFacts, Outcome
     from gpunode.core.secrets import Secrets
 
 try:
@@ -104,7 +105,7 @@ class NodeAction(ActionBase):
         """With --diff, what is no file shows its changes as a diff, too; gpunode itself lists them."""
         if not self._task.diff or result.get("diff") or not result.get("changes") or self._vars.get("gpunode_run"):
             return result
-        return result | {"diff": [{"prepared": "".join(f"{line}\n" for line in result["changes"])}]}
+        return result | {"diff": [{"prepared": "".join(f"{one['text']}\n" for one in result["changes"])}]}
 
     def _with_log_file(self, result: Result) -> Result:
         """A failure's whole log goes into the run's folder on the controller, if this is a run of gpunode's.
@@ -450,11 +451,11 @@ def in_ansibles_words(failed: Result) -> Result:
 
 
 def result_of(outcome: Outcome) -> Result:
-    """An outcome as Ansible's result: `changes` are sentences, a failure has `msg`, `fix` and the log."""
+    """An outcome as Ansible's result: `changes` as data, a failure has `msg`, `fix` and the log."""
     result = {
         "changed": outcome.status == "changed",
         "msg": mask(outcome.message),
-        "changes": [mask(line) for line in outcome.changed],
+        "changes": [change_data(one) for one in outcome.changed],
         "notes": [mask(line) for line in outcome.notes],
     }
     if outcome.status in ("unchanged", "changed"):
@@ -468,6 +469,16 @@ def result_of(outcome: Outcome) -> Result:
         "log": mask(outcome.log).splitlines(),
         "rollback": mask(outcome.rollback).splitlines(),
     }
+
+
+def change_data(change: Changed) -> Result:
+    """What changed, as a result has it: kind, name and text, and of a package its versions."""
+    return {key: mask(value) for key, value in asdict(change).items() if value}
+
+
+def not_yet(text: str) -> Result:
+    """The result of check mode where an earlier step brings what the script needs."""
+    return {"changed": True, "msg": text, "changes": [{"text": text}]}
 
 
 def combined_results(first: Result, second: Result) -> Result:
