@@ -21,6 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 FORMAT = "gpunode.format"  # key of click's Context.meta: which format the user asked for
 
 FOLDER = "gpunode.folder"  # key of click's Context.meta: where the user's gpunode.yml is
+_READ = "gpunode.read"  # key of click's Context.meta: a part for each file that was read, for the first line
 
 DEFAULT_SPEC = Path("gpunode.yml")
 _NO_HOST_ASKED = ("probes", "logs", "use_lab")  # options of commands that then need no inventory
@@ -146,6 +147,8 @@ def target_options(command: Command) -> Command:
             found["inventory"] = _default_inventory(click.get_current_context())
         elif found["hosts"] and not any((found["inventory"], found["local"], found["limit"])):
             found |= _of_default_inventory(click.get_current_context(), found)
+        if not (options.get("use_lab") or (found["hosts"] and Path(found["hosts"][0]).is_dir())):  # they bring a spec
+            _say_files(click.get_current_context(), found["inventory"])
         asked = options.pop("ask_become_pass")
         password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
         if found["inventory"]:  # not before: a vault's password may be asked for, too
@@ -160,17 +163,28 @@ def target_options(command: Command) -> Command:
 
 
 def _default_inventory(ctx: click.Context) -> tuple[str, ...]:
-    """The inventory that is meant where none is named; one line says so."""
-    from gpunode.edge.ansible.default_inventory import default_inventory
+    """The inventory that is meant where none is named.  Raises InputError for one that a near name has."""
+    from gpunode.core.errors import InputError
+    from gpunode.edge.ansible.default_inventory import NEAR_HOSTS, default_inventory, near
 
-    found = default_inventory(ctx.meta.get(FOLDER, Path()))
-    _say_inventory(ctx, found)
+    folder = ctx.meta.get(FOLDER, Path())
+    found = default_inventory(folder)
+    if not found and (other := near(folder, NEAR_HOSTS, "hosts.yml")):
+        raise InputError(
+            f"no host given, and {other} is not read unless it is named",
+            expected="one of: HOST…, -i INVENTORY, --local, or hosts.yml in the current folder",
+            fix=f"-i {other}",
+        )
     return found
 
 
-def _say_inventory(ctx: click.Context, sources: tuple[str, ...]) -> None:
-    if sources and ctx.meta.get(FORMAT, "text") == "text":
-        echo(f"inventory: {', '.join(sources)}", err=True)
+def _say_files(ctx: click.Context, sources: tuple[str, ...]) -> None:
+    """Before all else: which files are the input."""
+    from gpunode.cli.terminal import say
+
+    read = [*ctx.meta.get(_READ, ()), *([f"inventory: {', '.join(sources)}"] if sources else [])]
+    if read and ctx.meta.get(FORMAT, "text") == "text":
+        say(" · ".join(read))
 
 
 def _of_default_inventory(ctx: click.Context, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +205,6 @@ def _of_default_inventory(ctx: click.Context, found: Mapping[str, Any]) -> dict[
         return {}
     if not {*hosts} <= {host.name for host in listed}:
         return {}
-    _say_inventory(ctx, sources)
     return {"inventory": sources, "limit": ",".join(hosts), "hosts": found["hosts"][len(hosts) :]}
 
 
@@ -247,14 +260,34 @@ def _spec_option(text: str, *, late: bool = False) -> Callable[[Command], Comman
     def load(value: str | None) -> Any:
         from gpunode.edge.load import load_checked_data
 
-        return load_checked_data(value or DEFAULT_SPEC) if value or DEFAULT_SPEC.exists() else {}
+        return load_checked_data(value or DEFAULT_SPEC) if value or _has_spec() else {}
 
     def read(ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
         ctx.meta[FOLDER] = Path(value or DEFAULT_SPEC).parent
-        return functools.partial(load, value) if late else load(value)
+        if late:
+            return functools.partial(load, value)
+        data = load(value)
+        ctx.meta[_READ] = [f"spec: {value or (DEFAULT_SPEC if DEFAULT_SPEC.exists() else 'none, defaults')}"]
+        return data
 
     name = "read_spec" if late else "spec_data"
     return click.option("-c", "--config", name, metavar="FILE", shell_complete=complete_files, callback=read, help=text)
+
+
+def _has_spec() -> bool:
+    """Whether the current folder has gpunode.yml.  Raises InputError where it, or the one above, has a near one."""
+    if DEFAULT_SPEC.exists():
+        return True
+    from gpunode.core.errors import InputError
+    from gpunode.edge.ansible.default_inventory import NEAR_SPEC, near
+
+    if other := near(Path(), NEAR_SPEC, DEFAULT_SPEC.name):
+        raise InputError(
+            f"{other} is not read unless it is named, and gpunode.yml is not here",
+            expected="gpunode.yml in the current folder, or -c FILE",
+            fix=f"-c {other}; without any: -c /dev/null",
+        )
+    return False
 
 
 # ---------------------------------------------------------------- errors

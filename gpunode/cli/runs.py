@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gpunode.core.model import HostResult
     from gpunode.core.report.text import Detail
+    from gpunode.edge.desired import DesiredState
     from gpunode.edge.detect import Detected, Targets
     from gpunode.edge.fleet.draining import Connect
     from gpunode.edge.fleet.events import EventLog
@@ -155,7 +156,7 @@ def resume(
     from gpunode.core.plan.lockfile import parse_lock
     from gpunode.core.secrets import is_recorded
     from gpunode.edge.desired import DesiredState, with_secrets
-    from gpunode.edge.detect import probe
+    from gpunode.edge.detect import one_name_each, probe
     from gpunode.edge.fleet import provision as fleet
     from gpunode.edge.fleet import workflow
     from gpunode.edge.fleet.driver import RunOptions
@@ -180,9 +181,11 @@ def resume(
     recorded = run.request["spec"]
     given = read_spec() if is_recorded(recorded) else {}
     desired = DesiredState(with_secrets(recorded, given), source=f"the spec {stated}", lock=lock)
+    if output_format == "text":
+        _say_changed(run, desired, read_spec)
     known = _known(run, left, targets, limit)
     with probing(output_format) as on_done:
-        found = probe(known, targets, on_done=on_done)
+        found = one_name_each(probe(known, targets, on_done=on_done))
     hosts = workflow.plan_all(found, targets, desired)
     if output_format == "text":
         hosts = show_plans(hosts, detail)
@@ -208,6 +211,25 @@ def resume(
     _note_done(journal, run, hosts, results)
     show_results(results, output_format)
     return worst_exit(result.outcome for result in results)
+
+
+def _say_changed(run: RunRow, desired: DesiredState, read_spec: Callable[[], dict[str, Any]]) -> None:
+    """That gpunode.yml is another one by now: it does not count for a run that began with what it said then."""
+    from gpunode.core.errors import GpunodeError
+    from gpunode.core.secrets import seal_spec
+
+    try:
+        now = seal_spec(read_spec(), recorded=True)[0]
+    except GpunodeError:  # it is not needed
+        return
+    of_options = ("verify", "image")  # what a command line may have said, too
+    keys = sorted({*now, *desired.spec_data} - {*of_options}) if now else []
+    if changed := [key for key in keys if now.get(key) != desired.spec_data.get(key)]:
+        echo(
+            f"gpunode.yml has changed since run {run.name} began ({', '.join(changed)}): the run goes on with what it "
+            "began with; gpunode provision applies gpunode.yml as it is now",
+            err=True,
+        )
 
 
 def _targets(run: RunRow, limit: str | None, *, ask_become_pass: bool, break_lock: bool) -> Targets:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpunode.core.errors import GpunodeError, InputError, UnreachableError
+from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
 from gpunode.edge.programs import python_module
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.many import NotServed, Ran, Reach, Target, parse_host, run_many
@@ -122,6 +122,26 @@ def probe(
     for one in probe_by_ansible(left, targets) if left else ():
         done(one)
     return [found[host.host] for host in hosts]
+
+
+def one_name_each(hosts: Sequence[Detected]) -> list[Detected]:
+    """The hosts, with an error where two names are one machine: the same boot of a kernel, under the same host name.
+
+    Names and addresses do not tell; host keys and machine-ids are the same on machines that were cloned.
+    """
+    names: dict[tuple[str, str], list[str]] = {}
+    for host in hosts:
+        if host.facts and host.facts.boot_id:
+            names.setdefault((host.facts.boot_id, host.facts.hostname), []).append(host.host)
+    found: dict[str, GpunodeError] = {}
+    for (_, hostname), alike in names.items():
+        error = RefusedError(
+            f"{' and '.join(alike)} are one machine, which calls itself {hostname}",
+            expected="each machine once",
+            fix="leave all but one name out: in the inventory, or by --limit",
+        )
+        found |= dict.fromkeys(alike, error) if len(alike) > 1 else {}
+    return [replace(host, error=host.error or found.get(host.host)) for host in hosts]
 
 
 def find_hosts(targets: Targets) -> list[Detected]:

@@ -302,7 +302,9 @@ def test_plan_names_the_runs_at_work_before_its_plans(journal: Runs, monkeypatch
     begin(journal, "20260101", ALIVE, gpu1="running")
     facts = parse_probe((PROBES / "debian12-h100-fresh/probe.txt").read_text())
     leases = {"gpu1": "", "gpu2": "two r2", "gpu3": ""}
-    found = [detect.Detected(host=host, facts=replace(facts, lease=lease)) for host, lease in leases.items()]
+    found = [
+        detect.Detected(host=host, facts=replace(facts, hostname=host, lease=lease)) for host, lease in leases.items()
+    ]
     monkeypatch.setattr(workflow, "detect", lambda targets, on_done: found)
     ran = CliRunner().invoke(cli, ["plan", *leases, "-v"])
     named = [line.split("; ")[0] for line in ran.stderr.splitlines() if " is at work " in line]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from gpunode.cli.main import cli
+from gpunode.cli.runs import _say_changed
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.edge import detect as edge_detect
-from gpunode.edge.detect import Detected
+from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Detected, one_name_each
+from gpunode.edge.fleet.runs import RunRow
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 HEADERS = "#: gpunode-probe 1\n#: system\n#: os_release\n#: pci\n#: packages\n#: end\n"
@@ -57,3 +62,77 @@ def test_each_section_that_every_linux_has_is_asked_for(section: str) -> None:
     with pytest.raises(RefusedError):
         parse_probe(text[:start] + text[text.index("\n#: ", start) + 1 :], of_node=True)
     assert parse_probe(text, of_node=True).gpus
+
+
+@pytest.mark.parametrize(
+    ("there", "named", "verb"),
+    [
+        ("gpunode.yaml", "-c gpunode.yaml", "plan"),
+        ("gpu-node.yml", "-c gpu-node.yml", "verify"),
+        ("../gpunode.yml", "-c ../gpunode.yml", "provision"),
+        ("hosts.yaml", "-i hosts.yaml", "detect"),
+        ("inventory.ini", "-i inventory.ini", "plan"),
+        ("inventory/hosts.yml", "-i inventory", "uninstall"),
+        ("../hosts.yml", "-i ../hosts.yml", "doctor"),
+    ],
+)
+def test_a_file_of_a_near_name_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, named: str, verb: str
+) -> None:
+    """A spec that is passed over would be another driver, and `--local` another machine."""
+    (tmp_path / "site/inventory").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "site")
+    Path("inventory").rmdir() if not there.startswith("inventory/") else None
+    Path(there).write_text("driver: {branch: '580'}\n")
+    done = run(verb)
+    assert done.return_value == 2 and f"do next:  {named}" in done.output and "--local\n  do" not in done.output
+
+
+def test_the_first_line_names_the_files_that_count() -> None:
+    probe = PROBES / "debian12-h100-fresh/probe.txt"
+    assert run("plan", "--probe", probe).stderr.splitlines()[0] == "spec: none, defaults"
+    Path("gpunode.yml").write_text("driver: {branch: '580'}\n")
+    Path("hosts.yml").write_text("all: {hosts: {gpu1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    assert run("plan", "--probe", probe).stderr.splitlines()[0] == "spec: gpunode.yml"
+    done = run("verify", "--connect-timeout", "1")
+    assert done.stderr.splitlines()[0] == "spec: gpunode.yml · inventory: hosts.yml" and done.return_value == 4
+    assert "spec:" not in run("plan", "--probe", probe, "--format", "json").output
+
+
+def test_one_machine_under_two_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same boot and host name; a clone has another boot, a container of the same host another name."""
+    facts = replace(parse_probe((PROBES / "debian12-no-gpu/probe.txt").read_text()), boot_id="b1", hostname="train2")
+    found = [
+        Detected(host="train1", facts=replace(facts, boot_id="b0")),
+        Detected(host="train2", facts=facts),
+        Detected(host="train2b", facts=facts),
+        Detected(host="inside", facts=replace(facts, hostname="inside")),
+    ]
+    errors = {host.host: host.error for host in one_name_each(found)}
+    assert [name for name, error in errors.items() if error] == ["train2", "train2b"]
+    monkeypatch.setattr(edge_detect, "probe", lambda hosts, where, **_: found)
+    done = run("provision", "train1", "train2", "train2b", "inside", "--yes")
+    assert "train2 and train2b are one machine, which calls itself train2" in done.output and done.return_value == 5
+
+
+OLD = {"driver": {"branch": "580"}, "proxy": "http://me:secret@proxy:3128"}
+
+
+@pytest.mark.parametrize(
+    ("now", "changed"),
+    [
+        (OLD, ""),
+        (OLD | {"proxy": "http://me:other@proxy:3128"}, ""),  # a secret is no part of what was recorded
+        (OLD | {"verify": {"allow_no_gpu": True}}, ""),  # options of the run have set these
+        ({}, ""),  # no file
+        (OLD | {"driver": {"branch": "595"}}, "driver"),
+        ({"proxy": OLD["proxy"], "reboot": "never"}, "driver, reboot"),
+    ],
+)
+def test_resume_says_that_gpunode_yml_has_changed(
+    capsys: pytest.CaptureFixture[str], now: dict[str, Any], changed: str
+) -> None:
+    row = RunRow(name="r1", verb="provision", started="", ended="", status="failed", request={}, controller="c")
+    _say_changed(row, DesiredState(OLD), lambda: now)
+    said = capsys.readouterr().err
+    assert (f"has changed since run r1 began ({changed})" in said) == bool(changed) and bool(said) == bool(changed)

@@ -1,11 +1,14 @@
-"""Which inventory is meant where none is named: hosts.yml next to gpunode.yml, or Ansible's own default."""
+"""Which inventory is meant where none is named: hosts.yml next to gpunode.yml, or Ansible's own default; near names."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 NAME = "hosts.yml"
+NEAR_HOSTS = re.compile(r"(hosts|inventory)(\.(ya?ml|ini))?", re.IGNORECASE)
+NEAR_SPEC = re.compile(r"gpu[-_]?node\.ya?ml", re.IGNORECASE)
 
 
 def default_inventory(folder: Path) -> tuple[str, ...]:
@@ -22,6 +25,16 @@ def default_inventory(folder: Path) -> tuple[str, ...]:
 
     sources, origin = ConfigManager().get_config_value_and_origin("DEFAULT_HOST_LIST")
     return tuple(map(str, sources)) if origin != "default" else ()
+
+
+def near(folder: Path, names: re.Pattern[str], name: str) -> Path | None:
+    """What was probably meant where the folder lacks the file `name`: one of like name, or that of the folder above."""
+    try:
+        found = sorted(path for path in folder.iterdir() if names.fullmatch(path.name))
+    except OSError:
+        found = []
+    above = folder / ".." / name
+    return next(iter(found), above if above.is_file() else None)
 
 
 def _settings() -> tuple[Path, ...]:

@@ -58,7 +58,7 @@ def prepare(
     found = saved.find_hosts(targets) if saved else detect.find_hosts(targets)
     if not check and (state_path() / JOURNAL).exists():
         Runs().refuse_busy(host.host for host in found)
-    probed = detect.probe(found, targets, on_done=on_done)
+    probed = detect.one_name_each(detect.probe(found, targets, on_done=on_done))
     hosts = plan_all(probed if check or targets.break_lock else without_leased(probed), targets, desired)
     if saved:
         saved.check(hosts)

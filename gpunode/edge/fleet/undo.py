@@ -13,7 +13,7 @@ from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.report.text import counted
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.desired import DesiredState
-from gpunode.edge.detect import Targets, find_hosts, probe
+from gpunode.edge.detect import Targets, find_hosts, one_name_each, probe
 from gpunode.edge.fleet.draining import NodeChange, undone
 from gpunode.edge.fleet.driver import REHEARSAL, Phase, Run, RunCallbacks, RunOptions, Work, each
 from gpunode.edge.fleet.executor import Job, Results
@@ -105,7 +105,7 @@ class _Undo:
 
     def _probe(self, work: Work, hosts: Sequence[str]) -> None:
         """Whether the hosts can be reached, whether others are at work there, and which are nodes of a cluster."""
-        probed = probe([self.run.hosts[host] for host in hosts], self.run.targets)
+        probed = one_name_each(probe([self.run.hosts[host] for host in hosts], self.run.targets))
         found = probed if self.run.targets.break_lock else without_leased(probed)
         work.results |= {one.host: error_result(one.host, one.error) for one in found if one.error}
         self.run.hosts |= {one.host: replace(one, error=None) for one in found}

@@ -27,7 +27,7 @@ from gpunode.edge.ansible.runner import HostRun, PlayOptions, run_playbook
 from gpunode.edge.ansible.step_limit import READING
 from gpunode.edge.ask import Talk, settle
 from gpunode.edge.desired import DesiredState, Planned
-from gpunode.edge.detect import Detected, Targets, detect
+from gpunode.edge.detect import Detected, Targets, detect, one_name_each
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
@@ -64,7 +64,8 @@ def plan(
     targets: Targets, desired: DesiredState, *, on_done: Callable[[Detected], None] = lambda d: None
 ) -> list[HostPlan]:
     """Probe the hosts and plan each of them; errors stand beside the plans of the others."""
-    return plan_all(detect(targets, on_done=on_done), targets, desired)
+    found = detect(targets, on_done=on_done)
+    return plan_all(found if targets.probes else one_name_each(found), targets, desired)
 
 
 def write_plan(folder: Path, hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -> None:
