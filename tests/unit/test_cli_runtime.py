@@ -66,6 +66,78 @@ def test_configure_then_unconfigure_gives_every_byte_back(
     assert contents(tmp_path / "etc") == {path.removeprefix("etc/"): text.encode()}
 
 
+UNIT = "usr/lib/systemd/system"
+DROP_IN = "[Service]\nExecStart=\nExecStart="
+# unit files of a tree, the command's arguments, then the file that is written, or what is refused
+STARTED = [
+    (
+        {
+            f"{UNIT}/docker.service": "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n",
+            "etc/systemd/system/docker.service.d/gpu.conf": f"{DROP_IN}/usr/bin/dockerd --default-runtime=nvidia\n",
+        },
+        ("--runtime", "docker", "--engine-version", "28.5.2", "--set-as-default"),
+        "etc/docker/daemon.json",
+        '"runtimes"',
+    ),
+    (
+        {
+            f"{UNIT}/docker.service": "[Service]\nEnvironmentFile=-/etc/sysconfig/docker\n"
+            "ExecStart=/usr/bin/dockerd $OPTIONS\n",
+            "etc/sysconfig/docker": 'OPTIONS="--default-runtime=runc --exec-opt native.cgroupdriver=systemd"\n',
+        },
+        ("--runtime", "docker", "--engine-version", "28.5.2", "--set-as-default"),
+        "",
+        "--default-runtime",
+    ),
+    (
+        {f"{UNIT}/docker.service": "[Service]\nExecStart=/usr/bin/dockerd --config-file=/etc/docker/gpu.json\n"},
+        ("--runtime", "docker", "--engine-version", "28.5.2"),
+        "etc/docker/gpu.json",
+        '"runtimes"',
+    ),
+    (
+        {f"{UNIT}/containerd.service": "[Service]\nExecStart=/usr/bin/containerd --config /etc/containerd/gpu.toml\n"},
+        ("--runtime", "containerd", "--engine-version", "1.7.24"),
+        "etc/containerd/gpu.toml",
+        "nvidia",
+    ),
+    (
+        {f"{UNIT}/crio.service": "[Service]\nExecStart=/usr/bin/crio --config-dir /etc/crio/gpu.d\n"},
+        ("--runtime", "crio", "--engine-version", "1.30"),
+        "etc/crio/gpu.d/99-nvidia.toml",
+        "nvidia",
+    ),
+    (
+        {
+            "etc/systemd/system/k3s.service": "[Service]\nExecStart=/usr/local/bin/k3s \\\n    server \\\n"
+            "\t'--default-runtime=crun' \\\n\t'--data-dir=/srv/k3s' \\\n"
+        },
+        ("--runtime", "containerd", "--set-as-default"),
+        "",
+        "--default-runtime crun",
+    ),
+]
+
+
+@pytest.mark.parametrize(("units", "args", "written", "shown"), STARTED)
+def test_the_units_of_a_tree_decide_which_file_and_what_is_refused(
+    tmp_path: Path, units: dict[str, str], args: tuple[str, ...], written: str, shown: str
+) -> None:
+    for path, text in units.items():
+        tree(tmp_path, path, text)
+    before = contents(tmp_path)
+    done = run("configure", tmp_path, *args)
+    new = {path: data.decode() for path, data in contents(tmp_path).items() if path not in before}
+    found = {path: text for path, text in new.items() if path.startswith("etc/")}
+    if written:
+        assert (done.return_value, list(found)) == (0, [written]), done.output
+        assert shown in found[written]
+        assert '"default-runtime"' not in found[written]
+    else:
+        assert (done.return_value, found) == (5, {}), done.output
+        assert shown in done.output
+
+
 def test_a_damaged_undo_record_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
     tree(tmp_path, "etc/docker/daemon.json", DOCKER)
     assert run("configure", tmp_path, "--runtime", "docker").return_value == 0

@@ -29,7 +29,7 @@ SOCKETS: Mapping[str, str] = {
     "microk8s": "/var/snap/microk8s/common/run/containerd.sock",
 }
 _RANCHER_CRI_DOCKERD = "/run/k3s/cri-dockerd/cri-dockerd.sock"
-_UNITS: Mapping[str, tuple[str, ...]] = {
+UNITS: Mapping[str, tuple[str, ...]] = {
     "k3s": ("k3s", "k3s-agent"),
     "rke2": ("rke2-server", "rke2-agent"),
     "k0s": ("k0sworker", "k0scontroller"),
@@ -222,7 +222,7 @@ def _bundled(
 
 
 def _unit(kind: str, units: Units) -> str:
-    there = [name for name in _UNITS[kind] if name in units.services]
+    there = [name for name in UNITS[kind] if name in units.services]
     running = [name for name in there if units.services[name].active in ("active", "reloading", "activating")]
     return next(iter([*running, *there, ""]))
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from gpunode.core.edits import SECTIONS, RuntimeRequest, RuntimeState, completed, runtime_state, runtime_target
 from gpunode.core.edits.defaults import default_runtime, wanted_driver
-from gpunode.core.edits.target import PATH, Activation, EditTarget, Files
+from gpunode.core.edits.target import PATH, Activation, EditTarget, Files, Refusal, gathered, texts
+from gpunode.core.edits.text.unitfile import FOLDERS, program_of, unit_patterns
 from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
+from gpunode.core.facts.kubernetes import UNITS
 from gpunode.core.model import Distribution, Edit, NodeFacts, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.remote import program
@@ -66,11 +70,29 @@ def probed(root: Path = Path("/")) -> NodeFacts:
     return parse_probe(stdout)
 
 
+def _started(options: Options) -> Runtime | None:
+    """The engine of another tree as its own units start it, None where none does so by plain words."""
+    engine = {"": (ROWS[options.runtime].daemon, (ROWS[options.runtime].unit,))}
+    brought = {kind: (kind, UNITS[kind]) for kind in ("k3s", "rke2") if options.runtime == "containerd"}
+    tree = Tree(options.root)
+    for distribution, (name, units) in {} if options.here else (engine | brought).items():
+        for unit in (f"{folder}/{one}.service" for one in units for folder in FOLDERS):
+            if options.distribution not in (None, distribution) or not (name and tree.place(unit).is_file()):
+                continue
+            files = texts(gathered(partial(unit_patterns, unit=unit), tree.matching, tree.read))
+            try:
+                flags = tuple(program_of(files, unit, name).words[1:])
+            except Refusal:  # in a shell or a container: what it is given cannot be said
+                continue
+            return Runtime(name=options.runtime, distribution=distribution, unit=posixpath.basename(unit), flags=flags)  # type: ignore[arg-type]
+    return None
+
+
 def find(options: Options) -> Engine:
     """The engine of this machine, or of the tree, that the options are about."""
     facts = options.facts or probed(options.root)
     mine = (r for r in facts.runtimes if r.name == options.runtime and options.distribution in (None, r.distribution))
-    runtime = next(mine, None)  # the kubelet's stands first of two
+    runtime = next(mine, None) or _started(options)  # the kubelet's stands first of two
     request = _request(options, facts, runtime)
     known = runtime or Runtime(name=request.runtime, distribution=request.distribution)
     target = runtime_target(request, replace(facts, runtimes=(known,)))
@@ -97,7 +119,7 @@ def find(options: Options) -> Engine:
 
 def _unread(options: Options, runtime: Runtime | None, target: EditTarget) -> tuple[Reason, ...]:
     """What to know of a config that the engine of this machine does not read: an edit of it has no effect there."""
-    if not options.config or not options.here or runtime is None:
+    if not options.config or runtime is None:
         return ()
     found = target.activation({}, Edit())
     if found.config == options.config:
