@@ -471,7 +471,8 @@ def test_a_node_that_offers_no_gpu_is_waited_for_and_named(server: ApiServer, ap
     applied = apply(api, rendered(spec), timeout=0.2, notify=silent)
     assert applied.exit == Exit.FAILED
     (text,) = applied.waiting
-    assert text.startswith("node gpu2: no nvidia.com/gpu any more (the log of the device plugin's pod on gpu2")
+    lacks = "node gpu2: it offers no GPU, and should offer at least 1 nvidia.com/gpu (pool default)"
+    assert text.startswith(f"{lacks}: DaemonSet nvidia-device-plugin has no pod on it (kubectl -n gpunode describe")
 
     def offer(item: dict[str, Any]) -> None:
         item["status"]["allocatable"] = {"nvidia.com/gpu": "8"}
@@ -482,7 +483,7 @@ def test_a_node_that_offers_no_gpu_is_waited_for_and_named(server: ApiServer, ap
     assert apply(api, rendered(spec), wait=False, notify=silent).exit == Exit.OK
 
 
-def test_a_device_plugin_without_any_pod_is_named_beside_the_nodes(server: ApiServer, api: Api) -> None:
+def test_a_device_plugin_whose_pods_no_node_takes_is_named_with_the_taint(server: ApiServer, api: Api) -> None:
     """Its controller wants none: ready by its own count, and no log to look at."""
     server.put(node("gpu1", allocatable={"nvidia.com/gpu": "8"}))
     put(api, rendered({"kubernetes": {"feature_discovery": False}}, gpu1={}))
@@ -491,10 +492,15 @@ def test_a_device_plugin_without_any_pod_is_named_beside_the_nodes(server: ApiSe
     server.edit("DaemonSet", "nvidia-device-plugin", "gpunode", lambda item: item["status"].update(none))
     gone = {"allocatable": {"nvidia.com/gpu": "0"}, "capacity": {"nvidia.com/gpu": "8"}}
     server.edit("Node", "gpu1", "", lambda item: item["status"].update(gone))
+    tainted = {"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}
+    server.edit("Node", "gpu1", "", lambda item: item.update(spec=tainted))
     spec = rendered({"kubernetes": {"feature_discovery": False}}, gpu1={})
-    plugin, lost = apply(api, spec, timeout=0.2, notify=silent).waiting
-    assert plugin.startswith(f"{PLUGIN}: it has no pod, and should have one on gpu1")
-    assert lost.startswith("node gpu1: 0 of 8 nvidia.com/gpu can be allocated")
+    said: list[str] = []
+    (lost,) = apply(api, spec, timeout=5, notify=said.append).waiting
+    why = "DaemonSet nvidia-device-plugin does not tolerate its taint dedicated=ml:NoSchedule"
+    lacks = f"node gpu1: 0 of 8 nvidia.com/gpu can be allocated (pool default): {why}"
+    assert lost.startswith(f"{lacks} (tolerate it by kubernetes.tolerations, or take it off: kubectl taint nodes gpu1")
+    assert f"waiting for {lacks}" in said, "no fix while it may pass"
 
 
 def test_status_says_why_pods_are_not_there(server: ApiServer, api: Api) -> None:

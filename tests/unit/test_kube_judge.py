@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,9 +19,19 @@ from gpunode.core.model import HostResult
 from gpunode.kube.core import Rendered, render
 from gpunode.kube.core.checks.preflight import with_nodes
 from gpunode.kube.core.cluster import POOL_LABEL
-from gpunode.kube.core.judge import ClusterFinding, ClusterReading, additions, checks_of, differences, findings, metrics
+from gpunode.kube.core.judge import (
+    ClusterFinding,
+    ClusterReading,
+    additions,
+    checks_of,
+    differences,
+    findings,
+    metrics,
+    not_offering,
+)
 from gpunode.kube.core.owned import INVENTORY, key_of
-from gpunode.kube.core.usage import GpuUse, NodeUse, Usage, Use, Waiting
+from gpunode.kube.core.render import node_wishes
+from gpunode.kube.core.usage import GpuUse, NodeUse, Usage, Use, Waiting, usage
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
 from gpunode.kube.edge.reading import read
@@ -28,6 +39,7 @@ from gpunode.kube.edge.reading import read
 pytest_plugins = ("kube_fixtures",)
 
 GPU = "nvidia.com/gpu"
+NO_POD = "DaemonSet nvidia-device-plugin has no pod on it"
 COUNT = "nvidia.com/gpu.count"
 PLUGIN = "nvidia-device-plugin"
 
@@ -45,13 +57,11 @@ class Watched:
     def __init__(self, api: Api, what: Rendered) -> None:
         self.api, self.what = api, what
         self.unread: tuple[str, ...] = ()
-        self.before: ClusterReading | None = None
+        self.last: ClusterReading | None = None
 
     def findings(self) -> tuple[ClusterFinding, ...]:
-        reading, self.unread = read(self.api, self.what)
-        found = findings(reading, self.before)
-        self.before = reading
-        return found
+        self.last, self.unread = read(self.api, self.what)
+        return findings(self.last)
 
 
 def watcher(api: Api, spec: dict[str, Any] | None = None) -> Watched:
@@ -97,44 +107,119 @@ def test_what_was_changed_or_deleted_by_hand_is_drift(server: ApiServer, api: Ap
     assert "image: evil" in drift and "\x1b" not in drift and "sidecar" not in drift
 
 
-def shared_before(allocatable: str) -> dict[str, Any]:
-    """A node whose GPUs were offered as shares of another name before."""
-    item = gpu_node(allocatable=allocatable)
-    for amounts in (item["status"]["capacity"], item["status"]["allocatable"]):
-        amounts["nvidia.com/gpu.shared"] = "0" if amounts is item["status"]["allocatable"] else "16"
-    return item
+SMALL, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"
+TWO = {"1g.10gb": 2, "2g.20gb": 1}
+MIXED = {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": TWO}}
+SINGLE = {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 7}}}
+RENAMED = {"strategy": "time-slicing", "replicas": 5, "rename_by_default": True}
+MPS = {"strategy": "mps", "replicas": 10}
+BY_MEMORY = {"strategy": "gpushare"}
 
 
-NODES: list[tuple[str, dict[str, Any], str]] = [
-    ("offered under another name now", shared_before("4"), ""),
-    (
-        "and lost since",
-        shared_before("0"),
-        "0 of 4 nvidia.com/gpu can be allocated; 0 of 16 nvidia.com/gpu.shared can be allocated",
-    ),
-    ("unhealthy", gpu_node(capacity="4", allocatable="3"), "3 of 4 nvidia.com/gpu can be allocated"),
-    ("fewer than counted", gpu_node(**{COUNT: "8"}), "4 nvidia.com/gpu are offered, and 8 GPUs are counted there"),
-    (
-        "fewer shares",
-        gpu_node(**{COUNT: "4", "nvidia.com/gpu.replicas": "4"}),
-        "4 nvidia.com/gpu are offered, and 4 GPUs are counted there with 4 shares each",
-    ),
-    ("sound", gpu_node(**{COUNT: "4"}), ""),
-    ("no GPU node", node("cpu1"), ""),
-    (
-        "cut by MIG",
-        gpu_node(capacity="0", allocatable="0", **{COUNT: "1", "nvidia.com/gpu.product": "H100-MIG-1g.10gb"}),
-        "",
-    ),
-    ("hostile numbers", gpu_node(**{COUNT: "1e999999999"}), "*"),
-]
+def offering(capacity: dict[str, int], allocatable: dict[str, int] | None = None, **labels: str) -> dict[str, Any]:
+    """A node whose kubelet reports so; what can be allocated is all of it without `allocatable`."""
+    found = node("gpu1", labels=labels, allocatable={k: str(v) for k, v in (allocatable or capacity).items()})
+    found["status"]["capacity"] = {k: str(v) for k, v in capacity.items()} | {"cpu": "8"}
+    return found
+
+
+# by the pool's sharing what a node offers → what is said of it, "" for nothing
+NODES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("whole", {}, offering({GPU: 4}), ""),
+    ("whole, and counted", {}, offering({GPU: 4}, **{COUNT: "4"}), ""),
+    ("one is ill", {}, offering({GPU: 4}, {GPU: 3}), "3 of 4 nvidia.com/gpu can be allocated"),
+    ("fewer than counted", {}, offering({GPU: 4}, **{COUNT: "8"}), "should offer at least 8"),
+    ("no GPU", {}, node("gpu1"), "it offers no GPU, and should offer at least 1 nvidia.com/gpu"),
+    ("a number that is none", {}, offering({GPU: 4}, **{COUNT: "1e999999999"}), "*"),
+    ("whole in place of shares", RENAMED, offering({GPU: 2}), "offers 2 nvidia.com/gpu, and should offer at least 5"),
+    ("shares, and whole GPUs of before", RENAMED,
+     offering({GPU: 2, f"{GPU}.shared": 10}, {GPU: 0, f"{GPU}.shared": 10}), ""),
+    ("shares and whole GPUs", RENAMED, offering({GPU: 2, f"{GPU}.shared": 10}), "gpu.shared and nothing else"),
+    ("MPS, shares of before", MPS, offering({f"{GPU}.shared": 10}), "offers 10 nvidia.com/gpu.shared, and"),
+    ("MPS, whole GPUs of before", MPS, offering({GPU: 2}), "offers 2 nvidia.com/gpu, and should offer at least 10"),
+    ("MPS", MPS, offering({GPU: 20}, **{COUNT: "2"}), ""),
+    ("MPS of one GPU of two", MPS, offering({GPU: 10}, **{COUNT: "2"}), "should offer at least 20 nvidia.com/gpu"),
+    ("MIG, plugin of before the cut", MIXED, offering({GPU: 2}),
+     f"offers 2 nvidia.com/gpu, and should offer at least 2 {SMALL}, 1 {LARGE} and nothing else"),
+    ("MIG", MIXED, offering({SMALL: 4, LARGE: 2}), ""),
+    ("MIG, of which the kubelet remembers shares", MIXED,
+     offering({SMALL: 4, LARGE: 2, GPU: 2, f"{GPU}.shared": 10}, {SMALL: 4, LARGE: 2, GPU: 0, f"{GPU}.shared": 0}), ""),
+    ("MIG without one profile", MIXED, offering({SMALL: 4}), "offers 4 nvidia.com/mig-1g.10gb, and should offer"),
+    ("MIG of fewer instances than counted", MIXED, offering({SMALL: 2, LARGE: 2}, **{f"{SMALL}.count": "4"}),
+     "should offer at least 4 nvidia.com/mig-1g.10gb"),
+    ("MIG of one GPU, the other whole", {"strategy": "mig", "mig": {"strategy": "mixed", "gpus": {"0": TWO}}},
+     offering({SMALL: 2, LARGE: 1, GPU: 1}), ""),
+    ("MIG of single", SINGLE, offering({GPU: 14}, **{COUNT: "14"}), ""),
+    ("MIG of single, plugin of before the cut", SINGLE, offering({GPU: 2}), "should offer at least 7 nvidia.com/gpu"),
+    ("shares of instances", {**MIXED, "strategy": "time-slicing", "replicas": 2}, offering({SMALL: 8, LARGE: 4}), ""),
+    ("instances in place of their shares", {**MIXED, "strategy": "time-slicing", "replicas": 8},
+     offering({SMALL: 4, LARGE: 2}), "should offer at least 16 nvidia.com/mig-1g.10gb"),
+    ("by memory", BY_MEMORY, offering({"aliyun.com/gpu-mem": 160, "aliyun.com/gpu-count": 2}), ""),
+    ("by memory, and nothing but what was", BY_MEMORY, offering({GPU: 2, SMALL: 4}, {GPU: 0, SMALL: 0}),
+     "it offers no GPU, and should offer at least 1 aliyun.com/gpu-mem"),
+]  # fmt: skip
+
+
+def reading(sharing: dict[str, Any], item: dict[str, Any], *pods: dict[str, Any], **more: Any) -> ClusterReading:
+    marks = tuple(node_wishes(rendered({"sharing": sharing}, gpu1={}).cluster))
+    return ClusterReading(
+        **{"wanted": {}, "live": {}, "pods": {}, **more}, nodes=[item], usage=usage([item], pods), marks=marks
+    )
 
 
 @over(NODES, name=lambda row: row[0])
-def test_nodes_that_lost_gpus(_name: str, item: dict[str, Any], message: str) -> None:
-    look = ClusterReading(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
-    found = [one.message for one in findings(look) if one.check == "kube.gpus"]
-    assert message == "*" or found == ([message] if message else [])
+def test_what_a_node_offers_is_compared_with_what_its_pool_shares(
+    _name: str, sharing: dict[str, Any], item: dict[str, Any], message: str
+) -> None:
+    found = [one.message for one in findings(reading(sharing, item)) if one.check == "kube.gpus"]
+    assert message == "*" or (len(found), message in "".join(found)) == (bool(message), True), found
+
+
+def test_what_pods_hold_of_a_resource_of_before_is_found() -> None:
+    asks = [{"name": "c", "resources": {"limits": {SMALL: "1"}}}]
+    pod = {"metadata": {"name": "a", "namespace": "team"}, "spec": {"nodeName": "gpu1", "containers": asks}}
+    found = [one.message for one in findings(reading({}, offering({GPU: 2, SMALL: 4}, {GPU: 2, SMALL: 0}), pod))]
+    assert found[-1] == f"its pods hold 1 of 0 {SMALL}"
+
+
+TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
+CREATED = {"metadata": {"name": "p-1"}, "spec": {"nodeName": "gpu1"}, "status": {"phase": "Running"}}
+WAITS = {"metadata": {"name": "p-2"}, "spec": {"affinity": {"nodeAffinity": {
+    "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu1"]}]}]}}}},
+    "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes: Insufficient cpu"}]},
+}  # fmt: skip
+Plugin = dict[str, Any]
+# what is so of the node, the live DaemonSet, its pods, and whether they are denied → why there is none, and what to do
+WHY: list[tuple[str, dict[str, Any], Plugin, list[Plugin], bool, str, str]] = [
+    ("tainted", {"taints": [TAINT]}, {}, [], False, "does not tolerate its taint dedicated=ml:NoSchedule",
+     "kubernetes.tolerations"),
+    ("a taint that is tolerated", {"taints": [{**TAINT, "key": GPU}]}, {}, [], False, "has no pod on it", "describe"),
+    ("taints that every DaemonSet tolerates", {"unschedulable": True, "taints": [
+        {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}, {}, [], False, "has no pod", "describe"),
+    ("a node selector of somebody else's", {}, {"nodeSelector": {"disk": "ssd"}}, [], False,
+     "does not select it by its label disk=ssd", "kube apply --dry-run"),
+    ("denied", {}, {}, [], True, "the pods of DaemonSet nvidia-device-plugin are denied", "describe daemonset"),
+    ("there, and finds none", {}, {}, [CREATED], True, "pod p-1: is Running, and offers none", "logs p-1"),
+    ("there, and waits", {}, {}, [WAITS], False, "pod p-2: 0/1 nodes: Insufficient cpu", "logs p-2"),
+]  # fmt: skip
+
+
+@over(WHY, name=lambda row: row[0])
+def test_why_no_pod_of_the_plugin_serves_a_node_is_said_by_the_objects(
+    _name: str, spec: Plugin, template: Plugin, pods: list[Plugin], denied: bool, why: str, fix: str
+) -> None:
+    wanted = next(item for item in rendered({}, gpu1={}).objects if item["metadata"]["name"] == PLUGIN)
+    live = deepcopy(wanted)
+    live["spec"]["template"]["spec"] |= template
+    item = node("gpu1", labels={POOL_LABEL: "default"}, allocatable={GPU: "0"}, spec=spec)
+    key = key_of(wanted)
+    look = reading(
+        {}, item, wanted={key: wanted}, live={key: live}, pods={key: pods}, denied={key: "no"} if denied else {}
+    )
+    (found,) = (one for one in findings(look) if one.check == "kube.gpus")
+    assert why in found.message and fix in found.fix, found
+    assert not_offering(look) == (found,)
 
 
 def test_a_node_that_offers_none_any_more_or_is_not_ready_is_found(server: ApiServer, api: Api) -> None:
@@ -143,7 +228,7 @@ def test_a_node_that_offers_none_any_more_or_is_not_ready_is_found(server: ApiSe
     assert seen(watched) == {}
     server.put(gpu_node(capacity="0", allocatable="0", **{POOL_LABEL: "default"}))
     assert seen(watched) == {
-        ("kube.gpus", "node gpu1"): "no nvidia.com/gpu any more (4 before)",
+        ("kube.gpus", "node gpu1"): f"it offers no GPU, and should offer at least 1 {GPU} (pool default): {NO_POD}",
         ("kube.pool", "pool default"): "none of its nodes offers a GPU: gpu1",
     }
     down = gpu_node()
@@ -276,7 +361,7 @@ def test_an_object_of_no_kubernetes_is_named_and_the_rest_is_looked_at(server: A
     server.put(gpu_node(allocatable="3"))
     watched = watcher(api)
     server.edit("DaemonSet", PLUGIN, "gpunode", lambda d: d["spec"]["selector"].update(matchLabels="\x1b[31m"))
-    assert seen(watched) == {("kube.gpus", "node gpu1"): "3 of 4 nvidia.com/gpu can be allocated"}
+    assert seen(watched) == {("kube.gpus", "node gpu1"): f"3 of 4 {GPU} can be allocated (pool default)"}
     (unread,) = watched.unread
     assert unread.startswith(f"DaemonSet gpunode/{PLUGIN}: ")
     assert "\x1b" not in unread
@@ -290,14 +375,9 @@ def test_a_single_pool_without_labels_that_lost_its_gpus_is_found_at_the_first_l
     server.put(node("cpu1"))
     watched = watcher(api)
     assert seen(watched) == {
-        ("kube.gpus", "node gpu1"): "no nvidia.com/gpu any more",
-        ("kube.pool", "the cluster"): "no node that is Ready offers a GPU",
+        ("kube.gpus", "node gpu1"): f"it offers no GPU, and should offer at least 1 {GPU} (pool default): {NO_POD}",
+        ("kube.pool", "pool default"): "none of its nodes offers a GPU: gpu1",
     }
-    shared = gpu_node(capacity="0", allocatable="0")
-    for what in ("capacity", "allocatable"):
-        shared["status"][what]["nvidia.com/gpu.shared"] = "8"
-    server.put(shared)
-    assert seen(watched) == {}
 
 
 def test_a_node_that_no_device_plugin_of_ours_selects_may_have_lost_its_gpus(server: ApiServer, api: Api) -> None:
@@ -314,19 +394,13 @@ def test_a_node_of_a_pool_that_never_offered_a_gpu_is_found(server: ApiServer, a
     what = rendered({"kubernetes": {"pools": {"a": {"nodes": "kubernetes.io/os!=windows"}}}})
     watched = Watched(api, what)
     put(api, what)
-    assert seen(watched) == {("kube.gpus", "node gpu2"): "it is in the pool a, and offers no GPU"}
+    assert seen(watched) == {
+        ("kube.gpus", "node gpu2"): f"it offers no GPU, and should offer at least 1 {GPU} (pool a): {NO_POD}"
+    }
     down = node("gpu2")
     down["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "KubeletNotReady"}]
     server.put(down)
     assert ("kube.node", "node gpu2") in seen(watched)
-
-
-def test_instances_are_compared_with_what_is_counted_of_their_profile() -> None:
-    mig = "nvidia.com/mig-1g.10gb"
-    item = node("gpu1", labels={f"{mig}.count": "7", f"{mig}.replicas": "2", COUNT: "1"}, allocatable={mig: "12"})
-    item["status"]["capacity"] = {mig: "12"}
-    look = ClusterReading(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
-    assert [one.message for one in findings(look)] == [f"12 {mig} are offered, and 14 are counted there"]
 
 
 LOOPS: list[tuple[str, dict[str, Any], bool]] = [
@@ -417,7 +491,7 @@ def test_an_inventory_that_cannot_be_read_is_named_and_the_rest_is_looked_at(ser
     server.put(gpu_node(allocatable="3"))
     watched = watcher(api)
     server.edit("ConfigMap", INVENTORY, "gpunode", lambda item: item.update(data={"inventory.json": "{"}))
-    assert seen(watched) == {("kube.gpus", "node gpu1"): "3 of 4 nvidia.com/gpu can be allocated"}
+    assert seen(watched) == {("kube.gpus", "node gpu1"): f"3 of 4 {GPU} can be allocated (pool default): {NO_POD}"}
     assert [text.split(":")[0] for text in watched.unread] == ["what apply recorded"]
 
 
@@ -451,8 +525,8 @@ def test_pools_by_label_are_judged_by_the_nodes_of_now(server: ApiServer, api: A
 
 def judged(watched: Watched) -> tuple[ClusterReading, tuple[ClusterFinding, ...]]:
     found = watched.findings()
-    assert watched.before is not None
-    return watched.before, found
+    assert watched.last is not None
+    return watched.last, found
 
 
 def test_a_node_that_gets_into_a_second_pool_is_found(server: ApiServer, api: Api) -> None:
@@ -537,8 +611,11 @@ def denied(server: ApiServer) -> None:
 
 def no_pods(server: ApiServer) -> None:
     """Somebody's node selector: no node fits any more, and the controller wants 0 pods."""
-    none = {"desiredNumberScheduled": 0, "updatedNumberScheduled": 0, "numberAvailable": 0}
+    none = {"observedGeneration": 99, "desiredNumberScheduled": 0, "updatedNumberScheduled": 0, "numberAvailable": 0}
     server.edit("DaemonSet", SLICED, "gpunode", lambda item: item["status"].update(none))
+    selects = {"nodeSelector": {"disk": "ssd"}}
+    server.edit("DaemonSet", SLICED, "gpunode", lambda item: item["spec"]["template"]["spec"].update(selects))
+    server.put(shared_node("gpu2", "0"))
 
 
 def mirrored(item: dict[str, Any]) -> None:
@@ -578,7 +655,11 @@ STATES: list[tuple[str, Change, dict[str, str]]] = [
         {"kube.gpus": "0 of 8 nvidia.com/gpu can be allocated", "kube.pool": "none of its nodes"},
     ),
     ("a quota denies pods", denied, {"kube.ready": "FailedCreate: pods"}),
-    ("no node fits", no_pods, {"kube.ready": "it has no pod, and should have one on gpu2"}),
+    (
+        "no node fits",
+        no_pods,
+        {"kube.gpus": "does not select it by its label disk=ssd", "kube.pool": "none of its nodes"},
+    ),
     (
         "the engine lost its runtime",
         on_node(lambda item: item["status"].update(runtimeHandlers=[{"name": ""}, {"name": "runc"}])),
@@ -596,8 +677,8 @@ STATES: list[tuple[str, Change, dict[str, str]]] = [
     ),
     (
         "whole GPUs in place of shares",
-        lambda server: server.put(gpu_node("gpu2", **{POOL_LABEL: "sliced", "nvidia.com/gpu.replicas": "1"})),
-        {"kube.gpus": "offers 4 nvidia.com/gpu, not slices"},
+        lambda server: server.put(gpu_node("gpu2", "1", "1", **{POOL_LABEL: "sliced"})),
+        {"kube.gpus": "offers 1 nvidia.com/gpu, and should offer at least 2"},
     ),
 ]
 

@@ -128,7 +128,7 @@ STUCK = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineE
         (workload("DaemonSet", {}, **SETS), (True, "2 of 2 pods", False)),
         (workload("DaemonSet", {}, 3, **SETS), (False, "its controller has not seen it yet", False)),
         (workload("DaemonSet", {}, **SETS | {"updatedNumberScheduled": 1}), (False, "1 of 2 pods", False)),
-        (workload("DaemonSet", {}), (True, "0 of 0 pods (no node fits)", False)),
+        (workload("DaemonSet", {}), (True, "0 of 0 pods", False)),
         (workload("Deployment", {"replicas": 1}), (False, "0 of 1 pods", False)),
         (workload("Deployment", {}, updatedReplicas=1, availableReplicas=1, replicas=1), (True, "1 of 1 pods", False)),
         (workload("Deployment", {}, updatedReplicas=1, availableReplicas=1, replicas=2), (False, "1 of 1 pods", False)),

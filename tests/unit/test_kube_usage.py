@@ -98,9 +98,7 @@ KINDS = {
     "shares that were renamed": (
         {"nvidia.com/gpu.replicas": "10"}, {f"{GPU}.shared": "20", GPU: "0"}, [{f"{GPU}.shared": "1"}] * 3,
         [("slices", f"{GPU}.shared", 3, 20, 10)]),
-    "shares by the pool's configuration": (
-        {"nvidia.com/device-plugin.config": "shared"}, {GPU: "12"}, [], [("slices", GPU, 0, 12, 6)]),
-    "the other pool's configuration": ({}, {GPU: "2"}, [], [("gpu", GPU, 0, 2, 1)]),
+    "shares that nobody labelled": ({}, {f"{GPU}.shared": "4"}, [], [("slices", f"{GPU}.shared", 0, 4, 1)]),
     "MIG": (
         {}, {"nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "2"}, [{"nvidia.com/mig-1g.10gb": "2"}],
         [("mig", "nvidia.com/mig-1g.10gb", 2, 7, 1), ("mig", "nvidia.com/mig-3g.40gb", 0, 2, 1)]),
@@ -108,17 +106,13 @@ KINDS = {
     "GPUs that are lost while a pod holds one": ({}, {GPU: "0"}, [{GPU: "1"}], [("gpu", GPU, 1, 0, 1)]),
     "no GPUs": ({}, {"cpu": "8"}, [{"cpu": "1"}], []),
 }  # fmt: skip
-CONFIGS = {
-    "default": "version: v1\n",
-    "shared": "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 6}\n",
-}
 
 
 @pytest.mark.parametrize("case", KINDS)
 def test_what_is_counted(case: str) -> None:
     labels, allocatable, limits, expected = KINDS[case]
     pods = [pod(f"p{i}", "n1", limit) for i, limit in enumerate(limits)]
-    found = usage([node("n1", labels=labels, allocatable=allocatable)], pods, configs=CONFIGS)
+    found = usage([node("n1", labels=labels, allocatable=allocatable)], pods)
     assert [(u.kind, u.resource, u.allocated, u.total, u.replicas) for n in found.nodes for u in n.uses] == expected
 
 

@@ -205,7 +205,7 @@ def test_a_list_of_gpus_that_takes_the_driver_a_while_is_waited_for(server: ApiS
 # A GPU node that is left out on purpose → what is said of it
 CLOSED: list[tuple[dict[str, Any], str]] = [
     ({"unschedulable": True}, "cordoned"),
-    ({"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}, "taint dedicated"),
+    ({"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}, "taint dedicated=ml:NoSchedule"),
 ]
 
 

@@ -150,8 +150,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "kube.node": "a node with GPUs is not Ready, a host of the inventory is no node, a node is in two pools, or "
         "its engine has not the runtime that pods name (containerd tells from 2.0 on; with an older one `--smoke` "
         "finds it)",
-        "kube.gpus": "a node offers fewer GPUs than it has, none, or not what its pool shares; pods on a GPU hold more "
-        "of its memory than it has",
+        "kube.gpus": "a node offers fewer GPUs than its pool shares or than it has, or others; pods hold more "
+        "of a resource than there is",
         "kube.mig": "the MIG layout that a node's label asks for is not in force (`nvidia.com/mig.config.state`)",
         "kube.pool": "none of a pool's nodes offers a GPU; not proven where its selector chooses no node",
         "kube.waiting": "(warning) pods wait for GPUs, and no node has them free, or none offers them",

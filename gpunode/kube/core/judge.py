@@ -15,9 +15,10 @@ from typing import Any
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
 from gpunode.kube.core.checks.preflight import fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
-from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness, wanted_pods
-from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object
+from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness
+from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
 from gpunode.kube.core.marks import parse_taint
+from gpunode.kube.core.offers import expected, lack, offered
 from gpunode.kube.core.owned import (
     MANAGER,
     Inventory,
@@ -28,17 +29,16 @@ from gpunode.kube.core.owned import (
     owner_words,
     serves_as_ours,
 )
+from gpunode.kube.core.placing import selects, unserved
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render import NodeWish
-from gpunode.kube.core.usage import Usage, Use
+from gpunode.kube.core.usage import GpuUse, Usage, Use
 
 CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.mig", "kube.pool", "kube.waiting")
 COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the driver sees
-REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 _OFFERED = ("nvidia.com/gpu", "nvidia.com/mig-", "aliyun.com/gpu-")  # prefixes of what device plugins offer
 _APPLY = "gpunode kube apply --dry-run shows it, gpunode kube apply corrects it"
-_MIG = "nvidia.com/mig-"
 _PAUSED = "paused-for-mig-change"  # by NVIDIA's MIG manager, which sets it back by itself
 _MOST = 5  # differences, pods or nodes that a message names
 
@@ -75,7 +75,6 @@ class ClusterReading:
     marks: Sequence[NodeWish] | None = None
     recorded: Inventory = field(default_factory=Inventory)
     denied: Mapping[ObjectKey, str] = field(default_factory=dict)  # workload → why its pods are not even created
-    kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # pool → the kinds of Use that its nodes offer
     handler: str = ""  # the runtime that pods with GPUs name, "" for the engine's default
     recently: str = ""
 
@@ -83,15 +82,33 @@ class ClusterReading:
     def wishes(self) -> dict[str, tuple[NodeWish, ...]]:
         return wished(self.marks or (), self.nodes)
 
-    def concerns(self, node: Object) -> bool:
-        """Whether its GPUs are those of a pool: where all pools name their nodes, those of others are not."""
-        known = bool(self.marks) and all(wish.pool.has_known_nodes for wish in self.marks or ())
-        return not known or node["metadata"]["name"] in self.wishes
+    def pool_of(self, node: Object) -> Pool | None:
+        """The pool that names a node; where no pool names nodes the only one, if the node has or had GPUs, or its mark.
 
-    def pool_of(self, node: Object) -> str:
-        """The pool that a node is in by the spec, else the one that it is marked for; "" for none."""
-        wishes = self.wishes.get(node["metadata"]["name"])
-        return wishes[0].pool.name if wishes else pool_of(node)
+        A kubelet keeps the resource of a device plugin that went, with 0, until it restarts.
+        """
+        if wishes := self.wishes.get(node["metadata"]["name"]):
+            return wishes[0].pool
+        pools = [wish.pool for wish in self.marks or ()]
+        if not pools or any(pool.has_known_nodes for pool in pools):
+            return None
+        labels, capacity = node["metadata"].get("labels") or {}, in_status(node, "capacity")
+        there = self.offers(node) or any(capacity.values()) or quantity(labels.get(COUNT_LABEL, "0"))
+        plugins = [mapping(item, "spec", "template", "spec", "nodeSelector") for item in self.plugins.values()]
+        left = in_status(node, "allocatable") and any(fits(selector, node) for selector in plugins)
+        marked = labels.get(POOL_LABEL) == pools[0].name or labels.get(GPUSHARE_LABEL) == "true"
+        return pools[0] if there or left or marked else None
+
+    def plugin_of(self, pool: Pool) -> ObjectKey | None:
+        """The DaemonSet of ours that offers the GPUs of a pool: the one that takes nodes with the pool's labels."""
+        labels = next(wish.labels for wish in self.marks or () if wish.pool == pool)
+        templates = {key: mapping(item, "spec", "template", "spec") for key, item in self.plugins.items()}
+        marked = {"metadata": {"labels": labels}}
+        return next((key for key, template in templates.items() if not selects(template, marked)), None)
+
+    def offers(self, node: Object) -> dict[str, int]:
+        """Resource → how much pods can have of it there."""
+        return offered(next((one for one in self.usage.nodes if one.name == node["metadata"]["name"]), None))
 
     @property
     def plugins(self) -> dict[ObjectKey, Object]:
@@ -114,14 +131,14 @@ def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
     return () if wish.pool.selector else tuple(host for host in wish.pool.hosts if host not in names)
 
 
-def findings(look: ClusterReading, before: ClusterReading | None = None) -> tuple[ClusterFinding, ...]:
-    """All that is not as it should be, in the order of CHECKS; `before`: an earlier reading, where there is one."""
+def findings(look: ClusterReading) -> tuple[ClusterFinding, ...]:
+    """All that is not as it should be, in the order of CHECKS."""
     faults = [
         *_objects(look),
         *_orphans(look),
         *_marks(look),
         *_stale_marks(look),
-        *_nodes(look, before),
+        *_nodes(look),
         *_handlers(look),
         *_overcommitted(look),
         *_mig(look),
@@ -132,16 +149,10 @@ def findings(look: ClusterReading, before: ClusterReading | None = None) -> tupl
 
 
 def not_offering(look: ClusterReading) -> tuple[ClusterFinding, ...]:
-    """Nodes that a device plugin of ours is for, and that do not offer what their pool should; why it has no pod."""
-    specs = [mapping(plugin, "spec", "template", "spec") for plugin in look.plugins.values()]
-    ours = {
-        f"node {node['metadata']['name']}"
-        for node in filter(look.concerns, look.nodes)
-        if any(chosen_for(spec, node) for spec in specs)
-    }
-    lacking = [one for one in (*_nodes(look, None), *_mig(look)) if one.check != "kube.node" and one.about in ours]
-    there = {key: live for key in look.plugins if (live := look.live.get(key))}
-    return (*(one for key, live in there.items() for one in _no_pod(key, live, look)), *lacking)
+    """Ready nodes that a device plugin of ours is for, and that do not offer what their pool should."""
+    pools = {node["metadata"]["name"]: look.pool_of(node) for node in look.nodes}
+    ours = {f"node {name}" for name, pool in pools.items() if pool and look.plugin_of(pool)}
+    return tuple(one for one in (*_nodes(look), *_mig(look)) if one.check != "kube.node" and one.about in ours)
 
 
 # ---------------------------------------------------------------- objects
@@ -162,35 +173,6 @@ def _objects(look: ClusterReading) -> Iterator[ClusterFinding]:
             yield from _workload(key, live, look.pods.get(key, ()), look)
     for key, live in look.charts.items():
         yield from _workload(key, live, look.pods.get(key, ()), look)
-
-
-def _should_run(key: ObjectKey, look: ClusterReading) -> list[str]:
-    """The nodes of pools, and others with GPUs, that a DaemonSet was rendered for."""
-    spec = mapping(look.wanted[key], "spec", "template", "spec")
-    return [
-        node["metadata"]["name"]
-        for node in look.nodes
-        if (look.pool_of(node) or any(offered(node, "capacity").values())) and chosen_for(spec, node)
-    ]
-
-
-def chosen_for(spec: Object, node: Object) -> bool:
-    """Whether a pod's node selector and required node affinity take a node; taints are not looked at."""
-    labels = node["metadata"].get("labels") or {}
-    required = mapping(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-    terms = mappings(required, "nodeSelectorTerms")
-
-    def met(one: Mapping[str, Any]) -> bool:
-        there = labels.get(one["key"])
-        return {
-            "In": there in (one.get("values") or ()),
-            "NotIn": there not in (one.get("values") or ()),
-            "Exists": there is not None,
-            "DoesNotExist": there is None,
-        }.get(one["operator"], True)
-
-    fitting = any(all(map(met, mappings(term, "matchExpressions"))) for term in terms) if terms else True
-    return fits(mapping(spec, "nodeSelector"), node) and fitting
 
 
 def again(key: ObjectKey) -> str:
@@ -237,9 +219,6 @@ def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
 
 
 def _workload(key: ObjectKey, live: Object, pods: Sequence[Object], look: ClusterReading) -> Iterator[ClusterFinding]:
-    if none := [*_no_pod(key, live, look)]:
-        yield from none
-        return
     loops = [f"pod {pod['metadata']['name']}: {text}" for pod in pods if (text := crash_loop(pod, look.recently))]
     state, trouble = readiness(live), tuple(dict.fromkeys((*pods_trouble(pods), *loops)))
     if state.ready and not trouble:
@@ -252,13 +231,6 @@ def _workload(key: ObjectKey, live: Object, pods: Sequence[Object], look: Cluste
     lasting = any("CrashLoop" in one or "ImagePull" in one for one in trouble)
     passing = not (state.failed or loops or denied or lasting)
     yield ClusterFinding(check="kube.ready", about=str(key), message=printable(text), fix=fix, passing=passing)
-
-
-def _no_pod(key: ObjectKey, live: Object, look: ClusterReading) -> Iterator[ClusterFinding]:
-    """A device plugin of which its controller wants no pod at all."""
-    if key in look.plugins and not wanted_pods(live) and (names := _should_run(key, look)):
-        text = f"it has no pod, and should have one on {_listed(names)}: no node fits its node selector and affinity"
-        yield ClusterFinding(check="kube.ready", about=str(key), message=text, fix=again(key))
 
 
 # ---------------------------------------------------------------- who wrote which field
@@ -449,44 +421,46 @@ def _taints(node: Object, wanted: Sequence[str]) -> Iterator[str]:
 # ---------------------------------------------------------------- nodes
 
 
-def offered(node: Object, what: str) -> dict[str, int]:
+def in_status(node: Object, what: str) -> dict[str, int]:
     """Resource of GPUs → number, of a node's `capacity` or `allocatable`."""
     listed = mapping(node, "status", what)
     return {name: quantity(amount) for name, amount in listed.items() if name.startswith(_OFFERED)}
 
 
-def _nodes(look: ClusterReading, before: ClusterReading | None) -> Iterator[ClusterFinding]:
-    earlier = {node["metadata"]["name"]: offered(node, "capacity") for node in before.nodes} if before else {}
+def _nodes(look: ClusterReading) -> Iterator[ClusterFinding]:
     former = renamed(look.nodes)
-    for node in filter(look.concerns, look.nodes):
-        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
-        capacity = offered(node, "capacity") or offered(node, "allocatable")
-        counted = quantity(labels.get(COUNT_LABEL, "0"))
-        expected = _has_plugin(look, node) and not _offers_anything(look, name)
-        left = [resource for resource in capacity if resource.startswith(_OFFERED[:2])] if expected else []
-        pool = "" if _offers_anything(look, name) else look.pool_of(node)  # whose nodes should offer GPUs
-        if not (any(capacity.values()) or counted or any(earlier.get(name, {}).values()) or left or pool):
+    for node in look.nodes:
+        name, pool = node["metadata"]["name"], look.pool_of(node)
+        if pool is None:
             continue
         if why := _not_ready(node):
             fix = f"kubectl describe node {name}; the kubelet's log on it"
             if now := former.get(name):
                 fix = f"node {now} has its address now; if the machine was renamed: kubectl delete node {name}"
             yield ClusterFinding(check="kube.node", about=f"node {name}", message=why, fix=fix)
-            continue
-        lost = [
-            *_unhealthy(node, capacity, look.kinds.get(look.pool_of(node), ())),
-            *_fewer(labels, counted, capacity, earlier.get(name, {})),
-        ]
-        if left and not lost:  # a kubelet keeps the resource of a device plugin that went, with 0, until it restarts
-            lost = [f"no {', '.join(left)} any more"]
-        if not lost and (other := _other_kind(look, node)):
-            lost = [other]
-        if pool and not lost:
-            lost = [f"it is in the pool {printable(pool)}, and offers no GPU"]
-        if lost:
-            fix = f"the log of the device plugin's pod on {name}; gpunode verify and gpunode doctor for it"
-            text = "; ".join(lost)
+        elif lost := lost_gpus(look, pool, node):
+            why, fix = _why(look, node, pool)
+            text = f"{lost} (pool {printable(pool.name)}){why and f': {why}'}"
             yield ClusterFinding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, passing=True)
+
+
+def lost_gpus(look: ClusterReading, pool: Pool, node: Object) -> str:
+    """What a node offers less of than its pool shares, or than it has: a device plugin takes out a GPU that is ill."""
+    should, there = expected(pool.sharing, node["metadata"].get("labels") or {}), look.offers(node)
+    ill = [
+        f"{there.get(resource, 0)} of {count} {resource} can be allocated"
+        for resource, count in in_status(node, "capacity").items()
+        if resource in should and there.get(resource, 0) < count
+    ]
+    return "; ".join(ill) or lack(should, there)
+
+
+def _why(look: ClusterReading, node: Object, pool: Pool) -> tuple[str, str]:
+    """Why no pod of the pool's device plugin serves the node, and what to do; "" where its DaemonSet is not there."""
+    key = look.plugin_of(pool)
+    if key and (live := look.live.get(key)):
+        return unserved(key, live, node, look.pods.get(key, ()), denied=key in look.denied)
+    return "", f"gpunode verify {node['metadata']['name']} and gpunode doctor for it"
 
 
 def _handlers(look: ClusterReading) -> Iterator[ClusterFinding]:
@@ -500,29 +474,19 @@ def _handlers(look: ClusterReading) -> Iterator[ClusterFinding]:
             yield ClusterFinding(check="kube.node", about=f"node {name}", message=printable(text), fix=fix)
 
 
-def _other_kind(look: ClusterReading, node: Object) -> str:
-    """What a node offers in place of what its pool shares, such as whole GPUs in place of shares; "" for nothing."""
-    pool, name = look.pool_of(node), node["metadata"]["name"]
-    there = [use for one in look.usage.nodes if one.name == name for use in one.uses if use.total]
-    if not pool or not there or any(use.kind in look.kinds.get(pool, (use.kind,)) for use in there):
-        return ""
-    offers = ", ".join(f"{use.total} {use.resource}" for use in there)
-    return f"it is in the pool {printable(pool)}, and offers {offers}, not {' or '.join(look.kinds[pool])}"
-
-
 def _overcommitted(look: ClusterReading) -> Iterator[ClusterFinding]:
-    """GPUs that gpushare's extender gave more of away than they have, as it does while pods end."""
+    """What pods hold more of than there is: a resource of before; or gpushare's extender gave it while pods end."""
     for node in look.usage.nodes:
         for use in node.uses:
-            full = [gpu for gpu in use.gpus if use.kind == "gpushare" and gpu.allocated > gpu.total]
-            for gpu in full:
-                yield ClusterFinding(
-                    check="kube.gpus",
-                    about=f"GPU {printable(gpu.name)} of node {node.name}",
-                    message=printable(f"its pods hold {gpu.allocated} of {gpu.total} {use.unit or use.resource}"),
-                    fix=f"gpunode kube status -d {node.name} names the pods: end one of them",
-                    passing=True,
-                )
+            fix = f"gpunode kube status -d {node.name} names the pods: end one of them"
+            full: list[tuple[str, GpuUse | Use]] = [(f"GPU {one.name} of node {node.name}", one) for one in use.gpus]
+            full += [] if full else [(f"node {node.name}", use)]
+            for about, one in full:
+                if one.allocated > one.total:
+                    text = printable(f"its pods hold {one.allocated} of {one.total} {use.unit or use.resource}")
+                    yield ClusterFinding(
+                        check="kube.gpus", about=printable(about), message=text, fix=fix, passing=True,
+                    )  # fmt: skip
 
 
 def _mig(look: ClusterReading) -> Iterator[ClusterFinding]:
@@ -535,17 +499,6 @@ def _mig(look: ClusterReading) -> Iterator[ClusterFinding]:
             yield ClusterFinding(check="kube.mig", about=f"node {name}", message=text, fix=fix, passing=passing)
 
 
-def _has_plugin(look: ClusterReading, node: Object) -> bool:
-    """Whether a device plugin of ours selects the node."""
-    return any(
-        fits(mapping(plugin, "spec", "template", "spec", "nodeSelector"), node) for plugin in look.plugins.values()
-    )
-
-
-def _offers_anything(look: ClusterReading, name: str) -> bool:
-    return any(use.total for node in look.usage.nodes if node.name == name for use in node.uses)
-
-
 def _not_ready(node: Object) -> str:
     for condition in mapping(node, "status").get("conditions") or ():
         if condition["type"] == "Ready" and condition["status"] != "True":
@@ -554,54 +507,7 @@ def _not_ready(node: Object) -> str:
     return ""
 
 
-def _unhealthy(node: Object, capacity: Mapping[str, int], kinds: Sequence[str]) -> Iterator[str]:
-    """A device plugin takes a GPU that is not healthy out of what can be allocated.
-
-    `kinds`: what the nodes of its pool offer.  A kubelet keeps what a node offered before, with 0, for a while.
-    """
-    good = offered(node, "allocatable")
-    former = _MIG if kinds and "mig" not in kinds and any(good.values()) else ()
-    for resource, count in capacity.items():
-        twin = resource.removesuffix(".shared") if resource.endswith(".shared") else f"{resource}.shared"
-        if not good.get(resource) and (good.get(twin) or resource.startswith(former)):
-            continue  # offered under another name now
-        if good.get(resource, 0) < count:
-            yield f"{good.get(resource, 0)} of {count} {resource} can be allocated"
-
-
-def _fewer(
-    labels: Mapping[str, str], counted: int, capacity: Mapping[str, int], earlier: Mapping[str, int]
-) -> Iterator[str]:
-    """Fewer than Feature Discovery counted (where whole GPUs or shares of them are offered), or none any more."""
-    shared = quantity(labels.get(REPLICAS_LABEL, "1")) or 1
-    whole = sum(count for resource, count in capacity.items() if resource.startswith("nvidia.com/gpu"))
-    mig = any(resource.startswith("nvidia.com/mig-") for resource in capacity) or "MIG" in labels.get(
-        "nvidia.com/gpu.product", ""
-    )
-    if counted and not mig and labels.get(GPUSHARE_LABEL) != "true" and whole < counted * shared:
-        yield f"{whole} nvidia.com/gpu are offered, and {counted} GPUs are counted there" + (
-            f" with {shared} shares each" if shared > 1 else ""
-        )
-    for label, value in labels.items():  # of instances, by profile
-        resource = label.removesuffix(".count")
-        if label == resource or not label.startswith(_MIG):
-            continue
-        there = capacity.get(resource, 0) + capacity.get(f"{resource}.shared", 0)
-        instances = quantity(value) * (quantity(labels.get(f"{resource}.replicas", "1")) or 1)
-        if there < instances:
-            yield f"{there} {resource} are offered, and {instances} are counted there"
-    gone = [resource for resource, count in earlier.items() if count and not capacity.get(resource)]
-    if gone:
-        yield f"no {', '.join(gone)} any more ({', '.join(f'{earlier[one]} before' for one in gone)})"
-
-
 # ---------------------------------------------------------------- pools
-
-
-def pool_of(node: Object) -> str:
-    """The pool that a node is marked for; "" for none."""
-    labels = node["metadata"].get("labels") or {}
-    return labels.get(POOL_LABEL, "") or ("gpushare" if labels.get(GPUSHARE_LABEL) == "true" else "")
 
 
 def _pools(look: ClusterReading) -> Iterator[ClusterFinding]:
@@ -609,15 +515,15 @@ def _pools(look: ClusterReading) -> Iterator[ClusterFinding]:
     members: dict[str, list[Object]] = defaultdict(list)
     for node in look.nodes:
         if pool := look.pool_of(node):
-            members[pool].append(node)
+            members[pool.name].append(node)
     able = {use.name for use in look.usage.nodes if use.is_ready and any(one.total for one in use.uses)}
-    for pool, nodes in members.items():
+    for name, nodes in members.items():
         names = [node["metadata"]["name"] for node in nodes]
         if able.isdisjoint(names):
             more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
             text = f"none of its nodes offers a GPU: {', '.join(names[:_MOST])}{more}"
             fix = "gpunode kube status; gpunode kube verify"
-            yield ClusterFinding(check="kube.pool", about=f"pool {pool}", message=text, fix=fix, passing=True)
+            yield ClusterFinding(check="kube.pool", about=f"pool {name}", message=text, fix=fix, passing=True)
     if not members and not able and look.plugins:  # one pool alone needs no label
         text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify"
         yield ClusterFinding(check="kube.pool", about="the cluster", message=text, fix=fix, passing=True)
@@ -625,11 +531,9 @@ def _pools(look: ClusterReading) -> Iterator[ClusterFinding]:
 
 def _free(use: Use) -> Iterator[tuple[str, int]]:
     """What is free of a resource, by the names that waiting pods ask for it."""
+    yield use.name, use.free
     if use.kind == "dra-memory":  # claims ask for memory, or for whole devices
-        yield f"{use.resource} (MiB)", use.free
         yield use.resource, sum(not gpu.allocated for gpu in use.gpus)
-    else:
-        yield use.resource, use.free
 
 
 def _waiting(look: ClusterReading) -> Iterator[ClusterFinding]:

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.untrusted import load_yaml
+from gpunode.core.errors import GpunodeError
 from gpunode.kube.core.cluster import POOL_LABEL, Object
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
@@ -52,7 +51,10 @@ class GpuUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """A resource of a node.  `replicas`: shares of one GPU.  `pending`: gpushare memory with no GPU named yet."""
+    """A resource of a node.  `pending`: gpushare memory with no GPU named yet.
+
+    `replicas`: shares of one GPU, as Feature Discovery wrote them on the node.
+    """
 
     kind: Kind
     resource: str
@@ -63,6 +65,11 @@ class Use:
     pods: tuple[PodUse, ...] = ()
     pending: int = 0
     unit: str = ""
+
+    @property
+    def name(self) -> str:
+        """The resource as pods ask for it: claims ask for memory, or for whole devices."""
+        return f"{self.resource} (MiB)" if self.kind == "dra-memory" else self.resource
 
     @property
     def free(self) -> int:
@@ -115,14 +122,12 @@ def usage(
     slices: Sequence[Object] = (),
     claims: Sequence[Object] = (),
     classes: Sequence[Object] = (),
-    configs: Mapping[str, str] = {},
     guard: Guard = lambda _name, call: call(),
 ) -> Usage:
     """Everything that uses GPUs; nodes without any are left out.
 
-    `classes`: DeviceClasses, for whose devices claims ask.  `configs`: the device plugin's configurations by pool, for
-    the replicas of nodes that Feature Discovery has not labelled.  `guard` calls what each node and waiting pod comes
-    to, and turns what that raises into its error.
+    `classes`: DeviceClasses, for whose devices claims ask.  `guard` calls what each node and waiting pod comes to, and
+    turns what that raises into its error.
     """
     live = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
     by_node: dict[str, list[Object]] = {}
@@ -131,7 +136,7 @@ def usage(
 
     def used(node: Object) -> NodeUse | None:
         name = node["metadata"]["name"]
-        uses = (*_uses(node, by_node.get(name, []), configs), *_dra(name, slices, claims))
+        uses = (*_uses(node, by_node.get(name, [])), *_dra(name, slices, claims))
         return _node_use(node, uses) if uses else None
 
     node_uses = [guard(f"node {node['metadata']['name']}", partial(used, node)) for node in nodes]
@@ -176,7 +181,7 @@ def _of(container: Object, resource: str) -> int:
     return quantity(value) if value else 0
 
 
-def _uses(node: Object, pods: Sequence[Object], configs: Mapping[str, str]) -> Iterator[Use]:
+def _uses(node: Object, pods: Sequence[Object]) -> Iterator[Use]:
     status = node.get("status") or {}
     allocatable = status.get("allocatable") or {}
     for resource in sorted(filter(is_gpu_resource, allocatable)):
@@ -187,7 +192,7 @@ def _uses(node: Object, pods: Sequence[Object], configs: Mapping[str, str]) -> I
         if resource == MEMORY:
             yield _gpushare(total, quantity(allocatable.get(COUNT, "0")), holders)
             continue
-        replicas = 1 if resource.startswith(_MIG) else _replicas(node, resource, configs)
+        replicas = 1 if resource.startswith(_MIG) else _replicas(node)
         kind: Kind = "mig" if resource.startswith(_MIG) else "slices" if replicas > 1 or _SHARED in resource else "gpu"
         held = tuple(PodUse(**_name(pod), amount=amount, gpus={}) for pod, amount in holders)
         yield Use(
@@ -200,22 +205,10 @@ def _uses(node: Object, pods: Sequence[Object], configs: Mapping[str, str]) -> I
         )
 
 
-def _replicas(node: Object, resource: str, configs: Mapping[str, str]) -> int:
-    """Shares of one GPU: what Feature Discovery wrote on the node, else what the pool's configuration says."""
-    labels = node["metadata"].get("labels") or {}
-    if re.fullmatch("[0-9]{1,9}", label := labels.get("nvidia.com/gpu.replicas", "")):
-        return max(1, int(label))
-    text = configs.get(labels.get(POOL_LABEL, "")) or configs.get("default") or next(iter(configs.values()), "")
-    try:
-        sharing = mapping(mapping({"": load_yaml(text, "its configuration")}, ""), "sharing") if text else {}
-    except InputError:  # the device plugin does not read it either
-        return 1
-    for strategy in ("timeSlicing", "mps"):
-        for found in mappings(mapping(sharing, strategy), "resources"):
-            if found.get("name") in (resource, resource.removesuffix(_SHARED)):
-                replicas = found.get("replicas", 1)
-                return replicas if isinstance(replicas, int) else 1
-    return 1
+def _replicas(node: Object) -> int:
+    """Shares of one GPU, as Feature Discovery wrote them on the node."""
+    label = (node["metadata"].get("labels") or {}).get("nvidia.com/gpu.replicas", "")
+    return max(1, int(label)) if re.fullmatch("[0-9]{1,9}", label) else 1
 
 
 # ---------------------------------------------------------------- gpushare

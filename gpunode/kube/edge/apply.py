@@ -193,10 +193,11 @@ def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify)
         texts = tuple(f"{one.about}: {one.message} ({one.fix})" for one in lacking)
         if not lacking or api.clock() >= deadline or not any(one.passing for one in lacking):
             return texts
-        for text in texts:
+        waits = tuple(f"waiting for {one.about}: {one.message}" for one in lacking)
+        for text in waits:
             if text not in told:
                 notify(text)
-        told = texts
+        told = waits
         api.pause(2)
 
 

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from gpunode.core.errors import GpunodeError, UnreachableError
-from gpunode.kube.core.checks.proofs import kinds
 from gpunode.kube.core.checks.ready import WORKLOADS, wanted_pods
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.judge import ClusterReading
 from gpunode.kube.core.owned import Inventory, ObjectKey, key_of
 from gpunode.kube.core.render import Rendered, node_wishes
-from gpunode.kube.core.render.device_plugin import plugin_configs
 from gpunode.kube.edge.client import Api, segment
 from gpunode.kube.edge.pods import creation_denied, pods_of
 from gpunode.kube.edge.preflight import inventories
@@ -51,7 +49,7 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
     recorded = _recorded(api, rendered.cluster.spec.namespace, unread)
     live |= _orphans(api, recorded.without(wanted))
     nodes = api.items("/api/v1/nodes", odd=[])  # what the usage names
-    usage = read_usage(api, configs=plugin_configs(rendered.cluster))
+    usage = read_usage(api)
     unread += usage.errors
     reading = ClusterReading(
         wanted=wanted,
@@ -63,7 +61,6 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
         charts=charts,
         marks=tuple(node_wishes(rendered.cluster)),
         recorded=recorded,
-        kinds={pool.name: kinds(pool) for pool in rendered.cluster.pools},
         handler=rendered.cluster.spec.runtime_class.handler if rendered.cluster.runtime_class else "",
         recently=(datetime.now(UTC) - _RECENT).strftime(_TIME),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from gpunode.core.errors import GpunodeError, InputError
@@ -12,7 +11,6 @@ from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.checks.ready import WORKLOADS, readiness
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import OWNED_SELECTOR, ObjectKey
-from gpunode.kube.core.render.device_plugin import CONFIG
 from gpunode.kube.core.usage import Usage, usage
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.pods import pods_missing
@@ -21,11 +19,10 @@ _NAMED = 20  # nodes that a message names
 _DRA = ("resource.k8s.io/v1", "resource.k8s.io/v1beta2", "resource.k8s.io/v1beta1")
 
 
-def read_usage(api: Api, names: tuple[str, ...] = (), *, configs: Mapping[str, str] | None = None) -> Usage:
+def read_usage(api: Api, names: tuple[str, ...] = ()) -> Usage:
     """Usage of these nodes, of all without names.  Raises InputError for a node that is not there.
 
-    Objects that cannot be read are left out, and named in `errors`.  `configs`: the device plugin's configurations by
-    pool, where they are known; else those that apply put there.
+    Objects that cannot be read are left out, and named in `errors`.
     """
     odd: list[GpunodeError] = []
     nodes = api.items("/api/v1/nodes", odd=odd)
@@ -37,8 +34,7 @@ def read_usage(api: Api, names: tuple[str, ...] = (), *, configs: Mapping[str, s
     chosen = [node for node in nodes if not names or node["metadata"]["name"] in names]
     found = api.items("/api/v1/pods", odd=odd)
     slices, claims, classes = _dra(api, odd)
-    known_configs = _configs(api) if configs is None else configs
-    seen = usage(chosen, found, slices=slices, claims=claims, classes=classes, configs=known_configs, guard=isolated)
+    seen = usage(chosen, found, slices=slices, claims=claims, classes=classes, guard=isolated)
     errors = (*(f"{error.what} (fix: {error.fix})" for error in odd), *seen.errors)
     return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting, errors=tuple(errors))
 
@@ -78,11 +74,3 @@ def _readable(api: Api, path: str, *, odd: list[GpunodeError] | None = None, **q
         if error.status != 403:
             raise
         return []
-
-
-def _configs(api: Api) -> dict[str, str]:
-    """The device plugin's configurations that apply put there."""
-    for found in _readable(api, "/api/v1/configmaps", labelSelector=OWNED_SELECTOR):
-        if found["metadata"]["name"] == CONFIG:
-            return dict(found.get("data") or {})
-    return {}

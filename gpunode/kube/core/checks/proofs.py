@@ -11,32 +11,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.core.model import Check
+from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof
 from gpunode.kube.core.cluster import OWNED, POD_SECURITY, Cluster, Object, Pool, tolerations
 from gpunode.kube.core.objects import pod, selector
+from gpunode.kube.core.offers import expected
+from gpunode.kube.core.placing import untolerated
 from gpunode.kube.core.render.dra import DRIVER, claim, claim_template
 from gpunode.kube.core.render.gpushare import MEMORY
-from gpunode.kube.core.render.plugin_config import mig_strategy
-from gpunode.kube.core.usage import Kind, Usage, Use
+from gpunode.kube.core.render.plugin_config import shared_resources
+from gpunode.kube.core.usage import Usage, Use
 
 IMAGE = "cuda-sample"
 _MIB_OF_GIB = 1024
 _OF_A_NODE = ("kube.vectoradd", "kube.which-gpu", "kube.dra-claim")
 _LIST = ("sh", "-c", "nvidia-smi -L && exec sleep 3600")  # nvidia-smi comes from the host, with the driver
-_KIND: Mapping[str, tuple[Kind, ...]] = {
-    "none": ("gpu",),
-    "time-slicing": ("slices", "mig"),
-    "mps": ("slices",),
-    "mig": ("mig", "gpu"),
-    "gpushare": ("gpushare",),
-    "dra": ("dra",),
-}
-
-
-def kinds(pool: Pool) -> tuple[Kind, ...]:
-    """What nodes of a pool offer that shares its GPUs so."""
-    found = ("dra-memory",) if pool.sharing.dra.shares == "memory" else _KIND[pool.sharing.strategy]
-    return tuple(kind for kind in found if kind != "mig" or mig_strategy(pool.sharing) == "mixed")
 
 
 def namespace_object() -> Object:
@@ -52,11 +41,12 @@ def offers(pool: Pool, usage: Usage, nodes: Collection[str]) -> list[tuple[str, 
 
     `nodes`: the names of the pool's.
     """
+    shares = expected(pool.sharing)
     return [
         (node.name, use)
         for node in usage.nodes
         for use in node.uses
-        if node.is_ready and use.kind in kinds(pool) and (not pool.has_known_nodes or node.name in nodes)
+        if node.is_ready and (not shares or use.name in shares) and (not pool.has_known_nodes or node.name in nodes)
     ]
 
 
@@ -64,22 +54,11 @@ def closed_nodes(cluster: Cluster, nodes: Sequence[Object]) -> dict[str, str]:
     """Node → why no proof pod may run there: it is cordoned, or has a taint that the pods do not tolerate."""
     closed = {}
     for node in nodes:
-        spec = node.get("spec") or {}
-        taints = [one for one in spec.get("taints") or () if one.get("effect") in ("NoSchedule", "NoExecute")]
-        foreign = [one["key"] for one in taints if not any(_tolerates(own, one) for own in tolerations(cluster))]
-        if spec.get("unschedulable"):
+        if (node.get("spec") or {}).get("unschedulable"):
             closed[node["metadata"]["name"]] = "cordoned"
-        elif foreign:
+        elif foreign := untolerated(node, tolerations(cluster)):
             closed[node["metadata"]["name"]] = f"taint {', '.join(foreign)}"
     return closed
-
-
-def _tolerates(own: Object, taint: Object) -> bool:
-    """https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/"""
-    same = own.get("operator") == "Exists" or own.get("value", "") == taint.get("value", "")
-    return (
-        (not own.get("key") or own["key"] == taint["key"]) and own.get("effect", "") in ("", taint["effect"]) and same
-    )
 
 
 # ---------------------------------------------------------------- plans
@@ -105,8 +84,8 @@ def proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> It
         yield _with_pods(
             Proof(id="kube.which-gpu", title=one_gpu, until="running", rule="one-gpu"), cluster, node, [limits]
         )
-    if use.replicas > 1:
-        yield _shared(cluster, there)
+    if pool.sharing.replicas > 1:
+        yield _shared(cluster, pool.sharing, there)
     if gpushare:
         yield from _gpushare_proofs(cluster, there, one)
     else:
@@ -124,10 +103,11 @@ def node_proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) 
     yield from (proof for proof in proofs(cluster, pool, there) if proof.id in _OF_A_NODE)
 
 
-def _shared(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Proof | Check:
+def _shared(cluster: Cluster, sharing: SharingSpec, there: Sequence[tuple[str, Use]]) -> Proof | Check:
     """One pod more than the node has GPUs: two of them must share one."""
-    check = "kube.shared-gpu"
-    fits = [(use.total // use.replicas + 1, node, use) for node, use in there if use.replicas > 1]
+    check, shared = "kube.shared-gpu", shared_resources(sharing)
+    fits = [(use.total // sharing.replicas + 1, node, use)
+            for node, use in there if use.resource.removesuffix(".shared") in shared]  # fmt: skip
     fits = [(count, node, use) for count, node, use in fits if use.free >= count]
     if not fits:
         return _busy(check, "no node has one share more free than it has GPUs")

@@ -41,8 +41,7 @@ def readiness(live: Object | None) -> Readiness:
             return Readiness(ready=False, text=f"gave up: {condition.get('message', '')}", failed=True)
     good = min(updated, there)
     old = status.get("replicas", 0) > updated if live.get("kind") == "Deployment" else False
-    nowhere = " (no node fits)" if live.get("kind") == "DaemonSet" and not wanted else ""
-    return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods{nowhere}")
+    return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods")
 
 
 def wanted_pods(live: Object) -> int:

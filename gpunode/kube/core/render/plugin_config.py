@@ -50,7 +50,15 @@ def shared_resources(sharing: SharingSpec) -> tuple[str, ...]:
     """What the shares are shares of; the plugin spells + of a profile as a dot (internal/rm/rm.go)."""
     if mig_strategy(sharing) != "mixed":
         return ("nvidia.com/gpu",)
-    return tuple(f"nvidia.com/mig-{profile.replace('+', '.')}" for profile in mig_profiles(sharing))
+    return tuple(map(mig_resource, mig_profiles(sharing)))
+
+
+def mig_resource(profile: str) -> str:
+    """
+    >>> mig_resource("1g.10gb+me")
+    'nvidia.com/mig-1g.10gb.me'
+    """
+    return f"nvidia.com/mig-{profile.replace('+', '.')}"
 
 
 def check_sharing(pool: Pool) -> Iterator[Problem]:
