@@ -293,6 +293,21 @@ def test_a_failure_shows_its_log_before_anything_is_rolled_back(tmp_path: Path) 
     assert outcome.rollback == "Removing nvidia"
 
 
+def test_what_a_failed_transaction_had_installed_leaves_no_configuration_behind(tmp_path: Path) -> None:
+    for name, text in ((".before", "a 1 -\n"), (".packages", "a 1\n"), ("remnants", "old\n")):
+        (tmp_path / name).write_text(text)
+    fake = """kept=$GPUNODE_IN failure=x manager=apt
+      manager_() {
+        case $1 in
+          installed) cat "$GPUNODE_IN/.before"; [ -e "$GPUNODE_IN/gone" ] || printf '%s\n' 'new 1 -' 'old 1 -' ;;
+          commit) : >"$GPUNODE_IN/gone" ;;
+          remnants) shift; printf '%s\n' "$@" ;; # of both
+          purge) echo "$@" ;;
+        esac
+      }"""
+    assert "purge new\n" in call(f"{fake}\nput_back", tmp_path).stdout
+
+
 def dkms_missing(dkms: str, modules: Path, tree: Path, request: Path) -> subprocess.CompletedProcess[str]:
     """What packages.sh finds that DKMS has to build, where kernels' folders are in `modules` and DKMS's in `tree`."""
     text = script("packages.sh").rpartition("\nmain\n")[0]

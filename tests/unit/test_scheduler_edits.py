@@ -88,6 +88,24 @@ def test_without_a_record_the_extender_goes_and_the_scheduler_still_starts(case:
     assert scheduler_target(request, RULES).unconfigure(left).changes == {}
 
 
+@pytest.mark.parametrize("change", [(b"ignorable: false", b"ignorable: true"), (b"x", b"x")])
+def test_a_configuration_that_configure_did_not_create_loses_the_extender_alone(change: tuple[bytes, bytes]) -> None:
+    """Path and keys are those that configure would write, and the file is a person's: the record says so."""
+    case = case_of("scheduler", "kubeadm-1.30")
+    request = asked(case)
+    mine = dict(case.done)
+    own = yaml.safe_load(mine[RULES.config_file])
+    del own["extenders"]
+    mine[RULES.config_file] = yaml.safe_dump(own).encode()
+    edit = scheduler_target(request, RULES).configure(mine)
+    after = applied(mine, edit)
+    after[RULES.config_file] = after[RULES.config_file].replace(*change)
+    for records in ([edit.undo], []):
+        left = applied(after, scheduler_target(request, RULES).unconfigure(after, records))
+        assert yaml.safe_load(left[RULES.config_file]) == own
+        assert last_value(flags_in(words_of(left, request)), "config"), "its --config stays"
+
+
 BAD = [
     ({"server_version": "1.30"}, "a static pod's manifest or a unit"),
     ({"server_version": "1.30", "manifest": MANIFEST, "unit": "/x.service"}, "a static pod's manifest or a unit"),

@@ -16,7 +16,7 @@ from gpunode.core.undo.compare import differences
 from gpunode.core.undo.files import FileRestore
 from gpunode.core.undo.journal import parse_snapshot
 from gpunode.core.undo.kinds import KINDS
-from gpunode.core.undo.plan import UndoPlan
+from gpunode.core.undo.plan import UndoPlan, plan_undo
 from gpunode.core.undo.requests import UndoRequest, compared, diffs, parse_undo_request, undo_requests
 from gpunode.core.undo.scope import scope_of
 
@@ -362,6 +362,40 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
         "what the journal calls runes cannot be undone by this version",
     )
     assert [ask.script for ask in undo_requests(found)] == ["restore.sh", "activate.sh", "restore.sh"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "before", "now", "note"),
+    [
+        ("enabled", "g.service", "disabled", "static", "g.service stays static, and was disabled: its file has no"),
+        (
+            "group",
+            "g",
+            "absent",
+            "members ann,bob",
+            "the group g stays members ann,bob, and was absent: it has members",
+        ),
+    ],
+)
+def test_what_no_script_can_change_is_named_and_not_waited_for(
+    kind: str, name: str, before: str, now: str, note: str
+) -> None:
+    made = {"enabled": "enabled", "group": "present"}[kind]
+    recall = parse_snapshot(recall_text([state(kind, name, before, made)], states={(kind, name): now}))
+    scope = scope_of(recall, verb="uninstall")
+    found = plan_undo(recall, scope)
+    assert found.nothing and [one.startswith(note) for one in found.notes] == [True], found.notes
+    assert differences(recall, scope, found.noted) == []
+
+
+def test_a_note_that_a_file_stays_names_the_copy_of_what_it_was() -> None:
+    journal = [*wrote("t1", ("/etc/x", OLD, OURS)), *wrote("t2", ("/etc/x", THEIRS, "4" * 64))]
+    undo = undo_row("t2", "/etc/x", b"1\n2\n3\n4\n", b"1\n2\ng\n3\n4\n")
+    more = [undo, ("content", "/etc/x", coded(b"other\n"))]
+    found = back(recall_text(journal, files={"/etc/x": "5" * 64}, kept=[("t1", "/etc/x")], more=more))
+    assert found.nothing
+    [note] = [note for note in found.notes if "stays as it is" in note]
+    assert note.endswith("; as it was before gpunode it is in /var/lib/gpunode/backup/t1/0.old")
 
 
 def test_the_driver_that_is_loaded_is_exchanged_when_an_upgrade_is_undone() -> None:

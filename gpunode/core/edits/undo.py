@@ -155,6 +155,8 @@ def revert(data: bytes | None, undo: Undo, path: str = "") -> tuple[bytes | None
         return left, lost
     now, *edit = (one or {} for one in said)
     wanted, stays = undone(now, *edit)
+    if not lost and not all(one.theirs for one in stays):
+        return left, ()
     if not same(values(path, left or b""), wanted):
         rewritten = written(path, data, now, wanted)
         if rewritten is None:
@@ -212,14 +214,20 @@ def _replayed(data: bytes, hunks: Sequence[Hunk]) -> bytes:
 def _find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
     """The span that becomes `before`: where the hunk's lines stand, or where they were put back already.
 
-    First with all the lines around them, then with fewer, as long as that is one place only.
+    First with all the lines around them, then with fewer, as long as that is one place only.  They are not back where a
+    line is there that the edit alone has: neighbours may look like the lines before it.
     """
     newline = _newline(data)
     lead, trail = _lines(hunk.lead, newline), _lines(hunk.trail, newline)
+    kept = {line.strip() for line in (*lead, *trail, *_lines(hunk.before, newline))} | {b""}
+    own = {line.strip() for line in _lines(hunk.after, newline)} - kept
+    forms = [(hunk.after, not hunk.after)]
+    if own.isdisjoint(line.strip() for line in _lines(data, newline)):
+        forms.append((hunk.before, True))
     for near in range(_AROUND, -1, -1):
         for left, right in ((near, near), (near, 0), (0, near)):
             before, behind = b"".join(lead[max(0, len(lead) - left) :]), b"".join(trail[:right])
-            for middle, gone in ((hunk.after, not hunk.after), (hunk.before, True)):
+            for middle, gone in forms:
                 wanted = before + middle + behind
                 if (before, behind) != (hunk.lead, hunk.trail) and not _suffices(data, wanted, hunk, newline):
                     continue

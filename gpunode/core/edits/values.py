@@ -104,11 +104,17 @@ def undone(now: Values, before: Values, after: Values) -> tuple[Values, list[Los
             _put(wanted, path, value, before)
             continue
         words = f"{'.'.join(path)} is {_said(there, path)}, and was {_said(old, path)} before gpunode"
-        # an entry that was changed, and whose program is still the one that the edit has named, is no one's own
-        lost.append(Lost(words, theirs=not _programs(new) & _programs(there) or not isinstance(there, dict)))
+        lost.append(Lost(words, theirs=_is_theirs(there, new)))
     if wanted.keys() == {"version"} and "version" not in before and same(wanted["version"], after.get("version")):
         del wanted["version"]
     return wanted, lost
+
+
+def _is_theirs(now: Any, wrote: Any) -> bool:
+    """Whether a value that was changed since is somebody else's; not an entry whose program is still the edit's own."""
+    if isinstance(now, list) and any(isinstance(one, dict) for one in now):
+        return False  # which of them is
+    return not isinstance(now, dict) or not _programs(now) & _programs(wrote)
 
 
 def _said(value: Any, path: Path) -> str:

@@ -74,6 +74,9 @@ class _Enabled(StateKind):
     def meaning(self, value: str) -> str:
         return _ENABLED[0] if value in _AT_BOOT else ""
 
+    def stuck(self, now: str) -> str:
+        return "its file has no [Install]" if now in _AT_BOOT and now not in _ENABLED else ""
+
 
 LOADED = StateKind(name="module", called="the module ", fields={ABSENT: "unload", "loaded": "load"})
 ACTIVE = StateKind(name="active", fields={"inactive": "stop", "active": "start"})

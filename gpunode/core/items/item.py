@@ -61,6 +61,10 @@ class StateKind(Back):
         """Whether a thing is as it is to be again."""
         return self.meaning(now) == self.meaning(value)
 
+    def stuck(self, now: str) -> str:
+        """Why a thing that is so cannot be changed by any script, "" where one can."""
+        return ""
+
     def judged(self, now: str) -> bool:
         """Whether the present value shows that somebody else has set it."""
         return self.theirs

@@ -63,6 +63,11 @@ class _Initramfs(StateKind):
         return now == value or value != ABSENT
 
 
+class _Group(StateKind):
+    def stuck(self, now: str) -> str:
+        return f"it has {now}" if now.startswith("members ") else ""
+
+
 class _Stream(StateKind):
     def field(self, value: str) -> str:
         return "streams"
@@ -77,7 +82,8 @@ PACKAGES = (
     _Stream(name="stream", by_people=True, theirs=True, called="the stream of "),
     _Initramfs(name="initramfs", by_packages=True),
     CDI,
-    *(StateKind(name=name, by_packages=True) for name in ("user", "group", "kernel")),
+    *(StateKind(name=name, by_packages=True) for name in ("user", "kernel")),
+    _Group(name="group", by_packages=True, called="the group "),
 )
 
 

@@ -177,18 +177,24 @@ class Files:
         found = known.replayed
         if found.theirs:
             self._theirs[path] = None
+        stays = f"changed since, not by gpunode; it stays as it is{self._former(known)}"
         # where gpunode has written a file as a whole since, nothing of theirs is in it
         versions = found.aside if by_lines else (*found.aside, *found.unmerged)
         if aside := [known.copies[hash] for hash in versions if hash in known.copies]:
             copies = ", ".join(f"{BACKUP}/{one}" for one in aside)
             self._note(path, f"what others wrote there, and is not there now, is in {copies}")
-        wanted, stays = found.wanted, "changed since, not by gpunode; it stays as it is"
+        wanted = found.wanted
         if wanted.exact and wanted.hash == now and found.changed_since:
             self._note(path, stays)
         elif wanted.exact and wanted.hash not in (now, ABSENT) and found.theirs:
             self._note(path, "changed since, not by gpunode; their lines stay")
         elif not wanted.exact and now != wanted.hash and known.is_undone(now) and not known.unit:
             self._note(path, stays)
+
+    def _former(self, known: _Known) -> str:
+        """Where the file is as it was before gpunode."""
+        held = known.copies.get(known.own[0].before)
+        return f"; as it was before gpunode it is in {BACKUP}/{held}" if held else ""
 
     def _note(self, path: str, text: str) -> None:
         self.notes.append(Note(f"{path}: {text}", (path,)))
@@ -267,7 +273,7 @@ class Files:
             why += "".join(f", because {problem.what}" for problem in edit.problems[:1])
         why += "".join(f"; {one.text}" for one in dict.fromkeys(lost))
         if data == was:
-            self._note(path, f"changed since, not by gpunode; it stays as it is{why}")
+            self._note(path, f"changed since, not by gpunode; it stays as it is{why}{self._former(known)}")
             return None
         self._note(path, f"changed since, not by gpunode; their lines stay{why}")
         return FileRestore(path=path, expect=expect, data=data)

@@ -20,7 +20,7 @@ from gpunode.core.undo.journal import JournalSnapshot
 from gpunode.core.undo.kinds import KINDS, OTHER
 from gpunode.core.undo.packages import Packages, plan_package_undo
 from gpunode.core.undo.scope import Note, Scope
-from gpunode.core.undo.states import first_states, set_since, states_to_restore
+from gpunode.core.undo.states import first_states, set_since, states_to_restore, stuck
 
 _HOLD_GPUS = ("nvidia-cdi-refresh.path", *(f"{name}.service" for name in GPU_UNITS))
 
@@ -114,6 +114,7 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
             *packages.notes,
             *_made(made),
             *set_since(journal, scope),
+            *(stuck(journal, scope) if packages.nothing else ()),  # before they are gone, units of theirs are there
             *_installers(scope),
             *_unknown(scope),
         ),

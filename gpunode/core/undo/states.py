@@ -15,10 +15,29 @@ from gpunode.core.undo.scope import Note, Scope
 
 def states_to_restore(journal: JournalSnapshot, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
     """(kind, name) → the value to put back, of what has another one and got it from gpunode."""
-    for (kind, name), (value, ours) in _wanted(scope).items():
-        now = journal.states.get((kind, name))
-        if now is not None and not _kind(kind).again(now, value) and not _is_theirs(kind, now, ours):
+    for (kind, name), (value, now) in _different(journal, scope).items():
+        if not _kind(kind).stuck(now):
             yield (kind, name), value
+
+
+def _different(journal: JournalSnapshot, scope: Scope) -> dict[tuple[str, str], tuple[str, str]]:
+    """(kind, name) → (the value to put back, the present one), of what has another one and got it from gpunode."""
+    return {
+        (kind, name): (value, now)
+        for (kind, name), (value, ours) in _wanted(scope).items()
+        if (now := journal.states.get((kind, name))) is not None
+        and not _kind(kind).again(now, value)
+        and not _is_theirs(kind, now, ours)
+    }
+
+
+def stuck(journal: JournalSnapshot, scope: Scope) -> list[Note]:
+    """What stays because no script can change it."""
+    return [
+        Note(f"{_kind(kind).called}{name} stays {now}, and was {value}: {why}", (name,))
+        for (kind, name), (value, now) in _different(journal, scope).items()
+        if (why := _kind(kind).stuck(now))
+    ]
 
 
 def states_before(journal: JournalSnapshot, scope: Scope) -> dict[tuple[str, str], str]:

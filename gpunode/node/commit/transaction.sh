@@ -232,9 +232,10 @@ stage_all() {
     [ "$made" = - ] || (umask 022 && mkdir -p "$(dirname "$path")") 2>>"$log" || undo "cannot create $(dirname "$path"): $(last_reason)" "$(why_not)"
     old=$path
     [ "$before" != absent ] || old=-
-    [ "$action" != restore ] || old=$GPUNODE_IN/data.$n
+    # what is put back has mode and owner of the copy only where no file is: gpunode leaves them, others may have set them
+    [ "$action-$old" != restore-- ] || old=$GPUNODE_IN/data.$n
     stage "$GPUNODE_IN/data.$n" "$old" "$(temporary "$path" "$n")" "$mode" "$like" || undo "cannot write $path: $(last_reason)" "$(why_not)"
-    [ "$action" != restore ] || touch -r "$old" "$(temporary "$path" "$n")"
+    [ "$action" != restore ] || touch -r "$GPUNODE_IN/data.$n" "$(temporary "$path" "$n")"
   done <"$backup/plan"
 }
 

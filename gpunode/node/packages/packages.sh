@@ -58,6 +58,10 @@ put_back() {
   [ "$manager" != dnf ] || dnf_streams_back
   manager_ options
   manager_ commit >>"$log" 2>&1
+  # shellcheck disable=SC2046,SC2086 # names
+  left=$(manager_ remnants $(cat "$GPUNODE_IN/.to_remove") | grep -Fxv -f "$kept/remnants")
+  # shellcheck disable=SC2086 # names
+  [ -z "$left" ] || manager_ purge $left
   manager_ marks >"$GPUNODE_IN/.marks.after"
   marked=$(more_marks | sed -n 's/^manual //p')
   # shellcheck disable=SC2086 # names
@@ -311,6 +315,8 @@ transaction() {
   keep_files
   # shellcheck disable=SC2154 # by remember_packages
   folders_of_old >"$kept/folders"
+  # shellcheck disable=SC2046 # names
+  manager_ remnants $(cut -d ' ' -f 2 "$GPUNODE_IN/.would") >"$kept/remnants"
   journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
   begun=1
   manager_ commit || {

@@ -143,9 +143,13 @@ old_initramfs() {
 
 # accounts and folders of kernels
 accounts() {
-  local name
+  local name members
   for name in $(states user); do if id "$name" >/dev/null 2>&1; then report user "$name" present; else report user "$name" absent; fi; done
-  for name in $(states group); do if grep -q "^$name:" /etc/group; then report group "$name" present; else report group "$name" absent; fi; done
+  for name in $(states group); do
+    # of others than the user whose own it is
+    members=$(awk -F : -v name="$name" '$1 == name { print $4 }' /etc/group | tr , '\n' | grep -Fxv "$name" | paste -s -d , -)
+    if [ -n "$members" ]; then report group "$name" "members $members"; elif grep -q "^$name:" /etc/group; then report group "$name" present; else report group "$name" absent; fi
+  done
   for name in $(states kernel); do if [ -d "/lib/modules/$name" ]; then report kernel "$name" present; else report kernel "$name" absent; fi; done
 }
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from gpunode.core.edits.kubernetes import scheduler_pod
 from gpunode.core.edits.kubernetes.scheduler_config import Extender, merged_config, new_config, without_extender
 from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
-from gpunode.core.edits.target import Activation, EditTarget, Files, Refusal, asks, units_changed
+from gpunode.core.edits.target import Activation, EditTarget, Files, Records, Refusal, asks, units_changed
 from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import FOLDERS, UnitProgram, change_program, program_of, unit_patterns
 from gpunode.core.errors import InputError, RefusedError
@@ -246,17 +246,18 @@ def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, ex
     return tuple(notes)
 
 
-# ---------------------------------------------------------------- taking it out, without a record
+# ---------------------------------------------------------------- taking it out, where a record does not do
 
 
-def _without_extender(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
+def _without_extender(files: Files, undo: Records, request: SchedulerRequest, rules: SchedulerRules) -> Edit:
     host = host_of(files, request)
     path = last_value(host.flags, "config")
     place = host.path_of(path) if path else ""
     if place not in files:
         return Edit()
     after = dict(files)
-    data, reasons = without_extender(place, files[place], rules)
+    created = any(one[place].created for one in undo if place in one)
+    data, reasons = without_extender(place, files[place], rules, created=created)
     if data is None:
         del after[place]
         change = change_flags(host.words, drop={"config"})
@@ -316,7 +317,7 @@ def scheduler_target(request: SchedulerRequest, rules: SchedulerRules) -> EditTa
         label=f"{NAME} {root}",
         patterns=lambda files: _patterns(files, request, rules),
         edit=lambda files: _configured(files, request, rules),
-        remove=lambda files, _undo: _without_extender(files, request, rules),
+        remove=lambda files, undo: _without_extender(files, undo, request, rules),
         activation=lambda files, edit: _activation(files, edit, request),
     )
 

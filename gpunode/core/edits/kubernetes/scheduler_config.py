@@ -175,8 +175,10 @@ def _repaired(
     return text, tuple(reasons)
 
 
-def without_extender(path: str, data: bytes, rules: SchedulerRules) -> tuple[bytes | None, tuple[Reason, ...]]:
-    """The file without gpushare's extender; None where nothing but what configure writes is left."""
+def without_extender(
+    path: str, data: bytes, rules: SchedulerRules, *, created: bool
+) -> tuple[bytes | None, tuple[Reason, ...]]:
+    """The file without gpushare's extender; None where configure created it, and nothing but what it writes is left."""
     text, stated = yamltext.parse(path, data)
     extenders = stated.get("extenders")
     mine = [at for at, one in enumerate(extenders or ()) if ours(one, rules)] if isinstance(extenders, list) else []
@@ -185,7 +187,7 @@ def without_extender(path: str, data: bytes, rules: SchedulerRules) -> tuple[byt
     written = {"apiVersion", "kind", "extenders", "clientConnection", "leaderElection"}
     why = "gpushare's extender goes"
     reasons = (Reason(what=path, why=why, source=""),)
-    if len(mine) == len(extenders or ()) and set(stated) <= written and path == rules.config_file:
+    if created and len(mine) == len(extenders or ()) and set(stated) <= written:
         return None, reasons
     for at in reversed(mine):
         text = yamltext.remove(text, ("extenders", at))
