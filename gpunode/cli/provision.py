@@ -93,7 +93,7 @@ def provision(
     targets, arguments = _split_arguments(replace(targets, break_lock=break_lock))
     if use_lab:
         targets, spec_data = _lab(targets, spec_data)
-    parse_rollout(rollout, "the options of provision")
+    parse_rollout(rollout)
     with probing(output_format) as on_done:
         run = prepare(
             targets, spec_data, expected=expected, lock=lock, look_up=check_repositories, check=check, on_done=on_done

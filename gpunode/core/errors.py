@@ -93,6 +93,19 @@ class InputError(GpunodeError):
     outcome: HostOutcome = "invalid"
     others: tuple[InputError, ...] = ()
 
+    def __init__(self, what: str, *, key: str = "", expected: str = "", fix: str = "") -> None:
+        super().__init__(what, expected=expected, fix=fix)
+        self.key = key  # of gpunode.yml, which it is about
+
+    @classmethod
+    def of(cls, key: str, problem: str, *, expected: str = "", fix: str = "") -> InputError:
+        """A mistake in the value of that key."""
+        return cls(f"{key} {problem}", key=key, expected=expected, fix=fix)
+
+    def place(self, where: str) -> None:
+        """Put where the mistake stands in front of it."""
+        self.what = f"{_shown(where)}: {self.what}"
+
     @classmethod
     def all_of(cls, errors: Sequence[InputError]) -> InputError:
         """Several mistakes as one error, the first of which gives it its name."""

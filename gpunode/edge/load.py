@@ -139,25 +139,16 @@ def load_spec_data(path: str | Path) -> Any:
 
 def _parsed(data: Any, path: str | Path, raw: bytes) -> Spec:
     try:
-        return parse_spec(data, where=str(path))
+        return parse_spec(data, where="")
     except InputError as error:
+        import yaml
+
+        root = yaml.compose(raw, Loader=_loader())
         for one in (error, *error.others):
-            _locate(one, str(path), raw)
+            mark = _mark(root, one.key) if root and one.key else None
+            one.excerpt = _excerpt(raw, mark) if mark else ""
+            one.place(f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path))
         raise
-
-
-def _locate(error: InputError, path: str, raw: bytes) -> None:
-    """Put the line and column of the key that the error names into it, with that line and a caret."""
-    import yaml
-
-    stated = error.what.removeprefix(f"{path}: ")
-    root = yaml.compose(raw, Loader=_loader())
-    found = (_mark(root, word.strip("',:")) for word in stated.split()) if root and stated != error.what else ()
-    mark = next(filter(None, found), None)
-    if mark:
-        error.what = f"{path}:{mark.line + 1}:{mark.column + 1}: {stated}"
-        error.excerpt = _excerpt(raw, mark)
-        error.args = (error.what,)
 
 
 def _mark(node: yaml.Node, key: str) -> yaml.Mark | None:

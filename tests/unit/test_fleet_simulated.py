@@ -29,7 +29,7 @@ def watch(world: World, rollout: dict[str, Any]) -> None:
         return
     assert set(world.played.values()) <= {1}, "a host was disturbed twice in one run"
     assert set(world.played) <= set(world.todo), "a host was played that nothing was to be done on"
-    spec = RolloutSpec(**parse_rollout(rollout, "test"))
+    spec = RolloutSpec(**parse_rollout(rollout))
     down = world.left - world.good if spec.max_unavailable != "100%" else set()
     idle = [(host, spec) for host in down.difference(world.todo)]
     [pool, *others] = make_pools([(host, spec) for host in world.todo], down=down, idle=idle)

@@ -305,26 +305,26 @@ def request_takes(shape: Shape, value: Any) -> bool:
 # what gpunode.yml takes of a kind of text, and what the request of its step takes
 PAIRS: dict[str, tuple[Callable[[str], None], Shape, Callable[[str], Any]]] = {
     "sysctl": (
-        lambda text: check_tuning(TuningSpec(sysctl={f"net.{text}": "1"}), ""),
+        lambda text: check_tuning(TuningSpec(sysctl={f"net.{text}": "1"})),
         activation.SHAPE,
         lambda text: {"sysctl": {f"net.{text}": "1"}},
     ),
     "sysctl value": (
-        lambda text: check_tuning(TuningSpec(sysctl={"net.a": text}), ""),
+        lambda text: check_tuning(TuningSpec(sysctl={"net.a": text})),
         activation.SHAPE,
         lambda text: {"sysctl": {"net.a": text}},
     ),
     "module parameter": (
-        lambda text: check_parameters({"nvidia": {text: "1"}}, ""),
+        lambda text: check_parameters({"nvidia": {text: "1"}}),
         activation.SHAPE,
         lambda text: {"parameters": {text: "1"}},
     ),
     "value of a module parameter": (
-        lambda text: check_parameters({"nvidia": {"a": text}}, ""),
+        lambda text: check_parameters({"nvidia": {"a": text}}),
         activation.SHAPE,
         lambda text: {"parameters": {"a": text}},
     ),
-    "image": (lambda text: check_accept(AcceptSpec(image=text), ""), smoke.SHAPE, lambda text: {"image": text}),
+    "image": (lambda text: check_accept(AcceptSpec(image=text)), smoke.SHAPE, lambda text: {"image": text}),
 }
 # what a fact may be, and what the request of its step takes
 FACTS: dict[str, tuple[Grammar, Shape, Callable[[str], Any]]] = {
@@ -363,7 +363,7 @@ def test_the_request_takes_what_a_fact_may_be(name: str) -> None:
 
 def test_a_setting_of_a_vlan_is_one_of_the_spec_the_facts_and_the_request() -> None:
     key = "net.ipv4.conf.eth0/100.rp_filter"
-    check_tuning(TuningSpec(sysctl={key: "1"}), "")
+    check_tuning(TuningSpec(sysctl={key: "1"}))
     assert grammar.SYSCTL.fits(key)
     assert request_takes(activation.SHAPE, {"sysctl": {key: "1"}})
     for outside in ("net.//.kernel.x", "net./.x", "net..x", "net//x", "net.x.", "net.ipv4./x"):

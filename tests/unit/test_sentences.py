@@ -61,8 +61,6 @@ the C library and the kernel
     Read-only file system | No space left on device | No space left | Disk quota exceeded | uota exceeded | not
     permitted | permission denied | ermission denied | output error | resource busy | Max locked memory |
     Linux version
-firmware with a device tree
-    Raspberry Pi
 sudo
     must have a tty | no tty present | incorrect password | try again | is required | not found
 systemd

@@ -51,6 +51,7 @@ def test_a_mistake_is_named_with_its_place_and_what_to_do(data: object, what: st
     assert what in error.value.what
     assert error.value.what.startswith("gpunode.yml: ")
     assert fix in error.value.fix
+    assert (error.value.key or "the top level") in error.value.what
 
 
 def test_all_mistakes_are_named_at_once() -> None:

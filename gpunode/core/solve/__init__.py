@@ -29,6 +29,7 @@ from gpunode.core.spec import DriverSpec
 __all__ = ["SolveRequest", "find_gpu", "parse_driver", "request_of", "solution_data", "solve"]
 
 _BARE = ("", "none", *CONTAINERS)  # no virtual machine, as far as is known
+_PI = "Raspberry Pi"  # as its device tree calls it
 _SBSA = "github geerlingguy/raspberry-pi-pcie-devices issue 549"
 _PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
 
@@ -257,9 +258,9 @@ def _check_board(request: SolveRequest, notes: Notes) -> None:
     """Refuse a Raspberry Pi, and warn of any machine that is no server: NVIDIA's driver for arm64 is made for those."""
     what = f"this is a {request.board}, which a device tree describes: NVIDIA's driver for arm64 is made for servers "
     what += "(SBSA), which have ACPI"
-    if "Raspberry Pi" in request.board or "raspberrypi" in request.board:
+    if _PI in request.board or "raspberrypi" in request.board:
         notes.refuse(
-            f"{what}; on a Raspberry Pi it does not start (RmInitAdapter failed)",
+            f"{what}; on a {_PI} it does not start (RmInitAdapter failed)",
             "set driver.method to preinstalled for a driver that was patched for it, or driver.branch to none",
         )
     elif request.board:

@@ -19,7 +19,7 @@ from gpunode.core.spec.accept import AcceptSpec, check_accept
 from gpunode.core.spec.gpu import GpuSpec, check_gpu
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
 from gpunode.core.spec.module_parameters import check_parameters
-from gpunode.core.spec.option import option
+from gpunode.core.spec.option import check_text, option
 from gpunode.core.spec.rollout import RolloutSpec, check_rollout
 from gpunode.core.spec.runfile import RunfileSpec, check_runfiles
 from gpunode.core.spec.source import SourceSpec, check_sources
@@ -36,14 +36,12 @@ class BundleSpec:
     sha256: str = option("", "SHA-256 of its manifest.json")
 
 
-def check_bundle(bundle: BundleSpec, where: str) -> None:
+def check_bundle(bundle: BundleSpec) -> None:
     """Raises InputError."""
-    if (bundle.url or bundle.path or bundle.sha256) and not re.fullmatch(r"[0-9a-f]{64}", bundle.sha256):
-        raise InputError(
-            f"{where}: bundle.sha256 is {bundle.sha256!r}",
-            expected="64 hex digits: the SHA-256 of the bundle's manifest.json",
-            fix="gpunode bundle sources DIR --url URL writes this part of the file",
-        )
+    expected = "64 hex digits: the SHA-256 of the bundle's manifest.json"
+    fix = "gpunode bundle sources DIR --url URL writes this part of the file"
+    if bundle.url or bundle.path or bundle.sha256:
+        check_text("bundle.sha256", bundle.sha256, r"[0-9a-f]{64}", expected, fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +54,13 @@ class ImageSpec:
     load: bool = option(True, "false loads nothing now and leaves a unit that loads and proves it at the first boot")
 
 
-def check_image(image: ImageSpec, where: str) -> None:
+def check_image(image: ImageSpec) -> None:
     """Raises InputError for what is no PCI id."""
     for pci_id in (*image.gpus, *image.nvswitches):
         if not re.fullmatch(r"10de:[0-9a-f]{4}", pci_id):
-            raise InputError(
-                f"{where}: image has {pci_id!r}",
+            raise InputError.of(
+                "image",
+                f"has {pci_id!r}",
                 expected="PCI ids of NVIDIA in small letters, such as '10de:2330' (in quotes)",
                 fix="lspci -nn -d 10de: shows them on a machine that has the GPU; gpunode solve --gpu NAME knows names",
             )
@@ -178,15 +177,17 @@ def parse_spec(data: Any, *, where: str = "gpunode.yml") -> Spec:
     """Plain data (what a YAML loader gives) → Spec.
 
     Unknown keys are refused with the nearest known one, wrong types and values with the path of the key.
-    Raises InputError, with all mistakes in it (`others`).
+    Raises InputError, with all mistakes in it (`others`); each begins with `where`, unless that is "".
     """
-    reader = _Reader(where)
-    spec = typing.cast(Spec, reader.read(Spec, {} if data is None else data, ""))
-    if not reader.mistakes:  # rules between keys only where each key is right by itself
-        for rule in _rules(spec, where):
+    reader = _Reader()
+    with reader.collecting():
+        spec = typing.cast(Spec, reader.read(Spec, {} if data is None else data, ""))
+        for rule in () if reader.mistakes else _rules(spec):  # between keys, where each is right by itself
             with reader.collecting():
                 rule()
     if reader.mistakes:
+        for mistake in reader.mistakes if where else ():
+            mistake.place(where)
         raise InputError.all_of(reader.mistakes)
     return spec
 
@@ -206,11 +207,13 @@ def merge_spec(base: Any, over: Any) -> Any:
     return over
 
 
+TOP = "the top level"
+
+
 class _Reader:
     """Plain data → values of a type.  What does not fit becomes a mistake that names its key, and has its default."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self) -> None:
         self.mistakes: list[InputError] = []
 
     @contextmanager
@@ -226,7 +229,7 @@ class _Reader:
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             return self._record(kind, value, path)
         if origin is Literal:
-            return _choice(inner, value, path=path, where=self.where)
+            return _choice(inner, value, path=path)
         if origin is tuple:
             items = value if isinstance(value, list | tuple) else [value]
             return tuple(self._parts(inner[0], [(f"{path}[{i}]", i, v) for i, v in enumerate(items)]).values())
@@ -236,7 +239,7 @@ class _Reader:
         if origin in (types.UnionType, typing.Union):
             some = next(a for a in inner if a is not type(None))
             return None if value is None else self.read(some, value, path)
-        return _scalar(kind, value, path=path, where=self.where)
+        return _scalar(kind, value, path=path)
 
     def _parts(self, kind: Any, parts: list[tuple[str, Any, Any]]) -> dict[Any, Any]:
         """(path, name, value) of each → name → value as `kind` has it, those that fit."""
@@ -253,62 +256,66 @@ class _Reader:
         for key, inner in self._mapping(value, path, ", ".join(hints)).items():
             with self.collecting():
                 if key not in hints:
-                    raise _unknown(key, hints, path=path, where=self.where)
+                    raise _unknown(key, hints, path=path)
                 fields[key] = self.read(hints[key], inner, _join(path, key))
         return kind(**fields)
 
     def _mapping(self, value: Any, path: str, keys: str) -> Mapping[Any, Any]:
         if not isinstance(value, Mapping):
             expected = f"a mapping with keys of {keys}" if keys else "a mapping"
-            spot, first = path or "the top level", keys.partition(",")[0]
-            name = path.rpartition(".")[2]
+            name, first = path.rpartition(".")[2], keys.partition(",")[0]
             example = f"write it as {name}: {{{first}: …}}; " if name.isidentifier() and first else ""
             raise InputError(
-                f"{self.where}: {spot} is {value!r}",
+                f"{path or TOP} is {value!r}",
+                key=path,
                 expected=expected,
                 fix=f"{example}{_explained(path)}",
             )
         return value
 
 
-def _unknown(key: object, known: Iterable[str], *, path: str, where: str) -> InputError:
+def _unknown(key: object, known: Iterable[str], *, path: str) -> InputError:
     if path == "tuning" and str(key) in NEVER:
-        return InputError(f"{where}: tuning.{key} is refused: it {NEVER[str(key)]}", fix="remove it")
+        return InputError.of(f"tuning.{key}", f"is refused: it {NEVER[str(key)]}", fix="remove it")
     near = difflib.get_close_matches(str(key), known, n=1)
     return InputError(
-        f"{where}: unknown key {_join(path, key)!r}",
+        f"unknown key {_join(path, key)!r}",
+        key=_join(path, key),
         expected=f"one of {', '.join(known)}",
         fix=f"did you mean {_join(path, near[0])!r}?" if near else f"remove it; {_explained(path)}",
     )
 
 
-def _choice(choices: tuple[Any, ...], value: Any, *, path: str, where: str) -> Any:
+def _choice(choices: tuple[Any, ...], value: Any, *, path: str) -> Any:
     if value is False and "off" in choices:  # YAML reads off as no
         return "off"
     if value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)
-        raise InputError(
-            f"{where}: {path} is {value!r}",
+        raise InputError.of(
+            path,
+            f"is {value!r}",
             expected=f"one of {', '.join(choices)}",
             fix=f"did you mean {near[0]!r}?" if near else "choose one of these",
         )
     return value
 
 
-def _scalar(kind: Any, value: Any, *, path: str, where: str) -> Any:
+def _scalar(kind: Any, value: Any, *, path: str) -> Any:
     true_or_false = isinstance(value, bool)
     if (kind is bool and true_or_false) or (kind is int and isinstance(value, int) and not true_or_false):
         return value
     if kind is str and isinstance(value, str | int) and not true_or_false:
         return str(value)
     if kind is str and isinstance(value, float):  # of an inventory, say
-        raise InputError(
-            f"{where}: {path} is the number {value!r}",
+        raise InputError.of(
+            path,
+            f"is the number {value!r}",
             expected=f"a text, in quotes: YAML reads {value!r}0 as {value!r}, too",
             fix=f"write it as a text, such as '{value!r}'",
         )
     raise InputError(
-        f"{where}: {path or 'the top level'} is {value!r}",
+        f"{path or TOP} is {value!r}",
+        key=path,
         expected={bool: "true or false", str: "a text", int: "a whole number"}.get(kind, str(kind)),
         fix=_explained(path),
     )
@@ -323,67 +330,57 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _check_reboot(spec: Spec, where: str) -> None:
+def _check_reboot(spec: Spec) -> None:
     if spec.reboot_timeout < 1:
-        raise InputError(f"{where}: reboot_timeout is {spec.reboot_timeout}", expected="seconds, 1 or more")
+        raise InputError.of("reboot_timeout", f"is {spec.reboot_timeout}", expected="seconds, 1 or more")
 
 
-def _rules(spec: Spec, where: str) -> Iterator[Callable[[], None]]:
+def _rules(spec: Spec) -> Iterator[Callable[[], None]]:
     """What has to hold of and between values that fit each by itself; each raises InputError."""
-    yield partial(_check_branch, spec.driver, where)
-    yield partial(check_accept, spec.accept, where)
-    yield partial(check_bundle, spec.bundle, where)
-    yield partial(check_image, spec.image, where)
-    yield partial(check_parameters, spec.driver.module_parameters, where)
-    yield partial(check_gpu, spec.gpu, where)
-    yield partial(check_tuning, spec.tuning, where)
-    yield partial(_check_reboot, spec, where)
-    yield partial(_check_text, "proxy", spec.proxy, PROXY, where)
-    yield partial(_check_text, "verify.image", spec.verify.image, IMAGE, where)
-    yield partial(check_rollout, spec.rollout, where)
-    yield partial(_check_version, spec.driver, where)
-    yield partial(_check_cuda, spec.cuda, where)
-    yield partial(_check_gpus, spec.verify, where)
-    yield partial(check_toolkit, spec.toolkit, spec.fabric, where)
-    yield partial(check_runfiles, spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions, where)
-    yield partial(check_sources, spec.sources, where)
+    branches = r"auto|lts|distro|none|\d{3}", "auto, lts, distro, none, or three digits such as 580"
+    yield partial(check_text, "driver.branch", spec.driver.branch, *branches, fix="gpunode solve shows what fits")
+    yield partial(check_accept, spec.accept)
+    yield partial(check_bundle, spec.bundle)
+    yield partial(check_image, spec.image)
+    yield partial(check_parameters, spec.driver.module_parameters)
+    yield partial(check_gpu, spec.gpu)
+    yield partial(check_tuning, spec.tuning)
+    yield partial(_check_reboot, spec)
+    yield partial(_check_text, "proxy", spec.proxy, PROXY)
+    yield partial(_check_text, "verify.image", spec.verify.image, IMAGE)
+    yield partial(check_rollout, spec.rollout)
+    versions = r"(\d{3}\.\d+(\.\d+)?)?", "a version such as 580.178.04"
+    yield partial(check_text, "driver.version", spec.driver.version, *versions)
+    yield partial(_check_cuda, spec.cuda)
+    yield partial(_check_gpus, spec.verify)
+    yield partial(check_toolkit, spec.toolkit, spec.fabric)
+    yield partial(check_runfiles, spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions)
+    yield partial(check_sources, spec.sources)
 
 
-def _check_text(key: str, value: str, grammar: Grammar, where: str) -> None:
+def _check_text(key: str, value: str, grammar: Grammar) -> None:
     if not grammar.fits(value):
-        raise InputError(f"{where}: {key} is {value!r}", expected=f"{grammar.what} ({grammar.source})")
+        raise InputError.of(key, f"is {value!r}", expected=f"{grammar.what} ({grammar.source})")
 
 
-def _check_branch(driver: DriverSpec, where: str) -> None:
-    if not re.fullmatch(r"auto|lts|distro|none|\d{3}", driver.branch):
-        raise InputError(
-            f"{where}: driver.branch is {driver.branch!r}",
-            expected="auto, lts, distro, none, or three digits such as 580",
-            fix="gpunode solve --gpu … shows what fits",
-        )
-
-
-def _check_version(driver: DriverSpec, where: str) -> None:
-    if driver.version and not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", driver.version):
-        raise InputError(f"{where}: driver.version is {driver.version!r}", expected="a version such as 580.178.04")
-
-
-def _check_cuda(cuda: CudaSpec, where: str) -> None:
-    given = [("cuda.versions has", version) for version in cuda.versions]
-    given += [("cuda.default is", cuda.default)] if cuda.default else []
-    for key, version in given:
+def _check_cuda(cuda: CudaSpec) -> None:
+    given = [("cuda.versions", "has", version) for version in cuda.versions]
+    given += [("cuda.default", "is", cuda.default)] if cuda.default else []
+    for key, verb, version in given:
         if not re.fullmatch(r"\d+\.\d+|newest", version):
-            raise InputError(
-                f"{where}: {key} {version!r}",
+            raise InputError.of(
+                key,
+                f"{verb} {version!r}",
                 expected="newest, or MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)",
             )
     if cuda.default and cuda.default not in cuda.versions:
-        raise InputError(
-            f"{where}: cuda.default is {cuda.default!r}",
+        raise InputError.of(
+            "cuda.default",
+            f"is {cuda.default!r}",
             expected=f"one of cuda.versions ({', '.join(cuda.versions) or 'none'})",
         )
 
 
-def _check_gpus(verify: VerifySpec, where: str) -> None:
+def _check_gpus(verify: VerifySpec) -> None:
     if (verify.expect_gpus or 0) < 0:
-        raise InputError(f"{where}: verify.expect_gpus is {verify.expect_gpus}", expected="a number of GPUs, or null")
+        raise InputError.of("verify.expect_gpus", f"is {verify.expect_gpus}", expected="a number of GPUs, or null")

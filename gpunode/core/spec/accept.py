@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import IMAGE
-from gpunode.core.spec.option import option
+from gpunode.core.spec.option import check_text, option
 
 TOOLS = ("dcgmi", "nvbandwidth", "all_reduce_perf", "gpu-fryer", "gpu_burn", "ib_write_bw")
 
@@ -26,15 +25,13 @@ class AcceptSpec:
     image: str = option("", "image with the tools that the node lacks; it must be on the node already")
 
 
-def check_accept(accept: AcceptSpec, where: str) -> None:
+def check_accept(accept: AcceptSpec) -> None:
     """Raises InputError."""
     for name, path in accept.tools.items():
         if name not in TOOLS:
-            raise InputError(f"{where}: accept.tools has {name!r}", expected=f"one of {', '.join(TOOLS)}")
-        if not re.fullmatch(r"/[\w./+-]+", path):
-            raise InputError(f"{where}: accept.tools.{name} is {path!r}", expected="a path such as /opt/tests/bin/tool")
-    for name in accept.packages:
-        if not re.fullmatch(r"[a-zA-Z0-9][\w.+-]*(=[\w.+~:^-]+)?", name):
-            raise InputError(f"{where}: accept.packages has {name!r}", expected="NAME or NAME=VERSION")
+            raise InputError.of("accept.tools", f"has {name!r}", expected=f"one of {', '.join(TOOLS)}")
+        check_text(f"accept.tools.{name}", path, r"/[\w./+-]+", "a path such as /opt/tests/bin/tool")
+    for number, name in enumerate(accept.packages):
+        check_text(f"accept.packages[{number}]", name, r"[a-zA-Z0-9][\w.+-]*(=[\w.+~:^-]+)?", "NAME or NAME=VERSION")
     if not IMAGE.fits(accept.image):
-        raise InputError(f"{where}: accept.image is {accept.image!r}", expected="the name of an image")
+        raise InputError.of("accept.image", f"is {accept.image!r}", expected="the name of an image")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
-from gpunode.core.spec.option import option
+from gpunode.core.spec.option import check_text, option
 
 PCI_ID = r"10de:[0-9a-f]{4}"
 OTHERS = "*"  # all models that `models` does not name
@@ -74,31 +74,32 @@ def _said(settings: GpuSettings) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value != getattr(empty, name)}
 
 
-def check_gpu(gpu: GpuSpec, where: str) -> None:
+def check_gpu(gpu: GpuSpec) -> None:
     """Raises InputError for settings that cannot be together."""
     for model in gpu.models:
         if not re.fullmatch(PCI_ID, model):
-            raise InputError(f"{where}: gpu.models has {model!r}", expected="a PCI id such as '10de:2330', in quotes")
+            raise InputError.of("gpu.models", f"has {model!r}", expected="a PCI id such as '10de:2330', in quotes")
     for model, settings in gpu.by_model().items():
-        _check_settings(settings, where, "gpu" if model == OTHERS else f"gpu.models.{model}")
+        _check_settings(settings, "gpu" if model == OTHERS else f"gpu.models.{model}")
 
 
-def _check_settings(settings: GpuSettings, where: str, key: str) -> None:
+def _check_settings(settings: GpuSettings, key: str) -> None:
     if settings.power_limit is not None and settings.power_limit < 0:
-        raise InputError(
-            f"{where}: {key}.power_limit is {settings.power_limit}", expected="watts, 0 (the driver's own), or null"
+        raise InputError.of(
+            f"{key}.power_limit", f"is {settings.power_limit}", expected="watts, 0 (the driver's own), or null"
         )
-    if settings.clocks and not re.fullmatch(r"[1-9]\d{1,4}(,[1-9]\d{1,4})?|free", settings.clocks):
-        raise InputError(f"{where}: {key}.clocks is {settings.clocks!r}", expected="MHz: '1410' or '210,1410'; or free")
+    clocks = r"([1-9]\d{1,4}(,[1-9]\d{1,4})?|free)?"
+    check_text(f"{key}.clocks", settings.clocks, clocks, "MHz: '1410' or '210,1410'; or free")
     if settings.clock_range and settings.clock_range[0] > settings.clock_range[1]:
-        raise InputError(f"{where}: {key}.clocks is {settings.clocks!r}", expected="the lower one first: '210,1410'")
+        raise InputError.of(f"{key}.clocks", f"is {settings.clocks!r}", expected="the lower one first: '210,1410'")
     for name, value, words in (
         ("power_limit", settings.power_limit, "limit"),
         ("clocks", settings.clock_range, "clocks"),
     ):
         if value and not settings.persistence:
-            raise InputError(
-                f"{where}: {key}.{name} is set, and {key}.persistence is not true",
+            raise InputError.of(
+                f"{key}.{name}",
+                f"is set, and {key}.persistence is not true",
                 expected=f"persistence: true: without it the driver forgets the {words} when the last program ends",
                 fix="set gpu.persistence to true",
             )

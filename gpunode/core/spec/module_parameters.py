@@ -19,19 +19,21 @@ _SHOWN_AS = {"NVreg_RestrictProfilingToAdminUsers": "RmProfilingAdminOnly"}  # t
 Parameters = Mapping[str, Mapping[str, str]]  # module → name → value
 
 
-def check_parameters(parameters: Parameters, where: str) -> None:
+def check_parameters(parameters: Parameters) -> None:
     """Raises InputError for what cannot stand in a file of modprobe.d, or is of no module of the driver."""
     for module, options in parameters.items():
         if not _MODULE.match(module):
-            raise InputError(
-                f"{where}: driver.module_parameters has the module {module!r}",
+            raise InputError.of(
+                "driver.module_parameters",
+                f"has the module {module!r}",
                 expected="a module of the driver: nvidia, nvidia_drm, nvidia_modeset, nvidia_uvm, nvidia_peermem",
                 fix="other modules' parameters are not gpunode's: put them in a file of your own in /etc/modprobe.d",
             )
         for name, value in options.items():
             if not (name and MODULE.fits(name) and value and PARAMETER.fits(value)):
-                raise InputError(
-                    f"{where}: driver.module_parameters.{module} has {name}={value!r}",
+                raise InputError.of(
+                    f"driver.module_parameters.{module}",
+                    f"has {name}={value!r}",
                     expected="a name and a value without blanks and quotes, such as NVreg_EnableGpuFirmware: 0",
                     fix=f"modinfo -p {module} lists them on a node that has the driver",
                 )

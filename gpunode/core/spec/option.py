@@ -1,9 +1,12 @@
-"""How a key of gpunode.yml is declared."""
+"""How a key of gpunode.yml is declared and checked."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from typing import Any
+
+from gpunode.core.errors import InputError
 
 
 def option(default: Any, doc: str) -> Any:
@@ -11,3 +14,10 @@ def option(default: Any, doc: str) -> Any:
     if isinstance(default, dict):
         return field(default_factory=dict, metadata={"doc": doc})
     return field(default=default, metadata={"doc": doc})
+
+
+def check_text(key: str, value: str | None, pattern: str, expected: str, *, fix: str = "") -> None:
+    """Raises InputError where the value of a key is something else than the pattern, whole; None is no value."""
+    if value is not None and not re.fullmatch(pattern, value):
+        see = f"see: gpunode explain {key.partition('[')[0]}"
+        raise InputError.of(key, f"is {value!r}", expected=expected, fix=fix or see)

@@ -45,32 +45,30 @@ class RolloutSpec:
     order: Literal["inventory", "name"] = option("inventory", "which hosts come first: as in the inventory, or by name")
 
 
-def check_rollout(rollout: RolloutSpec, where: str) -> None:
+def check_rollout(rollout: RolloutSpec) -> None:
     """Raises InputError for counts that are none, and for waves that do not grow to the whole."""
     counts = [("rollout.max_unavailable", rollout.max_unavailable), ("rollout.max_failures", rollout.max_failures)]
     for name, text in [*counts, *(("rollout.waves", wave) for wave in rollout.waves)]:
         if not re.fullmatch(r"\d+|(\d|[1-9]\d|100)%", text):
-            raise InputError(f"{where}: {name} has {text!r}", expected="a number of hosts such as 5, or 0% to 100%")
+            raise InputError.of(name, f"has {text!r}", expected="a number of hosts such as 5, or 0% to 100%")
     if share(rollout.max_unavailable, 100) == 0:
-        raise InputError(f"{where}: rollout.max_unavailable is 0", expected="at least 1: nothing could ever be done")
+        raise InputError.of("rollout.max_unavailable", "is 0", expected="at least 1: nothing could ever be done")
     if not rollout.waves or rollout.waves[-1] != "100%":
-        raise InputError(f"{where}: rollout.waves ends with {rollout.waves[-1:]}", expected="100% as the last wave")
+        raise InputError.of("rollout.waves", f"ends with {rollout.waves[-1:]}", expected="100% as the last wave")
     if min(rollout.drain.timeout, rollout.drain.ready_timeout) < 1:
-        raise InputError(f"{where}: rollout.drain has a timeout below 1", expected="seconds")
+        raise InputError.of("rollout.drain", "has a timeout below 1", expected="seconds")
     if rollout.soak < 0:
-        raise InputError(f"{where}: rollout.soak is {rollout.soak}", expected="0 or more seconds")
+        raise InputError.of("rollout.soak", f"is {rollout.soak}", expected="0 or more seconds")
     for kind in ("%", ""):
         sizes = [int(w.rstrip("%")) for w in rollout.waves if w.endswith("%") == bool(kind)]
         if sizes != sorted(set(sizes)):
-            raise InputError(
-                f"{where}: rollout.waves are {', '.join(rollout.waves)}", expected="each larger than before"
-            )
+            raise InputError.of("rollout.waves", f"are {', '.join(rollout.waves)}", expected="each larger than before")
 
 
-def parse_rollout(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+def parse_rollout(data: Mapping[str, Any]) -> dict[str, Any]:
     """Some of the keys of `rollout`, as options give them → fields of RolloutSpec.  Raises InputError."""
     found: dict[str, Any] = {key: tuple(map(str, value)) if key == "waves" else value for key, value in data.items()}
-    check_rollout(RolloutSpec(**found), where)
+    check_rollout(RolloutSpec(**found))
     return found
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import URL
-from gpunode.core.spec.option import option
+from gpunode.core.spec.option import check_text, option
 
 _PLACES = ("{version}", "{arch}")
 
@@ -22,33 +21,32 @@ class RunfileSpec:
     sha256: str = option("", "SHA-256 of the file; empty takes the one that NVIDIA's server publishes for it")
 
 
-def check_runfiles(driver: RunfileSpec, cuda: Mapping[str, RunfileSpec], versions: tuple[str, ...], where: str) -> None:
+def check_runfiles(driver: RunfileSpec, cuda: Mapping[str, RunfileSpec], versions: tuple[str, ...]) -> None:
     """Raises InputError on what cannot be meant."""
-    _check(driver, "driver.runfile", where)
+    _check(driver, "driver.runfile")
     for version, runfile in cuda.items():
         if version not in versions:
-            raise InputError(
-                f"{where}: cuda.runfiles has {version!r}",
+            raise InputError.of(
+                "cuda.runfiles",
+                f"has {version!r}",
                 expected=f"one of cuda.versions ({', '.join(versions) or 'none'}), in quotes",
             )
-        _check(runfile, f"cuda.runfiles.{version}", where)
+        _check(runfile, f"cuda.runfiles.{version}")
 
 
-def _check(runfile: RunfileSpec, key: str, where: str) -> None:
+def _check(runfile: RunfileSpec, key: str) -> None:
     if runfile.url and runfile.path:
-        raise InputError(f"{where}: {key} has both url and path", expected="one of them")
+        raise InputError.of(key, "has both url and path", expected="one of them")
     if not URL.fits(runfile.url):
-        raise InputError(
-            f"{where}: {key}.url is {runfile.url!r}", expected="a URL that begins with http:// or https://"
-        )
+        raise InputError.of(f"{key}.url", f"is {runfile.url!r}", expected="a URL that begins with http:// or https://")
     for name in ("url", "path"):
         left = getattr(runfile, name)
         for place in _PLACES:
             left = left.replace(place, "")
         if set("{}") & set(left):
-            raise InputError(
-                f"{where}: {key}.{name} is {getattr(runfile, name)!r}",
+            raise InputError.of(
+                f"{key}.{name}",
+                f"is {getattr(runfile, name)!r}",
                 expected=f"no braces but {' and '.join(_PLACES)}",
             )
-    if runfile.sha256 and not re.fullmatch(r"[0-9A-Fa-f]{64}", runfile.sha256):
-        raise InputError(f"{where}: {key}.sha256 is {runfile.sha256!r}", expected="64 hex digits")
+    check_text(f"{key}.sha256", runfile.sha256, r"([0-9A-Fa-f]{64})?", "64 hex digits")

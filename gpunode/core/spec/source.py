@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from gpunode.core.errors import InputError
-from gpunode.core.spec.option import option
+from gpunode.core.spec.option import check_text, option
 
 # The repository of all that a node needs beside NVIDIA's: where it is named, the node's own ones are not asked.
 DISTRIBUTION = "distribution"
@@ -31,22 +30,22 @@ class SourceSpec:
     )
 
 
-def check_sources(sources: Mapping[str, SourceSpec], where: str) -> None:
+def check_sources(sources: Mapping[str, SourceSpec]) -> None:
     """Raises InputError for fingerprints and addresses that cannot be."""
     for name, source in sources.items():
-        if source.fingerprint and not re.fullmatch(r"[0-9A-Fa-f]{40}", source.fingerprint.replace(" ", "")):
-            raise InputError(f"{where}: sources.{name}.fingerprint is {source.fingerprint!r}", expected="40 hex digits")
+        check_text(f"sources.{name}.fingerprint", source.fingerprint, r"( *[0-9A-Fa-f]){40} *|", "40 hex digits")
         for word in (part.partition("}")[0] for part in source.url.split("{")[1:]):
             if word not in PLACEHOLDERS:
-                raise InputError(
-                    f"{where}: sources.{name}.url has {{{word}}}",
+                raise InputError.of(
+                    f"sources.{name}.url",
+                    f"has {{{word}}}",
                     expected=f"of words in braces only {', '.join(f'{{{known}}}' for known in PLACEHOLDERS)}",
                 )
     own = sources.get(DISTRIBUTION)
     if own and not (own.url and own.key and own.fingerprint):
-        raise InputError(
-            f"{where}: sources.{DISTRIBUTION} lacks "
-            + " and ".join(key for key in ("url", "key", "fingerprint") if not getattr(own, key)),
+        raise InputError.of(
+            f"sources.{DISTRIBUTION}",
+            "lacks " + " and ".join(key for key in ("url", "key", "fingerprint") if not getattr(own, key)),
             expected="url, key and fingerprint: gpunode knows no such source",
         )
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from gpunode.core.errors import InputError
-from gpunode.core.spec.option import option
+from gpunode.core.spec.option import check_text, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,32 +71,24 @@ class FabricSpec:
 _CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 
 
-def check_toolkit(toolkit: ToolkitSpec, fabric: FabricSpec, where: str) -> None:
+def check_toolkit(toolkit: ToolkitSpec, fabric: FabricSpec) -> None:
     """Raise InputError for values that NVIDIA's tools refuse."""
     config = toolkit.config
     # api/config/v1/cli.go: a path without @ is the container's, which is refused since 1.16.2 (CVE-2024-0132)
-    _check(where, "toolkit.config.ldconfig", config.ldconfig, r"@/\S+", "a path of the host with @: '@/sbin/ldconfig'")
-    _check(
-        where, "toolkit.config.user", config.user, r"([\w.-]+(:[\w.-]+)?)?", "USER or USER:GROUP, such as root:video"
-    )
+    check_text("toolkit.config.ldconfig", config.ldconfig, r"@/\S+", "a path of the host with @: '@/sbin/ldconfig'")
+    check_text("toolkit.config.user", config.user, r"([\w.-]+(:[\w.-]+)?)?", "USER or USER:GROUP, such as root:video")
     one = "|".join(_CAPABILITIES)
     expected = f"names out of {', '.join(_CAPABILITIES)} with commas between them"
     capabilities = config.supported_driver_capabilities
-    _check(where, "toolkit.config.supported_driver_capabilities", capabilities, rf"({one})(,({one}))*", expected)
-    _check(where, "toolkit.config.swarm_resource", config.swarm_resource, r"\w*(,\w+)*", "names of variables")
+    check_text("toolkit.config.supported_driver_capabilities", capabilities, rf"({one})(,({one}))*", expected)
+    check_text("toolkit.config.swarm_resource", config.swarm_resource, r"\w*(,\w+)*", "names of variables")
     expected = "none, auto, or a version of three numbers such as 4.6.0 (DCGM 4 or later)"
-    _check(where, "fabric.dcgm", fabric.dcgm, r"none|auto|([4-9]|\d\d)\.\d+\.\d+", expected)
+    check_text("fabric.dcgm", fabric.dcgm, r"none|auto|([4-9]|\d\d)\.\d+\.\d+", expected)
     if (fabric.imex == "static" and not fabric.imex_nodes) or (fabric.imex in ("dra", "off") and fabric.imex_nodes):
-        raise InputError(
-            f"{where}: fabric.imex is {fabric.imex}, and fabric.imex_nodes has {len(fabric.imex_nodes)} nodes",
+        raise InputError.of(
+            "fabric.imex",
+            f"is {fabric.imex}, and fabric.imex_nodes has {len(fabric.imex_nodes)} nodes",
             expected="imex_nodes with static (or auto), and none with dra and off",
         )
     for number, node in enumerate(fabric.imex_nodes):
-        _check(where, f"fabric.imex_nodes[{number}]", node, r"[\w.:%-]+", "an IP address or host name")
-
-
-def _check(where: str, key: str, value: Any, pattern: str, expected: str) -> None:
-    if value is not None and not re.fullmatch(pattern, value):
-        raise InputError(
-            f"{where}: {key} is {value!r}", expected=expected, fix=f"see: gpunode explain {key.partition('[')[0]}"
-        )
+        check_text(f"fabric.imex_nodes[{number}]", node, r"[\w.:%-]+", "an IP address or host name")

@@ -55,16 +55,15 @@ class TuningSpec:
         return tuple(one.name for one in fields(self) if one.name != "sysctl" and getattr(self, one.name) != "keep")
 
 
-def check_tuning(tuning: TuningSpec, where: str) -> None:
+def check_tuning(tuning: TuningSpec) -> None:
     """Raises InputError for a kernel setting that is none of these."""
     for key, value in tuning.sysctl.items():
         if not (SYSCTL.fits(key) and (key.startswith("net.") or key == "vm.nr_hugepages")):
-            raise InputError(
-                f"{where}: tuning.sysctl has {key!r}",
+            raise InputError.of(
+                "tuning.sysctl",
+                f"has {key!r}",
                 expected="net.… or vm.nr_hugepages",
                 fix="others are not gpunode's: put them in a file of your own in /etc/sysctl.d",
             )
         if not (value and SETTING.fits(value)):
-            raise InputError(
-                f"{where}: tuning.sysctl.{key} is {value!r}", expected="words or numbers, one blank between"
-            )
+            raise InputError.of(f"tuning.sysctl.{key}", f"is {value!r}", expected="words or numbers, one blank between")

@@ -152,7 +152,7 @@ class Run:
     _unfinished: frozenset[str] = frozenset()  # hosts that an earlier run began with
 
     def __post_init__(self) -> None:
-        self.over = parse_rollout(self.options.rollout, f"the options of {self.verb}")
+        self.over = parse_rollout(self.options.rollout)
         self.cancelled = threading.Event()
         self.targets = replace(self.targets, stop=self.cancelled)
         worker = Worker(

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from hashlib import sha256
 from typing import TYPE_CHECKING, ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, say
 
 if TYPE_CHECKING:
-    from gpunode.core.errors import InputError
     from gpunode.core.model import NodeFacts
     from gpunode.core.secrets import Secrets
     from gpunode.edge.desired import DesiredState, Planned
@@ -48,7 +46,9 @@ class ActionModule(NodeAction):
         try:
             spec = desired.spec(over, host=host)
         except InputError as error:
-            raise self._located(error) from None
+            for one in (error, *error.others):
+                one.excerpt = self._set_by(one.key)
+            raise
         asked = sha256(repr(spec).encode()).hexdigest()
         earlier = self._earlier(asked)
         if earlier:
@@ -119,25 +119,23 @@ class ActionModule(NodeAction):
         )
         return talk.planned
 
-    def _located(self, error: InputError) -> InputError:
-        """The error, with the variable, file and line that each wrong value is from."""
+    def _set_by(self, key: str) -> str:
+        """The variable, file and line that a key's value is from, as an excerpt; "" where it is from gpunode.yml."""
         from ansible._internal._datatag._tags import Origin
 
         from gpunode.core.spec.flat import flat_variables
 
-        for one in (error, *error.others):
-            for variable in flat_variables().values():
-                if not re.search(rf": {re.escape(variable.key)}\b", one.what):
-                    continue
-                name, value = variable.name, self._vars.get(variable.name)
-                if value in (None, ""):
-                    name, value = "gpunode_spec", self._vars.get("gpunode_spec")
-                    for key in variable.path:
-                        value = value.get(key) if isinstance(value, dict) else None
-                origin = Origin.get_tag(value)
-                if value is not None:
-                    one.excerpt = f"  set by:   {name}{f', {origin}' if origin else ''}"
-        return error
+        for variable in flat_variables().values():
+            if key != variable.key and not key.startswith((f"{variable.key}.", f"{variable.key}[")):
+                continue
+            name, value = variable.name, self._vars.get(variable.name)
+            if value in (None, ""):
+                name, value = "gpunode_spec", self._vars.get("gpunode_spec")
+                for part in variable.path:
+                    value = value.get(part) if isinstance(value, dict) else None
+            origin = Origin.get_tag(value)
+            return f"  set by:   {name}{f', {origin}' if origin else ''}" if value is not None else ""
+        return ""
 
     def _check_secrets(self, secrets: Secrets) -> None:
         """Later tasks get references, and can follow only those to gpunode_spec and gpunode_config."""
