@@ -38,8 +38,13 @@ def test_what_was_asked_is_in_force(case: EditCase) -> None:
     after, request = case.done, asked(case)
     minor = minor_of(request.server_version)
     flags = flags_in(program_of(after, request.unit, "kubelet").words)
-    path = last_value(flags, "config") or ""
+    path, folder = last_value(flags, "config") or "", last_value(flags, "config-dir")
     printed = yaml.safe_load(after[path]) if path in after else {}
+    for drop_in in sorted(one for one in after if folder and one.startswith(f"{folder}/")):
+        for key, value in yaml.safe_load(
+            after[drop_in]
+        ).items():  # maps are merged, as kubernetes.io says of --config-dir
+            printed[key] = {**printed.get(key, {}), **value} if isinstance(value, dict) else value
     assert [fault for fault in kubelet_faults(printed, minor, RULES) if "unknown" not in fault] == [] or not printed
     if request.cgroup_driver:
         assert (last_value(flags, "cgroup-driver") or printed["cgroupDriver"]) == request.cgroup_driver

@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from gpunode.core.edits.kubernetes.schemas import UnknownField, kubelet_faults
 from gpunode.core.edits.target import Activation, EditTarget, Files, Records, Refusal, asks, units_changed
@@ -64,10 +64,11 @@ def _patterns(files: Files, request: KubeletRequest) -> tuple[str, ...]:
     if request.unit not in files:
         return tuple(found)
     try:
-        path = last_value(flags_in(program_of(files, request.unit, NAME).words), "config")
+        flags = flags_in(program_of(files, request.unit, NAME).words)
     except Refusal:  # configure says it
-        path = None
-    return (*found, *([path] if path else []))
+        return tuple(found)
+    config, folder = last_value(flags, "config"), last_value(flags, "config-dir")
+    return (*found, *([config] if config else []), *([f"{folder.rstrip('/')}/*.conf"] if folder else []))
 
 
 def _not_removed(_files: Files, undo: Records) -> Edit:
@@ -133,6 +134,14 @@ class _State:
         path = last_value(self.flags, "config") or ""
         return path if path in self.files else ""
 
+    @property
+    def configs(self) -> dict[str, dict[str, Any]]:
+        """What the configuration file and the drop-ins of --config-dir say, in the order in which they count."""
+        folder = (last_value(self.flags, "config-dir") or "").rstrip("/")
+        drop_ins = [path for path in self.files if path.endswith(".conf") and posixpath.dirname(path) == folder]
+        paths = [*([self.config] if self.config else []), *sorted(drop_ins)]
+        return {path: yamltext.parse(path, self.files[path])[1] for path in paths}
+
     def with_files(self, files: Mapping[str, bytes], *reasons: Reason) -> _State:
         return _State(files, self.unit, (*self.reasons, *reasons)) if files != self.files else self
 
@@ -160,15 +169,16 @@ def _with_setting(state: _State, flag: str, value: str | Mapping[str, str], rule
     moved = next(one for one in rules.kubelet if one.flag == flag)
     if any(one.name == flag for one in state.flags) or not state.config:
         return _with_flag(state, flag, value)
-    text, stated = yamltext.parse(state.config, state.files[state.config])
-    after = text
+    configs = state.configs  # the last file that has the field counts, for each of its keys
+    path = next((one for one in reversed(configs) if yamltext.value_at(configs[one], moved.field)), state.config)
+    after, stated = yamltext.parse(path, state.files[path])
     values = value if isinstance(value, Mapping) else {"": value}
     for key, one in values.items():
         place = (*moved.field, key) if key else moved.field
         if yamltext.value_at(stated, place) != one:
             after = yamltext.set_value(after, place, one)
-    reason = Reason(what=f"{state.config}: {'.'.join(moved.field)}", why=f"is {_listed(value)}", source=moved.source)
-    return state.with_files({**state.files, state.config: after.encode()}, reason)
+    reason = Reason(what=f"{path}: {'.'.join(moved.field)}", why=f"is {_listed(value)}", source=moved.source)
+    return state.with_files({**state.files, path: after.encode()}, reason)
 
 
 def _with_flag(state: _State, flag: str, value: str | Mapping[str, str]) -> _State:
@@ -217,13 +227,11 @@ def _listed(value: str | Mapping[str, str]) -> str:
 
 def _faults(state: _State, request: KubeletRequest, rules: SchedulerRules) -> Iterator[Reason]:
     """What the kubelet has against its configuration file: a wrong type is refused, an unknown field only said."""
-    if not state.config:
-        return
-    _, stated = yamltext.parse(state.config, state.files[state.config])
-    for fault in kubelet_faults(stated, minor_of(request.server_version), rules):
-        if not isinstance(fault, UnknownField):
-            raise Refusal(f"{state.config}: kubelet {request.server_version} would not start with it: {fault}", _FIX)
-        yield Reason(what=f"{state.config}: {fault}", why="the kubelet ignores it, with a warning", source="")
+    for path, stated in state.configs.items():
+        for fault in kubelet_faults(stated, minor_of(request.server_version), rules):
+            if not isinstance(fault, UnknownField):
+                raise Refusal(f"{path}: kubelet {request.server_version} would not start with it: {fault}", _FIX)
+            yield Reason(what=f"{path}: {fault}", why="the kubelet ignores it, with a warning", source="")
 
 
 def _notes(changes: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Iterator[Reason]:
@@ -240,6 +248,9 @@ def _notes(changes: Mapping[str, bytes], request: KubeletRequest, rules: Schedul
         if path.startswith(("/usr/lib/", "/lib/")):
             why = "belongs to a package, whose next update may rewrite it"
             yield Reason(what=path, why=why, source="")
+        if path.startswith(("/etc/kubernetes/kubelet/", "/etc/eks/")):
+            why = "is rewritten by Amazon EKS' nodeadm at boot: set it in the NodeConfig of the instance as well"
+            yield Reason(what=path, why=why, source="https://awslabs.github.io/amazon-eks-ami/nodeadm/")
         if path in (CONFIG, posixpath.join(posixpath.dirname(CONFIG), "kubeadm-flags.env")):
             why = "is rewritten by kubeadm upgrade: set it in the ConfigMap kubelet-config as well, or run this again"
             yield Reason(
@@ -305,9 +316,8 @@ def _activation(files: Files, edit: Edit, request: KubeletRequest) -> Activation
 
 def _health(files: Mapping[str, bytes], request: KubeletRequest) -> tuple[tuple[str, ...], ...]:
     """How to ask where it answers, by its flags, its configuration file, or 127.0.0.1:10248."""
-    flags = flags_in(program_of(files, request.unit, NAME).words)
-    path = last_value(flags, "config") or ""
-    stated = yamltext.parse(path, files[path])[1] if path in files else {}
+    state = _State(files, request.unit)
+    flags, stated = state.flags, {key: one for found in state.configs.values() for key, one in found.items()}
     port = last_value(flags, "healthz-port") or str(stated.get("healthzPort", 10248))
     address = last_value(flags, "healthz-bind-address") or str(stated.get("healthzBindAddress") or "127.0.0.1")
     return asks("http", address, port)

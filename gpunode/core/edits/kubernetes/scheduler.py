@@ -128,6 +128,11 @@ def image_version(files: Mapping[str, bytes], manifest: str) -> str:
 
 def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
     refuse_old("kubernetes", request.server_version, rules.support)
+    if "/rke2/" in request.manifest:
+        raise Refusal(
+            f"RKE2 writes {request.manifest} again at every start",
+            "set kube-scheduler-arg and kube-scheduler-extra-mount in /etc/rancher/rke2/config.yaml",
+        )
     host = host_of(files, request)
     extender = _extender_of(files, request, rules)
     path, data, reasons = _configuration(files, host, request, extender)
@@ -291,7 +296,8 @@ def completed(files: Mapping[str, bytes], request: SchedulerRequest) -> Schedule
         if not there:
             raise RefusedError(
                 f"{NAME} is not on this host: neither {MANIFEST} nor {UNITS[0]} is there",
-                fix="run it on a control-plane node, or name what starts it: --manifest PATH or --unit PATH",
+                fix="run it on a control-plane node, or name what starts it: --manifest PATH or --unit PATH; "
+                "k3s and RKE2 manage it themselves (kube-scheduler-arg in their config.yaml)",
             )
         request = replace(request, manifest=there) if there == MANIFEST else replace(request, unit=there)
     version = request.server_version
