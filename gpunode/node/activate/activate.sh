@@ -63,7 +63,7 @@ as_shown() {
 # kernels whose initramfs is missing or older than the files that go into it; only kernels that have an image
 stale_initramfs() {
   if announced 'file /etc/\(modprobe.d\|modules-load.d\|dracut.conf.d\|initramfs-tools\|mkinitcpio.conf\)'; then coming=1; else coming=; fi
-  for image in /boot/vmlinuz-* /boot/vmlinuz; do
+  for image in /boot/vmlinuz-*; do
     [ -e "$image" ] || continue
     release=${image#/boot/vmlinuz-}
     for initrd in "/boot/initrd.img-$release" "/boot/initramfs-$release.img" "/boot/initrd-$release"; do
