@@ -56,7 +56,7 @@ def test_a_fence_that_somebody_took_away_is_reported_by_verify_and_put_back(node
     node.sh("rm /etc/apt/apt.conf.d/52gpunode-unattended-upgrades")
     host = node.json("verify", "--no-smoke", exit=3)
     assert [c["id"] for c in host["checks"] if "52gpunode-unattended-upgrades" in c["message"]] == [
-        "plan.driver.sources"
+        "plan.driver.upgrades"
     ]
     node.json("provision", "--yes")
     assert "Package-Blacklist" in node.sh("cat /etc/apt/apt.conf.d/52gpunode-unattended-upgrades")

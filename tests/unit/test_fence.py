@@ -33,7 +33,7 @@ def no_key_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 def fence(facts: NodeFacts, spec: dict[str, Any] | None = None) -> str | None:
     """The file that the plan writes, "gone" when it removes it, None when it leaves it alone."""
     for step in DesiredState(spec or {}).plan("node1", facts).plan.steps:
-        for file in step.value if step.id == "driver.sources" else ():
+        for file in step.value if step.id == "driver.upgrades" else ():
             if file["path"] == UNATTENDED_CONF:
                 return "gone" if file["content"] is None else str(file["content"])
     return None

@@ -244,9 +244,9 @@ def _sources(facts: NodeFacts, driver: DriverChoice, templates: Mapping[str, str
             )
     if patterns := fence_patterns(facts, driver):
         text = render(templates["unattended-upgrades.conf.j2"], patterns=patterns)
-        yield File(role="driver", option="sources", path=UNATTENDED_CONF, text=text)
+        yield File(role="driver", option="upgrades", path=UNATTENDED_CONF, text=text)
     elif UNATTENDED_CONF in facts.files:
-        yield File(role="driver", option="sources", path=UNATTENDED_CONF, text=None)
+        yield File(role="driver", option="upgrades", path=UNATTENDED_CONF, text=None)
 
 
 def _problems(facts: NodeFacts, driver: DriverChoice) -> Iterator[Problem]:
@@ -307,7 +307,7 @@ def _exchange(case: HostCase, mine: Sequence[Item]) -> str:
         )
         if other or _another_driver(case):
             return f"exchanges the driver {case.facts.driver.loaded}: what uses the GPU has to end{reboot}"
-    if case.facts.driver.nouveau:
+    if any(gpu.driver == "nouveau" for gpu in case.facts.gpus):
         return f"takes the GPU from nouveau: what uses it has to end{reboot}"
     return ""
 

@@ -262,7 +262,7 @@ def _files_rested_on(facts: NodeFacts, want: Wanted) -> dict[str, str]:
         *(
             item.path
             for key, item in want.items.items()
-            if key.option in ("sources", "files") and isinstance(item, File)
+            if key.option in ("sources", "upgrades", "files") and isinstance(item, File)
         ),
         *(p for r in facts.runtimes for p in r.files),
     ]

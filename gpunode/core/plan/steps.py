@@ -125,6 +125,7 @@ STEPS = (
         runfile.STEP,
         about="Installers to run.",
     ),
+    StepRow("driver", "upgrades", "Keep unattended upgrades off the driver", file.STEP),
     StepRow("driver", "files", "Keep nouveau off the GPU", file.STEP),
     StepRow("driver", "first_boot", "Leave what loads and proves the driver at the first boot", first_boot.STEP),
     StepRow(
