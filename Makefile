@@ -59,8 +59,8 @@ test-all: install  ## everything: all unit and lab tests, Molecule, ansible-test
 test-vm: install  ## machines that boot under Secure Boot: real kernels and drivers in QEMU; an hour or more
 	@$(BIN)/python .ci/tiers.py vm
 
-test-gpu: install  ## gpunode against the GPUs of this machine: a table and an archive
-	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m gpunode selftest $(ARGS)
+test-gpu: install  ## build/gpu: all that tries gpunode on a machine with a GPU, root and no network; start run.sh there
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python tests/gpu/build.py build/gpu
 
 demo: install  ## a node with a faked GPU on this machine, from nothing to verified (KEEP=1 keeps the node)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/demo.sh

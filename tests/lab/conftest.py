@@ -18,7 +18,7 @@ EXTENDED = {
     f"test_{name}"
     for name in "air_gap driver_settings fabric_node families fleet_faults fleet_kill golden_image hostile_node "
     "aarch64 how_to migration package_faults rollback runfile selftest settling sharing shards "
-    "ubuntu unattended_upgrades uninstall".split()
+    "gpu_payload ubuntu unattended_upgrades uninstall".split()
 }
 
 

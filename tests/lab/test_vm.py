@@ -71,6 +71,10 @@ def test_a_module_that_is_not_signed_is_refused_by_the_kernel(machine: Machine) 
 def test_from_nothing_to_canonicals_signed_module_on_the_gpu(machine: Machine) -> None:
     with machine.timed("provision"):
         done = machine.json("provision", "--yes", exit=None)
+    print(
+        done["message"],
+        [f"{check['id']}: {check['message']}" for check in done["checks"] if check["status"] == "failed"],
+    )
     assert machine.bound() == dict.fromkeys(machine.bound(), "nvidia"), done
     assert "Canonical" in machine.signer("nvidia")
     assert re.search(r"NVRM: loading NVIDIA UNIX Open Kernel Module +580\.", machine.sh("dmesg"))
