@@ -176,7 +176,7 @@ def _findings(nodes: list[Detected]) -> list[str]:
             system = facts.distro.name or facts.distro.key or "unknown distribution"
             lines.append(f"{node.host}: {system}, {facts.arch}; GPUs: {gpu_summary(facts)}; {engines}{kube}")
             if not facts.gpus:
-                lines.append(f"{node.host}: warning: no NVIDIA GPU on PCI; provision and verify will exit with 3")
+                lines.append(f"{node.host}: warning: no NVIDIA GPU on PCI; plan, provision and verify exit with 3")
     return lines
 
 

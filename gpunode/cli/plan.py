@@ -59,7 +59,7 @@ def detail_option(command: Command) -> Command:
     "  gpunode plan --probe saved/gpu1.probe --format json\n"
     "  gpunode plan image1 --for-gpu 10de:2330 --no-load\n"
     "  gpunode plan -i inventory/hosts.yml -o review/ --shards 4\n\n"
-    "Exit codes: 0 nothing to do, 3 steps pending, 4 a host is unreachable, 5 refused.",
+    "Exit codes: 0 nothing to do, 3 steps pending or no GPU, 4 a host is unreachable, 5 refused.",
 )
 @target_options
 @spec_option

@@ -280,7 +280,7 @@ def _note_done(journal: Runs, run: RunRow, hosts: list[HostPlan], results: list[
     journal.keep({p.plan.facts_hash: p.facts for p in planned.values()})
     later = journal.hosts(next((r.run for r in results if r.run), ""))
     states = {host: p.plan.facts_hash for host, p in planned.items()} | {row.host: row.found for row in later}
-    journal.ended(run.name, [replace(r, message=f"resumed: {r.message}") for r in results if r.ok], states)
+    journal.ended(run.name, [replace(r, message=f"resumed: {r.message}") for r in results if r.state == "done"], states)
 
 
 def _journal() -> Runs:

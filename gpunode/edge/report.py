@@ -145,7 +145,8 @@ def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, A
     """A host of a run; one without a pool had nothing to be done on it, or nothing could be."""
     last = {"exit": row.exit, "message": row.message, "fix": row.fix}
     if not row.pool:
-        return _of_data(plan) if plan else make_host(row.host, result=last)
+        plan = plan or {}
+        return make_host(row.host, pool=plan.get("pool", ""), probe=_seen(plan), plan=plan, result=last)
     run = HostRun(
         wave=row.wave,
         state=row.state,

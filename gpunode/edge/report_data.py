@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpunode.core.checks.health import Expected
 from gpunode.core.errors import GpunodeError, error_data
 from gpunode.core.model import HostResult
 from gpunode.core.printable import json_text
@@ -61,8 +62,8 @@ def _found(host: HostPlan | None, desired: DesiredState) -> dict[str, Any] | Non
     """For a reader of reports; None where nothing is known, or it cannot be put into words."""
     if host is None or host.planned is None:
         return None
-    facts = host.planned.facts
-    seen = isolated(host.host, lambda: asdict(see(facts, desired.knowledge)))
+    facts, expected = host.planned.facts, Expected(spec=host.planned.spec.verify)
+    seen = isolated(host.host, lambda: asdict(see(facts, desired.knowledge, expected)))
     return None if isinstance(seen, GpunodeError) else seen
 
 

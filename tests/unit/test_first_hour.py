@@ -6,17 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fleet_world
 import pytest
 from click.testing import CliRunner, Result
+from fleet_world import World
 
 from gpunode.cli.main import cli
 from gpunode.cli.runs import _say_changed
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import parse_probe
+from gpunode.core.report.fleet import unfinished_text
 from gpunode.edge import detect as edge_detect
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, one_name_each
+from gpunode.edge.fleet import workflow
 from gpunode.edge.fleet.runs import RunRow
+from gpunode.edge.report import of_run
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 HEADERS = "#: gpunode-probe 1\n#: system\n#: os_release\n#: pci\n#: packages\n#: end\n"
@@ -136,3 +141,32 @@ def test_resume_says_that_gpunode_yml_has_changed(
     _say_changed(row, DesiredState(OLD), lambda: now)
     said = capsys.readouterr().err
     assert (f"has changed since run r1 began ({changed})" in said) == bool(changed) and bool(said) == bool(changed)
+
+
+NO_GPU = parse_probe((PROBES / "debian12-no-gpu/probe.txt").read_text())
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_commands_agree_about_a_node_without_a_gpu(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    found = [Detected(host="gpu1", facts=NO_GPU)]
+    monkeypatch.setattr(workflow, "detect", lambda where, **_: found)
+    monkeypatch.setattr(edge_detect, "probe", lambda hosts, where, **_: found)
+    Path("gpunode.yml").write_text(f"verify: {{allow_no_gpu: {str(allowed).lower()}}}\n")
+    for words in (["plan"], ["verify", "--no-smoke"], ["provision", "--yes"]):
+        done = run(*words, "gpu1")
+        assert done.return_value == (0 if allowed else 3), words
+        assert any(word in done.output for word in ("warning", "FAILED", "exit 3")) != allowed, words
+
+
+def test_a_run_is_done_with_a_node_that_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be done on it, so there is nothing to resume; the report says pending, as the exit code 3 does."""
+    monkeypatch.setitem(fleet_world.KINDS, "no GPU", NO_GPU)
+    world = World(["fresh", "no GPU"])
+    assert world.provision({}, tmp_path) == {"gpu0000": 0, "gpu0001": 3}
+    [row] = world.journal(tmp_path).latest(1)
+    assert {h.host: h.state for h in world.journal(tmp_path).hosts(row.name)} == dict.fromkeys(world.hosts, "done")
+    assert unfinished_text(world.results) == "" and row.status == "done"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    report = of_run("last")
+    assert {host.name: host.state for host in report.hosts} == {"gpu0000": "ok", "gpu0001": "pending"}
+    assert sum(pool.provisioned for pool in report.pools) == 1

@@ -423,8 +423,8 @@ H100, NONE = "debian12-h100-provisioned", "debian12-no-gpu"  # one GPU, in slot 
 BEFORE = {"0000:17:00.0": "10de:2330", "0000:65:00.0": "10de:2330"}
 PRESENCE = {  # node, expected → id: status
     "none at all": (NONE, Expected(spec=VerifySpec()), {"gpu.present": "failed"}),
-    "none, and allowed": (NONE, Expected(spec=VerifySpec(allow_no_gpu=True)), {"gpu.present": "warning"}),
-    "none, as expected": (NONE, Expected(spec=VerifySpec(expect_gpus=0)), {"gpu.present": "warning"}),
+    "none, and allowed": (NONE, Expected(spec=VerifySpec(allow_no_gpu=True)), {"gpu.present": "skipped"}),
+    "none, as expected": (NONE, Expected(spec=VerifySpec(expect_gpus=0)), {"gpu.present": "skipped"}),
     "fewer than expected": (H100, Expected(spec=VerifySpec(expect_gpus=8)), {"gpu.expected": "failed"}),
     "more than expected": (H100, Expected(spec=VerifySpec(expect_gpus=0)), {"gpu.expected": "failed"}),
     "as many as expected": (H100, Expected(spec=VerifySpec(expect_gpus=1)), {}),
@@ -433,7 +433,7 @@ PRESENCE = {  # node, expected → id: status
     "the last one is gone": (
         NONE,
         Expected(spec=VerifySpec(allow_no_gpu=True), run="r1", before=BEFORE),
-        {"gpu.present": "warning", "gpu.gone": "failed"},
+        {"gpu.present": "skipped", "gpu.gone": "failed"},
     ),
     "no journal": (H100, Expected(spec=VerifySpec(), unknown="damaged"), {"gpu.gone": "not-proven"}),
 }

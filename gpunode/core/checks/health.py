@@ -36,7 +36,7 @@ _PROVISION = "gpunode provision"
 class Expected:
     """The GPUs that a node should have: what gpunode.yml says, and what a run that ended well found there."""
 
-    spec: VerifySpec = VerifySpec(allow_no_gpu=True)
+    spec: VerifySpec | None = None  # None: nothing says so
     run: str = ""  # the last run of the journal that this host ended well
     before: Mapping[str, str] = field(default_factory=dict)  # the GPUs of that run: PCI slot → PCI id
     unknown: str = ""  # why the journal does not say
@@ -47,10 +47,12 @@ def presence_checks(facts: NodeFacts, expected: Expected) -> list[Check]:
 
     A number that is given counts for more than the journal: GPUs are taken out on purpose, too.
     """
-    spec, found = expected.spec, len(facts.gpus)
+    spec, found = expected.spec or VerifySpec(), len(facts.gpus)
     checks = []
-    if not found:
-        required = not (spec.allow_no_gpu or spec.expect_gpus == 0 or facts.has_gpu)
+    if not found and spec.without_gpu and not facts.has_gpu:
+        checks.append(Check(id="gpu.present", status="skipped", message="no NVIDIA GPU on PCI, as gpunode.yml allows"))
+    elif not found:
+        required = bool(expected.spec) and not facts.has_gpu
         fix = "lspci -d 10de:" + ("; if that is right: --allow-no-gpu, or verify.allow_no_gpu: true" * required)
         status: Literal["failed", "warning"] = "failed" if required else "warning"
         checks.append(Check(id="gpu.present", status=status, message="no NVIDIA GPU on PCI", fix=fix))
@@ -70,6 +72,13 @@ def presence_checks(facts: NodeFacts, expected: Expected) -> list[Check]:
         text = f"which GPUs there were before is not known: {expected.unknown}"
         checks.append(Check(id="gpu.gone", status="not-proven", message=text))
     return checks
+
+
+def lacks_gpu(facts: NodeFacts, spec: VerifySpec) -> bool:
+    """Whether this is a machine without the GPU that it should have: nothing can be done on it, and it is pending."""
+    return any(
+        check.id == "gpu.present" and check.status == "failed" for check in presence_checks(facts, Expected(spec=spec))
+    )
 
 
 _LOST = "dmesg | grep -e NVRM -e Xid; a GPU that fell off the bus needs a cold start"

@@ -19,7 +19,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
     "Health, from the probe alone (`gpunode verify`)": {
         "probe.values": "*not-proven* where a value of a GPU, a file or an engine is invalid and was left out: nothing "
         "was judged or changed by it",
-        "gpu.present": "no NVIDIA GPU is on PCI (exit code 3; a warning with `--allow-no-gpu`)",
+        "gpu.present": "no NVIDIA GPU is on PCI (exit code 3; skipped with `--allow-no-gpu`)",
         "gpu.expected": "there are not as many GPUs as `--expect-gpus` or `verify.expect_gpus` say",
         "gpu.gone": "a GPU is gone that the last good run found on this host (the journal of this controller)",
         "driver.loaded": "no NVIDIA kernel module is loaded (*not-proven* where `driver.branch` is none)",

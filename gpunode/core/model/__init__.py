@@ -130,12 +130,18 @@ class HostResult:
     seconds: float | None = None  # from the start of the host's job to its end
     started: bool = True  # False: the run stopped before this host
     touched: bool = True  # False: it failed before anything was done on the host
+    no_gpu: bool = False  # the machine lacks the GPU that it should have: no run can do anything on it
     since: str = ""  # the earlier run that the host was compared with (`verify --since`)
     unchanged_since: bool | None = None  # whether it is as that run left it; None: not compared
 
     @property
     def ok(self) -> bool:
         return self.outcome == "ok"
+
+    @property
+    def state(self) -> Literal["done", "failed"]:
+        """Of the host in a run; where it is failed, a resumed run has more to do on it."""
+        return "done" if self.ok or self.no_gpu else "failed"
 
     @property
     def sentence(self) -> str:

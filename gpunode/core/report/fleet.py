@@ -87,7 +87,7 @@ def run_text(states: Mapping[str, str], ended: Sequence[HostResult]) -> str:
 def resume_command(results: Sequence[HostResult]) -> tuple[str, str]:
     """The run that the results are of, and the command to go on with it; ("", "") where there is none to go on with."""
     run = next((r.run for r in results if r.run), "")
-    return ("", "") if not run or all(r.ok for r in results) else (run, f"gpunode runs resume {run}")
+    return ("", "") if not run or all(r.state == "done" for r in results) else (run, f"gpunode runs resume {run}")
 
 
 def unfinished_text(results: Sequence[HostResult]) -> str:
@@ -96,9 +96,12 @@ def unfinished_text(results: Sequence[HostResult]) -> str:
     if not run:
         return ""
     started = [r for r in results if r.started]
-    bad = [r.host for r in started if not r.ok]
+    bad = [r.host for r in started if r.state == "failed"]
+    without = [r.host for r in started if r.no_gpu]
     left = [r.host for r in results if not r.started]
-    lines = [f"run {run}: {len(started) - len(bad)} succeeded, {len(bad)} failed, {len(left)} not started"]
+    succeeded = len(started) - len(bad) - len(without)
+    lines = [f"run {run}: {succeeded} succeeded, {len(bad)} failed, {len(left)} not started"]
+    lines += [f"  without a GPU: {names(without)}"] if without else []
     lines += [f"  failed: {names(bad)}"] if bad else []
     lines += [f"  not started: {names(left)}"] if left else []
     return "\n".join([*lines, f"resume: {command}"])

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpunode.core.checks.health import health_checks
+from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, NodeFacts
 from gpunode.core.plan.lockfile import class_of
 from gpunode.core.report.model import Gpu, ProbeSummary, ReportFinding, Versions
 
 
-def see(facts: NodeFacts, knowledge: Knowledge) -> ProbeSummary:
-    """One host's versions, GPUs and health."""
+def see(facts: NodeFacts, knowledge: Knowledge, expected: Expected | None = None) -> ProbeSummary:
+    """One host's versions, GPUs and health; `expected` are the GPUs that it should have."""
     return ProbeSummary(
         kind=class_of(facts),
         versions=_versions(facts),
@@ -21,7 +21,7 @@ def see(facts: NodeFacts, knowledge: Knowledge) -> ProbeSummary:
         nvswitches=len(facts.nvswitches),
         topology=facts.topology,
         links_down=facts.nvlink_inactive,
-        checks=tuple(map(finding, health_checks(facts, knowledge))),
+        checks=tuple(map(finding, health_checks(facts, knowledge, expected=expected))),
     )
 
 

@@ -143,6 +143,11 @@ class VerifySpec:
     allow_no_gpu: bool = option(False, "accept nodes without any GPU (else exit code 3)")
     image: str = option("", "image for the container checks; empty makes a tiny local one from the node's own busybox")
 
+    @property
+    def without_gpu(self) -> bool:
+        """Whether a node may be without any GPU."""
+        return self.allow_no_gpu or self.expect_gpus == 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:

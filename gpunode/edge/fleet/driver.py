@@ -339,7 +339,7 @@ class Run:
             for h in pool.wave(number)
         ]
         for host, result in self.results.items():
-            end = replace(row, host=host, state="done" if result.ok else "failed", found=self._found.get(host, ""))
+            end = replace(row, host=host, state=result.state, found=self._found.get(host, ""))
             rows.append(replace(end, exit=int(Exit.of(result.outcome)), message=result.message, fix=result.fix))
         self._journal = Runs()
         self._journal.keep(self._states)

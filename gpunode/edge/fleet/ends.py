@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpunode.core.checks.gpus import unfit_checks
 from gpunode.core.checks.health import Expected, presence_checks
 from gpunode.core.items.first_boot import prepares
-from gpunode.core.model import Check, HostOutcome, HostResult, Plan, Step
+from gpunode.core.model import Check, HostResult, Plan, Step
 from gpunode.core.report.text import news
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.fleet.host_plan import HostPlan
@@ -82,9 +82,9 @@ def _with_gpus(result: HostResult, host: HostPlan, expected: Expected | None) ->
     missing = [check for check in (*present, *unfit_checks(facts)) if check.status == "failed"]
     if not missing:
         return result
-    outcome: HostOutcome = "pending" if all(check.id == "gpu.present" for check in missing) else "failed"
+    no_gpu = all(check.id == "gpu.present" for check in missing)
     found = [(check.message, check.fix) for check in missing]
-    return _with_fixes(replace(result, outcome=outcome), found)
+    return _with_fixes(replace(result, outcome="pending" if no_gpu else "failed", no_gpu=no_gpu), found)
 
 
 def _with_fixes(result: HostResult, found: Sequence[tuple[str, str]]) -> HostResult:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpunode.core.checks.health import lacks_gpu
 from gpunode.core.errors import GpunodeError
+from gpunode.core.items.first_boot import prepares
 from gpunode.core.model import HostOutcome, Plan
 from gpunode.edge.desired import Planned
 from gpunode.edge.detect import Detected
@@ -28,7 +30,9 @@ class HostPlan:
 
     @property
     def outcome(self) -> HostOutcome:
-        """How planning ended: ok (nothing to do), pending, refused, or that of the error."""
-        if self.error:
-            return self.error.outcome
-        return self.planned.plan.outcome if self.planned else "failed"
+        """How planning ended: ok (nothing to do), pending (also without a GPU), refused, or that of the error."""
+        if self.error or not self.planned:
+            return self.error.outcome if self.error else "failed"
+        spec, outcome = self.planned.spec, self.planned.plan.outcome
+        without = outcome == "ok" and not prepares(spec) and lacks_gpu(self.planned.facts, spec.verify)
+        return "pending" if without else outcome

@@ -311,10 +311,7 @@ class Runs:
             db.executemany(
                 "update hosts set state = ?, exit = ?, message = ?, fix = ?, touched = ?, ended = ? "
                 "where run = ? and host = ?",
-                [
-                    ("done" if r.ok else "failed", Exit.of(r.outcome), r.message, r.fix, r.touched, _now(), run, r.host)
-                    for r in ends
-                ],
+                [(r.state, Exit.of(r.outcome), r.message, r.fix, r.touched, _now(), run, r.host) for r in ends],
             )
             db.executemany(
                 "update hosts set found = ? where run = ? and host = ?",

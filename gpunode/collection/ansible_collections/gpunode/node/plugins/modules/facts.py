@@ -94,7 +94,7 @@ facts:
       description: Uname -m.
       type: str
     distro:
-      description: 'Distro. Keys: id, version_id, codename, like, name.'
+      description: 'Distro. Keys: id, version_id, codename, like, name, base.'
       type: dict
     boot_id:
       description: Boot id.
@@ -110,6 +110,9 @@ facts:
       type: bool
     tegra:
       description: Device-tree model of a Jetson/Tegra board.
+      type: str
+    board:
+      description: 'That of another machine which a device tree describes: no server of arm64.'
       type: str
     secure_boot:
       description: 'None: no EFI variables.'
