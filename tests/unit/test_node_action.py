@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpunode.node.plugins.action.plan import ActionModule as PlanAction
+from ansible_collections.gpunode.node.plugins.action.result import ActionModule as ResultAction
 from ansible_collections.gpunode.node.plugins.plugin_utils import node
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 from gpunode.core.errors import InputError
-from gpunode.core.model import Outcome
+from gpunode.core.model import NodeFacts, Outcome
 
 ACTIONS = "ansible_collections.gpunode.node.plugins.action"
 # imported now: a test that starts Ansible's own loader of collections changes how, for all that follow in its process
@@ -29,7 +30,15 @@ PACKAGES = {"changed": True, "changes": [{"text": "install nvidia-open 595.91.07
 def task(kind: type[NodeAction] = NodeAction, **attributes: Any) -> Any:
     made = kind.__new__(kind)
     made._task = SimpleNamespace(
-        **{"diff": False, "delegate_to": None, "name": "Install", "action": "packages", "_role": None} | attributes,
+        **{
+            "diff": False,
+            "delegate_to": None,
+            "run_once": False,
+            "name": "Install",
+            "action": "packages",
+            "_role": None,
+        }
+        | attributes,
         get_variable_manager=lambda: SimpleNamespace(
             extra_vars={},
             _inventory=SimpleNamespace(get_host=lambda _: SimpleNamespace(get_groups=list, get_vars=dict, name="n-1")),
@@ -114,9 +123,39 @@ def test_a_long_task_says_that_it_runs_until_it_ends(monkeypatch: pytest.MonkeyP
     assert len(printed) == count, "nothing after the end"
 
 
-def test_a_plan_is_not_made_for_another_machine() -> None:
-    with pytest.raises(InputError, match="delegate_to: n-2"):
-        task(PlanAction, delegate_to="n-2").act({"spec": {}, "config": ""})
+@pytest.mark.parametrize(("keyword", "value"), [("delegate_to", "n-2"), ("run_once", True)])
+def test_a_plan_is_not_made_for_another_machine(keyword: str, value: object) -> None:
+    made = task(PlanAction, **{keyword: value})
+    made._vars["ansible_play_batch"] = ["n-1", "n-2"]
+    with pytest.raises(InputError, match=f"{keyword}: {value}"):
+        made.act({"spec": {}, "config": ""})
+
+
+def test_run_once_among_batches_of_one_host_is_that_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = task(PlanAction, run_once=True)
+    made._vars["ansible_play_batch"] = ["n-1"]
+    monkeypatch.setattr(made, "inventory_spec", lambda: {"nonsense": 1}, raising=False)
+    monkeypatch.setattr(made, "_located", lambda error: error, raising=False)
+    monkeypatch.setattr(made, "_templar", SimpleNamespace(template=lambda value: value), raising=False)
+    with pytest.raises(InputError, match="nonsense"):  # it got to the spec
+        made.act({"spec": {}, "config": ""})
+
+
+def test_the_result_of_tags_says_which_parts_of_the_plan_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = task(ResultAction, check_mode=True)
+    steps = [{"role": role} for role in ("preflight", "driver", "driver", "toolkit", "runtime")]
+    monkeypatch.setattr(made, "own_plan", lambda plan: {"plan": {"steps": steps}}, raising=False)
+    monkeypatch.setattr(made, "probe", lambda *sections: ("", NodeFacts()), raising=False)
+    made._vars |= {f"gpunode_done_{name}": {} for name in ("preflight_expect", "driver_packages", "toolkit_packages")}
+    done = made.act({})
+    assert done["left_out"] == ["runtime"] and done["msg"] == "no driver loaded; no change; left out: runtime"
+
+
+@pytest.mark.parametrize("host", ["n-1", "n-2"])
+def test_a_result_of_another_host_is_refused_and_run_once_named(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(task(), {"changes": []}, monkeypatch, gpunode_plan={"plan": {"host": host}})
+    assert ("gpunode_plan is the plan of n-2" in done.get("msg", "")) == (host == "n-2")
+    assert ("run_once" in done.get("msg", "")) == bool(done.get("failed")) == (host == "n-2")
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,13 @@ def test_a_wrong_value_is_named_with_its_file_and_line(name: str, tmp_path: Path
     assert done.returncode != 0 and "driver.branch is '58'" in done.stdout
     said = " ".join(done.stdout.replace("\\n", " ").split())
     assert f"set by: {name}" in said and "site.yml:" in said, said
+
+
+def test_run_once_is_refused_where_there_are_other_hosts(tmp_path: Path) -> None:
+    """Ansible registers its result on all hosts of the batch: they would seem done, and nothing has touched them."""
+    role = {"ansible.builtin.import_role": {"name": "gpunode.node.node"}, "run_once": True}
+    one, _words = site("x", "", tasks=[role])
+    done = played(tmp_path, one, ["-i", "other,"])
+    assert done.returncode != 0 and "run_once: True" in done.stdout
+    assert "Make sure that this is the node" not in done.stdout
+    assert played(tmp_path, one | {"hosts": "localhost"}, []).returncode == 0, "it is its own batch"

@@ -34,12 +34,14 @@ class ActionModule(NodeAction):
         from gpunode.edge.load import load_spec_data
 
         host = self._vars["inventory_hostname"]
-        if self._task.delegate_to:
-            raise InputError(
-                f"delegate_to: {self._task.delegate_to}: the plan of {host} would be made for another machine",
-                expected="a plan made on the host itself",
-                fix="remove delegate_to",
-            )
+        many = len(self._vars.get("ansible_play_batch") or ()) > 1
+        for keyword, value in (("delegate_to", self._task.delegate_to), ("run_once", self._task.run_once and many)):
+            if value:
+                raise InputError(
+                    f"{keyword}: {value}: the plan of one machine would be that of another",
+                    expected=f"a plan made on {host} for {host}, and on each other host for itself",
+                    fix=f"remove {keyword} from the task, the role or the play",
+                )
         config = args["config"] or self._templar.template(self._vars.get("gpunode_config") or "")
         desired = DesiredState(load_spec_data(config) if config else {}, source=config or "gpunode_spec")
         over = merge_spec(self.inventory_spec(), args["spec"])

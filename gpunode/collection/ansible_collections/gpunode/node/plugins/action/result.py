@@ -19,12 +19,15 @@ class ActionModule(NodeAction):
         from gpunode.core.plan.steps import STEPS
 
         done = {row.variable: self._vars.get(f"{DONE}{row.variable}") or {} for row in STEPS}
+        plan = self.own_plan(self._vars.get("gpunode_plan")).get("plan") or {}
+        ran = {row.role for row in STEPS if f"{DONE}{row.variable}" in self._vars}
         changed = [row.role for row in STEPS if row.role != "preflight" and done[row.variable].get("changed")]
         parts = list(dict.fromkeys(changed))
         changes = [one for result in done.values() for one in result.get("changes") or ()]
         _text, facts = self.probe("pci", "driver", "nvidia_smi", "cuda", "toolkit", "units", "runtimes")
         result = {
             "parts": parts,
+            "left_out": list(dict.fromkeys(s["role"] for s in plan.get("steps", ()) if s["role"] not in ran)),
             "changes": changes,
             "rebooted": any(result.get("rebooted") for result in done.values()),
             "reboot_needed": any(result.get("reboot_needed") for result in done.values()),
@@ -48,4 +51,5 @@ def _sentence(result: Result, *, check: bool) -> str:
     passed = [one for one in result["checks"] if one.get("status") == "passed"]
     has += [f"{len(passed)} checks passed"] if passed else []
     done = f"{'would change' if check else 'changed'}: {', '.join(result['parts'])}" if result["parts"] else "no change"
+    done += f"; left out: {', '.join(result['left_out'])}" if result["left_out"] else ""
     return f"{', '.join(has)}; {done}{'; rebooted' if result['rebooted'] else ''}"

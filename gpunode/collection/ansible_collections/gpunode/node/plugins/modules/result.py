@@ -47,6 +47,12 @@ parts:
   elements: str
   returned: always
   sample: [driver, runtime]
+left_out:
+  description: Parts with steps in the plan that no role or tag has run.
+  type: list
+  elements: str
+  returned: always
+  sample: [toolkit]
 changes:
   description: Each thing changed, or that would be in check mode, with kind, name, text, and of packages was and now.
   type: list

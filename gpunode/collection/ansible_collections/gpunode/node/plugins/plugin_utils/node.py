@@ -160,10 +160,17 @@ class NodeAction(ActionBase):
             if name in OWN or name.startswith("gpunode_done_"):
                 raise _not_ours(name, "-e")
         plan, default = self._vars.get("gpunode_plan"), self._of_role("gpunode_plan")
+        name, made = self._vars["inventory_hostname"], plan.get("plan") if isinstance(plan, dict) else None
+        if isinstance(made, dict) and made.get("host") not in (None, name):
+            raise RefusedError(
+                f"gpunode_plan is the plan of {made['host']}, and this host is {name}",
+                expected="a plan of each host's own",
+                fix="remove run_once, by which Ansible gives one host's results to all",
+            )
         ended = isinstance(plan, dict) and (plan.get("failed") or plan.get("unreachable"))  # and the play went on
         if self.of_gpunode and not ended and plan is not None and plan != default and not self.own_plan(plan):
             raise _not_ours("gpunode_plan", "set_fact, register or a variable")
-        host = manager._inventory.get_host(self._vars["inventory_hostname"])
+        host = manager._inventory.get_host(name)
         groups = [group for group in host.get_groups() if group.name.startswith("gpunode_")]  # of a generated play
         for name, ours in (("gpunode_expect", host.get_vars()), ("gpunode_values", get_group_vars(groups))):
             if name in self._vars and self._vars[name] != ours.get(name):
