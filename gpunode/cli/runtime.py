@@ -103,7 +103,7 @@ _WHAT = (
         "--cdi.enable",
         "--enable-cdi",
         default=None,
-        help="Turn the engine's CDI support on or off.",
+        help="Turn the engine's CDI support on, and make the CDI specification of this machine's GPUs; or off.",
     ),
     click.option(
         "--cgroup-driver",

@@ -402,19 +402,24 @@ UNCHANGED = Outcome(status="unchanged", message="every file is as it should be")
 
 
 def test_an_engine_that_does_not_go_by_cdi_is_asked_for_no_specification() -> None:
-    other = Options(runtime="docker")
-    assert misfits(other) == ()
-    assert with_specification(other, UNCHANGED, check=False) is UNCHANGED
+    for other in (Options(runtime="docker"), Options(runtime="docker", cdi=False)):
+        assert misfits(other) == ()
+        assert with_specification(other, UNCHANGED, check=False) is UNCHANGED
     assert misfits(Options(runtime="podman", root=Path("/mnt/image"))) == ()
 
 
-def test_podmans_outcome_is_that_of_the_edit_and_of_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [PODMAN, Options(runtime="docker", cdi=True)], ids=["podman", "docker --cdi"])
+def test_the_outcome_is_that_of_the_edit_and_of_the_specification_where_cdi_is_on(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answering(
         monkeypatch, "gpunode\tchanged\tfile\t/a\t\t\tcreates /a\ngpunode\tstatus\tchanged\ngpunode\tmessage\tmade\n"
     )
-    assert with_specification(PODMAN, UNCHANGED, check=False) == Outcome(status="changed", message="made", changed=(A,))
+    assert with_specification(options, UNCHANGED, check=False) == Outcome(
+        status="changed", message="made", changed=(A,)
+    )
     edited = Outcome(status="changed", message="1 file changed", changed=(B,))
-    both = with_specification(PODMAN, edited, check=False)
+    both = with_specification(options, edited, check=False)
     assert both == Outcome(status="changed", message="1 file changed; made", changed=(B, A))
 
 

@@ -285,6 +285,36 @@ def test_whatever_a_library_raises_is_a_refusal_with_the_file(
     assert edit.changes == {}
 
 
+@pytest.mark.parametrize("folder", ["/opt/nvidia/toolkit", "/usr/local/nvidia/toolkit"])
+@pytest.mark.parametrize(
+    ("runtime", "distribution", "path", "text"),
+    [
+        ("docker", "", DOCKER, '{"runtimes": {"nvidia": {"path": "%s/nvidia-container-runtime"}}}'),
+        (
+            "containerd",
+            "k0s",
+            "/etc/k0s/containerd.d/nvidia.toml",
+            '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n'
+            'runtime_type = "io.containerd.runc.v2"\noptions = {BinaryName = "%s/nvidia-container-runtime"}\n',
+        ),
+    ],
+)
+def test_an_entry_of_the_gpu_operator_is_named_as_another_tools(
+    runtime: RuntimeName, distribution: Distribution, path: str, text: str, folder: str
+) -> None:
+    asked = RuntimeRequest(
+        runtime=runtime, distribution=distribution, version="28.5.2" if not distribution else "2.1.9"
+    )
+    files = {path: (("version = 3\n" if distribution else "") + text % folder).encode()}
+    edit = configure_runtime(files, asked)
+    assert path in edit.changes
+    said = [reason.why for reason in edit.reasons if reason.why.startswith("another tool owns this entry")]
+    assert len(said) == 1
+    assert f"{folder}/nvidia-container-runtime" in said[0]
+    after = {name: data for name, data in {**files, **edit.changes}.items() if data is not None}
+    assert configure_runtime(after, asked).reasons == ()
+
+
 @given(st.sampled_from(["containerd", "docker"]), st.binary(max_size=200))
 def test_any_bytes_are_edited_or_refused_in_our_words(runtime: str, data: bytes) -> None:
     path = CONTAINERD if runtime == "containerd" else DOCKER

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import cast, get_args
 
 from gpunode.core.edits.target import (
+    OPERATOR,
     Activation,
     EditTarget,
     Engine,
@@ -29,7 +30,7 @@ from gpunode.core.edits.target import (
 from gpunode.core.engines import ENGINES, ROWS
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.flags import flag_value
-from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Problem, Runtime, Undo
+from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Problem, Reason, Runtime, Undo
 
 __all__ = [
     "SECTIONS",
@@ -74,6 +75,21 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
     engine = _engine(request)
     name, root = request.distribution or request.runtime, request.config or engine.CONFIG
 
+    def binary(files: Mapping[str, bytes | None]) -> str:
+        try:
+            return runtime_state({path: data for path, data in files.items() if data is not None}, request).path
+        except GpunodeError:
+            return ""
+
+    def configured(files: Files) -> Edit:
+        """The engine's edit, with whose entry it replaces where that is another tool's."""
+        edit = engine.configure(files, request)
+        owner = binary(files) if edit.changes else ""
+        if not owner.startswith(OPERATOR) or owner == binary({**files, **edit.changes}):
+            return edit
+        why = f"another tool owns this entry: the GPU Operator's toolkit container writes {owner} again when it starts"
+        return replace(edit, reasons=(*edit.reasons, Reason(what=f"the runtime {request.name}", why=why, source="")))
+
     def usable(files: Files, left: Files) -> bool:
         """Whether what is left can be read, has its default, and no runtime but nvidia's goes while others stay.
 
@@ -92,7 +108,7 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
         root=root,
         label=f"{name} {root} {request.name}",
         patterns=lambda files: engine.patterns(files, request),
-        edit=lambda files: engine.configure(files, request),
+        edit=configured,
         remove=lambda files, _undo: engine.unconfigure(files, request),
         activation=lambda _files, edit: activation(facts or NodeFacts(), request, edit),
         usable=usable,

@@ -258,6 +258,7 @@ def units_changed(edit: Edit) -> bool:
 
 # ---------------------------------------------------------------- container engines
 
+OPERATOR = ("/usr/local/nvidia/toolkit/", "/opt/nvidia/toolkit/")  # where the GPU Operator's toolkit container installs
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # of daemons, by systemd
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.core.diff import unified
+from gpunode.core.edits.target import OPERATOR
 from gpunode.core.engines import ENGINES
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, masked_hash
@@ -29,7 +30,6 @@ from gpunode.core.plan.steps import BY_ID, STEPS, StepRow, wanted
 from gpunode.core.spec import Spec
 from gpunode.core.validation import check_value
 
-TOOLKIT = "/usr/local/nvidia/toolkit"  # where its toolkit container installs
 _DRAINED = "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data, then reboot the node"
 
 
@@ -57,7 +57,7 @@ def _toolkits(facts: NodeFacts, name: str) -> bool:
     """Whether a file that the engine reads names the operator's runtime."""
     runtime = facts.runtime(name)
     files = (facts.files.get(path) for path in (runtime.files if runtime else ()))
-    return any(TOOLKIT.encode() in file.data for file in files if file and file.data)
+    return any(place.encode() in file.data for file in files if file and file.data for place in OPERATOR)
 
 
 def reasons(case: HostCase, mine: Sequence[Item]) -> tuple[Reason, ...]:

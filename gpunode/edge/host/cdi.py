@@ -1,4 +1,4 @@
-"""The CDI specification of this machine's GPUs, for an engine that goes by it: made by nvidia-ctk, and looked at."""
+"""The CDI specification of this machine's GPUs, for an engine that uses it: made by nvidia-ctk, and looked at."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECTIONS = ("system", "driver", "nvidia_smi", "cdi", "files")
 
 
 def misfits(options: Options) -> tuple[str, ...]:
-    """Why the specification does not fit this machine; () where it does, or the engine is not one that goes by it."""
+    """Why the specification does not fit this machine; () where it does, or the engine does not use it."""
     if not _counts(options):
         return ()
     from gpunode.core.facts import parse_probe
@@ -45,4 +45,4 @@ def with_specification(options: Options, outcome: Outcome | None, *, check: bool
 
 
 def _counts(options: Options) -> bool:
-    return options.runtime in BY_CDI and options.here
+    return options.here and (bool(options.cdi) or options.runtime in BY_CDI)

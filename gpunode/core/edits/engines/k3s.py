@@ -20,14 +20,13 @@ from typing import Any
 
 from gpunode.core.content import decode
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState
+from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml, yamltext
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 SETTING = "default-runtime"
 SOURCE = "docs.k3s.io/advanced"
 SOCKET = "/run/k3s/containerd/containerd.sock"
-OPERATOR = "/usr/local/nvidia/"  # where the GPU Operator's toolkit container installs
 _FOLDERS = ("/usr/local/nvidia/toolkit", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/sbin", "/bin")
 _GO_COMMENT = re.compile(r"\{\{-?\s*/\*")
 _LINE_COMMENT = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)

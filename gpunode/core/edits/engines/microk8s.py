@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from gpunode.core.content import check_size
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState
+from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml
 from gpunode.core.model import Edit, NodeFacts, Runtime
 
@@ -23,7 +23,6 @@ CONFIG = "/var/snap/microk8s/current/args/containerd-template.toml"
 SOURCE = "microk8s run-containerd-with-args"
 SOCKET = "/var/snap/microk8s/common/run/containerd.sock"
 UNIT = "snap.microk8s.daemon-containerd.service"
-OPERATOR = "/usr/local/nvidia/"  # where the GPU Operator's toolkit container installs
 _PLUGIN = "io.containerd.grpc.v1.cri"  # the template is of version 2, under containerd 2 as well
 # what the snap's wrapper fills in for every node (the type is runc.v1 on cgroup v1, which containerd 2 has no more)
 _MEANS = {b'"${RUNTIME}"': b'"runc"', b'"${RUNTIME_TYPE}"': b'"io.containerd.runc.v2"'}

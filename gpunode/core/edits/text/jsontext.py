@@ -43,11 +43,8 @@ def parse(path: str, text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_constant)
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path}:{place(text, error.pos)}: {error.msg}",
-            expected="valid JSON",
-            fix="fix the file: the daemon does not start with it either",
-        ) from None
+        what = f"{path}:{place(text, error.pos)}: {error.msg}"
+        raise InputError(what, expected="valid JSON", fix="fix the file") from None
     except (RecursionError, ValueError) as error:
         raise InputError(f"{path}: {str(error)[:200]}", expected="valid JSON", fix="fix the file") from None
 
