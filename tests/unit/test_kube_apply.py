@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from api_server import ApiServer, Fault
-from kube_cluster import foreign, hows, inventory, mutating, node, put, rendered, silent
+from kube_cluster import foreign, hows, inventory, mutating, node, put, quick, rendered, silent
+from rows import over
 
 from gpunode.core.errors import Exit, InterruptedByUser
 from gpunode.kube.core.cluster import POOL_LABEL
@@ -18,6 +21,7 @@ from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.usage import usage_data, usage_text
 from gpunode.kube.edge.apply import apply, remove
 from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.kubeconfig import connect
 from gpunode.kube.edge.status import read_usage, unready
 
 pytest_plugins = ("kube_fixtures",)
@@ -501,6 +505,90 @@ def test_a_device_plugin_whose_pods_no_node_takes_is_named_with_the_taint(server
     lacks = f"node gpu1: 0 of 8 nvidia.com/gpu can be allocated (pool default): {why}"
     assert lost.startswith(f"{lacks} (tolerate it by kubernetes.tolerations, or take it off: kubectl taint nodes gpu1")
     assert f"waiting for {lacks}" in said, "no fix while it may pass"
+
+
+def plugin_pod(server: ApiServer) -> dict[str, Any]:
+    """The device plugin's pod on gpu1, as its DaemonSet's controller makes it."""
+    daemon_set = server.get("DaemonSet", "nvidia-device-plugin", "gpunode")
+    assert daemon_set
+    return {
+        "apiVersion": "v1", "kind": "Pod", "status": {"phase": "Running"},
+        "spec": {"nodeName": "gpu1", "containers": []},
+        "metadata": {"name": "plugin-1", "namespace": "gpunode", "uid": "u1",
+                     "labels": daemon_set["spec"]["selector"]["matchLabels"]},
+    }  # fmt: skip
+
+
+CUT: dict[str, Any] = {
+    "sharing": {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": {"1g.10gb": 7}}},
+    "kubernetes": {"feature_discovery": False},
+}
+
+
+def test_a_plugin_that_started_before_its_gpus_were_cut_is_started_again(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={"nvidia.com/gpu": "2"}))
+    what = rendered(CUT, gpu1={})
+    apply(api, what, wait=False, notify=silent)
+    server.put(plugin_pod(server))
+
+    def sees_instances(server: ApiServer, event: str, item: dict[str, Any]) -> None:
+        if (event, item["kind"]) == ("DELETED", "Pod"):
+            seven = {"allocatable": {"nvidia.com/mig-1g.10gb": "14", "nvidia.com/gpu": "0"}}
+            server.edit("Node", "gpu1", "", lambda node: node["status"].update(seven))
+
+    server.controllers.append(sees_instances)
+    said: list[str] = []
+    applied = apply(api, what, timeout=300, notify=said.append)
+    assert (applied.exit, applied.waiting) == (Exit.OK, ())
+    assert "pod gpunode/plugin-1: started again, as its node offers what its pool does not share" in said
+    assert any("it offers 2 nvidia.com/gpu, and should offer at least 7 nvidia.com/mig-1g.10gb" in one for one in said)
+
+
+def test_a_plugin_whose_gpu_is_ill_is_left_alone(server: ApiServer, api: Api) -> None:
+    server.put({**node("gpu1"), "status": {**node("gpu1")["status"], "capacity": {"nvidia.com/gpu": "2"}}})
+    what = rendered({"kubernetes": {"feature_discovery": False}}, gpu1={})
+    apply(api, what, wait=False, notify=silent)
+    server.put(plugin_pod(server))
+    (ill,) = apply(api, what, timeout=300, notify=silent).waiting
+    assert "0 of 2 nvidia.com/gpu can be allocated" in ill and server.names("Pod") == ["gpunode/plugin-1"]
+
+
+# by the sharing of before and of now what a pod holds → whether apply is refused
+SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, str], str]] = [
+    ("whole to shares of the same name", {}, {"strategy": "time-slicing", "replicas": 5}, {"nvidia.com/gpu": "1"}, "1"),
+    ("whole to MIG", {}, CUT["sharing"], {"nvidia.com/gpu": "2"}, "2"),
+    ("another layout", CUT["sharing"], {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": {"3g.40gb": 2}}},
+     {"nvidia.com/mig-1g.10gb": "1"}, "1"),
+    ("by memory", {}, {"strategy": "gpushare"}, {"nvidia.com/gpu": "1"}, "1"),
+    ("nothing is changed", CUT["sharing"], CUT["sharing"], {"nvidia.com/mig-1g.10gb": "1"}, ""),
+    ("no GPU is held", {}, {"strategy": "time-slicing", "replicas": 5}, {"cpu": "1"}, ""),
+]  # fmt: skip
+
+
+@over(SWITCHES, name=lambda row: row[0])
+def test_pods_that_hold_what_their_node_would_share_otherwise_are_named_and_nothing_is_changed(
+    _name: str, before: dict[str, Any], now: dict[str, Any], holds: dict[str, str], refused: str
+) -> None:
+    server = ApiServer()
+    try:
+        with TemporaryDirectory() as folder:
+            api = quick(connect(str(server.kubeconfig(Path(folder) / "k"))))
+            server.put(node("gpu1", allocatable={"nvidia.com/gpu": "2", "nvidia.com/mig-1g.10gb": "7"}))
+            apply(api, rendered({"sharing": before}, gpu1={}), wait=False, notify=silent)
+            holder = {"name": "c", "resources": {"limits": holds}}
+            server.put({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team", "uid": "u"},
+                "spec": {"nodeName": "gpu1", "containers": [holder]}, "status": {"phase": "Running"},
+            })  # fmt: skip
+            server.requests.clear()
+            applied = apply(api, rendered({"sharing": now}, gpu1={}), wait=False, notify=silent)
+            changed = mutating(server)
+    finally:
+        server.close()
+    (resource,) = holds
+    text = f"node gpu1: its GPUs would be shared otherwise, and pods hold them: team/a ({refused} {resource})"
+    assert [problem.what for problem in applied.problems] == [text] * bool(refused)
+    assert bool(changed) != bool(refused)
 
 
 def test_status_says_why_pods_are_not_there(server: ApiServer, api: Api) -> None:

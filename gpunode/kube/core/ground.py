@@ -8,6 +8,7 @@ from functools import cached_property
 
 from gpunode.core.diff import unified
 from gpunode.core.model import Problem
+from gpunode.core.printable import printable
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.applied import ObjectChange
 from gpunode.kube.core.checks.preflight import (
@@ -24,8 +25,13 @@ from gpunode.kube.core.checks.preflight import (
 )
 from gpunode.kube.core.cluster import Object, Pool
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
+from gpunode.kube.core.offers import expected
 from gpunode.kube.core.owned import Inventory, NodeMarks, ObjectKey, digest, is_ours, key_of, serves_as_ours, shown
+from gpunode.kube.core.plain import mapping
 from gpunode.kube.core.render import Rendered
+from gpunode.kube.core.render.device_plugin import CONFIG, config_text
+from gpunode.kube.core.render.plugin_config import sharing_of
+from gpunode.kube.core.usage import Usage
 
 Marks = tuple[dict[str, str], tuple[str, ...]]  # labels, and taints as KEY=VALUE:EFFECT
 Rehearsal = Mapping[ObjectKey, Object | ApiError]  # what each would become, or why the server refuses it
@@ -48,6 +54,7 @@ class Ground:
     nodes: dict[str, Object] = field(default_factory=dict)  # by name; {} where nothing depends on them
     daemon_sets: list[Object] = field(default_factory=list)
     policies: list[Object] = field(default_factory=list)  # of the GPU Operator
+    usage: Usage = field(default_factory=lambda: Usage(nodes=(), waiting=()))
     claims_served: bool = True
     claim: Object | None = None  # what the server would keep of one for a part of a device's memory
     changes: list[ObjectChange] = field(default_factory=list)  # what apply would do
@@ -156,6 +163,28 @@ def _nodes(ground: Ground) -> Iterator[Problem]:
 def _others(ground: Ground) -> Iterator[Problem]:
     nodes = [ground.nodes[name] for name in ground.nodes_of(ground.rendered.cluster.pools)]
     yield from other_problems(ground.rendered, ground.daemon_sets, ground.policies, nodes)
+
+
+def held_problems(ground: Ground) -> Iterator[Problem]:
+    """Nodes whose GPUs would be shared otherwise while pods hold them: a pod's own GPU would be given away again."""
+    cluster = ground.rendered.cluster
+    former = mapping(ground.live.get(ObjectKey("v1", "ConfigMap", cluster.spec.namespace, CONFIG)), "data")
+    only = next(iter(former.values())) if len(former) == 1 else ""
+    unnamed = next((pool for pool in cluster.pools if not pool.has_known_nodes), None)
+    pools = {name: pool for pool in cluster.pools for name in ground.nodes_of([pool])}
+    for node in ground.usage.nodes:
+        if not (pool := pools.get(node.name, unnamed)):
+            continue
+        text, should = former.get(node.pool, only), expected(pool.sharing)
+        new = pool in cluster.plugin_pools and text and sharing_of(text) != sharing_of(config_text(cluster, pool.name))
+        held = [use for use in node.uses if new or (should and use.total and use.name not in should)]
+        if names := [f"{pod.namespace}/{pod.name} ({pod.amount} {use.name})" for use in held for pod in use.pods]:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            yield Problem(
+                what=f"node {node.name}: its GPUs would be shared otherwise, and pods hold them: "
+                f"{printable(', '.join(names[:5]))}{more}",
+                fix=f"end these pods, or have them evicted first: kubectl drain {node.name} --ignore-daemonsets",
+            )
 
 
 def _memory_shares(ground: Ground) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from gpunode.kube.core.ground import (
     Ground,
     Rehearsal,
     ground_problems,
+    held_problems,
     planned_changes,
     rehearsal_problems,
     right_problems,
@@ -29,6 +30,7 @@ from gpunode.kube.core.owned import (
 )
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.edge.client import Api
+from gpunode.kube.edge.status import read_usage
 
 
 def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
@@ -42,7 +44,7 @@ def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
         return ground, problems
     rehearsal = _rehearse(api, ground)
     ground.changes = planned_changes(ground, rehearsal)
-    return ground, rehearsal_problems(ground, rehearsal)
+    return ground, [*rehearsal_problems(ground, rehearsal), *held_problems(ground)]
 
 
 def read_ground(api: Api, rendered: Rendered) -> Ground:
@@ -82,10 +84,11 @@ def _depends_on_nodes(ground: Ground) -> bool:
 
 
 def _read_others(api: Api, ground: Ground) -> None:
-    """Who else hands out GPUs; nothing for who may not look."""
+    """Who else hands out GPUs, and which pods hold them; nothing for who may not look."""
     try:
         policies = api.items(GPU_OPERATOR) if api.resource("nvidia.com/v1", "ClusterPolicy") else []
         ground.daemon_sets, ground.policies = api.items("/apis/apps/v1/daemonsets"), policies
+        ground.usage = read_usage(api)
     except ApiError as error:
         if error.status != 403:
             raise

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gpunode.core.errors import InputError
 from gpunode.core.model import Problem
 from gpunode.core.sharing.rules import mig_profiles, sharing_problems
 from gpunode.core.spec.kubernetes import DevicePluginSpec, SharingSpec
+from gpunode.core.untrusted import load_yaml
 from gpunode.kube.core.cluster import Pool
+from gpunode.kube.core.plain import mapping
 
 MPS_ROOT = "/run/nvidia/mps"
 
@@ -38,6 +41,15 @@ def plugin_config(sharing: SharingSpec, plugin: DevicePluginSpec) -> dict[str, A
         }
         config["sharing"] = {"timeSlicing" if sharing.strategy == "time-slicing" else "mps": shared}
     return config
+
+
+def sharing_of(text: str) -> tuple[Any, Any]:
+    """What of such a file decides which resources a plugin offers; nothing of a file that no plugin reads."""
+    try:
+        config = mapping({"": load_yaml(text, "its configuration")}, "")
+    except InputError:
+        return None, None
+    return config.get("sharing"), mapping(config, "flags").get("migStrategy")
 
 
 def mig_strategy(sharing: SharingSpec) -> str:
