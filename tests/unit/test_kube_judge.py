@@ -354,7 +354,7 @@ def test_what_apply_keeps_of_somebody_else_is_no_drift_and_a_rival_is(server: Ap
     server.edit(
         "DaemonSet", PLUGIN, "gpunode", lambda d: d["metadata"].update(deletionTimestamp="2026-11-23T12:00:00Z")
     )
-    assert seen(watched)[("kube.drift", f"DaemonSet gpunode/{PLUGIN}")] == "it is being deleted"
+    assert seen(watched)[("kube.drift", f"DaemonSet gpunode/{PLUGIN}")] == "it is being deleted, and waits for ?"
 
 
 def test_an_object_of_no_kubernetes_is_named_and_the_rest_is_looked_at(server: ApiServer, api: Api) -> None:

@@ -13,7 +13,7 @@ from kubernetes.utils import parse_quantity
 
 from gpunode.core.errors import RefusedError
 from gpunode.kube.core.checks.preflight import node_names
-from gpunode.kube.core.checks.ready import pod_trouble, readiness
+from gpunode.kube.core.checks.ready import deletion_waits_for, pod_trouble, readiness
 from gpunode.kube.core.marks import parse_taint, taints_patch
 from gpunode.kube.core.owned import (
     Inventory,
@@ -230,6 +230,24 @@ def test_quantities_are_those_of_the_official_client(number: str, suffix: str) -
 @given(st.text(max_size=12))
 def test_any_text_is_a_quantity_or_nothing(text: str) -> None:
     assert isinstance(quantity(text), int)
+
+
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/namespaces: conditions as a server writes them
+KEPT = [
+    {"type": "NamespaceDeletionDiscoveryFailure", "status": "False", "message": "All resources discovered"},
+    {"type": "NamespaceContentRemaining", "status": "True",
+     "message": "Some resources are remaining: configmaps. has 1 resource instances"},
+    {"type": "NamespaceFinalizersRemaining", "status": "True",
+     "message": "Some content in the namespace has finalizers remaining: example.com/stuck in 1 resource instances"},
+]  # fmt: skip
+
+
+def test_what_a_deletion_waits_for_is_said_by_conditions_else_by_finalizers() -> None:
+    space = {"metadata": {"name": "gpunode"}, "spec": {"finalizers": ["kubernetes"]}}
+    assert deletion_waits_for(space) == "kubernetes"
+    says = deletion_waits_for({**space, "status": {"conditions": KEPT}})
+    assert says == f"{KEPT[1]['message']}; {KEPT[2]['message']}"
+    assert deletion_waits_for({"metadata": {"finalizers": ["a/b", "c/d"]}}) == "a/b, c/d"
 
 
 def test_a_container_that_ends_is_explained_by_the_last_line_of_its_log() -> None:

@@ -139,6 +139,20 @@ def test_pools_by_label_are_judged_one_by_one(server: ApiServer, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("nodes")
+def test_status_names_the_nodes_of_pools_that_offer_something_else(server: ApiServer, tmp_path: Path) -> None:
+    server.edit("Node", "c", "", lambda item: item["status"].update(allocatable={"nvidia.com/gpu": "3"}))
+    done = run(server, tmp_path, "status", spec=POOLS)
+    assert done.return_value == Exit.OK
+    text = "node c of pool mps: it offers 3 nvidia.com/gpu, and should offer at least 4 nvidia.com/gpu"
+    assert done.stdout.endswith(f"Not ready:\n  {text}\n")
+    hosts = tmp_path / "hosts.yml"
+    hosts.write_text(yaml.safe_dump({"all": {"hosts": {"c": {}, "d": {}}}}))
+    by_host = run(server, tmp_path, "status", "-i", str(hosts), "d", spec={"sharing": {"strategy": "gpushare"}})
+    assert "node d of pool default: it offers 4 nvidia.com/gpu, and should offer at least 1 aliyun" in by_host.stdout
+    assert "node c" not in by_host.stdout
+
+
+@pytest.mark.usefixtures("nodes")
 @pytest.mark.parametrize("verb", ["apply", "verify"])
 def test_a_node_of_two_pools_is_refused_with_its_name(server: ApiServer, tmp_path: Path, verb: str) -> None:
     pools = {"all": {"nodes": "team"}, "gpu": {"nodes": "team!=web"}}

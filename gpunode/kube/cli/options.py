@@ -41,8 +41,11 @@ def pool_options(command: Command) -> Command:
     return options(*_POOLS)(command)
 
 
-def render_options(command: Command) -> Command:
-    """-c, -i, --limit and --nodes; the command gets `rendered`, a function that renders for a cluster."""
+def render_options(command: Command, *, optional: bool = False) -> Command:
+    """-c, -i, --limit and --nodes; the command gets `rendered`, a function that renders for a cluster.
+
+    `optional`: None where none of them is given, and there is no gpunode.yml.
+    """
 
     @functools.wraps(command)
     def with_rendered(
@@ -54,7 +57,8 @@ def render_options(command: Command) -> Command:
         def rendered(api: Api) -> Rendered:
             return rendered_for(api, spec_data, inventory, limit, selector)
 
-        return command(*args, rendered=rendered, **given)
+        known = spec_data or inventory or selector or not optional
+        return command(*args, rendered=rendered if known else None, **given)
 
     return spec_option(options(*_POOLS, _NODES)(with_rendered))  # type: ignore[return-value]
 

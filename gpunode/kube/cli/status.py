@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -11,8 +12,10 @@ import click
 from gpunode.cli.common import cluster_options, format_option
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit
+from gpunode.kube.cli.options import render_options
 
 if TYPE_CHECKING:
+    from gpunode.kube.core import Rendered
     from gpunode.kube.edge.client import Api
 
 
@@ -26,15 +29,27 @@ if TYPE_CHECKING:
 )
 @click.argument("nodes", nargs=-1, metavar="[NODE]...")
 @click.option("-d", "--details", is_flag=True, help="What each pod holds, node by node.")
+@partial(render_options, optional=True)
 @cluster_options
 @format_option("text", "json")
-def status(nodes: tuple[str, ...], details: bool, connect: Callable[[], Api], output_format: str) -> int:
-    """Who uses which GPU: allocated and total of whole GPUs, shares, MIG, gpushare memory and DRA."""
+def status(
+    nodes: tuple[str, ...],
+    details: bool,
+    rendered: Callable[[Api], Rendered] | None,
+    connect: Callable[[], Api],
+    output_format: str,
+) -> int:
+    """Who uses which GPU: allocated and total of whole GPUs, shares, MIG, gpushare memory and DRA.
+
+    With gpunode.yml also which nodes that its pools name, by an inventory or selectors, offer something else.
+    """
     from gpunode.kube.core.usage import usage_data, usage_text
-    from gpunode.kube.edge.status import read_usage, unready
+    from gpunode.kube.edge.status import otherwise, read_usage, unready
 
     api = connect()
-    usage = replace(read_usage(api, nodes), unready=unready(api))
+    usage = read_usage(api, nodes)
+    lacks = otherwise(api, rendered(api).cluster, usage, nodes) if rendered else ()
+    usage = replace(usage, unready=(*unready(api), *lacks))
     if output_format == "json":
         print_json(usage_data(usage))
     else:

@@ -23,6 +23,7 @@ from gpunode.kube.core.checks.preflight import (
     pool_nodes,
     selector_problems,
 )
+from gpunode.kube.core.checks.ready import deletion_waits_for
 from gpunode.kube.core.cluster import Object, Pool
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.kube.core.offers import expected
@@ -145,7 +146,8 @@ def _objects(ground: Ground) -> Iterator[Problem]:
         if live is None:
             continue
         if live["metadata"].get("deletionTimestamp"):
-            yield Problem(what=f"{key} is being deleted", fix="wait until it is gone, then apply again")
+            fix = f"kubectl describe {key.kind.lower()} {key.name}; apply again when it is gone"
+            yield Problem(what=f"{key} is being deleted, and waits for {deletion_waits_for(live)}", fix=fix)
         elif not is_ours(live):
             if key not in kept:
                 yield foreign_problem(key, live)

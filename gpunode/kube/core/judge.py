@@ -15,7 +15,7 @@ from typing import Any
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
 from gpunode.kube.core.checks.preflight import fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
-from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness
+from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, deletion_waits_for, pods_trouble, readiness
 from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
 from gpunode.kube.core.marks import parse_taint
 from gpunode.kube.core.offers import OFFERS, expected, lack, offered
@@ -220,7 +220,7 @@ def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
     "" also for what is somebody else's and as it is needed: apply keeps that.
     """
     if live["metadata"].get("deletionTimestamp"):
-        return "it is being deleted"
+        return f"it is being deleted, and waits for {deletion_waits_for(live)}"
     if not is_ours(live):
         theirs = f"it is not gpunode's but {owner_words(live)}'s"
         return "" if serves_as_ours(wanted, live) else printable(" ".join(theirs.split()))

@@ -81,7 +81,7 @@ _WORKLOAD: Object = {
 _ATTRIBUTES = Map({"string": str})
 _CAPACITY = Map({"value": (str, int)})
 _KINDS: Mapping[str, Object] = {
-    "Namespace": {"spec": {"finalizers": [str]}},
+    "Namespace": {"spec": {"finalizers": [str]}, "status": {"conditions": _CONDITIONS}},
     "ConfigMap": {"data": _WORDS},
     "Node": {
         "metadata": {"uid!": str, "resourceVersion!": str},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.applied import Applied, How, ObjectChange
-from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, readiness
+from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, deletion_waits_for, readiness
 from gpunode.kube.core.cluster import MIG_LABEL, Object
 from gpunode.kube.core.ground import Ground
 from gpunode.kube.core.judge import ClusterReading, additions, again, not_offering, outdated_plugins
@@ -328,9 +328,8 @@ def await_gone(api: Api, keys: list[ObjectKey], timeout: float) -> None:
         if api.follow(key, lambda live: True if live is None else None, max(0.0, deadline - api.clock())):
             continue
         live = api.find(api.path(key)) or {"metadata": {}}
-        holds = live["metadata"].get("finalizers") or (live.get("spec") or {}).get("finalizers") or ["?"]
         raise GpunodeError(
-            f"{key} was deleted, and is not gone after {timeout:g} s: it waits for {', '.join(holds)}",
+            f"{key} was deleted, and is not gone after {timeout:g} s: it waits for {deletion_waits_for(live)}",
             fix=f"kubectl describe {key.kind.lower()} {key.name}",
         )
 

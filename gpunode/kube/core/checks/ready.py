@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.printable import printable
 from gpunode.kube.core.cluster import Object
 
 WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
@@ -80,6 +81,17 @@ def pod_trouble(pod: Object) -> str:
                 f": {_short(text)}" if text else ""
             )
     return ""
+
+
+def deletion_waits_for(live: Object) -> str:
+    """What keeps an object that is being deleted: by the conditions of a Namespace, else its finalizers.
+
+    https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/namespace-v1/#NamespaceStatus
+    """
+    conditions = (live.get("status") or {}).get("conditions") or []
+    says = [one.get("message", "") for one in conditions if one["status"] == "True" and one["type"].startswith("Name")]
+    holds = live["metadata"].get("finalizers") or (live.get("spec") or {}).get("finalizers") or ["?"]
+    return printable(_short("; ".join(filter(None, says)) or ", ".join(holds)))
 
 
 RESTARTS = 3  # from which on a container that ended lately is in a crash loop
