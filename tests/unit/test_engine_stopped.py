@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from gpunode.core.doctor.state import state_faults
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.activation import Module
 from gpunode.core.items.activation import ServiceItem as Started
-from gpunode.core.items.engine import activation_title
+from gpunode.core.items.item import alone_title
 from gpunode.core.items.stopped_engine import engine_checks, stopped
 from gpunode.core.model import NodeFacts, Runtime, Service
 from gpunode.edge import load
@@ -79,8 +77,8 @@ def test_a_plan_starts_what_somebody_has_stopped(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_step_that_only_starts_engines_says_so() -> None:
-    case: Any = SimpleNamespace(facts=NodeFacts(runtimes=(runtime(),)))
+    facts = NodeFacts(runtimes=(runtime(),))
     docker, other = (Started(role="runtime", unit=unit) for unit in ("docker", "containerd"))
-    assert activation_title(case, [docker]) == "Start docker"
-    assert activation_title(case, [docker, other]) == "", "another one is installed first"
-    assert activation_title(case, [docker, Module(role="runtime", module="overlay")]) == ""
+    assert alone_title(facts, [docker]) == "Start docker"
+    assert alone_title(facts, [docker, other]) == "", "another one is installed first"
+    assert alone_title(facts, [docker, Module(role="runtime", module="overlay")]) == ""

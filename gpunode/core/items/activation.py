@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 from gpunode.core.grammar import ARGUMENT_WORD, MODULE, PARAMETER, SETTING, SYSCTL, UNIT, VERSION, WORD
 from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, StateKind, StepKind
+from gpunode.core.items.stopped_engine import stopped
 from gpunode.core.model import Changed, Flavour, NodeFacts, Service
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
@@ -129,6 +130,11 @@ class ServiceItem(Item):
     @property
     def first_boot(self) -> str:
         return "activate" if self.role in ("driver", "fabric") else ""
+
+    def alone(self, facts: NodeFacts) -> tuple[str, str]:
+        """An engine that is there and stopped is only started."""
+        is_stopped = any(engine.unit == f"{self.unit}.service" and stopped(engine) for engine in facts.runtimes)
+        return ("Start", self.unit) if is_stopped else ("", "")
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         files = (case.items.get(ItemKey(self.role, "files", path)) for path in self.reads)

@@ -50,6 +50,11 @@ class Specification(Item):
     def first_boot(self) -> str:
         return "cdi"
 
+    def alone(self, facts: NodeFacts) -> tuple[str, str]:
+        """Of a file in the folder where nobody renews one; cdi.sh renews what has the name that nvidia-ctk gives it."""
+        own = [spec.path for spec in made_by_ctk(facts).cdi.specs if spec.path.startswith(f"{FOLDERS[0]}/")]
+        return f"Make the CDI specification, and renew {own[0]}, which nothing renews by itself" if own else "", ""
+
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"output": "", **self.units}
 
@@ -93,13 +98,7 @@ def without_groups(text: str) -> str:
     return "\n".join([*lines, f"{_FLAGS}={_NO_GROUPS}"]) + "\n"
 
 
-def title(case: HostCase, mine: Sequence[Item]) -> str:
-    """Of a file in the folder where nobody renews one; cdi.sh renews what has the name that nvidia-ctk gives it."""
-    own = [spec.path for spec in made_by_ctk(case.facts).cdi.specs if spec.path.startswith(f"{FOLDERS[0]}/")]
-    return f"Make the CDI specification, and renew {own[0]}, which nothing renews by itself" if own else ""
-
-
-STEP = StepKind(shape=SHAPE, action="cdi", argument="cdi", title=title)
+STEP = StepKind(shape=SHAPE, action="cdi", argument="cdi")
 
 
 def cdi_warnings(facts: NodeFacts) -> Iterator[str]:

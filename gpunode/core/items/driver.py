@@ -10,11 +10,8 @@ from typing import Any
 from gpunode.core.items.activation import LOADED, Module, ServiceItem
 from gpunode.core.items.activation import STEP as activation_step
 from gpunode.core.items.file import File, render
-from gpunode.core.items.gpu_settings import Ecc
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, reboots
-from gpunode.core.items.kernel_argument import KernelArgument
 from gpunode.core.items.package import PACKAGES as BY_PACKAGES
-from gpunode.core.items.package import STEP as package_step
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.items.runfile import RUNFILE, Installed, Uninstalled
 from gpunode.core.model import ConfigFile, DriverChoice, NodeFacts, Problem, Reason
@@ -68,6 +65,7 @@ class Version(Item):
 
     NAME = "module version"
     BACK = (LOADED,)
+    ENDS = "driver"
     ASKED_BY = "driver.version"
     role: str = "driver"
     option: str = "activate"
@@ -96,6 +94,7 @@ class LoadedFlavour(Item):
 
     NAME = "module flavour"
     BACK = (LOADED,)
+    ENDS = "driver"
     WANTED = "{flavour}"
     role: str = "driver"
     option: str = "activate"
@@ -118,6 +117,7 @@ class LoadedParameters(Item):
 
     NAME = "parameters"
     BACK = (LOADED,)
+    ENDS = "driver"
     ASKED_BY = "driver.module_parameters"
     WANTED = "in force"
     role: str = "driver"
@@ -160,14 +160,9 @@ class Built(Item):
         """Nothing: the packages or the installer, which the step always has, build it."""
         return {}
 
-
-def packages_title(case: HostCase, mine: Sequence[Item]) -> str:
-    """Of packages that are all there, and a kernel whose module has gone or was never built."""
-    kernels = [item.kernel for item in mine if isinstance(item, Built)]
-    return f"Build the NVIDIA module for {' and '.join(kernels)}" if len(kernels) == len(mine) else ""
-
-
-PACKAGES = replace(package_step, title=packages_title)
+    def alone(self, facts: NodeFacts) -> tuple[str, str]:
+        """Packages are all there, and a kernel's module has gone or was never built."""
+        return "Build the NVIDIA module for", self.kernel
 
 
 def wanted(question: Question) -> Found:
@@ -290,7 +285,7 @@ def disruption(case: HostCase, mine: Sequence[Item]) -> str:
 
 
 def _after_reboot(case: HostCase, mine: Sequence[Item]) -> str:
-    due = [item.name for item in mine if isinstance(item, Ecc | KernelArgument) and case.pending(item)]
+    due = [item.name for item in case.ending(mine, "boot")]
     if not due:
         return ""
     words = "the node reboots" if case.spec.reboot != "never" else "and reboot is never: after the next one"
@@ -301,12 +296,8 @@ def _exchange(case: HostCase, mine: Sequence[Item]) -> str:
     if not case.spec.image.load:
         return ""
     reboot = "" if case.spec.reboot == "never" else ", or the node reboots"
-    if case.facts.driver.loaded:
-        other = any(
-            isinstance(item, Version | LoadedFlavour | LoadedParameters) and case.pending(item) for item in mine
-        )
-        if other or _another_driver(case):
-            return f"exchanges the driver {case.facts.driver.loaded}: what uses the GPU has to end{reboot}"
+    if case.facts.driver.loaded and (case.ending(mine, "driver") or _another_driver(case)):
+        return f"exchanges the driver {case.facts.driver.loaded}: what uses the GPU has to end{reboot}"
     if any(gpu.driver == "nouveau" for gpu in case.facts.gpus):
         return f"takes the GPU from nouveau: what uses it has to end{reboot}"
     return ""

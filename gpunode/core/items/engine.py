@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from gpunode.core.items.file import FILES, File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, KeyOf, Question, StepKind
 from gpunode.core.items.kubelet import driver_mismatch, driver_problem
-from gpunode.core.items.memlock import restarts
 from gpunode.core.items.package import PackageItem
 from gpunode.core.items.stopped_engine import stopped
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
@@ -85,6 +84,15 @@ class Configured(Item):
         again = self.name in DAEMONS and not self.edit.changes
         return {key: getattr(self.asked, name) for key, name in _FIELDS.items()} | {"restart": again, "expect": expect}
 
+    def disrupts(self, case: HostCase) -> str:
+        """What applying the configuration disturbs: one whose files stay as they are is restarted."""
+        facts, edit = _with_new_toolkit(case), self.edit
+        runtime = facts.runtime(self.name)
+        if not edit.changes and runtime:
+            again = {path: facts.files[path].data for path in runtime.files if path in facts.files}
+            edit = replace(edit, changes=again)
+        return activation(facts, self.asked, edit).disrupts
+
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go).
 
@@ -115,35 +123,7 @@ def _base(case: HostCase, role: str) -> dict[str, Any]:
     return {"load": [], "unload": [], "initramfs": False, "version": "", "reboot": "never", "services": []}
 
 
-def activation_title(case: HostCase, mine: Sequence[Item]) -> str:
-    """Of engines that are there and stopped, and nothing else."""
-    stands = {engine.unit.removesuffix(".service") for engine in case.facts.runtimes if stopped(engine)}
-    units = [item.unit for item in mine if isinstance(item, ServiceItem)]
-    return f"Start {' and '.join(units)}" if len(units) == len(mine) and set(units) <= stands else ""
-
-
-def activation_disruption(case: HostCase, mine: Sequence[Item]) -> str:
-    """A restart of Docker ends its containers, unless it keeps them (live-restore)."""
-    docker = case.facts.containers.get("docker")
-    if "docker.service" in restarts(case) and docker and docker.count != 0 and not docker.live_restore:
-        return "restarts docker: its containers end"
-    return ""
-
-
-ACTIVATION = replace(activation_step, base=_base, disrupts=activation_disruption, title=activation_title)
-
-
-def disruption(case: HostCase, mine: Sequence[Item]) -> str:
-    """What applying the configuration disturbs: one whose files stay as they are is restarted."""
-    facts, sentences = _with_new_toolkit(case), []
-    for item in mine:
-        if isinstance(item, Configured):
-            edit, runtime = item.edit, facts.runtime(item.name)
-            if not edit.changes and runtime:
-                again = {path: facts.files[path].data for path in runtime.files if path in facts.files}
-                edit = replace(edit, changes=again)
-            sentences.append(activation(facts, item.asked, edit).disrupts)
-    return "; ".join(filter(None, sentences))
+ACTIVATION = replace(activation_step, base=_base)
 
 
 def _with_new_toolkit(case: HostCase) -> NodeFacts:
@@ -154,7 +134,7 @@ def _with_new_toolkit(case: HostCase) -> NodeFacts:
     return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
 
 
-STEP = StepKind(shape=SHAPE, action="edit_file", argument="runtimes", disrupts=disruption)
+STEP = StepKind(shape=SHAPE, action="edit_file", argument="runtimes")
 
 
 def requests(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeRequest, RuntimeSpec]]:

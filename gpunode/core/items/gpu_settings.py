@@ -90,6 +90,7 @@ class Ecc(Setting):
     """ECC, which waits for a reset."""
 
     BACK = (StateKind(name="ecc", by_people=True, theirs=True, called="ECC of "),)
+    ENDS = "boot"
     role: str = "driver"
 
     def said(self, gpu: NvmlGpu) -> str:
@@ -117,7 +118,7 @@ def wanted(question: Question) -> Found:
         return
     named = frozenset(spec.models)
     settings = [one for model, mine in spec.by_model().items() for one in _settings(mine, model, named)]
-    lines = "".join(f"{one.model} {one.field} {one.value}\n" for one in settings if not isinstance(one, Ecc))
+    lines = "".join(f"{one.model} {one.field} {one.value}\n" for one in settings if one.role == "fabric")
     if lines or VALUES in facts.files:
         yield from _unit(question, lines)
     yield from settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from gpunode.core.model import NodeFacts, Problem, Reason, Repository, Solution
 from gpunode.core.spec import Spec
@@ -83,6 +83,7 @@ class Item:
     ASKED_BY: ClassVar[str] = ""  # the key of gpunode.yml that has it, for a reader
     BACK: ClassVar[tuple[Back, ...]] = ()  # the records that a change of it leaves in the journal
     STAYS: ClassVar[str] = ""  # without any: «cannot go back, because …»
+    ENDS: ClassVar[Literal["", "driver", "GPU", "boot"]] = ""  # what has to end before its change is in force
 
     role: str
     option: str
@@ -126,6 +127,14 @@ class Item:
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Whether it is to be done again because of these."""
         return False
+
+    def disrupts(self, case: HostCase) -> str:
+        """What its change disturbs, as a sentence."""
+        return ""
+
+    def alone(self, facts: NodeFacts) -> tuple[str, str]:
+        """What a step of such items alone is called: words, and what this one adds; as its row where they are ""."""
+        return "", ""
 
     def changes(self, key_of: KeyOf) -> Iterator[tuple[str, bytes | None]]:
         """The files that it changes, to be shown to a reader."""
@@ -176,21 +185,35 @@ class HostCase:
         """Whether the node has something else."""
         return item.differs(self.have[item.key])
 
+    def ending(self, mine: Sequence[Item], what: str) -> list[Item]:
+        """Those that differ, and for which this has to end: whoever uses the driver or a GPU, or the boot."""
+        return [item for item in mine if what == item.ENDS and self.pending(item)]
+
+
+def each_disrupts(case: HostCase, mine: Sequence[Item]) -> str:
+    """What the items disturb, one after the other."""
+    return "; ".join(filter(None, (item.disrupts(case) for item in mine)))
+
+
+def alone_title(facts: NodeFacts, mine: Sequence[Item]) -> str:
+    """What a step of these items is called, "" where its row says it."""
+    found = [item.alone(facts) for item in mine]
+    [words, *others] = {words for words, _ in found} or {""}
+    return "" if others or not words else f"{words} {' and '.join(name for _, name in found)}".rstrip()
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepKind:
     """How a step brings its items about: the action of the collection, and the argument that takes the step's value.
 
-    `base` is what the value has beside the shares of the items; `disrupts` says what the step disturbs, `title` what it
-    is called where the items that differ say it better than its row ("": they do not).
+    `base` is what the value has beside the shares of the items; `disrupts` says what the step disturbs.
     """
 
     shape: Shape
     action: str
     argument: str
     base: Callable[[HostCase, str], Any] = lambda case, role: {}
-    disrupts: Callable[[HostCase, Sequence[Item]], str] | None = None
-    title: Callable[[HostCase, Sequence[Item]], str] | None = None
+    disrupts: Callable[[HostCase, Sequence[Item]], str] = each_disrupts
 
 
 def merged(shape: Shape, base: Any, shares: Iterable[Mapping[str, Any]]) -> Any:

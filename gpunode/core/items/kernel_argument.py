@@ -27,6 +27,7 @@ class KernelArgument(Item):
 
     NAME = "kernel argument {word}"
     BACK = (StateKind(name="argument", by_people=True, theirs=True, called="the kernel argument "),)
+    ENDS = "boot"
     ASKED_BY = "tuning"
     role: str = "driver"
     option: str = "activate"

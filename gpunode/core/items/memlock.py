@@ -34,6 +34,12 @@ class Memlock(Item):
         container = facts.virtualization in CONTAINERS  # which may not be allowed to raise it: systemd's word has to do
         return (service.locked if not container else "") or service.memlock or "not read"
 
+    def disrupts(self, case: HostCase) -> str:
+        """A restart of Docker ends its containers, unless it keeps them (live-restore)."""
+        docker = case.facts.containers.get("docker") if self.unit == "docker.service" else None
+        ends = docker and docker.count != 0 and not docker.live_restore
+        return "restarts docker: its containers end" if ends else ""
+
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"restart": [self.unit]}
 
@@ -48,8 +54,3 @@ def wanted(question: Question) -> Found:
         unit = posixpath.basename(posixpath.dirname(path)).removesuffix(".d")
         if posixpath.basename(path) == _NAME and unit not in tuning.memlock:
             yield File(role="runtime", path=path, text=None)
-
-
-def restarts(case: HostCase) -> list[str]:
-    """The units that run without what is asked for."""
-    return [item.unit for item in case.items.values() if isinstance(item, Memlock) and case.pending(item)]

@@ -158,6 +158,7 @@ class MigItem(Item):
 
     NAME = "GPU {slot}"
     STAYS = "cannot go back, because no record has the instances that were there before"
+    ENDS = "GPU"
     role: str = "sharing"
     option: str = "mig"
     within: str = MIG_PROGRAM
@@ -262,7 +263,7 @@ def wanted(question: Question) -> Found:
 
 def disruption(case: HostCase, mine: Sequence[Item]) -> str:
     """Whose GPUs nothing may use meanwhile: gpunode refuses while a program does."""
-    gpus = [item.name for item in mine if isinstance(item, MigItem) and case.pending(item)]
+    gpus = [item.name for item in case.ending(mine, "GPU")]
     if gpus:
         reboot = "" if case.spec.reboot == "never" else ", and a change of the MIG mode may need a reboot"
         return f"no program may use {', '.join(gpus)} meanwhile{reboot}"

@@ -21,7 +21,7 @@ from gpunode.core.items.cdi import cdi_warnings
 from gpunode.core.items.engine import manages, requests
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
-from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted, merged, step_value
+from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted, alone_title, merged, step_value
 from gpunode.core.items.kubelet import kubelet_warnings
 from gpunode.core.items.sysctl import boot_warnings
 from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
@@ -177,7 +177,7 @@ def _step(case: HostCase, row: StepRow, mine: Sequence[Item]) -> Step:
         value=step_value(case, row.kind, row.role, row.option, mine),
         reasons=reasons(case, mine),
         diff=step_diff(case, mine),
-        disruptive=row.kind.disrupts(case, mine) if row.kind.disrupts else "",
+        disruptive=row.kind.disrupts(case, mine),
     )
 
 
@@ -201,8 +201,7 @@ def _refused(case: HostCase, step: Step) -> Iterator[Problem]:
 
 
 def _title(case: HostCase, row: StepRow, mine: Sequence[Item]) -> str:
-    own = row.kind.title(case, mine) if row.kind.title else ""
-    return own or (row.title if case.spec.image.load else row.prepared or row.title)
+    return alone_title(case.facts, mine) or (row.title if case.spec.image.load else row.prepared or row.title)
 
 
 def _consequences(items: Mapping[ItemKey, Item], pending: Mapping[ItemKey, Item]) -> dict[ItemKey, Item]:

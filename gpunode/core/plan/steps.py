@@ -117,7 +117,7 @@ STEPS = (
         package.REPOSITORIES,
         about="Packages that set up repositories, such as epel-release, in a transaction of their own before the next.",
     ),
-    StepRow("driver", "packages", "Install the NVIDIA driver and the headers of every kernel", driver.PACKAGES),
+    StepRow("driver", "packages", "Install the NVIDIA driver and the headers of every kernel", package.STEP),
     StepRow(
         "driver",
         "runfile",
