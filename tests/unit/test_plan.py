@@ -27,6 +27,7 @@ from gpunode.core.items.item import Question
 from gpunode.core.items.sysctl import Sysctl
 from gpunode.core.model import (
     GpuContainer,
+    KernelFault,
     NodeFacts,
     NotStarted,
     NvmlGpu,
@@ -254,6 +255,7 @@ OTHER: dict[str, Any] = {
     "containers": {"crio": Running(count=3, names=("default/web",))},  # its restart stops none: no word
     "xids": (Xid(code=79, slot="0000:17:00.0", line="NVRM: Xid 79"),),
     "not_started": (NotStarted(slot="0000:17:00.0", words="RmInitAdapter failed!"),),
+    "kernel_faults": (KernelFault(kind="hung", line="task kworker blocked"),),
     "nvlink_inactive": ("GPU 0 link 3",),
     "pcie": (PciLink(slot="0000:17:00.0", width=8),),
     "rdma": (RdmaPort(device="mlx5_0", port=1),),
