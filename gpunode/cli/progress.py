@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpunode.cli.output import fitted
@@ -283,7 +283,11 @@ def fleet(output_format: str = "text", steps: Steps | None = None) -> Iterator[R
                 if (text := board.end(ended)) and sys.stderr.isatty():
                     shown.say(text)
 
-            yield RunCallbacks(event=shown.event, wave=wave_of_few, result=result, notice=shown.say)
+            def without_reason(event: Event) -> None:  # why a host failed its result says, with the fix
+                bad = event.kind in ("failed", "unreachable")
+                shown.event(replace(event, message="") if bad else event)
+
+            yield RunCallbacks(event=without_reason, wave=wave_of_few, result=result, notice=shown.say)
         return
     with _counting(len(hosts), output_format) as count:
 

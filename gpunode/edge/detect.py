@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
-from gpunode.edge.programs import python_module
+from gpunode.edge.programs import python_module, use_installed_locale
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.many import NotServed, Ran, Reach, Target, parse_host, run_many
 
@@ -306,6 +306,7 @@ def probe_by_ansible(hosts: Sequence[Target], targets: Targets) -> list[Ran]:
         (folder / "limit").write_text("".join(f"{t.name}\n" for t in hosts), encoding="utf-8")
         password = {"ansible_become_password": targets.become_password} if targets.become_password else {}
         (folder / "extra.yml").write_text(dump(password), encoding="utf-8")
+        use_installed_locale()
         start, _ = python_module("ansible")
         command = [*start, "adhoc", "all", "--limit", f"@{folder}/limit"]
         for source in targets.inventory or (f"{folder}/inventory.yml",):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import locale
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGES = Path(__file__).parents[2]  # the folder that holds the package gpunode
+
+
+def use_installed_locale() -> None:
+    """For Ansible, which starts in no locale that is not there: ssh forwards the user's own to any machine."""
+    try:
+        locale.setlocale(locale.LC_ALL, "")
+    except locale.Error:
+        os.environ["LC_ALL"] = "C.UTF-8"
 
 
 def program_of(name: str) -> Path:

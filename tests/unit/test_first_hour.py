@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,16 @@ from fleet_world import World
 
 from gpunode.cli.main import cli
 from gpunode.cli.runs import _say_changed
+from gpunode.core.doctor import Evidence, diagnose
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.engine import requests
 from gpunode.core.report.fleet import unfinished_text
+from gpunode.core.spec import parse_spec
 from gpunode.edge import detect as edge_detect
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, one_name_each
+from gpunode.edge.doctor import load_faults
 from gpunode.edge.fleet import workflow
 from gpunode.edge.fleet.runs import RunRow
 from gpunode.edge.report import of_run
@@ -170,3 +177,47 @@ def test_a_run_is_done_with_a_node_that_has_no_gpu(tmp_path: Path, monkeypatch: 
     report = of_run("last")
     assert {host.name: host.state for host in report.hosts} == {"gpu0000": "ok", "gpu0001": "pending"}
     assert sum(pool.provisioned for pool in report.pools) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "docker", "manage", "taken"),
+    [
+        (b'disabled_plugins = ["cri"]\n', True, "auto", False),  # as Docker's package containerd.io has it
+        (b'disabled_plugins = ["cri"]\n', True, "configure", True),
+        (b'disabled_plugins = ["cri"]\n', False, "auto", True),
+        (b'# disabled_plugins = ["cri"]\n', True, "auto", True),
+        (b'disabled_plugins = ["cri"', True, "auto", True),  # broken: the plan says so
+    ],
+)
+def test_dockers_containerd_without_cri_is_left_alone(text: bytes, docker: bool, manage: str, taken: bool) -> None:
+    facts = parse_probe((PROBES / "debian12-h100-fresh/probe.txt").read_text())
+    path = "/etc/containerd/config.toml"
+    runtimes = tuple(one for one in facts.runtimes if docker or one.name != "docker")
+    facts = replace(facts, runtimes=runtimes, files={**facts.files, path: replace(facts.files[path], data=text)})
+    spec = parse_spec({"runtimes": {"containerd": {"manage": manage}}})
+    assert ("containerd" in [request.runtime for request, _ in requests(facts, spec)]) == taken
+
+
+@pytest.mark.parametrize(("text", "key"), [("driver: {branch: no}", "driver.branch"), ("reboot: no", "reboot")])
+def test_a_word_that_yaml_reads_as_false_is_explained(text: str, key: str) -> None:
+    Path("gpunode.yml").write_text(text)
+    done = run("plan", "--local")
+    assert done.return_value == 2 and f"{key} is False" in done.output and "YAML reads no" in done.output
+
+
+def test_a_locale_that_is_not_installed_is_replaced() -> None:
+    """In a process of its own: Ansible asks for it once, when it is imported."""
+    Path("hosts.yml").write_text("all: {hosts: {gpu1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    command = [sys.executable, "-m", "gpunode", "detect", "--connect-timeout", "1"]
+    environment = {**os.environ, "LANG": "xx_XX.UTF-8", "PYTHONPATH": str(PROBES.parents[2])}
+    environment = {name: value for name, value in environment.items() if not name.startswith("LC_")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 4 and "locale" not in done.stderr, done.stderr
+
+
+def test_a_broken_daemon_json_is_the_root_of_a_stopped_engine() -> None:
+    faults = load_faults()
+    signs = {"docker-daemon-json": ["/etc/docker/daemon.json: 3:17"], "engine-stopped": ["docker.service"]}
+    state = {name: [Evidence(source="state", line=0, text=t) for t in found] for name, found in signs.items()}
+    roots = [one.fault.id for one in diagnose(faults, [], state).findings if one.root]
+    assert roots == ["docker-daemon-json"]

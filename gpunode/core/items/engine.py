@@ -6,9 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
+from gpunode.core.edits import (
+    RuntimeRequest,
+    activation,
+    completed,
+    edit_runtime,
+    probed_runtime_files,
+    runtime_target,
+)
 from gpunode.core.edits.defaults import default_reason, default_runtime, wanted_driver
+from gpunode.core.edits.target import texts
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
+from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import masked_hash
 from gpunode.core.facts.cdi import made_by_ctk
 from gpunode.core.facts.kubelet import kubelet_engine
@@ -179,8 +188,26 @@ def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
         return False
     if engine.manage == "auto":
         kubelets = kubelet_engine(facts)
-        return installed and (kubelets is None or name == kubelets.name or name not in DAEMONS)
+        taken = name == kubelets.name or name not in DAEMONS if kubelets else not _without_cri(facts, name)
+        return installed and taken
     return engine.manage == "install" or (engine.manage == "configure" and installed)
+
+
+def _without_cri(facts: NodeFacts, name: str) -> bool:
+    """Whether it is Docker's containerd with the CRI plugin off: nothing there starts a container by its file."""
+    found = facts.runtime("containerd")
+    if name != "containerd" or not found or not facts.runtime("docker"):
+        return False
+    from gpunode.core.edits.engines.containerd_files import in_force
+
+    request = completed(RuntimeRequest(runtime="containerd"), found)
+    try:
+        return (
+            in_force(texts(probed_runtime_files(facts, found, runtime_target(request))), request).without_cri
+            is not None
+        )
+    except GpunodeError:  # the edit says what is wrong
+        return False
 
 
 def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, templates: Mapping[str, str]) -> Found:

@@ -291,16 +291,20 @@ def _unknown(key: object, known: Iterable[str], *, path: str) -> InputError:
     )
 
 
+_UNQUOTED = "write the word in quotes, or another one: YAML reads no and off as false, yes and on as true"
+
+
 def _choice(choices: tuple[Any, ...], value: Any, *, path: str) -> Any:
     if value is False and "off" in choices:  # YAML reads off as no
         return "off"
     if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
+        found = difflib.get_close_matches(str(value), choices, n=1)
+        near = f"did you mean {found[0]!r}?" if found else "choose one of these"
         raise InputError.of(
             path,
             f"is {value!r}",
             expected=f"one of {', '.join(choices)}",
-            fix=f"did you mean {near[0]!r}?" if near else "choose one of these",
+            fix=_UNQUOTED if isinstance(value, bool) else near,
         )
     return value
 
@@ -322,7 +326,7 @@ def _scalar(kind: Any, value: Any, *, path: str) -> Any:
         f"{path or TOP} is {value!r}",
         key=path,
         expected={bool: "true or false", str: "a text", int: "a whole number"}.get(kind, str(kind)),
-        fix=_explained(path),
+        fix=_UNQUOTED if kind is str and true_or_false else _explained(path),
     )
 
 

@@ -16,6 +16,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.secrets import Vaulted
 from gpunode.core.spec import merge_spec
 from gpunode.core.spec.flat import clashes, flat_spec, flat_variables, misspelt
+from gpunode.edge.programs import use_installed_locale
 from gpunode.edge.ssh.shell import Target, check_target
 
 LOG = logging.getLogger("gpunode")
@@ -114,6 +115,7 @@ def host_spec(templar: Any, merged: Any, variables: Mapping[str, Any]) -> tuple[
 
 
 def _import_ansible() -> None:
+    use_installed_locale()
     try:
         import ansible.cli  # noqa: F401  sets Ansible's controller side up, before anything else of it
     except SystemExit as error:  # it insists on UTF-8 and on blocking output

@@ -23,7 +23,7 @@ from gpunode.core.printable import printable
 from gpunode.edge import supervise
 from gpunode.edge.ansible.step_limit import CHANGING
 from gpunode.edge.isolate import isolated
-from gpunode.edge.programs import program_of
+from gpunode.edge.programs import program_of, use_installed_locale
 from gpunode.edge.state import make_private
 
 # What Ansible, ssh and become need of the caller's environment, and no more: secrets in it stay out of artifacts.
@@ -98,6 +98,7 @@ def run_playbook(
     """
     import ansible_runner
 
+    use_installed_locale()
     how = options or PlayOptions()
     hosts: dict[str, HostRun] = {}
 
