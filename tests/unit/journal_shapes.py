@@ -46,7 +46,7 @@ def made_by_packages(count: int) -> str:
     """What scripts of packages made, of which one has to stay."""
     made = [("kernel", f"6.1-{n}") for n in range(count)]
     journal = [packages("p", added={"a": "1", "b": "1"}), *(state(*key, "absent", "present") for key in made)]
-    needs = [("needs", "c", "b"), ("gives", "b", "b")]
+    needs = [("needs", "c", "b"), ("gives", "b", "b"), *(("mention", "b", name) for _, name in made)]
     present = dict.fromkeys(made, "present")
     return recall_text(journal, states=present, installed={"a": "1", "b": "1", "c": "1"}, more=needs)
 

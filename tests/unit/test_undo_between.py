@@ -334,3 +334,42 @@ def test_a_specification_that_its_service_has_written_again_is_nobody_elses() ->
     node.person_writes(path, b"of the service again\n")
     assert take_back(node, "uninstall").notes == ()
     assert node.states["cdi", path] == "absent"
+
+
+def test_a_link_that_has_become_a_file_since_is_undone_where_it_is_in_force_and_where_it_led(tmp_path: Path) -> None:
+    """`sed -i` on a link writes a file in its place."""
+    node = Real(tmp_path / "node")
+    target, path = (f"{node.root}/{name}" for name in ("srv/c.toml", "etc/config.toml"))
+    before, after = b"a = 1\nb = 2\n", b"a = 1\nb = 3\n"
+    node.person_writes(target, before)
+    Path(path).symlink_to(target)
+    node.commit({path: after}, undo={path: record(before, after)}, who=WHO)
+    Path(path).unlink()
+    node.person_writes(path, after + b"# mine\n")
+    done = take_back(node, "uninstall")
+    assert (node.read(path), node.read(target)) == (before + b"# mine\n", before)
+    assert [note for note in done.notes if "it was a link to" in note]
+
+
+def test_a_link_before_gpunode_is_no_change_of_a_person(tmp_path: Path) -> None:
+    node = Real(tmp_path / "node")
+    target, path = (f"{node.root}/{name}" for name in ("srv/c.toml", "etc/config.toml"))
+    before, after = b"a = 1\nb = 2\n", b"a = 1\nb = 3\n"
+    node.person_writes(target, before)
+    Path(path).symlink_to(target)
+    node.commit({path: after}, undo={path: record(before, after)}, who=WHO)
+    node.person_writes(target, b"# mine\n" + after)
+    done = take_back(node, "uninstall")
+    assert Path(path).is_symlink() and node.read(target) == b"# mine\n" + before
+    assert [note for note in done.notes if "stays as it is" in note] == []
+
+
+def test_a_link_that_a_person_made_of_a_new_file_does_not_lead_nowhere(tmp_path: Path) -> None:
+    node = Real(tmp_path / "node")
+    path, target = f"{node.root}/etc/daemon.json", f"{node.root}/srv/daemon.json"
+    node.commit({path: b"{}\n"}, undo={path: record(None, b"{}\n")}, who=WHO)
+    Path(target).parent.mkdir()
+    Path(path).rename(target)
+    Path(path).symlink_to(target)
+    take_back(node, "uninstall")
+    assert not Path(path).is_symlink() and node.read(target) is None

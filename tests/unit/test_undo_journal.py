@@ -395,7 +395,7 @@ def test_a_note_that_a_file_stays_names_the_copy_of_what_it_was() -> None:
     found = back(recall_text(journal, files={"/etc/x": "5" * 64}, kept=[("t1", "/etc/x")], more=more))
     assert found.nothing
     [note] = [note for note in found.notes if "stays as it is" in note]
-    assert note.endswith("; as it was before gpunode it is in /var/lib/gpunode/backup/t1/0.old")
+    assert note.endswith("; the one before gpunode: /var/lib/gpunode/backup/t1/0.old")
 
 
 def test_the_driver_that_is_loaded_is_exchanged_when_an_upgrade_is_undone() -> None:

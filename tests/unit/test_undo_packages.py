@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from journal_text import back, packages, recall_text, state
 
+import gpunode.node
 from gpunode.core.undo.requests import undo_requests
 
 
@@ -101,6 +104,35 @@ def test_versions_that_are_gone_are_one_problem_that_names_each_package_once() -
     )
     assert found["problems"] == [
         "no repository of this node has these packages any more: nvidia-open, nvidia-smi 580-1; dkms 3.1"
+    ]
+
+
+def test_what_packages_made_goes_but_for_what_one_that_stays_speaks_of() -> None:
+    """g++, which came later, needs gcc: the user and the CDI file are not gcc's."""
+    made = [("user", "nvidia-persistenced"), ("cdi", "/var/run/cdi/nvidia.yaml"), ("group", "gcc-users")]
+    journal = [packages("p", added={"nvidia": "1", "gcc": "1"}), *(state(*key, "absent", "present") for key in made)]
+    more = [("needs", "g++", "gcc"), ("gives", "gcc", "gcc"), ("mention", "gcc", "gcc-users")]
+    more.append(("mention", "nvidia", "nvidia-persistenced"))
+    installed = {"nvidia": "1", "gcc": "1", "g++": "1"}
+    found = back(recall_text(journal, states=dict.fromkeys(made, "present"), installed=installed, more=more))
+    assert (found.packages.remove, found.packages.kept) == (("nvidia",), ("gcc",))
+    assert found.settings == {"user": {made[0][1]: "absent"}, "cdi": {made[1][1]: "absent"}}
+    assert [note for note in found.notes if "made by" in note] == [
+        "made by scripts of packages that stay, and left as long as they do: group gcc-users"
+    ]
+
+
+def test_what_dpkg_knows_of_a_package_is_its_scripts_and_files(tmp_path: Path) -> None:
+    for name in ("libgpu1:amd64.list", "libgpu1:amd64.postinst", "gcc-12.list", "gcc-12-base.list"):
+        (tmp_path / name).write_text(f"of {name}\n")
+    text = (Path(gpunode.node.__file__).parent / "undo/undo_packages.sh").read_text()
+    text = text.replace("/var/lib/dpkg/info", str(tmp_path))
+    done = subprocess.run(
+        ["sh", "-c", f"{text}\napt_texts libgpu1 gcc-12 none"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == [
+        *("@@libgpu1", "of libgpu1:amd64.list", "@@libgpu1", "of libgpu1:amd64.postinst"),
+        *("@@gcc-12", "of gcc-12.list"),
     ]
 
 

@@ -305,6 +305,7 @@ class Fake:
     def rows(self) -> list[Sequence[str]]:
         rows: list[Sequence[str]] = [("mark", one) for one in sorted(self.marks() | {"manual base"})]
         rows += [("needs", name, word) for name, word in sorted(self.needs)]
+        rows += [("mention", name, path) for name, path in sorted(self.scripts.items())]
         return [*rows, *(("gives", word, word) for _, word in sorted(self.needs))]
 
     def apply(self, back: UndoPlan, who: Mapping[str, str]) -> None:
@@ -475,6 +476,9 @@ class Real(Fake):
             marks=frozenset(self.marks() | {"manual base"}),
             needs=tuple((name, frozenset({word})) for name, word in sorted(self.needs)),
             gives={word: frozenset({word}) for _, word in self.needs},
+            mentions={
+                path: frozenset(n for n, one in self.scripts.items() if one == path) for path in self.scripts.values()
+            },
             available={name: frozenset(self.versions(name)) for name in names},
             driver="",
             stale=False,

@@ -114,6 +114,8 @@ class Files:
         self.kept = {path: None for path in self.brought if self._is_kept(path)}
         own = [p for p in first if p not in self.brought or (p in self.kept and self._is_edited(p))]
         back = {path: one for path in own if (one := self._file(path))}
+        for path in (path for path in back if path in journal.moved):
+            self._note(path, f"it was a link to {journal.moved[path]}, and is a file by now: both are undone")
         by_unit: dict[str, list[FileRestore]] = {}
         for path, file in back.items():
             by_unit.setdefault(self.at(path).unit, []).append(file)
@@ -138,13 +140,13 @@ class Files:
         return self._known[path]
 
     def last(self, packages: Packages) -> FileTransaction | None:
-        """Repositories, and what packages have left behind: it goes after them, where they all go."""
-        late = [*self._late, *(self._dependencies_added() if not packages.kept else ())]
+        """Repositories, and what packages have left behind: it goes after them."""
+        late = [*self._late, *(f for f in self._dependencies_added() if not packages.made(f.path, self.journal))]
         return self._together(late) if late else None
 
     def left_by(self, packages: Packages) -> list[tuple[str, str]]:
-        """What scripts wrote of packages that do not all go."""
-        return [("", file.path) for file in self._dependencies_added()] if packages.kept else []
+        """What scripts of packages that stay wrote."""
+        return [("", file.path) for file in self._dependencies_added() if packages.made(file.path, self.journal)]
 
     def sources_restored(self, endings: tuple[str, ...]) -> tuple[str, ...]:
         files = self.first.files if self.first else ()
@@ -194,7 +196,7 @@ class Files:
     def _former(self, known: _Known) -> str:
         """Where the file is as it was before gpunode."""
         held = known.copies.get(known.own[0].before)
-        return f"; as it was before gpunode it is in {BACKUP}/{held}" if held else ""
+        return f"; the one before gpunode: {BACKUP}/{held}" if held else ""
 
     def _note(self, path: str, text: str) -> None:
         self.notes.append(Note(f"{path}: {text}", (path,)))

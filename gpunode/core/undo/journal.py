@@ -40,6 +40,7 @@ from gpunode.core.grammar import (
     WORD_OR_DASH,
     Grammar,
 )
+from gpunode.core.items.item import ABSENT
 from gpunode.core.model import Problem, Undo
 from gpunode.core.printable import printable, shortened
 from gpunode.core.undo.kinds import KINDS, OTHER
@@ -175,6 +176,7 @@ class JournalSnapshot:
     damage: Damage = field(default_factory=Damage)
     copies: Mapping[tuple[str, str], Copy] = field(default_factory=dict)  # by id and path
     undo: Mapping[str, Mapping[str, Undo]] = field(default_factory=dict)  # by id, then by path
+    moved: Mapping[str, str] = field(default_factory=dict)  # file → where it led as a link, which it no longer is
     follow: Mapping[str, PostCommit] = field(default_factory=dict)  # by id
     files: Mapping[str, str] = field(default_factory=dict)
     contents: Mapping[str, bytes] = field(default_factory=dict)
@@ -187,6 +189,7 @@ class JournalSnapshot:
     needs: tuple[tuple[str, frozenset[str]], ...] = ()  # package, words of which one has to be there
     gives: Mapping[str, frozenset[str]] = field(default_factory=dict)  # word → packages
     edited: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → configuration somebody changed
+    mentions: Mapping[str, frozenset[str]] = field(default_factory=dict)  # file, user … → packages that speak of it
     unchanged: Mapping[str, frozenset[str]] = field(default_factory=dict)  # path → packages that bring it as it is
     available: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → versions
     driver: str = ""  # version of the nvidia module that is loaded
@@ -284,16 +287,21 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
         return printed.get(kind, ())
 
     lines = [_record("\t".join(row)) for row in rows("journal")]
-    records = _attributed([record for record in lines if record])
+    copies = {
+        (id, path): Copy(held=f"{id}/{n}.old", kept=kept == "kept", made="" if made == "-" else made, path=path)
+        for id, n, kept, made, path in rows("copy", RECORD, NUMBER, WORD, PATH, PATH)
+    }
+    undo = {id: _undo(_bytes(data)) for id, data in rows("undo", RECORD)}
+    leads = {row[0]: row[1] for row in rows("leads", PATH, PATH)}
+    records, undo, moved = _by_links(_attributed([record for record in lines if record]), undo, leads)
+    copies |= {(id, path): copies[id, target] for id, path, target in moved if (id, target) in copies}
     made = [row[0] for row in rows("backup")]
     return JournalSnapshot(
         records=records,
         damage=damage_of(rows("damage"), made, [(r.id, r.at) for r in records], unparsed=lines.count(None)),
-        copies={
-            (id, path): Copy(held=f"{id}/{n}.old", kept=kept == "kept", made="" if made == "-" else made, path=path)
-            for id, n, kept, made, path in rows("copy", RECORD, NUMBER, WORD, PATH, PATH)
-        },
-        undo={id: _undo(_bytes(data)) for id, data in rows("undo", RECORD)},
+        copies=copies,
+        undo=undo,
+        moved={path: target for _, path, target in moved},
         follow={
             row[0]: _follow(**dict(zip(("after", "validate", "health"), map(_bytes, row[1:]), strict=False)))
             for row in rows("follow", RECORD)
@@ -309,6 +317,7 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
         needs=tuple((name, frozenset(words.split("|"))) for name, words in rows("needs", PACKAGE)),
         gives=_sets((word, name) for name, word in rows("gives", PACKAGE, VALUE)),
         edited=_sets((name, path) for name, path in rows("edited", PACKAGE, PATH)),
+        mentions=_sets((thing, name) for name, thing in rows("mention", PACKAGE, NAME)),
         unchanged=_sets((path, name) for name, path in rows("unchanged", PACKAGE, PATH)),
         available=_sets((name, version) for name, version in rows("available", PACKAGE, VERSION)),
         driver=rows("driver", VERSION)[0][0] if rows("driver") else "",
@@ -346,6 +355,37 @@ def _attributed(records: Sequence[Record]) -> tuple[Record, ...]:
         for at in (n, *made):
             found[at] = replace(found[at], run=origin.run, part=origin.part, controller=origin.controller)
     return tuple(found)
+
+
+def _by_links(
+    records: Sequence[Record], undo: Mapping[str, Mapping[str, Undo]], leads: Mapping[str, str]
+) -> tuple[tuple[Record, ...], dict[str, dict[str, Undo]], list[tuple[str, str, str]]]:
+    """Records of edits by the files that were written, as those of files are.
+
+    An edit names the program's own path, a record of files the one where links led from there.  Where they no longer
+    do, both files have what was written: (id, path, where it led) of those.
+    """
+    found: dict[str, dict[str, Undo]] = {id: dict(files) for id, files in undo.items()}
+    moved: list[tuple[str, str, str]] = []
+    wrote = {r.id: {f["path"]: f["after"] for f in r.more["files"]} for r in records if r.more.get("files")}
+    for id, files in undo.items():
+        targets = {after: path for path, after in wrote.get(id, {}).items() if path not in files}
+        for path in files.keys() & leads.keys():
+            target = targets.get(files[path].sha256 or ABSENT)
+            if target:
+                found[id][target] = files[path]
+            if target == leads[path]:
+                del found[id][path]
+            elif target:
+                moved.append((id, path, target))
+    names = {(id, target): path for id, path, target in moved}
+    return tuple(_with_links(record, names) for record in records), found, moved
+
+
+def _with_links(record: Record, names: Mapping[tuple[str, str], str]) -> Record:
+    files = record.more.get("files", ())
+    more = [file | {"path": names[record.id, file["path"]]} for file in files if (record.id, file["path"]) in names]
+    return replace(record, more={**record.more, "files": [*files, *more]}) if more else record
 
 
 def _by_scripts(record: Record) -> bool:

@@ -41,6 +41,10 @@ class Packages:
     def nothing(self) -> bool:
         return not set(self.value) - {"refresh", "purge", "keep"} and not self.purge
 
+    def made(self, name: str, journal: JournalSnapshot) -> bool:
+        """Whether a package that stays may have made a thing of this name: its scripts or files speak of it."""
+        return not journal.mentions.get(name, frozenset()).isdisjoint(self.kept)
+
     def with_streams(self, streams: Mapping[str, str]) -> Packages:
         named = (f"{module}:{'-' if stream in (ABSENT, '') else stream}" for module, stream in streams.items())
         return replace(self, streams=tuple(named))

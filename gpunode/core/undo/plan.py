@@ -82,7 +82,10 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     last = files.last(packages)
     states = dict(states_to_restore(journal, scope))
     made = dict.fromkeys(
-        (*files.left_by(packages), *(key for key in states if packages.kept and KINDS[key[0]].made(key[1])))
+        (
+            *files.left_by(packages),
+            *(key for key in states if KINDS.get(key[0], OTHER).made(key[1]) and packages.made(key[1], journal)),
+        )
     )
     again = _by_field({key: value for key, value in states.items() if key not in made})
     before = _by_field(first_states(scope))
@@ -144,9 +147,9 @@ def _left_behind(journal: JournalSnapshot, scope: Scope) -> bool:
 
 
 def _made(things: Collection[tuple[str, str]]) -> list[Note]:
-    """The journal does not say which package's scripts made what: while one of them stays, all of it does."""
+    """The journal does not say which package's scripts made what: what one that stays speaks of stays, too."""
     named = ", ".join(" ".join(filter(None, thing)) for thing in things)
-    text = f"made by scripts of packages, and left as long as some of these stay: {named}"
+    text = f"made by scripts of packages that stay, and left as long as they do: {named}"
     return [Note(text, tuple(name for _, name in things))] if things else []
 
 

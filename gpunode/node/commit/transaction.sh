@@ -68,6 +68,8 @@ accepted() {
     made=$(folder_made "$path")
     [ -z "$made" ] || prune "$(dirname "$path")" "$made"
   done
+  # a link to a file that goes would lead nowhere
+  [ ! -e "$GPUNODE_IN/.links" ] || while IFS= read -r path; do [ -e "$path" ] || rm -f "$path"; done <"$GPUNODE_IN/.links"
   journal files 'done' "${1:-}"
 }
 
@@ -137,6 +139,7 @@ compare() {
     esac
     [ "$before" != "$after" ] || continue
     [ "$target" = "$path" ] || say note "$path leads to $target"
+    [ "$action" != remove ] || [ ! -L "$path" ] || echo "$path" >>"$GPUNODE_IN/.links"
     made=- folder=$(dirname "$target")
     while [ ! -d "$folder" ]; do made=$folder folder=$(dirname "$folder"); done
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$n" "$action" "$before" "$after" "$mode" "$like" "$made" "$target" >>"$GPUNODE_IN/.todo"

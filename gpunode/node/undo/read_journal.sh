@@ -64,6 +64,12 @@ files() {
     [ -e "${plan%plan}undo.json" ] || continue
     report undo "$id" "$(coded "${plan%plan}undo.json")"
     cut -f 8 "$plan" >>"$GPUNODE_IN/.contents"
+    # of the files that were links at that time: where they lead now
+    grep -o '"/[^"\\]*": {"created"' "${plan%plan}undo.json" | sed 's/^"//; s/": {"created"$//' | while IFS= read -r path; do
+      ! cut -f 8 "$plan" | grep -Fxq "$path" || continue
+      report leads "$path" "$(readlink -f "$path" || echo /)"
+      echo "$path" | tee -a "$GPUNODE_IN/.paths" >>"$GPUNODE_IN/.contents"
+    done
   done
   requested paths >>"$GPUNODE_IN/.paths"
   sort -u "$GPUNODE_IN/.contents" | while read -r path; do [ ! -f "$path" ] || report content "$path" "$(coded "$path")"; done
@@ -198,6 +204,13 @@ packages() {
     while read -r op name word; do report "$op" "$name" "$word"; done
   # shellcheck disable=SC2046 # names
   manager_ edited $(cat "$GPUNODE_IN/.names") | while read -r name path; do report edited "$name" "$path"; done
+  { requested states | cut -f 2 && requested paths; } | sort -u >"$GPUNODE_IN/.things"
+  # shellcheck disable=SC2046 # names
+  manager_ texts $(cat "$GPUNODE_IN/.names") | awk '
+    FILENAME == ARGV[1] { last = $0; sub(/.*\//, "", last); word[$0] = last; next }
+    /^@@/ { name = substr($0, 3); next }
+    { for (thing in word) if (!((thing, name) in seen) && index($0, word[thing])) { seen[thing, name]; print name "\t" thing } }' "$GPUNODE_IN/.things" - |
+    while IFS=$TAB read -r name path; do report mention "$name" "$path"; done
   manager_ unchanged "$GPUNODE_IN/.paths" | while read -r name path; do report unchanged "$name" "$path"; done
   # shellcheck disable=SC2046 # names
   set -- $(requested changed)

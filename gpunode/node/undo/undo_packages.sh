@@ -10,6 +10,7 @@
 #   available NAME…  lines `NAME VERSION` of what could be installed
 #   edited NAME…  lines `NAME PATH`: configuration that somebody changed, and that purge would take (rpm and pacman keep a
 #                 copy next to it: .rpmsave, .pacsave)
+#   texts NAME…  of each a line `@@NAME`, then its scripts and the names of its files
 #   unchanged FILE  lines `NAME PATH`: those of the paths in FILE that are as the package NAME brings them
 
 # ---------------------------------------------------------------- apt
@@ -43,6 +44,12 @@ apt_remnants() {
 }
 
 apt_purge() { dpkg --purge "$@" >>"$log" 2>&1 </dev/null 9>&-; }
+
+apt_texts() {
+  local name
+  for name in "$@"; do printf '%s\n' "/var/lib/dpkg/info/$name".* "/var/lib/dpkg/info/$name":*.*; done | grep -v '\*' |
+    xargs awk 'FNR == 1 { name = FILENAME; sub(/.*\//, "", name); sub(/(:[^.]*)?\.[a-z0-9]*$/, "", name); print "@@" name } 1' 2>/dev/null
+}
 
 apt_depends() {
   dpkg-query -W -f '${Package}\t${Status}\t${Depends}, ${Pre-Depends}\t${Provides}\n' 2>/dev/null | awk -F '\t' '
@@ -90,6 +97,8 @@ apt_unchanged() {
 
 rpm_keys() { rpm -q gpg-pubkey --qf 'key gpg-pubkey-%{VERSION}-%{RELEASE}\n' 2>/dev/null | grep '^key '; }
 
+rpm_texts() { rpm -q --qf '@@%{NAME}\n%{PREIN}\n%{POSTIN}\n%{POSTTRANS}\n[%{TRIGGERSCRIPTS}\n][%{FILENAMES}\n]' "$@" 2>/dev/null; }
+
 rpm_depends() {
   rpm -qa --qf '[needs %{=NAME} %{REQUIRENAME}\n][gives %{=NAME} %{PROVIDENAME}\n]' 2>/dev/null | grep -v ' rpmlib(\| config('
 }
@@ -107,6 +116,7 @@ dnf_automatic() { dnf_ -q -y mark "$(if is_dnf5; then echo dependency; else echo
 dnf_lift() { printf '%s\n' "$@" | dnf_unlock; }
 dnf_remnants() { :; }
 dnf_purge() { :; }
+dnf_texts() { rpm_texts "$@"; }
 dnf_depends() { rpm_depends; }
 dnf_edited() { :; }
 dnf_unchanged() { :; }
@@ -130,6 +140,7 @@ zypper_automatic() {
 zypper_lift() { for name in "$@"; do zypper_lock remove "$name" || return 1; done; }
 zypper_remnants() { :; }
 zypper_purge() { :; }
+zypper_texts() { rpm_texts "$@"; }
 zypper_depends() { rpm_depends; }
 zypper_edited() { :; }
 zypper_unchanged() { :; }
@@ -146,6 +157,10 @@ pacman_remnants() { :; }
 pacman_purge() { :; }
 pacman_edited() { :; }
 pacman_unchanged() { :; }
+pacman_texts() {
+  local name
+  for name in "$@"; do echo "@@$name" && cat "/var/lib/pacman/local/$name"-[0-9]*/install "/var/lib/pacman/local/$name"-[0-9]*/files; done 2>/dev/null
+}
 
 # With the last name goes the list itself, and the line that has it read.
 pacman_lift() {

@@ -58,7 +58,8 @@ class ActionModule(NodeAction):
                 return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, different, result)}
             result["stays"] = bool(planned.notes or back.notes)
             keep = bool(result["stays"] or planned.theirs or back.theirs or journal.damage.partial)
-            if not request.parts:
+            # the record of an uninstall stays open for packages that others need still
+            if not request.parts and not (request.verb == "uninstall" and back.packages.kept):
                 self.node("restore.sh", close_request(request, scope.to, keep=keep))
         result["notes"] = list(dict.fromkeys(result["notes"]))
         return result | {"msg": _message(journal, request, scope, result)}
