@@ -988,3 +988,22 @@ def test_a_saved_probe_is_judged_by_its_state(tmp_path: Path) -> None:
     code, out = run("--probe", str(PROBES / "debian12-driver-mismatch" / "probe.txt"), "--format", "json")
     (host,) = json.loads(out)["hosts"]
     assert code == 1 and "nvml-version-mismatch" in {f["id"] for f in host["findings"]}
+
+
+TRUE_OF = {  # class of a fix → what its words name
+    "hardware": r"power|BIOS|RMA|replaced|reseat|airflow",
+    "reset": r"\breset|destroy instances",
+    "reboot": r"boot|command line|remove the install",
+    "reload": r"modprobe|reload|unload|before the module loads",
+}
+
+
+def test_the_class_of_a_fix_is_what_its_words_do() -> None:
+    """Enrolling a key of Secure Boot is a reboot, and takes no node out of service."""
+    wrong = [
+        f"{fault.id}: {fault.action.id}: {fault.fix}"
+        for fault in FAULTS.faults.values()
+        if (words := TRUE_OF.get(fault.action.id)) and not re.search(words, fault.fix)
+    ]
+    assert not wrong
+    assert FAULTS.faults["modprobe-key-rejected"].action.id == "reboot"
