@@ -330,6 +330,13 @@ JUDGED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, tuple[str, st
         ("not-proven", "the state of the NVLinks was not read"),
     ),
     "no Xid": ([{}], {}, "gpu.xid", ("passed", "no Xid since boot")),
+    "a compute mode that lets no program in": (
+        [{"compute_mode": "Default"}, {"compute_mode": "Prohibited"}],
+        {},
+        "gpu.compute-mode",
+        ("warning", "GPU 1: no program can use CUDA, the compute mode is Prohibited"),
+    ),
+    "one program at a time": ([{"compute_mode": "Exclusive_Process"}], {}, "gpu.compute-mode", None),
     "45 alone": (
         [{}],
         {"xids": (Xid(code=45, slot="0000:17:00.0", count=50),)},
@@ -457,3 +464,19 @@ def test_a_gpu_that_is_gone_is_named_with_its_slot_and_the_way_to_say_so() -> No
     ]
     assert check.message == "1 GPU gone since run r1: 0000:65:00.0"
     assert "--expect-gpus 1" in check.fix
+
+
+@pytest.mark.parametrize(
+    ("modules", "five", "says"),
+    [
+        ((), True, "ib_umad is not loaded; NVLink 5 needs ib_umad, mlx5_ib and nvlsm"),
+        (("ib_umad",), True, "NVLink 5 needs ib_umad, mlx5_ib and nvlsm"),
+        ((), False, "systemctl status nvidia-fabricmanager"),
+    ],
+)
+def test_a_fabric_of_nvlink_5_that_was_not_joined_names_what_its_manager_needs(
+    modules: tuple[str, ...], five: bool, says: str
+) -> None:
+    gpus = [{"fabric_state": "In Progress", "fabric_status": "N/A"}]
+    [check] = judged(gpus, "fabric.state", modules=modules, nvlink5_fabric=five)
+    assert check.status == "failed" and check.fix.startswith(says)

@@ -20,6 +20,11 @@ _DRAIN = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i INDEX) o
 _LOG = "dmesg | grep -e NVRM -e Xid"
 _FAULTS = {LOST: f"{_LOG}; a GPU that fell off the bus needs a cold start", RESET: _DRAIN}
 _MANAGER = "systemctl status nvidia-fabricmanager; versions must be equal"
+# from NVLink 5 on the switches are managed over InfiniBand
+_MANAGER_OF_5 = (
+    "NVLink 5 needs ib_umad, mlx5_ib and nvlsm of the driver's branch: gpunode provision, or modprobe -a ib_umad "
+    "mlx5_ib; then systemctl restart nvidia-fabricmanager, whose journal names what is missing"
+)
 _GPUS = "{gpus}"
 _ASK = "nvidia-smi -q on the node says more"
 
@@ -51,7 +56,8 @@ def gpu_troubles(facts: NodeFacts) -> Iterator[Trouble]:
         for rule in (_FAULT, *_RULES, _SRAM, _RECOVERY, _SLOWDOWN, _FABRIC):
             verdict, words = rule.judge(gpu)
             if verdict == "bad":
-                yield Trouble(check=rule.id, gpu=gpu.index, what=words, fix=rule.fix(words))
+                fix = _manager_fix(facts) if rule is _FABRIC else rule.fix(words)
+                yield Trouble(check=rule.id, gpu=gpu.index, what=words, fix=fix)
 
 
 def gpu_checks(facts: NodeFacts) -> Iterator[Check]:
@@ -66,6 +72,10 @@ def gpu_checks(facts: NodeFacts) -> Iterator[Check]:
         yield from _judged(facts, troubles, _SRAM)
     if any(gpu.event_reasons for gpu in facts.nvml):  # else it was not asked
         yield from _judged(facts, troubles, _SLOWDOWN)
+    if prohibited := [str(gpu.index) for gpu in facts.nvml if gpu.compute_mode == "Prohibited"]:
+        text = f"GPU {', '.join(prohibited)}: no program can use CUDA, the compute mode is Prohibited"
+        fix = "gpu.compute_mode: default, then gpunode provision; or nvidia-smi -i INDEX -c DEFAULT"
+        yield Check(id="gpu.compute-mode", status="warning", message=text, fix=fix)
     if facts.nvswitches or facts.nvlink5_fabric or any(gpu.fabric_state not in ("", "N/A") for gpu in facts.nvml):
         yield from _joined(facts, troubles)
 
@@ -293,6 +303,12 @@ def _fabric(gpu: NvmlGpu) -> tuple[Verdict, str]:
 _FABRIC = _Rule(id="fabric.state", judge=_fabric, good="all GPUs have joined the NVLink fabric", fix=lambda _: _MANAGER)
 
 
+def _manager_fix(facts: NodeFacts) -> str:
+    if not facts.nvlink5_fabric:
+        return _MANAGER
+    return _MANAGER_OF_5 if "ib_umad" in facts.modules else f"ib_umad is not loaded; {_MANAGER_OF_5}"
+
+
 def _joined(facts: NodeFacts, troubles: list[Trouble]) -> Iterator[Check]:
     """«All» only where each GPU said so: A100s behind NVSwitches say nothing of it."""
     failed = list(_failed(troubles, _FABRIC.id))
@@ -306,7 +322,7 @@ def _joined(facts: NodeFacts, troubles: list[Trouble]) -> Iterator[Check]:
         text = f"{_by_words(open_)}; nvidia-fabricmanager runs"
         yield Check(id=_FABRIC.id, status="skipped", message=text)
     elif open_:
-        yield Check(id=_FABRIC.id, status="not-proven", message=_by_words(open_), fix=_MANAGER)
+        yield Check(id=_FABRIC.id, status="not-proven", message=_by_words(open_), fix=_manager_fix(facts))
     else:
         yield Check(id=_FABRIC.id, status="passed", message=_FABRIC.good)
 
