@@ -20,13 +20,13 @@ from typing import IO, TYPE_CHECKING, Any
 from gpunode.core.doctor import Diagnosis, Faults, diagnose, scan
 from gpunode.core.doctor.checks import parse_checks
 from gpunode.core.doctor.parts import Parts, Piece
-from gpunode.core.doctor.read import diagnose_logs
+from gpunode.core.doctor.read import diagnose_logs, explained
 from gpunode.core.doctor.table import LAYERS, Codes, Fault, parse_codes, parse_faults, parse_messages
 from gpunode.core.errors import GpunodeError, InputError
 
 if TYPE_CHECKING:
     from gpunode.core.knowledge.scheduler import SchedulerRules
-    from gpunode.core.model import NodeFacts
+    from gpunode.core.model import Check, NodeFacts
     from gpunode.edge.detect import Detected, Targets
     from gpunode.edge.ssh.many import Ran
 
@@ -44,6 +44,15 @@ class Examined:
 
 
 @cache
+def smoke_checks(stdout: str, rc: int) -> tuple[Check, ...]:
+    """The checks that smoke.sh printed; those that name an error of CUDA, with its cause and fix."""
+    from gpunode.core.items import smoke
+
+    checks = smoke.parse_checks(stdout, rc)
+    faults = load_faults() if any(check.status == "failed" for check in checks) else None
+    return tuple(explained(faults, check) for check in checks) if faults else checks
+
+
 def load_faults() -> Faults:
     """The messages of knowledge/faults/messages/, read once a process; what they mean is read when one was found."""
     folder = _knowledge() / "faults" / "messages"

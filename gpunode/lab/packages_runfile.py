@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpunode.lab.packages_deb import EPOCH
 from gpunode.lab.packages_elf import module_elf
-from gpunode.lab.packages_table import NVML, fill, nvidia_smi
+from gpunode.lab.packages_table import CUDA, NVML, fill, nvidia_smi
 
 FOLDER = "runfile"
 _DRIVERS = ("570.211.01", "580.178.04")  # 470 would be proprietary alone
@@ -45,7 +45,7 @@ def driver_runfile(version: str, texts: Mapping[str, bytes]) -> bytes:
     }
     files = {path: fill(texts[name], values) for path, name in names.items()}
     if program := nvidia_smi(version, texts):
-        files |= {"nvidia-smi": program, "libnvidia-ml": texts[NVML]}
+        files |= {"nvidia-smi": program, "libnvidia-ml": texts[NVML], "libcuda": texts[CUDA]}
     files["library"] = module_elf([f"description=gpunode lab stand-in of driver {version}"])
     return _self_extracting(f"NVIDIA-Linux-x86_64-{version}.run", "nvidia-installer", files, texts)
 

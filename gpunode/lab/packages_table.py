@@ -13,7 +13,7 @@ from gpunode.lab.packages_elf import SIGNED, module_elf
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 # Real programs among the texts (packages_vendor.py), on x86_64: the fake NVML, and nvidia-smi by the driver's branch.
-NVML = "libnvidia-ml"
+NVML, CUDA = "libnvidia-ml", "libcuda"
 SMI = {branch: f"nvidia-smi@{branch}" for branch in ("535", "550", "580", "595")}
 # The values of rows that differ by architecture, by Debian's name of it; `target` is CUDA's.
 ARCHITECTURES = {
@@ -98,7 +98,7 @@ def files_of(package: Mapping[str, Any], values: Mapping[str, str], texts: Mappi
         found[path.format(**values)] = File(target=target.format(**values))
     for soname in package.get("libraries", ()):
         library = f"{soname.partition('.so.')[0]}.so.{values['version']}"
-        program = real.get(NVML, b"") if soname == "libnvidia-ml.so.1" else b""
+        program = real.get(soname.partition(".so.")[0], b"")
         data = program or module_elf([f"description=gpunode lab stand-in {library}"], machine)
         found[f"{libraries}/{library}"] = File(data=data)
         found[f"{libraries}/{soname}"] = File(target=library)

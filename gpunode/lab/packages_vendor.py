@@ -1,6 +1,6 @@
-"""What the stub packages hold of real programs: NVIDIA's nvidia-smi, and the fake NVML that it asks.
+"""What the stub packages hold of real programs: NVIDIA's nvidia-smi, the fake NVML that it asks, and a fake libcuda.
 
-Both stand beside the texts of standins/packages, by a key of their own.  Without a network or a compiler there are
+They stand beside the texts of standins/packages, by a key of their own.  Without a network or a compiler there are
 none, and the scripts of that folder stay in their place.
 """
 
@@ -14,18 +14,21 @@ from pathlib import Path
 from gpunode.core.errors import GpunodeError
 from gpunode.lab import machine, nvml, vendor
 from gpunode.lab.machine import Log
-from gpunode.lab.packages_table import NVML, SMI
+from gpunode.lab.packages_table import CUDA, NVML, SMI
 from gpunode.lab.packages_ubuntu import stanzas
 
 
 def programs(*, log: Log) -> dict[str, bytes]:
-    """The programs by key, fetched and compiled when they are not here; all of them or, after a word to `log`, none."""
+    """The programs by key, fetched and compiled when they are not here; after a word to `log` none but libcuda."""
+    found: dict[str, bytes] = {}
     try:
-        found = {NVML: nvml.build(log=log).read_bytes()}
-        return found | {key: vendor.nvidia_smi(branch, log=log).path.read_bytes() for branch, key in SMI.items()}
+        found = {CUDA: _library("cuda.c", CUDA)}
+        built = {NVML: nvml.build(log=log).read_bytes()}
+        smi = {key: vendor.nvidia_smi(branch, log=log).path.read_bytes() for branch, key in SMI.items()}
+        return found | built | smi
     except (GpunodeError, OSError) as error:
         log(f"nodes get a script in place of NVIDIA's nvidia-smi: {error}")
-        return {}
+        return found
 
 
 CONFIGURATION = "libnvidia-cfg"
@@ -36,11 +39,17 @@ def overlays(programs: Mapping[str, bytes], *, log: Log) -> dict[str, bytes]:
     """The libraries that take the place of real ones that ask the hardware, by their paths in a node."""
     if NVML not in programs:
         return {}
-    with as_file(files("gpunode.lab") / "nvcfg.c") as source, tempfile.TemporaryDirectory() as place:
-        built = Path(place) / CONFIGURATION
-        flags = ("-O2", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", f"-Wl,-soname,{CONFIGURATION}.so.1")
-        machine.run("gcc", *flags, str(source), "-o", str(built))
-        return {f"{PLACE}/{NVML}.so": programs[NVML], f"{PLACE}/{CONFIGURATION}.so": built.read_bytes()}
+    libraries = {name: programs[name] for name in (NVML, CUDA)} | {CONFIGURATION: _library("nvcfg.c", CONFIGURATION)}
+    return {f"{PLACE}/{name}.so": data for name, data in libraries.items()}
+
+
+def _library(source: str, name: str) -> bytes:
+    """The lab's own library of that name, compiled.  Raises GpunodeError or OSError."""
+    with as_file(files("gpunode.lab") / source) as path, tempfile.TemporaryDirectory() as place:
+        built = Path(place) / name
+        flags = ("-O2", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", f"-Wl,-soname,{name}.so.1")
+        machine.run("gcc", *flags, str(path), "-o", str(built))
+        return built.read_bytes()
 
 
 def canonical(version: str, *, log: Log) -> dict[str, Path]:

@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import IO, cast
@@ -77,6 +78,14 @@ MPS: dict[str, tuple[Source, str]] = {
 }
 
 
+# branch → where its libcuda is, and in which package
+CUDA: dict[str, tuple[Source, str]] = {
+    "535": (BOOKWORM, "libcuda1"),
+    "550": (TRIXIE, "libcuda1"),
+    "580": (NOBLE_UPDATES, "libnvidia-compute-580-server"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A program of NVIDIA's that lies here, and the version of the driver that it is of."""
@@ -103,6 +112,11 @@ def mps_control(branch: str, *, log: Log = print) -> Program:
     return _program("nvidia-cuda-mps-control", "mps", MPS, branch, log)
 
 
+def libcuda(branch: str, *, log: Log = print) -> Program:
+    """The real libcuda.so.VERSION, in the same way."""
+    return _program("libcuda.so.*.*", "cuda", CUDA, branch, log)
+
+
 def _program(name: str, kind: str, table: Mapping[str, tuple[Source, str]], branch: str, log: Log) -> Program:
     if branch not in table:
         raise InputError(f"{name} of branch {branch!r}", expected=f"one of {', '.join(table)}")
@@ -113,7 +127,7 @@ def _program(name: str, kind: str, table: Mapping[str, tuple[Source, str]], bran
             if not (home / "version").exists():
                 [deb] = debs(source, [package], log=log)
                 _unpack(deb, name, home)
-    return Program(path=home / name, version=(home / "version").read_text().strip())
+    return Program(path=next(home.glob(name)), version=(home / "version").read_text().strip())
 
 
 def here(branch: str) -> bool:
@@ -188,20 +202,21 @@ def _apt(home: Path, *words: str) -> None:
 
 
 def _unpack(deb: Path, program: str, home: Path) -> None:
-    """Put the program of that name into `home`, and beside it `version`, which is the last to be written."""
+    """Put the program of that name or pattern into `home`, and `version`, which is the last to be written."""
     stated = machine.run("dpkg-deb", "--field", str(deb), "Version").stdout.strip()
     home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile() as whole:
         subprocess.run(("dpkg-deb", "--fsys-tarfile", str(deb)), stdout=whole, check=True)
         whole.seek(0)
         with tarfile.open(fileobj=whole) as tar:
-            found = next((m for m in tar if m.isfile() and m.name.rpartition("/")[2] == program), None)
+            found = next((m for m in tar if m.isfile() and fnmatch(m.name.rpartition("/")[2], program)), None)
             if not found:
                 raise GpunodeError(f"{deb.name} has no {program}")
-            new = home / f"{program}.new"
+            name = found.name.rpartition("/")[2]
+            new = home / f".{name}.new"
             new.write_bytes(cast(IO[bytes], tar.extractfile(found)).read())
     new.chmod(0o755)
-    new.replace(home / program)
+    new.replace(home / name)
     (home / "version").write_text(f"{stated.partition(':')[2] or stated}".partition("-")[0] + "\n")
 
 

@@ -1,5 +1,6 @@
 """What runs on a node: POSIX shell, sent as text by paramiko or by Ansible, or run locally."""
 
+from base64 import b64encode
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import takewhile
@@ -48,6 +49,8 @@ def script(name: str) -> str:
     lines = text.splitlines(keepends=True)
     head = "".join(takewhile(lambda line: line.startswith("#"), lines))  # shellcheck's directives count at the top
     variables = shell_variables() | (_questions() if "$SMI_" in text else {})
+    if "$CUDA_PROGRAM" in text:
+        variables["CUDA_PROGRAM"] = b64encode(part("cuda.py").read_bytes()).decode()
     rows = "".join(f"{key}='{value}'\n" for key, value in variables.items() if f"${key}" in text)
     return head + rows + text[len(head) :]
 

@@ -19,7 +19,7 @@ PACKAGES = "dpkg-query -W -f '${db:Status-Abbrev}${Package} ${Architecture}\\n' 
 
 @pytest.fixture(scope="module")
 def node(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
-    lab = lab_up(distro="debian:12+arm64", engines=("containerd",), name="t-arm64")
+    lab = lab_up(distro="debian:12+arm64", engines=("containerd",), name="t-arm64", python=False)
     return Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"cuda": {"versions": ["12.8"]}})
 
 

@@ -151,7 +151,7 @@ def test_smoke_of_one_host(kind: type[Exception], saved: Path, monkeypatch: pyte
         return raises(kind)() if stdout == ODD else ()
 
     monkeypatch.setattr("gpunode.edge.ssh.many.run_many", ran)
-    monkeypatch.setattr(workflow, "parse_checks", parse)
+    monkeypatch.setattr("gpunode.edge.doctor.smoke_checks", parse)
     desired = DesiredState(to_run=False)
     facts = parse_probe(PROBE.read_text())
     hosts = [

@@ -471,11 +471,11 @@ def fake_program(folder: Path, name: str, text: str) -> None:
     (folder / "bin" / name).chmod(0o755)
 
 
-def smoked(folder: Path, request: dict[str, object]) -> dict[str, Check]:
+def smoked(folder: Path, request: dict[str, object], **env: str) -> dict[str, Check]:
     done = subprocess.run(
         ["sh"],
         input=program(node_program(folder), smoke_files(request)),
-        env={"PATH": f"{folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+        env={"PATH": f"{folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin", **env},
         capture_output=True,
         text=True,
         check=False,

@@ -36,6 +36,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "gpu.sram": "more uncorrected SRAM errors in a GPU's life than NVIDIA's limit for a replacement",
         "gpu.slowdown": "a GPU is slowed down by its board: heat or the power supply (not by idling, a power cap or "
         "settings)",
+        "gpu.compute-mode": "(warning) a GPU's compute mode is Prohibited: no program can use CUDA there",
         "gpu.alike": "(warning) a GPU has another VBIOS or driver than most of its model in the pool (hosts with the "
         "same `rollout`), or its host other models than a pool that has a name",
         "gpu.xid": "the kernel log has Xids since boot that are not an application's own (those are a warning; 45 "
@@ -91,6 +92,9 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
     },
     "Smoke: the GPU is really used (`gpunode verify`, without `--no-smoke`)": {
         "driver.smi": "`nvidia-smi` lists other GPUs than PCI",
+        "cuda.init": "CUDA does not start on a GPU or MIG device, or a kernel computes wrong there: libcuda by the "
+        "node's python3; *not-proven* without one, for GPUs in use in an exclusive compute mode (no context is made), "
+        "in mode Prohibited, and where no memory is free",
         "cuda.nvcc-VERSION": "`nvcc --version` of a wanted toolkit does not say so",
         "toolkit.cli": "`nvidia-container-cli --load-kmods info` does not reach the driver; *not-proven* where there "
         "is none, and `driver.branch` is none",
@@ -105,6 +109,9 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "docker.default": "`docker run` without a runtime, which has to take the wanted one",
         "docker.gpus-all": "`docker run --gpus all`",
         "ENGINE.CHECK.gpus": "the container of that check sees other GPUs than the node has",
+        "ENGINE.CHECK.cuda": "the same program fails in the container of that check, and works on the node; "
+        "*not-proven* without python3 in `verify.image`; no such check where the node's was not passed, or a GPU is in "
+        "an exclusive mode",
         "smoke.ran": "appears only when the script or the checks of an engine were cut off, or the host was lost",
     },
     "Acceptance (`gpunode accept`)": {

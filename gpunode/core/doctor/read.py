@@ -14,7 +14,7 @@ from gpunode.core.doctor.parts import Piece
 from gpunode.core.doctor.smi import MARK, smi_gpus
 from gpunode.core.doctor.table import Faults
 from gpunode.core.doctor.text import Evidence, time_of, uncoloured
-from gpunode.core.model import NodeFacts, NvmlGpu
+from gpunode.core.model import Check, NodeFacts, NvmlGpu
 
 _LS = r"^\*\*\* ls: .{1,80}? (20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)[. ]"
 _WRITTEN = re.compile(_LS, re.M)
@@ -68,6 +68,16 @@ def diagnose_logs(faults: Faults, logs: Iterable[tuple[str, Iterable[Piece]]]) -
                 state.setdefault(fault, []).append(evidence)
     scans = [one for machine in machines.values() for one in machine.scans]
     return diagnose(faults, scans, state, logs_alone=True)
+
+
+def explained(faults: Faults, check: Check) -> Check:
+    """A check that has CUDA's own error and no fix, with cause and fix of the fault that this error stands for."""
+    if check.status != "failed" or check.fix or not check.id.endswith((".cuda", "cuda.init")):
+        return check
+    found = diagnose_logs(faults, [(check.id, faults.parts.split([f"{check.message}\n"]))]).findings
+    for fault in (one.fault for one in found if one.root):
+        return replace(check, message=f"{check.message}: {fault.cause}", fix=fault.fix)
+    return replace(check, fix="dmesg | grep -e NVRM -e Xid; dcgmi diag -r 3")
 
 
 def _read(

@@ -15,7 +15,7 @@ from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.checks.pool import pool_checks
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.first_boot import prepares
-from gpunode.core.items.smoke import parse_checks, smoke_files
+from gpunode.core.items.smoke import smoke_files
 from gpunode.core.model import Archive, Check, HostOutcome, HostResult
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.manifest import make_manifest
@@ -325,6 +325,7 @@ def _can_smoke(host: HostPlan) -> bool:
 
 def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -> dict[str, tuple[Check, ...]]:
     """smoke.sh on each host, each with its own request; by Ansible where paramiko cannot serve the connection."""
+    from gpunode.edge.doctor import smoke_checks
     from gpunode.edge.ssh.many import NotServed, Ran, run_many
 
     def pair(host: HostPlan) -> tuple[Target, str]:
@@ -332,7 +333,7 @@ def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -
         return host.detected.target, _smoke_program(host, desired)
 
     def checks(ran: Ran) -> tuple[Check, ...]:
-        return _not_smoked(ran.error) if ran.error else parse_checks(ran.stdout, ran.rc)
+        return _not_smoked(ran.error) if ran.error else smoke_checks(ran.stdout, ran.rc)
 
     pairs = {host.host: isolated(host.host, partial(pair, host)) for host in hosts}
     found: dict[str, tuple[Check, ...] | GpunodeError] = {h: p for h, p in pairs.items() if isinstance(p, GpunodeError)}

@@ -40,7 +40,9 @@ use_rpm() {
     # no plugins: rpm 6 would give scripts a namespace of their own, which a container that is being built may not do
     rpm --install --nodeps --noplugins --nosignature --replacefiles "$build"/packages/*.rpm
     # the loader, Debian's, does not look into the folder of these distributions
-    ln -s ../../lib64/libnvidia-ml.so.1 /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1
+    for library in libnvidia-ml libcuda; do
+        ln -s "../../lib64/$library.so.1" "/usr/lib/x86_64-linux-gnu/$library.so.1"
+    done
 }
 
 become_rhel() {

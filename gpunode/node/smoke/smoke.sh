@@ -15,6 +15,8 @@ INSIDE='if command -v nvidia-smi >/dev/null; then nvidia-smi -L 2>&1; echo "gpun
 # What NVIDIA's runtime brings into a container (nvidia-container-toolkit pkg/nvcdi/driver-nvml.go, newDriverBinariesDiscoverer)
 MOUNTED="nvidia-smi nvidia-debugdump nvidia-persistenced nvidia-cuda-mps-control nvidia-cuda-mps-server nvidia-imex nvidia-imex-ctl"
 CONFIG=/etc/nvidia-container-runtime/config.toml
+# shellcheck disable=SC2154 # cuda.py, put before this
+CUDA_NEEDS='import base64, ctypes, os, signal, sys, time' CUDA="import base64; exec(base64.b64decode('$CUDA_PROGRAM'))"
 BY_MOUNT=/var/run/nvidia-container-devices
 
 # check ID STATUS MESSAGE [FIX]
@@ -137,14 +139,87 @@ dcgm_check() {
   fi
 }
 
+# python_path: of a python3 that can load libcuda; RHEL 8 has one of its own alone.  Nothing where there is none.
+python_path() {
+  local name
+  for name in python3 /usr/libexec/platform-python; do
+    "$name" -I -S -c 'import ctypes, sys; print(sys.executable)' 2>/dev/null && return
+  done
+}
+
+# cuda_devices LIST MODES BUSY: lines `use NAME=UUID` of GPUs, or of their MIG devices, that CUDA may be started on, the
+# same with `shared` where several programs may, and `out NAME: why` of the others, which an own context would disturb
+cuda_devices() {
+  {
+    printf '%s\n' "$2" | sed 's/^/mode /'
+    printf '%s\n' "$3" | sed 's/^/busy /'
+    printf '%s\n' "$1"
+  } | awk '
+    function uuid() { sub(/.*UUID: /, ""); sub(/\).*/, ""); return $0 }
+    function flush(n) {
+      if (gpu != "" && mode[id] ~ /^Prohibited/) print "out " gpu ": its compute mode is Prohibited"
+      else if (gpu != "" && mode[id] !~ /^Default/ && (id in busy || "unknown" in busy)) print "out " gpu ": in use, and its compute mode is " mode[id]
+      else for (n = 1; n <= devices; n++) { print "use " device[n]; if (mode[id] ~ /^Default/) print "shared " device[n] }
+    }
+    $1 == "mode" { sub(/,$/, "", $2); mode[$2] = $3; next }
+    $1 == "busy" { busy[$2] = 1; next }
+    /^GPU [0-9]+: .*UUID: / { flush(); gpu = $1 " " $2 + 0; id = uuid(); devices = 1; device[1] = gpu "=" id; mig = 0; next }
+    /^ +MIG .*UUID: / { if (!mig) devices = 0; mig = 1; name = gpu " " $1 " " $2 " " $4 + 0; device[++devices] = name "=" uuid() }
+    END { flush() }'
+}
+
+# cuda_init_check: CUDA itself, which nvidia-smi does not need; in containers, too, where it works here
+cuda_init_check() {
+  local list modes busy found devices left_out out
+  [ "$gpus" -gt 0 ] && have nvidia-smi || return 0
+  if ! list=$(bounded 60 nvidia-smi -L) || ! modes=$(bounded 60 nvidia-smi --query-gpu=uuid,compute_mode --format=csv,noheader); then
+    check cuda.init not-proven "nvidia-smi does not say which GPUs CUDA may be started on" "nvidia-smi has to work first"
+    return
+  fi
+  busy=$(bounded 60 nvidia-smi --query-compute-apps=gpu_uuid --format=csv,noheader) || busy=unknown
+  found=$(cuda_devices "$list" "$modes" "$busy")
+  devices=$(printf '%s\n' "$found" | sed -n 's/^use //p' | tr '\n' ';')
+  left_out=$(printf '%s\n' "$found" | sed -n 's/^out //p' | tr '\n' ';')
+  python=$(python_path)
+  if [ -z "$devices" ]; then
+    check cuda.init not-proven "CUDA was not started: ${left_out:-nvidia-smi -L lists no GPU}" "verify again when they are free; nvidia-smi -c DEFAULT allows several programs"
+    return
+  elif [ -z "$python" ]; then
+    check cuda.init not-proven "CUDA was not started: no python3 with ctypes is on the node, which would load libcuda" "install python3"
+    return
+  fi
+  out=$(bounded 150 "$python" -I -S -c "$CUDA" "${devices%;}" | tail -n 1)
+  case $out in
+    'gpunode-smoke-cuda passed '*) ;;
+    'gpunode-smoke-cuda failed '*) check cuda.init failed "CUDA fails: ${out#gpunode-smoke-cuda failed }" && return ;;
+    'gpunode-smoke-cuda full '*) check cuda.init not-proven "no memory is free: ${out#gpunode-smoke-cuda full }" "verify again when the GPUs are free" && return ;;
+    *) check cuda.init not-proven "CUDA was not started: $(last_line "$out")" "does $python -c 'import ctypes' work?" && return ;;
+  esac
+  if [ -z "$left_out" ]; then
+    check cuda.init passed "CUDA starts and computes right (GPUs and MIG devices: ${out##* })"
+  else
+    check cuda.init not-proven "CUDA computes right (GPUs and MIG devices: ${out##* }), and was not started on others: $left_out" "verify again when they are free"
+  fi
+  # engines are tried at the same time, so only where several programs may have a GPU
+  devices=$(printf '%s\n' "$found" | sed -n 's/^shared //p' | tr '\n' ';')
+  [ -z "$devices" ] || INSIDE="${INSIDE%echo gpunode-smoke-ran*}p=\$(command -v $python || command -v python3) && \$p -I -S -c \"$CUDA\" '${devices%;}' 2>&1 || echo gpunode-smoke-cuda none; echo gpunode-smoke-ran; exit 0"
+}
+
 # ---------------------------------------------------------------- the image
+
+# python_files: what python3 is made of, as far as CUDA's program uses it
+python_files() {
+  [ -z "$python" ] || "$python" -I -S -c "$CUDA_NEEDS
+for module in list(sys.modules.values()): print(getattr(module, '__file__', None) or '')
+print(sys.executable)" 2>/dev/null | grep '^/'
+}
 
 # own_libraries: the libraries that /bin/sh and what NVIDIA's runtime mounts have from the system, one a line.  The driver's
 # own come with the mounts; those of this list come with no driver, so that without them nvidia-smi cannot start.
 own_libraries() (
   PATH=$PATH:/usr/sbin:/sbin
   # shellcheck disable=SC2046 # words
-  set -- /bin/sh $(for name in $MOUNTED; do command -v "$name"; done) \
+  set -- /bin/sh $(python_files) $(for name in $MOUNTED; do command -v "$name"; done) \
     $(ldconfig -p 2>/dev/null | sed -n 's/.*lib\(nvidia-ml\|nvidia-cfg\|cuda\)\.so\.1 .*=> //p')
   for program; do ldd "$program" 2>/dev/null | grep -o '/[^ ]*'; done | grep -vE '/lib(nvidia|cuda|nvcuvid|nvoptix)[^/]*$' | sort -u
 )
@@ -155,7 +230,7 @@ own_image() {
   dir=$GPUNODE_IN/image
   mkdir -p "$dir/root/bin" "$dir/root/proc" "$dir/root/dev" "$dir/root/sys" "$dir/root/etc" "$dir/root/tmp"
   cp -L /bin/sh "$dir/root/bin/sh"
-  for library in $(own_libraries); do
+  for library in $(own_libraries) $(python_files); do
     [ -f "$library" ] || continue
     mkdir -p "$dir/root${library%/*}"
     cp -L "$library" "$dir/root$library"
@@ -209,7 +284,7 @@ judge() {
   [ "$gpus" -gt 0 ] || return 0
   case $ended in
     '') judge_files "$1" "no nvidia-smi is in the container" ;;
-    0) judge_answers "$1" "$2" ;;
+    0) judge_answers "$1" "$2" && judge_cuda "$1" "$2" ;;
     126 | 127) judge_files "$1" "nvidia-smi cannot start in the container (exit status $ended): $(in_full "$list")" ;;
     *) check "$1.gpus" failed "nvidia-smi fails in the container (exit status $ended): $(in_full "$list")" "$(fault_fix "$list")" ;;
   esac
@@ -251,6 +326,19 @@ judge_answers() {
   fi
 }
 
+# judge_cuda ID TEXT: CUDA, where it was started on the node, too
+judge_cuda() {
+  local said
+  said=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-cuda //p' | tail -n 1)
+  case $said in
+    '') ;;
+    none) check "$1.cuda" not-proven "no python3 runs in the container, by which CUDA would be started" "leave verify.image empty, or name one that has python3" ;;
+    'passed '*) check "$1.cuda" passed "CUDA starts and computes right in the container" ;;
+    'full '*) check "$1.cuda" not-proven "no memory is free: ${said#full }" "verify again when the GPUs are free" ;;
+    *) check "$1.cuda" failed "CUDA fails in the container, and works on the node: ${said#failed }" ;;
+  esac
+}
+
 # runc_or BINARY: runc for any runc, else the binary
 runc_or() { case ${1##*/} in runc*) echo runc ;; *) echo "$1" ;; esac; }
 
@@ -267,7 +355,7 @@ containerd_checks() {
     set --
     [ "$(how_to_ask)" != mount ] || set -- --mount "type=bind,src=/dev/null,dst=$BY_MOUNT/all,options=rbind:ro"
     out=$(ctr_ "$NAME" run --rm --runc-binary "$NVIDIA_RUNTIME" --env NVIDIA_VISIBLE_DEVICES=all \
-      --env NVIDIA_DRIVER_CAPABILITIES=utility "$@" "$image" "$NAME" /bin/sh -c "$INSIDE")
+      --env NVIDIA_DRIVER_CAPABILITIES=compute,utility "$@" "$image" "$NAME" /bin/sh -c "$INSIDE")
     judge containerd.binary "$out" "containerd with $NVIDIA_RUNTIME"
   else
     check containerd.binary failed "containerd cannot have the image $image: $(last_line "$fetched")" "set verify.image to one that the node can pull"
@@ -343,7 +431,7 @@ cri_attempt() {
   # the host's network: no CNI is needed, which a fresh node does not have
   printf '{"metadata":{"name":"%s","namespace":"default","uid":"%s-%s","attempt":1},"log_directory":"%s","labels":{"gpunode":"smoke"},"linux":{%s"security_context":{"namespace_options":{"network":2}}}}' \
     "$NAME-$1" "$NAME" "$1-$$-$3" "$logs" "$(cgroup_parent)" >"$GPUNODE_IN/pod.json"
-  printf '{"metadata":{"name":"%s"},"image":{"image":"%s"},"command":["/bin/sh","-c",%s],"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"},{"key":"NVIDIA_DRIVER_CAPABILITIES","value":"utility"}],"mounts":[%s],"log_path":"out.log","linux":{}}' \
+  printf '{"metadata":{"name":"%s"},"image":{"image":"%s"},"command":["/bin/sh","-c",%s],"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"},{"key":"NVIDIA_DRIVER_CAPABILITIES","value":"compute,utility"}],"mounts":[%s],"log_path":"out.log","linux":{}}' \
     "$NAME" "$image" "$(json_text "$INSIDE")" "$(cri_mounts)" >"$GPUNODE_IN/container.json"
   # shellcheck disable=SC2086  # no word at all for the default handler
   pod=$(cri_ runp $handler "$GPUNODE_IN/pod.json") ||
@@ -423,7 +511,7 @@ cgroup_parent() {
 cri_wait() {
   local since state code
   since=$(uptime_now)
-  while [ $(($(uptime_now) - since)) -lt 30 ]; do
+  while [ $(($(uptime_now) - since)) -lt 60 ]; do
     state=$(cri_ inspect "$1") || { echo "it was killed: $(last_line "$state")"; return; }
     case $state in
       *CONTAINER_EXITED*)
@@ -437,7 +525,7 @@ cri_wait() {
     esac
     nap
   done
-  echo "it did not end within 30 seconds"
+  echo "it did not end within 60 seconds"
 }
 
 # ---------------------------------------------------------------- docker
@@ -472,7 +560,7 @@ docker_check() {
   id=docker.$what
   how=${*:-by default}
   [ "$(how_to_ask)" != mount ] || set -- "$@" -v "/dev/null:$BY_MOUNT/all:ro"
-  made=$(docker_ create --name "$NAME-$what" --network none -e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=utility \
+  made=$(docker_ create --name "$NAME-$what" --network none -e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     "$@" "$image" /bin/sh -c "$INSIDE") || { check "$id" failed "docker create $how fails: $(last_line "$made")" "docker info shows the runtimes; gpunode provision"; return; }
   used=$(docker_ inspect -f '{{.HostConfig.Runtime}}' "$NAME-$what")
   if [ -z "$expected" ] || [ "$used" = "$expected" ]; then
@@ -534,13 +622,14 @@ all_engines() {
 }
 
 need_root
-at_work=''
+at_work='' python=''
 image=$(word image)
 image=${image:-$OWN_IMAGE}
 gpus=$(word gpus)
 [ "$gpus" != found ] || gpus=$(pci_gpus)
 gpus=${gpus:-0}
 driver_check
+cuda_init_check
 cuda_check
 toolkit_check
 dcgm_check

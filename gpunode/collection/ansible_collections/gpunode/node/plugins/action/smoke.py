@@ -14,14 +14,15 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[Result] = {"smoke": {"type": "dict", "default": {}}}
 
     def act(self, args: Result) -> Result:
-        from gpunode.core.items.smoke import parse_checks, smoke_files
+        from gpunode.core.items.smoke import smoke_files
+        from gpunode.edge.doctor import smoke_checks
 
         if not args["smoke"]:
             return {}
         if self.check:
             return {"msg": "not run in check mode: the checks start containers", "checks": []}
         stdout, rc = self.send("smoke.sh", smoke_files(args["smoke"]))
-        checks = [vars(check) for check in parse_checks(stdout, rc)]
+        checks = [vars(check) for check in smoke_checks(stdout, rc)]
         failed = [check for check in checks if check["status"] == "failed"]
         if not failed:
             return {"checks": checks, "msg": f"{sum(c['status'] == 'passed' for c in checks)} checks passed"}
