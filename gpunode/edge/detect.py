@@ -353,11 +353,9 @@ def _ansible_answer(target: Target, file: Path, printed: str) -> Ran:
     if not isinstance(result, dict):
         result = {"msg": " ".join(printed.split())[-600:]}
     if isinstance(result.get("probe"), str) and not result.get("failed"):
-        return Ran(target=target, stdout=result["probe"])
-    return Ran(
-        target=target,
-        error=UnreachableError(
-            f"{target.name}: Ansible (connection {target.connection}) could not probe it: {result.get('msg')}",
-            fix=f"try: ansible {target.name} -i INVENTORY -m gpunode.node.facts -vvv",
-        ),
+        return Ran(target=target, stdout=target.hidden(result["probe"]))
+    error = UnreachableError(
+        f"{target.name}: Ansible (connection {target.connection}) could not probe it: {result.get('msg')}",
+        fix=f"try: ansible {target.name} -i INVENTORY -m gpunode.node.facts -vvv",
     )
+    return Ran(target=target, error=target.hidden_in(error))

@@ -14,9 +14,9 @@ from typing import Any
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.plan.playbook import dump
 from gpunode.core.remote import program, signature
-from gpunode.edge.ansible.runner import Event, PlayOptions, run_playbook
+from gpunode.edge.ansible.runner import Event, run_playbook
 from gpunode.edge.detect import Detected, Targets
-from gpunode.edge.fleet.workflow import ansible_arguments
+from gpunode.edge.fleet.workflow import ansible_arguments, play_options
 from gpunode.edge.ssh.many import NotServed, run_many
 from gpunode.edge.state import controller_name, write_private
 from gpunode.node import script
@@ -84,12 +84,12 @@ def _give_back(
     seconds = INTERRUPTED if targets.stop.is_set() else SECONDS
     quick = replace(targets, connect_timeout=min(CONNECT, targets.connect_timeout), stop=threading.Event())
     ran = run_many([(host.target, text) for host in hosts if host.target], reach=quick.reach(seconds))
-    left = [one.target.name for one in ran if isinstance(one.error, NotServed)]
+    left = {one.target.name for one in ran if isinstance(one.error, NotServed)}
     if left:
-        _by_ansible(sorted(left), text, targets, folder, inventory)
+        _by_ansible([host for host in hosts if host.host in left], text, targets, folder, inventory)
 
 
-def _by_ansible(hosts: Sequence[str], text: str, targets: Targets, folder: Path, inventory: Sequence[str]) -> None:
+def _by_ansible(hosts: Sequence[Detected], text: str, targets: Targets, folder: Path, inventory: Sequence[str]) -> None:
     # a word without quotes and braces: Ansible would read both
     command = f"echo {base64.b64encode(text.encode()).decode()} | base64 -d | sh"
     task = {"name": "End the run", "ansible.builtin.raw": command, "changed_when": False}
@@ -97,12 +97,12 @@ def _by_ansible(hosts: Sequence[str], text: str, targets: Targets, folder: Path,
     playbook = folder / f"release-{secrets.token_hex(4)}.yml"
     limit = playbook.with_suffix(".limit")
     write_private(playbook, dump([play]))
-    write_private(limit, "".join(f"{host}\n" for host in hosts))
+    write_private(limit, "".join(f"{host.host}\n" for host in hosts))
     with contextlib.suppress(GpunodeError):
         run_playbook(
             folder,
             playbook.name,
             inventory=inventory,
-            options=PlayOptions(forks=targets.forks, become_password=targets.become_password),
+            options=play_options(targets, hosts),
             arguments=[*ansible_arguments(targets), "--limit", f"@{limit}", f"--timeout={CONNECT:.0f}"],
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import gpunode
+from gpunode.core import mask as masks
 from gpunode.core.doctor import scan
 from gpunode.core.mask import mask, mask_quoted
 from gpunode.edge.doctor import load_faults
@@ -156,6 +157,48 @@ def slow(named: Iterable[tuple[str, re.Pattern[str], bool]]) -> list[str]:
 @pytest.mark.slow
 def test_patterns_take_time_as_long_as_the_text() -> None:
     assert slow(patterns()) == []
+
+
+def pumps(parsed: Iterable[tuple[object, object]], before: str = "") -> Iterator[tuple[str, str]]:
+    """Of each repeat without an end, and of the whole pattern: a text that leads to it, and what it repeats."""
+    for operation, value in parsed:
+        inner: list[Iterable[tuple[object, object]]] = []
+        if operation in (sre_constants.MAX_REPEAT, sre_constants.MIN_REPEAT):
+            inner = [value[2]]
+            if value[1] > 5:
+                yield from ((before, example(value[2], repeats)) for repeats in (1, 2))
+        elif operation is sre_constants.BRANCH:
+            inner = value[1]
+        elif operation is sre_constants.SUBPATTERN:
+            inner = [value[-1]]
+        elif operation in (sre_constants.ASSERT, sre_constants.ASSERT_NOT):
+            inner = [value[1]]
+        for part in inner:
+            yield from pumps(part, before)
+        before += example([(operation, value)], 1)
+    yield "", before
+
+
+def slow_fillings(pattern: re.Pattern[str], hide: Callable[[str], object]) -> list[str]:
+    """The texts made of the pattern's own grammar that take more than their share."""
+    found = []
+    for before, part in dict.fromkeys(pumps(sre_parse.parse(pattern.pattern, pattern.flags & ~re.UNICODE.value))):
+        for filling in (part, f"{part}\n", f"{part} ") if part else ():
+            short, long = ((before + filling * length)[:length] + "=" for length in (SHORT // 4, LONG // 4))
+            if seconds(hide, long) > max(NOTHING, MOST * seconds(hide, short)):
+                found.append(f"{before[-40:]!r} and {filling[:40]!r}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, one in vars(masks).items() if isinstance(one, re.Pattern)])
+def test_masks_are_linear_over_what_their_own_patterns_repeat(name: str) -> None:
+    assert slow_fillings(getattr(masks, name), mask_quoted) == []
+
+
+def test_a_repeat_without_a_bound_is_found_by_its_own_grammar() -> None:
+    old = re.compile(r"(?:[a-z_]*_)?auth(?:_[a-z]+)*=")
+    assert slow_fillings(old, partial(old.sub, ""))
 
 
 def test_a_pattern_that_tries_everything_twice_is_found() -> None:

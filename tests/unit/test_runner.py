@@ -9,7 +9,8 @@ import yaml
 
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.model import HostResult
-from gpunode.edge.ansible.runner import Event, HostRun, _read, _waiting, run_playbook
+from gpunode.edge.ansible.runner import Event, HostRun, PlayOptions, _read, _waiting, run_playbook
+from gpunode.edge.ssh.shell import Target
 
 SECRET = "{{ lookup('ansible.builtin.env', 'A_SECRET', default='gone') }}"
 TIMEOUT = "{{ lookup('ansible.builtin.config', 'TASK_TIMEOUT') }}"
@@ -54,6 +55,21 @@ def test_the_users_own_choice_about_host_keys_holds(tmp_path: Path, monkeypatch:
     events: list[Event] = []
     run_playbook(tmp_path, "playbook.yml", inventory=["good,"], on_event=events.append)
     assert [e.message for e in events if e.task == "Keys" and e.kind == "ok"] == ["False"]
+
+
+def test_a_password_that_a_node_sends_back_is_in_no_event_and_no_artifact(tmp_path: Path) -> None:
+    fails = {"name": "Fails", "ansible.builtin.fail": {"msg": "sudo: {{ ['SudoPass', 'w0rd'] | join('-') }}"}}
+    write(tmp_path, PLAY | {"tasks": [fails]})
+    secret, events = "SudoPass-w0rd", list[Event]()
+    target = Target(name="good", address="good", become_password=secret)
+    options = PlayOptions(targets=(target,))
+    (run,) = run_playbook(
+        tmp_path, "playbook.yml", inventory=["good,"], options=options, on_event=events.append
+    ).values()
+    assert run.exit == Exit.FAILED and run.message.endswith("sudo: ********")
+    assert not any(secret in repr(event) for event in events)
+    kept = [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if secret.encode() in path.read_bytes()]
 
 
 def test_a_playbook_that_ansible_cannot_read_is_one_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -24,6 +25,7 @@ from gpunode.edge import supervise
 from gpunode.edge.ansible.step_limit import CHANGING
 from gpunode.edge.isolate import isolated
 from gpunode.edge.programs import program_of, use_installed_locale
+from gpunode.edge.ssh.shell import Target
 from gpunode.edge.state import make_private
 
 # What Ansible, ssh and become need of the caller's environment, and no more: secrets in it stay out of artifacts.
@@ -80,6 +82,7 @@ class PlayOptions:
     check: bool = False
     diff: bool = False
     become_password: str = field(default="", repr=False)
+    targets: tuple[Target, ...] = field(default=(), repr=False)  # whose passwords no event and no artifact keeps
 
 
 def run_playbook(
@@ -101,8 +104,11 @@ def run_playbook(
     use_installed_locale()
     how = options or PlayOptions()
     hosts: dict[str, HostRun] = {}
+    own = {target.name: target for target in how.targets if target.password or target.become_password}
 
     def handle(data: dict[str, Any]) -> bool:
+        if target := own.get(str((data.get("event_data") or {}).get("host"))):
+            data.update(_hidden(data, target))  # in place: ansible-runner keeps it
         waits = _waiting(data, hosts)
         if waits:
             on_event(waits)
@@ -144,6 +150,10 @@ def run_playbook(
         LOG.info("in %s: %s", folder, shlex.join(run.config.command))
         run.run()
         interrupted = leash.cut or run.rc in (130, 254)
+    for path in (folder / "artifacts").glob("*/std*") if own else ():
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        hidden = functools.reduce(lambda found, target: target.hidden(found), own.values(), text)
+        path.write_text(hidden, encoding="utf-8", errors="surrogateescape")
     make_private(folder / "artifacts")  # its stderr is 0644
     if interrupted:
         raise PlayInterrupted(hosts)
@@ -152,6 +162,15 @@ def run_playbook(
             f"ansible-playbook ended with status {run.rc}: {_tail(run)}", fix=f"its output is in {folder}"
         )
     return hosts
+
+
+def _hidden(value: Any, target: Target) -> Any:
+    """Plain data without the passwords of the host that it is about."""
+    if isinstance(value, Mapping):
+        return {key: _hidden(one, target) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_hidden(one, target) for one in value]
+    return target.hidden(value) if isinstance(value, str) else value
 
 
 class _Leash:

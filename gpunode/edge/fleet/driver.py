@@ -21,7 +21,7 @@ from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.report.text import names
 from gpunode.core.rollout import RolloutPool, make_pools
 from gpunode.core.spec.rollout import RolloutSpec, parse_rollout
-from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
+from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, run_playbook
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.budget import find_down, rollout_of
@@ -30,7 +30,7 @@ from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, all_unfinished, this_process
 from gpunode.edge.fleet.worker import Worker
-from gpunode.edge.fleet.workflow import INVENTORY, ansible_arguments, error_result, inventory_sources
+from gpunode.edge.fleet.workflow import INVENTORY, ansible_arguments, error_result, inventory_sources, play_options
 from gpunode.edge.isolate import isolated
 from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.report_data import keep_results
@@ -399,8 +399,8 @@ class Run:
         """
         limit = self.folder / f"limit-{work.job.number}"
         write_private(limit, "".join(f"{host}\n" for host in hosts))
-        password, diff = self.targets.become_password, self.options.diff
-        how = PlayOptions(forks=work.job.forks, check=check, diff=diff, become_password=password)
+        reached = map(self.hosts.__getitem__, hosts)
+        how = play_options(self.targets, reached, forks=work.job.forks, check=check, diff=self.options.diff)
         words = ansible_arguments(self.targets, self.options.arguments, run=self.name, generation=self._generation)
         ended: dict[str, str] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -299,6 +299,12 @@ def error_result(host: str, error: GpunodeError) -> HostResult:
     return HostResult(host=host, outcome=error.outcome, message=str(error))
 
 
+def play_options(targets: Targets, hosts: Iterable[Detected], **more: Any) -> PlayOptions:
+    """How Ansible goes through these hosts, with the passwords that nothing of it may show."""
+    reached = tuple(host.target for host in hosts if host.target)
+    return PlayOptions(**{"forks": targets.forks, **more}, become_password=targets.become_password, targets=reached)
+
+
 def ansible_arguments(
     targets: Targets, arguments: Sequence[str] = (), *, run: str = "", generation: int = 0
 ) -> list[str]:
@@ -374,7 +380,7 @@ def _smoke_by_ansible(
         folder,
         PLAYBOOK,
         inventory=[*sources, str(folder / INVENTORY)],
-        options=PlayOptions(forks=targets.forks, become_password=targets.become_password),
+        options=play_options(targets, [host.detected for host in hosts]),
         arguments=ansible_arguments(targets),
     )
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
