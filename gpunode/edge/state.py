@@ -51,12 +51,20 @@ def state_path() -> Path:
 
 
 def state_dir() -> Path:
-    """$XDG_STATE_HOME/gpunode, made 0700.  Raises StateError."""
+    """$XDG_STATE_HOME/gpunode, made 0700.  Raises StateError, also for one that others can write to, as ssh does."""
     path = state_path()
     try:
         path.mkdir(parents=True, mode=0o700, exist_ok=True)
+        there = path.stat()
     except OSError as error:
         raise StateError.of(f"to the state directory {path}", error) from error
+    if there.st_uid not in (0, os.getuid()) or there.st_mode & 0o022:
+        raise StateError(
+            f"others can write to the state directory {path}: what a run does to nodes is read from there",
+            expected="a folder of this user that only its owner can write to",
+            fix=f"look at what is in it, then chown it to this user and chmod go-w {path}; or name another one: "
+            "XDG_STATE_HOME=DIR",
+        )
     return path
 
 

@@ -67,6 +67,26 @@ def test_a_file_in_place_of_the_state_directory_is_one_sentence(run_gpunode: Run
         assert "XDG_STATE_HOME=DIR" in done.stdout
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_state_directory_that_others_can_write_to_is_refused(mode: int, run_gpunode: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "gpunode"
+    folder.mkdir()
+    folder.chmod(mode)
+    done = run_gpunode("runs", "list", exit=1, env={"XDG_STATE_HOME": str(tmp_path)})
+    assert f"others can write to the state directory {folder}" in done.stderr
+    assert f"chmod go-w {folder}" in done.stderr
+    folder.chmod(mode & ~0o022)
+    run_gpunode("runs", "list", env={"XDG_STATE_HOME": str(tmp_path)})
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_state_directory_of_another_user_is_refused(run_gpunode: Run, tmp_path: Path) -> None:
+    (tmp_path / "gpunode").mkdir()
+    os.chown(tmp_path / "gpunode", 12345, 12345)
+    refused = run_gpunode("provision", "--local", "--yes", exit=None, env={"XDG_STATE_HOME": str(tmp_path)})
+    assert "others can write to the state directory" in refused.stdout + refused.stderr
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
 def test_what_cannot_be_written_there_is_no_bug(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
