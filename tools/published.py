@@ -490,6 +490,8 @@ def _set(row: Any, spans: Spans, name: str, changes: list[Change]) -> bool:
 def _set_by_arch(row: Any, apart: Mapping[str, Spans], changes: list[Change]) -> bool:
     """The ranges of architectures whose repository holds others than the first one's."""
     old = {arch: {key: tuple(span) for key, span in spans.items()} for arch, spans in row.get("by_arch", {}).items()}
+    own = {arch: {k: v for k, v in spans.items() if k not in ("branches", "cuda")} for arch, spans in old.items()}
+    apart = {arch: both for arch in {**old, **apart} if (both := {**own.get(arch, {}), **apart.get(arch, {})})}
     if old == apart:
         return False
     table = tomlkit.inline_table()

@@ -28,8 +28,8 @@ CODENAMES = {
     "ubuntu:26.04": "resolute",
 }
 SETTINGS = """\
-APT::Architecture "amd64";
-APT::Architectures {{ "amd64"; }};
+APT::Architecture "{arch}";
+APT::Architectures {{ "{arch}"; }};
 APT::Sandbox::User "root";
 APT::Install-Recommends "false";
 APT::Update::Error-Mode "any";
@@ -85,21 +85,21 @@ def by_version(release: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", release))
 
 
-def root(distro: str) -> Root:
+def root(distro: str, arch: str = "amd64") -> Root:
     """The root of that release; its test is passed over where the archive cannot be reached."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    home = cache / "gpunode/tests/apt" / CODENAMES[distro]
+    home = cache / "gpunode/tests/apt" / (CODENAMES[distro] + f"-{arch}" * (arch != "amd64"))
     for name in ("lists/partial", "archives/partial", "etc/apt.conf.d", "etc/preferences.d"):
         (home / name).mkdir(parents=True, exist_ok=True)
     archive = machine.archive()
     (home / "status").write_text("")
-    (home / "apt.conf").write_text(f"{archive.settings}\n{SETTINGS.format(home=home)}")
+    (home / "apt.conf").write_text(f"{archive.settings}\n{SETTINGS.format(home=home, arch=arch)}")
     fresh = home / "fresh"
     one = Root(home)
     if fresh.exists() and time.time() - fresh.stat().st_mtime < DAY:
         return one
     with as_file(files("gpunode.lab") / "ubuntu/archive-key.asc") as key:
-        (home / "sources.list").write_text("".join(sources(distro, archive, str(key))))
+        (home / "sources.list").write_text("".join(sources(distro, archive, str(key), arch)))
         done = one.apt("apt-get", "--quiet=2", "update")
     if done.returncode:
         pytest.skip(f"needs the archives of Debian and Ubuntu: {done.stderr.strip()[-200:]}")
@@ -108,12 +108,12 @@ def root(distro: str) -> Root:
     return one
 
 
-def sources(distro: str, archive: machine.Archive, key: str) -> Iterator[str]:
+def sources(distro: str, archive: machine.Archive, key: str, arch: str) -> Iterator[str]:
     name = CODENAMES[distro]
     if distro.startswith("ubuntu"):
         for suite in (name, f"{name}-updates", f"{name}-security"):
-            yield f"deb [arch=amd64 signed-by={key}] {archive.ubuntu} {suite} main restricted universe multiverse\n"
+            yield f"deb [arch={arch} signed-by={key}] {archive.ubuntu} {suite} main restricted universe multiverse\n"
         return
-    signed = f"[arch=amd64 signed-by={images.KEYRINGS['debian']}]"
+    signed = f"[arch={arch} signed-by={images.KEYRINGS['debian']}]"
     for url, suite in ((archive.main, name), (archive.main, f"{name}-updates"), (archive.security, f"{name}-security")):
         yield f"deb {signed} {url} {suite} main contrib non-free non-free-firmware\n"
