@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
 from gpunode.core.edits.undo import record, revert
+from gpunode.core.edits.values import values
 
 DOCKER, PODMAN = "/etc/docker/daemon.json", "/etc/containers/containers.conf"
 CONTAINERD, CRIO = "/etc/containerd/config.toml", "/etc/crio/crio.conf"
@@ -257,3 +258,17 @@ def test_a_value_that_a_person_has_set_since_stays_and_is_named_with_the_former_
     undone = unconfigure_runtime({DOCKER: now}, asked, [edit.undo])
     assert json.loads(undone.changes[DOCKER] or b"") == {**FORMER, "default-runtime": "runc"}
     assert 'changed since: default-runtime is "runc", and was "crun" before gpunode' in [r.why for r in undone.reasons]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [("/etc/x.json", b'"deep": ' + b"[" * 400 + b"]" * 400 + b","), ("/etc/x.yaml", b"1: {true: x}\n")],
+)
+def test_a_file_that_is_nested_deeply_or_has_other_keys_is_undone_by_its_lines(path: str, more: bytes) -> None:
+    text = b'{\n%b\n"b": 1,\n"c": 2,\n"d": 3\n}\n' if path.endswith("json") else b"%ba: 1\nb: 1\nc: 2\nd: 3\n"
+    before = text % more
+    line = next(line for line in before.splitlines(keepends=True) if b"c" in line)
+    after = before.replace(line, line.replace(b"c", b"new") + line)
+    now = after.replace(b"3", b"4")
+    assert values(path, now) is None
+    assert revert(now, record(before, after), path) == (before.replace(b"3", b"4"), ())

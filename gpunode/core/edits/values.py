@@ -71,7 +71,14 @@ def values(path: str, data: bytes) -> Values | None:
         found = kind.parse(path, data)[1] if kind else None
     except InputError:
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and _is_plain(found) else None
+
+
+def _is_plain(value: Any, levels: int = 100) -> bool:
+    """Whether a value is not nested deeper than that, and its keys are texts: a node's files may have any."""
+    if isinstance(value, dict):
+        return levels > 0 and all(isinstance(key, str) and _is_plain(one, levels - 1) for key, one in value.items())
+    return not isinstance(value, list) or (levels > 0 and all(_is_plain(one, levels - 1) for one in value))
 
 
 def same(one: Any, other: Any) -> bool:
