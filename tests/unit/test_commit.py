@@ -266,3 +266,15 @@ def test_transactions_sort_by_their_order_and_old_ones_are_forgotten(dash: Node)
     assert ids == sorted(ids)
     kept = sorted(path.name for path in (dash.state / "backup").iterdir())
     assert kept == [ids[0], *ids[-20:]], "the newest, and the one whose undo record is still of use"
+
+
+@pytest.mark.timeout(60)
+def test_a_thousand_old_transactions_are_forgotten_at_once(dash: Node) -> None:
+    for n in range(1000):
+        folder = dash.state / f"backup/20250101T000000Z-files-{n:06}"
+        folder.mkdir(parents=True)
+        (folder / "plan").write_text("\t".join("1234567") + ("\t/etc/y\n" if n == 5 else "\t/etc/x\n"))
+    dash.write("new\n")
+    left = sorted(path.name for path in (dash.state / "backup").iterdir() if "-files-" in path.name)
+    assert [name[-6:] for name in left[:2]] == ["000000", "000005"], "the first of /etc/x, and the only one of /etc/y"
+    assert len(left) == 2 + 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ echo "$*" >>asked
 case "$*" in
   *index,pci.bus_id*) echo '0, 00000000:17:00.0' ;;
   *mig.mode*) cat mode ;;
-  *-mig*) if [ "${4}" = 1 ]; then echo Enabled >mode; else echo Disabled >mode; fi ;;
+  *--gpu-reset*) rm needs_reset && echo Enabled >mode ;;
+  *-mig*)
+    [ ! -e needs_reset ] || exit 0
+    if [ "${4}" = 1 ]; then echo Enabled >mode; else echo Disabled >mode; fi ;;
   *-lgi) while read -r id profile start; do echo "| 0 MIG $profile ${profile%g.*} $id $start:1 |"; done <instances ;;
   *-lci) while read -r id profile _; do echo "|   0   $id   MIG $profile  0  0  0:1 |"; done <instances ;;
   *-dgi) sed -i "/^$5 /d" instances ;;
@@ -163,3 +167,16 @@ def test_at_boot_the_same_is_made_without_a_controller(
     node.set(instances=have)
     assert node.boot("2g.10gb:2", "1g.10gb:0").status == status
     assert node.instances == left
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what runs at boot is root's")
+def test_at_boot_services_are_paused_under_the_lock(node: Node) -> None:
+    node.set(mode="Disabled", needs_reset="")
+    work = "echo begun >>asked; sleep 2; echo done >>asked"
+    with subprocess.Popen(["flock", node.folder / "lock", "sh", "-c", work], cwd=node.folder):
+        while not (node.folder / "asked").exists():
+            time.sleep(0.05)
+        assert node.boot("1g.10gb:0").status == "changed"
+    asked = (node.folder / "asked").read_text().splitlines()
+    assert asked.index("done") < asked.index("-i 0 --gpu-reset")
+    assert node.instances == [["1", "1g.10gb", "0"]]

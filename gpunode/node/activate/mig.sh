@@ -161,6 +161,8 @@ mode() {
   if [ "$2" = on ]; then want_=Enabled; else want_=Disabled; fi
   is_now "$1" "$want_" && [ "$(ask "$1" mig.mode.pending)" = "$want_" ] && return
   set_mode "$1" "$want_" && return
+  # at boot only here: services that a controller's script starts wait for this one
+  [ -z "$(word atboot)" ] || [ -n "${locked:-}" ] || { lock && locked=1; }
   # shellcheck disable=SC2046,SC2086 # words; of two services other GPUs have need
   pause gpunode-mps $(printf '%s\n' $GPU_UNITS | grep -vx -e nvidia-fabricmanager -e nvidia-imex)
   # Ampere takes the mode with a reset, and not every machine lets a single GPU be reset

@@ -262,26 +262,25 @@ install_all() {
 # forget: backups of finished transactions beyond the newest; never one whose undo record is still of use, nor one that
 # knows what stood somewhere before gpunode came, what gpunode wrote there last, or what somebody else wrote in between
 forget() {
+  local backup open
   open=" $(unfinished files | tr '\n' ' ') "
-  : >"$GPUNODE_IN/.later"
-  set -- "$GPUNODE_STATE"/backup/*-files-*
-  while [ $# -gt $KEEP ]; do
-    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || [ -e "$1/foreign" ] || [ -e "$1/kept" ] || holds_original "$1" || holds_latest "$@" || rm -rf "$1" ;; esac
-    [ ! -e "$1/plan" ] || cut -f 8 "$1/plan" >>"$GPUNODE_IN/.later"
-    shift
+  printf '%s\n' "$GPUNODE_STATE"/backup/*-files-* | awk -v keep="$KEEP" '
+    {
+      name[NR] = $0
+      plan = $0 "/plan"
+      while ((getline line <plan) > 0) {
+        split(line, column, "\t")
+        if (!(column[8] in first)) first[column[8]] = NR
+        last[column[8]] = NR
+      }
+      close(plan)
+    }
+    END {
+      for (path in first) { held[first[path]]; held[last[path]] }
+      for (n = 1; n <= NR - keep; n++) if (!(n in held)) print name[n]
+    }' | while IFS= read -r backup; do
+    case $open in *" ${backup##*/} "*) ;; *) [ -e "$backup/undo.json" ] || [ -e "$backup/foreign" ] || [ -e "$backup/kept" ] || rm -rf "$backup" ;; esac
   done
-}
-
-# holds_original BACKUP: whether no earlier one has one of its files
-holds_original() { cut -f 8 "$1/plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.later"; }
-
-# holds_latest BACKUP LATER…: whether no later one has one of its files
-holds_latest() {
-  local folder plan
-  plan=$1/plan
-  shift
-  for folder in "$@"; do cut -f 8 "$folder/plan" 2>/dev/null; done >"$GPUNODE_IN/.after_it"
-  cut -f 8 "$plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.after_it"
 }
 
 # also ACTION FILE PATH: one more change of the request: `write` or `renew` PATH with the bytes of FILE
