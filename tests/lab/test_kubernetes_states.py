@@ -198,7 +198,7 @@ STATES: list[tuple[State, Mapping[str, str], bool]] = [  # what is found, and wh
     (just_applied, {}, True),
     (a_quota, {"kube.ready": "exceeded quota"}, False),
     (pod_security, {"kube.ready": "violates PodSecurity", "kube.drift": "enforce"}, False),
-    (a_foreign_node_selector, {"kube.ready": "should have one on", "kube.drift": "kubectl-patch at"}, False),
+    (a_foreign_node_selector, {"kube.drift": "kubectl-patch at"}, False),
     (no_runtime, {"kube.vectoradd": 'no runtime for "nvidia"', "kube.which-gpu": 'no runtime for "nvidia"'}, True),
     (no_plugin, {"kube.drift": "it is gone", "kube.gpus": GPU}, False),
     (a_dead_kubelet, {"kube.node": "is not Ready"}, False),

@@ -59,8 +59,8 @@ def add(server: ApiServer, name: str = "gpu1", **more: Any) -> None:
     server.put(node(name, allocatable={"nvidia.com/gpu": "8"}, **more))
 
 
-def pod(server: ApiServer, name: str, **spec: Any) -> None:
-    owners = [{"kind": "ReplicaSet", "name": "owner", "controller": True}]
+def pod(server: ApiServer, name: str, *, of: str = "ReplicaSet", **spec: Any) -> None:
+    owners = [{"kind": of, "name": "owner", "controller": True}]
     metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}", "ownerReferences": owners}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
     server.put(body | {"spec": {"nodeName": "gpu1", **spec}})
@@ -150,8 +150,11 @@ def test_where_the_layout_changes_any_gpus_will_do_and_none_will_not(server: Api
         with pytest.raises(GpunodeError, match="offers 0 resources of GPUs, not 1"):
             nodes.give_back(found, DrainSpec(ready_timeout=1))
     server.edit("Node", "gpu1", "", lambda item: item["status"].update(allocatable={"nvidia.com/mig-1g.10gb": "7"}))
+    for name, image in (("plugin", "nvcr.io/nvidia/k8s-device-plugin:v0"), ("logs", "fluentd:1")):
+        pod(server, name, of="DaemonSet", containers=[{"name": "c", "image": image}])
     nodes.give_back(left, DRAIN)
     assert not unschedulable(server)
+    assert server.names("Pod") == ["team/logs"], "a device plugin sees how GPUs are cut when it starts"
 
 
 def test_a_cordon_of_somebody_else_stays(server: ApiServer, nodes: ClusterNodes) -> None:

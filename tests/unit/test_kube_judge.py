@@ -229,7 +229,6 @@ def test_a_node_that_offers_none_any_more_or_is_not_ready_is_found(server: ApiSe
     server.put(gpu_node(capacity="0", allocatable="0", **{POOL_LABEL: "default"}))
     assert seen(watched) == {
         ("kube.gpus", "node gpu1"): f"it offers no GPU, and should offer at least 1 {GPU} (pool default): {NO_POD}",
-        ("kube.pool", "pool default"): "none of its nodes offers a GPU: gpu1",
     }
     down = gpu_node()
     down["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting"}]
@@ -376,7 +375,6 @@ def test_a_single_pool_without_labels_that_lost_its_gpus_is_found_at_the_first_l
     watched = watcher(api)
     assert seen(watched) == {
         ("kube.gpus", "node gpu1"): f"it offers no GPU, and should offer at least 1 {GPU} (pool default): {NO_POD}",
-        ("kube.pool", "pool default"): "none of its nodes offers a GPU: gpu1",
     }
 
 
@@ -652,13 +650,13 @@ STATES: list[tuple[str, Change, dict[str, str]]] = [
     (
         "a pool's GPUs are gone",
         lambda server: server.put(shared_node("gpu2", "0")),
-        {"kube.gpus": "0 of 8 nvidia.com/gpu can be allocated", "kube.pool": "none of its nodes"},
+        {"kube.gpus": "0 of 8 nvidia.com/gpu can be allocated"},
     ),
     ("a quota denies pods", denied, {"kube.ready": "FailedCreate: pods"}),
     (
         "no node fits",
         no_pods,
-        {"kube.gpus": "does not select it by its label disk=ssd", "kube.pool": "none of its nodes"},
+        {"kube.gpus": "does not select it by its label disk=ssd"},
     ),
     (
         "the engine lost its runtime",
@@ -673,7 +671,7 @@ STATES: list[tuple[str, Change, dict[str, str]]] = [
     (
         "a kubelet is dead",
         on_node(lambda item: item["status"].update(conditions=[{"type": "Ready", "status": "Unknown"}])),
-        {"kube.node": "the node is not Ready", "kube.pool": "none of its nodes"},
+        {"kube.node": "the node is not Ready"},
     ),
     (
         "whole GPUs in place of shares",

@@ -134,7 +134,8 @@ def test_pools_by_label_are_judged_one_by_one(server: ApiServer, tmp_path: Path)
     done = run(server, tmp_path, "verify", "--timeout", "1", "--format", "json", spec=spec)
     ((cluster),) = json.loads(done.stdout)["hosts"]
     found = {(one["id"], one["status"]): one["message"] for one in cluster["checks"]}
-    assert found["kube.pool", "failed"] == "pool a: none of its nodes offers a GPU: n1"
+    lacks = "node n1: it offers no GPU, and should offer at least 1 nvidia.com/gpu (pool a)"
+    assert found["kube.gpus", "failed"].startswith(lacks)
     assert found["kube.pool", "not-proven"] == "pool c: no node of the cluster is chosen by 'x=y'"
 
 

@@ -160,7 +160,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "kube.gpus": "a node offers fewer GPUs than its pool shares or than it has, or others; pods hold more "
         "of a resource than there is",
         "kube.mig": "the MIG layout that a node's label asks for is not in force (`nvidia.com/mig.config.state`)",
-        "kube.pool": "none of a pool's nodes offers a GPU; not proven where its selector chooses no node",
+        "kube.pool": "no node offers a GPU; not proven where a selector chooses no node, or a chosen node left",
         "kube.waiting": "(warning) pods wait for GPUs, and no node has them free, or none offers them",
         "kube.unread": "not proven: it could not be read, and the rest was judged without it",
         "kube.problem": "(`--exact`) apply would be refused",

@@ -33,11 +33,10 @@ from gpunode.kube.core.placing import pods_on, selects, unserved
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render import NodeWish
-from gpunode.kube.core.usage import GpuUse, Usage, Use
+from gpunode.kube.core.usage import GpuUse, Usage, Use, resources_of
 
 CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.mig", "kube.pool", "kube.waiting")
 COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the driver sees
-_OFFERED = ("nvidia.com/gpu", "nvidia.com/mig-", "aliyun.com/gpu-")  # prefixes of what device plugins offer
 _APPLY = "gpunode kube apply --dry-run shows it, gpunode kube apply corrects it"
 _PAUSED = "paused-for-mig-change"  # by NVIDIA's MIG manager, which sets it back by itself
 _MOST = 5  # differences, pods or nodes that a message names
@@ -80,7 +79,12 @@ class ClusterReading:
 
     @cached_property
     def wishes(self) -> dict[str, tuple[NodeWish, ...]]:
-        return wished(self.marks or (), self.nodes)
+        """Node → what its pool, of those that share alike, has to carry: by the inventory, or by label as of now."""
+        by_node: dict[str, tuple[NodeWish, ...]] = {}
+        for wish in self.marks or ():
+            for name in pool_nodes(wish.pool, self.nodes):
+                by_node[name] = (*by_node.get(name, ()), wish)
+        return by_node
 
     def pool_of(self, node: Object) -> Pool | None:
         """The pool that names a node; where no pool names nodes the only one, if the node has or had GPUs, or its mark.
@@ -92,10 +96,10 @@ class ClusterReading:
         pools = [wish.pool for wish in self.marks or ()]
         if not pools or any(pool.has_known_nodes for pool in pools):
             return None
-        labels, capacity = node["metadata"].get("labels") or {}, in_status(node, "capacity")
+        labels, capacity = node["metadata"].get("labels") or {}, resources_of(node, "capacity")
         there = self.offers(node) or any(capacity.values()) or quantity(labels.get(COUNT_LABEL, "0"))
         plugins = [mapping(item, "spec", "template", "spec", "nodeSelector") for item in self.plugins.values()]
-        left = in_status(node, "allocatable") and any(fits(selector, node) for selector in plugins)
+        left = resources_of(node, "allocatable") and any(fits(selector, node) for selector in plugins)
         marked = labels.get(POOL_LABEL) == pools[0].name or labels.get(GPUSHARE_LABEL) == "true"
         return pools[0] if there or left or marked else None
 
@@ -114,15 +118,6 @@ class ClusterReading:
     def plugins(self) -> dict[ObjectKey, Object]:
         """The DaemonSets of ours that offer GPUs."""
         return {key: item for key, item in self.wanted.items() if key.kind == "DaemonSet" and offers_gpus(item)}
-
-
-def wished(wishes: Sequence[NodeWish], nodes: Sequence[Object]) -> dict[str, tuple[NodeWish, ...]]:
-    """Node → what its pool, of those that share alike, has to carry: by the inventory, or by label as of now."""
-    by_node: dict[str, tuple[NodeWish, ...]] = {}
-    for wish in wishes:
-        for name in pool_nodes(wish.pool, nodes):
-            by_node[name] = (*by_node.get(name, ()), wish)
-    return by_node
 
 
 def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
@@ -433,12 +428,6 @@ def _taints(node: Object, wanted: Sequence[str]) -> Iterator[str]:
 # ---------------------------------------------------------------- nodes
 
 
-def in_status(node: Object, what: str) -> dict[str, int]:
-    """Resource of GPUs → number, of a node's `capacity` or `allocatable`."""
-    listed = mapping(node, "status", what)
-    return {name: quantity(amount) for name, amount in listed.items() if name.startswith(_OFFERED)}
-
-
 def _nodes(look: ClusterReading) -> Iterator[ClusterFinding]:
     former = renamed(look.nodes)
     for node in look.nodes:
@@ -461,7 +450,7 @@ def lost_gpus(look: ClusterReading, pool: Pool, node: Object) -> str:
     should, there = expected(pool.sharing, node["metadata"].get("labels") or {}), look.offers(node)
     ill = [
         f"{there.get(resource, 0)} of {count} {resource} can be allocated"
-        for resource, count in in_status(node, "capacity").items()
+        for resource, count in resources_of(node, "capacity").items()
         if resource in should and there.get(resource, 0) < count
     ]
     return "; ".join(ill) or lack(should, there)
@@ -523,20 +512,9 @@ def _not_ready(node: Object) -> str:
 
 
 def _pools(look: ClusterReading) -> Iterator[ClusterFinding]:
-    """Pools whose nodes offer nothing at all."""
-    members: dict[str, list[Object]] = defaultdict(list)
-    for node in look.nodes:
-        if pool := look.pool_of(node):
-            members[pool.name].append(node)
-    able = {use.name for use in look.usage.nodes if use.is_ready and any(one.total for one in use.uses)}
-    for name, nodes in members.items():
-        names = [node["metadata"]["name"] for node in nodes]
-        if able.isdisjoint(names):
-            more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-            text = f"none of its nodes offers a GPU: {', '.join(names[:_MOST])}{more}"
-            fix = "gpunode kube status; gpunode kube verify"
-            yield ClusterFinding(check="kube.pool", about=f"pool {name}", message=text, fix=fix, passing=True)
-    if not members and not able and look.plugins:  # one pool alone needs no label
+    """No node that offers a GPU, where none is known to be of a pool: these have findings of their own."""
+    able = any(node.is_ready and offered(node) for node in look.usage.nodes)
+    if look.plugins and not able and not any(map(look.pool_of, look.nodes)):
         text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify"
         yield ClusterFinding(check="kube.pool", about="the cluster", message=text, fix=fix, passing=True)
 

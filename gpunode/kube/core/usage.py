@@ -158,6 +158,11 @@ def is_gpu_resource(name: str) -> bool:
     return name in (MEMORY, WHOLE, WHOLE + _SHARED) or name.startswith(_MIG)
 
 
+def resources_of(node: Object, what: str) -> dict[str, int]:
+    """Resource of GPUs, shares or instances → number, of a node's `capacity` or `allocatable`."""
+    return {name: quantity(one) for name, one in mapping(node, "status", what).items() if is_gpu_resource(name)}
+
+
 def asked(pod: Object, resource: str) -> int:
     """What the scheduler counts for the pod: its containers and sidecars together, or one init container if more.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.kube.core.api_error import ApiError
+from gpunode.kube.core.checks.preflight import offers_gpus
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.draining import (
     CORDONED,
@@ -19,9 +20,7 @@ from gpunode.kube.core.draining import (
 )
 from gpunode.kube.core.marks import node_key
 from gpunode.kube.core.owned import ObjectKey
-from gpunode.kube.core.plain import mapping
-from gpunode.kube.core.quantity import quantity
-from gpunode.kube.core.usage import is_gpu_resource
+from gpunode.kube.core.usage import resources_of
 from gpunode.kube.edge.client import AGAIN, Api, Retry
 
 Notify = Callable[[str], None]
@@ -182,10 +181,20 @@ def wait_ready(
         )
 
 
+def restart_plugins(api: Api, node: str, *, notify: Notify) -> None:
+    """Have device plugins see how the GPUs of a node are cut now: they look when they start."""
+    for pod in _pods(api, node):
+        if daemon_sets_of([pod]) and offers_gpus({"spec": {"template": pod}}):
+            try:
+                refusal = _evict(api, pod, DrainOptions())
+            except ApiError as error:
+                refusal = error.what
+            notify(f"{node}: {pod_name(pod)} {refusal or 'starts again'}")
+
+
 def gpus_offered(live: Object) -> dict[str, int]:
     """Resources of GPUs, shares and instances that a node's pods can have, with how many."""
-    listed = mapping(live, "status", "allocatable")
-    return {name: found for name in listed if is_gpu_resource(name) and (found := int(quantity(listed[name])))}
+    return {name: count for name, count in resources_of(live, "allocatable").items() if count}
 
 
 # ---------------------------------------------------------------- helpers

@@ -30,6 +30,7 @@ from gpunode.kube.edge.drain import (
     plan_drain,
     pods_to_evict,
     refused_for_now,
+    restart_plugins,
     uncordon,
     wait_ready,
 )
@@ -194,6 +195,8 @@ class ClusterNodes:
         api = self._patient(float(options.ready_timeout), say)
         offers = {ANY: 1} if taken.relaid and taken.offers else taken.offers
         awaited = offers if taken.awaits is None else taken.awaits
+        if taken.relaid:
+            restart_plugins(api, taken.node, notify=say)
         say(f"{taken.node}: waiting until it is ready{' and offers its GPUs' if awaited else ''}")
         wait_ready(
             api,
