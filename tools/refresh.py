@@ -25,9 +25,9 @@ import click
 from gpunode.core.diff import unified
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.knowledge.pciids import PciGpu, add_gpus, compare, parse_pci_ids, parse_supported_gpus, version_of
 from gpunode.edge.load import knowledge_text, load_knowledge, load_kube_knowledge
 from gpunode.lab.packages_ubuntu import CODENAMES, read_index
+from tools.pciids import PciGpu, add_gpus, compare, parse_pci_ids, parse_supported_gpus, version_of
 from tools.published import update_cuda, update_debian, update_drivers, update_kubernetes, update_own, update_repos
 from tools.read_published import DEBIANS, Place, read_published, read_versions
 

@@ -164,17 +164,11 @@ def target_options(command: Command) -> Command:
 
 def _default_inventory(ctx: click.Context) -> tuple[str, ...]:
     """The inventory that is meant where none is named.  Raises InputError for one that a near name has."""
-    from gpunode.core.errors import InputError
-    from gpunode.edge.ansible.default_inventory import NEAR_HOSTS, default_inventory, near
+    from gpunode.edge.ansible.default_inventory import NAME, NEAR_HOSTS, default_inventory, refuse_near
 
     folder = ctx.meta.get(FOLDER, Path())
-    found = default_inventory(folder)
-    if not found and (other := near(folder, NEAR_HOSTS, "hosts.yml")):
-        raise InputError(
-            f"no host given, and {other} is not read unless it is named",
-            expected="one of: HOST…, -i INVENTORY, --local, or hosts.yml in the current folder",
-            fix=f"-i {other}",
-        )
+    if not (found := default_inventory(folder)):
+        refuse_near(folder, NEAR_HOSTS, NAME, "-i")
     return found
 
 
@@ -276,18 +270,11 @@ def _spec_option(text: str, *, late: bool = False) -> Callable[[Command], Comman
 
 def _has_spec() -> bool:
     """Whether the current folder has gpunode.yml.  Raises InputError where it, or the one above, has a near one."""
-    if DEFAULT_SPEC.exists():
-        return True
-    from gpunode.core.errors import InputError
-    from gpunode.edge.ansible.default_inventory import NEAR_SPEC, near
+    if not (there := DEFAULT_SPEC.exists()):
+        from gpunode.edge.ansible.default_inventory import NEAR_SPEC, refuse_near
 
-    if other := near(Path(), NEAR_SPEC, DEFAULT_SPEC.name):
-        raise InputError(
-            f"{other} is not read unless it is named, and gpunode.yml is not here",
-            expected="gpunode.yml in the current folder, or -c FILE",
-            fix=f"-c {other}; without any: -c /dev/null",
-        )
-    return False
+        refuse_near(Path(), NEAR_SPEC, DEFAULT_SPEC.name, "-c")
+    return there
 
 
 # ---------------------------------------------------------------- errors

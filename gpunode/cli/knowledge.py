@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,14 +13,12 @@ from gpunode.core.errors import Exit, InputError
 if TYPE_CHECKING:
     from gpunode.core.knowledge.rows import KnowledgeRow
 
-PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
-
 
 @click.group(
     epilog="Examples:\n\n\b\n"
     "  gpunode knowledge show 10de:2330\n"
     "  gpunode knowledge show debian:13\n"
-    "  gpunode knowledge check --pci-ids /usr/share/misc/pci.ids"
+    "  gpunode knowledge check"
 )
 def knowledge() -> None:
     """What gpunode knows of GPUs, driver branches, CUDA, distributions and repositories: where from, how old."""
@@ -65,18 +62,12 @@ def show(key: str | None, output_format: str) -> int:
     epilog="Examples:\n\n\b\n"
     "  gpunode knowledge check\n"
     "  gpunode knowledge check --max-age 90 --format json\n\n"
-    "Exit codes: 0 fresh and complete, 2 a file that cannot be read, 3 something is old, missing or not proven."
+    "Exit codes: 0 fresh and proven, 3 something is old or not proven."
 )
 @click.option("--max-age", type=click.IntRange(0), default=180, show_default=True, metavar="DAYS", help="What is old.")
-@click.option(
-    "--pci-ids",
-    "pci_ids",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A pci.ids to compare with; this machine's own where it has one.",
-)
 @format_option("text", "json")
-def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
-    """Say which rows have old sources, which are not proven, and which GPUs a newer pci.ids names that are not known.
+def check(max_age: int, output_format: str) -> int:
+    """Say which rows have old sources, and which are not proven.
 
     The age is that of a row's source, not of the day on which it was checked; what cannot change has none: hardware,
     keys, CUDA releases of an older major version, branches and distributions whose support ended.  Not proven: a branch
@@ -84,19 +75,14 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
     """
     from dataclasses import asdict
 
-    from gpunode.core.knowledge.pciids import Comparison, compare, parse_pci_ids
     from gpunode.core.knowledge.rows import faults
     from gpunode.edge.load import knowledge_tables, load_knowledge
 
     every = [row for row in _rows() if not row.settled]
     old = [row for row in every if row.source_date and _age(row) > max_age]
     unproven = list(faults(knowledge_tables(), load_knowledge()))
-    path = pci_ids or next((Path(p) for p in PCI_IDS if Path(p).exists()), None)
-    compared = compare(parse_pci_ids(_text(path)), load_knowledge()) if path else Comparison()
     if output_format == "json":
-        missing = [{"id": gpu.id, "chip": gpu.chip, "name": gpu.name} for gpu in compared.missing]
-        listed = {"old": [_data(row) for row in old], "unverified": [asdict(one) for one in unproven]}
-        print_json({**listed, "pci_ids": str(path or ""), "missing": missing})
+        print_json({"old": [_data(row) for row in old], "unverified": [asdict(one) for one in unproven]})
     else:
         echo(
             f"{len(old)} rows have sources older than {max_age} days"
@@ -107,15 +93,7 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
             echo(f"  {table}: {number}")
         for one in unproven:
             echo(f"unverified: {one.table} {', '.join(one.keys)}: {one.what}")
-        if path is None:
-            echo("no pci.ids here to compare with (Debian's package pci.ids)")
-        elif not compared.missing:
-            echo(f"every GPU that {path} names is known")
-        for gpu in compared.missing:
-            echo(f"not known: {gpu.id} {gpu.chip} {gpu.name}")
-        for gpu, chip in compared.other_chip:
-            echo(f"{gpu.id} {gpu.name}: chip {chip} here, {gpu.chip} there")
-    return Exit.PENDING if old or unproven or compared.missing or compared.other_chip else Exit.OK
+    return Exit.PENDING if old or unproven else Exit.OK
 
 
 # ---------------------------------------------------------------- helpers
@@ -162,7 +140,3 @@ def _show_tables(every: list[KnowledgeRow], output_format: str) -> None:
         return
     for table, number in tables.items():
         echo(f"{table:<16} {number:>4} rows, the oldest source of {oldest[table] or 'no day'}")
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")

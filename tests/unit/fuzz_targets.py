@@ -35,7 +35,6 @@ from gpunode.core.facts.cdi import read_spec
 from gpunode.core.items.activation import parse_activation
 from gpunode.core.items.package import locked_by
 from gpunode.core.items.smoke import parse_checks
-from gpunode.core.knowledge.pciids import parse_pci_ids
 from gpunode.core.mask import mask
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import binary, fingerprints
@@ -57,6 +56,7 @@ from gpunode.kube.core.draining import DrainOptions, daemon_sets_of, drain_plan
 from gpunode.kube.core.owned import owner_words, parse_inventory, shown
 from gpunode.kube.core.shape import checked_object
 from gpunode.kube.core.usage import usage, usage_data, usage_text
+from tools.pciids import parse_pci_ids
 
 CASES = Path(__file__).parents[1] / "cases"
 

@@ -17,11 +17,11 @@ from index_sites import apt_index, rpm_index
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
 from gpunode.core.knowledge.kubernetes import parse_kube_knowledge
-from gpunode.core.knowledge.pciids import PciGpu, add_gpus
 from gpunode.core.openpgp import fingerprint
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.core.spec import DriverSpec
 from gpunode.edge.load import knowledge_tables, knowledge_text, load_knowledge
+from tools.pciids import PciGpu, add_gpus
 from tools.published import (
     ChartRelease,
     Held,

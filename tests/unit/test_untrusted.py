@@ -178,7 +178,6 @@ OWN = {
     "core/edits/text/yamltext.py": "nodes with their places, behind check_aliases",
     "core/edits/undo.py": "the record of an edit",
     "core/bundle/manifest.py": "a manifest, whose size its reader bounds",
-    "core/knowledge/pciids.py": "a table that a maintainer gives",
     "kube/core/owned.py": "gpunode's own record in the cluster, of 1 MiB at most",
     "core/selftest/readings.py": "a record of this machine",
     "core/selftest/record.py": "a record of this machine",

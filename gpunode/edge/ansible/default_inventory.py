@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from gpunode.core.errors import InputError
+
 NAME = "hosts.yml"
 NEAR_HOSTS = re.compile(r"(hosts|inventory)(\.(ya?ml|ini))?", re.IGNORECASE)
 NEAR_SPEC = re.compile(r"gpu[-_]?node\.ya?ml", re.IGNORECASE)
@@ -27,14 +29,19 @@ def default_inventory(folder: Path) -> tuple[str, ...]:
     return tuple(map(str, sources)) if origin != "default" else ()
 
 
-def near(folder: Path, names: re.Pattern[str], name: str) -> Path | None:
-    """What was probably meant where the folder lacks the file `name`: one of like name, or that of the folder above."""
+def refuse_near(folder: Path, names: re.Pattern[str], name: str, option: str) -> None:
+    """Raises InputError where the folder lacks the file `name` and has one of like name, or that above it has it."""
     try:
         found = sorted(path for path in folder.iterdir() if names.fullmatch(path.name))
     except OSError:
         found = []
     above = folder / ".." / name
-    return next(iter(found), above if above.is_file() else None)
+    if other := next(iter(found), above if above.is_file() else None):
+        raise InputError(
+            f"there is {other}, which is not read unless it is named, and no {folder / name}",
+            expected=f"{name} in the current folder, or what counts named by {option}",
+            fix=f"{option} {other}",
+        )
 
 
 def _settings() -> tuple[Path, ...]:
