@@ -94,7 +94,12 @@ def index(*kernels: str) -> dict[str, dict[str, str]]:
         for kind in ("modules-nvidia-580-server-open", "objects-nvidia-580-server-open", "signatures-nvidia")
     ]
     newest = next(kernel for kernel in kernels if kernel.startswith("6.8"))
-    meta = {"linux-image-generic": {"Depends": f"linux-image-{newest}-generic, linux-firmware", "Filename": ""}}
+    meta = {
+        "linux-image-generic": {
+            "Depends": f"linux-image-{newest}-generic, linux-modules-extra-{newest}-generic",
+            "Filename": "",
+        }
+    }
     return meta | {name: {"Filename": f"pool/{name}.deb"} for name in names}
 
 

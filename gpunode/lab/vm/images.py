@@ -104,7 +104,7 @@ def _fetch(tar: Path, variant: Variant, archive: machine.Archive, source: Path) 
     options = [f"--customize-hook=sync-in {root} /", f'--customize-hook=chroot "$1" sh <{source}/tree.sh']
     if vendor == "ubuntu":
         index = read_index(archive.ubuntu, RELEASES[variant.distro].codename)
-        kernel, lacking = kernels.choose(index, kernels.asks(archive.ubuntu))
+        kernel, lacking = kernels.choose(index, lambda name: kernels.is_there(f"{archive.ubuntu}/{name}"))
         options.append(f"--include=linux-image-{kernel},linux-modules-extra-{kernel}")
         machine.write(root / "etc/apt/preferences.d/gpunode-lab", kernels.preferences(lacking), mode=0o644)
     for path in (root, *root.rglob("*")):
