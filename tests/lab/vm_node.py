@@ -7,17 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import test_provision
 from test_provision import Node
 
 from gpunode.lab.vm import nodes as vm
 
-# not where its package manager, its boot loader and its firmware write by themselves; one process for all files,
-# as each takes a tenth of a second
-FOUND = test_provision.TREE.partition(" -printf ")[0].replace(
-    "-xdev", "-xdev -not -path '/boot/efi/*' -not -path '*/modules.*' -not -path '/etc/ld.so.cache'"
-)
-TREE = f"{{ {FOUND} -printf '%p %m %u %T@\\n'; {FOUND} -exec sha256sum {{}} +; }} | sort"
 UP = 900  # seconds of a boot that is emulated on a busy machine
 
 
