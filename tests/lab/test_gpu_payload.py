@@ -33,7 +33,14 @@ LEFT = "ls -A /var/tmp; find /sys/fs/cgroup -name 'gpunode-trial*'; nvidia-smi -
 def test_the_trial_of_a_physical_gpu_runs_whole_on_a_faked_one(provisioned: Callable[..., Lab], tmp_path: Path) -> None:
     subprocess.run((sys.executable, BUILD, tmp_path), check=True)
     assert all(path.stat().st_size <= 40 << 20 for path in tmp_path.glob("part.*"))
-    lab = provisioned(SPEC, distro="ubuntu:24.04", engines=("containerd",), gpus=("h100",), name="t-gpu")
+    lab = provisioned(
+        SPEC,
+        distro="ubuntu:24.04",
+        engines=("containerd",),
+        gpus=("h100",),
+        name="t-gpu",
+        vendor=os.environ["GPUNODE_VENDOR"],
+    )
     [node] = lab.nodes
     with subprocess.Popen(("tar", "-C", tmp_path, "-cf", "-", "."), stdout=subprocess.PIPE) as packed:
         put = ("ssh", "-F", lab.ssh_config, node.name, "mkdir /var/tmp/gpu && tar -C /var/tmp/gpu -xf -")
