@@ -207,6 +207,8 @@ KUBEADM_ARGS = 'KUBELET_KUBEADM_ARGS="--cgroup-driver=cgroupfs"'
 DEFAULTS = "/etc/default/kubelet"
 K3S_CONFIG = "/etc/rancher/k3s/config.yaml"
 K0S_CONFIG = "/var/lib/k0s/kubelet-config.yaml"
+EKS_CONFIG = "/etc/kubernetes/kubelet/config.json"
+DROP_IN = "/etc/kubernetes/kubelet.conf.d/99-ours.conf"
 GIVEN = [
     ("kubeadm", {CONFIG: 'cgroupDriver: "systemd"\n'}, "", "systemd", CONFIG),
     ("kubeadm", {CONFIG: "cgroupDriver: systemd\n", FLAGS: KUBEADM_ARGS}, "", "cgroupfs", "--cgroup-driver"),
@@ -215,6 +217,21 @@ GIVEN = [
     ("kubeadm", {FLAGS: KUBEADM_ARGS}, "/usr/bin/kubelet --cgroup-driver=systemd", "systemd", "--cgroup-driver"),
     ("kubeadm", {DEFAULTS: "# KUBELET_EXTRA_ARGS=--cgroup-driver=cgroupfs\n"}, "", "", ""),
     ("kubeadm", {}, "/usr/bin/kubelet --cgroup-driver=systemd", "systemd", "--cgroup-driver"),
+    ("kubeadm", {EKS_CONFIG: '{"cgroupDriver": "systemd"}'}, "", "systemd", EKS_CONFIG),
+    (
+        "kubeadm",
+        {CONFIG: "cgroupDriver: systemd\n", DROP_IN: "cgroupDriver: cgroupfs\n"},
+        "/usr/bin/kubelet --config-dir=/etc/kubernetes/kubelet.conf.d/",
+        "cgroupfs",
+        DROP_IN,
+    ),
+    (
+        "kubeadm",
+        {CONFIG: "cgroupDriver: systemd\n", DROP_IN: "cgroupDriver: cgroupfs\n"},
+        "/usr/bin/kubelet",
+        "systemd",
+        CONFIG,
+    ),
     ("k0s", {K0S_CONFIG: "cgroupDriver: systemd\n"}, "", "systemd", K0S_CONFIG),
     ("k3s", {K3S_CONFIG: "kubelet-arg:\n- cgroup-driver=cgroupfs\n"}, "", "cgroupfs", f"kubelet-arg in {K3S_CONFIG}"),
     ("k3s", {}, "/usr/local/bin/k3s agent --kubelet-arg=cgroup-driver=cgroupfs", "cgroupfs", "--kubelet-arg"),

@@ -19,6 +19,7 @@ _DOCKER_SOCKETS = ("/run/cri-dockerd.sock", "/run/k3s/cri-dockerd/cri-dockerd.so
 # what says the kubelet's driver where no flag does
 _KUBELET_CONFIGS = (
     "/var/lib/kubelet/config.yaml",
+    "/etc/kubernetes/kubelet/config.json",
     "/run/k0s/kubelet/config.yaml",
     "/var/lib/k0s/kubelet-config.yaml",
     "/var/snap/microk8s/current/args/kubelet",

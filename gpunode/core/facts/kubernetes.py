@@ -46,7 +46,7 @@ _KUBELET_CONFIGS: Mapping[str, tuple[str, ...]] = {
     "k3s": (),
     "rke2": (),
     "microk8s": (),
-    "kubeadm": ("/var/lib/kubelet/config.yaml",),
+    "kubeadm": ("/var/lib/kubelet/config.yaml", "/etc/kubernetes/kubelet/config.json"),  # the second one: Amazon EKS
     "k0s": ("/run/k0s/kubelet/config.yaml", "/var/lib/k0s/kubelet-config.yaml"),
 }
 _DRIVER_CONTAINER = "/run/nvidia/validations/.driver-ctr-ready"
@@ -69,10 +69,15 @@ def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile])
         return Kubernetes(gpu_operator=operator, driver_container=container)
     flags = _kubelet_flags(kind, units, files)
     paths = [path for path in _KUBELET_CONFIGS.get(kind, _KUBELET_CONFIGS["kubeadm"]) if path in files][:1]
-    config = _kubelet_config(files, paths[0]) if paths else {}
+    folder = flag_value(flags, "--config-dir").rstrip("/")
+    paths += sorted(path for path in files if folder and posixpath.dirname(path) == folder and path.endswith(".conf"))
+    config: dict[str, Any] = {}
+    for path in paths:
+        config |= _kubelet_config(files, path)
     driver, source = _cgroup_driver(kind, flags, units, files)
     if not driver and config.get("cgroupDriver") in ("systemd", "cgroupfs"):
-        driver, source = config["cgroupDriver"], paths[0]
+        driver = config["cgroupDriver"]
+        source = next(path for path in reversed(paths) if "cgroupDriver" in _kubelet_config(files, path))
     gates, flag = config.get("featureGates"), _FROM_CRI.search("\n".join(flags))
     gate = gates.get("KubeletCgroupDriverFromCRI") if isinstance(gates, dict) else None
     return Kubernetes(

@@ -96,7 +96,9 @@ configuration_files() {
     /var/snap/microk8s/current/args/kubelet /var/lib/rancher/*/agent/etc/containerd/config*.toml.d/*.toml \
     /var/lib/rancher/*/agent/etc/containerd/*.toml /var/lib/rancher/*/agent/etc/containerd/*.tmpl \
     /etc/k0s/containerd.toml /etc/k0s/containerd.d/*.toml /var/snap/microk8s/current/args/containerd-template.toml \
-    /var/lib/kubelet/config.yaml /var/lib/kubelet/kubeadm-flags.env /etc/default/kubelet /etc/sysconfig/kubelet \
+    /var/lib/kubelet/config.yaml /etc/kubernetes/kubelet/config.json \
+    /etc/kubernetes/kubelet/config.json.d/*.conf /etc/kubernetes/kubelet.conf.d/*.conf \
+    /var/lib/kubelet/kubeadm-flags.env /etc/default/kubelet /etc/sysconfig/kubelet \
     /etc/kubernetes/manifests/kube-scheduler.yaml /etc/systemd/system/containerd.service.d/*.conf \
     /etc/systemd/system/docker.service.d/*.conf /etc/systemd/system/kubelet.service.d/*.conf \
     /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/preferences /etc/apt/preferences.d/* /etc/apt/trusted.gpg \

@@ -39,7 +39,7 @@ from gpunode.core.edits.engines.containerd_files import (
     settings,
     unmeant,
 )
-from gpunode.core.edits.engines.dropin import BOM, encode
+from gpunode.core.edits.engines.dropin import encode
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.errors import InputError
@@ -391,7 +391,8 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """containerd reads its configuration only when it starts."""
     unit = runtime.unit or "containerd.service"
     read = {path: facts.files[path].data for path in runtime.files if path in facts.files}
-    files = [data or b"" for data in {**read, **edit.changes}.values()]
+    files = {path: data for path, data in {**read, **edit.changes}.items() if data is not None}
+    request = RuntimeRequest(runtime="containerd", version=runtime.version, config=runtime.config)
     socket = runtime.socket or "/run/containerd/containerd.sock"
     return Activation(
         unit=unit,
@@ -399,19 +400,15 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
         config=runtime.config,
         validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump"),
         socket=socket,
-        plugin="" if _no_cri(files) else "cri",
+        plugin="" if _off(files, request) else "cri",
         health=(("ctr", "--address", socket, "version"),),
         disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
     )
 
 
-def _no_cri(files: list[bytes]) -> bool:
-    """Whether one of containerd's files names the CRI plugin as disabled; broken files say nothing."""
-    for data in files:
-        try:
-            disabled = toml.parse("", data.removeprefix(BOM))[1].get("disabled_plugins", [])
-        except InputError:
-            continue
-        if isinstance(disabled, list) and set(NAMES) & {str(item) for item in disabled}:
-            return True
-    return False
+def _off(files: Mapping[str, bytes], request: RuntimeRequest) -> bool:
+    """Whether the CRI plugin is off; broken files say nothing."""
+    try:
+        return in_force(files, request).without_cri is not None
+    except (InputError, Refusal):
+        return False

@@ -20,6 +20,7 @@ from gpunode.core.edits.engines.dropin import spelled_as_known
 from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
+from gpunode.core.facts.flags import flag_values
 from gpunode.core.mask import shown
 
 # ---------------------------------------------------------------- arguments
@@ -37,14 +38,8 @@ _FLAGS = {
 
 def arguments(words: Sequence[str]) -> dict[str, list[str]]:
     """Key of daemon.json → values that dockerd's arguments give it, of the keys that are read here."""
-    found: dict[str, list[str]] = {}
-    rest = iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        if key := _FLAGS.get(name):
-            given = value if equals else "true" if key == "live-restore" else next(rest, "")
-            found.setdefault(key, []).append(given)
-    return found
+    words = [f"{word}=true" if word == "--live-restore" else word for word in words]
+    return {key: values for flag, key in _FLAGS.items() if (values := flag_values(words, flag))}
 
 
 # ---------------------------------------------------------------- types

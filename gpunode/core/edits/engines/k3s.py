@@ -22,6 +22,7 @@ from gpunode.core.content import decode
 from gpunode.core.edits.engines import containerd
 from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml, yamltext
+from gpunode.core.facts.flags import flag_values
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 SETTING = "default-runtime"
@@ -63,11 +64,8 @@ class Node:
 
     def setting(self, *names: str) -> tuple[str, str]:
         """Value and file of what counts of a setting: the command line (no file), else the last that says it."""
-        words = self.request.flags
-        for at in reversed(range(len(words))):
-            name, equals, value = words[at].partition("=")
-            if name in [f"--{n}" if len(n) > 1 else f"-{n}" for n in names]:
-                return value if equals else next(iter(words[at + 1 :]), ""), ""
+        if given := flag_values(self.request.flags, *(f"--{n}" if len(n) > 1 else f"-{n}" for n in names)):
+            return given[-1], ""
         for path, (_, values) in reversed(self.documents.items()):
             for name in names:
                 if isinstance(values.get(name), str | int | float):
