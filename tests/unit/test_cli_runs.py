@@ -226,7 +226,9 @@ def test_what_is_left_of_a_run_is_asked_for_as_the_run_did(
     journal.begin("20260101", "provision", request, DEAD, rows)
     monkeypatch.setattr(detect, "find_hosts", lambda where: [detect.Detected(host=host) for host in there])
     monkeypatch.setattr(
-        detect, "probe", lambda hosts, where, on_done: [detect.Detected(host=h.host, facts=facts) for h in hosts]
+        detect,
+        "probe",
+        lambda hosts, where, on_done: [replace(h, facts=replace(facts, hostname=h.host)) for h in hosts],
     )
     found, out = run("resume", "last", "--yes")
     assert found == code and says in out
