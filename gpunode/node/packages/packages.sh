@@ -58,7 +58,7 @@ put_back() {
   [ "$manager" != dnf ] || dnf_streams_back
   manager_ options
   manager_ commit >>"$log" 2>&1
-  # shellcheck disable=SC2046,SC2086 # names
+  # shellcheck disable=SC2046,SC2086,SC2154 # names; kept by remember_packages
   left=$(manager_ remnants $(cat "$GPUNODE_IN/.to_remove") | grep -Fxv -f "$kept/remnants")
   # shellcheck disable=SC2086 # names
   [ -z "$left" ] || manager_ purge $left
