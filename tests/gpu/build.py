@@ -116,7 +116,7 @@ def main(target: Path) -> None:
         tree(payload)
         site(payload / "site")
         programs(payload / "programs")
-        (payload / "gpunode.yml").write_text(SPEC + toolkit(payload / "toolkit"))
+        (payload / "node.yml").write_text(SPEC + toolkit(payload / "toolkit"))
         shutil.copy(HERE / "trial.py", payload)
         shutil.copy(HERE / "node.sh", payload)
         packed = work / "payload.tgz"

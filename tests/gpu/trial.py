@@ -182,7 +182,7 @@ class Node:
         (self.root / "etc/hosts").write_text("127.0.0.1 localhost gpu-node\n")
         (self.root / "etc/hostname").write_text("gpu-node\n")
         (self.root / "etc/machine-id").write_text("")
-        shutil.copy(HERE / "gpunode.yml", self.root / "root")
+        shutil.copy(HERE / "node.yml", self.root / "root/gpunode.yml")
         shutil.copytree(HERE / "toolkit/repository", self.root / "opt/repository")
         shutil.copytree(HERE / "toolkit/vendor", self.root / "opt/nvidia")
         drop_in = self.root / "etc/systemd/system/containerd.service.d/trial.conf"
