@@ -232,7 +232,7 @@ def outcomes() -> list[str]:
 
 def outcome(text: str) -> None:
     found = parse_outcome(text, 0)
-    shown_ = (found.message, found.fix, found.log, *found.changed, *found.notes, *found.stale)
+    shown_ = (found.message, found.fix, found.log, *(one.text for one in found.changed), *found.notes, *found.stale)
     checks = parse_checks(text, 1)
     shown_ += tuple(word for check in checks for word in (check.id, check.message, check.fix))
     shown_ += (parse_activation(text).reboot, parse_activation(text).boot_id, locked_by(text))
@@ -454,9 +454,8 @@ def cluster(text: str) -> None:
     owner_words(item)
     good = [json.loads(one)["item"] for one in objects()]
     of = {name: [item] if name == plural else [one for one in good if f"{one['kind'].lower()}s" == name] for name in
-          ("nodes", "pods", "resourceslices", "resourceclaims", "configmaps")}  # fmt: skip
-    configs = next((one.get("data") or {} for one in of["configmaps"]), {})
-    found = usage(of["nodes"], of["pods"], slices=of["resourceslices"], claims=of["resourceclaims"], configs=configs)
+          ("nodes", "pods", "resourceslices", "resourceclaims")}  # fmt: skip
+    found = usage(of["nodes"], of["pods"], slices=of["resourceslices"], claims=of["resourceclaims"])
     usage_data(found)
     usage_text(found, details=True)
     node_names(["a", "z"], of["nodes"])

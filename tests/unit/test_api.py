@@ -41,7 +41,7 @@ CALLS = {
     "load_knowledge": {},
     "load_plan": {"folder": f"[write_plan(FOLDER, {HOSTS}, {TARGETS}, {DESIRED}), FOLDER][1]"},
     "load_spec": {"path": '[(FOLDER / "gpunode.yml").write_text("driver: {branch: 580}"), FOLDER / "gpunode.yml"][1]'},
-    "parse_probe": {"text": "PROBE.read_text()"},
+    "parse_probe": {"text": "PROBE.read_text()", "of_node": "True"},
     "parse_spec": {"data": SPEC, "where": '"here"'},
     "plan": {"targets": TARGETS, "desired": DESIRED, "on_done": "lambda found: None"},
     "prepare": {

@@ -34,6 +34,7 @@ NOT_RECORDED = {
     "notes",
     "unread",
     "board",
+    "kernel_faults",
     "first_boot",
     "nvlink5_fabric",
     "sharing",
