@@ -116,13 +116,13 @@ def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
 def _not_read(case: SolveCase, kernels: Sequence[str], kind: str) -> tuple[str, ...]:
     """Kernels that the archive had no modules for when it was read, which counts where the node's cannot be asked."""
     built, pattern = case.distro.built_for, case.knowledge.packages["ubuntu"]["kernel"]
-    if not built:
+    if not built or case.request.arch != "x86_64":  # it was read for amd64 alone
         return ()
     without = []
     for release in kernels:
         match, line = re.match(pattern, release), ".".join(release.split(".")[:2])
         there = (*built.get(line, ()), *(case.distro.built_proprietary.get(line, ()) if kind == "proprietary" else ()))
-        if not match or match["flavour"].removesuffix("-64k") not in there:  # of arm64, from the same source packages
+        if not match or match["flavour"] not in there:
             without.append(release)
     return tuple(without)
 
