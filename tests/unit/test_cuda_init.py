@@ -37,7 +37,7 @@ def ran(gpus: str, text: str = PROGRAM, python: str = SYSTEM, **env: str) -> str
     command = (python, "-I", "-S", "-c", sent, gpus)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr == ""
-    return done.stdout.removeprefix("gpunode-smoke-cuda ").strip()
+    return done.stdout.removeprefix("gpunode-smoke-cuda:").strip()
 
 
 TWO = "GPU 0=GPU-a;GPU 1=GPU-b"

@@ -28,8 +28,8 @@ NVIDIA's driver and nvidia-smi
     field to query | RmInitAdapter failed | No devices | All done | Installation has failed
 NVIDIA's fabric manager, nvidia-smi of Blackwell
     Detected NVL5 | NVIDIA GB
-lspci and pci.ids
-    Kernel driver in use | RTX Spark | Server Edition | Ada Generation
+lspci
+    Kernel driver in use
 DCGM
     DCGM Diagnostic | DCGM GPU Diagnostic
 gpu-fryer

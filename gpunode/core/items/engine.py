@@ -15,7 +15,7 @@ from gpunode.core.edits import (
     runtime_target,
 )
 from gpunode.core.edits.defaults import default_reason, default_runtime, wanted_driver
-from gpunode.core.edits.target import texts
+from gpunode.core.edits.target import refused, texts
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import masked_hash
@@ -201,11 +201,10 @@ def _without_cri(facts: NodeFacts, name: str) -> bool:
     from gpunode.core.edits.engines.containerd_files import in_force
 
     request = completed(RuntimeRequest(runtime="containerd"), found)
+    files = texts(probed_runtime_files(facts, found, runtime_target(request)))
     try:
-        return (
-            in_force(texts(probed_runtime_files(facts, found, runtime_target(request))), request).without_cri
-            is not None
-        )
+        with refused(files):
+            return in_force(files, request).without_cri is not None
     except GpunodeError:  # the edit says what is wrong
         return False
 

@@ -18,7 +18,7 @@ from gpunode.kube.core.checks.preflight import fits, mig_state, node_names, offe
 from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, deletion_waits_for, pods_trouble, readiness
 from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
 from gpunode.kube.core.marks import parse_taint
-from gpunode.kube.core.offers import OFFERS, expected, lack, offered
+from gpunode.kube.core.offers import expected, lack, offered
 from gpunode.kube.core.owned import (
     MANAGER,
     Inventory,
@@ -158,7 +158,7 @@ def outdated_plugins(look: ClusterReading) -> Iterator[Object]:
     for node in look.nodes:
         pool = look.pool_of(node)
         key = look.plugin_of(pool) if pool and not _not_ready(node) else None
-        if pool and key and lost_gpus(look, pool, node).startswith(OFFERS):
+        if pool and key and not _ill_gpus(look, pool, node) and lost_gpus(look, pool, node):
             yield from pods_on(look.pods.get(key, ()), node["metadata"]["name"])
 
 
@@ -447,13 +447,20 @@ def _nodes(look: ClusterReading) -> Iterator[ClusterFinding]:
 
 def lost_gpus(look: ClusterReading, pool: Pool, node: Object) -> str:
     """What a node offers less of than its pool shares, or than it has: a device plugin takes out a GPU that is ill."""
-    should, there = expected(pool.sharing, node["metadata"].get("labels") or {}), look.offers(node)
-    ill = [
+    return "; ".join(_ill_gpus(look, pool, node)) or lack(_expected(pool, node), look.offers(node))
+
+
+def _ill_gpus(look: ClusterReading, pool: Pool, node: Object) -> list[str]:
+    should, there = _expected(pool, node), look.offers(node)
+    return [
         f"{there.get(resource, 0)} of {count} {resource} can be allocated"
         for resource, count in resources_of(node, "capacity").items()
         if resource in should and there.get(resource, 0) < count
     ]
-    return "; ".join(ill) or lack(should, there)
+
+
+def _expected(pool: Pool, node: Object) -> dict[str, int]:
+    return expected(pool.sharing, node["metadata"].get("labels") or {})
 
 
 def _why(look: ClusterReading, node: Object, pool: Pool) -> tuple[str, str]:

@@ -13,8 +13,6 @@ from gpunode.kube.core.render.gpushare import MEMORY
 from gpunode.kube.core.render.plugin_config import mig_resource, mig_strategy, shared_resources
 from gpunode.kube.core.usage import WHOLE, NodeUse
 
-OFFERS = "it offers"  # how lack() begins
-
 
 def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}) -> dict[str, int]:
     """Resource → the least number that a node offers which shares so; with 0 it may be there.  {}: any of GPUs.
@@ -67,4 +65,4 @@ def lack(should: Mapping[str, int], there: Mapping[str, int]) -> str:
     amounts = [f"{least} {resource}" for resource, least in should.items() if least]
     wanted = f"at least {', '.join(amounts)}" if amounts else " or ".join(should) or "GPUs"
     offers = ", ".join(f"{count} {resource}" for resource, count in there.items()) or "no GPU"
-    return f"{OFFERS} {offers}, and should offer {wanted}{' and nothing else' if other else ''}"
+    return f"it offers {offers}, and should offer {wanted}{' and nothing else' if other else ''}"

@@ -1,7 +1,7 @@
 """Use CUDA on each GPU: memory, and a kernel whose result is compared.  Python 3.6 and libcuda alone; on the node.
 
 The one argument names the GPUs, `NAME=UUID;…`.  One process each: a GPU that hangs or fails keeps no other from its
-answer.  Prints `gpunode-smoke-cuda passed N`, or `… failed NAME: CALL: ERROR (CODE); …`, with `full` for `failed`
+answer.  Prints `gpunode-smoke-cuda:passed N`, or `… failed NAME: CALL: ERROR (CODE); …`, with `full` for `failed`
 where memory alone is missing.
 """
 
@@ -119,7 +119,7 @@ def main(gpus: "list[str]") -> None:
                 failed.setdefault(said, []).append(name)
     text = "; ".join(f"{', '.join(names)}: {said}" for said, names in failed.items())
     word = "full " if all("OUT_OF_MEMORY" in said for said in failed) else "failed "
-    print("gpunode-smoke-cuda " + (word + text if failed else f"passed {len(gpus)}"))
+    print("gpunode-smoke-cuda:" + (word + text if failed else f"passed {len(gpus)}"))
 
 
 if __name__ == "__main__":

@@ -190,9 +190,9 @@ cuda_init_check() {
   fi
   out=$(bounded 150 "$python" -I -S -c "$CUDA" "${devices%;}" | tail -n 1)
   case $out in
-    'gpunode-smoke-cuda passed '*) ;;
-    'gpunode-smoke-cuda failed '*) check cuda.init failed "CUDA fails: ${out#gpunode-smoke-cuda failed }" && return ;;
-    'gpunode-smoke-cuda full '*) check cuda.init not-proven "no memory is free: ${out#gpunode-smoke-cuda full }" "verify again when the GPUs are free" && return ;;
+    'gpunode-smoke-cuda:passed '*) ;;
+    'gpunode-smoke-cuda:failed '*) check cuda.init failed "CUDA fails: ${out#gpunode-smoke-cuda:failed }" && return ;;
+    'gpunode-smoke-cuda:full '*) check cuda.init not-proven "no memory is free: ${out#gpunode-smoke-cuda:full }" "verify again when the GPUs are free" && return ;;
     *) check cuda.init not-proven "CUDA was not started: $(last_line "$out")" "does $python -c 'import ctypes' work?" && return ;;
   esac
   if [ -z "$left_out" ]; then
@@ -202,7 +202,7 @@ cuda_init_check() {
   fi
   # engines are tried at the same time, so only where several programs may have a GPU
   devices=$(printf '%s\n' "$found" | sed -n 's/^shared //p' | tr '\n' ';')
-  [ -z "$devices" ] || INSIDE="${INSIDE%echo gpunode-smoke-ran*}p=\$(command -v $python || command -v python3) && \$p -I -S -c \"$CUDA\" '${devices%;}' 2>&1 || echo gpunode-smoke-cuda none; echo gpunode-smoke-ran; exit 0"
+  [ -z "$devices" ] || INSIDE="${INSIDE%echo gpunode-smoke-ran*}p=\$(command -v $python || command -v python3) && \$p -I -S -c \"$CUDA\" '${devices%;}' 2>&1 || echo gpunode-smoke-cuda:none; echo gpunode-smoke-ran; exit 0"
 }
 
 # ---------------------------------------------------------------- the image
@@ -329,7 +329,7 @@ judge_answers() {
 # judge_cuda ID TEXT: CUDA, where it was started on the node, too
 judge_cuda() {
   local said
-  said=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-cuda //p' | tail -n 1)
+  said=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-cuda://p' | tail -n 1)
   case $said in
     '') ;;
     none) check "$1.cuda" not-proven "no python3 runs in the container, by which CUDA would be started" "leave verify.image empty, or name one that has python3" ;;
