@@ -180,7 +180,7 @@ def test_detect(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPa
 
 @KINDS
 def test_a_probe_that_the_parser_fails_on(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    def parse(text: str) -> NodeFacts:
+    def parse(text: str, **_: Any) -> NodeFacts:
         return raises(kind)() if ODD in text else parse_probe(text)
 
     monkeypatch.setattr("gpunode.core.facts.parse_probe", parse)

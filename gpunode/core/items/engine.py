@@ -201,8 +201,8 @@ def _without_cri(facts: NodeFacts, name: str) -> bool:
     from gpunode.core.edits.engines.containerd_files import in_force
 
     request = completed(RuntimeRequest(runtime="containerd"), found)
-    files = texts(probed_runtime_files(facts, found, runtime_target(request)))
     try:
+        files = texts(probed_runtime_files(facts, found, runtime_target(request)))
         with refused(files):
             return in_force(files, request).without_cri is not None
     except GpunodeError:  # the edit says what is wrong
