@@ -272,3 +272,11 @@ def test_a_file_that_is_nested_deeply_or_has_other_keys_is_undone_by_its_lines(p
     now = after.replace(b"3", b"4")
     assert values(path, now) is None
     assert revert(now, record(before, after), path) == (before.replace(b"3", b"4"), ())
+
+
+def test_a_setting_that_was_null_is_null_again() -> None:
+    path = "/etc/rancher/k3s/config.yaml"
+    before, after = (f"default-runtime:{value}\nselinux: false\n".encode() for value in ("", " nvidia"))
+    left, lost = revert(after.replace(b"selinux", b"# of a person\nselinux"), record(before, after), path)
+    assert values(path, left or b"") == {"default-runtime": None, "selinux": False}
+    assert not lost

@@ -106,8 +106,10 @@ def undone(now: Values, before: Values, after: Values) -> tuple[Values, list[Los
         there, holder = _at(now, path), path[:-1]
         if same(there, old) or (path == _VERSION and old is MISSING):
             continue
-        value = old if same(there, new) else _list_back(old, new, there)
-        if value is not None and (value is MISSING or _at(now, holder) is not MISSING or _at(after, holder) is MISSING):
+        ours = same(there, new)
+        value = old if ours else _list_back(old, new, there)
+        held = value is MISSING or _at(now, holder) is not MISSING or _at(after, holder) is MISSING
+        if held and (ours or value is not None):
             _put(wanted, path, value, before)
             continue
         words = f"{'.'.join(path)} is {_said(there, path)}, and was {_said(old, path)} before gpunode"
