@@ -43,7 +43,6 @@ class Examined:
     notes: tuple[str, ...] = ()
 
 
-@cache
 def smoke_checks(stdout: str, rc: int) -> tuple[Check, ...]:
     """The checks that smoke.sh printed; those that name an error of CUDA, with its cause and fix."""
     from gpunode.core.items import smoke
@@ -53,6 +52,7 @@ def smoke_checks(stdout: str, rc: int) -> tuple[Check, ...]:
     return tuple(explained(faults, check) for check in checks) if faults else checks
 
 
+@cache
 def load_faults() -> Faults:
     """The messages of knowledge/faults/messages/, read once a process; what they mean is read when one was found."""
     folder = _knowledge() / "faults" / "messages"
