@@ -144,7 +144,7 @@ def _seed_sources(seed: Path, own: Sequence[RepositorySource], url: str, reposit
         if source.components:
             text += f"Components: {' '.join(source.components)}\n"
         machine.write(seed / f"etc/apt/sources.list.d/{source.name}.sources", text, mode=0o644)
-    pin = "Package: *\nPin: release o=gpunode-lab\nPin-Priority: 1001\n"
+    pin = "Package: *\nPin: release o=gpunode-lab\nPin-Priority: 1000\n"
     machine.write(seed / "etc/apt/preferences.d/kernels", pin, mode=0o644)
 
 

@@ -133,7 +133,8 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], allowed: Se
     """Settings that differ although neither they nor a table above them is among the allowed dotted paths."""
     old, new = dict(leaves(before)), dict(leaves(after))
     differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
-    free = [path for path in differ if not any(f"{path}.".startswith(f"{above}.") for above in allowed)]
+    ours = tuple(f"{above}.".lower() for above in allowed)  # in any case: containerd reads keys so
+    free = [path for path in differ if not f"{path}.".lower().startswith(ours)]
     return [f"{path}: {old.get(path)!r} became {new.get(path)!r}" for path in free]
 
 
