@@ -35,7 +35,7 @@ DRIVER_PROGRAMS = (
     *("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
     *("nvidia-modprobe", "dcgmi", "nvbandwidth", "gpu_burn"),
 )
-KEPT = ("/lab",)  # on a node of gpunode's lab the stubs are told there what the GPUs are like
+KEPT = ("/lab",)  # on a node of gpunode's lab the stubs read there what the GPUs are like
 # settings of the card, each of which has to be at the end as it was
 SETTINGS = (
     *("persistence_mode", "compute_mode", "accounting.mode", "ecc.mode.current", "ecc.mode.pending"),

@@ -70,3 +70,8 @@ def test_what_the_driver_prints_before_an_xid_names_no_machine() -> None:
     shown = redact_texts({"dmesg.txt": kernel_log})["dmesg.txt"]
     assert "NVRM: GPU Board Serial Number: serial\n" in shown
     assert "NVRM: GPU at PCI:0000:00:06: GPU-00000000-0000-0000-0000-000000000001\n" in shown
+
+
+def test_facts_as_json_name_the_host_for_all_texts_beside_them() -> None:
+    shown = redact_texts({"record.json": '{"hostname": "gpu-17"}', "dmesg.txt": "gpu-17 kernel: a"})
+    assert list(shown.values()) == ['{"hostname": "host-1"}', "host-1 kernel: a"]

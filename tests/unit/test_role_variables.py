@@ -32,27 +32,27 @@ def site(name: str, way: str, **more: Any) -> tuple[dict[str, Any], list[str]]:
     return made | {"pre_tasks": before} | more, ["-e", f'{{"{name}": {{}}}}'] if way == "-e" else []
 
 
-def played(folder: Path, one: dict[str, Any], words: list[str]) -> subprocess.CompletedProcess[str]:
+def ran(folder: Path, one: dict[str, Any], words: list[str]) -> subprocess.CompletedProcess[str]:
     (folder / "site.yml").write_text(yaml.safe_dump([one]))
     return play(folder, "--check", *words)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_another_value_for_the_plan_is_refused_and_named(way: str, tmp_path: Path) -> None:
-    done = played(tmp_path, *site("gpunode_plan", way, roles=["gpunode.node.node"]))
+    done = ran(tmp_path, *site("gpunode_plan", way, roles=["gpunode.node.node"]))
     assert done.returncode != 0 and "gpunode_plan is " in done.stdout
     assert "Make sure that this is the node" not in done.stdout
 
 
 @pytest.mark.parametrize("way", ["-e", "cacheable"])
 def test_another_result_of_a_step_is_refused_and_named(way: str, tmp_path: Path) -> None:
-    done = played(tmp_path, *site("gpunode_done_driver_packages", way, roles=["gpunode.node.driver"]))
+    done = ran(tmp_path, *site("gpunode_done_driver_packages", way, roles=["gpunode.node.driver"]))
     assert done.returncode != 0 and "gpunode_done_driver_packages is " in done.stdout
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_name_that_an_estate_may_well_have_is_none_of_ours(way: str, tmp_path: Path) -> None:
-    done = played(tmp_path, *site("driver_packages", way, roles=["gpunode.node.driver"]))
+    done = ran(tmp_path, *site("driver_packages", way, roles=["gpunode.node.driver"]))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no change" in done.stderr
 
@@ -68,8 +68,8 @@ def test_what_a_generated_play_expects_of_a_host_is_what_its_inventory_says(way:
     generated = {**yaml.safe_load(yaml.safe_dump(_plain(made))), "hosts": "localhost"}
     one, words = site("gpunode_expect", way)
     one = {**generated, "pre_tasks": one["pre_tasks"]}
-    assert "the plan expects none:0" in played(tmp_path, generated, ["-i", "hosts.yml"]).stdout
-    done = played(tmp_path, one, [*words, "-i", "hosts.yml"])
+    assert "the plan expects none:0" in ran(tmp_path, generated, ["-i", "hosts.yml"]).stdout
+    done = ran(tmp_path, one, [*words, "-i", "hosts.yml"])
     assert done.returncode != 0 and "gpunode_expect is " in done.stdout
 
 
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
 def test_a_host_that_was_not_reached_goes_through_the_role_untouched(tmp_path: Path) -> None:
     one, _words = site("x", "", roles=["gpunode.node.node"], ignore_unreachable=True)
     words = ["-e", "ansible_connection=ssh", "-e", "ansible_port=1", "-e", "ansible_ssh_retries=0"]
-    done = played(tmp_path, one, words)
+    done = ran(tmp_path, one, words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "UNREACHABLE" in done.stdout and "failed=0" in done.stdout and "Error while" not in done.stdout
 
@@ -93,7 +93,7 @@ def test_a_host_that_was_not_reached_goes_through_the_role_untouched(tmp_path: P
 def test_a_wrong_value_is_named_with_its_file_and_line(name: str, tmp_path: Path) -> None:
     value = "58" if name == "gpunode_driver_branch" else {"driver": {"branch": "58"}}
     one, _words = site("x", "", roles=["gpunode.node.node"], vars={name: value})
-    done = played(tmp_path, one, [])
+    done = ran(tmp_path, one, [])
     assert done.returncode != 0 and "driver.branch is '58'" in done.stdout
     said = " ".join(done.stdout.replace("\\n", " ").split())
     assert f"set by: {name}" in said and "site.yml:" in said, said
@@ -103,7 +103,7 @@ def test_run_once_is_refused_where_there_are_other_hosts(tmp_path: Path) -> None
     """Ansible registers its result on all hosts of the batch: they would seem done, and nothing has touched them."""
     role = {"ansible.builtin.import_role": {"name": "gpunode.node.node"}, "run_once": True}
     one, _words = site("x", "", tasks=[role])
-    done = played(tmp_path, one, ["-i", "other,"])
+    done = ran(tmp_path, one, ["-i", "other,"])
     assert done.returncode != 0 and "run_once: True" in done.stdout
     assert "Make sure that this is the node" not in done.stdout
-    assert played(tmp_path, one | {"hosts": "localhost"}, []).returncode == 0, "it is its own batch"
+    assert ran(tmp_path, one | {"hosts": "localhost"}, []).returncode == 0, "it is its own batch"

@@ -336,31 +336,34 @@ def test_a_specification_that_its_service_has_written_again_is_nobody_elses() ->
     assert node.states["cdi", path] == "absent"
 
 
+LINKED = b"a = 1\nb = 2\n", b"a = 1\nb = 3\n"  # before and after an edit
+
+
+def linked(folder: Path) -> tuple[Real, str, str]:
+    """A node whose configuration is a link, edited by gpunode; the link, and the file behind it."""
+    node = Real(folder / "node")
+    target, path = (f"{node.root}/{name}" for name in ("srv/c.toml", "etc/config.toml"))
+    node.person_writes(target, LINKED[0])
+    Path(path).symlink_to(target)
+    node.commit({path: LINKED[1]}, undo={path: record(LINKED[0], LINKED[1])}, who=WHO)
+    return node, path, target
+
+
 def test_a_link_that_has_become_a_file_since_is_undone_where_it_is_in_force_and_where_it_led(tmp_path: Path) -> None:
     """`sed -i` on a link writes a file in its place."""
-    node = Real(tmp_path / "node")
-    target, path = (f"{node.root}/{name}" for name in ("srv/c.toml", "etc/config.toml"))
-    before, after = b"a = 1\nb = 2\n", b"a = 1\nb = 3\n"
-    node.person_writes(target, before)
-    Path(path).symlink_to(target)
-    node.commit({path: after}, undo={path: record(before, after)}, who=WHO)
+    node, path, target = linked(tmp_path)
     Path(path).unlink()
-    node.person_writes(path, after + b"# mine\n")
+    node.person_writes(path, LINKED[1] + b"# mine\n")
     done = take_back(node, "uninstall")
-    assert (node.read(path), node.read(target)) == (before + b"# mine\n", before)
+    assert (node.read(path), node.read(target)) == (LINKED[0] + b"# mine\n", LINKED[0])
     assert [note for note in done.notes if "it was a link to" in note]
 
 
 def test_a_link_before_gpunode_is_no_change_of_a_person(tmp_path: Path) -> None:
-    node = Real(tmp_path / "node")
-    target, path = (f"{node.root}/{name}" for name in ("srv/c.toml", "etc/config.toml"))
-    before, after = b"a = 1\nb = 2\n", b"a = 1\nb = 3\n"
-    node.person_writes(target, before)
-    Path(path).symlink_to(target)
-    node.commit({path: after}, undo={path: record(before, after)}, who=WHO)
-    node.person_writes(target, b"# mine\n" + after)
+    node, path, target = linked(tmp_path)
+    node.person_writes(target, b"# mine\n" + LINKED[1])
     done = take_back(node, "uninstall")
-    assert Path(path).is_symlink() and node.read(target) == b"# mine\n" + before
+    assert Path(path).is_symlink() and node.read(target) == b"# mine\n" + LINKED[0]
     assert [note for note in done.notes if "stays as it is" in note] == []
 
 

@@ -16,6 +16,7 @@ _IPV4 = re.compile(r"(?<![\w.+~-])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){3,7}(?:[0-9a-fA-F]{1,4}|:[0-9a-fA-F]{0,4})(?![\w:.])")
 _LOCAL = re.compile(r"127\.|0\.0\.0\.0|255\.")
 _SERIAL = re.compile(r"(?i)(\bserial(?: number)?\s*[:=]\s*)(\S+)")
+_HOSTNAME = re.compile(r"""(?m)(?:^\| hostname |"hostname": ")([^\s"]+)""")  # in a probe, in facts as JSON
 _HOME = re.compile(r"/home/([^/\s:\"']+)")
 _META = re.compile(r"(?m)^\| ([0-7]{1,5}) (\S+) \d+$")
 
@@ -83,7 +84,7 @@ def _replacer(text: str, without: Collection[str] = ()) -> Callable[[str], str]:
     """text → redacted text; `text` is all there is, where the names are found."""
     from gpunode.core.mask import mask
 
-    names = {name: "host-1" for name in re.findall(r"(?m)^\| hostname (\S+)", text) if name != "localhost"}
+    names = {name: "host-1" for name in _HOSTNAME.findall(text) if name != "localhost"}
     names |= {name.partition(".")[0]: "host-1" for name in names if name.find(".") > 2}  # logs have it without domain
     people = {*re.findall(r"(?m)^\| user (\S+)", text), *_HOME.findall(text)} - {"root"}
     names |= {name: f"user-{i}" for i, name in enumerate(sorted(people), 1)}

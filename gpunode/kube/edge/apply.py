@@ -181,7 +181,7 @@ def _await_all(api: Api, rendered: Rendered, ground: Ground, timeout: float, not
 
 def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify) -> tuple[str, ...]:
     """Wait until each node offers what its pool should: a device plugin that is ready may have found no GPU."""
-    told: tuple[str, ...] = ()
+    printed: tuple[str, ...] = ()
     restart = api.clock() + min(RESTART_SECONDS, (deadline - api.clock()) / 2)
     while True:
         try:
@@ -197,9 +197,9 @@ def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify)
             return texts
         waits = tuple(f"waiting for {one.about}: {one.message}" for one in lacking)
         for text in waits:
-            if text not in told:
+            if text not in printed:
                 notify(text)
-        told = waits
+        printed = waits
         if api.clock() >= restart:
             restart = deadline
             _restart_plugins(api, reading, notify)
@@ -346,8 +346,8 @@ def _notes(ground: Ground, *, news: bool) -> tuple[str, ...]:
         if pool.selector and not pool.hosts
     ]
     empty += [f"node {name}: it was in a pool, and has left the cluster" for name in ground.left]
-    told = [*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks]
-    return (*(told if news else ()), *empty)
+    lines = [*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks]
+    return (*(lines if news else ()), *empty)
 
 
 def _foreign(ground: Ground) -> tuple[str, ...]:
