@@ -67,11 +67,7 @@ def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Networ
 
 
 def _start_repository(image: str, directory: Path, network: ipaddress.IPv4Network) -> ipaddress.IPv4Address:
-    """Start the server in place of the one before; its address.
-
-    Podman gives addresses away for ever when a container is removed by another configuration than the lab's (a plain
-    `podman rm`, a kill): the next address is taken then.
-    """
+    """Start the server in place of the one before; its address: a plain `podman rm` leaves the one before allocated."""
     *others, last = (network[host] for host in REPOSITORY_HOSTS)
     for address in others:
         _remove_repository()

@@ -142,7 +142,11 @@ def test_a_read_only_account_finds_what_nobody_wants_any_more(plane: ControlPlan
     stale = {about for about, text in found.items() if text.startswith("applied earlier")}
     gone = {str(c.key) for c in put(api, of_now(api, less), dry_run=True).changes if c.how == "deleted"}
     assert stale == gone != set()
-    assert {about for about in found if about not in stale} == {"pool cut", "pool whole"}
+    assert {*found} == stale
+    lacking = {one.about: one.message for one in findings(read(api, of_now(api, less))[0]) if one.check == "kube.gpus"}
+    assert {about: text.partition(",")[0] for about, text in lacking.items()} == dict.fromkeys(
+        ("node n1", "node n2"), "it offers no GPU"
+    )
 
 
 def test_a_plan_asks_for_evictions_and_evicts_nobody(api: Api) -> None:
