@@ -8,7 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from api_server import ApiServer, workloads_become_ready
+import pytest
+from api_server import ApiServer, Fault, workloads_become_ready
 from hypothesis import given
 from hypothesis import strategies as st
 from kube_cases import CASES, Case
@@ -180,6 +181,59 @@ def test_what_pods_hold_of_a_resource_of_before_is_found() -> None:
     pod = {"metadata": {"name": "a", "namespace": "team"}, "spec": {"nodeName": "gpu1", "containers": asks}}
     found = [one.message for one in findings(reading({}, offering({GPU: 2, SMALL: 4}, {GPU: 2, SMALL: 0}), pod))]
     assert found[-1] == f"its pods hold 1 of 0 {SMALL}"
+
+
+def refusal(message: str, at: str = "2026-11-28T10:00:00Z", reason: str = "UnexpectedAdmissionError") -> dict[str, Any]:
+    """As a kubelet writes it."""
+    return {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": f"job-1.{len(message)}", "namespace": "team"},
+        "type": "Warning", "reason": reason, "lastTimestamp": at, "message": message,
+        "source": {"component": "kubelet", "host": "gpu1"},
+        "involvedObject": {"kind": "Pod", "namespace": "team", "name": "job-1"},
+    }  # fmt: skip
+
+
+GONE = (
+    "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: {}, Available: 0, "
+    "which is unexpected"
+)
+UNREGISTERED = (
+    "Failed to prepare dynamic resources: prepare dynamic resources: DRA driver compute-domain.nvidia.com is not "
+    "registered"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "at", "held", "found"),
+    [
+        (GONE.format(1), "10:00:00", 0, "(nvidia.com/gpu: asked for 1, 0 available), though no pod holds 2: it still"),
+        (GONE.format(2), "10:00:00", 0, "(nvidia.com/gpu: asked for 2, 0 available), though no pod holds 2: it still"),
+        (GONE.format(2), "10:00:00", 1, ""),  # a pod has one of them now
+        (GONE.format(1), "09:40:00", 0, ""),  # long ago
+        (GONE.format(1).replace("nvidia.com/gpu", "example.com/nic"), "10:00:00", 0, ""),
+        (UNREGISTERED, "10:00:00", 2, "has no DRA driver compute-domain.nvidia.com registered: pod team/job-1 cannot"),
+        (UNREGISTERED.replace("compute-domain.nvidia.com", "dra.net"), "10:00:00", 0, ""),
+        ("gpu.nvidia.com not found in the list of registered DRA plugins", "10:00:00", 0, "DRA driver gpu.nvidia.com"),
+    ],
+)
+def test_what_a_kubelet_refuses_though_it_is_there_is_found(message: str, at: str, held: int, found: str) -> None:
+    asks = [{"name": "c", "resources": {"limits": {GPU: held}}}]
+    pods = [{"metadata": {"name": "a", "namespace": "team"}, "spec": {"nodeName": "gpu1", "containers": asks}}] * bool(
+        held
+    )
+    events = [refusal(message, f"2026-11-28T{at}Z")]
+    look = reading({}, offering({GPU: 2}, {GPU: 2}), *pods, refusals=events, recently="2026-11-28T09:50:00Z")
+    said = [one.message for one in findings(look) if one.check == "kube.gpus" and "kubelet" in one.message]
+    assert (len(said), found in "".join(said)) == (bool(found), True), said
+
+
+def test_a_kubelets_refusals_are_read_where_one_may(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node())
+    server.put(refusal(GONE.format(1), "2099-01-01T00:00:00Z"))
+    watched = watcher(api)
+    assert "still counts those of pods that are gone" in seen(watched)[("kube.gpus", "node gpu1")]
+    server.faults.append(Fault(r"GET /api/v1/events", status=403, reason="Forbidden", times=9))
+    assert "refused" not in seen(watched).get(("kube.gpus", "node gpu1"), "")
 
 
 TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}

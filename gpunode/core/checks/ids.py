@@ -158,7 +158,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "its engine has not the runtime that pods name (containerd tells from 2.0 on; with an older one `--smoke` "
         "finds it)",
         "kube.gpus": "a node offers fewer GPUs than its pool shares or than it has, or others; pods hold more "
-        "of a resource than there is",
+        "of a resource than there is; its kubelet refused a pod lately for devices that no pod holds, or for a DRA "
+        "driver of NVIDIA that is not registered",
         "kube.mig": "the MIG layout that a node's label asks for is not in force (`nvidia.com/mig.config.state`)",
         "kube.pool": "no node offers a GPU; not proven where a selector chooses no node, or a chosen node left",
         "kube.waiting": "(warning) pods wait for GPUs, and no node has them free, or none offers them",

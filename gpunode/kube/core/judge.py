@@ -15,7 +15,14 @@ from typing import Any
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
 from gpunode.kube.core.checks.preflight import fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
-from gpunode.kube.core.checks.ready import WORKLOADS, crash_loop, deletion_waits_for, pods_trouble, readiness
+from gpunode.kube.core.checks.ready import (
+    WORKLOADS,
+    crash_loop,
+    deletion_waits_for,
+    event_time,
+    pods_trouble,
+    readiness,
+)
 from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
 from gpunode.kube.core.marks import parse_taint
 from gpunode.kube.core.offers import expected, lack, offered
@@ -40,6 +47,10 @@ COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the 
 _APPLY = "gpunode kube apply --dry-run shows it, gpunode kube apply corrects it"
 _PAUSED = "paused-for-mig-change"  # by NVIDIA's MIG manager, which sets it back by itself
 _MOST = 5  # differences, pods or nodes that a message names
+REFUSALS = ("UnexpectedAdmissionError", "FailedPrepareDynamicResources")  # reasons of a kubelet's events
+# pkg/kubelet/cm/devicemanager/manager.go and pkg/kubelet/cm/dra/plugin
+_UNAVAILABLE = re.compile(r"devices unavailable for ([^ ]+)\. Requested: ?(\d+), Available: ?(\d+)")
+_UNREGISTERED = re.compile(r"((?:gpu|compute-domain)\.nvidia\.com) (?:is not|not found in the list of) registered")
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -70,6 +81,7 @@ class ClusterReading:
     pods: Mapping[ObjectKey, Sequence[Object]]  # of each workload
     nodes: Sequence[Object]
     usage: Usage
+    refusals: Sequence[Object] = ()  # events of REFUSALS
     charts: Mapping[ObjectKey, Object] = field(default_factory=dict)  # workloads that helm made of our releases
     marks: Sequence[NodeWish] | None = None
     recorded: Inventory = field(default_factory=Inventory)
@@ -136,6 +148,7 @@ def findings(look: ClusterReading) -> tuple[ClusterFinding, ...]:
         *_nodes(look),
         *_handlers(look),
         *_overcommitted(look),
+        *_refused(look),
         *_mig(look),
         *_pools(look),
         *_waiting(look),
@@ -495,6 +508,32 @@ def _overcommitted(look: ClusterReading) -> Iterator[ClusterFinding]:
                     yield ClusterFinding(
                         check="kube.gpus", about=printable(about), message=text, fix=fix, passing=True,
                     )  # fmt: skip
+
+
+def _refused(look: ClusterReading) -> Iterator[ClusterFinding]:
+    """Nodes whose kubelet lately refused what is there: it counts devices of pods that are gone, or has lost a driver.
+
+    kubernetes/kubernetes issue 130145; kubernetes-sigs/dra-driver-nvidia-gpu issue 814
+    """
+    free = {(node.name, use.resource): use.free for node in look.usage.nodes for use in node.uses}
+    latest: dict[tuple[str, str], ClusterFinding] = {}
+    for event in sorted(look.refusals, key=event_time):
+        about, said = mapping(event, "involvedObject"), str(event.get("message", ""))
+        node, pod = str(mapping(event, "source").get("host", "")), f"{about.get('namespace')}/{about.get('name')}"
+        if event_time(event) < look.recently:
+            continue
+        if (one := _UNAVAILABLE.search(said)) and free.get((node, one[1]), 0) >= int(one[2]):
+            text = f"its kubelet refused pod {pod} ({one[1]}: asked for {one[2]}, {one[3]} available), though no pod "
+            text += f"holds {free[node, one[1]]}: it still counts those of pods that are gone"
+            fix = f"systemctl restart kubelet on {node}, after crictl pods there names none that is gone"
+        elif one := _UNREGISTERED.search(said):
+            text = f"its kubelet has no DRA driver {one[1]} registered: pod {pod} cannot start"
+            fix = f"the log of that driver's pod on {node}; delete the pod: a new one registers again"
+        else:
+            continue
+        text = printable(text)
+        latest[node, one[1]] = ClusterFinding(check="kube.gpus", about=f"node {printable(node)}", message=text, fix=fix)
+    yield from latest.values()
 
 
 def _mig(look: ClusterReading) -> Iterator[ClusterFinding]:

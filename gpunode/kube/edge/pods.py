@@ -22,23 +22,27 @@ def creation_denied(api: Api, key: ObjectKey) -> str:
 
     The controller says it of the workload itself, of a Deployment's ReplicaSet.
     """
-    where = f"/api/v1/namespaces/{segment(key.namespace)}/events"
-    try:
-        events = api.items(where, odd=[], fieldSelector="reason=FailedCreate")
-    except ApiError:
-        return ""
-    about = [mapping(event, "involvedObject").get("name", "") for event in events]
-    mine = [e for e, name in zip(events, about, strict=True) if name == key.name or name.startswith(f"{key.name}-")]
-    return last_warning([event for event in mine if mapping(event, "involvedObject").get("kind") != "Pod"])
+    mine = []
+    for event in events(api, "reason=FailedCreate", key.namespace):
+        about = mapping(event, "involvedObject")
+        if about.get("kind") != "Pod" and f"{about.get('name', '')}-".startswith(f"{key.name}-"):
+            mine.append(event)
+    return last_warning(mine)
 
 
 def pod_warning(api: Api, namespace: str, name: str) -> str:
     """The latest event that warns of a pod; "" for none, and where nobody lets us look."""
-    about = f"involvedObject.kind=Pod,involvedObject.name={name}"
+    return last_warning(events(api, f"involvedObject.kind=Pod,involvedObject.name={name}", namespace))
+
+
+def events(api: Api, chosen: str, namespace: str = "") -> list[Object]:
+    """Events of a namespace, or of all, by a field selector; none where nobody lets us look."""
     try:
-        return last_warning(api.items(f"/api/v1/namespaces/{segment(namespace)}/events", odd=[], fieldSelector=about))
+        return api.items(
+            f"/api/v1/{f'namespaces/{segment(namespace)}/' * bool(namespace)}events", odd=[], fieldSelector=chosen
+        )
     except ApiError:
-        return ""
+        return []
 
 
 def pods_missing(api: Api, key: ObjectKey, live: Object) -> str:

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from gpunode.core.errors import GpunodeError, UnreachableError
 from gpunode.kube.core.checks.ready import WORKLOADS, wanted_pods
 from gpunode.kube.core.cluster import Object
-from gpunode.kube.core.judge import ClusterReading
+from gpunode.kube.core.judge import REFUSALS, ClusterReading
 from gpunode.kube.core.owned import Inventory, ObjectKey, key_of
 from gpunode.kube.core.render import Rendered, node_wishes
 from gpunode.kube.edge.client import Api, segment
-from gpunode.kube.edge.pods import creation_denied, pods_of
+from gpunode.kube.edge.pods import creation_denied, events, pods_of
 from gpunode.kube.edge.preflight import inventories
 from gpunode.kube.edge.status import read_usage
 
@@ -58,6 +58,7 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
         denied=denied,
         nodes=nodes,
         usage=usage,
+        refusals=[event for reason in REFUSALS for event in events(api, f"reason={reason}")],
         charts=charts,
         marks=tuple(node_wishes(rendered.cluster)),
         recorded=recorded,

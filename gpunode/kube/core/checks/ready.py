@@ -141,11 +141,12 @@ def last_warning(events: Iterable[Object]) -> str:
     warnings = [event for event in events if event.get("type") == "Warning"]
     if not warnings:
         return ""
-    latest = max(warnings, key=_event_time)
+    latest = max(warnings, key=event_time)
     return _short(f"{latest.get('reason', '')}: {latest.get('message', '')}".strip(": "))
 
 
-def _event_time(event: Object) -> str:
+def event_time(event: Object) -> str:
+    """When it was last seen."""
     series = event.get("series") or {}
     return str(max(series.get("lastObservedTime", ""), event.get("lastTimestamp", ""), event.get("eventTime", "")))
 
