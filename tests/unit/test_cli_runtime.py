@@ -119,6 +119,26 @@ STARTED = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("drop_in", "said"),
+    [
+        ("[Service]\nExecStart=\nExecStart=/usr/bin/docker run docker:dind\n", "runs dockerd in a container of docker"),
+        ("", "/etc/systemd/system/docker.service.d/gpu.conf is a symbolic link that leads nowhere"),
+    ],
+)
+def test_a_unit_of_a_tree_that_does_not_say_the_flags_is_named(tmp_path: Path, drop_in: str, said: str) -> None:
+    path = tree(tmp_path, "etc/systemd/system/docker.service.d/gpu.conf", drop_in)
+    tree(tmp_path, f"{UNIT}/docker.service", "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n")
+    if not drop_in:
+        path.unlink()
+        path.symlink_to("/dev/none")
+    done = run("configure", tmp_path, "--runtime", "docker", "--engine-version", "28.5.2")
+    assert done.return_value == 0, done.output
+    assert f"/{UNIT}/docker.service: does not say which flags dockerd has: " in done.output
+    assert said in done.output
+    assert "runtimes" in (tmp_path / "etc/docker/daemon.json").read_text()
+
+
 @pytest.mark.parametrize(("units", "args", "written", "shown"), STARTED)
 def test_the_units_of_a_tree_decide_which_file_and_what_is_refused(
     tmp_path: Path, units: dict[str, str], args: tuple[str, ...], written: str, shown: str

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import subprocess
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -545,6 +546,28 @@ def test_the_data_folder_of_k3s_is_found_wherever_its_configuration_says_it(bare
         ["chroot", str(bare_root), "/bin/sh", "-s"], input=SCRIPT, capture_output=True, text=True, timeout=60
     )
     assert "/data/k3s/agent/etc/containerd/config.toml" in parse_probe(done.stdout).files
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("later", "runtime", "rendered"), [(100, True, True), (-100, True, False), (100, False, False)], ids=str
+)
+def test_k3s_has_rendered_what_is_newer_than_the_runtime_and_the_settings(
+    bare_root: Path, later: int, runtime: bool, rendered: bool
+) -> None:
+    folder = bare_root / "var/lib/rancher/k3s"
+    made = folder / "agent/etc/containerd/config.toml"
+    for path in (made, bare_root / "etc/rancher/k3s/config.yaml", folder / "data/current/bin/containerd"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o755)
+    if runtime:
+        os.utime(tool(bare_root / "bin", "nvidia-container-runtime", ":"), (0, 0))  # a package's file is old
+    os.utime(made, (time.time() + later,) * 2)
+    done = subprocess.run(
+        ["chroot", str(bare_root), "/bin/sh", "-s"], input=SCRIPT, capture_output=True, text=True, timeout=60
+    )
+    [found] = parse_probe(done.stdout).runtimes
+    assert (found.distribution, found.rendered) == ("k3s", rendered)
 
 
 @needs_root

@@ -191,6 +191,7 @@ def completed(request: RuntimeRequest, runtime: Runtime) -> RuntimeRequest:
         config=flag_config(runtime) or runtime.config,
         version=runtime.version,
         flags=runtime.flags,
+        rendered=runtime.rendered,
         refused=runtime.effective_error if runtime.name == "docker" else "",
     )
 

@@ -191,7 +191,7 @@ def _binaries(probe: Probe) -> dict[str, tuple[str, str]]:
     kind = ""
     for line in probe.lines("runtimes"):
         word, _, rest = line.partition(" ")
-        if word in ("bundled", "binary", "socket", "config"):
+        if word in ("bundled", "binary", "socket", "config", "rendered"):
             kind, _, path = rest.partition(" ") if word == "bundled" else ("", "", "")
             if kind in SOCKETS:
                 found[kind] = (path.strip(), "")
@@ -223,6 +223,7 @@ def _bundled(
         config=config,
         files=in_force,
         cgroup_driver=containerd_cgroup("\n".join(texts)),
+        rendered=kind in probe.values("runtimes", "rendered"),
     )
 
 

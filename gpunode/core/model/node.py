@@ -282,6 +282,7 @@ class Runtime:
     # what the engine itself says against its configuration: containerd, dockerd
     effective_error: Annotated[str, ARGUMENT] = ""
     cgroup_driver: Annotated[str, WORD] = ""  # systemd | cgroupfs | ""
+    rendered: bool = False  # k3s, RKE2: their files for containerd are newer than the nvidia runtime and all settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,29 +70,33 @@ def probed(root: Path = Path("/")) -> NodeFacts:
     return parse_probe(stdout)
 
 
-def _started(options: Options) -> Runtime | None:
-    """The engine of another tree as its own units start it, None where none does so by plain words."""
+def _started(options: Options) -> tuple[Runtime | None, tuple[Reason, ...]]:
+    """The engine of another tree as its units start it, None where none does so by plain words; and what is unclear."""
     engine = {"": (ROWS[options.runtime].daemon, (ROWS[options.runtime].unit,))}
     brought = {kind: (kind, UNITS[kind]) for kind in ("k3s", "rke2") if options.runtime == "containerd"}
-    tree = Tree(options.root)
+    tree, unclear = Tree(options.root), list[Reason]()
     for distribution, (name, units) in {} if options.here else (engine | brought).items():
         for unit in (f"{folder}/{one}.service" for one in units for folder in FOLDERS):
             if options.distribution not in (None, distribution) or not (name and tree.place(unit).is_file()):
                 continue
-            files = texts(gathered(partial(unit_patterns, unit=unit), tree.matching, tree.read))
             try:
+                files = texts(gathered(partial(unit_patterns, unit=unit), tree.matching, tree.read))
                 flags = tuple(program_of(files, unit, name).words[1:])
-            except Refusal:  # in a shell or a container: what it is given cannot be said
+            except (Refusal, InputError) as error:  # a shell or a container, or a file that cannot be read
+                what = error.problem.what if isinstance(error, Refusal) else error.what
+                unclear.append(Reason(what=unit, why=f"does not say which flags {name} has: {what}"))
                 continue
-            return Runtime(name=options.runtime, distribution=distribution, unit=posixpath.basename(unit), flags=flags)  # type: ignore[arg-type]
-    return None
+            found = Runtime(name=options.runtime, distribution=distribution, unit=posixpath.basename(unit), flags=flags)  # type: ignore[arg-type]
+            return found, tuple(unclear)
+    return None, tuple(unclear)
 
 
 def find(options: Options) -> Engine:
     """The engine of this machine, or of the tree, that the options are about."""
     facts = options.facts or probed(options.root)
     mine = (r for r in facts.runtimes if r.name == options.runtime and options.distribution in (None, r.distribution))
-    runtime = next(mine, None) or _started(options)  # the kubelet's stands first of two
+    there = next(mine, None)  # the kubelet's stands first of two
+    runtime, unclear = (there, ()) if there else _started(options)
     request = _request(options, facts, runtime)
     known = runtime or Runtime(name=request.runtime, distribution=request.distribution)
     target = runtime_target(request, replace(facts, runtimes=(known,)))
@@ -111,7 +115,7 @@ def find(options: Options) -> Engine:
     return Engine(
         target=replace(target, activation=activation),
         root=options.root,
-        notes=_unread(options, runtime, target),
+        notes=(*unclear, *_unread(options, runtime, target)),
         options=options,
         request=request,
     )

@@ -173,8 +173,10 @@ EOF
 # the containerd that a Kubernetes distribution brings
 bundled_containerd() {
   rancher_folder k3s
+  rendered k3s
   set -- k3s "$data_folder/data/current/bin/containerd"
   rancher_folder rke2
+  rendered rke2
   set -- "$@" rke2 "$data_folder/bin/containerd" k0s /var/lib/k0s/bin/containerd microk8s /snap/microk8s/current/bin/containerd
   while [ $# -gt 0 ]; do
     [ -x "$2" ] && line "bundled $1 $2" && ask 3 "$2" --version
@@ -191,6 +193,17 @@ rancher_folder() {
   [ "$data_folder" ] || [ ! -d "/etc/rancher/$1" ] || data_folder=$(sed -n "s/^ *[\"']\{0,1\}data-dir[\"']\{0,1\} *: *[\"']\{0,1\}\([^\"' #]*\).*/\1/p" \
     "/etc/rancher/$1/config.yaml" "/etc/rancher/$1/config.yaml.d"/*.y*ml 2>/dev/null | tail -n 1)
   data_folder=${data_folder:-/var/lib/rancher/$1}
+}
+
+# rendered KIND: whether containerd's configuration was made after the runtime and the settings that it is made from came
+rendered() {
+  local made file runtime
+  made=$(stat -c %Y "$data_folder/agent/etc/containerd/config.toml" 2>/dev/null) && runtime=$(command -v nvidia-container-runtime) || return 0
+  option --config -c
+  for file in "$runtime" "${REPLY:-/etc/rancher/$1/config.yaml}"* "${REPLY:-/etc/rancher/$1/config.yaml}".d/* "$data_folder"/agent/etc/containerd/*.tmpl; do
+    any "$file" && [ "$(stat -L -c %Z "$file")" -ge "$made" ] && return 0
+  done
+  line "rendered $1"
 }
 
 # containerd_root: sets $containerd_config, the root file: what --config of the running daemon or its unit says

@@ -186,6 +186,12 @@ class Rancher:
             return Edit(meant=_meant(node))
         changes = {path: data for path, data in _default(node).items() if files.get(path) != data}
         waits = not changes and bool(node.root) and not node.right(node.own)
+        if waits and request.rendered:
+            raise Refusal(
+                f"{node.rendered} is newer than nvidia-container-runtime and the settings, and is not as they say: "
+                f"{self.kind} would bring nothing else when it starts again",
+                f"journalctl -u '{self.kind}*': it looks for the runtime in {', '.join(_FOLDERS)}",
+            )
         why = f"was rendered before {self.kind} had the nvidia runtime: it has to start again"
         again = Reason(what=node.rendered, why=why, source=SOURCE)
         return Edit(

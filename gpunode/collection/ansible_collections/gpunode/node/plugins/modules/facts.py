@@ -159,7 +159,7 @@ facts:
       type: str
     runtimes:
       description: 'Runtimes. Keys: name, distribution, version, binary, unit, active, enabled,
-        flags, socket, config, files, effective_error, cgroup_driver.'
+        flags, socket, config, files, effective_error, cgroup_driver, rendered.'
       type: list
     containers:
       description: 'By engine. Keys: count, names, live_restore, runtimes, knows_hook, reloads.'
