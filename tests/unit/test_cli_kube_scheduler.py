@@ -56,10 +56,20 @@ def test_configure_then_unconfigure_gives_every_byte_back(tmp_path: Path, case: 
     assert run("configure", tmp_path, *args).return_value == 0
     assert contents(tmp_path) == after, "the second run changes nothing"
 
-    done = run("unconfigure", tmp_path, *args)
+    named = args[:2] if args[:1] in (("--unit",), ("--manifest",)) else ()  # no release is asked for
+    done = run("unconfigure", tmp_path, *named)
     assert done.return_value == 0, done.output
     assert contents(tmp_path) == before
-    assert run("unconfigure", tmp_path, *args).return_value == 0
+    assert run("unconfigure", tmp_path, *named).return_value == 0
+
+
+def test_configure_asks_for_the_release_and_names_what_kubeadm_writes_again(tmp_path: Path) -> None:
+    tree(tmp_path, "unit-1.30")
+    done = run("configure", tmp_path)
+    assert (done.return_value, "--server-version 1.34" in done.output) == (2, True), done.output
+    other = tmp_path / "kubeadm"
+    tree(other, "kubeadm-1.30")
+    assert f"/{MANIFEST}: is rewritten by kubeadm upgrade" in run("configure", other).output
 
 
 def test_the_backup_lies_in_the_journal_and_not_next_to_the_manifest(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ def minor_of(version: str) -> int:
     """The minor release of "1.28", "v1.28.3", "1.28.3-gke.100"; InputError for anything else."""
     found = re.fullmatch(r"v?1\.(\d{1,3})([.+-].*)?", version.strip())
     if not found:
-        raise InputError(f"server version {version!r}", expected="a release of Kubernetes, such as 1.34 or v1.34.2")
+        what = f"server version {version!r}" if version else "the release of Kubernetes is not known"
+        fix = "" if version else "give it: --server-version 1.34"
+        raise InputError(what, expected="a release of Kubernetes, such as 1.34 or v1.34.2", fix=fix)
     return int(found[1])
 
 

@@ -83,7 +83,8 @@ def _not_removed(_files: Files, undo: Records) -> Edit:
 
 def check_kubelet_request(request: KubeletRequest) -> None:
     """Raise InputError for what no kubelet takes."""
-    minor_of(request.server_version)
+    if request.server_version:
+        minor_of(request.server_version)
     for key, value in request.node_labels.items():
         if not _LABEL.match(key) or not _VALUE.match(value):
             raise InputError(f"node label {key}={value}", expected="[PREFIX/]NAME=VALUE in letters, digits, '-_.'")
@@ -149,6 +150,7 @@ class _State:
 def _configured(files: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Edit:
     if request.unit not in files:
         raise RefusedError(f"{request.unit} is not there", fix=f"name the unit of {NAME}: --unit PATH")
+    minor_of(request.server_version)
     refuse_old("kubernetes", request.server_version, rules.support)
     state = _State(files, request.unit)
     if request.cgroup_driver:
@@ -281,8 +283,6 @@ def completed(files: Mapping[str, bytes], request: KubeletRequest) -> KubeletReq
             fix="k3s, RKE2, k0s and MicroK8s have the kubelet in themselves: set it in their configuration; "
             "else name the unit: --unit PATH",
         )
-    if not request.server_version:
-        raise InputError(f"the release of {NAME} is not known", expected="such as 1.34", fix="give --server-version")
     return replace(request, unit=unit)
 
 

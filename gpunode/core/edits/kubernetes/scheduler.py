@@ -68,7 +68,8 @@ def _patterns(files: Files, request: SchedulerRequest, rules: SchedulerRules) ->
 
 
 def _check_request(request: SchedulerRequest) -> None:
-    minor_of(request.server_version)
+    if request.server_version:
+        minor_of(request.server_version)
     if bool(request.manifest) == bool(request.unit):
         raise InputError("a static pod's manifest or a unit", expected="one of the two", fix="--manifest or --unit")
     for path in (request.manifest, request.unit, request.config):
@@ -245,6 +246,15 @@ def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, ex
                 what=extender.default, why=why, source="https://kubernetes.io/docs/reference/networking/virtual-ips/"
             )
         )
+    if request.manifest == MANIFEST:
+        why = "is rewritten by kubeadm upgrade: run this again afterwards"
+        notes.append(
+            Reason(
+                what=MANIFEST,
+                why=why,
+                source="https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/kubeadm-upgrade/",
+            )
+        )
     if host.pod and (version := image_version(files, host.pod.path)) and minor_of(version) != extender.minor:
         why = f"the manifest's image is {version}, and 1.{extender.minor} was asked for"
         notes.append(Reason(what=host.pod.path, why=why, source=""))
@@ -287,7 +297,7 @@ UNITS = tuple(f"{top}/kube-scheduler.service" for top in FOLDERS)
 
 
 def completed(files: Mapping[str, bytes], request: SchedulerRequest) -> SchedulerRequest:
-    """The request with what it leaves out: the manifest or unit that is there, and the release of its image.
+    """The request with what it leaves out: the manifest or unit that is there, and the release that its image names.
 
     `files` are those of MANIFEST, UNITS and the request's own that exist.  Raises RefusedError, InputError.
     """
@@ -306,10 +316,6 @@ def completed(files: Mapping[str, bytes], request: SchedulerRequest) -> Schedule
             version = image_version(files, request.manifest)
         except Refusal as refusal:
             raise RefusedError(refusal.problem.what, fix=refusal.problem.fix) from None
-    if not version:
-        raise InputError(
-            "the release of kube-scheduler is not known", expected="such as 1.34", fix="give it: --server-version 1.34"
-        )
     return replace(request, server_version=version)
 
 
