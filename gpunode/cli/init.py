@@ -16,13 +16,14 @@ from gpunode.cli.common import format_option, show_error
 from gpunode.cli.output import echo, print_json
 from gpunode.core.engines import ENGINES
 from gpunode.core.errors import InputError
+from gpunode.core.spec.kubernetes import MODES, SHARED
 
 if TYPE_CHECKING:
     from gpunode.core.spec.starter import Answers
     from gpunode.edge.detect import Detected, Targets
 
 CHOICES = ("auto", *ENGINES)
-STRATEGIES = ("none", "time-slicing", "mps", "mig", "gpushare", "dra")
+STRATEGIES = tuple(MODES)
 REBOOT = ("never", "if-needed", "always")
 
 
@@ -48,7 +49,7 @@ REBOOT = ("never", "if-needed", "always")
 @click.option("--cuda", "cuda", multiple=True, metavar="V", help="CUDA toolkit on the host: 12.8, newest. Repeatable.")
 @click.option("--kubernetes", "server_version", metavar="V", help="The API server's version, such as 1.34.")
 @click.option("--sharing", "strategy", type=click.Choice(STRATEGIES), help="How containers share a GPU.")
-@click.option("--replicas", type=click.IntRange(2), help="Shares of a GPU, for time-slicing and mps.")
+@click.option("--replicas", type=click.IntRange(2), help=f"Shares of a GPU, for {' and '.join(SHARED)}.")
 @click.option("--mig", "mig", metavar="PROFILE=N…", help="MIG instances of every GPU, such as '3g.40gb=2'.")
 @click.option("--reboot", type=click.Choice(REBOOT), help="May provision reboot a node?")
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), default=".", metavar="DIR", help="Where to.")
@@ -215,7 +216,7 @@ QUESTIONS = (
     Question("strategy", "How containers share a GPU", click.Choice(STRATEGIES)),
     Question(
         "replicas", "Shares of a GPU", click.IntRange(2), default=lambda _: 4,
-        needed=lambda answers: answers.strategy in ("time-slicing", "mps"),
+        needed=lambda answers: MODES[answers.strategy].most > 0,
     ),
     Question(
         "mig", "MIG instances of every GPU (such as 3g.40gb=2)", default=lambda _: None, value=_instances,

@@ -126,9 +126,10 @@ def prepares(spec: Spec) -> bool:
 
 def image_warnings(spec: Spec) -> Iterator[str]:
     """What is asked for and is not done without the driver."""
-    strategy = spec.sharing.strategy
-    if not spec.image.load and (strategy in ("mig", "mps") or mig_profiles(spec.sharing)):
-        yield f"sharing.strategy {strategy}: GPUs are shared when the driver is loaded; gpunode provision does it then"
+    sharing = spec.sharing
+    if not spec.image.load and (sharing.mode.on_host or mig_profiles(sharing)):
+        why = "GPUs are shared when the driver is loaded; gpunode provision does it then"
+        yield f"sharing.strategy {sharing.strategy}: {why}"
 
 
 def image_problems(facts: NodeFacts, spec: Spec) -> Iterator[Problem]:

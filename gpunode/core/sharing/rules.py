@@ -6,10 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpunode.core.model import Problem
-from gpunode.core.spec.kubernetes import SharingSpec
-
-MAX_CLIENTS = 48  # of one GPU under MPS, Volta and newer: https://docs.nvidia.com/deploy/mps/
-MAX_REPLICAS = 1000  # time-slices of one GPU: above it a number is a slip
+from gpunode.core.spec.kubernetes import SHARED, SharingSpec
 
 
 def mig_profiles(sharing: SharingSpec) -> tuple[str, ...]:
@@ -20,20 +17,19 @@ def mig_profiles(sharing: SharingSpec) -> tuple[str, ...]:
 
 def cuts(sharing: SharingSpec) -> bool:
     """Whether GPUs are cut into MIG instances."""
-    return sharing.strategy == "mig" or (sharing.strategy == "time-slicing" and bool(mig_profiles(sharing)))
+    return sharing.strategy == "mig" or (not sharing.mode.no_mig and bool(mig_profiles(sharing)))
 
 
 def sharing_problems(sharing: SharingSpec, where: str) -> Iterator[Problem]:
     """Ways of sharing that exclude each other, and numbers that make no sense.  `where` is said before each key."""
     yield from _replica_problems(sharing, where)
     profiles = mig_profiles(sharing)
-    if profiles and sharing.strategy not in ("mig", "time-slicing"):
-        why = "MPS does not work on MIG instances" if sharing.strategy == "mps" else "it cuts no GPU"
+    if profiles and (why := sharing.mode.no_mig):
         yield Problem(
             what=f"{where} has MIG profiles with strategy {sharing.strategy}: {why}",
             fix="choose strategy: mig, or time-slicing to share the instances; else remove sharing.mig",
         )
-    if sharing.mig.strategy == "single" and len(profiles) > 1 and sharing.strategy in ("mig", "time-slicing"):
+    if sharing.mig.strategy == "single" and len(profiles) > 1 and not sharing.mode.no_mig:
         yield Problem(
             what=f"{where}.mig has {len(profiles)} profiles ({', '.join(profiles)}) with mig.strategy single",
             fix="set sharing.mig.strategy: mixed; with single all instances of a node must be alike",
@@ -53,23 +49,17 @@ def sharing_problems(sharing: SharingSpec, where: str) -> Iterator[Problem]:
 
 
 def _replica_problems(sharing: SharingSpec, where: str) -> Iterator[Problem]:
-    shared = sharing.strategy in ("time-slicing", "mps")
-    if shared and sharing.replicas < 2:
-        yield Problem(
-            what=f"{where}.replicas is {sharing.replicas} with {sharing.strategy}",
-            fix="set it to 2 or more; strategy: none is for whole GPUs",
-        )
-    most = MAX_CLIENTS if sharing.strategy == "mps" else MAX_REPLICAS
-    if shared and sharing.replicas > most:
-        why = f"a GPU has at most {most} MPS clients" if sharing.strategy == "mps" else "no program would get on"
-        yield Problem(what=f"{where}.replicas is {sharing.replicas}; {why}", fix=f"set it to {most} or less")
-    if not shared and sharing.replicas:
-        yield Problem(
-            what=f"{where}.replicas is {sharing.replicas}, and strategy {sharing.strategy} has no replicas",
-            fix="remove it, or choose strategy: time-slicing or mps",
-        )
-    if not shared and sharing.rename_by_default:
-        yield Problem(
-            what=f"{where}.rename_by_default is true, and strategy {sharing.strategy} renames nothing",
-            fix="remove it, or choose strategy: time-slicing or mps",
-        )
+    replicas, mode = sharing.replicas, sharing.mode
+    what, others = f"{where}.replicas is {replicas}", f"remove it, or choose strategy: {' or '.join(SHARED)}"
+    if mode.most:
+        if replicas < 2:
+            fix = "set it to 2 or more; strategy: none is for whole GPUs"
+            yield Problem(what=f"{what} with {sharing.strategy}", fix=fix)
+        if replicas > mode.most:
+            yield Problem(what=f"{what}; {mode.limit}", fix=f"set it to {mode.most} or less")
+        return
+    if replicas:
+        yield Problem(what=f"{what}, and strategy {sharing.strategy} has no replicas", fix=others)
+    if sharing.rename_by_default:
+        what = f"{where}.rename_by_default is true, and strategy {sharing.strategy} renames nothing"
+        yield Problem(what=what, fix=others)

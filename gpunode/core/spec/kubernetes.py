@@ -4,11 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpunode.core.spec.option import option
 
 Strategy = Literal["none", "time-slicing", "mps", "mig", "gpushare", "dra"]
+
+
+class Mode(NamedTuple):
+    """A way of sharing GPUs: what every part of gpunode has to know of one.
+
+    `words` say what its name does not.  `most` is how many shares a GPU may have, 0 where it has none by number, and
+    `limit` why.  `no_mig` says why it does not go with MIG instances, "" where it does.  `on_host`: provision does it,
+    which needs the driver; `in_cluster`: there is none without Kubernetes.
+    """
+
+    words: str = ""
+    most: int = 0
+    limit: str = ""
+    no_mig: str = "it cuts no GPU"
+    on_host: bool = False
+    in_cluster: bool = False
+
+
+MODES: Mapping[Strategy, Mode] = {
+    "none": Mode("whole GPUs"),
+    "time-slicing": Mode(most=1000, limit="no program would get on", no_mig=""),
+    "mps": Mode(  # Volta and newer: https://docs.nvidia.com/deploy/mps/
+        most=48,
+        limit="a GPU has at most 48 MPS clients",
+        no_mig="MPS does not work on MIG instances",
+        on_host=True,
+    ),
+    "mig": Mode(no_mig="", on_host=True),
+    "gpushare": Mode("by memory", in_cluster=True),
+    "dra": Mode(in_cluster=True),
+}
+SHARED = tuple(name for name, mode in MODES.items() if mode.most)
+*_FIRST, _LAST = (f"{name} ({mode.words})" if mode.words else name for name, mode in MODES.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +76,8 @@ class DraSpec:
 class SharingSpec:
     """How several containers share one GPU, the same for all GPUs of a node."""
 
-    strategy: Strategy = option("none", "none (whole GPUs), time-slicing, mps, mig, gpushare (by memory), or dra")
-    replicas: int = option(0, "shares of a GPU, at least 2, for time-slicing and mps")
+    strategy: Strategy = option("none", f"{', '.join(_FIRST)}, or {_LAST}")
+    replicas: int = option(0, f"shares of a GPU, at least 2, for {' and '.join(SHARED)}")
     rename_by_default: bool = option(
         False, "offer shares as nvidia.com/gpu.shared, in addition to whole nvidia.com/gpu"
     )
@@ -53,6 +86,10 @@ class SharingSpec:
     )
     mig: MigSpec = option(MigSpec(), "Multi-Instance GPU, for mig, and for time-slicing of its instances")
     dra: DraSpec = option(DraSpec(), "Dynamic Resource Allocation, for dra")
+
+    @property
+    def mode(self) -> Mode:
+        return MODES[self.strategy]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from gpunode.core.engines import RuntimeName
 from gpunode.core.errors import InputError
 from gpunode.core.model import NodeFacts
 from gpunode.core.spec import Spec
-from gpunode.core.spec.kubernetes import Strategy
+from gpunode.core.spec.kubernetes import MODES, SHARED, Strategy
 
 Engine = Literal["auto", RuntimeName]
 Reboot = Literal["never", "if-needed", "always"]
@@ -69,11 +69,11 @@ def parse_instances(text: str) -> dict[str, int]:
 
 def check(answers: Answers) -> None:
     """Raise InputError for answers that no node or cluster could follow."""
-    shared = answers.strategy in ("time-slicing", "mps")
-    if shared != bool(answers.replicas):
+    mode = MODES[answers.strategy]
+    if bool(mode.most) != bool(answers.replicas):
         raise InputError(
             f"sharing {answers.strategy} with {answers.replicas or 'no'} shares",
-            expected="shares of a GPU for time-slicing and mps, and for these alone",
+            expected=f"shares of a GPU for {' and '.join(SHARED)}, and for these alone",
             fix="--sharing time-slicing --replicas 4",
         )
     if (answers.strategy == "mig") != bool(answers.mig):
@@ -82,7 +82,7 @@ def check(answers: Answers) -> None:
             expected="profiles for mig, and for it alone",
             fix="--sharing mig --mig 3g.40gb=2",
         )
-    if answers.strategy in ("gpushare", "dra") and not answers.server_version:
+    if mode.in_cluster and not answers.server_version:
         raise InputError(
             f"{answers.strategy} without Kubernetes", expected="the API server's version", fix="--kubernetes 1.34"
         )
