@@ -15,12 +15,13 @@ class EngineRow(NamedTuple):
     """An engine as it is found.
 
     `daemon` is its process, "" for an engine without one: nothing restarts then, and no cgroup loses devices.  `unit`
-    is systemd's, `sockets` are where it answers, `packages` whose version is the engine's, `installs` those that
-    gpunode installs.  `config` is its root config, `config_flags` are the daemon's arguments that name another one,
-    `drop_ins` is a pattern of the files that the engine reads on top of it ({config} stands for the root config), and
-    `files` are patterns of what the probe reads.  `by_cdi` engines get GPUs by a CDI specification and need no runtime
-    for it; `cdi_0_7` is the first version that reads specifications of CDI 0.7.0 (known issues of NVIDIA Container
-    Toolkit 1.19.1 in its release notes), "" where that is not known.  `smoke`: smoke.sh can start a container with it.
+    is systemd's, "" for none, `sockets` are where it answers, `packages` whose version is the engine's, `installs`
+    those that gpunode installs.  `config` is its root config, `config_flags` are the daemon's arguments that name
+    another one, `drop_ins` is a pattern of the files that the engine reads on top of it ({config} stands for the root
+    config), and `files` are patterns of what the probe reads besides.  `by_cdi` engines get GPUs by a CDI specification
+    and need no runtime for it; `cdi_0_7` is the first version that reads specifications of CDI 0.7.0 (known issues of
+    NVIDIA Container Toolkit 1.19.1 in its release notes), "" where that is not known.  `smoke`: smoke.sh can start a
+    container with it.
     """
 
     unit: str
@@ -78,7 +79,6 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         drop_ins="{config}.d/*.conf",
         files=(
             "/usr/share/containers/containers.conf",
-            "/etc/containers/containers.conf",
             "/etc/containers/containers.conf.d/*",
         ),
         by_cdi=True,
@@ -97,12 +97,14 @@ GPU_UNITS = "nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dc
 def shell_variables() -> dict[str, str]:
     """The rows and units as node scripts know them: lists of words."""
     rows = ROWS.items()
-    units = [row.unit if "." in row.unit else f"{row.unit}.service" for row in ROWS.values()]
+    units = [row.unit if "." in row.unit else f"{row.unit}.service" for row in ROWS.values() if row.unit]
+    # a root that no argument moves is read by its name
+    files = [(*row.files, *([] if row.config_flags else [row.config])) for row in ROWS.values()]
     return {
         "ENGINE_DAEMONS": " ".join(row.daemon for row in ROWS.values() if row.daemon),
         "ENGINE_PROGRAMS": " ".join(f"{name}={row.daemon or name}" for name, row in rows),
         "ENGINE_UNITS": " ".join(units),
         "ENGINE_SOCKETS": " ".join(socket for row in ROWS.values() for socket in row.sockets),
-        "ENGINE_FILES": " ".join(pattern for row in ROWS.values() for pattern in row.files),
+        "ENGINE_FILES": " ".join(pattern for patterns in files for pattern in patterns),
         "GPU_UNITS": " ".join(GPU_UNITS),
     }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from edit_cases import case as case_of
@@ -29,6 +29,7 @@ from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state,
 from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, kubelet_target
 from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, scheduler_target
 from gpunode.core.edits.undo import undo_from_data
+from gpunode.core.engines import ENGINES
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe, redact
 from gpunode.core.facts.cdi import read_spec
@@ -36,7 +37,7 @@ from gpunode.core.items.activation import parse_activation
 from gpunode.core.items.package import locked_by
 from gpunode.core.items.smoke import parse_checks
 from gpunode.core.mask import mask
-from gpunode.core.model import Repository
+from gpunode.core.model import Distribution, Repository
 from gpunode.core.openpgp import binary, fingerprints
 from gpunode.core.plan.lockfile import parse_lock
 from gpunode.core.printable import printable
@@ -315,7 +316,7 @@ def doctor_state(text: str) -> None:
 # ---------------------------------------------------------------- files of nodes
 
 
-RUNTIMES = ("containerd", "docker", "crio", "podman", "k3s", "rke2", "k0s", "microk8s")
+RUNTIMES = (*ENGINES, *filter(None, get_args(Distribution)))
 Files = dict[str, bytes]
 
 
@@ -333,7 +334,7 @@ def edit_cases(*kinds: str) -> list[str]:
 def wanted(case: str) -> dict[str, Any]:
     kind, _, name = case.partition("/")
     found = dict(case_of(kind, name).asked)
-    if kind in RUNTIMES[:4]:
+    if kind in ENGINES:
         found["runtime"] = kind
     elif kind in RUNTIMES:
         found |= {"runtime": "containerd", "distribution": kind}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from dataclasses import fields
+from importlib import import_module
 from random import Random
 from typing import get_args
 
@@ -23,10 +24,12 @@ from gpunode.core.edits import (
     runtime_target,
     unconfigure_runtime,
 )
+from gpunode.core.edits.target import Engine
 from gpunode.core.engines import ENGINES, ROWS, RuntimeName
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Runtime
 from gpunode.core.spec import RuntimesSpec
+from gpunode.node import script
 
 KINDS = tuple(sorted((*ENGINES, *filter(None, get_args(Distribution)))))
 CONTAINERD = "/etc/containerd/config.toml"
@@ -40,12 +43,23 @@ def request_of(case: EditCase) -> RuntimeRequest:
     return RuntimeRequest(runtime=case.kind, **options)  # type: ignore[arg-type]
 
 
-def test_every_engine_has_a_key_an_editor_and_cases() -> None:
-    assert tuple(one.name for one in fields(RuntimesSpec)) == ENGINES == get_args(RuntimeName)
-    for name in ENGINES:
-        asked = RuntimeRequest(runtime=name)
-        assert runtime_target(asked).root == ROWS[name].config
-    assert [kind for kind in KINDS if not cases(kind)] == []
+@pytest.mark.parametrize("name", sorted({*get_args(RuntimeName), *ROWS, *(one.name for one in fields(RuntimesSpec))}))
+def test_an_engine_has_a_name_a_row_a_key_an_editor_and_cases(name: RuntimeName) -> None:
+    assert name in get_args(RuntimeName), "RuntimeName of gpunode/core/engines.py does not have it"
+    assert name in ROWS, "ROWS of gpunode/core/engines.py do not have it"
+    assert hasattr(RuntimesSpec(), name), "RuntimesSpec of gpunode/core/spec/__init__.py has no field of this name"
+    editor = import_module(f"gpunode.core.edits.engines.{name}")
+    parts = [*Engine.__annotations__, *(part for part in vars(Engine) if not part.startswith("_"))]
+    assert [part for part in parts if not hasattr(editor, part)] == [], f"{editor.__file__} lacks these"
+    assert ROWS[name].config == editor.CONFIG, f"CONFIG of {editor.__file__} is not that of its row"
+    smoke = f"\n{name}_checks() {{" in script("smoke.sh")
+    assert smoke == ROWS[name].smoke, f"smoke of its row, or {name}_checks of gpunode/node/smoke/smoke.sh, is missing"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_editor_has_cases(kind: str) -> None:
+    assert cases(kind), f"tests/edits/{kind}/ has no case"
+    assert any(case.after for case in cases(kind)), f"no case of tests/edits/{kind}/ has an `after`"
 
 
 def test_every_case_says_what_comes_of_it() -> None:

@@ -9,6 +9,7 @@ from codecs import BOM_UTF16_BE as BOM_BE
 from codecs import BOM_UTF16_LE as BOM_LE
 
 import pytest
+from edit_cases import EDITS as EDITED
 from edit_cases import cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -153,7 +154,7 @@ def real_edits() -> list[tuple[str, bytes, bytes]]:
     """Each file that a case edits: its path, what it was and what it is then."""
     return [
         (path, case.before[path], case.done[path])
-        for kind in ("containerd", "crio", "docker", "podman", "k3s", "kubelet", "scheduler", "toolkit")
+        for kind in sorted(folder.name for folder in EDITED.iterdir())
         for case in cases(kind, having="after")
         for path in case.before
         if case.done.get(path) not in (None, case.before[path]) and not case.before[path].startswith((BOM_LE, BOM_BE))
