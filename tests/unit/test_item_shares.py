@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from gpunode.core.items.sharing import MigItem, MigProgram, MpsSettings, Threads
 from gpunode.core.items.sysctl import Sysctl
 from gpunode.core.items.toolkit import ToolkitConfig
 from gpunode.core.model import DriverState, Edit, NodeFacts, PackageWant, PciLink, Repository, Runfile, Solution
-from gpunode.core.plan.steps import STEPS, StepRow
+from gpunode.core.plan.steps import ROLES, STEPS, StepRow
 from gpunode.core.spec import parse_spec
 from gpunode.core.undo.kinds import KINDS
 from gpunode.core.validation import check_value, flag, mapping, pairs, texts
@@ -93,9 +94,37 @@ def kinds(base: type[Item] = Item) -> Iterator[type[Item]]:
         yield from kinds(kind)
 
 
+def home(kind: Any) -> str:
+    """Where a kind, or what makes its items, is written."""
+    return kind.__module__.replace(".", "/") + ".py"
+
+
+def makers() -> Iterator[Any]:
+    """What makes items out of a question, in all modules of the product."""
+    hints = {"question": "Question", "return": "Found"}
+    for name in [one.name for one in pkgutil.iter_modules(items.__path__)]:
+        module = importlib.import_module(f"{items.__name__}.{name}")
+        own = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
+        yield from (one for one in own if getattr(one, "__annotations__", {}) == hints)
+
+
+SOURCE = "".join(path.read_text() for path in Path(items.__path__[0]).glob("*.py"))
+
+
+@pytest.mark.parametrize("make", list(makers()), ids=lambda make: f"{home(make)}: {make.__name__}")
+def test_what_makes_items_is_in_a_row_of_the_steps(make: Any) -> None:
+    rows = [one for part in (*ROLES, *STEPS) for one in part.wanted]
+    assert make in rows, "add it to the `wanted` of its role in gpunode/core/plan/steps.py"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if not [*kinds(kind)]], ids=lambda kind: kind.__name__)
+def test_something_makes_items_of_a_kind(kind: type[Item]) -> None:
+    assert re.search(rf"(?<!class )\b{kind.__name__}\b", SOURCE), f"`wanted` of {home(kind)} does not yield it"
+
+
 @pytest.mark.parametrize("kind", list(kinds()), ids=lambda kind: kind.__name__)
 def test_a_kind_says_how_it_goes_back_or_why_it_cannot(kind: type[Item]) -> None:
-    assert bool(kind.BACK) != kind.STAYS.startswith("cannot go back, because "), f"{kind.__name__} has no BACK"
+    assert bool(kind.BACK) != kind.STAYS.startswith("cannot go back, because "), f"{home(kind)}: it needs BACK or STAYS"
     for back in kind.BACK:
         known = {"files", "packages"} if type(back) is Back else KINDS.keys()
         assert back.name in known and KINDS.get(back.name, back) == back
@@ -103,7 +132,8 @@ def test_a_kind_says_how_it_goes_back_or_why_it_cannot(kind: type[Item]) -> None
 
 def case_of(*wanted: Item) -> HostCase:
     """A node that has nothing of it; the units of the settings run."""
-    units = {ServiceItem(role=role, unit=u).key: "active, enabled" for role in ROLES for u in (GPU_UNIT, HOST_UNIT)}
+    roles = {row.role for row in STEPS}
+    units = {ServiceItem(role=role, unit=u).key: "active, enabled" for role in roles for u in (GPU_UNIT, HOST_UNIT)}
     facts = NodeFacts(driver=DriverState(runfile="580.65.06"), pcie=(PciLink(slot="0000:00:01.0", acs="0x1d"),))
     return HostCase(
         facts=facts,
@@ -115,16 +145,13 @@ def case_of(*wanted: Item) -> HostCase:
     )
 
 
-ROLES = tuple(dict.fromkeys(row.role for row in STEPS))
-
-
 def holds(value: Any, share: Mapping[str, Any]) -> bool:
     """Whether all of a share is in the value."""
     return share in value if isinstance(value, list) else all(value[key] == one for key, one in share.items())
 
 
 def test_there_is_a_sample_of_every_kind() -> None:
-    assert {type(item) for item in SAMPLES} == set(kinds())
+    assert {type(item) for item in SAMPLES} == set(kinds()), "SAMPLES of this file lack these"
 
 
 @pytest.mark.parametrize("item", SAMPLES, ids=lambda item: type(item).__name__)
@@ -200,4 +227,7 @@ def test_the_probe_of_some_recorded_node_sends_what_a_kind_compares_with() -> No
     for path in sorted(PROBES.glob("*/probe.txt")):
         facts = parse_probe(path.read_text())
         left = {name: one for name, one in left.items() if one.actual(facts) == one.actual(NodeFacts())}
-    assert left.keys() == NO_RECORD, "the others compare with what no probe sends"
+    assert left.keys() - NO_RECORD == set(), (
+        "their `actual` has nothing in any tests/cases/probes/*/probe.txt: add the fact"
+    )
+    assert NO_RECORD - left.keys() == set(), "take these out of NO_RECORD"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpunode.core.items import gpu_settings, gpudirect, host_settings
 from gpunode.core.items.activation import STEP as activation_step
 from gpunode.core.items.activation import Masked, ServiceItem
 from gpunode.core.items.file import File
@@ -17,10 +16,7 @@ _IMEX = "nvidia-imex.service"
 
 
 def wanted(question: Question) -> Found:
-    """What the solution has of it, and the settings of the GPUs."""
-    yield from gpu_settings.wanted(question)
-    yield from host_settings.wanted(question)
-    yield from gpudirect.wanted(question)
+    """What the solution has of it."""
     fabric = question.solution.fabric
     if fabric is None:
         return

@@ -19,6 +19,9 @@ from gpunode.core.items import (
     fabric,
     file,
     first_boot,
+    gpu_settings,
+    gpudirect,
+    host_settings,
     kernel_argument,
     memlock,
     package,
@@ -75,7 +78,7 @@ ROLES = (
     Role(
         name="fabric",
         short="Installs DCGM, names the nodes of an NVLink domain to IMEX, and makes the settings of the GPUs",
-        wanted=(fabric.wanted,),
+        wanted=(gpu_settings.wanted, host_settings.wanted, gpudirect.wanted, fabric.wanted),
     ),
     Role(name="cuda", short="Installs CUDA toolkits side by side and chooses the default one", wanted=(cuda.wanted,)),
     Role(name="toolkit", short="Installs the NVIDIA Container Toolkit", wanted=(toolkit.wanted,)),
