@@ -73,12 +73,18 @@ def ids_in_the_code() -> set[str]:
 
 def test_the_page_of_checks_has_each_id_of_the_code_and_no_other() -> None:
     listed = {name for rows in CHECKS.values() for name in rows}
-    assert ids_in_the_code() - listed == set()
+    assert ids_in_the_code() - listed == set(), "gpunode/core/checks/ids.py has no row of these"
     code = [p for part in ("core", "edge", "node", "kube") for p in (ROOT / "gpunode" / part).rglob("*.*[hy]")]
     text = "".join(p.read_text() for p in code if p.name != "checks.py" or p.parent.name != "core")
     made = {"containerd.cri-default", "docker.runtime", "docker.default", "docker.gpus-all"}  # smoke.sh: docker.$what
     unknown = {n for n in listed - made if not re.search(r"[A-Z]", n) and n not in text}
-    assert unknown == set()
+    assert unknown == set(), "gpunode/core/checks/ids.py has rows of these, and nothing prints them"
+
+
+def test_a_unit_test_names_each_check_of_a_probe() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests/unit").glob("*.py"))
+    [rows] = [rows for title, rows in CHECKS.items() if title.startswith("Health")]
+    assert [name for name in rows if not re.search(rf"\b{re.escape(name)}\b", tests)] == []
 
 
 def test_every_command_is_documented() -> None:

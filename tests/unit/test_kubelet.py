@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.checks.kubelet import kubelet_checks
 from gpunode.core.edits.defaults import wanted_driver
 from gpunode.core.facts import parse_probe
 from gpunode.core.facts.kubelet import engine_driver, kubelet_driver, kubelet_engine
-from gpunode.core.items.kubelet import driver_mismatch, driver_problem, kubelet_warnings
+from gpunode.core.items.kubelet import driver_mismatch, driver_problem, kubelet_checks, kubelet_warnings
 from gpunode.core.model import ConfigFile, Kubernetes, NodeFacts, Runtime
 
 PROBES = Path(__file__).parent.parent / "cases" / "probes"
@@ -57,6 +56,8 @@ def test_the_kubelets_socket_says_which_engine_counts(kubernetes: dict[str, str]
 def test_without_a_kubelet_no_engine_is_its() -> None:
     assert kubelet_engine(NodeFacts(runtimes=(CONTAINERD,))) is None
     assert list(kubelet_checks(NodeFacts(runtimes=(CONTAINERD,)))) == []
+    [check] = kubelet_checks(NodeFacts(kubernetes=Kubernetes(kind="kubeadm", cri_socket="/run/other.sock")))
+    assert (check.id, check.status) == ("kubelet.engine", "warning") and "/run/other.sock" in check.message
     assert list(kubelet_warnings(NodeFacts(runtimes=(CONTAINERD,)), {"containerd": "auto"})) == []
 
 

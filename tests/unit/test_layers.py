@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -160,6 +161,19 @@ def test_the_runtime_command_does_with_what_a_node_may_have() -> None:
     code = "import sys, gpunode.edge.host.cdi, gpunode.edge.host.runtimes, gpunode.cli.runtime; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(loaded) & {"ansible", "ansible_runner", "cattrs", "paramiko", "rich"} == set()
+
+
+@cache
+def used_names() -> Counter[str]:
+    return Counter(name for path in modules(".") for name in re.findall(r"\w+", path.read_text()))
+
+
+@over(modules("core", "kube/core"), name=relative)
+def test_every_function_and_class_of_core_is_used_by_the_product(path: Path) -> None:
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    named = [node.name for node in ast.walk(tree(path)) if isinstance(node, kinds) and not node.name.startswith("__")]
+    unused = [name for name in named if used_names()[name] < 2]
+    assert unused == [], f"{relative(path)}: nothing calls these; health_checks in checks/health.py calls checks"
 
 
 def test_no_public_class_of_core_has_the_name_of_another() -> None:

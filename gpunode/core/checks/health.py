@@ -10,7 +10,6 @@ from typing import Literal
 
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, kernel_log_checks
 from gpunode.core.checks.host import host_checks
-from gpunode.core.checks.kubelet import kubelet_checks
 from gpunode.core.checks.nvlink import nvlink_checks
 from gpunode.core.checks.pcie import pcie_checks, peer_checks
 from gpunode.core.checks.rdma import port_checks
@@ -20,6 +19,7 @@ from gpunode.core.facts.vet import LOOK
 from gpunode.core.items.driver import fenced
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
+from gpunode.core.items.kubelet import kubelet_checks
 from gpunode.core.items.repository import revoked_files, set_up_twice
 from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
 from gpunode.core.items.stopped_engine import engine_checks

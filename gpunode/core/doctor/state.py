@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
 from gpunode.core.checks.health import drift_checks, sharing_checks
-from gpunode.core.checks.kubelet import kubelet_checks
 from gpunode.core.doctor.checks import Checks, decided, ruled_out
 from gpunode.core.doctor.text import Evidence
 from gpunode.core.errors import GpunodeError
@@ -17,6 +16,7 @@ from gpunode.core.facts.cdi import KIND, of_others, stale
 from gpunode.core.facts.kubelet import kubelet_engine
 from gpunode.core.items.first_boot import prepared
 from gpunode.core.items.gpu_containers import container_checks
+from gpunode.core.items.kubelet import kubelet_checks
 from gpunode.core.items.stopped_engine import engine_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.knowledge.support import too_old

@@ -1,4 +1,4 @@
-"""What a plan says of the kubelet and its engine, and where it refuses what their cgroup drivers are set to."""
+"""What plan and verify say of the kubelet and its engine, and where a plan refuses what their cgroup drivers are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gpunode.core.engines import DAEMONS
 from gpunode.core.facts.kubelet import engine_driver, follows_engine, kubelet_driver, kubelet_engine
-from gpunode.core.model import NodeFacts, Problem
+from gpunode.core.model import Check, NodeFacts, Problem
 
 
 def driver_problem(facts: NodeFacts, name: str, setting: str) -> Problem | None:
@@ -73,3 +73,33 @@ def kubelet_warnings(facts: NodeFacts, managed: Mapping[str, str]) -> Iterator[s
         yield f"the kubelet runs pods on {engine.name}, which is not managed: pods get no nvidia runtime from gpunode"
         if sentence := driver_mismatch(facts):
             yield sentence
+
+
+def kubelet_checks(facts: NodeFacts) -> Iterator[Check]:
+    """The checks of verify that concern the kubelet: its engine, and the cgroup drivers."""
+    kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
+    if not kubernetes.present:
+        return
+    if engine is None:
+        yield Check(
+            id="kubelet.engine",
+            status="warning",
+            message=f"the kubelet's socket {kubernetes.cri_socket or '(unknown)'} belongs to no engine that was found",
+            fix="systemctl status kubelet; is that engine installed?",
+        )
+        return
+    kubelet, own = kubelet_driver(facts), engine_driver(facts, engine)
+    if sentence := driver_mismatch(facts):
+        fix = f"gpunode provision gives {engine.name} the kubelet's (cgroup_driver: auto)"
+        yield Check(
+            id="cgroup.driver-match", status="failed", message=f"{sentence}: pods do not start, or are killed", fix=fix
+        )
+    elif not kubelet.value or not own.value:
+        why = "; ".join(driver.source for driver in (kubelet, own) if not driver.value)
+        yield Check(id="cgroup.driver-match", status="not-proven", message=why, fix="probe as root")
+    else:
+        yield Check(
+            id="cgroup.driver-match",
+            status="passed",
+            message=f"kubelet ({kubelet.source}) and {engine.name} ({own.source}) both have {own.value}",
+        )
