@@ -38,7 +38,7 @@ GATE = "--feature-gates=DRAConsumableCapacity"
 DRA = "resource.k8s.io/v1"
 FIRST_WITH_SHARES = 36  # minor version that has them on by default
 GPUS, GIB = 2, 16  # of a node, memory of a GPU
-PODS_PATH = "/api/v1/namespaces/default/pods"
+PODS_PATH = "/api/v1/pods"
 
 
 @pytest.fixture(autouse=True)

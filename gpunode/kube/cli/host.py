@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, show_error
+from gpunode.cli.common import format_option, options, show_error
 from gpunode.cli.edits import diffs, edit_data, exit_of, show_outcome
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, RefusedError
@@ -27,14 +28,47 @@ ROOT = click.option(
 VERSION = click.option(
     "--server-version", metavar="V", default="", help="Release of Kubernetes here, such as 1.34 or v1.34.2."
 )
-FORMAT = format_option("text", "json")
-HOW = (
+_FORMAT = format_option("text", "json")
+_HOW = (
     click.option("--dry-run", is_flag=True, help="Show what would change, change nothing."),
     click.option("--no-wait", is_flag=True, help="Write the files; nothing is restarted, nothing awaited."),
 )
 
 
-def show_diff(host: Host, output_format: str) -> int:
+HostOf = Callable[..., "Host"]  # (given options, wait=True) → what the verbs work on
+
+
+def add_verbs(
+    group: click.Group, what: Sequence[Any], host_of: HostOf, *, writes: str, undoes: str, examples: Mapping[str, str]
+) -> None:
+    """Give a group `configure`, `unconfigure` and `diff`; `examples`: lines of what stands behind each verb."""
+    done = "0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+
+    def add(verb: str, text: str, codes: str, command: Callable[..., int]) -> None:
+        lines = "".join(
+            f"  gpunode kube {group.name} {verb} {line}".rstrip() + "\n" for line in examples[verb].split("\n")
+        )
+        group.command(verb, help=text, epilog=f"Examples:\n\n\b\n{lines}\nExit codes: {codes}")(command)
+
+    def change(*, undo: bool) -> Callable[..., int]:
+        def run(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
+            return _change(host_of(given, wait=not no_wait), undo=undo, dry_run=dry_run, output_format=output_format)
+
+        return options(*what, *_HOW, _FORMAT)(run)
+
+    def diff(output_format: str, **given: Any) -> int:
+        return _show_diff(host_of(given), output_format)
+
+    add("configure", f"{writes}, wait for health; rolled back if it fails.", done, change(undo=False))
+    add("unconfigure", undoes, done, change(undo=True))
+    add(
+        "diff", "Show what configure would change, as unified diffs, and why.",
+        "0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused.",
+        options(*what, _FORMAT)(diff),
+    )  # fmt: skip
+
+
+def _show_diff(host: Host, output_format: str) -> int:
     """What configure would change."""
     from gpunode.edge.host import target
 
@@ -49,7 +83,7 @@ def show_diff(host: Host, output_format: str) -> int:
     return _pending(edit, output_format)
 
 
-def configure_or_undo(host: Host, *, undo: bool, dry_run: bool, output_format: str) -> int:
+def _change(host: Host, *, undo: bool, dry_run: bool, output_format: str) -> int:
     """Configure or unconfigure, print what came of it, and give the exit code."""
     from gpunode.edge.host import target
 

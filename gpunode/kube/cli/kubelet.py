@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import options
 from gpunode.cli.edits import absolute
 from gpunode.core.errors import InputError
-from gpunode.kube.cli.host import FORMAT, HOW, ROOT, VERSION, configure_or_undo, show_diff
+from gpunode.kube.cli.host import ROOT, VERSION, add_verbs
 
 if TYPE_CHECKING:
     from gpunode.edge.host.target import Host
@@ -44,43 +43,6 @@ def kubelet() -> None:
     """Set what a GPU node needs in this host's kubelet."""
 
 
-@kubelet.command(
-    epilog="Examples:\n\n\b\n"
-    "  gpunode kube kubelet configure --cgroup-driver systemd --dry-run\n"
-    "  gpunode kube kubelet configure --node-label nvidia.com/gpu.product=A100 --node-label pool=gpu\n"
-    "  gpunode kube kubelet configure --server-version 1.28 --root /mnt/image\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
-)
-@options(*_WHAT, *HOW, FORMAT)
-def configure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
-    """Write the settings where they count, restart the kubelet, wait for health; rolled back if it fails."""
-    return configure_or_undo(_host(given, wait=not no_wait), undo=False, dry_run=dry_run, output_format=output_format)
-
-
-@kubelet.command(
-    epilog="Examples:\n\n\b\n"
-    "  gpunode kube kubelet unconfigure\n"
-    "  gpunode kube kubelet unconfigure --dry-run\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
-)
-@options(*_WHAT, *HOW, FORMAT)
-def unconfigure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
-    """Undo configure, to the byte."""
-    return configure_or_undo(_host(given, wait=not no_wait), undo=True, dry_run=dry_run, output_format=output_format)
-
-
-@kubelet.command(
-    epilog="Examples:\n\n\b\n"
-    "  gpunode kube kubelet diff --server-version 1.30 --node-label gpushare=true\n"
-    "  gpunode kube kubelet diff --kube-reserved cpu=200m --kube-reserved memory=500Mi --format json\n\n"
-    "Exit codes: 0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused."
-)
-@options(*_WHAT, FORMAT)
-def diff(output_format: str, **given: Any) -> int:
-    """Show what configure would change, as unified diffs, and why."""
-    return show_diff(_host(given), output_format)
-
-
 def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
     from gpunode.core.edits.kubernetes.kubelet import (
         UNITS,
@@ -93,13 +55,13 @@ def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
 
     root: Path = given["root"].resolve()
     unit = absolute(given["unit"])
-    options = KubeletRequest(
+    asked = KubeletRequest(
         server_version=given["server_version"] or (kubelet_version() if root == Path("/") else ""),
         unit=unit,
         cgroup_driver=given["cgroup_driver"] or "",
         **{name: _pairs(name, given[name]) for name in ("node_labels", "system_reserved", "kube_reserved")},
     )
-    request = completed(read(root, filter(None, (unit, *UNITS))), options)
+    request = completed(read(root, filter(None, (unit, *UNITS))), asked)
     return Host(target=kubelet_target(request, load_scheduler_rules()), root=root, wait=wait)
 
 
@@ -111,3 +73,19 @@ def _pairs(name: str, given: tuple[str, ...]) -> dict[str, str]:
             raise InputError(f"--{name.rstrip('s').replace('_', '-')} {one!r}", expected="KEY=VALUE")
         pairs[key] = value
     return pairs
+
+
+add_verbs(
+    kubelet, _WHAT, _host,
+    writes="Write the settings where they count, restart the kubelet",
+    undoes="Undo configure, to the byte.",
+    examples={
+        "configure": "--cgroup-driver systemd --dry-run\n"
+        "--node-label nvidia.com/gpu.product=A100 --node-label pool=gpu\n"
+        "--server-version 1.28 --root /mnt/image",
+        "unconfigure": "\n"
+        "--dry-run",
+        "diff": "--server-version 1.30 --node-label gpushare=true\n"
+        "--kube-reserved cpu=200m --kube-reserved memory=500Mi --format json",
+    },
+)  # fmt: skip

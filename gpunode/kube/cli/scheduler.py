@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import options
 from gpunode.cli.edits import absolute
-from gpunode.kube.cli.host import FORMAT, HOW, ROOT, VERSION, configure_or_undo, show_diff
+from gpunode.kube.cli.host import ROOT, VERSION, add_verbs
 
 if TYPE_CHECKING:
     from gpunode.edge.host.target import Host
@@ -45,43 +44,6 @@ def scheduler() -> None:
     """Have this host's kube-scheduler ask gpushare's extender about aliyun.com/gpu-mem, or no longer."""
 
 
-@scheduler.command(
-    epilog="Examples:\n\n\b\n"
-    "  gpunode kube scheduler configure --server-version 1.34\n"
-    "  gpunode kube scheduler configure --extender-url http://10.96.0.50:12345/gpushare-scheduler\n"
-    "  gpunode kube scheduler configure --root /mnt/image --dry-run\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
-)
-@options(*_WHAT, *HOW, FORMAT)
-def configure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
-    """Write the configuration, name it in the manifest or unit, wait for health; rolled back if it fails."""
-    return configure_or_undo(_host(given, wait=not no_wait), undo=False, dry_run=dry_run, output_format=output_format)
-
-
-@scheduler.command(
-    epilog="Examples:\n\n\b\n"
-    "  gpunode kube scheduler unconfigure\n"
-    "  gpunode kube scheduler unconfigure --dry-run\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
-)
-@options(*_WHAT, *HOW, FORMAT)
-def unconfigure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
-    """Undo configure, to the byte; of entries that others wrote only gpushare's extender is removed."""
-    return configure_or_undo(_host(given, wait=not no_wait), undo=True, dry_run=dry_run, output_format=output_format)
-
-
-@scheduler.command(
-    epilog="Examples:\n\n\b\n"
-    "  gpunode kube scheduler diff --server-version 1.34\n"
-    "  gpunode kube scheduler diff --root /mnt/image --kube-proxy ipvs --node-address 10.0.0.4 --format json\n\n"
-    "Exit codes: 0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused."
-)
-@options(*_WHAT, FORMAT)
-def diff(output_format: str, **given: Any) -> int:
-    """Show what configure would change, as unified diffs, and why."""
-    return show_diff(_host(given), output_format)
-
-
 def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
     from gpunode.core.edits.kubernetes.scheduler import (
         MANIFEST,
@@ -99,3 +61,19 @@ def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
     asked = SchedulerRequest(proxy_mode=given.pop("proxy_mode") or "", node_port=port or 0, **paths, **given)
     there = read(root, filter(None, (paths["manifest"], paths["unit"], MANIFEST, *UNITS)))
     return Host(target=scheduler_target(completed(there, asked), load_scheduler_rules()), root=root, wait=wait)
+
+
+add_verbs(
+    scheduler, _WHAT, _host,
+    writes="Write the configuration, name it in the manifest or unit",
+    undoes="Undo configure, to the byte; of entries that others wrote only gpushare's extender is removed.",
+    examples={
+        "configure": "--server-version 1.34\n"
+        "--extender-url http://10.96.0.50:12345/gpushare-scheduler\n"
+        "--root /mnt/image --dry-run",
+        "unconfigure": "\n"
+        "--dry-run",
+        "diff": "--server-version 1.34\n"
+        "--root /mnt/image --kube-proxy ipvs --node-address 10.0.0.4 --format json",
+    },
+)  # fmt: skip

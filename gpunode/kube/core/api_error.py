@@ -34,3 +34,11 @@ class ApiError(GpunodeError):
         self.causes = causes
         self.texts = texts
         self.retry_after = retry_after
+
+
+class DeniedError(ApiError):
+    """403: a right is lacking, or admission refuses it."""
+
+
+class ConflictError(ApiError):
+    """409: another program wrote in between, or has the field."""

@@ -30,12 +30,9 @@ def is_proven(checks: Sequence[Check]) -> bool:
 def gate_patch(node: Object, *, label: bool, taint: bool) -> Object | None:
     """A merge patch after which the node has our label or not; `taint`: it keeps the taint.  None where it is so."""
     there = (node["metadata"].get("labels") or {}).get(PROVEN)
-    labels = {} if there == ("true" if label else None) else {PROVEN: "true" if label else None}
-    patch = None if taint else taints_patch(node, (), (TAINT,))
-    if not labels and patch is None:
-        return None
-    patch = patch or {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
-    return {**patch, "metadata": {**patch["metadata"], **({"labels": labels} if labels else {})}}
+    wanted = "true" if label else None
+    patch = {} if taint else taints_patch(node, (), (TAINT,)) or {}
+    return patch | ({"metadata": {"labels": {PROVEN: wanted}}} if there != wanted else {}) or None
 
 
 def waiting_check(nodes: Sequence[Object], opened: Collection[str] = ()) -> Check:

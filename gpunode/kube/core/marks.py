@@ -39,7 +39,7 @@ def left_over(node: Object, labels: Mapping[str, str], before: Sequence[str]) ->
 
 
 def taints_patch(node: Object, add: Sequence[str], remove: Sequence[str]) -> Object | None:
-    """A merge patch (the list of taints is one field) that fails on a lost update; None when nothing changes.
+    """A merge patch (the list of taints is one field); None when nothing changes.
 
     Taints are written KEY=VALUE:EFFECT; one of the same key and effect is replaced.
     """
@@ -49,7 +49,7 @@ def taints_patch(node: Object, add: Sequence[str], remove: Sequence[str]) -> Obj
     wanted = [taint for taint in there if _identity(taint) not in gone] + new
     if all(taint in there for taint in wanted) and len(wanted) == len(there):
         return None
-    return {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}, "spec": {"taints": wanted}}
+    return {"spec": {"taints": wanted}}
 
 
 def parse_taint(text: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
-from gpunode.kube.core.api_error import ApiError
+from gpunode.kube.core.api_error import ApiError, DeniedError
 from gpunode.kube.core.applied import Applied, How, ObjectChange
 from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, deletion_waits_for, readiness
 from gpunode.kube.core.cluster import MIG_LABEL, Object
@@ -148,26 +148,15 @@ def _record(api: Api, inventory: Inventory, namespace: str) -> None:
 def _mark(api: Api, name: str, labels: dict[str, str], taints: tuple[str, ...], before: NodeMarks) -> None:
     """Labels by server-side apply (ours are then exactly these), taints with the rest of their list."""
     stale = tuple(taint for taint in before.taints if taint not in taints)
-    for attempt in range(5):
-        node = api.find(api.path(node_key(name)))
-        if node is None:
-            return  # it left the cluster meanwhile
-        if taken := overwritten(node, labels):
-            api.merge(node_key(name), {"metadata": {"labels": taken}})
-        applied = api.apply(node_key(name), node_labels(node, labels), force=False)
-        if gone := left_over(applied, labels, before.labels):
-            api.merge(node_key(name), {"metadata": {"labels": dict.fromkeys(gone)}})
-        fresh = api.find(api.path(node_key(name))) or node
-        patch = taints_patch(fresh, taints, stale)
-        if patch is None:
-            return
-        try:
-            api.merge(node_key(name), patch)
-        except ApiError as error:
-            if error.status != 409 or attempt == 4:
-                raise
-            continue
-        return
+    node = api.find(api.path(node_key(name)))
+    if node is None:
+        return  # it left the cluster meanwhile
+    if taken := overwritten(node, labels):
+        api.merge(node_key(name), {"metadata": {"labels": taken}})
+    applied = api.apply(node_key(name), node_labels(node, labels), force=False)
+    if gone := left_over(applied, labels, before.labels):
+        api.merge(node_key(name), {"metadata": {"labels": dict.fromkeys(gone)}})
+    api.change(node_key(name), lambda live: taints_patch(live, taints, stale))
 
 
 # ---------------------------------------------------------------- waiting
@@ -186,9 +175,7 @@ def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify)
     while True:
         try:
             reading, _ = read(api, rendered)
-        except ApiError as error:
-            if error.status != 403:
-                raise
+        except DeniedError as error:
             notify(f"not known whether the nodes offer their GPUs: {error.what}")
             return ()
         lacking = not_offering(reading)
@@ -213,9 +200,7 @@ def _restart_plugins(api: Api, reading: ClusterReading, notify: Notify) -> None:
         try:
             api.delete(ObjectKey("v1", "Pod", namespace, name), uid=pod["metadata"]["uid"])
             notify(f"pod {namespace}/{name}: started again, as its node offers what its pool does not share")
-        except ApiError as error:
-            if error.status != 403:
-                raise
+        except DeniedError as error:
             notify(f"{error.what}: kubectl -n {namespace} delete pod {name} by an account that may")
 
 
@@ -249,8 +234,8 @@ def remove(
     """Take away everything that apply recorded, in the reverse order, and what it put on nodes."""
     try:
         before, places = inventories(api, namespace)
-    except ApiError as denied:
-        if denied.status == 403 and (found := missing_rights(api, [right_of(api, inventory_key(namespace), "get")])):
+    except DeniedError:
+        if found := missing_rights(api, [right_of(api, inventory_key(namespace), "get")]):
             return Applied(problems=tuple(found), dry_run=dry_run)
         raise
     keys = before.without(())
@@ -289,17 +274,14 @@ def _remove_all(
 
 
 def _forget(api: Api, name: str) -> None:
-    """Take our entry off the node's managedFields; somebody who writes the node at this moment leaves it there."""
-    node = api.find(api.path(node_key(name))) or {"metadata": {}}
-    entries = node["metadata"].get("managedFields") or []
-    rest = [entry for entry in entries if entry.get("manager") != MANAGER]
-    if rest and len(rest) < len(entries):
-        metadata = {"managedFields": rest, "resourceVersion": node["metadata"]["resourceVersion"]}
-        try:
-            api.merge(node_key(name), {"metadata": metadata})
-        except ApiError as error:
-            if error.status != 409:
-                raise
+    """Take our entry off the node's managedFields."""
+
+    def patch(node: Object) -> Object | None:
+        entries = node["metadata"].get("managedFields") or []
+        rest = [entry for entry in entries if entry.get("manager") != MANAGER]
+        return {"metadata": {"managedFields": rest}} if rest and len(rest) < len(entries) else None
+
+    api.change(node_key(name), patch)
 
 
 def _delete_ours(run: _Run, key: ObjectKey, ours: tuple[ObjectKey, ...]) -> bool:

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser, UnreachableError
 from gpunode.core.printable import printable, shortened
-from gpunode.kube.core.api_error import ApiError
+from gpunode.kube.core.api_error import ApiError, ConflictError, DeniedError
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import MANAGER, ObjectKey
 from gpunode.kube.core.shape import LIST, RESOURCES, REVIEW, VERSION, checked, checked_object
@@ -32,6 +32,8 @@ MOST_EVENT = 8 << 20  # bytes of one event of a watch: etcd keeps no object abov
 LONGEST = 300.0  # seconds that one answer may come in for
 DEEPEST = 100  # levels of an object: a pod has 15
 ATTEMPTS = 6
+FIRST_ATTEMPTS = 2  # at a server that has never answered: it is likely the wrong one, and said at once
+LOST_UPDATES = 5  # in a row, after which another program is fighting for the object
 MAX_PAUSE = 30.0  # seconds between two attempts, whatever Retry-After says
 WATCH = 60  # seconds after which a watch is begun again
 PATIENT_PAUSE = 5.0  # seconds, at most, between two looks for a server that went away
@@ -54,13 +56,9 @@ class Resource:
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """When a request is sent again: after an HTTP status of `statuses`, and after a lost update.
-
-    `unanswered`: attempts at a server that has never answered yet.
-    """
+    """When a request is sent again: after an HTTP status of `statuses`, and after a lost update."""
 
     attempts: int = ATTEMPTS
-    unanswered: int = ATTEMPTS
     statuses: frozenset[int] = AGAIN
     lost_update: bool = True
 
@@ -135,9 +133,7 @@ class Api:
             try:
                 return self._once(method, path, query, body, content)
             except (ApiError, UnreachableError) as error:
-                most = (
-                    rule.attempts if self.answered else min(rule.attempts, rule.unanswered, _attempts_to_reach(error))
-                )
+                most = rule.attempts if self.answered else min(rule.attempts, FIRST_ATTEMPTS)
                 waits = self.answered and isinstance(error, UnreachableError) and self.clock() < self._until
                 if not _may_pass(error, rule) or (attempt >= most and not waits):
                     raise
@@ -288,19 +284,18 @@ class Api:
             )
         if isinstance(error, urllib3.exceptions.ReadTimeoutError):
             return UnreachableError(f"{where} did not answer in {self._timeout:g} s", fix="look at the API server")
-        kind = _ClosedError if isinstance(error, urllib3.exceptions.NewConnectionError) else UnreachableError
-        return kind(
+        return UnreachableError(
             f"no connection to {where}: {error}", fix="is it the right context (--context), and is the server up?"
         )
 
     # ------------------------------------------------------------ kinds and paths
 
     def version(self) -> str:
-        """gitVersion, such as v1.34.2+k3s1; a server that is not there is said so at once.
+        """gitVersion, such as v1.34.2+k3s1.
 
         One that is configured to behave as an older release (--emulated-version, from 1.31 on) serves that one's APIs.
         """
-        stated = checked(self.request("GET", "/version", retry=Retry(unanswered=2)), VERSION, self.server)
+        stated = checked(self.request("GET", "/version"), VERSION, self.server)
         version, minor = str(stated.get("gitVersion", "")), str(stated.get("emulationMinor") or "")
         emulated = f"v{stated.get('emulationMajor', 1)}.{minor}"
         return version if not minor or re.match(rf"{emulated}(\D|\Z)", version) else f"{emulated}.0"
@@ -358,11 +353,28 @@ class Api:
         )
         return patched
 
-    def delete(self, key: ObjectKey, *, uid: str = "", dry_run: bool = False) -> bool:
+    def change(self, key: ObjectKey, patch: Callable[[Object], Object | None]) -> Object | None:
+        """Merge what `patch` makes of the object, again where another program wrote in between.
+
+        Gives the object as it is then; None: it is not there.  A patch of None changes nothing.
+        """
+        for attempt in itertools.count(1):
+            live = self.find(self.path(key))
+            wanted = patch(live) if live else None
+            if live is None or wanted is None:
+                break
+            version = {"resourceVersion": live["metadata"]["resourceVersion"]}
+            try:
+                return self.merge(key, {**wanted, "metadata": {**wanted.get("metadata", {}), **version}})
+            except ConflictError:
+                if attempt == LOST_UPDATES:
+                    raise
+        return live
+
+    def delete(self, key: ObjectKey, *, uid: str = "") -> bool:
         """Delete it and, in the background, what it owns; with `uid` only that very object.  False: it was gone."""
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         body |= {"preconditions": {"uid": uid}} if uid else {}
-        body |= {"dryRun": ["All"]} if dry_run else {}
         try:
             self.request("DELETE", self.path(key), body=body)
         except ApiError as error:
@@ -456,15 +468,6 @@ class Api:
 # ---------------------------------------------------------------- what an answer means
 
 
-class _ClosedError(UnreachableError):
-    """Nobody listens there."""
-
-
-def _attempts_to_reach(error: GpunodeError) -> int:
-    """How often to ask a server that has not answered yet: a port that is closed is reported within 2 s."""
-    return 2 if isinstance(error, _ClosedError) else ATTEMPTS
-
-
 def _may_pass(error: GpunodeError, retry: Retry) -> bool:
     if not isinstance(error, ApiError):
         return not error.expected  # what is no API server, or not trusted, stays so
@@ -538,7 +541,8 @@ def _refusal(method: str, path: str, status: int, data: Any, text: bytes, header
         403: "ask for that right, or use another context (--context)",
     }.get(status, "")
     retry_after = str(headers.get("Retry-After", ""))
-    return ApiError(
+    kind = {403: DeniedError, 409: ConflictError}.get(status, ApiError)
+    return kind(
         f"the API server refuses {method} {path}: {message} ({status})",
         status=status,
         reason=str(status_object.get("reason", "")),

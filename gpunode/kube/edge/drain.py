@@ -25,7 +25,6 @@ from gpunode.kube.edge.client import AGAIN, Api, Retry
 
 Notify = Callable[[str], None]
 ANY = "resources of GPUs"
-_LOST_UPDATES = 5
 
 
 def cordon(api: Api, node: str, *, why: str = "gpunode", over: str | None = None) -> bool:
@@ -48,8 +47,7 @@ def cordon(api: Api, node: str, *, why: str = "gpunode", over: str | None = None
             )
         return {"metadata": {"annotations": {CORDONED: why}}, "spec": {"unschedulable": True}}
 
-    _change(api, node, patch)
-    return is_our_cordon(_node(api, node))
+    return is_our_cordon(_change(api, node, patch))
 
 
 def uncordon(api: Api, node: str, *, mark: str | None = None) -> bool:
@@ -58,19 +56,17 @@ def uncordon(api: Api, node: str, *, mark: str | None = None) -> bool:
     `mark`: only if it is this one; another controller that took the node over has written its own.
     """
 
-    def ours(live: Object) -> bool:
-        return is_our_cordon(live) and mark in (None, our_mark(live))
-
-    if not ours(_node(api, node)):
-        return False
+    was_ours = False
 
     def patch(live: Object) -> Object | None:
-        if not ours(live):
+        nonlocal was_ours
+        if not (is_our_cordon(live) and mark in (None, our_mark(live))):
             return None
+        was_ours = True
         return {"metadata": {"annotations": {CORDONED: None}}, "spec": {"unschedulable": None}}
 
     _change(api, node, patch)
-    return True
+    return was_ours
 
 
 def our_mark(live: Object) -> str | None:
@@ -221,28 +217,12 @@ def _amounts(offers: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in offers.items())
 
 
-def _node(api: Api, node: str) -> Object:
-    found = api.find(api.path(node_key(node)))
+def _change(api: Api, node: str, patch: Callable[[Object], Object | None]) -> Object:
+    """The node as it is then.  Raises InputError for one that is not there."""
+    found = api.change(node_key(node), patch)
     if found is None:
         raise InputError(f"there is no node {node}", expected="a name of kubectl get nodes")
     return found
-
-
-def _change(api: Api, node: str, patch: Callable[[Object], Object | None]) -> None:
-    """Read, change, write; again when somebody else wrote in between.  None changes nothing."""
-    for attempt in range(1, _LOST_UPDATES + 1):
-        live = _node(api, node)
-        wanted = patch(live)
-        if wanted is None:
-            return
-        version = {"resourceVersion": live["metadata"]["resourceVersion"]}
-        try:
-            api.merge(node_key(node), {**wanted, "metadata": {**wanted.get("metadata", {}), **version}})
-        except ApiError as error:
-            if error.status != 409 or attempt == _LOST_UPDATES:
-                raise
-            continue
-        return
 
 
 def _pods(api: Api, node: str) -> list[Object]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Problem
-from gpunode.kube.core.api_error import ApiError
+from gpunode.kube.core.api_error import ApiError, DeniedError
 from gpunode.kube.core.checks.preflight import GPU_OPERATOR, Right, memory_claim, needs_cdi, server_problems
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.ground import (
@@ -58,9 +59,7 @@ def read_ground(api: Api, rendered: Rendered) -> Ground:
     denied = None
     try:
         ground.before, ground.places = inventories(api, rendered.cluster.spec.namespace)
-    except ApiError as error:  # whoever may not read ConfigMaps sees all that is lacking, not this alone
-        if error.status != 403:
-            raise
+    except DeniedError as error:  # whoever may not read ConfigMaps sees all that is lacking, not this alone
         denied = error
     ground.lacking = _lacking(api, _rights(api, ground))
     _read_claim(api, ground)
@@ -85,13 +84,10 @@ def _depends_on_nodes(ground: Ground) -> bool:
 
 def _read_others(api: Api, ground: Ground) -> None:
     """Who else hands out GPUs, and which pods hold them; nothing for who may not look."""
-    try:
+    with suppress(DeniedError):
         policies = api.items(GPU_OPERATOR) if api.resource("nvidia.com/v1", "ClusterPolicy") else []
         ground.daemon_sets, ground.policies = api.items("/apis/apps/v1/daemonsets"), policies
         ground.usage = read_usage(api)
-    except ApiError as error:
-        if error.status != 403:
-            raise
 
 
 def _read_claim(api: Api, ground: Ground) -> None:
@@ -100,13 +96,9 @@ def _read_claim(api: Api, ground: Ground) -> None:
     if not claim:
         return
     ground.claims_served = api.resource(claim["apiVersion"], claim["kind"]) is not None
-    if not ground.claims_served:
-        return
-    try:
-        ground.claim = api.apply(key_of(claim), claim, force=False, dry_run=True)
-    except ApiError as error:
-        if error.status != 403:
-            raise
+    if ground.claims_served:
+        with suppress(DeniedError):
+            ground.claim = api.apply(key_of(claim), claim, force=False, dry_run=True)
 
 
 def _rehearse(api: Api, ground: Ground) -> Rehearsal:
@@ -125,9 +117,7 @@ def inventories(api: Api, namespace: str) -> tuple[Inventory, list[ObjectKey]]:
     name = "app.kubernetes.io/name"
     try:
         listed = api.items("/api/v1/configmaps", labelSelector=f"{name}={INVENTORY_LABELS[name]}")
-    except ApiError as error:
-        if error.status != 403:
-            raise
+    except DeniedError:
         one = api.find(api.path(inventory_key(namespace)))
         listed = [one] if one else []
     before = Inventory()

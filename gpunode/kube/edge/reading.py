@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from gpunode.core.errors import GpunodeError, UnreachableError
@@ -28,26 +29,22 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
     denied: dict[ObjectKey, str] = {}
     unread: list[str] = []
     for key in wanted:
-        try:
+        with _noting(key, unread):
             live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
-        except UnreachableError:
-            raise
-        except GpunodeError as error:  # no right to, or no object
-            unread.append(f"{key}: {error.what}")
     charts = _of_charts(api, rendered, unread)
     for key, there in (*live.items(), *charts.items()):
         if key.kind not in WORKLOADS or there is None:
             continue
-        try:
+        with _noting(key, unread):
             pods[key] = pods_of(api, key, there)
             if len(pods[key]) < wanted_pods(there) and (why := creation_denied(api, key)):
                 denied[key] = why
-        except UnreachableError:
-            raise
-        except GpunodeError as error:
-            unread.append(f"{key}: {error.what}")
-    recorded = _recorded(api, rendered.cluster.spec.namespace, unread)
-    live |= _orphans(api, recorded.without(wanted))
+    recorded = Inventory()
+    with _noting("what apply recorded", unread):
+        recorded, _ = inventories(api, rendered.cluster.spec.namespace)
+    for key in recorded.without(wanted):
+        with _noting(key, []):  # no account has to have the right to
+            live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
     nodes = api.items("/api/v1/nodes", odd=[])  # what the usage names
     usage = read_usage(api)
     unread += usage.errors
@@ -74,13 +71,9 @@ def _of_charts(api: Api, rendered: Rendered, unread: list[str]) -> dict[ObjectKe
     spaces = sorted({(release.namespace, kind) for release in rendered.releases for kind in WORKLOADS})
     names = {(release.namespace, release.name) for release in rendered.releases}
     for namespace, kind in spaces:
-        try:
+        listed: list[Object] = []
+        with _noting(f"{kind}s of {namespace}", unread):
             listed = api.items(f"/apis/apps/v1/namespaces/{segment(namespace)}/{kind.lower()}s")
-        except UnreachableError:
-            raise
-        except GpunodeError as error:  # no right to
-            unread.append(f"{kind}s of {namespace}: {error.what}")
-            continue
         for item in listed:
             metadata = item["metadata"]
             if (namespace, (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")) in names:
@@ -88,25 +81,12 @@ def _of_charts(api: Api, rendered: Rendered, unread: list[str]) -> dict[ObjectKe
     return found
 
 
-def _recorded(api: Api, namespace: str, unread: list[str]) -> Inventory:
-    """What apply recorded."""
+@contextmanager
+def _noting(what: object, unread: list[str]) -> Iterator[None]:
+    """What cannot be read is noted: no right to, no object, an inventory of another; not a server that is away."""
     try:
-        return inventories(api, namespace)[0]
+        yield
     except UnreachableError:
         raise
-    except GpunodeError as error:  # no right to, or not one of ours
-        unread.append(f"what apply recorded: {error.what}")
-        return Inventory()
-
-
-def _orphans(api: Api, keys: Iterable[ObjectKey]) -> Mapping[ObjectKey, Object | None]:
-    """Recorded objects that are not wanted, as far as they can be read: nobody has to give the right to."""
-    orphans: dict[ObjectKey, Object | None] = {}
-    for key in keys:
-        try:
-            orphans[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
-        except UnreachableError:
-            raise
-        except GpunodeError:
-            continue
-    return orphans
+    except GpunodeError as error:
+        unread.append(f"{what}: {error.what}")

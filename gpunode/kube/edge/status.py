@@ -8,7 +8,7 @@ from functools import partial
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.printable import printable
 from gpunode.edge.isolate import isolated
-from gpunode.kube.core.api_error import ApiError
+from gpunode.kube.core.api_error import DeniedError
 from gpunode.kube.core.checks.preflight import pool_nodes
 from gpunode.kube.core.checks.ready import WORKLOADS, readiness
 from gpunode.kube.core.cluster import Cluster, Object
@@ -84,7 +84,5 @@ def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object],
 def _readable(api: Api, path: str, *, odd: list[GpunodeError] | None = None, **query: str) -> list[Object]:
     try:
         return api.items(path, odd=odd, **query)
-    except ApiError as error:
-        if error.status != 403:
-            raise
+    except DeniedError:
         return []
