@@ -34,11 +34,11 @@ _BEFORE = {
     "logs.sh": ("devices.sh", "probe_words.sh"),
     "smoke.sh": ("common.sh",),
     "cdi.sh": (*_FILES, "own_units.sh"),
-    "mig.sh": (*_FILES, "pause.sh", "own_units.sh"),
+    "mig.sh": (*_FILES, "pause.sh", "own_units.sh", "pods.sh"),
     "mps.sh": (*_FILES, "own_units.sh"),
     "firstboot.sh": ("common.sh",),
     "release.sh": ("common.sh", "lock.sh"),
-    "accept.sh": ("common.sh", "lock.sh"),
+    "accept.sh": ("common.sh", "lock.sh", "pods.sh"),
 }
 
 

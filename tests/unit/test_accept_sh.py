@@ -44,7 +44,12 @@ def command(node: Path, **more: str) -> tuple[str, dict[str, str]]:
         script("accept.sh").replace("/usr/local/nvidia/bin", f"{node}/nvidia"),
         {name: f"{value}\n".encode() for name, value in request.items() if value},
     )
-    environment = {"PATH": f"{node}/bin:/usr/bin:/bin", "TMPDIR": str(node), "KUBELET": str(node / "kubelet")}
+    environment = {
+        "PATH": f"{node}/bin:/usr/bin:/bin",
+        "TMPDIR": str(node),
+        "KUBELET": str(node / "kubelet"),
+        "PROC": str(node / "proc"),
+    }
     return text, environment
 
 
@@ -125,15 +130,22 @@ def test_never_beside_a_program_on_a_gpu(node: Path) -> None:
     assert refused(node).endswith("programs use its GPUs: 4711, python3")
 
 
+def runs(node: Path) -> None:
+    """A pod that runs has a cgroup with processes; its entries in the kubelet's lists outlive it."""
+    (node / "proc/4711").mkdir(parents=True)
+    (node / "proc/4711/cgroup").write_text(f"0::/kubepods/besteffort/pod{POD}/1\n")
+
+
 def test_never_beside_a_pod_that_has_gpus(node: Path) -> None:
     (node / "kubelet/device-plugins").mkdir(parents=True)
-    (node / f"kubelet/pods/{POD}").mkdir(parents=True)
+    runs(node)
     (node / "kubelet/device-plugins/kubelet_internal_checkpoint").write_text(CHECKPOINT % (POD, "nvidia.com/gpu"))
     assert f"a pod has GPUs on it ({POD})" in refused(node)
 
 
 def test_never_beside_a_pod_with_a_resource_claim(node: Path) -> None:
-    (node / f"kubelet/pods/{POD}").mkdir(parents=True)
+    runs(node)
+    (node / "kubelet").mkdir()
     (node / "kubelet/dra_manager_state").write_text(
         f'{{"ClaimInfoStateList":[{{"ClaimName":"c","PodUIDs":{{"{POD}":{{}}}},"DriverState":{{"gpu.nvidia.com":{{}}}}}}]}}'
     )
@@ -144,7 +156,7 @@ def test_never_beside_a_pod_with_a_resource_claim(node: Path) -> None:
 def test_what_is_left_of_a_pod_that_is_gone_keeps_nobody_off_nor_other_devices(resource: str, node: Path) -> None:
     (node / "kubelet/device-plugins").mkdir(parents=True)
     if resource != "nvidia.com/gpu":
-        (node / f"kubelet/pods/{POD}").mkdir(parents=True)
+        runs(node)
     (node / "kubelet/device-plugins/kubelet_internal_checkpoint").write_text(CHECKPOINT % (POD, resource))
     stub(node, "nvbandwidth", "echo ran")
     assert values_of(run(node).stdout, "ended") == ["0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,9 @@ SMI = r"""#!/bin/sh
 cd "$NODE" || exit 9
 echo "$*" >>asked
 case "$*" in
+  -L)
+    echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)'
+    while read -r id profile _; do echo "  MIG $profile     Device  0: (UUID: MIG-$id)"; done <instances ;;
   *index,pci.bus_id*) echo '0, 00000000:17:00.0' ;;
   *mig.mode*) cat mode ;;
   *--gpu-reset*) flock -n lock true || echo locked >>asked; rm needs_reset && echo Enabled >mode ;;
@@ -69,7 +73,9 @@ class Node:
         return NodeFacts(nvml=(NvmlGpu(index=0, slot=SLOT),), sharing=Sharing(instances=tuple(found)))
 
     def run(self, text: str) -> Outcome:
+        places = {"KUBELET": "kubelet", "PROC": "proc", "PODS_LOG": "pods"}
         environment = {"PATH": f"{self.folder}:{os.environ['PATH']}", "NODE": str(self.folder)}
+        environment |= {name: str(self.folder / folder) for name, folder in places.items()}
         done = subprocess.run(self.shell, input=text, env=environment, capture_output=True, text=True, check=False)
         return parse_outcome(done.stdout, done.returncode)
 
@@ -111,6 +117,53 @@ def test_an_instance_that_is_wanted_stays_while_others_change(node: Node) -> Non
     node.set(instances="7 3g.10gb 4\n8 2g.10gb 0", last="8")
     assert node.cut("1g.10gb:0", "3g.10gb:4", "1g.10gb:1").status == "changed"
     assert node.instances == [["7", "3g.10gb", "4"], ["9", "1g.10gb", "0"], ["10", "1g.10gb", "1"]]
+
+
+# devices that a pod has, whether it runs, instances that are wanted → the layout is changed
+POD = "8a94fd9e-7a3b-4f2c-9d55-0c6f2d3b1a77"
+HELD = [
+    ("GPU-0", True, ["1g.10gb:0"], True),
+    ("MIG-7", True, ["1g.10gb:0"], False),
+    ("MIG-7::3", True, [], False),
+    ("MIG-7", False, ["1g.10gb:0"], True),
+    ("MIG-8", True, ["1g.10gb:2"], True),
+]
+
+
+@pytest.mark.parametrize(("device", "runs", "wanted", "goes"), HELD)
+def test_an_instance_of_a_pod_that_sleeps_is_never_taken(
+    device: str, runs: bool, wanted: list[str], goes: bool, node: Node
+) -> None:
+    node.set(instances="7 2g.10gb 0\n8 1g.10gb 2")
+    pod_with(node, device, runs=runs)
+    outcome = node.cut(*wanted)
+    assert (outcome.status == "changed") is goes, outcome
+    if not goes:
+        assert outcome.status == "refused" and "would go: team/idle" in outcome.message
+        assert node.instances == [["7", "2g.10gb", "0"], ["8", "1g.10gb", "2"]]
+
+
+def test_a_gpu_of_a_pod_that_sleeps_is_not_cut(node: Node) -> None:
+    node.set(mode="Disabled")
+    pod_with(node, "GPU-0", runs=True)
+    outcome = node.cut("1g.10gb:0")
+    assert outcome.status == "refused" and "team/idle" in outcome.message
+    assert (node.folder / "mode").read_text() == "Disabled\n"
+
+
+def pod_with(node: Node, device: str, *, runs: bool) -> None:
+    """As the kubelet writes down who has which devices; an entry outlives a pod that has ended."""
+    entry = {
+        "PodUID": POD, "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-9", device]},
+        "AllocResp": "CgA=",
+    }  # fmt: skip
+    data = {"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {"nvidia.com/gpu": ["GPU-0", "GPU-9"]}}}
+    for folder in ("kubelet/device-plugins", f"pods/team_idle_{POD}", "proc/4711"):
+        (node.folder / folder).mkdir(parents=True)
+    text = json.dumps(data, separators=(",", ":"))
+    (node.folder / "kubelet/device-plugins/kubelet_internal_checkpoint").write_text(text)
+    slice_ = f"kubepods-besteffort-pod{POD.replace('-', '_')}.slice" if runs else "system.slice"
+    (node.folder / "proc/4711/cgroup").write_text(f"0::/kubepods.slice/{slice_}/cri-containerd-1.scope\n")
 
 
 def test_the_profiles_that_are_wanted_may_be_anywhere(node: Node) -> None:

@@ -11,7 +11,7 @@ EVERY=5      # seconds between samples
 
 # in_use: why the GPUs of this node are somebody's; empty where they are free
 in_use() {
-  local programs pods uid process
+  local programs pods process
   programs=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader 2>/dev/null | grep '^[0-9]' | head -n 3 | sed '$!s/$/;/' | tr '\n' ' ')
   programs=${programs% }
   [ -z "$programs" ] || { echo "programs use its GPUs: $programs"; return; }
@@ -22,13 +22,8 @@ in_use() {
       slurmstepd* | */slurmstepd*) echo "a job of Slurm runs on it"; return ;;
     esac
   done
-  # the kubelet's own list of who has which devices; what is left of a pod that is gone has no folder any more
-  pods=$(tr '{' '\n' 2>/dev/null <"${KUBELET:-/var/lib/kubelet}/device-plugins/kubelet_internal_checkpoint" |
-    grep '"ResourceName":"nvidia\.com/' | sed -n 's/.*"PodUID":"\([0-9a-f-]*\)".*/\1/p'
-    grep -o '"PodUIDs":{[^}]*}' "${KUBELET:-/var/lib/kubelet}/dra_manager_state" 2>/dev/null | grep -o '[0-9a-f]\{8\}-[0-9a-f-]*')
-  for uid in $pods; do
-    [ ! -d "${KUBELET:-/var/lib/kubelet}/pods/$uid" ] || { echo "a pod has GPUs on it ($uid)"; return; }
-  done
+  pods=$(gpu_pods | cut -d ' ' -f 1 | head -n 1)
+  [ -z "$pods" ] || echo "a pod has GPUs on it ($pods)"
 }
 
 # found_program: the first of the programs that is there; of a path with * the last, which is the newest version

@@ -99,6 +99,21 @@ capabilities() {
   done
 }
 
+# devices SLOT: lines `PROFILE UUID` of its instances, and `- UUID` of the GPU itself
+devices() {
+  smi -L | awk -v gpu="$(number "$1"):" '$1 == "GPU" { mine = $2 == gpu }
+    mine && match($0, /UUID: [^)]*/) { print ($1 == "MIG" ? $2 : "-"), substr($0, RSTART + 6, RLENGTH - 6) }'
+}
+
+# nobody_has SLOT: refuses while a pod has the GPU, or an instance of a profile in .gone
+nobody_has() {
+  [ -s "$GPUNODE_IN/.gone" ] || return 0
+  devices "$1" | awk 'FILENAME == ARGV[1] { gone[$1]; next } ($1 in gone) { print $2 }' "$GPUNODE_IN/.gone" - >"$GPUNODE_IN/.devices"
+  pods=$(gpu_pods | awk 'FILENAME == ARGV[1] { gone[$1]; next }
+    { for (i = 2; i <= NF; i++) { sub(/::.*/, "", $i); if ($i in gone) { print $1; next } } }' "$GPUNODE_IN/.devices" - | sort -u | tr '\n' ' ')
+  [ -z "$pods" ] || in_use "pods have GPU $1 or instances of it that would go: ${pods% }"
+}
+
 counted() { if [ -s "$1" ]; then sort "$1" | uniq -c | awk '{ printf "%s%s × %s", (NR > 1 ? ", " : ""), $1, $2 }'; else printf 'no instance'; fi; }
 
 # ---------------------------------------------------------------- what is to be done, and who stands against it
@@ -121,6 +136,8 @@ look() {
     *)
       used=$(holders "/dev/nvidia$(minor "$1")")
       [ -z "$used" ] || in_use "GPU $1 is used by $used: its MIG mode cannot be changed"
+      { echo - && cat "$GPUNODE_IN/.names"; } >"$GPUNODE_IN/.gone"
+      nobody_has "$1"
       changed gpu "$1" "GPU $1: MIG $2" ;;
   esac
   differ "$1"
@@ -129,6 +146,8 @@ look() {
     used=$(holders $(capabilities "$1" "$instance"))
     [ -z "$used" ] || in_use "instance $instance of GPU $1 is used by $used"
   done <"$GPUNODE_IN/.surplus"
+  awk 'FILENAME == ARGV[1] { gone[$1]; next } ($1 in gone) { print $2 }' "$GPUNODE_IN/.surplus" "$GPUNODE_IN/.have" >"$GPUNODE_IN/.gone"
+  nobody_has "$1"
   echo "$1 $2" >>"$GPUNODE_IN/.work"
   [ -s "$GPUNODE_IN/.surplus" ] || { [ "$2" = on ] && [ -s "$GPUNODE_IN/.lacking" ]; } || return 0
   was=$(counted "$GPUNODE_IN/.names")
@@ -137,7 +156,7 @@ look() {
 }
 
 in_use() {
-  conclude refused "$1" "stop them (on a Kubernetes node: kubectl drain, and the device plugin), then run again; nothing was changed"
+  conclude refused "$1" "stop them (rollout.drain does on a Kubernetes node), then run again; nothing was changed"
 }
 
 # ---------------------------------------------------------------- doing it
@@ -221,6 +240,15 @@ put_back() {
   if [ -z "$gone" ] || create "$1" "$gone"; then outcome=rolled_back back="its instances are as they were before"; else outcome=failed back="its former instances $gone could not be made again"; fi
 }
 
+# restart_plugins: what offers and labels GPUs sees how they are cut when it starts; the kubelet starts it again
+restart_plugins() {
+  for process in /proc/[0-9]*; do
+    case $(cat "$process/comm" 2>/dev/null) in
+      nvidia-device-p | gpu-feature-dis) ! grep -qs kubepods "$process/cgroup" || kill "${process#/proc/}" 2>>"$log" ;;
+    esac
+  done
+}
+
 # ---------------------------------------------------------------- all of it
 
 need_root
@@ -256,6 +284,6 @@ say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ "$changes" != 0 ] || conclude unchanged "every GPU has the wanted MIG layout${reboot_reason:+, after a reboot}"
 ! checking || conclude changed "$changes change(s) would be made"
 [ -z "$reboot_reason" ] || conclude changed "reboot needed: $reboot_reason"
+restart_plugins
 [ -z "$(word remove)" ] || conclude changed "MIG is off, and nothing of it is left on the node"
-[ -z "$(word labels)" ] || say note "the device plugin learns of new instances when it starts again: kubectl rollout restart of its DaemonSet"
 conclude changed "every GPU has the wanted MIG layout, and will be at every boot"
