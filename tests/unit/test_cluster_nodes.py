@@ -18,6 +18,7 @@ from rows import over
 from gpunode.core.errors import Exit, GpunodeError, RefusedError, UnreachableError
 from gpunode.core.model import Check, HostResult, Kubernetes, NodeFacts, NvmlGpu, PciDevice, Plan, Step
 from gpunode.core.report.drains import DrainPreview, drains_text
+from gpunode.core.spec import parse_spec
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.accept import run as accept
 from gpunode.edge.accept import tool as accept_tool
@@ -139,22 +140,43 @@ def test_shares_and_instances_have_to_come_back_as_gpus_do(_name: str, offers: d
         server.close()
 
 
-def test_where_the_layout_changes_any_gpus_will_do_and_none_will_not(server: ApiServer, api: Api) -> None:
-    add(server)
+SEVENTHS = {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": {"1g.10gb": 7}}}
+# what the file says → what a node of two GPUs has to offer whose layout changed, what is not enough, what is
+CUTS: list[tuple[str, dict[str, Any], dict[str, int], dict[str, int]]] = [
+    ("instances", {"sharing": SEVENTHS}, {"nvidia.com/mig-1g.10gb": 7}, {"nvidia.com/mig-1g.10gb": 14}),
+    ("what was before", {"sharing": SEVENTHS}, {"nvidia.com/gpu": 8}, {"nvidia.com/mig-1g.10gb": 14}),
+    ("whole again", {}, {"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 2}),
+    ("of its pool by label", {"kubernetes": {"pools": {"small": {"nodes": "a=b", "sharing": SEVENTHS}}}},
+     {"nvidia.com/gpu": 2}, {"nvidia.com/mig-1g.10gb": 14}),
+    ("one GPU of two", {"sharing": {"strategy": "mig", "mig": {"strategy": "mixed", "gpus": {"1": {"3g.40gb": 2}}}}},
+     {"nvidia.com/mig-3g.40gb": 2}, {"nvidia.com/mig-3g.40gb": 2, "nvidia.com/gpu": 1}),
+    ("cut by somebody else", {"sharing": {"strategy": "mig", "mig": {"manager": "mig-manager"}}},
+     {"nvidia.com/gpu": 0}, {"nvidia.com/mig-1g.10gb": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("_name", "file", "less", "enough"), CUTS, ids=[row[0] for row in CUTS])
+def test_where_the_layout_changes_what_its_pool_shares_has_to_come(
+    _name: str, file: dict[str, Any], less: dict[str, int], enough: dict[str, int], server: ApiServer, api: Api
+) -> None:
+    """Also for the controller that goes on with what another one left."""
+    add(server, labels={"nvidia.com/device-plugin.config": "small"})
     nodes = ClusterNodes(lambda: api, silent)
-    taken = nodes.take("gpu1", FACTS, DRAIN, relaid=True)
-    server.edit("Node", "gpu1", "", lambda item: item["status"].update(allocatable={"nvidia.com/gpu": "0"}))
-    left = nodes.left("gpu1", FACTS)
-    assert left is not None
-    for found in (taken, left):
-        with pytest.raises(GpunodeError, match="offers 0 resources of GPUs, not 1"):
-            nodes.give_back(found, DrainSpec(ready_timeout=1))
-    server.edit("Node", "gpu1", "", lambda item: item["status"].update(allocatable={"nvidia.com/mig-1g.10gb": "7"}))
-    for name, image in (("plugin", "nvcr.io/nvidia/k8s-device-plugin:v0"), ("logs", "fluentd:1")):
-        pod(server, name, of="DaemonSet", containers=[{"name": "c", "image": image}])
-    nodes.give_back(left, DRAIN)
+    nodes.take("gpu1", FACTS, DRAIN, relaid=True)
+    taken = nodes.left("gpu1", FACTS)
+    assert taken is not None
+    shares = nodes.shares(taken, parse_spec(file), 2)
+    offers(server, less)
+    with pytest.raises(GpunodeError, match=r"offers \d+ .*, not"):
+        nodes.give_back(taken, DrainSpec(ready_timeout=1), shares=shares)
+    offers(server, enough)
+    nodes.give_back(taken, DRAIN, shares=shares)
     assert not unschedulable(server)
-    assert server.names("Pod") == ["team/logs"], "a device plugin sees how GPUs are cut when it starts"
+
+
+def offers(server: ApiServer, amounts: dict[str, int]) -> None:
+    found = {name: str(count) for name, count in amounts.items()}
+    server.edit("Node", "gpu1", "", lambda item: item["status"].update(allocatable=found))
 
 
 def test_a_cordon_of_somebody_else_stays(server: ApiServer, nodes: ClusterNodes) -> None:

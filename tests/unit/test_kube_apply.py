@@ -507,50 +507,10 @@ def test_a_device_plugin_whose_pods_no_node_takes_is_named_with_the_taint(server
     assert f"waiting for {lacks}" in said, "no fix while it may pass"
 
 
-def plugin_pod(server: ApiServer) -> dict[str, Any]:
-    """The device plugin's pod on gpu1, as its DaemonSet's controller makes it."""
-    daemon_set = server.get("DaemonSet", "nvidia-device-plugin", "gpunode")
-    assert daemon_set
-    return {
-        "apiVersion": "v1", "kind": "Pod", "status": {"phase": "Running"},
-        "spec": {"nodeName": "gpu1", "containers": []},
-        "metadata": {"name": "plugin-1", "namespace": "gpunode", "uid": "u1",
-                     "labels": daemon_set["spec"]["selector"]["matchLabels"]},
-    }  # fmt: skip
-
-
 CUT: dict[str, Any] = {
     "sharing": {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": {"1g.10gb": 7}}},
     "kubernetes": {"feature_discovery": False},
 }
-
-
-def test_a_plugin_that_started_before_its_gpus_were_cut_is_started_again(server: ApiServer, api: Api) -> None:
-    server.put(node("gpu1", allocatable={"nvidia.com/gpu": "2"}))
-    what = rendered(CUT, gpu1={})
-    apply(api, what, wait=False, notify=silent)
-    server.put(plugin_pod(server))
-
-    def sees_instances(server: ApiServer, event: str, item: dict[str, Any]) -> None:
-        if (event, item["kind"]) == ("DELETED", "Pod"):
-            seven = {"allocatable": {"nvidia.com/mig-1g.10gb": "14", "nvidia.com/gpu": "0"}}
-            server.edit("Node", "gpu1", "", lambda node: node["status"].update(seven))
-
-    server.controllers.append(sees_instances)
-    said: list[str] = []
-    applied = apply(api, what, timeout=300, notify=said.append)
-    assert (applied.exit, applied.waiting) == (Exit.OK, ())
-    assert "pod gpunode/plugin-1: started again, as its node offers what its pool does not share" in said
-    assert any("it offers 2 nvidia.com/gpu, and should offer at least 7 nvidia.com/mig-1g.10gb" in one for one in said)
-
-
-def test_a_plugin_whose_gpu_is_ill_is_left_alone(server: ApiServer, api: Api) -> None:
-    server.put({**node("gpu1"), "status": {**node("gpu1")["status"], "capacity": {"nvidia.com/gpu": "2"}}})
-    what = rendered({"kubernetes": {"feature_discovery": False}}, gpu1={})
-    apply(api, what, wait=False, notify=silent)
-    server.put(plugin_pod(server))
-    (ill,) = apply(api, what, timeout=300, notify=silent).waiting
-    assert "0 of 2 nvidia.com/gpu can be allocated" in ill and server.names("Pod") == ["gpunode/plugin-1"]
 
 
 # by the sharing of before and of now what a pod holds → whether apply is refused

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.report.drains import DrainPreview
+from gpunode.core.spec import Spec
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.desired import Planned
 from gpunode.edge.fleet.worker import Worker
@@ -43,6 +44,7 @@ class NodeChange:
     has_steps: bool  # False: the host is changed by nothing
     disturbs: bool  # what runs there
     relaid: bool = False  # how its GPUs are cut changes
+    spec: Spec = field(default_factory=Spec)
 
     @classmethod
     def of(cls, planned: Planned, drain: DrainSpec | None = None) -> NodeChange:
@@ -54,6 +56,7 @@ class NodeChange:
             has_steps=bool(steps),
             disturbs=any(step.disruptive for step in steps),
             relaid=any(step.id == "sharing.mig" for step in steps),
+            spec=planned.spec,
         )
 
     @property
@@ -142,7 +145,9 @@ class NodeDrains:
         """
 
         def give_back(host: str) -> None:
-            self.nodes.give_back(taken[host], hosts[host].drain, boot_id=boots.get(host, ""), host=host)
+            change, boot = hosts[host], boots.get(host, "")
+            shares = self.nodes.shares(taken[host], change.spec, len(change.facts.nvml))
+            self.nodes.give_back(taken[host], change.drain, boot_id=boot, host=host, shares=shares)
 
         came = self._each(give_back, [host for host in taken if results[host].ok])
         return {host: _released(results[host], one.node, came.get(host)) for host, one in taken.items()}

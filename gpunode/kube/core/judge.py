@@ -36,7 +36,7 @@ from gpunode.kube.core.owned import (
     owner_words,
     serves_as_ours,
 )
-from gpunode.kube.core.placing import pods_on, selects, unserved
+from gpunode.kube.core.placing import selects, unserved
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render import NodeWish
@@ -161,18 +161,6 @@ def not_offering(look: ClusterReading) -> tuple[ClusterFinding, ...]:
     pools = {node["metadata"]["name"]: look.pool_of(node) for node in look.nodes}
     ours = {f"node {name}" for name, pool in pools.items() if pool and look.plugin_of(pool)}
     return tuple(one for one in (*_nodes(look), *_mig(look)) if one.check != "kube.node" and one.about in ours)
-
-
-def outdated_plugins(look: ClusterReading) -> Iterator[Object]:
-    """Pods of our device plugins on Ready nodes whose resources are not those that their pool shares.
-
-    A plugin sees how GPUs are cut when it starts.  Not where a GPU is ill: a restart would offer it again.
-    """
-    for node in look.nodes:
-        pool = look.pool_of(node)
-        key = look.plugin_of(pool) if pool and not _not_ready(node) else None
-        if pool and key and not _ill_gpus(look, pool, node) and lost_gpus(look, pool, node):
-            yield from pods_on(look.pods.get(key, ()), node["metadata"]["name"])
 
 
 # ---------------------------------------------------------------- objects

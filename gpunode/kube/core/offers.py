@@ -14,10 +14,11 @@ from gpunode.kube.core.render.plugin_config import mig_resource, mig_strategy, s
 from gpunode.kube.core.usage import WHOLE, NodeUse
 
 
-def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}) -> dict[str, int]:
+def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}, gpus: int = 0) -> dict[str, int]:
     """Resource → the least number that a node offers which shares so; with 0 it may be there.  {}: any of GPUs.
 
-    `labels` of the node: where GPU Feature Discovery counted GPUs or instances, as many; else those of one GPU.
+    `labels` of the node: where GPU Feature Discovery counted GPUs or instances, as many.  `gpus` that the host has, 0
+    where nobody has counted: then one.
     """
     if sharing.strategy == "gpushare":
         return {MEMORY: 1}
@@ -26,7 +27,7 @@ def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}) -> dict[str, 
         return {f"{DRIVER}/gpu{unit}": 0, f"{DRIVER}/mig{unit}": 0}
     shared = shared_resources(sharing) if sharing.replicas else ()
     least = {}
-    for resource, count in _unshared(sharing).items():
+    for resource, count in _unshared(sharing, gpus).items():
         counted = resource != WHOLE or not cuts(sharing)  # of GPUs that are cut the label counts one or the other
         most = max(count, quantity(labels.get(f"{resource}.count", "0"))) if count and counted else count
         name = f"{resource}.shared" if resource in shared and sharing.rename_by_default else resource
@@ -34,21 +35,23 @@ def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}) -> dict[str, 
     return least
 
 
-def _unshared(sharing: SharingSpec) -> Mapping[str, int]:
-    """Resources of the GPUs that the spec names, of one GPU where it names none."""
+def _unshared(sharing: SharingSpec, gpus: int) -> Mapping[str, int]:
+    """Resources of so many GPUs; with 0 those of the GPUs that the spec names, of one where it names none."""
     if not cuts(sharing):
-        return {WHOLE: 1}
+        return {WHOLE: gpus or 1}
     mig = sharing.mig
     if not mig_profiles(sharing):
         return {}  # cut by somebody else
-    layouts = [Counter(layout) for layout in mig.gpus.values()] or [Counter(mig.profiles)]
+    each = [mig.gpus.get(str(index), mig.profiles) for index in range(gpus)] or mig.gpus.values() or [mig.profiles]
+    layouts = list(map(Counter, each))
     instances = {name: count for name, count in sum(layouts, Counter[str]()).items() if count}
     if mig_strategy(sharing) == "single":
         return {WHOLE: sum(instances.values())}
-    uncut = not all(map(Counter.total, layouts)) or not mig.profiles
+    whole = [layout for layout in layouts if not layout.total()]
+    uncut = whole or not (gpus or mig.profiles)
     others = {name: 0 for name, count in mig.profiles.items() if count}
     found = {mig_resource(name): count for name, count in {**others, **instances}.items()}
-    return {**found, WHOLE: 0} if uncut else found
+    return {**found, WHOLE: len(whole) if gpus else 0} if uncut else found
 
 
 def offered(use: NodeUse | None) -> dict[str, int]:

@@ -11,7 +11,7 @@ from gpunode.kube.core.applied import Applied, How, ObjectChange
 from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, deletion_waits_for, readiness
 from gpunode.kube.core.cluster import MIG_LABEL, Object
 from gpunode.kube.core.ground import Ground
-from gpunode.kube.core.judge import ClusterReading, additions, again, not_offering, outdated_plugins
+from gpunode.kube.core.judge import additions, again, not_offering
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.kube.core.owned import (
     MANAGER,
@@ -41,7 +41,6 @@ Notify = Callable[[str], None]
 # https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically
 LAYOUTS_SECONDS = 90.0
 GONE_SECONDS = 120.0  # that a deletion may take
-RESTART_SECONDS = 60.0  # in which a device plugin that has just started, also under MPS, offers its GPUs
 
 
 @dataclass(kw_only=True)
@@ -171,7 +170,6 @@ def _await_all(api: Api, rendered: Rendered, ground: Ground, timeout: float, not
 def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify) -> tuple[str, ...]:
     """Wait until each node offers what its pool should: a device plugin that is ready may have found no GPU."""
     printed: tuple[str, ...] = ()
-    restart = api.clock() + min(RESTART_SECONDS, (deadline - api.clock()) / 2)
     while True:
         try:
             reading, _ = read(api, rendered)
@@ -187,21 +185,7 @@ def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify)
             if text not in printed:
                 notify(text)
         printed = waits
-        if api.clock() >= restart:
-            restart = deadline
-            _restart_plugins(api, reading, notify)
         api.pause(2)
-
-
-def _restart_plugins(api: Api, reading: ClusterReading, notify: Notify) -> None:
-    """Have plugins that started before their GPUs were cut otherwise see them; what may not be deleted stays."""
-    for pod in outdated_plugins(reading):
-        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-        try:
-            api.delete(ObjectKey("v1", "Pod", namespace, name), uid=pod["metadata"]["uid"])
-            notify(f"pod {namespace}/{name}: started again, as its node offers what its pool does not share")
-        except DeniedError as error:
-            notify(f"{error.what}: kubectl -n {namespace} delete pod {name} by an account that may")
 
 
 def wait_ready(api: Api, workloads: list[ObjectKey], timeout: float, notify: Notify) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.kube.core.api_error import ApiError
-from gpunode.kube.core.checks.preflight import offers_gpus
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.draining import (
     CORDONED,
@@ -175,17 +174,6 @@ def wait_ready(
             expected=f"Ready, with at least {_amounts(offers)}" if offers else "Ready",
             fix=f"kubectl describe node {node}; gpunode verify {node}",
         )
-
-
-def restart_plugins(api: Api, node: str, *, notify: Notify) -> None:
-    """Have device plugins see how the GPUs of a node are cut now: they look when they start."""
-    for pod in _pods(api, node):
-        if daemon_sets_of([pod]) and offers_gpus({"spec": {"template": pod}}):
-            try:
-                refusal = _evict(api, pod, DrainOptions())
-            except ApiError as error:
-                refusal = error.what
-            notify(f"{node}: {pod_name(pod)} {refusal or 'starts again'}")
 
 
 def gpus_offered(live: Object) -> dict[str, int]:

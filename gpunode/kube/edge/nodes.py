@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import NodeFacts
 from gpunode.core.report.drains import DrainPreview
+from gpunode.core.spec import Spec
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.isolate import isolated
 from gpunode.kube.core.checks.preflight import Right, aliases
-from gpunode.kube.core.cluster import Object
+from gpunode.kube.core.cluster import POOL_LABEL, Object
 from gpunode.kube.core.draining import CORDONED, DrainOptions, pod_name, refusals
 from gpunode.kube.core.marks import node_key
+from gpunode.kube.core.offers import expected
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.drain import (
     ANY,
@@ -30,7 +32,6 @@ from gpunode.kube.edge.drain import (
     plan_drain,
     pods_to_evict,
     refused_for_now,
-    restart_plugins,
     uncordon,
     wait_ready,
 )
@@ -55,7 +56,7 @@ class Taken:
     node: str
     ours: bool
     offers: Mapping[str, int]  # resources of GPUs that it offered; {}: none, or it was not ready
-    relaid: bool = False  # what it offers changes: then any will do
+    relaid: bool = False  # what it offers changes: then what its pool shares counts
     boot_id: str = ""  # as the cluster had it
     host_boot_id: str = ""  # as the host itself said
     controller: str = ""
@@ -185,18 +186,27 @@ class ClusterNodes:
                 "--break-lock here takes the node over",
             )
 
-    def give_back(self, taken: Taken, options: DrainSpec, *, boot_id: str = "", host: str = "") -> None:
+    def shares(self, taken: Taken, spec: Spec, gpus: int) -> dict[str, int]:
+        """What a node offers whose GPUs are cut otherwise now, by its pool; {} for others, and for any GPUs."""
+        if not taken.relaid:
+            return {}
+        live = self._connect().find(f"/api/v1/nodes/{taken.node}") or {"metadata": {}}
+        labels = live["metadata"].get("labels") or {}
+        pool = spec.kubernetes.pools.get(labels.get(POOL_LABEL, ""))
+        return expected((pool and pool.sharing) or spec.sharing, gpus=gpus)
+
+    def give_back(
+        self, taken: Taken, options: DrainSpec, *, boot_id: str = "", host: str = "", shares: Mapping[str, int] = {}
+    ) -> None:
         """Wait until the node is ready with as many GPUs as before, then let pods come, if it was us who kept them out.
 
         `boot_id` is what the host itself says now: after a reboot what the cluster still has from before counts for
-        nothing.  Raises GpunodeError; the node then stays cordoned.
+        nothing.  `shares` as `shares` gives them.  Raises GpunodeError; the node then stays cordoned.
         """
         say = self._teller(host or taken.node)
         api = self._patient(float(options.ready_timeout), say)
-        offers = {ANY: 1} if taken.relaid and taken.offers else taken.offers
+        offers = shares or {ANY: 1} if taken.relaid and taken.offers else taken.offers
         awaited = offers if taken.awaits is None else taken.awaits
-        if taken.relaid:
-            restart_plugins(api, taken.node, notify=say)
         say(f"{taken.node}: waiting until it is ready{' and offers its GPUs' if awaited else ''}")
         wait_ready(
             api,
