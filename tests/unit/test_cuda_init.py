@@ -166,6 +166,49 @@ def test_where_it_is_not_known_whether_a_gpu_is_in_use_an_exclusive_one_is_let_a
     assert found["cuda.init"].status == "not-proven"
 
 
+PASSED = "[Vector addition of 50000 elements]\\nTest PASSED\\nDone"
+FAILED = "Failed to allocate device vector A (error code {})!"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "message"),
+    [
+        ((PASSED, PASSED), "passed", "CUDA starts and computes right (GPUs and MIG devices: 2)"),
+        (
+            (PASSED, FAILED.format("system not yet initialized")),
+            "failed",
+            "CUDA fails: GPU 1: vectorAdd: system not yet initialized",
+        ),
+        (("Killed", FAILED.format("out of memory")), "failed", "GPU 0: vectorAdd: no result, or a wrong one; GPU 1: "),
+        ((PASSED, FAILED.format("out of memory")), "not-proven", "no memory is free: GPU 1: vectorAdd: out of memory"),
+        (
+            (FAILED.format("CUDA driver version is insufficient for CUDA runtime version"),) * 2,
+            "not-proven",
+            "CUDA was not started: GPU 0: vectorAdd: CUDA driver version is insufficient",
+        ),
+    ],
+)
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_without_python_nvidias_sample_starts_cuda_on_each_gpu_and_in_containers(
+    said: tuple[str, str], status: str, message: str, shell: str, tmp_path: Path
+) -> None:
+    """Its words: NVIDIA/cuda-samples Samples/0_Introduction/vectorAdd."""
+    fake_program(tmp_path, "python3", "exit 127")
+    answers = "".join(f"{gpu}) printf '{words}\\n' ;;" for gpu, words in zip(("GPU-a", "GPU-b"), said, strict=True))
+    fake_program(tmp_path, "vectorAdd", f"case $CUDA_VISIBLE_DEVICES in {answers} esac")
+    hide = f"s|/cuda-samples/vectorAdd|{tmp_path}/bin/vectorAdd|; s|-v python3|-v nothing|g"
+    fake_program(
+        tmp_path,
+        "docker",
+        f'case $1 in create) for last; do :; done; printf "%s" "$last" >{tmp_path}/inside ;; inspect) echo nvidia ;;\n'
+        f"start) sed '{hide}' {tmp_path}/inside | {shell} ;; esac",
+    )
+    found = checked(tmp_path, LIST, request={"runtimes": ["docker"], "image": "a/b"})
+    assert found["cuda.init"].status == status and message in found["cuda.init"].message
+    if status == "passed":
+        assert found["docker.gpus-all.cuda"].status == "passed"
+
+
 def test_without_python_it_is_not_proven(tmp_path: Path) -> None:
     fake_program(tmp_path, "python3", "exit 127")
     found = checked(tmp_path, LIST)["cuda.init"]

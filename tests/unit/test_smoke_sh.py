@@ -486,6 +486,7 @@ def smoked(folder: Path, request: dict[str, object], **env: str) -> dict[str, Ch
 def node_program(folder: Path) -> str:
     text = script("smoke.sh").replace("/sys/module/nvidia", str(folder / "module"))
     text = text.replace("/etc/nvidia-container-runtime/config.toml", str(folder / "config.toml"))
+    text = text.replace("/usr/local/cuda*/extras/demo_suite", f"{folder}/bin")
     return text.replace("/proc/[0-9]", f"{folder}/proc/[0-9]")
 
 

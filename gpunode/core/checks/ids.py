@@ -93,7 +93,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
     "Smoke: the GPU is really used (`gpunode verify`, without `--no-smoke`)": {
         "driver.smi": "`nvidia-smi` lists other GPUs than PCI",
         "cuda.init": "CUDA does not start on a GPU or MIG device, or a kernel computes wrong there: libcuda by the "
-        "node's python3; *not-proven* without one, for GPUs in use in an exclusive compute mode (no context is made), "
+        "node's python3, else NVIDIA's vectorAdd of the CUDA demo suite; *not-proven* without either, for GPUs in use "
+        "in an exclusive compute mode (no context is made), "
         "in mode Prohibited, and where no memory is free",
         "cuda.nvcc-VERSION": "`nvcc --version` of a wanted toolkit does not say so",
         "toolkit.cli": "`nvidia-container-cli --load-kmods info` does not reach the driver; *not-proven* where there "
@@ -110,7 +111,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "docker.gpus-all": "`docker run --gpus all`",
         "ENGINE.CHECK.gpus": "the container of that check sees other GPUs than the node has",
         "ENGINE.CHECK.cuda": "the same program fails in the container of that check, and works on the node; "
-        "*not-proven* without python3 in `verify.image`; no such check where the node's was not passed, or a GPU is in "
+        "*not-proven* without python3 or /cuda-samples/vectorAdd in `verify.image`; no such check where the node's was "
+        "not passed, or a GPU is in "
         "an exclusive mode",
         "smoke.ran": "appears only when the script or the checks of an engine were cut off, or the host was lost",
     },

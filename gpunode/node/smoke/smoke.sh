@@ -17,6 +17,13 @@ MOUNTED="nvidia-smi nvidia-debugdump nvidia-persistenced nvidia-cuda-mps-control
 CONFIG=/etc/nvidia-container-runtime/config.toml
 # shellcheck disable=SC2154 # cuda.py, put before this
 CUDA_NEEDS='import base64, ctypes, os, signal, sys, time' CUDA="import base64; exec(base64.b64decode('$CUDA_PROGRAM'))"
+# Without python3 NVIDIA's sample does it, where it is: $1 is the program, $2 the devices; prints what cuda.py prints
+# shellcheck disable=SC2016  # for a shell of its own
+CUDA_SAMPLE='n=0 bad= word=full IFS=";"; for one in $2; do said=$(CUDA_VISIBLE_DEVICES=${one#*=} "$1" 2>&1)
+  case $said in *"Test PASSED"*) n=$((n + 1)) && continue ;; *"error code "*) said=${said#*error code } said=${said%%)*} ;; *) said="no result, or a wrong one" ;; esac
+  case $word$said in *"out of memory"*) ;; none* | *insufficient* | *"no kernel image"*) word=none ;; *) word=failed ;; esac
+  bad="$bad${bad:+; }${one%%=*}: vectorAdd: $said"; done; echo "gpunode-smoke-cuda:${bad:+$word }${bad:-passed $n}"'
+CONTAINER_SAMPLE=/cuda-samples/vectorAdd # nvcr.io/nvidia/k8s/cuda-sample
 BY_MOUNT=/var/run/nvidia-container-devices
 
 # check ID STATUS MESSAGE [FIX]
@@ -170,7 +177,7 @@ cuda_devices() {
 
 # cuda_init_check: CUDA itself, which nvidia-smi does not need; in containers, too, where it works here
 cuda_init_check() {
-  local list modes busy found devices left_out out
+  local list modes busy found devices left_out out sample path
   [ "$gpus" -gt 0 ] && have nvidia-smi || return 0
   if ! list=$(bounded 60 nvidia-smi -L) || ! modes=$(bounded 60 nvidia-smi --query-gpu=uuid,compute_mode --format=csv,noheader); then
     check cuda.init not-proven "nvidia-smi does not say which GPUs CUDA may be started on" "nvidia-smi has to work first"
@@ -184,16 +191,22 @@ cuda_init_check() {
   if [ -z "$devices" ]; then
     check cuda.init not-proven "CUDA was not started: ${left_out:-nvidia-smi -L lists no GPU}" "verify again when they are free; nvidia-smi -c DEFAULT allows several programs"
     return
-  elif [ -z "$python" ]; then
-    check cuda.init not-proven "CUDA was not started: no python3 with ctypes is on the node, which would load libcuda" "install python3"
+  fi
+  sample=
+  for path in /usr/local/cuda*/extras/demo_suite/vectorAdd /opt/cuda/extras/demo_suite/vectorAdd; do [ ! -x "$path" ] || sample=$path; done
+  if [ -n "$python" ]; then
+    out=$(bounded 150 "$python" -I -S -c "$CUDA" "${devices%;}" | tail -n 1)
+  elif [ -n "$sample" ]; then
+    out=$(bounded 150 sh -c "$CUDA_SAMPLE" sh "$sample" "${devices%;}" | tail -n 1)
+  else
+    check cuda.init not-proven "CUDA was not started: no python3 with ctypes is on the node, which would load libcuda, and no vectorAdd of CUDA's demo suite" "install python3"
     return
   fi
-  out=$(bounded 150 "$python" -I -S -c "$CUDA" "${devices%;}" | tail -n 1)
   case $out in
     'gpunode-smoke-cuda:passed '*) ;;
     'gpunode-smoke-cuda:failed '*) check cuda.init failed "CUDA fails: ${out#gpunode-smoke-cuda:failed }" && return ;;
     'gpunode-smoke-cuda:full '*) check cuda.init not-proven "no memory is free: ${out#gpunode-smoke-cuda:full }" "verify again when the GPUs are free" && return ;;
-    *) check cuda.init not-proven "CUDA was not started: $(last_line "$out")" "does $python -c 'import ctypes' work?" && return ;;
+    *) check cuda.init not-proven "CUDA was not started: $(last_line "${out#*cuda:none }")" "${python:-$sample} has to work there" && return ;;
   esac
   if [ -z "$left_out" ]; then
     check cuda.init passed "CUDA starts and computes right (GPUs and MIG devices: ${out##* })"
@@ -202,7 +215,7 @@ cuda_init_check() {
   fi
   # engines are tried at the same time, so only where several programs may have a GPU
   devices=$(printf '%s\n' "$found" | sed -n 's/^shared //p' | tr '\n' ';')
-  [ -z "$devices" ] || INSIDE="${INSIDE%echo gpunode-smoke-ran*}p=\$(command -v $python || command -v python3) && \$p -I -S -c \"$CUDA\" '${devices%;}' 2>&1 || echo gpunode-smoke-cuda:none; echo gpunode-smoke-ran; exit 0"
+  [ -z "$devices" ] || INSIDE="${INSIDE%echo gpunode-smoke-ran*}set -- $CONTAINER_SAMPLE '${devices%;}'; p=\$(command -v ${python:-python3} || command -v python3) && \$p -I -S -c \"$CUDA\" \"\$2\" 2>&1 || if [ -x \$1 ]; then $CUDA_SAMPLE; else echo gpunode-smoke-cuda:none; fi; echo gpunode-smoke-ran; exit 0"
 }
 
 # ---------------------------------------------------------------- the image
@@ -332,7 +345,7 @@ judge_cuda() {
   said=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-cuda://p' | tail -n 1)
   case $said in
     '') ;;
-    none) check "$1.cuda" not-proven "no python3 runs in the container, by which CUDA would be started" "leave verify.image empty, or name one that has python3" ;;
+    none*) check "$1.cuda" not-proven "no python3 runs in the container, by which CUDA would be started, and no $CONTAINER_SAMPLE${said#none}" "leave verify.image empty, or name one that has either" ;;
     'passed '*) check "$1.cuda" passed "CUDA starts and computes right in the container" ;;
     'full '*) check "$1.cuda" not-proven "no memory is free: ${said#full }" "verify again when the GPUs are free" ;;
     *) check "$1.cuda" failed "CUDA fails in the container, and works on the node: ${said#failed }" ;;
