@@ -192,6 +192,24 @@ def test_the_doctor_gets_what_stands_before_a_flood(tmp_path: Path) -> None:
     assert len(kernel) == 26 + 3000
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["kubelet", "no kubelet"])
+def test_starts_of_engines_stand_in_the_kubelets_log_where_there_is_one(there: bool, tmp_path: Path) -> None:
+    line = "2026-11-28T10:00:00+0000 n1 systemd[1]: Failed to start docker.service"
+    kubelet = "2026-11-28T10:00:01+0000 n1 kubelet[9]: started" if there else ""
+    answers = f"*UNIT=docker*) echo '{line}' ;; *kubelet*) printf '{kubelet}' ;;"
+    tool(tmp_path, "journalctl", f"case $* in {answers} esac")
+    found = subprocess.run(
+        ["sh", "-s"],
+        input=script("logs.sh"),
+        env={"GPUNODE_IN": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert ("=== gpunode log kubelet\n" in found, line in found) == (there, there)
+
+
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_every_shell_says_the_same_of_this_machine(shell: list[str]) -> None:
     text, facts = probe(shell)
