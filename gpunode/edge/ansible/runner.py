@@ -67,10 +67,10 @@ class HostRun:
 
 
 class PlayInterrupted(InterruptedByUser):
-    """A playbook that was ended; `hosts` is what had come of them by then."""
+    """A playbook that was ended; `hosts` is what had come of them by then.  How to resume is for its caller to say."""
 
     def __init__(self, hosts: Mapping[str, HostRun]) -> None:
-        super().__init__("interrupted", fix="run the same command again: it continues where it was")
+        super().__init__("interrupted")
         self.hosts = hosts
 
 
