@@ -201,7 +201,7 @@ def test_without_python_nvidias_sample_starts_cuda_on_each_gpu_and_in_containers
         tmp_path,
         "docker",
         f'case $1 in create) for last; do :; done; printf "%s" "$last" >{tmp_path}/inside ;; inspect) echo nvidia ;;\n'
-        f"start) sed '{hide}' {tmp_path}/inside | {shell} ;; esac",
+        f"start) sed '{hide}' {tmp_path}/inside | tr '\\n' ' ' | {shell} ;; esac",  # as json_text makes it for the CRI
     )
     found = checked(tmp_path, LIST, request={"runtimes": ["docker"], "image": "a/b"})
     assert found["cuda.init"].status == status and message in found["cuda.init"].message

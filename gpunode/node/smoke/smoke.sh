@@ -18,10 +18,11 @@ CONFIG=/etc/nvidia-container-runtime/config.toml
 # shellcheck disable=SC2154 # cuda.py, put before this
 CUDA_NEEDS='import base64, ctypes, os, signal, sys, time' CUDA="import base64; exec(base64.b64decode('$CUDA_PROGRAM'))"
 # Without python3 NVIDIA's sample does it, where it is: $1 is the program, $2 the devices; prints what cuda.py prints
+# (the CRI gets it as one line)
 # shellcheck disable=SC2016  # for a shell of its own
-CUDA_SAMPLE='n=0 bad= word=full IFS=";"; for one in $2; do said=$(CUDA_VISIBLE_DEVICES=${one#*=} "$1" 2>&1)
-  case $said in *"Test PASSED"*) n=$((n + 1)) && continue ;; *"error code "*) said=${said#*error code } said=${said%%)*} ;; *) said="no result, or a wrong one" ;; esac
-  case $word$said in *"out of memory"*) ;; none* | *insufficient* | *"no kernel image"*) word=none ;; *) word=failed ;; esac
+CUDA_SAMPLE='n=0 bad= word=full IFS=";"; for one in $2; do said=$(CUDA_VISIBLE_DEVICES=${one#*=} "$1" 2>&1);
+  case $said in *"Test PASSED"*) n=$((n + 1)) && continue ;; *"error code "*) said=${said#*error code } said=${said%%)*} ;; *) said="no result, or a wrong one" ;; esac;
+  case $word$said in *"out of memory"*) ;; none* | *insufficient* | *"no kernel image"*) word=none ;; *) word=failed ;; esac;
   bad="$bad${bad:+; }${one%%=*}: vectorAdd: $said"; done; echo "gpunode-smoke-cuda:${bad:+$word }${bad:-passed $n}"'
 CONTAINER_SAMPLE=/cuda-samples/vectorAdd # nvcr.io/nvidia/k8s/cuda-sample
 BY_MOUNT=/var/run/nvidia-container-devices
