@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from journal_text import AT, coded, line, packages, recall_text, state, undo_row, wrote
 
 from gpunode.core.items.item import ABSENT
-from gpunode.core.undo.compare import differences
 from gpunode.core.undo.journal import parse_snapshot, present_request, standing
-from gpunode.core.undo.plan import UndoPlan, plan_undo
+from gpunode.core.undo.plan import UndoPlan, differences, plan_undo
 from gpunode.core.undo.requests import compared, undo_requests
 from gpunode.core.undo.scope import scope_of
 from gpunode.core.undo.summary import summary

@@ -36,6 +36,7 @@ from gpunode.core.items.sharing import MigItem, MigProgram, MpsSettings, Threads
 from gpunode.core.items.sysctl import Sysctl
 from gpunode.core.items.toolkit import ToolkitConfig
 from gpunode.core.model import DriverState, Edit, NodeFacts, PackageWant, PciLink, Repository, Runfile, Solution
+from gpunode.core.model.journal import JournalSnapshot, Scope
 from gpunode.core.plan.steps import ROLES, STEPS, StepRow
 from gpunode.core.spec import parse_spec
 from gpunode.core.undo.kinds import KINDS
@@ -126,8 +127,13 @@ def test_something_makes_items_of_a_kind(kind: type[Item]) -> None:
 def test_a_kind_says_how_it_goes_back_or_why_it_cannot(kind: type[Item]) -> None:
     assert bool(kind.BACK) != kind.STAYS.startswith("cannot go back, because "), f"{home(kind)}: it needs BACK or STAYS"
     for back in kind.BACK:
-        known = {"files", "packages"} if type(back) is Back else KINDS.keys()
-        assert back.name in known and KINDS.get(back.name, back) == back
+        assert type(back).undo is not Back.undo, f"{back.name} of {kind.__name__} has no undo, its way back"
+        assert KINDS.get(back.name, back) == back, f"{back.name} of {kind.__name__} is another kind's, too"
+
+
+def test_a_kind_of_record_without_its_way_back_says_what_is_missing() -> None:
+    with pytest.raises(NotImplementedError, match=r"Back \(widget\) has no undo\(journal, scope\), its way back"):
+        Back(name="widget").undo(JournalSnapshot(), Scope(records=(), known=()))
 
 
 def case_of(*wanted: Item) -> HostCase:

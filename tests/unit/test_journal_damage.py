@@ -15,9 +15,10 @@ from journal_text import line, recall_text, state, wrote
 from test_journal_sh import SHELLS
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.model.journal import Damage, JournalSnapshot
 from gpunode.core.remote import program
 from gpunode.core.undo import journal as journals
-from gpunode.core.undo.journal import Damage, JournalSnapshot, damage_of, parse_snapshot, present_request
+from gpunode.core.undo.journal import damage_of, parse_snapshot, present_request
 from gpunode.edge.fleet import standing
 from gpunode.edge.ssh.many import Ran, Target
 from gpunode.node import script

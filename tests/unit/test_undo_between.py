@@ -12,10 +12,10 @@ from undo_model import Fake, Real, take_back
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime
 from gpunode.core.edits.undo import record
+from gpunode.core.items.file_history import Change, replay_file
 from gpunode.core.remote import signature
-from gpunode.core.undo.compare import differences
-from gpunode.core.undo.history import Change, replay_file
 from gpunode.core.undo.journal import after_run, parse_snapshot, standing
+from gpunode.core.undo.plan import differences
 from gpunode.core.undo.scope import scope_of
 from gpunode.core.undo.summary import summary
 

@@ -12,11 +12,10 @@ from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_
 
 import gpunode.node
 from gpunode.core.errors import InputError
-from gpunode.core.undo.compare import differences
-from gpunode.core.undo.files import FileRestore
+from gpunode.core.items.file_undo import FileRestore
 from gpunode.core.undo.journal import parse_snapshot
 from gpunode.core.undo.kinds import KINDS
-from gpunode.core.undo.plan import UndoPlan, plan_undo
+from gpunode.core.undo.plan import UndoPlan, differences, plan_undo
 from gpunode.core.undo.requests import UndoRequest, compared, diffs, parse_undo_request, undo_requests
 from gpunode.core.undo.scope import scope_of
 

@@ -16,8 +16,8 @@ from undo_model import Fake, Killed, take_back
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime
 from gpunode.core.edits.undo import record
-from gpunode.core.undo.compare import differences
 from gpunode.core.undo.journal import parse_snapshot, standing
+from gpunode.core.undo.plan import differences
 from gpunode.core.undo.scope import scope_of
 
 EDITED, WHOLE, DAEMON, SCRIPT = "/etc/edited.conf", "/etc/whole.conf", "/etc/docker/daemon.json", "/etc/script.conf"

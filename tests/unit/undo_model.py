@@ -16,12 +16,12 @@ from journal_text import coded, line, recall_text
 
 from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.edits.undo import undo_data
+from gpunode.core.items.file_undo import FileTransaction
 from gpunode.core.model import Undo
+from gpunode.core.model.journal import JournalSnapshot
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.undo.compare import differences
-from gpunode.core.undo.files import FileTransaction
-from gpunode.core.undo.journal import JournalSnapshot, parse_snapshot, present_request
-from gpunode.core.undo.plan import UndoPlan, plan_undo
+from gpunode.core.undo.journal import parse_snapshot, present_request
+from gpunode.core.undo.plan import UndoPlan, differences, plan_undo
 from gpunode.core.undo.requests import close_request, parse_undo_request, undo_requests
 from gpunode.core.undo.scope import scope_of
 from gpunode.node import script

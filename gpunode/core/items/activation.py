@@ -69,7 +69,7 @@ _AT_BOOT = (*_ENABLED, "static", "alias", "indirect", "generated")
 
 
 class _Enabled(StateKind):
-    def field(self, value: str) -> str:
+    def goes_by(self, value: str) -> str:
         return "enable" if value in _ENABLED else "" if value in _AT_BOOT else "disable"
 
     def meaning(self, value: str) -> str:

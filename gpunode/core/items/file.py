@@ -11,7 +11,8 @@ from typing import Any
 import jinja2
 
 from gpunode.core.errors import GpunodeError
-from gpunode.core.items.item import ABSENT, PRESENT, Back, HostCase, Item, KeyOf, StepKind
+from gpunode.core.items.file_undo import FileBack
+from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, KeyOf, StepKind
 from gpunode.core.model import NodeFacts, Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.validation import rows
@@ -25,7 +26,7 @@ SHAPE = rows(
 )
 
 
-FILES = Back(name="files")  # core/undo/files.py
+FILES = FileBack(name="files")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ class PowerDefault(Setting):
 class Ecc(Setting):
     """ECC, which waits for a reset."""
 
-    BACK = (StateKind(name="ecc", by_people=True, theirs=True, called="ECC of "),)
+    BACK = (StateKind(name="ecc", field="early", by_people=True, theirs=True, called="ECC of "),)
     ENDS = "boot"
     role: str = "driver"
 

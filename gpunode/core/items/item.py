@@ -6,16 +6,18 @@ A step's value is what its items ask of it, put together by `merged`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from gpunode.core.model import NodeFacts, Problem, Reason, Repository, Solution
+from gpunode.core.model.journal import JournalSnapshot, Scope
 from gpunode.core.spec import Spec
 from gpunode.core.validation import Shape
 
 ABSENT = "absent"
 PRESENT = "present"
+_GONE = {ABSENT: "not there", PRESENT: "there", "": "not set"}
 KeyOf = Callable[[Repository], bytes]
 
 
@@ -29,29 +31,17 @@ class ItemKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Back:
-    """A kind of record in a node's journal, and how its thing goes back; `name` is its op, or the kind of a state."""
+    """A kind of record in a node's journal, and how its things go back; `name` is its op, or the kind of a state.
 
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateKind(Back):
-    """A thing other than files and packages, as most are: values are the same where they are equal.
-
-    `by_people`: the value before a change says whether somebody else has set it; modules and units a boot or a
-    package's script sets, too.  `theirs`: so does the present value.  `by_packages`: scripts of packages make it.
-    `fields`: the field of core/undo/plan.py's UndoPlan that a value goes back by; by default `settings`, of which
-    node/undo/restore.sh takes lines NAME VALUE.  `called` stands before its name.
+    Values are the same where they mean the same.  `called` stands before the name of a thing.
     """
 
-    by_people: bool = False
-    theirs: bool = False
-    by_packages: bool = False
-    fields: Mapping[str, str] | None = None
+    name: str
     called: str = ""
 
-    def field(self, value: str) -> str:
-        return "settings" if self.fields is None else self.fields.get(value, "")
+    def undo(self, journal: JournalSnapshot, scope: Scope) -> Any:
+        """How the things that its records in `scope` name go back."""
+        raise NotImplementedError(f"{type(self).__name__} ({self.name}) has no undo(journal, scope), its way back")
 
     def meaning(self, value: str) -> str:
         """What a value means: two with one meaning are the same."""
@@ -61,6 +51,71 @@ class StateKind(Back):
         """Whether a thing is as it is to be again."""
         return self.meaning(now) == self.meaning(value)
 
+    def words(self, name: str, now: str, was: str) -> str:
+        """What is not as it was."""
+        return f"{self.called}{name} is {_GONE.get(now, now)}, and was {_GONE.get(was, was)}"
+
+
+K_co = TypeVar("K_co", bound=Back, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing(Generic[K_co]):
+    """Something that the journal names: how it was, how it is (None: the node does not say), and whose that is."""
+
+    kind: K_co
+    name: str
+    was: str
+    now: str | None
+    theirs: bool = False  # somebody else has set it to something else than gpunode had
+    at: int = 0  # its first record, among all
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is to go back."""
+        return self.now is not None and not self.theirs and not self.kind.again(self.now, self.was)
+
+    @property
+    def difference(self) -> str:
+        return self.kind.words(self.name, self.now or "", self.was)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateKind(Back):
+    """A thing other than files and packages, as most are.
+
+    `by_people`: the value before a change says whether somebody else has set it; modules and units a boot or a
+    package's script sets, too.  `theirs`: so does the present value.  `by_packages`: scripts of packages make it.
+    `field` of core/undo/plan.py's UndoPlan is what a value goes back by, `fields` where that depends on the value; of
+    `settings` node/undo/restore.sh takes lines NAME VALUE.
+    """
+
+    by_people: bool = False
+    theirs: bool = False
+    by_packages: bool = False
+    field: str = "settings"
+    fields: Mapping[str, str] | None = None
+
+    def undo(self, journal: JournalSnapshot, scope: Scope) -> Iterator[Thing[StateKind]]:
+        """What somebody else set between two records comes back, where such a thing is set `by_people`."""
+        for name, ones in scope.states.get(self.name, {}).items():
+            was, begun = "", False
+            ours: set[str] = set()
+            for one in ones:
+                if not begun:
+                    begun, was = one.mine, one.before
+                elif not one.mine:
+                    was = one.after
+                elif self.by_people and self.meaning(one.before) not in ours:
+                    was = one.before
+                ours.add(self.meaning(one.after))
+            now = journal.states.get((self.name, name))
+            yield Thing(kind=self, name=name, was=was, now=now, theirs=self.is_theirs(now or "", ours), at=ones[0].at)
+
+    def goes_by(self, value: str) -> str:
+        """The field of an UndoPlan."""
+        return self.field if self.fields is None else self.fields.get(value, "")
+
     def stuck(self, now: str) -> str:
         """Why a thing that is so cannot be changed by any script, "" where one can."""
         return ""
@@ -68,6 +123,10 @@ class StateKind(Back):
     def judged(self, now: str) -> bool:
         """Whether the present value shows that somebody else has set it."""
         return self.theirs
+
+    def is_theirs(self, now: str, ours: Collection[str]) -> bool:
+        """Whether it is none of what gpunode's values of it mean."""
+        return self.judged(now) and self.meaning(now) not in ours
 
     def made(self, name: str) -> bool:
         """Whether scripts of packages make a thing of this name."""

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.grammar import PACKAGE, PROXY, VERSION
-from gpunode.core.items.item import ABSENT, Back, HostCase, Item, StateKind, StepKind
+from gpunode.core.items.item import ABSENT, HostCase, Item, StateKind, StepKind
+from gpunode.core.items.package_undo import PackageBack
 from gpunode.core.items.repository import sources_path
 from gpunode.core.model import Changed, NodeFacts, PackageWant
 from gpunode.core.remote import values_of
@@ -69,17 +70,15 @@ class _Group(StateKind):
 
 
 class _Stream(StateKind):
-    def field(self, value: str) -> str:
-        return "streams"
-
     def meaning(self, value: str) -> str:
         return ABSENT if value in ("", "-", ABSENT) else value
 
 
 CDI = StateKind(name="cdi", by_packages=True)
+PACKAGE_BACK = PackageBack(name="packages")
 PACKAGES = (
-    Back(name="packages"),  # core/undo/packages.py
-    _Stream(name="stream", by_people=True, theirs=True, called="the stream of "),
+    PACKAGE_BACK,
+    _Stream(name="stream", field="streams", by_people=True, theirs=True, called="the stream of "),
     _Initramfs(name="initramfs", by_packages=True),
     CDI,
     *(StateKind(name=name, by_packages=True) for name in ("user", "kernel")),

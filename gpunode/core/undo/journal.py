@@ -18,7 +18,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
@@ -41,15 +40,14 @@ from gpunode.core.grammar import (
     Grammar,
 )
 from gpunode.core.items.item import ABSENT
-from gpunode.core.model import Problem, Undo
+from gpunode.core.model import Undo
+from gpunode.core.model.journal import ROLLBACK, Copy, Damage, JournalSnapshot, PostCommit, Record
 from gpunode.core.printable import printable, shortened
-from gpunode.core.undo.kinds import KINDS, OTHER
+from gpunode.core.undo.kinds import KINDS
 from gpunode.core.validation import as_lines
 
 MOST_RECORDS = 100_000  # a run that sets up a whole node writes some hundred: a thousand such runs
 RUN = "run"  # the op that says that a run has come to its end
-ROLLBACK = "rollback"  # the op of its last record, and the part of all
-UNDOES = ("uninstall", ROLLBACK)
 # What belongs to an operation, by op and key: a text, a list of texts, or a list of objects with just these texts.
 # A journal may have other keys, which nothing here reads.
 _Shape = Grammar | list[Grammar] | list[dict[str, Grammar]]
@@ -73,145 +71,6 @@ _SHAPES: Mapping[str, Mapping[str, _Shape]] = {
     ROLLBACK: {"to": RECORD},
 }
 _NEEDED = {"state": ("kind", "name", "from", "to")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """One line of the journal; `more` is what belongs to its operation (files, packages, a kind and a name …)."""
-
-    id: str
-    at: str  # UTC, 2026-11-22T01:38:21Z
-    op: str  # baseline files packages state activate run uninstall rollback
-    phase: str  # intent done undone failed
-    run: str = ""
-    part: str = ""
-    controller: str = ""  # that says on the node when its run has ended, "" of a playbook that says nothing
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def undoes(self) -> bool:
-        """Whether an undo wrote it."""
-        return self.part in UNDOES or self.op in UNDOES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copy:
-    """What a transaction knows of a file: where its copy from before is (`held` is ID/N.old), and folders it made."""
-
-    held: str
-    kept: bool  # there is such a copy; none of a file that was absent
-    made: str = ""  # the topmost folder that was made for the file
-    path: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PostCommit:
-    """What followed the writes of a transaction: the files after, validate and health of its request."""
-
-    after: bytes
-    validate: bytes = b""
-    health: bytes = b""
-
-    @property
-    def unit(self) -> str:
-        lines = (line.split(b" ", 1) for line in self.after.splitlines())
-        return next((words[1].decode() for words in lines if words[0] == b"unit" and len(words) == 2), "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Damage:
-    """Counts of what is no record, and the copies that show that records are gone."""
-
-    nul: int = 0  # bytes
-    torn: int = 0  # lines of ours that were cut off: their operation had not started, or has no outcome
-    garbage: int = 0  # lines that no gpunode wrote
-    empty: bool = False
-    missing: bool = False
-    readable: bool = True  # at least one record
-    lost: tuple[str, ...] = ()  # copies of operations that no record names, from before the first one
-
-    @property
-    def partial(self) -> bool:
-        """Whether what can be read may not be all that gpunode has changed."""
-        return bool(self.garbage or self.lost)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        parts = [
-            f"{self.nul} NUL bytes, as a power cut leaves them" if self.nul else "",
-            f"{self.torn} line(s) that were cut off: what they were about had not started, or has no outcome"
-            if self.torn
-            else "",
-            f"{self.garbage} line(s) that gpunode did not write" if self.garbage else "",
-        ]
-        found = "; ".join(part for part in parts if part)
-        return (f"the journal of this node has {found}",) if found else ()
-
-    @property
-    def problem(self) -> Problem | None:
-        """Why nothing can be undone by this journal: then it is refused, and not called done."""
-        state = "is gone" if self.missing else "is empty" if self.empty else "cannot be read"
-        if self.lost:
-            names = ", ".join(self.lost[:3]) + (f" and {len(self.lost) - 3} more" if len(self.lost) > 3 else "")
-            gone = "has lost its first records" if self.readable else state
-            return Problem(
-                what=f"the journal of this node {gone}, and copies of what it was about are there: {names}",
-                fix=f"the folders below {FOLDER} hold files as they were (N.old; `plan` has the paths), and what was "
-                "installed (packages): put back by hand what is to be as it was, remove holds (apt-mark showhold), "
-                "then move these folders away and run again",
-            )
-        if not self.readable and (self.garbage or self.nul):
-            return Problem(
-                what=f"the journal of this node {state}: it has no record, {'; '.join(self.notes)}",
-                fix="put /var/lib/gpunode/journal.jsonl back from a backup of the node; without one, move it away",
-            )
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class JournalSnapshot:
-    """A node's journal and the present.  Files by path are sha256 or "absent"; `contents` only of files with `undo`."""
-
-    records: tuple[Record, ...] = ()
-    damage: Damage = field(default_factory=Damage)
-    copies: Mapping[tuple[str, str], Copy] = field(default_factory=dict)  # by id and path
-    undo: Mapping[str, Mapping[str, Undo]] = field(default_factory=dict)  # by id, then by path
-    moved: Mapping[str, str] = field(default_factory=dict)  # file → where it led as a link, which it no longer is
-    follow: Mapping[str, PostCommit] = field(default_factory=dict)  # by id
-    files: Mapping[str, str] = field(default_factory=dict)
-    contents: Mapping[str, bytes] = field(default_factory=dict)
-    versions: Mapping[tuple[str, str], bytes] = field(default_factory=dict)  # by ID/N.old or ID/N.new, and path
-    states: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by kind and name
-    manager: str = ""  # apt dnf zypper pacman
-    packages: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name → version, hold|broken|-
-    marks: frozenset[str] = frozenset()  # `manual NAME`, `key NAME`
-    remnants: frozenset[str] = frozenset()  # removed packages that left configuration
-    needs: tuple[tuple[str, frozenset[str]], ...] = ()  # package, words of which one has to be there
-    gives: Mapping[str, frozenset[str]] = field(default_factory=dict)  # word → packages
-    edited: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → configuration somebody changed
-    mentions: Mapping[str, frozenset[str]] = field(default_factory=dict)  # file, user … → packages that speak of it
-    unchanged: Mapping[str, frozenset[str]] = field(default_factory=dict)  # path → packages that bring it as it is
-    available: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → versions
-    driver: str = ""  # version of the nvidia module that is loaded
-    stale: bool = False  # and another driver is installed
-    old_initramfs: bool = False  # something that goes into it has changed since
-
-    @cached_property
-    def edits(self) -> Mapping[str, Mapping[str, Undo]]:
-        """By path, the records of its edits by id."""
-        found: dict[str, dict[str, Undo]] = {}
-        for id, files in self.undo.items():
-            for path, undo in files.items():
-                found.setdefault(path, {})[id] = undo
-        return found
-
-    @cached_property
-    def bytes_of(self) -> Mapping[str, Sequence[bytes]]:
-        """By path, the versions of which all bytes are known."""
-        found: dict[str, list[bytes]] = {}
-        for (_, path), data in self.versions.items():
-            found.setdefault(path, []).append(data)
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,7 +251,7 @@ def _by_scripts(record: Record) -> bool:
     """Whether scripts of packages may have made what it says."""
     more = record.more
     if record.op == "state":
-        return more["kind"] == "active" or KINDS.get(more["kind"], OTHER).made(more["name"])
+        return more["kind"] == "active" or (more["kind"] in KINDS and KINDS[more["kind"]].made(more["name"]))
     return more.get("by") == "packages"
 
 
@@ -571,7 +430,6 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
 
 # ---------------------------------------------------------------- what is damaged
 
-FOLDER = "/var/lib/gpunode/backup"
 _MADE = re.compile(r"(\d{8}T\d{6}Z)-(?:baseline|files-(\d+))\Z")
 _KINDS = ("nul", "torn", "garbage", "empty", "missing")
 

@@ -18,4 +18,3 @@ def item_types(base: type[Item] = Item) -> Iterator[type[Item]]:
 KINDS: Mapping[str, StateKind] = {
     back.name: back for kind in item_types() if STEPS for back in kind.BACK if isinstance(back, StateKind)
 }
-OTHER = StateKind(name="", fields={})  # what an older or newer journal names

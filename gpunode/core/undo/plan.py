@@ -8,19 +8,21 @@ and a note says so.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gpunode.core.engines import GPU_UNITS
-from gpunode.core.items.item import ABSENT
+from gpunode.core.items.activation import LOADED
+from gpunode.core.items.file import FILES
+from gpunode.core.items.file_undo import SOURCE_FILES, Files, FileTransaction
+from gpunode.core.items.item import ABSENT, Back, StateKind, Thing
+from gpunode.core.items.module_undo import Booted, driver_left, modules_loaded_at_boot
+from gpunode.core.items.package import PACKAGE_BACK
+from gpunode.core.items.package_undo import Packages
 from gpunode.core.model import Problem
-from gpunode.core.undo.driver import modules_loaded_at_boot
-from gpunode.core.undo.files import SOURCE_FILES, Files, FileTransaction
-from gpunode.core.undo.journal import JournalSnapshot
-from gpunode.core.undo.kinds import KINDS, OTHER
-from gpunode.core.undo.packages import Packages, plan_package_undo
-from gpunode.core.undo.scope import Note, Scope
-from gpunode.core.undo.states import first_states, set_since, states_to_restore, stuck
+from gpunode.core.model.journal import JournalSnapshot, Note, Scope
+from gpunode.core.undo.kinds import KINDS
 
 _HOLD_GPUS = ("nvidia-cdi-refresh.path", *(f"{name}.service" for name in GPU_UNITS))
 
@@ -32,6 +34,7 @@ class UndoPlan:
     stop: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
     engines: tuple[FileTransaction, ...] = ()
+    early: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # as settings, by the driver's own program
     unload: tuple[str, ...] = ()
     installers: tuple[str, ...] = ()  # driver, cuda-VERSION: what NVIDIA's installers put there goes
     files: FileTransaction | None = None
@@ -63,7 +66,7 @@ class UndoPlan:
         """Whether the node is as it was, but for what the notes name."""
         files = (self.engines, self.files, self.sources)
         units = (self.stop, self.disable, self.enable, self.start)
-        others = (self.unload, self.installers, self.settings, self.load, self.exchange)
+        others = (self.early, self.unload, self.installers, self.settings, self.load, self.exchange)
         return not any((*files, *units, *others)) and self.packages.nothing
 
     @property
@@ -73,32 +76,60 @@ class UndoPlan:
         return not self.nothing and not any(rest) and self.packages.nothing
 
 
+class _Ways:
+    """How each thing that the records name goes back, kind by kind: packages after the files, settings after both."""
+
+    def __init__(self, journal: JournalSnapshot, scope: Scope) -> None:
+        self.journal, self.scope = journal, scope
+        self.files: Files = FILES.undo(journal, scope)
+        restored = self.files.sources_restored(SOURCE_FILES)
+        self.packages: Packages = PACKAGE_BACK.undo(journal, scope, restored=restored, theirs=self.files.theirs)
+        self.booted: Booted = modules_loaded_at_boot(journal, scope, self.packages.remove)
+
+    @cached_property
+    def states(self) -> Sequence[Thing[StateKind]]:
+        """Those of which this version knows the kind, in the order of the records."""
+        found = (thing for kind in KINDS.values() for thing in kind.undo(self.journal, self.scope))
+        return sorted(found, key=lambda thing: thing.at)
+
+    def stays_away(self, thing: Thing[StateKind]) -> bool:
+        """Whether it is a module of a driver that goes."""
+        return thing.kind is LOADED and thing.was != ABSENT and not self.booted.comes_back(thing.name)
+
+
+def differences(journal: JournalSnapshot, scope: Scope, noted: Collection[str] = ()) -> list[str]:
+    """What is not as it was before the records of `scope`, in words; what is `noted` has its reason, and stays.
+
+    By what the node says after an undo, not by the plan.
+    """
+    ways = _Ways(journal, scope)
+    states = (thing for thing in ways.states if not ways.stays_away(thing))
+    things: Iterable[Thing[Back]] = (*ways.files.things, *ways.packages.things, *states)
+    found = [one.difference for one in things if one.differs and one.name not in noted]
+    left = driver_left(journal, scope) if "nvidia" not in noted else ""
+    return [*found, *([f"the driver {left} is loaded, and none was"] if left else [])]
+
+
 def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
     """What makes the node what it was before the records of `scope`."""
-    files = Files(journal, scope)
-    packages = plan_package_undo(
-        journal, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES), theirs=files.theirs
-    )
+    ways = _Ways(journal, scope)
+    files, packages, booted = ways.files, ways.packages, ways.booted
     last = files.last(packages)
-    states = dict(states_to_restore(journal, scope))
-    made = dict.fromkeys(
-        (
-            *files.left_by(packages),
-            *(key for key in states if KINDS.get(key[0], OTHER).made(key[1]) and packages.made(key[1], journal)),
-        )
-    )
-    again = _by_field({key: value for key, value in states.items() if key not in made})
-    before = _by_field(first_states(scope))
-    booted = modules_loaded_at_boot(journal, scope.records, scope.known, set(packages.remove))
+    different = [(t, t.kind.stuck(t.now or "")) for t in ways.states if t.differs]
+    stuck, states = [one for one in different if one[1]], [thing for thing, why in different if not why]
+    left = [(t.kind.name, t.name) for t in states if t.kind.made(t.name) and packages.made(t.name, journal)]
+    made = dict.fromkeys((*files.left_by(packages), *left))
+    again = _by_field(t for t in states if (t.kind.name, t.name) not in made and not ways.stays_away(t))
+    before = _by_field(ways.states)
     gone = packages.remove or again.names("installers") or booted.unload
     stop = again.names("stop")
     unload = dict.fromkeys((*again.names("unload"), *booted.unload))
-    load = [name for name in again.names("load") if booted.comes_back(name)]
     loaded = bool(journal.driver) and "nvidia" not in unload
     return UndoPlan(
         stop=(*stop, *(u for u in _HOLD_GPUS if gone and "nvidia" in unload and u not in stop)),
         disable=again.names("disable"),
         engines=files.engines,
+        early=again["early"],
         unload=tuple(reversed(unload)),  # each was loaded upon those before
         installers=again.names("installers"),
         files=files.first,
@@ -106,7 +137,7 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
         sources=last,
         exchange=("nvidia",) if loaded and (packages.install or _left_behind(journal, scope)) else (),
         settings=again["settings"],
-        load=tuple(dict.fromkeys((*load, *booted.load))),
+        load=tuple(dict.fromkeys((*again.names("load"), *booted.load))),
         enable=again.names("enable"),
         start=again.names("start"),
         idle=before.names("stop"),
@@ -116,8 +147,9 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
             *files.notes,
             *packages.notes,
             *_made(made),
-            *set_since(journal, scope),
-            *(stuck(journal, scope) if packages.nothing else ()),  # before they are gone, units of theirs are there
+            *(_stays(t, ": set since, not by gpunode") for t in ways.states if t.theirs and t.now not in (None, t.was)),
+            # before the packages are gone, units of theirs are there
+            *(_stays(t, f", and was {t.was}: {why}") for t, why in stuck if packages.nothing),
             *_installers(scope),
             *_unknown(scope),
         ),
@@ -133,11 +165,15 @@ class _Fields(defaultdict[str, dict[str, dict[str, str]]]):
         return tuple(name for values in self[field].values() for name in values)
 
 
-def _by_field(states: Mapping[tuple[str, str], str]) -> _Fields:
+def _by_field(things: Iterable[Thing[StateKind]]) -> _Fields:
     found = _Fields(dict)
-    for (kind, name), value in states.items():
-        found[KINDS.get(kind, OTHER).field(value)].setdefault(kind, {})[name] = value
+    for thing in things:
+        found[thing.kind.goes_by(thing.was)].setdefault(thing.kind.name, {})[thing.name] = thing.was
     return found
+
+
+def _stays(thing: Thing[StateKind], why: str) -> Note:
+    return Note(f"{thing.kind.called}{thing.name} stays {thing.now or 'unset'}{why}", (thing.name,))
 
 
 def _left_behind(journal: JournalSnapshot, scope: Scope) -> bool:
@@ -171,8 +207,8 @@ def _installers(scope: Scope) -> list[Note]:
 
 
 def _unknown(scope: Scope) -> list[Note]:
-    kinds = {kind for kind, _ in scope.states} - set(KINDS)
-    return [Note(f"what the journal calls {kind} cannot be undone by this version", (kind,)) for kind in sorted(kinds)]
+    kinds = sorted(scope.states.keys() - KINDS.keys())
+    return [Note(f"what the journal calls {kind} cannot be undone by this version", (kind,)) for kind in kinds]
 
 
 def _kept_packages(journal: JournalSnapshot, scope: Scope) -> list[Problem]:

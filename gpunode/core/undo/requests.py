@@ -18,9 +18,10 @@ from gpunode.core.diff import unified
 from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.errors import InputError
 from gpunode.core.items.activation import UNITS, activate_request
+from gpunode.core.items.file_undo import FileRestore, FileTransaction
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
-from gpunode.core.undo.files import BACKUP, FileRestore, FileTransaction
+from gpunode.core.model.journal import FOLDER
 from gpunode.core.undo.plan import UndoPlan
 from gpunode.core.undo.scope import PARTS
 from gpunode.core.validation import as_lines, check_value, mapping, text, texts
@@ -65,7 +66,7 @@ def parse_undo_request(value: Mapping[str, Any]) -> UndoRequest:
 
 def undo_requests(back: UndoPlan, *, check: bool = False) -> list[Ask]:
     """What has to be run on the node, in order; what is not needed is left out."""
-    first = {"stop": back.stop, "disable": back.disable, "ecc": _words(back, "ecc")}
+    first = {"stop": back.stop, "disable": back.disable, **_words(back.early)}
     asks = [_restore("Stop and disable units", first, check)]  # and what takes the driver's own program
     asks += [_files("Take the engines' configuration back", files, check) for files in back.engines]
     asks.append(_activate("Unload modules", {"unload": list(back.unload)} if back.unload else {}, check))
@@ -100,7 +101,7 @@ def _all_files(back: UndoPlan) -> list[FileRestore]:
 
 
 def _copy(file: FileRestore) -> str:
-    return f"{BACKUP}/{file.held}" if file.held else ""
+    return f"{FOLDER}/{file.held}" if file.held else ""
 
 
 def close_request(asked: UndoRequest, to: str, *, keep: bool = False) -> dict[str, bytes]:
@@ -119,17 +120,16 @@ def _exchange(back: UndoPlan) -> dict[str, Any]:
 
 def _last(back: UndoPlan, check: bool) -> dict[str, Sequence[str]]:
     """Settings; and the units that package scripts have started or stopped, which a check does not let run."""
-    words = {kind: _words(back, kind) for kind in back.settings if kind != "ecc"}
     units = [f for files in (back.files, *back.engines) if files for f in files.files if f.path.startswith(UNITS)]
     flags = {"rebuild": ("1",) if back.rebuild else (), "reload": ("1",) if units else ()}
     quiet = check or (back.packages.nothing and not back.exchange)
     idle, awake = ((), ()) if quiet else (back.idle, back.awake)
     start = tuple(dict.fromkeys((*back.start, *awake)))
-    return {**words, **flags, "stop": idle, "load": back.load, "enable": back.enable, "start": start}
+    return {**_words(back.settings), **flags, "stop": idle, "load": back.load, "enable": back.enable, "start": start}
 
 
-def _words(back: UndoPlan, kind: str) -> tuple[str, ...]:
-    return tuple(f"{name} {value}" for name, value in back.settings.get(kind, {}).items())
+def _words(settings: Mapping[str, Mapping[str, str]]) -> dict[str, Sequence[str]]:
+    return {kind: [f"{name} {value}" for name, value in values.items()] for kind, values in settings.items()}
 
 
 def _restore(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:

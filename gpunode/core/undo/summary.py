@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from gpunode.core.items.item import ABSENT
-from gpunode.core.undo.driver import is_driver
-from gpunode.core.undo.journal import ROLLBACK, Record
+from gpunode.core.items.module_undo import is_driver
+from gpunode.core.items.package_undo import versions
+from gpunode.core.model.journal import ROLLBACK, Record
 
 TOOLKIT = "nvidia-container-toolkit"
 _CUDA = re.compile(r"cuda-(?:toolkit|compiler|libraries)-(\d+)-(\d+)\Z")
@@ -36,13 +37,8 @@ def summary(records: Sequence[Record]) -> str:
 def _versions(records: Sequence[Record]) -> dict[str, tuple[str, str]]:
     """Package → (version before, version after), of those where they differ."""
     found: dict[str, tuple[str, str]] = {}
-    for record in records:
-        if record.op != "packages" or record.phase == "intent":
-            continue
-        for key, old, new in (("added", "", "version"), ("changed", "from", "to"), ("removed", "version", "")):
-            for item in record.more.get(key, ()):
-                before = item[old] if old else ABSENT
-                found[item["name"]] = found.get(item["name"], (before, ""))[0], item[new] if new else ABSENT
+    for name, before, after in versions(records):
+        found[name] = found.get(name, (before, ""))[0], after
     return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
 
 

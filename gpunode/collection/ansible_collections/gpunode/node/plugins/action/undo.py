@@ -15,10 +15,9 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.node import (
 )
 
 if TYPE_CHECKING:
-    from gpunode.core.undo.journal import JournalSnapshot
+    from gpunode.core.model.journal import JournalSnapshot, Scope
     from gpunode.core.undo.plan import UndoPlan
     from gpunode.core.undo.requests import Ask, UndoRequest
-    from gpunode.core.undo.scope import Scope
 
 TRIES = 3
 AGAIN = 2  # times that it is looked whether all is as it was
@@ -30,7 +29,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[Result] = {"what": {"type": "dict", "default": {}}}
 
     def act(self, args: Result) -> Result:
-        from gpunode.core.undo.compare import differences
+        from gpunode.core.undo.plan import differences
         from gpunode.core.undo.requests import close_request, parse_undo_request
 
         if not args["what"]:

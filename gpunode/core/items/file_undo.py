@@ -14,12 +14,11 @@ from gpunode.core.edits.undo import base_of, revert
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import GpunodeError
-from gpunode.core.items.item import ABSENT
+from gpunode.core.items.file_history import Change, Replayed, replay_file
+from gpunode.core.items.item import ABSENT, Back, Thing
+from gpunode.core.items.package_undo import Packages, versions_before
 from gpunode.core.model import Edit, Problem, RuntimeName, Undo
-from gpunode.core.undo.history import Change, Replayed, replay_file
-from gpunode.core.undo.journal import UNDOES, JournalSnapshot, PostCommit, Record
-from gpunode.core.undo.packages import Packages, versions_before
-from gpunode.core.undo.scope import Note, Recorded, Scope
+from gpunode.core.model.journal import FOLDER, UNDOES, JournalSnapshot, Note, PostCommit, Record, Recorded, Scope
 
 SOURCES = ("/etc/apt/", "/etc/yum.repos.d/", "/etc/zypp/", "/etc/pki/rpm-gpg/", "/usr/share/keyrings/")
 SOURCE_FILES = (".list", ".sources", ".repo")
@@ -30,7 +29,6 @@ AT_BOOT = (
     "/etc/initramfs-tools/",
     "/etc/mkinitcpio",
 )
-BACKUP = "/var/lib/gpunode/backup"
 BY_PACKAGES = "packages"  # in a record of files: packages made them
 # engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them
 _ENGINES: Mapping[str, RuntimeName] = {
@@ -61,18 +59,13 @@ class FileTransaction:
     follow: PostCommit | None = None
 
 
-def files_before(journal: JournalSnapshot, scope: Scope) -> dict[str, str]:
-    """By path, the hash that a file is to have again, of those of which that is known."""
-    files = Files(journal, scope)
-    found = {}
-    for path in scope.own_files:
-        if path in files.kept or path in files.others:
-            continue
-        if path in files.brought:
-            found[path] = ABSENT
-        elif (wanted := files.at(path).replayed.wanted).exact:
-            found[path] = wanted.hash
-    return found
+class FileBack(Back):
+    def undo(self, journal: JournalSnapshot, scope: Scope) -> Files:
+        return Files(self, journal, scope)
+
+    def words(self, name: str, now: str, was: str) -> str:
+        how = "is there, and was not" if was == ABSENT else "is gone, and was there" if now == ABSENT else ""
+        return f"{name} {how or 'is another one than before'}"
 
 
 def _is_source(file: FileRestore) -> bool:
@@ -99,8 +92,8 @@ def _unconfigured(files: Mapping[str, bytes], request: RuntimeRequest, undo: Seq
 class Files:
     """The files of a scope, sorted into transactions."""
 
-    def __init__(self, journal: JournalSnapshot, scope: Scope) -> None:
-        self.journal, self.scope = journal, scope
+    def __init__(self, kind: Back, journal: JournalSnapshot, scope: Scope) -> None:
+        self.kind, self.journal, self.scope = kind, journal, scope
         self.notes: list[Note] = []
         self.problems: list[Problem] = []
         self._theirs: dict[str, None] = {}
@@ -133,6 +126,16 @@ class Files:
     @property
     def theirs(self) -> tuple[str, ...]:
         return tuple(self._theirs)
+
+    @property
+    def things(self) -> Iterator[Thing[Back]]:
+        """Those of which it is known how they were."""
+        for path in self.scope.own_files:
+            wanted = self.at(path).replayed.wanted
+            brought = path in self.brought
+            if path not in self.kept and path not in self.others and (brought or wanted.exact):
+                now = self.journal.files.get(path, ABSENT)
+                yield Thing(kind=self.kind, name=path, was=ABSENT if brought else wanted.hash, now=now)
 
     def at(self, path: str) -> _Known:
         if path not in self._known:
@@ -183,7 +186,7 @@ class Files:
         # where gpunode has written a file as a whole since, nothing of theirs is in it
         versions = found.aside if by_lines else (*found.aside, *found.unmerged)
         if aside := [known.copies[hash] for hash in versions if hash in known.copies]:
-            copies = ", ".join(f"{BACKUP}/{one}" for one in aside)
+            copies = ", ".join(f"{FOLDER}/{one}" for one in aside)
             self._note(path, f"what others wrote there, and is not there now, is in {copies}")
         wanted = found.wanted
         if wanted.exact and wanted.hash == now and found.changed_since:
@@ -196,7 +199,7 @@ class Files:
     def _former(self, known: _Known) -> str:
         """Where the file is as it was before gpunode."""
         held = known.copies.get(known.own[0].before)
-        return f"; the one before gpunode: {BACKUP}/{held}" if held else ""
+        return f"; the one before gpunode: {FOLDER}/{held}" if held else ""
 
     def _note(self, path: str, text: str) -> None:
         self.notes.append(Note(f"{path}: {text}", (path,)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from gpunode.core.items.item import ABSENT
-from gpunode.core.undo.journal import JournalSnapshot, Record
+from gpunode.core.items.package_undo import versions
+from gpunode.core.model.journal import JournalSnapshot, Scope
 
 DRIVER = "nvidia"
 # packages that bring the module, or that are the driver by another name; not the tools and libraries around it
@@ -33,33 +34,27 @@ class Booted:
         return not (self.goes and name.startswith(DRIVER))
 
 
-def modules_loaded_at_boot(
-    journal: JournalSnapshot, records: Sequence[Record], known: Sequence[Record], remove: set[str]
-) -> Booted:
-    """Where the driver that `records` brought goes (with the packages `remove`), or has gone, and none was before."""
-    baseline = next((record for record in known if record.op == "baseline"), None)
-    if baseline is None or baseline.more.get("driver") != "" or not _is_removed(journal, records, remove):
+def modules_loaded_at_boot(journal: JournalSnapshot, scope: Scope, remove: Collection[str]) -> Booted:
+    """Where the driver that the records brought goes (with the packages `remove`), or has gone, and none was before."""
+    baseline = scope.baseline
+    if baseline is None or baseline.get("driver") != "" or not _is_removed(journal, scope, remove):
         return Booted()
-    own = [name for name in baseline.more.get("modules", ()) if journal.states.get(("module", name)) == ABSENT]
+    own = [name for name in baseline.get("modules", ()) if journal.states.get(("module", name)) == ABSENT]
     return Booted(unload=(DRIVER,) if journal.driver else (), load=tuple(own), goes=True)
 
 
-def _is_removed(journal: JournalSnapshot, records: Sequence[Record], remove: set[str]) -> bool:
+def _is_removed(journal: JournalSnapshot, scope: Scope, remove: Collection[str]) -> bool:
     """Whether the records brought a driver, and nothing of one is to stay: of packages, or of NVIDIA's installer."""
-    ours = {
-        item["name"]
-        for record in records
-        if record.op == "packages" and record.phase != "intent"
-        for item in record.more.get("added", ())
-        if is_driver(item["name"])
-    }
-    installer = any(
-        record.op == "state"
-        and (record.more["kind"], record.more["name"], record.more["from"]) == ("runfile", "driver", ABSENT)
-        for record in records
-    )
-    stay = [name for name in journal.packages if name not in remove and is_driver(name)]
-    return bool(ours or installer) and not stay
+    ours = any(was == ABSENT and is_driver(name) for name, was, _ in versions(scope.records))
+    installer = any(one.mine and one.before == ABSENT for one in scope.states.get("runfile", {}).get("driver", ()))
+    return (ours or installer) and not any(name not in remove and is_driver(name) for name in journal.packages)
+
+
+def driver_left(journal: JournalSnapshot, scope: Scope) -> str:
+    """The driver that is loaded where all of gpunode goes, and none was before it came."""
+    touched = any(r.op in ("packages", "runfile") for r in scope.records) or "module" in scope.states
+    none = scope.baseline is not None and scope.baseline.get("driver") == ""
+    return journal.driver if scope.whole and touched and none else ""
 
 
 def is_driver(name: str) -> bool:

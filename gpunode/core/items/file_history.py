@@ -1,6 +1,6 @@
-"""What a thing would be without gpunode: its history in the journal, replayed.
+"""What a file would be without gpunode: its history in the journal, replayed.
 
-gpunode writes down each change with how the thing was before and after.  Where it was not before a change as the change
+gpunode writes down each change with how the file was before and after.  Where it was not before a change as the change
 before had left it, somebody else stands between: what they wrote stays, and what gpunode wrote goes out of it, as a
 three-way merge has it.
 """
@@ -8,7 +8,7 @@ three-way merge has it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.core.edits.undo import record, revert
@@ -143,25 +143,3 @@ def _around(data: bytes, wrote: bytes) -> bytes | None:
         return None
     rest = data[:at] + data[at + len(wrote) :]
     return rest if rest.strip() else b""
-
-
-def replay_value(
-    changes: Iterable[tuple[str, str, bool]], meaning: Callable[[str], str], by_people: bool
-) -> tuple[str, set[str]]:
-    """(value to put back, what the values mean that gpunode set) of a setting, by (before, after, to be undone).
-
-    What somebody else set between changes comes back, where such a thing is set `by_people`.
-    """
-    wanted = ""
-    ours: set[str] = set()
-    begun = False
-    for before, after, mine in changes:
-        if not begun:
-            begun, wanted = mine, before
-        else:
-            if by_people and meaning(before) not in ours:
-                wanted = before
-            if not mine:
-                wanted = after
-        ours.add(meaning(after))
-    return wanted, ours

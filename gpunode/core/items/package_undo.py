@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from gpunode.core.items.item import ABSENT
+from gpunode.core.items.item import ABSENT, Back, Thing
 from gpunode.core.model import Problem
-from gpunode.core.undo.journal import JournalSnapshot, Record
-from gpunode.core.undo.scope import Note
+from gpunode.core.model.journal import JournalSnapshot, Note, Record, Scope
 
 MOST_NAMED = 5  # packages in one note
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packages:
-    """One transaction, in the words of core/items/package.py, and what is to be reported with it."""
+    """One transaction, in the words of core/items/package.py, and what is to be reported with it; `things` are all."""
 
     install: tuple[Mapping[str, Any], ...] = ()  # name, version, hold
     remove: tuple[str, ...] = ()
@@ -31,6 +31,7 @@ class Packages:
     kept: tuple[str, ...] = ()  # that could not go
     notes: tuple[Note, ...] = ()
     problems: tuple[Problem, ...] = ()
+    things: tuple[Thing[Back], ...] = ()
 
     @property
     def value(self) -> dict[str, Any]:
@@ -50,59 +51,79 @@ class Packages:
         return replace(self, streams=tuple(named))
 
 
-def plan_package_undo(
-    journal: JournalSnapshot,
-    records: Sequence[Record],
-    known: Sequence[Record],
-    *,
-    restored: Sequence[str],
-    theirs: Sequence[str] = (),
-) -> Packages:
-    """The transaction that brings back what was installed before `records`.
+class PackageBack(Back):
+    def undo(
+        self, journal: JournalSnapshot, scope: Scope, *, restored: Sequence[str] = (), theirs: Sequence[str] = ()
+    ) -> Packages:
+        """The transaction that brings back what was installed before the records of `scope`.
 
-    `restored` are sources that come back, `theirs` files of which somebody has written a version.
-    """
-    before = versions_before(records)
-    wanted = {name: version for name, version in before.items() if _differs(journal, name, version)}
-    held, marks = _first(records, "unheld", "held"), _first(records, "unmarked", "marks")
-    remove = _whole([name for name, version in wanted.items() if version == ABSENT], journal)
-    kept = _needed(journal, set(remove), wanted.keys() - set(remove))
-    notes = [Note(f"{name} stays: {_named(users)} needs it", (name, *users)) for name, users in kept.items()]
-    remove = [name for name in remove if name not in kept]
-    install, problems, more = _install(journal, wanted, held, _ours(known), restored)
-    ours = {name for name, version in before.items() if version == ABSENT}
-    purge, reported = _purge(journal, remove, ours, _files(known) - set(theirs))
-    return Packages(
-        install=tuple(install),
-        remove=tuple(remove),
-        unhold=tuple(n for n, hold in held.items() if not hold and _state(journal, n) == "hold"),
-        purge=tuple(purge),
-        automatic=_automatic(journal, records, marks, [str(item["name"]) for item in install]),
-        keys=tuple(mark.partition(" ")[2] for mark in marks if mark in journal.marks and mark.startswith("key ")),
-        refresh=tuple(restored) if install else (),
-        keep=tuple(path for path in theirs if journal.files.get(path, ABSENT) != ABSENT) if remove else (),
-        kept=tuple(kept),
-        notes=(*notes, *more, *reported),
-        problems=tuple(problems),
-    )
+        `restored` are sources that come back, `theirs` files of which somebody has written a version.
+        """
+        records, ours = scope.records, _ours(scope.known)
+        before = versions_before(records)
+        things: tuple[Thing[Back], ...] = tuple(
+            Thing(kind=self, name=name, was=version, now=journal.packages.get(name, (ABSENT, ""))[0])
+            for name, version in before.items()
+        )
+        wanted = {one.name: one.was for one in things if one.differs}
+        held, marks = _toggled(records, "held", "unheld"), _toggled(records, "marks", "unmarked")
+        remove = _whole([name for name, version in wanted.items() if version == ABSENT], journal)
+        kept = _needed(journal, set(remove), wanted.keys() - set(remove))
+        notes = [Note(f"{name} stays: {_named(users)} needs it", (name, *users)) for name, users in kept.items()]
+        remove = [name for name in remove if name not in kept]
+        install, problems, more = _install(journal, wanted, held, ours, restored)
+        added = {name for name, version in before.items() if version == ABSENT}
+        purge, reported = _purge(journal, remove, added, _files(scope.known) - set(theirs))
+        return Packages(
+            install=tuple(install),
+            remove=tuple(remove),
+            unhold=tuple(n for n, hold in held.items() if not hold and _state(journal, n) == "hold"),
+            purge=tuple(purge),
+            automatic=_automatic(journal, records, marks, [str(item["name"]) for item in install]),
+            keys=tuple(mark.partition(" ")[2] for mark in marks if mark in journal.marks and mark.startswith("key ")),
+            refresh=tuple(restored) if install else (),
+            keep=tuple(path for path in theirs if journal.files.get(path, ABSENT) != ABSENT) if remove else (),
+            kept=tuple(kept),
+            notes=(*notes, *more, *reported),
+            problems=tuple(problems),
+            things=things,
+        )
 
 
 def _done(records: Sequence[Record]) -> Iterator[Record]:
     return (r for r in records if r.op == "packages" and r.phase in ("done", "failed"))
 
 
-def versions_before(records: Sequence[Record]) -> dict[str, str]:
-    """Package → the version it had, "absent" when it was not there; one that somebody else put there since stays."""
-    found: dict[str, str] = {}
-    last: dict[str, str] = {}
+def versions(records: Sequence[Record]) -> Iterator[tuple[str, str, str]]:
+    """(package, version before, version after) of each change; ABSENT where it was not there."""
     for record in _done(records):
         for key, old, new in (("added", "", "version"), ("changed", "from", "to"), ("removed", "version", "")):
             for item in record.more.get(key, ()):
-                name, before = item["name"], item[old] if old else ABSENT
-                theirs = before not in (last.get(name), ABSENT) and found.get(name) != ABSENT
-                if name not in found or theirs or last[name] == ABSENT != before:
-                    found[name] = before
-                last[name] = item[new] if new else ABSENT
+                yield item["name"], item.get(old, ABSENT), item.get(new, ABSENT)
+
+
+def _first(changes: Iterable[tuple[str, T | None, T | None]], others: Callable[[T, T, T], bool]) -> dict[str, T]:
+    """What each was before the changes (before and after; None is not known), or was made by somebody else in between.
+
+    `others` says of that, what the change before left, and what was found, whether somebody has.
+    """
+    found: dict[str, T] = {}
+    last: dict[str, T | None] = {}
+    for name, before, after in changes:
+        left = last.get(name)
+        if before is not None and (name not in found or (left is not None and others(before, left, found[name]))):
+            found[name] = before
+        last[name] = after
+    return found
+
+
+def versions_before(records: Sequence[Record]) -> dict[str, str]:
+    """Package → the version it had, "absent" when it was not there; one that somebody else put there since stays."""
+
+    def others(before: str, last: str, found: str) -> bool:
+        return last == ABSENT != before or (before not in (last, ABSENT) and found != ABSENT)
+
+    found = _first(versions(records), others)
     # several versions of a kernel package stand side by side, and each has a name of its own
     side = {bare for name in found if name.startswith("kernel") for bare in _bare(name)}
     return {name: version for name, version in found.items() if name not in side or version == ABSENT}
@@ -119,50 +140,35 @@ def _whole(names: Sequence[str], journal: JournalSnapshot) -> list[str]:
     return [name for name in names if bare.isdisjoint(_bare(name))]
 
 
-def _differs(journal: JournalSnapshot, name: str, version: str) -> bool:
-    return journal.packages.get(name, (ABSENT, ""))[0] != version
-
-
 def _state(journal: JournalSnapshot, name: str) -> str:
     return journal.packages.get(name, ("", ""))[1]
 
 
-def _first(records: Sequence[Record], lost: str, gained: str) -> dict[str, bool]:
-    """What a list of names in the records says of the time before them, of those where that changed.
-
-    One that somebody else has changed in between is to be as that person left it.
-    """
-    found: dict[str, bool] = {}
-    last: dict[str, bool] = {}
-    for record in _done(records):
-        for key, was in ((gained, False), (lost, True)):
-            for name in record.more.get(key, ()):
-                if name not in found or last[name] != was:
-                    found[name] = was
-                last[name] = not was
-    return found
+def _toggled(records: Sequence[Record], gained: str, lost: str) -> dict[str, bool]:
+    """What two lists of names in the records say of the time before them, of those where that changed."""
+    changes = (
+        (name, was, not was)
+        for record in _done(records)
+        for key, was in ((gained, False), (lost, True))
+        for name in record.more.get(key, ())
+    )
+    return _first(changes, lambda before, last, _: before != last)
 
 
 def _asked_for(records: Sequence[Record]) -> dict[str, bool]:
-    """Whether somebody had asked for a package before the records, of those whose mark changed or that were removed.
+    """Whether somebody had asked for a package before the records, of those whose mark changed or that were removed."""
 
-    One that somebody else has asked for in between is to be as that person left it.
-    """
-    found: dict[str, bool] = {}
-    last: dict[str, bool] = {}  # as the record before left it; none where gpunode has installed it since
-    for record in _done(records):
-        lost, gained = (
-            {mark.partition(" ")[2] for mark in record.more.get(key, ()) if mark.startswith("manual ")}
-            for key in ("unmarked", "marks")
-        )
-        removed = {item["name"] for item in record.more.get("removed", ())}
-        for name in gained | lost | removed:
-            if name not in found or last.get(name, name in lost) != (name in lost):
-                found[name] = name in lost
-            last[name] = name in gained
-        for item in record.more.get("added", ()):
-            last.pop(item["name"], None)
-    return found
+    def changes() -> Iterator[tuple[str, bool | None, bool | None]]:
+        for record in _done(records):
+            lost, gained = (
+                {mark.partition(" ")[2] for mark in record.more.get(key, ()) if mark.startswith("manual ")}
+                for key in ("unmarked", "marks")
+            )
+            for name in gained | lost | {item["name"] for item in record.more.get("removed", ())}:
+                yield name, name in lost, name in gained
+            yield from ((item["name"], None, None) for item in record.more.get("added", ()))
+
+    return _first(changes(), lambda before, last, _: before != last)
 
 
 def _automatic(
@@ -189,12 +195,7 @@ def _automatic(
 
 def _ours(known: Sequence[Record]) -> set[tuple[str, str]]:
     """(package, version) that gpunode has installed."""
-    return {
-        (item["name"], item.get("to", item.get("version", "")))
-        for record in _done(known)
-        for key in ("added", "changed", "removed")
-        for item in record.more.get(key, ())
-    }
+    return {(name, before if after == ABSENT else after) for name, before, after in versions(known)}
 
 
 def _files(known: Sequence[Record]) -> set[str]:
