@@ -158,6 +158,14 @@ def test_the_units_of_a_tree_decide_which_file_and_what_is_refused(
         assert shown in done.output
 
 
+def test_the_specification_of_cdi_and_a_setting_that_goes_are_named_in_a_tree(tmp_path: Path) -> None:
+    done = run("configure", tmp_path, "--runtime", "docker", "--engine-version", "28.5.2", "--cdi")
+    assert "the CDI specification: it is not made for another tree" in done.output
+    tree(tmp_path, "etc/rancher/k3s/config.yaml", "default-runtime: nvidia\n")
+    done = run("unconfigure", tmp_path, "--runtime", "containerd", "--distribution", "k3s")
+    assert "/etc/rancher/k3s/config.yaml: removes default-runtime" in done.output
+
+
 def test_a_damaged_undo_record_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
     tree(tmp_path, "etc/docker/daemon.json", DOCKER)
     assert run("configure", tmp_path, "--runtime", "docker").return_value == 0

@@ -263,7 +263,7 @@ def test_a_drop_in_that_cannot_be_is_explained() -> None:
     before = tree(f"version = 3\n{IMPORTS}", conf_d__zz_toml=f'{RUNTIME}.containerd]\ndefault_runtime_name = "runc"\n')
     edit = configure_runtime(before, asked("2.1.9"))
     assert list(edit.changes) == ["/etc/containerd/conf.d/zz.toml"]
-    overruled = f"another file that {CONFIG} imports overrules containerd.default_runtime_name"
+    overruled = "/etc/containerd/conf.d/zz.toml overrules containerd.default_runtime_name"
     assert [(reason.what, reason.why) for reason in edit.reasons[1:]] == [("no drop-in is written", overruled)]
     old = configure_runtime(tree("version = 2\n"), asked("1.7.34", drop_in=DROP_IN))
     assert old.reasons[1].why == "this containerd is configured in place"

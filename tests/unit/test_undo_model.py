@@ -331,6 +331,7 @@ class Machine(RuleBasedStateMachine):
         if name in self.node.packages and (name in self.node.manual) != asked:
             for some in (self.node.manual, self.manual_expected):
                 some.add(name) if asked else some.discard(name)
+            self.manual_expected &= {*self.packages_expected}  # a mark goes with its package
             self.touched.add(f"package {name}")
 
     @rule(name=st.sampled_from("ab"))

@@ -122,7 +122,13 @@ def find(options: Options) -> Engine:
 
 
 def _unread(options: Options, runtime: Runtime | None, target: EditTarget) -> tuple[Reason, ...]:
-    """What to know of a config that the engine of this machine does not read: an edit of it has no effect there."""
+    """What to know of a config that the engine of this machine does not read: an edit of it has no effect there.
+
+    And of a specification that is made where the GPUs are.
+    """
+    if options.cdi and not options.here:
+        why = "it is not made for another tree: gpunode runtime configure --cdi makes it on the machine itself"
+        return (Reason(what="the CDI specification", why=why),)
     if not options.config or runtime is None:
         return ()
     found = target.activation({}, Edit())

@@ -194,7 +194,7 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     changes = changed(files, {**enabled, **written})
     return Edit(
         changes=changes,
-        reasons=(*_reasons(wanted, changes, bool(enabled), instead), *_remarks(config)),
+        reasons=(*_reasons(files, wanted, changes, bool(enabled), instead), *_remarks(config)),
         meant=dumped(wanted.paths, off=bool(enabled) or config.without_cri is not None),
     )
 
@@ -314,7 +314,7 @@ def _prove(
     if left:
         names = ", ".join(".".join(key) for key in left.paths)
         others = [file.path for file in after.files if file.path not in changes and _states_one(file, left.paths)]
-        raise Refusal(f"another file that {path} imports overrules {names}", f"remove it there: {', '.join(others)}")
+        raise Refusal(f"{', '.join(others) or path} overrules {names}", "remove it there")
     at = unmeant(before, after, wanted.paths)
     if at:
         raise Refusal(
@@ -340,7 +340,9 @@ def _no_drop_in(changes: Mapping[str, ContainerdFile], refused: Refusal | None, 
     return "this containerd is configured in place" if request.drop_in else ""
 
 
-def _reasons(wanted: Difference, changes: Mapping[str, bytes], enabled: bool, instead: str) -> list[Reason]:
+def _reasons(
+    files: Mapping[str, bytes], wanted: Difference, changes: Mapping[str, bytes], enabled: bool, instead: str
+) -> list[Reason]:
     def name(path: toml.Path) -> str:
         return ".".join(path[1:] if path[0] == "containerd" else path)
 
@@ -349,7 +351,8 @@ def _reasons(wanted: Difference, changes: Mapping[str, bytes], enabled: bool, in
         for path, value in wanted.sets.items()
     ]
     why = [f"sets {', '.join(stated)}"] if stated else []
-    why += [f"removes {name(path)}" for path in wanted.removes]
+    verb = "removes" if changes.keys() <= files.keys() else "overrules"  # a new drop-in takes nothing out of the root
+    why += [f"{verb} {name(path)}" for path in wanted.removes]
     why += ["enables the CRI plugin"] if enabled else []
     reasons = [Reason(what=" and ".join(sorted(changes)), why="; ".join(why), source=SOURCE)]
     return [*reasons, *([Reason(what="no drop-in is written", why=instead, source=SOURCE)] if instead else [])]

@@ -308,7 +308,8 @@ def _default(node: Node) -> _Change:
 
 
 def _reasons(changes: _Change) -> list[Reason]:
-    return [Reason(what=path, why=f"sets {SETTING}", source=SOURCE) for path in sorted(changes)]
+    verbs = {path: "sets" if SETTING in (data or b"").decode() else "removes" for path, data in changes.items()}
+    return [Reason(what=path, why=f"{verb} {SETTING}", source=SOURCE) for path, verb in sorted(verbs.items())]
 
 
 def _meant(node: Node) -> tuple[str, ...]:
