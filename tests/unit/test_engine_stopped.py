@@ -10,10 +10,9 @@ import pytest
 from gpunode.core.doctor import diagnose
 from gpunode.core.doctor.state import state_faults
 from gpunode.core.facts import parse_probe
-from gpunode.core.items.activation import Module
+from gpunode.core.items.activation import Module, engine_checks, stopped
 from gpunode.core.items.activation import ServiceItem as Started
 from gpunode.core.items.item import alone_title
-from gpunode.core.items.stopped_engine import engine_checks, stopped
 from gpunode.core.model import NodeFacts, Runtime, Service
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState

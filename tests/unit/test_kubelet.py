@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.edits.defaults import wanted_driver
 from gpunode.core.facts import parse_probe
 from gpunode.core.facts.kubelet import engine_driver, kubelet_driver, kubelet_engine
-from gpunode.core.items.kubelet import driver_mismatch, driver_problem, kubelet_checks, kubelet_warnings
+from gpunode.core.items.kubelet import driver_mismatch, driver_problem, kubelet_checks, kubelet_warnings, wanted_driver
 from gpunode.core.model import ConfigFile, Kubernetes, NodeFacts, Runtime
 
 PROBES = Path(__file__).parent.parent / "cases" / "probes"

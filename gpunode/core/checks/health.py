@@ -16,13 +16,13 @@ from gpunode.core.checks.rdma import port_checks
 from gpunode.core.engines import BY_CDI
 from gpunode.core.facts.cdi import of_others, stale, twice, unproven
 from gpunode.core.facts.vet import LOOK
+from gpunode.core.items.activation import engine_checks
 from gpunode.core.items.driver import fenced
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.kubelet import kubelet_checks
 from gpunode.core.items.repository import revoked_files, set_up_twice
 from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
-from gpunode.core.items.stopped_engine import engine_checks
 from gpunode.core.items.sysctl import sysctl_checks
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, NodeFacts, NvmlGpu

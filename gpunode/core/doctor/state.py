@@ -14,10 +14,10 @@ from gpunode.core.doctor.text import Evidence
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts.cdi import KIND, of_others, stale
 from gpunode.core.facts.kubelet import kubelet_engine
+from gpunode.core.items.activation import engine_checks
 from gpunode.core.items.first_boot import prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.kubelet import kubelet_checks
-from gpunode.core.items.stopped_engine import engine_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.knowledge.support import too_old
 from gpunode.core.model import NodeFacts, PciDevice, Running, Runtime

@@ -13,14 +13,13 @@ Besides the usual lines the script prints
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from gpunode.core.grammar import ARGUMENT_WORD, MODULE, PARAMETER, SETTING, SYSCTL, UNIT, VERSION, WORD
 from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, StateKind, StepKind
-from gpunode.core.items.stopped_engine import stopped
-from gpunode.core.model import Changed, Flavour, NodeFacts, Service
+from gpunode.core.model import Changed, Check, Flavour, NodeFacts, Runtime, Service
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
 
@@ -255,3 +254,26 @@ def may_reboot(value: Mapping[str, Any], printed: ActivationResult, *, changed: 
     if here and not value.get("reboot_controller"):
         return why, "gpunode does not reboot the machine it runs on, unless reboot_controller is true"
     return why, ""
+
+
+# ---------------------------------------------------------------- engines that are to run, and do not
+
+
+def stopped(runtime: Runtime) -> bool:
+    """Whether systemd starts the engine at boot, and it does not run now."""
+    return bool(
+        runtime.unit.endswith(".service") and runtime.enabled and not runtime.active and not runtime.distribution
+    )
+
+
+def how_stopped(facts: NodeFacts, runtime: Runtime) -> str:
+    """In words: «docker.service is enabled and does not run (failed)»."""
+    service = facts.services.get(runtime.unit.removesuffix(".service"))
+    failed = " (failed)" if service and service.active == "failed" else ""
+    return f"{runtime.unit} is enabled and does not run{failed}"
+
+
+def engine_checks(facts: NodeFacts) -> Iterator[Check]:
+    for runtime in filter(stopped, facts.runtimes):
+        fix = f"systemctl start {runtime.unit}; journalctl -u {runtime.unit} says why it does not run"
+        yield Check(id="engine.stopped", status="warning", message=how_stopped(facts, runtime), fix=fix)

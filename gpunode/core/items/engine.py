@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,7 +14,6 @@ from gpunode.core.edits import (
     probed_runtime_files,
     runtime_target,
 )
-from gpunode.core.edits.defaults import default_reason, default_runtime, wanted_driver
 from gpunode.core.edits.target import refused, texts
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
@@ -22,15 +21,14 @@ from gpunode.core.facts import masked_hash
 from gpunode.core.facts.cdi import made_by_ctk
 from gpunode.core.facts.kubelet import kubelet_engine
 from gpunode.core.items.activation import STEP as activation_step
-from gpunode.core.items.activation import Module, ServiceItem
+from gpunode.core.items.activation import Module, ServiceItem, stopped
 from gpunode.core.items.cdi import Specification
 from gpunode.core.items.cdi import settings as cdi_settings
 from gpunode.core.items.file import FILES, File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, KeyOf, Question, StepKind
-from gpunode.core.items.kubelet import driver_mismatch, driver_problem
+from gpunode.core.items.kubelet import default_reason, default_runtime, driver_mismatch, driver_problem, wanted_driver
 from gpunode.core.items.package import PackageItem
-from gpunode.core.items.stopped_engine import stopped
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
 from gpunode.core.items.sysctl import Sysctl
@@ -120,12 +118,13 @@ def wanted(question: Question) -> Found:
     facts, spec = question.facts, question.spec
     if not question.solution.toolkit:
         return
-    for request, engine in requests(facts, spec):
+    asked = [*requests(facts, spec)]
+    for request, engine in asked:
         yield from _runtime(facts, request, engine, question.templates)
         if problem := driver_problem(facts, request.runtime, engine.cgroup_driver):
             yield problem
     yield from _absent_engines(facts, spec)
-    yield from _cdi(question)
+    yield from _cdi(question, [request for request, _ in asked])
 
 
 def _base(case: HostCase, role: str) -> dict[str, Any]:
@@ -234,14 +233,13 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
     yield Configured(asked=request, edit=edit, upgrade=bool(facts.toolkit), reasons=(*edit.reasons, *why))
 
 
-def _cdi(question: Question) -> Iterator[Item]:
+def _cdi(question: Question, asked: Sequence[RuntimeRequest]) -> Iterator[Item]:
     """The CDI specification, where an engine goes by it, or one that nvidia-ctk made is there.
 
     The toolkit's own unit makes one as soon as it is installed: of GPUs that MIG cuts only afterwards.
     """
     facts, templates = question.facts, question.templates
-    configured = (request for request, _ in requests(facts, question.spec))
-    engines = tuple(request.runtime for request in configured if request.runtime in BY_CDI or request.cdi)
+    engines = tuple(request.runtime for request in asked if request.runtime in BY_CDI or request.cdi)
     driver = question.solution.driver or facts.driver.loaded  # nvidia-ctk asks it
     cut = question.solution.toolkit and question.spec.sharing.strategy == "mig"
     if driver and (engines or cut or made_by_ctk(facts).cdi.specs):

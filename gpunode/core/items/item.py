@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from gpunode.core.model import NodeFacts, Problem, Reason, Repository, Solution
@@ -199,7 +200,7 @@ class Item:
         """The files that it changes, to be shown to a reader."""
         yield from ()
 
-    @property
+    @cached_property
     def key(self) -> ItemKey:
         return ItemKey(self.role, self.option, self.name)
 

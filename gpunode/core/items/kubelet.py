@@ -1,12 +1,45 @@
-"""What plan and verify say of the kubelet and its engine, and where a plan refuses what their cgroup drivers are."""
+"""The kubelet and its engine: what `auto` gives the engine for its sake, what plan and verify say, what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from gpunode.core.engines import DAEMONS
 from gpunode.core.facts.kubelet import engine_driver, follows_engine, kubelet_driver, kubelet_engine
-from gpunode.core.model import Check, NodeFacts, Problem
+from gpunode.core.model import Check, NodeFacts, Problem, Runtime
+
+DefaultRuntime = Literal["nvidia", "runc", "keep"]
+
+
+def default_runtime(
+    facts: NodeFacts, engine: str, setting: Literal["auto", "nvidia", "runc", "keep"]
+) -> DefaultRuntime:
+    """The default runtime that an engine is to have; auto: nvidia for the kubelet's engine, else as it is.
+
+    Pods name no runtime, unless a RuntimeClass does; the default of a machine's other containers is not ours to change.
+    """
+    if setting != "auto":
+        return setting
+    kubelets = kubelet_engine(facts)
+    return "nvidia" if kubelets and kubelets.name == engine else "keep"
+
+
+def default_reason(facts: NodeFacts, engine: str) -> str:
+    """Why `auto` is what it is for this engine."""
+    if default_runtime(facts, engine, "auto") == "nvidia":
+        return f"nvidia: the kubelet's pods run on {engine} (runtimes.{engine}.default_runtime: auto)"
+    return f"left as it is: no kubelet uses {engine} (runtimes.{engine}.default_runtime: auto)"
+
+
+def wanted_driver(facts: NodeFacts, runtime: Runtime | None) -> str:
+    """The driver that an engine has to be given so that it fits the kubelet; "" where none has to be."""
+    engine = kubelet_engine(facts)
+    if engine is None or runtime is None or runtime != engine:
+        return ""
+    if follows_engine(engine, facts.kubernetes) or engine_driver(facts, engine).value == "":
+        return ""
+    return kubelet_driver(facts).value if facts.kubernetes.cgroup_driver or engine.cgroup_driver else ""
 
 
 def driver_problem(facts: NodeFacts, name: str, setting: str) -> Problem | None:

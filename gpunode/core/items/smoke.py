@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast, get_args, get_type_hints
 
-from gpunode.core.edits.defaults import default_runtime
 from gpunode.core.engines import ROWS
 from gpunode.core.grammar import IMAGE, WORD
-from gpunode.core.items.engine import manages
+from gpunode.core.items.engine import requests
 from gpunode.core.items.item import HostCase, StepKind
 from gpunode.core.model import Check, NodeFacts, Runtime, Solution
 from gpunode.core.printable import shortened
@@ -99,11 +98,8 @@ STEP = StepKind(shape=SHAPE, action="smoke", argument="smoke", base=_base)
 
 def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:
     """What they have to prove of a node that has its GPUs: plain data for node/smoke/smoke.sh."""
-    engines = {
-        name: default_runtime(facts, name, getattr(spec.runtimes, name).default_runtime)
-        for name in ENGINES
-        if solution.toolkit and manages(facts, name, getattr(spec.runtimes, name))
-    }
+    asked = [request for request, _ in requests(facts, spec)] if solution.toolkit else []
+    engines = {request.runtime: request.default_runtime for request in asked if ROWS[request.runtime].smoke}
     containerd = facts.runtime("containerd")
     logs = {name: log for name in engines if (found := facts.runtime(name)) and (log := engine_log(found))}
     return {

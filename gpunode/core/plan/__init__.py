@@ -18,7 +18,6 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, masked_hash
 from gpunode.core.facts.vet import LOOK
 from gpunode.core.items.cdi import cdi_warnings
-from gpunode.core.items.engine import manages, requests
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
 from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted, alone_title, merged, step_value
@@ -33,8 +32,8 @@ from gpunode.core.validation import check_value
 _DRAINED = "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data, then reboot the node"
 
 
-def operator_problems(facts: NodeFacts, spec: Spec, solution: Solution) -> Iterator[Problem]:
-    """What the operator holds of that which the plan would take."""
+def operator_problems(facts: NodeFacts, solution: Solution, engines: Sequence[str]) -> Iterator[Problem]:
+    """What the operator holds of that which the plan would take; `engines` are those that it configures."""
     driver = solution.driver
     if facts.kubernetes.driver_container and driver and driver.method != "preinstalled":
         yield Problem(
@@ -43,8 +42,8 @@ def operator_problems(facts: NodeFacts, spec: Spec, solution: Solution) -> Itera
             fix="to keep it: driver.method: preinstalled; to hand it over: helm upgrade gpu-operator … --reuse-values "
             f"--set driver.enabled=false, {_DRAINED}, and run again",
         )
-    for name in ENGINES:
-        if solution.toolkit and manages(facts, name, getattr(spec.runtimes, name)) and _toolkits(facts, name):
+    for name in engines:
+        if _toolkits(facts, name):
             yield Problem(
                 what=f"the GPU Operator's toolkit container has configured {name}: it would write its settings again",
                 fix=f"to keep it: toolkit.version: none and runtimes.{name}.manage: ignore; to hand it over: helm "
@@ -109,10 +108,10 @@ def make_plan(
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(*base.warnings, warning))
     want = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates))
-    engines = [request.runtime for request, _ in requests(facts, spec)] if solution.toolkit else []
+    engines = [key.name for key in want.items if key.option == "edits"]
     programs = list(programs_of(facts, engines))
     old = filter(None, (too_old(*one, support) for one in programs))
-    others = (*image_problems(facts, spec), *operator_problems(facts, spec, solution), *old)
+    others = (*image_problems(facts, spec), *operator_problems(facts, solution, engines), *old)
     problems = (*_target_problems(facts), *others, *solution.problems, *want.problems)
     if problems:
         return replace(base, problems=problems)

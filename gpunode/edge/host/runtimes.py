@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 from gpunode.core.edits import SECTIONS, RuntimeRequest, RuntimeState, completed, runtime_state, runtime_target
-from gpunode.core.edits.defaults import default_runtime, wanted_driver
 from gpunode.core.edits.target import PATH, Activation, EditTarget, Files, Refusal, gathered, texts
 from gpunode.core.edits.text.unitfile import FOLDERS, program_of, unit_patterns
 from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.facts.kubernetes import UNITS
+from gpunode.core.items.kubelet import default_runtime, wanted_driver
 from gpunode.core.model import Distribution, Edit, NodeFacts, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.remote import program

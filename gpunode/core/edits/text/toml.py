@@ -224,7 +224,7 @@ class TomlPiece:
     key: str = ""
     header: bool = False
 
-    @property
+    @cached_property
     def pair(self) -> bool:
         return bool(self.path) and not self.header
 
