@@ -22,16 +22,23 @@ from gpunode.core.facts.cdi import made_by_ctk
 from gpunode.core.facts.kubelet import kubelet_engine
 from gpunode.core.items.activation import STEP as activation_step
 from gpunode.core.items.activation import Module, ServiceItem, stopped
-from gpunode.core.items.cdi import Specification
+from gpunode.core.items.cdi import Specification, cdi_warnings
 from gpunode.core.items.cdi import settings as cdi_settings
 from gpunode.core.items.file import FILES, File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Found, HostCase, Item, ItemKey, KeyOf, Question, StepKind
-from gpunode.core.items.kubelet import default_reason, default_runtime, driver_mismatch, driver_problem, wanted_driver
+from gpunode.core.items.kubelet import (
+    default_reason,
+    default_runtime,
+    driver_mismatch,
+    driver_problem,
+    kubelet_warnings,
+    wanted_driver,
+)
 from gpunode.core.items.package import PackageItem
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
-from gpunode.core.items.sysctl import Sysctl
+from gpunode.core.items.sysctl import Sysctl, boot_warnings
 from gpunode.core.model import Edit, NodeFacts, PackageWant, Problem, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.spec import RuntimeSpec, Spec
@@ -125,6 +132,9 @@ def wanted(question: Question) -> Found:
             yield problem
     yield from _absent_engines(facts, spec)
     yield from _cdi(question, [request for request, _ in asked])
+    yield from kubelet_warnings(facts, {name: getattr(spec.runtimes, name).manage for name in ENGINES})
+    yield from boot_warnings(facts)
+    yield from cdi_warnings(facts)
 
 
 def _base(case: HostCase, role: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from gpunode.core.items import activation, cdi, smoke
 from gpunode.core.items.activation import Enabled
 from gpunode.core.items.file import FILES, File
-from gpunode.core.items.item import ABSENT, HostCase, Item, ItemKey, Question, StepKind, merged, unlike
+from gpunode.core.items.item import ABSENT, Found, HostCase, Item, ItemKey, Question, StepKind, merged, unlike
 from gpunode.core.model import Check, DriverChoice, NodeFacts, Problem
 from gpunode.core.remote import program
 from gpunode.core.sharing.rules import mig_profiles
@@ -124,31 +124,29 @@ def prepares(spec: Spec) -> bool:
     return bool(spec.image.gpus) or not spec.image.load
 
 
-def image_warnings(spec: Spec) -> Iterator[str]:
-    """What is asked for and is not done without the driver."""
-    sharing = spec.sharing
-    if not spec.image.load and (sharing.mode.on_host or mig_profiles(sharing)):
-        why = "GPUs are shared when the driver is loaded; gpunode provision does it then"
-        yield f"sharing.strategy {sharing.strategy}: {why}"
-
-
-def image_problems(facts: NodeFacts, spec: Spec) -> Iterator[Problem]:
-    """What contradicts itself about GPUs to come."""
-    if not spec.image.load and not facts.gpus and not spec.image.gpus:
+def wanted(question: Question) -> Found:
+    """What contradicts itself about GPUs to come, and what is not done without the driver."""
+    spec, here = question.spec, question.facts.gpus
+    if spec.image.load:
+        if spec.image.gpus and not here:
+            yield Problem(
+                what="the machine has no GPU, so the driver for the GPUs to come cannot be loaded",
+                fix="add --no-load, or image.load: false in gpunode.yml: it is loaded and proven at the first boot",
+            )
+        return
+    if not here and not spec.image.gpus:
         yield Problem(
             what="nothing is to be loaded, and it is not said for which GPU: the machine has none",
             fix="add --for-gpu 10de:…, or image.gpus in gpunode.yml",
         )
-    if not spec.image.load and spec.driver.method == "runfile":
+    if spec.driver.method == "runfile":
         yield Problem(
             what="a runfile's installer loads the driver that it has built, which it cannot without its GPU",
             fix="set driver.method to packages for machines that are prepared before their GPU is there",
         )
-    if spec.image.load and spec.image.gpus and not facts.gpus:
-        yield Problem(
-            what="the machine has no GPU, so the driver for the GPUs to come cannot be loaded",
-            fix="add --no-load, or image.load: false in gpunode.yml: it is then loaded and proven at the first boot",
-        )
+    if spec.sharing.mode.on_host or mig_profiles(spec.sharing):
+        why = "GPUs are shared when the driver is loaded; gpunode provision does it then"
+        yield f"sharing.strategy {spec.sharing.strategy}: {why}"
 
 
 def prepared(facts: NodeFacts) -> bool:

@@ -215,7 +215,7 @@ class Question:
     templates: Mapping[str, str]
 
 
-Found = Iterator[Item | Problem]  # what a part of the spec wants, or what stands against it
+Found = Iterator[Item | Problem | str]  # what a part of the spec wants, what stands against it, or a warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +224,7 @@ class Wanted:
 
     items: Mapping[ItemKey, Item]
     problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

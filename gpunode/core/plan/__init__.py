@@ -13,16 +13,12 @@ from typing import Any
 
 from gpunode.core.diff import unified
 from gpunode.core.edits.target import OPERATOR
-from gpunode.core.engines import ENGINES
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, masked_hash
 from gpunode.core.facts.vet import LOOK
-from gpunode.core.items.cdi import cdi_warnings
 from gpunode.core.items.file import File
-from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
+from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted, alone_title, merged, step_value
-from gpunode.core.items.kubelet import kubelet_warnings
-from gpunode.core.items.sysctl import boot_warnings
 from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
 from gpunode.core.plan.steps import BY_ID, STEPS, StepRow, wanted
@@ -111,16 +107,12 @@ def make_plan(
     engines = [key.name for key in want.items if key.option == "edits"]
     programs = list(programs_of(facts, engines))
     old = filter(None, (too_old(*one, support) for one in programs))
-    others = (*image_problems(facts, spec), *operator_problems(facts, solution, engines), *old)
+    others = (*operator_problems(facts, solution, engines), *old)
     problems = (*_target_problems(facts), *others, *solution.problems, *want.problems)
     if problems:
         return replace(base, problems=problems)
     new = filter(None, (untried(*one, support) for one in programs))
-    base = replace(base, warnings=(*base.warnings, *image_warnings(spec), *new))
-    if solution.toolkit:
-        managed: dict[str, str] = {name: getattr(spec.runtimes, name).manage for name in ENGINES}
-        found = (*kubelet_warnings(facts, managed), *boot_warnings(facts), *cdi_warnings(facts))
-        base = replace(base, warnings=(*base.warnings, *found))
+    base = replace(base, warnings=(*base.warnings, *new, *want.warnings))
     case = HostCase(
         facts=facts, spec=spec, solution=solution, items=want.items, have=actual(facts, want), key_of=key_of
     )

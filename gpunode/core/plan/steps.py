@@ -73,7 +73,7 @@ ROLES = (
     Role(
         name="driver",
         short="Installs the NVIDIA driver, holds it, and makes it run",
-        wanted=(repository.wanted, driver.wanted, kernel_argument.wanted),
+        wanted=(first_boot.wanted, repository.wanted, driver.wanted, kernel_argument.wanted),
     ),
     Role(
         name="fabric",
@@ -197,7 +197,11 @@ def wanted(question: Question) -> Wanted:
     items, problems = by_key(one for one in found if isinstance(one, Item))
     if question.solution.driver and not question.spec.image.load:
         items = {one.key: one for one in first_boot.without_loading(items, question.solution.driver, question)}
-    return Wanted(items=items, problems=(*(one for one in found if isinstance(one, Problem)), *problems))
+    return Wanted(
+        items=items,
+        problems=(*(one for one in found if isinstance(one, Problem)), *problems),
+        warnings=tuple(one for one in found if isinstance(one, str)),
+    )
 
 
 def by_key(found: Iterable[Item]) -> tuple[dict[ItemKey, Item], list[Problem]]:
