@@ -36,14 +36,14 @@ def check_boot(targets: Targets, probes: tuple[Path, ...], output_format: str) -
     from gpunode.cli.progress import probing
     from gpunode.core.report.text import checks_text
     from gpunode.edge.detect import detect
-    from gpunode.edge.isolate import isolated
+    from gpunode.edge.share import in_its_share
 
     targets = with_probes(targets, probes)
     with probing(output_format) as on_done:
         found = detect(targets, on_done=on_done)
     results: list[tuple[str, list[Check] | GpunodeError]] = []
     for one in found:
-        results.append((one.host, one.error if one.error else isolated(one.host, partial(_checks, one))))
+        results.append((one.host, one.error if one.error else in_its_share(one.host, partial(_checks, one))))
     errors = [(host, checks) for host, checks in results if isinstance(checks, GpunodeError)]
     good = [(host, checks) for host, checks in results if not isinstance(checks, GpunodeError)]
     if output_format == "json":

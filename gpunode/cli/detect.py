@@ -84,7 +84,7 @@ def _redacted(host: Detected, number: int) -> Detected:
     from gpunode.core.facts import parse_probe
     from gpunode.core.facts import redact as without_names
     from gpunode.edge.detect import Detected
-    from gpunode.edge.isolate import isolated
+    from gpunode.edge.share import in_its_share
 
     if host.facts is None:
         return host
@@ -93,13 +93,13 @@ def _redacted(host: Detected, number: int) -> Detected:
         text = without_names(host.probe)
         return replace(host, host=f"node{number}", probe=text, facts=parse_probe(text), groups=())
 
-    shown = isolated(f"node{number}", redacted)
+    shown = in_its_share(f"node{number}", redacted)
     return Detected(host=f"node{number}", error=shown) if isinstance(shown, GpunodeError) else shown
 
 
 def _show(host: Sequence[Detected], output_format: str) -> list[GpunodeError]:
     """Print the hosts; returns the errors, those of hosts that cannot be shown among them."""
-    from gpunode.edge.isolate import isolated
+    from gpunode.edge.share import in_its_share
 
     if output_format == "gres":
         from gpunode.core.report.slurm import gres_text
@@ -110,7 +110,7 @@ def _show(host: Sequence[Detected], output_format: str) -> list[GpunodeError]:
     machine = output_format in ("json", "yaml")
     make: Callable[[Detected], Any] = _data if machine else _card if len(host) == 1 else _row
     made: list[tuple[Detected, Any]] = [
-        (one, one.error or isolated(one.host, functools.partial(make, one))) for one in host
+        (one, one.error or in_its_share(one.host, functools.partial(make, one))) for one in host
     ]
     errors = [(one.host, shown) for one, shown in made if isinstance(shown, GpunodeError)]
     if machine:

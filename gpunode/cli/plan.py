@@ -154,13 +154,13 @@ def show_plans(hosts: list[HostPlan], detail: Detail, *, converged: bool = True)
     from gpunode.core.model import HostResult
     from gpunode.core.report.fleet import plan_classes, plans_text
     from gpunode.core.report.text import MANY, class_text
-    from gpunode.edge.isolate import isolated
+    from gpunode.edge.share import in_its_share
 
     plans = [h.plan for h in hosts if h.plan]
     versions = _versions(hosts)
     if len(hosts) > MANY:
         errors = [HostResult(host=h.host, message=str(h.error)) for h in hosts if h.error]
-        together = isolated("", lambda: plans_text(plans, errors, chosen=versions, detail=detail))
+        together = in_its_share("", lambda: plans_text(plans, errors, chosen=versions, detail=detail))
         if not isinstance(together, GpunodeError):
             echo(together)
             return hosts
@@ -169,12 +169,12 @@ def show_plans(hosts: list[HostPlan], detail: Detail, *, converged: bool = True)
         if not converged and not any(plan.steps or plan.problems for plan in alike):
             continue
         chosen = versions.get(alike[0].host, "")
-        text = isolated("", partial(class_text, alike, chosen=chosen, detail=detail))
+        text = in_its_share("", partial(class_text, alike, chosen=chosen, detail=detail))
         if not isinstance(text, GpunodeError):
             echo(text if detail.diff else fitted(text, terminal_width()))
             continue
         for one in alike:  # that cannot be shown together
-            text = isolated(one.host, partial(class_text, [one], chosen=chosen, detail=detail))
+            text = in_its_share(one.host, partial(class_text, [one], chosen=chosen, detail=detail))
             if isinstance(text, GpunodeError):
                 broken[one.host] = text
             else:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Archive, Plan
 from gpunode.core.plan.question import (
@@ -26,6 +28,7 @@ from gpunode.core.plan.question import (
 from gpunode.core.solve.archive import names_to_ask
 from gpunode.core.solve.case import request_of
 from gpunode.edge.desired import Planned
+from gpunode.edge.share import in_its_share
 
 ROUNDS = 5  # the first plan, without repositories that could not be read, what the archive made of it, next candidates
 FETCHES = ("apt", "dnf", "zypper")  # read a repository that is not set up into a folder of the question's own
@@ -64,6 +67,15 @@ class Talk:
     def _transaction(self, planned: Planned) -> Transaction | None:
         fetch = not self._unread and planned.facts.package_manager in FETCHES
         return transaction(planned.plan, planned.solution, fetch=fetch)
+
+    def heard(self, answer: tuple[str, int] | str) -> bool:
+        """Whether the plan stands by an answer, or by a text that says why there is none that can be used."""
+        if not isinstance(answer, str):
+            done = in_its_share("", partial(self.hear, *answer))
+            if not isinstance(done, GpunodeError):
+                return done
+            answer = f"the answer of the package manager cannot be used: {done.what}"
+        return self.end(not_resolved(self.planned.plan, (answer,)))
 
     def hear(self, stdout: str, rc: int) -> bool:
         """Take an answer; whether the plan stands."""
@@ -125,11 +137,6 @@ def settle(talks: Sequence[Talk], ask: Callable[[Mapping[int, Request]], Mapping
     """Ask until all plans stand: each round those together that have a question; a text says why nobody answered."""
     left = dict(enumerate(talks))
     while requests := {n: request for n, talk in left.items() if (request := talk.request()) is not None}:
-        for number, answer in ask(requests).items():
-            talk = left[number]
-            done = (
-                talk.end(not_resolved(talk.planned.plan, (answer,))) if isinstance(answer, str) else talk.hear(*answer)
-            )
-            if done:
-                del left[number]
-        left = {number: talk for number, talk in left.items() if number in requests}
+        answers = ask(requests)
+        heard = {number: left[number].heard(answer) for number, answer in answers.items()}
+        left = {number: left[number] for number, done in heard.items() if not done}

@@ -22,7 +22,6 @@ from gpunode.core.report.text import plan_data
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Targets, detect
 from gpunode.edge.fleet.runs import HostRow, Runs
-from gpunode.edge.isolate import isolated
 from gpunode.edge.report_data import FOUND, RESULTS
 from gpunode.edge.share import in_its_share
 from gpunode.edge.state import state_dir
@@ -137,7 +136,7 @@ def _report(hosts: list[ReportHost], *, title: str, source: str, run: ReportRun 
 
 def _card(name: str, make: Callable[[], ReportHost]) -> ReportHost:
     """The card of a host; where none can be made of what was found, one that says so."""
-    host = isolated(name, make)
+    host = in_its_share(name, make)
     return make_host(name, plan={"error": error_data(host)}) if isinstance(host, GpunodeError) else host
 
 
@@ -188,7 +187,7 @@ def _of_probe(path: Path, name: str, desired: DesiredState, *, compare: bool) ->
 
 
 def _reported_or_error(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
-    reported = isolated(str(host["host"]), lambda: _reported(host, knowledge, path))
+    reported = in_its_share(str(host["host"]), lambda: _reported(host, knowledge, path))
     if isinstance(reported, InputError):
         raise reported  # the file is none of ours
     return {"plan": {"error": error_data(reported)}} if isinstance(reported, GpunodeError) else reported

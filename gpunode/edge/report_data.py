@@ -17,7 +17,7 @@ from gpunode.core.report.drains import DrainPreview, drain_data
 from gpunode.core.report.seen import see
 from gpunode.core.report.text import plan_data, results_data
 from gpunode.core.rollout import make_pools
-from gpunode.edge.isolate import isolated
+from gpunode.edge.share import in_its_share
 
 if TYPE_CHECKING:
     from gpunode.edge.desired import DesiredState
@@ -39,7 +39,7 @@ def plans_data(
     pools = {host: pool.name for pool in make_pools(asked) for host in pool.hosts}
     rows = []
     for host in hosts:
-        row = isolated(host.host, partial(_plan_row, host, desired, pools.get(host.host, ""), found=found))
+        row = in_its_share(host.host, partial(_plan_row, host, desired, pools.get(host.host, ""), found=found))
         row = {"host": host.host, "error": error_data(row)} if isinstance(row, GpunodeError) else row
         rows.append(row | drained.get(host.host, {}))
     return rows
@@ -63,7 +63,7 @@ def _found(host: HostPlan | None, desired: DesiredState) -> dict[str, Any] | Non
     if host is None or host.planned is None:
         return None
     facts, expected = host.planned.facts, Expected(spec=host.planned.spec.verify)
-    seen = isolated(host.host, lambda: asdict(see(facts, desired.knowledge, expected)))
+    seen = in_its_share(host.host, lambda: asdict(see(facts, desired.knowledge, expected)))
     return None if isinstance(seen, GpunodeError) else seen
 
 

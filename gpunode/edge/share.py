@@ -10,7 +10,7 @@ import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -40,19 +40,23 @@ def in_its_share(
     """What `call` returns, as `isolated` does; in the main thread bounded in processor time and memory as well."""
 
     def bounded() -> T:
-        try:
-            with _limits(seconds, memory):
-                return call()
-        except MemoryError:
-            raise TooCostlyError(f"{memory >> 20} MiB of memory") from None
+        with share(seconds, memory):
+            return call()
 
     return isolated(host, bounded)
 
 
+Lifted = Callable[[], AbstractContextManager[None]]
+
+
 @contextmanager
-def _limits(seconds: float, memory: int) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def share(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[Lifted]:
+    """Within, the main thread is bounded, but for what it does while the yielded is entered: waiting for the host.
+
+    One share within another is the outer one.  Raises TooCostlyError.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
+        yield nullcontext
         return
 
     def over(_signal: int, _frame: FrameType | None) -> None:
@@ -62,8 +66,21 @@ def _limits(seconds: float, memory: int) -> Iterator[None]:
     handler = signal.signal(signal.SIGVTALRM, over)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _AGAIN)
     resource.setrlimit(resource.RLIMIT_DATA, (_at_most(_size() + memory, *before), before[1]))
+
+    @contextmanager
+    def lifted() -> Iterator[None]:
+        time, data = signal.setitimer(signal.ITIMER_VIRTUAL, 0), resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, data)
+            signal.setitimer(signal.ITIMER_VIRTUAL, *time)
+
     try:
-        yield
+        yield lifted
+    except MemoryError:
+        raise TooCostlyError(f"{memory >> 20} MiB of memory") from None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, handler)

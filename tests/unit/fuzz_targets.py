@@ -40,6 +40,7 @@ from gpunode.core.mask import mask
 from gpunode.core.model import Distribution, Repository
 from gpunode.core.openpgp import binary, fingerprints
 from gpunode.core.plan.lockfile import parse_lock
+from gpunode.core.plan.question import read_answer
 from gpunode.core.printable import printable
 from gpunode.core.remote import parse_outcome
 from gpunode.core.report.schema import seen_from
@@ -238,6 +239,14 @@ def outcome(text: str) -> None:
     shown_ += tuple(word for check in checks for word in (check.id, check.message, check.fix))
     shown_ += (parse_activation(text).reboot, parse_activation(text).boot_id, locked_by(text))
     assert all(printable(one) == one for one in shown_)
+
+
+def answers() -> list[str]:
+    return [
+        "gpunode\tfresh\tyes\ngpunode\toffer\ta 1:2-3 b >= 1\ngpunode\tunasked\tlists\ngpunode\tstatus\tunchanged\n",
+        "gpunode\toffer\ta 2\ngpunode\tunresolvable\ta needs b\ngpunode\tstatus\tfailed\ngpunode\tmessage\tno\n",
+        "gpunode\tchanged\tpackage\ta\t\t1\ta 1\ngpunode\tstatus\tchanged\n",
+    ]
 
 
 def journals() -> list[str]:
@@ -533,6 +542,7 @@ TARGETS = (
     Target(what="probe → redacted probe", seeds=probes, run=redact, inputs=1_000),
     Target(what="saved facts (JSON)", seeds=saved_facts, run=lambda t: facts_from_data(_as_json(t)), inputs=5_000),
     Target(what="lines of node scripts, checks of smoke.sh", seeds=outcomes, run=outcome, inputs=20_000),
+    Target(what="answers of packages.sh", seeds=answers, run=lambda t: read_answer(t, 0, ["a"]), inputs=20_000),
     Target(what="journal of a node → what to undo", seeds=journals, run=journal, inputs=20_000),
     Target(what="undo records", seeds=undo_records, run=lambda t: undo_from_data(_as_json(t)), inputs=50_000),
     Target(what="logs → faults", seeds=logs, run=doctor, inputs=5_000),

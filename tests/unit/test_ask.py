@@ -30,7 +30,7 @@ RESOLVES = ("resolved 1", "status changed", "message 3 change(s) to packages wou
 def said(*lines: str, fresh: bool = True) -> tuple[str, int]:
     """An answer of packages.sh, of `KEY VALUE` lines."""
     found = [*(["fresh 1"] if fresh else []), *lines]
-    text = "".join("gpunode\t{}\t{}\n".format(*line.split(" ", 1)) for line in found)
+    text = "".join("gpunode\t{}\t{}\n".format(*line.partition(" ")[::2]) for line in found)
     return text, 1 if "status failed" in found else 5 if "status refused" in found else 0
 
 
@@ -279,6 +279,8 @@ HOSTILE = (
     "offer name -1",
     "offer name $(id)",
     "offer name 1 a",
+    "offer name",
+    "offer",
     f"offer name {'9' * 300}",
 )
 

@@ -123,9 +123,7 @@ def read_answer(stdout: str, rc: int, names: Sequence[str]) -> Answer:
 
 
 def _offers(lines: Sequence[str], names: frozenset[str]) -> Iterator[Offer]:
-    for line in lines:
-        name, _, rest = line.partition(" ")
-        version, *words = rest.split()
+    for name, version, *words in (line.split() for line in lines if len(line.split()) > 1):
         needs = [words[n : n + 3] for n in range(0, len(words), 3)]
         good = name in names and VERSION.fits(version) and len(words) <= 3 * 20
         if good and all(

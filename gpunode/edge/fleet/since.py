@@ -13,7 +13,7 @@ from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.fleet.workflow import verify_found
-from gpunode.edge.isolate import isolated
+from gpunode.edge.share import in_its_share
 
 
 def verify_since(
@@ -33,7 +33,7 @@ def verify_since(
     found: list[Detected] = []
     reported: dict[str, list[Check]] = {}
     for one in detect(targets, on_done=on_done):
-        checks = isolated(one.host, partial(_differences, one, rows.get(one.host), runs, run))
+        checks = in_its_share(one.host, partial(_differences, one, rows.get(one.host), runs, run))
         found.append(replace(one, facts=None, error=checks) if isinstance(checks, GpunodeError) else one)
         reported[one.host] = [] if isinstance(checks, GpunodeError) else checks
     quiet = [one for one in found if not one.error and not reported[one.host]]

@@ -12,7 +12,7 @@ from gpunode.core.remote import parse_outcome, program
 from gpunode.core.undo.journal import Run, parse_snapshot, standing
 from gpunode.core.undo.summary import summary
 from gpunode.edge.detect import Detected, Targets, find_hosts
-from gpunode.edge.isolate import isolated
+from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.many import Ran, run_many
 from gpunode.node import script
 
@@ -29,7 +29,7 @@ def list_runs(
 
     def done(ran: Ran) -> None:
         host = ran.target.name
-        found[host] = isolated(host, partial(_standing, host, ran))
+        found[host] = in_its_share(host, partial(_standing, host, ran))
         on_done(host, found[host])
 
     run_many([(host.target, text) for host in hosts if host.target], reach=targets.reach(), on_done=done)

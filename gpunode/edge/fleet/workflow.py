@@ -206,7 +206,7 @@ def verify_planned(
     pools = pool_checks({h.host: (h.planned.spec.rollout, h.planned.facts) for h in hosts if h.planned})
     results = []
     for host in hosts:
-        found_out = isolated(
+        found_out = in_its_share(
             host.host, partial(_verified, host, desired, smoked.get(host.host, ()), expected.get(host.host))
         )
         result = found_out if isinstance(found_out, HostResult) else error_result(host.host, found_out)
@@ -271,9 +271,7 @@ def plan_all(found: Sequence[Detected], targets: Targets, desired: DesiredState)
 def _talk(host: HostPlan, planned: Planned, desired: DesiredState) -> Talk:
     def replan(archive: Archive) -> Planned:
         assert host.detected.facts
-        facts, over = host.detected.facts, host.detected.spec
-        again = in_its_share(host.host, lambda: desired.plan(host.host, facts, over, archive=archive))
-        return again if isinstance(again, Planned) else planned
+        return desired.plan(host.host, host.detected.facts, host.detected.spec, archive=archive)
 
     return Talk(planned=planned, knowledge=desired.knowledge, replan=replan)
 
@@ -344,7 +342,7 @@ def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -
     pairs = {host.host: isolated(host.host, partial(pair, host)) for host in hosts}
     found: dict[str, tuple[Check, ...] | GpunodeError] = {h: p for h, p in pairs.items() if isinstance(p, GpunodeError)}
     ran = run_many([p for p in pairs.values() if not isinstance(p, GpunodeError)], reach=targets.reach(SMOKE_SECONDS))
-    found |= {one.target.name: isolated(one.target.name, partial(checks, one)) for one in ran}
+    found |= {one.target.name: in_its_share(one.target.name, partial(checks, one)) for one in ran}
     left = {one.target.name for one in ran if isinstance(one.error, NotServed)}
     by_ansible = _smoke_by_ansible([host for host in hosts if host.host in left], targets, desired)
     return {h: _not_smoked(c) if isinstance(c, GpunodeError) else c for h, c in found.items()} | by_ansible

@@ -39,6 +39,7 @@ try:
     from gpunode.core.mask import mask
     from gpunode.core.remote import fix_of, parse_outcome, program
     from gpunode.core.validation import as_lines
+    from gpunode.edge.share import share
     from gpunode.node import script
 except ImportError as error:
     GPUNODE_MISSING = str(error)
@@ -72,6 +73,7 @@ class NodeAction(ActionBase):
     _supports_async = False
     ARGUMENTS: ClassVar[dict[str, Any]] = {}
     _opened: Secrets | None = None  # the secrets that the arguments refer to
+    _lifted: Any = contextlib.nullcontext  # of the host's share, while the host is waited for
     _read_for = 0.0  # seconds that the step has read
 
     def run(self, tmp: str | None = None, task_vars: Result | None = None) -> Result:
@@ -87,7 +89,8 @@ class NodeAction(ActionBase):
         try:
             self._refuse_facts()
             self._refuse_others()
-            done = self.act(self._with_secrets(args))
+            with share() as self._lifted:
+                done = self.act(self._with_secrets(args))
             if not done:
                 return result | {"changed": False, "skipped": True, "skip_reason": "nothing to do"}
             return result | {"changed": False} | self._shown(self._with_log_file(self._sealed(done)))
@@ -317,7 +320,7 @@ class NodeAction(ActionBase):
     def send(self, name: str, request: Request, *, changes: bool = True) -> tuple[str, int]:
         """(standard output, exit status) of node script `name`."""
         text = program(script(name), request)
-        with self._heartbeat(), self._in_time(name, changes=changes), self._bounded(name):
+        with self._lifted(), self._heartbeat(), self._in_time(name, changes=changes), self._bounded(name):
             done = self._on_stdin(text) if self._pipes() else None
             if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
                 done = self._from_file(text)
