@@ -16,7 +16,6 @@ from gpunode.core.errors import Exit
 from gpunode.kube.edge.apply import remove
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
-from gpunode.kube.edge.verify import ProofOptions, verify
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -140,9 +139,6 @@ def test_who_may_not_read_configmaps_sees_all_that_is_lacking(server: ApiServer,
     assert "get configmaps in gpunode" in problem.what and "create daemonsets.apps in gpunode" in problem.what
     (problem,) = remove(api, "gpunode", notify=silent).problems
     assert problem.what == "here may not get configmaps in gpunode"
-    cluster, *_ = verify(api, rendered(), ProofOptions(exact=True, patience=0), notify=silent)
-    assert cluster.outcome == "failed"
-    assert "get configmaps in gpunode" in next(one.message for one in cluster.checks if one.id == "kube.problem")
     assert mutating(server) == []
 
 

@@ -166,7 +166,6 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "kube.pool": "no node offers a GPU; not proven where a selector chooses no node, or a chosen node left",
         "kube.waiting": "(warning) pods wait for GPUs, and no node has them free, or none offers them",
         "kube.unread": "not proven: it could not be read, and the rest was judged without it",
-        "kube.problem": "(`--exact`) apply would be refused",
         "kube.error": "a pool or a node could not be proven; the others were",
         "kube.pool-proof": "not proven where each node of the pool is cordoned, tainted or down",
         "kube.node-proof": "not proven where `--max-failures` left the node out",

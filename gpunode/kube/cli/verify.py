@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 @render_options
 @cluster_options
 @click.option("--smoke", is_flag=True, help="Start pods that use GPUs, on each node, in a namespace of their own.")
-@click.option("--exact", is_flag=True, help="Compare objects by the server's dry run; needs the rights of apply.")
 @click.option("--keep", is_flag=True, help="Leave the pods of failed proofs and their namespace, to look at them.")
 @click.option(
     "--timeout",
@@ -58,7 +57,6 @@ def verify(
     rendered: Callable[[Api], Rendered],
     connect: Callable[[], Api],
     smoke: bool,
-    exact: bool,
     keep: bool,
     timeout: float,
     max_failures: int | None,
@@ -81,7 +79,6 @@ def verify(
         raise click.UsageError("--every only reads: run --smoke by itself")
     how = ProofOptions(
         smoke=smoke,
-        exact=exact,
         keep=keep,
         timeout=timeout,
         max_failures=max_failures,

@@ -23,7 +23,7 @@ from gpunode.kube.core.checks.ready import (
     pods_trouble,
     readiness,
 )
-from gpunode.kube.core.cluster import GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
+from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
 from gpunode.kube.core.marks import parse_taint
 from gpunode.kube.core.offers import expected, lack, offered
 from gpunode.kube.core.owned import (
@@ -440,28 +440,24 @@ def _nodes(look: ClusterReading) -> Iterator[ClusterFinding]:
             if now := former.get(name):
                 fix = f"node {now} has its address now; if the machine was renamed: kubectl delete node {name}"
             yield ClusterFinding(check="kube.node", about=f"node {name}", message=why, fix=fix)
-        elif lost := lost_gpus(look, pool, node):
+        elif lost := _lost_gpus(look, pool, node):
             why, fix = _why(look, node, pool)
             text = f"{lost} (pool {printable(pool.name)}){why and f': {why}'}"
             yield ClusterFinding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, passing=True)
 
 
-def lost_gpus(look: ClusterReading, pool: Pool, node: Object) -> str:
+def _lost_gpus(look: ClusterReading, pool: Pool, node: Object) -> str:
     """What a node offers less of than its pool shares, or than it has: a device plugin takes out a GPU that is ill."""
-    return "; ".join(_ill_gpus(look, pool, node)) or lack(_expected(pool, node), look.offers(node))
-
-
-def _ill_gpus(look: ClusterReading, pool: Pool, node: Object) -> list[str]:
-    should, there = _expected(pool, node), look.offers(node)
-    return [
+    labels = node["metadata"].get("labels") or {}
+    if labels.get(CLIENT_LABEL) == _PAUSED and mig_state(node):
+        return ""  # by the MIG manager, which has taken the plugin away
+    should, there = expected(pool.sharing, labels), look.offers(node)
+    ill = [
         f"{there.get(resource, 0)} of {count} {resource} can be allocated"
         for resource, count in resources_of(node, "capacity").items()
         if resource in should and there.get(resource, 0) < count
     ]
-
-
-def _expected(pool: Pool, node: Object) -> dict[str, int]:
-    return expected(pool.sharing, node["metadata"].get("labels") or {})
+    return "; ".join(ill) or lack(should, there)
 
 
 def _why(look: ClusterReading, node: Object, pool: Pool) -> tuple[str, str]:

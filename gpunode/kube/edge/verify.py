@@ -21,7 +21,7 @@ from gpunode.kube.core.judge import ClusterReading, checks_of, findings
 from gpunode.kube.core.owned import ObjectKey, is_ours, key_of
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.usage import Use
-from gpunode.kube.edge.apply import apply, await_gone
+from gpunode.kube.edge.apply import await_gone
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.gate import mark_node
 from gpunode.kube.edge.pods import pod_warning
@@ -41,14 +41,13 @@ LIST_SECONDS = 60.0  # until nvidia-smi has listed the GPUs of a container
 class ProofOptions:
     """`smoke` starts pods that use GPUs, on each node; else the cluster is only read.
 
-    `exact`: objects are compared by the server's dry run, which needs the rights of apply.  `keep` leaves the pods of
-    failed proofs; `timeout` seconds for each proof; nodes after more than `max_failures` that failed are not tried.
+    `keep` leaves the pods of failed proofs; `timeout` seconds for each proof; nodes after more than `max_failures` that
+    failed are not tried.
     `unproven`: only the nodes that have the taint of kubernetes.gate.  `patience`: seconds in which what may pass by
     itself is waited for.
     """
 
     smoke: bool = False
-    exact: bool = False
     keep: bool = False
     timeout: float = 300
     max_failures: int | None = None
@@ -65,8 +64,6 @@ def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *,
         raise InputError("--unproven is for the taint of kubernetes.gate", expected="kubernetes: {gate: true}")
     notify("reading the cluster")
     reading, checks = settled(api, rendered, how.patience)
-    if how.exact:
-        checks = [*(check for check in checks if check.id != "kube.drift"), *_exact(api, rendered, notify)]
     if not how.smoke:
         return [_result("cluster", [*checks, *([waiting_check(reading.nodes)] if gate else [])])]
     with _namespace(api, keep=how.keep, gate=gate, notify=notify) as cleaned:
@@ -106,20 +103,6 @@ def _alone(name: str, call: Callable[[], HostResult]) -> HostResult:
 
 
 # ---------------------------------------------------------------- the cluster, pools and nodes
-
-
-def _exact(api: Api, rendered: Rendered, notify: Notify) -> Iterator[Check]:
-    """What apply would change, and what it would refuse."""
-    applied = apply(api, rendered, dry_run=True, notify=notify)
-    for problem in applied.problems:
-        yield Check(id="kube.problem", status="failed", message=problem.what, fix=problem.fix)
-    differ = [change for change in applied.changes if change.how not in ("unchanged", "kept")]
-    for change in differ:
-        text = f"{change.key} would be {change.how}"
-        yield Check(id="kube.drift", status="failed", message=text, fix="gpunode kube apply --dry-run")
-    if not differ and not applied.problems:
-        text = f"{len(applied.changes)} objects are as gpunode.yml asks for, by the server's dry run"
-        yield Check(id="kube.drift", status="passed", message=text)
 
 
 def _usable(rendered: Rendered, reading: ClusterReading, pool: Pool) -> tuple[list[tuple[str, Use]], str]:

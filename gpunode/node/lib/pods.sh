@@ -4,7 +4,7 @@
 # gpu_pods: lines `NAMESPACE/NAME DEVICE…`, by the kubelet's own lists of who has which devices of NVIDIA (of a claim it
 # names none).  A pod that sleeps holds its device and has no file open.  What has ended has no process in its cgroup.
 gpu_pods() {
-  local kubelet=${KUBELET:-/var/lib/kubelet} proc=${PROC:-/proc} uid devices name
+  local kubelet="${KUBELET:-/var/lib/kubelet}" proc="${PROC:-/proc}" uid devices name
   {
     tr '{' '\n' <"$kubelet/device-plugins/kubelet_internal_checkpoint" | awk '
       uid != "" { sub(/}.*/, ""); gsub(/"[^"]*":|[][",]/, " "); print uid, $0 }

@@ -60,9 +60,8 @@ def config_text(cluster: Cluster, name: str) -> str:
 
 
 def default_config(cluster: Cluster) -> str:
-    """The configuration of nodes without the label: that of the pool `default`, else of the first."""
-    names = [pool.name for pool in cluster.plugin_pools]
-    return "default" if "default" in names else names[0]
+    """The configuration of nodes without the label: none where pools name their nodes, else the only one."""
+    return next((pool.name for pool in cluster.plugin_pools if not pool.has_known_nodes), "")
 
 
 def device_plugin(cluster: Cluster) -> list[Object]:
