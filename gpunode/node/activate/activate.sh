@@ -136,7 +136,8 @@ unload() {
   unload_holders "/sys/module/$1/holders/"* || return 1
   checking && changed module "$1" "unload $1" && would_unload="${would_unload:-} $1" && return
   case " ${carried:-} " in *[[:space:]]"$1"[[:space:]]*) ;; *) prior module "$1" loaded absent ;; esac
-  modprobe -r "$1" >>"$log" 2>&1 </dev/null
+  # Canonical's driver has «alias nouveau off», by which modprobe removes another one
+  modprobe -r "$1" >>"$log" 2>&1 </dev/null && loaded "$1" && rmmod "$1" >>"$log" 2>&1
   if loaded "$1"; then
     needs_reboot "$1 is in use and cannot be unloaded$(tail -n 1 "$log" | sed 's/^./: &/')"
     return 1
