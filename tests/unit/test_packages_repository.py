@@ -121,6 +121,22 @@ def test_a_version_that_a_pin_of_the_node_forbids_is_no_offer(apt):
 
 
 @needs_apt
+@pytest.mark.parametrize("install", [b"nvidia-open - -\n", b""], ids=["a package", "what there is"])
+def test_a_node_without_lists_reads_them_for_the_question_alone(apt, install):
+    request = {"ask": b"1\n", "names": b"nvidia-open\n", "check": b"1\n", "install": install}
+    lists = apt.root / "state/lists"
+    shutil.rmtree(lists)
+    lists.mkdir()
+    status, printed = apt("sh", "-s", input=program(script("packages.sh"), request))
+    assert {"gpunode\tfresh\t1", "gpunode\tresolved\t1"} <= {*printed.splitlines()}
+    assert "gpunode\toffer\tnvidia-open 620.70.06-1" in printed and status == 0
+    (apt.root / "sources.list").write_text("deb [trusted=yes] file:///nonexistent /\n")
+    status, printed = apt("sh", "-s", input=program(script("packages.sh"), request))
+    assert "gpunode\tunasked\tthe node has no lists of packages, and cannot read them: " in printed and status == 1
+    assert list(lists.iterdir()) == []
+
+
+@needs_apt
 def test_the_pin_of_a_whole_version_brings_an_older_driver_with_all_that_belongs_to_it(apt, repository):
     deb = "nvidia-driver-pinning-580.95.05_580.95.05-1_amd64.deb"
     pin = unpacked(repository, deb, "etc/apt/preferences.d/nvidia-driver-pin")

@@ -147,7 +147,10 @@ apt_configured() {
   apt_has_lists
 }
 
-apt_has_lists() { ls "${laid_lists:-/var/lib/apt/lists}"/*_Packages* >/dev/null 2>&1; }
+apt_has_lists() (
+  eval "$(apt-config shell lists Dir::State::lists/d)"
+  ls "${laid_lists:-${lists%/}}"/*_Packages* >/dev/null 2>&1
+)
 
 # apt_read WORD…: whether all could be read; apt before 2.1.13 has no Error-Mode and exits 0
 apt_read() { "$@" >"$GPUNODE_IN/.update" 2>&1 && ! grep -Eq '^(E: |W: (Failed to fetch|GPG error))' "$GPUNODE_IN/.update"; }
@@ -169,7 +172,9 @@ apt_refresh_all() {
   if apt_read apt_ update; then
     all_read=1
   else
-    say note "apt-get update: $(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)"
+    update_said=$(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)
+    [ -z "${unread:-}" ] || apt_has_lists || unasked "the node has no lists of packages, and cannot read them: $update_said"
+    say note "apt-get update: $update_said"
   fi
   cat "$GPUNODE_IN/.update" >>"$log"
 }

@@ -68,7 +68,7 @@ lists_are_fresh() (
   if have apt-get; then
     local lists sources parts
     eval "$(apt-config shell lists Dir::State::lists/d sources Dir::Etc::sourcelist/f parts Dir::Etc::sourceparts/d)"
-    find "$lists" -name '*_Packages*' 2>/dev/null | grep -q . || return 1
+    apt_has_lists || return 1
     [ -z "$(find "$sources" "$parts" -newer "$lists" 2>/dev/null)" ] || return 1
     [ -n "$(find "$lists" -maxdepth 2 -mmin -1440)" ]
     return

@@ -125,7 +125,8 @@ use_proxy() {
 # alone: whether the sources of this request are the only ones that may be asked; then they are a folder of their own
 alone() { [ "$(word alone)" = 1 ] && named_sources; }
 
-# coming: whether files of repositories are asked about that the plan writes before this transaction
+# coming: whether lists are read into a folder of the question's own: of repositories that the plan writes before this
+# transaction, or of all, where the node has none
 coming() { [ -e "$GPUNODE_IN/coming" ]; }
 
 # lay_out FOLDER: the files of that folder of sources into .laid, as they are once those that come are there; these and
@@ -350,8 +351,10 @@ main() {
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
   dkms_missing >"$GPUNODE_IN/.undone"
+  ! asking || [ "$manager" != apt ] || apt_has_lists || { unread=1 && : >>"$GPUNODE_IN/coming"; }
   ! asking || coming || list_offers
-  if [ ! -s "$GPUNODE_IN/.differences" ] && [ ! -s "$GPUNODE_IN/.undone" ] && [ -z "$(unfinished packages)" ]; then
+  if [ -z "${unread:-}" ] && [ ! -s "$GPUNODE_IN/.differences" ] && [ ! -s "$GPUNODE_IN/.undone" ] &&
+    [ -z "$(unfinished packages)" ]; then
     finish unchanged "all packages are up to date"
   fi
   manager_ options
