@@ -80,6 +80,9 @@ gpunode_sweep() {
 gpunode_namespace=$(readlink /proc/self/ns/pid 2>/dev/null)
 gpunode_sweep
 """
+STARTED = "gpunode-shell-started"  # a line on standard error: login and sudo went well, the shell runs
+CALL = "call"  # request file: the name of this one script; what it prints is kept for `FOLLOWS`, should the way break
+FOLLOWS = "follows"  # request file of follow.sh: that name
 _ALIVE = """gpunode_process self && echo "$gpunode_process" >>"$GPUNODE_IN/.alive"\n"""
 
 
@@ -108,13 +111,27 @@ def program(script: str, request: Mapping[str, bytes] | None = {}) -> str:
         "export GPUNODE_IN\n"
         "trap 'rm -rf \"$GPUNODE_IN\"' EXIT\n"
         "trap 'exit 130' HUP INT TERM\n"
-        f"{_ALIVE}{unpack}{_ran(_ALIVE + script)}"
+        f"{_ALIVE}{unpack}{_ran(_ALIVE + script, kept=bool({CALL, FOLLOWS} & request.keys()))}"
     )
 
 
-def _ran(script: str) -> str:
-    """In a shell of its own, which a kill can leave at work without the one around it."""
-    return f"gpunode_script() (\n{script.rstrip()}\n)\ngpunode_script </dev/null\nexit $?\n"
+def _ran(script: str, *, kept: bool = False) -> str:
+    """In a shell of its own, which a kill can leave at work without the one around it.
+
+    What it prints can be `kept` in a file until its end: the script does not end with the connection then.
+    """
+    run = _KEPT if kept else "gpunode_script </dev/null\nexit $?\n"
+    return f"gpunode_script() (\n{script.rstrip()}\n)\n{run}"
+
+
+_KEPT = f"""\
+echo {STARTED} >&2
+gpunode_script </dev/null >"$GPUNODE_IN/.printed" 2>"$GPUNODE_IN/.errors"
+gpunode_status=$?
+cat "$GPUNODE_IN/.printed"
+cat "$GPUNODE_IN/.errors" >&2
+exit "$gpunode_status"
+"""
 
 
 def _base64_lines(data: bytes) -> str:

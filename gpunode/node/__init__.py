@@ -37,6 +37,7 @@ _BEFORE = {
     "mig.sh": (*_FILES, "pause.sh", "own_units.sh", "pods.sh"),
     "mps.sh": (*_FILES, "own_units.sh"),
     "firstboot.sh": ("common.sh",),
+    "follow.sh": ("common.sh",),
     "release.sh": ("common.sh", "lock.sh"),
     "accept.sh": ("common.sh", "lock.sh", "pods.sh"),
 }

@@ -15,10 +15,10 @@ from typing import IO, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.mask import HIDDEN, mask
+from gpunode.core.remote import STARTED
 from gpunode.edge.side_by_side import OUTPUT, Deadline
 
 OUTPUT_LIMIT = 16 << 20  # bytes of standard output, and of standard error, kept from one run
-_STARTED = "gpunode-shell-started"  # first line on standard error: login and sudo went well, the shell runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,12 +242,12 @@ def shell_command(target: Target) -> str:
 def shell_input(target: Target, program: str) -> bytes:
     """What goes to standard input: the sudo password where there is one, then the program."""
     password = f"{target.become_password}\n" if target.become and target.become_password else ""
-    return f"{password}echo {_STARTED} >&2\n{program}".encode()
+    return f"{password}echo {STARTED} >&2\n{program}".encode()
 
 
 def shell_started(target: Target, rc: int, stdout: str, stderr: str) -> str:
     """The program's own standard error; raises UnreachableError when the shell never ran."""
-    before, mark, after = stderr.partition(f"{_STARTED}\n")
+    before, mark, after = stderr.partition(f"{STARTED}\n")
     if mark:
         return after
     stated = " ".join(f"{before}\n{stdout}".split())[:500] or f"exit status {rc}, and not a word"

@@ -32,7 +32,7 @@ hash_of() {
   sum=$(sha256sum <"$1") && printf '%s\n' "${sum%% *}"
 }
 
-# finish STATUS MESSAGE [FIX]: the last thing a script does
+# finish STATUS MESSAGE [FIX]: the last thing a script does; what it has printed is kept for follow.sh until the next one
 finish() {
   [ -z "${leased:-}" ] || lease_for || {
     rm -f "$GPUNODE_STATE/.lease" 2>/dev/null
@@ -41,6 +41,8 @@ finish() {
   say status "$1"
   say message "$2"
   [ -z "${3:-}" ] || say fix "$3"
+  [ -z "${locked:-}" ] || [ ! -e "$GPUNODE_IN/call" ] ||
+    (umask 077 && cd "$GPUNODE_IN" && cat call .printed .errors >"$GPUNODE_STATE/.outcome" && mv -f "$GPUNODE_STATE/.outcome" "$GPUNODE_STATE/outcome") 2>/dev/null || :
   case $1 in
     unchanged | changed) exit 0 ;;
     refused) exit 5 ;;

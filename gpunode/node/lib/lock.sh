@@ -79,6 +79,8 @@ LEASE=180 # seconds from a controller's last command on, by this node's clock
 # keeps scripts apart, this keeps another controller out between two scripts of a run, and a run out that is not the last
 # one of its own controller.
 lease() {
+  # shellcheck disable=SC2034 # for `finish`
+  locked=1
   lease_refuse
   leased=$(word controller)
   [ -z "$leased" ] || lease_for

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ansible.errors import AnsibleConnectionFailure
 from ansible.inventory.helpers import get_group_vars
 from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as ansible_version
@@ -37,7 +39,7 @@ try:
     from gpunode.core.errors import Exit, GpunodeError, RefusedError
     from gpunode.core.facts import parse_probe
     from gpunode.core.mask import mask
-    from gpunode.core.remote import fix_of, parse_outcome, program
+    from gpunode.core.remote import CALL, FOLLOWS, STARTED, fix_of, parse_outcome, program
     from gpunode.core.validation import as_lines
     from gpunode.edge.share import share
     from gpunode.node import script
@@ -50,6 +52,7 @@ LOG_TAIL = 40
 RUN = re.compile(r"[0-9A-Za-z]+-[0-9a-f]+")  # a run's name
 MOST_MEMORY = 96 << 20  # bytes in which an answer of at most 16 MiB is read
 HEARTBEAT = 60  # seconds
+RECONNECT = 120  # seconds for a connection that broke while a script ran
 KEYS = {  # what options of the command line are called in a play
     "config": "gpunode_config",
     "manifest": "manifest",
@@ -252,7 +255,8 @@ class NodeAction(ActionBase):
 
     def node(self, name: str, request: Request) -> tuple[Outcome, str]:
         """Outcome of node script `name`, with what the script itself printed."""
-        stdout, rc = self.send(name, request | self._signature())
+        call = {} if self.check else {CALL: f"{token_hex(8)}\n".encode()}
+        stdout, rc = self.send(name, request | self._signature() | call)
         return parse_outcome(stdout, rc), stdout
 
     def again(self, attempt: Callable[..., Result], *args: Any) -> Result:
@@ -321,9 +325,12 @@ class NodeAction(ActionBase):
         """(standard output, exit status) of node script `name`."""
         text = program(script(name), request)
         with self._lifted(), self._heartbeat(), self._in_time(name, changes=changes), self._bounded(name):
-            done = self._on_stdin(text) if self._pipes() else None
-            if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
-                done = self._from_file(text)
+            try:
+                done = self._execute(text)
+            except AnsibleConnectionFailure as error:
+                if CALL not in request or STARTED not in str(error):
+                    raise
+                done = self._follow(request[CALL])
         if not done["stdout"] and done["rc"]:
             why = (done["stderr"] or done.get("msg", "")).strip()[-500:]
             raise GpunodeError(
@@ -398,6 +405,29 @@ class NodeAction(ActionBase):
             return False
         # the local connection gives a pty to a become plugin that asks for a password
         return not (self._connection.transport == "local" and become and become.expect_prompt())
+
+    def _execute(self, text: str) -> Result:
+        done = self._on_stdin(text) if self._pipes() else None
+        if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
+            done = self._from_file(text)
+        return done | {"stderr": done["stderr"].replace(f"{STARTED}\n", "")}
+
+    def _follow(self, call: bytes) -> Result:
+        """What a script prints that runs on a node to which the connection broke; that is made again and again."""
+        say(f"{self._vars.get('inventory_hostname')}: the connection broke: waiting for what runs there")
+        until = time.monotonic() + RECONNECT
+        while True:
+            try:
+                return self._execute(program(script("follow.sh"), {FOLLOWS: call}))
+            except AnsibleConnectionFailure as error:
+                if STARTED in str(error):
+                    until = time.monotonic() + RECONNECT
+                elif time.monotonic() > until:
+                    why = "the script that ran there may still do so: the next run waits for it"
+                    raise AnsibleConnectionFailure(
+                        f"the connection broke, and does not come back ({why}): {error}"
+                    ) from error
+                time.sleep(2)
 
     def _on_stdin(self, text: str) -> Result:
         return self._low_level_execute_command("/bin/sh -s", in_data=text.encode())
