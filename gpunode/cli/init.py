@@ -6,7 +6,6 @@ import getpass
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from gpunode.cli.common import format_option, show_error
 from gpunode.cli.output import echo, print_json
 from gpunode.core.engines import ENGINES
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, replace
 from gpunode.core.spec.kubernetes import MODES, SHARED
 
 if TYPE_CHECKING:

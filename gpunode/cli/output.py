@@ -7,21 +7,20 @@ finds every other way out).
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import textwrap
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpunode.core.late import dataclass, regex
 from gpunode.core.printable import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_COLUMN = re.compile(r"^ +|(?<=\S)  +")  # what stands before a column
+_COLUMN = regex(r"^ +|(?<=\S)  +")  # what stands before a column
 
 
 @dataclass(frozen=True)

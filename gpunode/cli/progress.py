@@ -7,11 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpunode.cli.output import fitted
 from gpunode.cli.terminal import say, screen
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
 from gpunode.core.report.text import MANY, in_short

@@ -7,11 +7,11 @@ import errno
 import logging
 import os
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from gpunode import __version__
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass
 from gpunode.core.printable import printable
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import re
 
+from gpunode.core.late import regex
 from gpunode.core.mask import mask
 
 
@@ -45,7 +45,7 @@ def _lines(data: bytes | None) -> list[str]:
     return mask(_text(data)).splitlines()
 
 
-_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_HUNK = regex(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 
 def changed_lines(diff: str) -> list[tuple[str, int, int]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from gpunode.core.late import regex
 from gpunode.core.printable import printable
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 UNEXPECTED = "unexpected"  # before the type of an exception that is a bug
-_USERINFO = re.compile(r"(?<=://)(?<!ssh://)[^/\s\"'<>]+(?=@)")  # where a URL has a user and a password
+_USERINFO = regex(r"(?<=://)(?<!ssh://)[^/\s\"'<>]+(?=@)")  # where a URL has a user and a password
 
 
 class Exit(IntEnum):

@@ -7,8 +7,9 @@ the whole text fits the grammar of such names; core/facts/vet.py and core/undo/j
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from functools import cached_property
 
+from gpunode.core.late import dataclass
 from gpunode.core.printable import UNSAFE
 
 
@@ -20,10 +21,10 @@ class Grammar:
     pattern: str
     limit: int
     source: str
-    _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_compiled", re.compile(self.pattern))
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern)
 
     def fits(self, text: str) -> bool:
         return not text or (len(text) <= self.limit and self._compiled.fullmatch(text) is not None)

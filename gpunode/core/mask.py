@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import regex
 
 HIDDEN = "********"
 
@@ -25,39 +26,39 @@ _WORDS = (
 _NAME = rf"(?i:(?:[a-z0-9_.-]*[_.-]|pg)?{_WORDS}(?:[_-][a-z0-9]+){{0,9}})"
 _CAMEL = r"[A-Za-z0-9_.-]*[a-z0-9](?:Auth|Passw(?:or)?d|Passphrase|Secret|Token|Credentials?|(?:Api|Access|Private)Key)"
 _KEY = rf"(?:{_NAME}|{_CAMEL})"
-_HEAD = re.compile(rf"(?<![A-Za-z0-9_.-])(?P<q>[\"']?){_KEY}(?P=q)(?:\"\]|'\])?[ \t]*(?:=>|[=:])[ \t]*")
-_OPTION = re.compile(rf"(?<![A-Za-z0-9_.-])--?{_KEY}[ \t]+(?=[^-\s])")
-_SCHEME = re.compile(r"\b(?i:basic|bearer)[ \t]+(?P<value>[A-Za-z0-9+/=._~-]{8,})")
+_HEAD = regex(rf"(?<![A-Za-z0-9_.-])(?P<q>[\"']?){_KEY}(?P=q)(?:\"\]|'\])?[ \t]*(?:=>|[=:])[ \t]*")
+_OPTION = regex(rf"(?<![A-Za-z0-9_.-])--?{_KEY}[ \t]+(?=[^-\s])")
+_SCHEME = regex(r"\b(?i:basic|bearer)[ \t]+(?P<value>[A-Za-z0-9+/=._~-]{8,})")
 # tokens that are known by their beginning: NVIDIA's NGC, Hugging Face, GitHub, GitLab
-_TOKEN = re.compile(r"\b(?:(?:nvapi-|glpat-)[A-Za-z0-9_-]{16,}|(?:hf_|gh[opsu]_)[A-Za-z0-9]{16,})")
+_TOKEN = regex(r"\b(?:(?:nvapi-|glpat-)[A-Za-z0-9_-]{16,}|(?:hf_|gh[opsu]_)[A-Za-z0-9]{16,})")
 # the signature of an address that is valid for a while: Azure, AWS, Google, CloudFront
-_SIGNED = re.compile(
+_SIGNED = regex(
     r"(?i:(?<=[?&])((?:(?:x-(?:amz|goog)-)?(?:signature|security-token|credential)|sig|key-pair-id)=))[^\s&\"'<>]+"
 )
 # curl -u USER:PASSWORD, and sshpass -p PASSWORD, docker login -pPASSWORD; -u 1000:1000 names a group
-_USER = re.compile(r"(?<!\S)(-u|--(?:proxy-)?user)([ =]+[\"']?)(?!\d+:\d+(?!\S))[^\s:\"']+:[^\s\"']+")
-_LOGGED_IN = re.compile(r"\b((?:sshpass|(?:docker|podman|nerdctl|crictl) login)(?: \S{1,256}){0,5}? -p) ?[^\s-]\S*")
+_USER = regex(r"(?<!\S)(-u|--(?:proxy-)?user)([ =]+[\"']?)(?!\d+:\d+(?!\S))[^\s:\"']+:[^\s\"']+")
+_LOGGED_IN = regex(r"\b((?:sshpass|(?:docker|podman|nerdctl|crictl) login)(?: \S{1,256}){0,5}? -p) ?[^\s-]\S*")
 # a line of netrc(5)
-_NETRC = re.compile(
+_NETRC = regex(
     r"^([ \t]*(?:(?:machine|login|account)[ \t]+\S+[ \t]+|default[ \t]+){0,4}password[ \t]+)\S+[ \t]*$", re.MULTILINE
 )
-_URL = re.compile(r"(?<=://)[^\s\"'<>]+")
+_URL = regex(r"(?<=://)[^\s\"'<>]+")
 # user:password@proxy:3128, without a scheme
-_LOGIN = re.compile(r"(?<![^\s\"'=])[A-Za-z0-9._%+-]{1,256}:[^\s\"'/@][^\s\"'@]{0,256}(?=@[A-Za-z0-9.-]{1,256}:\d)")
+_LOGIN = regex(r"(?<![^\s\"'=])[A-Za-z0-9._%+-]{1,256}:[^\s\"'/@][^\s\"'@]{0,256}(?=@[A-Za-z0-9.-]{1,256}:\d)")
 # of what a message quotes: all up to the last @, as a password may hold a slash; and user:password@ without a scheme
-_QUOTED_URL = re.compile(
+_QUOTED_URL = regex(
     r"(?<=://)\S*(?=@)|(?<=:/)[^/\s]\S*(?=@)|(?<![^\s\"'`=,;(\[/])[^\s:/@\"'`=,;(\[]+:(?!/)[^\s@]+(?=@)"
 )
 # a string of JSON, or of TOML in the same quotes, on one line: what is within it ends with it
-_MEMBER = re.compile(r'(?<![^\s\[{(,:=])"(?:[^"\\\n]|\\.)*"(?=[ \t\r]*(?:[\],}:#]|$))', re.MULTILINE)
-_PEM = re.compile(
+_MEMBER = regex(r'(?<![^\s\[{(,:=])"(?:[^"\\\n]|\\.)*"(?=[ \t\r]*(?:[\],}:#]|$))', re.MULTILINE)
+_PEM = regex(
     r"(-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----).*?(-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
     re.DOTALL,
 )
-_TRIPLE = re.compile(r'"""(?:[^\\]|\\.)*?(?:"{3,5}|\Z)|\'\'\'.*?(?:\'{3,5}|\Z)', re.DOTALL)
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|\'[^\']*(?:\'|\Z)', re.DOTALL)
-_BLOCK = re.compile(r"(?:[|>][-+0-9]*)?[ \t]*(?:#[^\n]*)?\r?\n")
-_MARGIN = re.compile(r"[ \t]*(?:[-+][ \t]*)*")
+_TRIPLE = regex(r'"""(?:[^\\]|\\.)*?(?:"{3,5}|\Z)|\'\'\'.*?(?:\'{3,5}|\Z)', re.DOTALL)
+_STRING = regex(r'"(?:[^"\\]|\\.)*(?:"|\Z)|\'[^\']*(?:\'|\Z)', re.DOTALL)
+_BLOCK = regex(r"(?:[|>][-+0-9]*)?[ \t]*(?:#[^\n]*)?\r?\n")
+_MARGIN = regex(r"[ \t]*(?:[-+][ \t]*)*")
 
 
 def mask(text: str) -> str:

@@ -9,11 +9,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import regex
 
 _PUBLIC_KEY = 6  # packet type; 14 is a subkey
-_ARMOR = re.compile(
-    rb"-----BEGIN PGP PUBLIC KEY BLOCK-----[ \t]*\r?\n(.*?)-----END PGP PUBLIC KEY BLOCK-----", re.DOTALL
-)
+_ARMOR = regex(rb"-----BEGIN PGP PUBLIC KEY BLOCK-----[ \t]*\r?\n(.*?)-----END PGP PUBLIC KEY BLOCK-----", re.DOTALL)
 
 
 def fingerprints(key: bytes) -> tuple[str, ...]:

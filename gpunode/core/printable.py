@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any
 
+from gpunode.core.late import regex
+
 # C0 without tab and newline, DEL and C1, then the ranges of FORMATS
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"
 # Arabic letter mark, left-to-right and right-to-left marks, line and paragraph separators, embeddings, overrides and
@@ -18,8 +20,8 @@ _FORMATS = (
     "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f"
 )
 UNSAFE = _CONTROLS + _FORMATS  # between the brackets of a regular expression
-_UNSAFE = re.compile(f"[{UNSAFE}]")
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_UNSAFE = regex(f"[{UNSAFE}]")
+_COLOUR = regex(r"\x1b\[[0-9;:]*m")
 
 
 def printable(text: str) -> str:

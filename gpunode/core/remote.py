@@ -7,18 +7,18 @@ then the script.  Back come lines `gpunode<TAB>KEY<TAB>VALUE` (`parse_outcome`);
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterator, Mapping
 from typing import cast
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import regex
 from gpunode.core.model import Changed, Outcome, Status
 from gpunode.core.printable import printable, uncoloured
 
 STATUSES = ("unchanged", "changed", "failed", "rolled_back", "refused")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
-_GENERATION = re.compile(r"[0-9]{1,10}\Z")
+_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+_LABEL = regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
+_GENERATION = regex(r"[0-9]{1,10}\Z")
 
 # Root runs no program out of a folder that others may write into, whatever PATH it was given (sudo without secure_path
 # hands on that of the user).  `ls` is called by its full path: no program of PATH decides.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.spec.rollout import RolloutSpec, share
 
 State = Literal["waiting", "running", "done", "failed"]

@@ -16,10 +16,10 @@ import hashlib
 import re
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import NodeFacts
 from gpunode.core.spec import Spec
 
@@ -27,12 +27,12 @@ SHOWN = "********"
 SHORTEST = 4  # characters from which on a secret is looked for in any text; a shorter one would be found everywhere
 
 # the keys whose URL may be a secret: what gpunode passes on without having to show it
-_KEYS = re.compile(r"proxy|sources\.[\w.-]+\.(url|key)|bundle\.url|driver\.runfile\.url|cuda\.runfiles\.[\w.-]+\.url")
-_REFERENCE = re.compile(r"secret\(gpunode_spec\.([\w.-]+)(?:,\d+)?\)")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_USERINFO = re.compile(r"(?<=://)[^/\s\"'<>]+(?=@)")
-_QUERY = re.compile(r"(?<=\?).+", re.DOTALL)
-_PLACEHOLDER = re.compile(r"\{\w+\}")
+_KEYS = regex(r"proxy|sources\.[\w.-]+\.(url|key)|bundle\.url|driver\.runfile\.url|cuda\.runfiles\.[\w.-]+\.url")
+_REFERENCE = regex(r"secret\(gpunode_spec\.([\w.-]+)(?:,\d+)?\)")
+_URL = regex(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_USERINFO = regex(r"(?<=://)[^/\s\"'<>]+(?=@)")
+_QUERY = regex(r"(?<=\?).+", re.DOTALL)
+_PLACEHOLDER = regex(r"\{\w+\}")
 
 
 class Vaulted(str):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, field
 
 Kind = Literal["str", "bool", "int", "dict", "list", "raw", "path"]
 

@@ -7,11 +7,11 @@ asked.  Where the answer changes the plan, the new one is asked about in its tur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge import Knowledge
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Archive, Plan
 from gpunode.core.plan.question import (
     Request,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +16,7 @@ from gpunode.core.items.gpu_containers import describe_gpu_containers
 from gpunode.core.items.item import ItemKey
 from gpunode.core.items.smoke import smoke_now
 from gpunode.core.knowledge import Knowledge
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Archive, NodeFacts, Plan, Problem, Repository, Runfile, Solution
 from gpunode.core.plan import make_plan, pending_items
 from gpunode.core.plan.lockfile import Lock, class_of, with_lock

@@ -11,11 +11,11 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
+from gpunode.core.late import dataclass, field, replace
 from gpunode.edge.programs import python_module, use_installed_locale
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.many import NotServed, Ran, Reach, Target, parse_host, run_many

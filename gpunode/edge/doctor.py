@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import re
 import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -23,6 +21,7 @@ from gpunode.core.doctor.parts import Parts, Piece
 from gpunode.core.doctor.read import diagnose_logs, explained
 from gpunode.core.doctor.table import LAYERS, Codes, Fault, parse_codes, parse_faults, parse_messages
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.late import dataclass, regex
 
 if TYPE_CHECKING:
     from gpunode.core.knowledge.scheduler import SchedulerRules
@@ -109,7 +108,7 @@ def _logs(parts: Parts, paths: Iterable[Path]) -> Iterator[tuple[str, Iterable[P
             yield "stdin" if path == Path("-") else path.name, parts.split(_chunks(path))
 
 
-_ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2)$")
+_ARCHIVE = regex(r"\.(tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2)$")
 
 
 def examine_hosts(

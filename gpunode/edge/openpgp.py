@@ -7,10 +7,10 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.late import dataclass
 from gpunode.core.openpgp import binary
 
 KEY_KIND = "rsa3072"  # every apt, rpm and zypper that is still served takes it

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.late import regex
 from gpunode.core.mask import mask
 from gpunode.core.model import Problem
 
 _PIECE = 1 << 20
-_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
+_PAGE = regex(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
 _FIX = "correct its URL, path or sha256 in gpunode.yml; nothing was changed"
 
 

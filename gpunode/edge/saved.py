@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpunode import __version__
 from gpunode.core.errors import InputError, StaleError
+from gpunode.core.late import dataclass, replace
 from gpunode.core.plan.lockfile import Lock, parse_lock
 from gpunode.core.plan.manifest import (
     MANIFEST_FORMAT,

@@ -8,10 +8,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gpunode.core.errors import InterruptedByUser, UnreachableError
+from gpunode.core.late import dataclass
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import regex
 
-_CONTROLLER = re.compile(r"[A-Za-z0-9.-]+-[0-9a-f]{6}")
+_CONTROLLER = regex(r"[A-Za-z0-9.-]+-[0-9a-f]{6}")
 
 
 class StateError(GpunodeError):

@@ -6,10 +6,10 @@ import re
 import struct
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, replace
 from gpunode.edge.load import load_mig
 
 VGA, THREE_D, BRIDGE = 0x0300, 0x0302, 0x0680

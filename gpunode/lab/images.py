@@ -11,12 +11,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
 
 from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.late import dataclass, replace
 from gpunode.lab import families, machine
 from gpunode.lab.machine import Log, podman
 

@@ -11,11 +11,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser
+from gpunode.core.late import dataclass, replace
 from gpunode.lab import files, hardware, images, machine, network, nodes
 from gpunode.lab.kubernetes import cluster
 from gpunode.lab.machine import Log

@@ -12,10 +12,10 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.late import dataclass
 
 Log = Callable[[str], None]
 

@@ -10,13 +10,13 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import cattrs
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import dataclass, field
 from gpunode.lab import emulation, families, hardware, machine
 from gpunode.lab.images import ENGINES, RELEASES, Variant
 from gpunode.lab.machine import Log, podman

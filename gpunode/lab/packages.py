@@ -7,12 +7,12 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gpunode.core.late import asdict, dataclass, replace
 from gpunode.lab import packages_deb
 from gpunode.lab.packages_deb import Deb, Fetched, SigningKey
 from gpunode.lab.packages_runfile import write_runfiles

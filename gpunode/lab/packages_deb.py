@@ -11,12 +11,12 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import dataclass, field
 
 EPOCH = 1_700_000_000  # of every file: two builds of the same input are the same bytes
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpunode.core.late import dataclass
 from gpunode.lab.packages_deb import File
 from gpunode.lab.packages_elf import SIGNED, module_elf
 

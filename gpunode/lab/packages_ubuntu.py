@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpunode.core.late import regex
 from gpunode.lab.packages_table import Row
 
 CODENAMES = {"22.04": "jammy", "24.04": "noble", "26.04": "resolute"}
@@ -24,7 +25,7 @@ FIELDS = ("Package", "Version", "Architecture", "Component", *RELATIONS)
 MORE = ("Multi-Arch", "Pre-Depends", "Replaces", "Installed-Size", "Filename", "Size", "SHA256")
 FLAVOURS = ("generic", "virtual", "aws", "azure", "nvidia")
 BRANCHES = ("580", "595", "615")
-REAL = re.compile(
+REAL = regex(
     r"nvidia-(utils|compute-utils|kernel-common)-\d+-server|nvidia-firmware-\d+-server-.*|libnvidia-(compute|cfg1)-\d+-server"
     r"|(nvidia-(fabricmanager|imex)|libnvidia-nscq)-\d+"
 )  # packages of NVIDIA's user space that nodes get as Canonical has them

@@ -17,13 +17,13 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import IO, cast
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.late import dataclass
 from gpunode.lab import images, machine
 from gpunode.lab.machine import Log
 

@@ -26,7 +26,8 @@ def words(text: str) -> frozenset[str]:
 PURE = words(
     "__future__ base64 bisect binascii calendar codecs collections configparser contextlib copy dataclasses decimal "
     "difflib enum fnmatch functools hashlib html importlib io ipaddress itertools json math operator posixpath re "
-    "shlex statistics string struct textwrap tomllib types typing unicodedata urllib.parse xml.etree xml.sax zlib"
+    "shlex statistics string struct textwrap threading tomllib types typing unicodedata urllib.parse xml.etree xml.sax "
+    "zlib"
 )
 TEXT_LIBRARIES = words("ahocorasick cattrs jinja2 tomli tomlkit yaml")
 IMPURE_BUILTINS = words("open print input exec eval breakpoint __import__")
@@ -88,7 +89,8 @@ def test_core_calls_nothing_that_touches_the_world(path: Path) -> None:
     called = {
         node.func.id for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
-    assert called & IMPURE_BUILTINS == set()
+    compiles = {"exec"} if path.name == "late.py" else set()  # an __init__, of the names of a class's fields
+    assert called & IMPURE_BUILTINS == compiles
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_no_public_class_of_core_has_the_name_of_another() -> None:
 
 # A part of core imports what is named before it, or beside it in the same line.
 ORDER = (
-    "engines errors grammar model printable",
+    "engines errors grammar late model printable",
     "content mask numbers openpgp remote untrusted validation",
     "diff knowledge",
     "spec",

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check
 
 Level = Literal["quick", "standard", "long"]

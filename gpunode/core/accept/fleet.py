@@ -7,8 +7,9 @@ and standard deviation do not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from gpunode.core.late import dataclass
 
 LEAST = 4  # values, below which nobody is an outlier
 WARN, FAIL = 0.95, 0.90  # of the median: SuperBench's rule for nodes, gpu-fryer's for GPUs of a node

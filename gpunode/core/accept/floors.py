@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.accept import Kind, Measure
+from gpunode.core.late import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from gpunode.core.accept import MAX_GPUS, Call, Measure, Reading, Tool, ToolRequest, unread
 from gpunode.core.accept.text import lines, number, tail
+from gpunode.core.late import regex
 from gpunode.core.model import Check
 
 SECONDS = 60
-_FRYER = re.compile(r"GPU #(\d{1,3}): +(?:avg +)?([\d.]+) *(Gflops/s|[MGTP]FLOP/s)")
+_FRYER = regex(r"GPU #(\d{1,3}): +(?:avg +)?([\d.]+) *(Gflops/s|[MGTP]FLOP/s)")
 _FACTORS = {"Gflops/s": 1e-3, "MFLOP/s": 1e-6, "GFLOP/s": 1e-3, "TFLOP/s": 1.0, "PFLOP/s": 1e3}
-_THROTTLED = re.compile(r"Throttling HW: (true|false), Thermal SW: (true|false), Thermal HW: (true|false)")
+_THROTTLED = regex(r"Throttling HW: (true|false), Thermal SW: (true|false), Thermal HW: (true|false)")
 
 
 def _call(ask: ToolRequest) -> Call:

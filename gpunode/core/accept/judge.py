@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpunode.core.accept import Level, Measure
 from gpunode.core.accept.fleet import Spread, outliers, spread_of
 from gpunode.core.accept.floors import Floor, Machine, floor_of
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check
 
 _FIX = {

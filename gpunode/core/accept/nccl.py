@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from gpunode.core.accept import Call, Measure, Reading, Tool, ToolRequest, unread
 from gpunode.core.accept.text import lines, number, tail
+from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check
 
-_ROW = re.compile(r"(?:\[\d+\])?\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)(?:\s+(-?\d+))?((?:\s+[\d.e+-]+|\s+N/A){8})\s*$")
-_ALGORITHM = re.compile(r"AllReduce: (\d+) Bytes -> Algo ([A-Za-z_]+) proto ([A-Za-z0-9]+)")
-_VIA = re.compile(r"NCCL INFO .{0,300} via (P2P|SHM|NET/IB|NET/Socket|NET|C2C)\b")
-_NVLS = re.compile(r"NCCL INFO .{0,300}\b(\d{1,9}) nvls channels")
+_ROW = regex(r"(?:\[\d+\])?\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)(?:\s+(-?\d+))?((?:\s+[\d.e+-]+|\s+N/A){8})\s*$")
+_ALGORITHM = regex(r"AllReduce: (\d+) Bytes -> Algo ([A-Za-z_]+) proto ([A-Za-z0-9]+)")
+_VIA = regex(r"NCCL INFO .{0,300} via (P2P|SHM|NET/IB|NET/Socket|NET|C2C)\b")
+_NVLS = regex(r"NCCL INFO .{0,300}\b(\d{1,9}) nvls channels")
 ALGORITHMS = ("RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 
 

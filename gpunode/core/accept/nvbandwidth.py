@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.accept import MAX_GPUS, Call, Measure, Reading, Tool, ToolRequest, unread
 from gpunode.core.accept.text import brief, json_after, lines, number, tail
+from gpunode.core.late import dataclass, regex
 from gpunode.core.model import Check
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = "host_to_device_memcpy_ce", "device_to_host_memcpy_ce"
 PEERS = "device_to_device_memcpy_read_ce"
 METRICS = {HOST_TO_DEVICE: "h2d", DEVICE_TO_HOST: "d2h", PEERS: "p2p"}
-_NAME = re.compile(r"[a-z][a-z0-9_]{2,60}")
+_NAME = regex(r"[a-z][a-z0-9_]{2,60}")
 
 
 @dataclass(frozen=True, kw_only=True)

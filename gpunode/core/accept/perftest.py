@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from gpunode.core.accept import Call, Measure, Reading, Tool, ToolRequest, unread
 from gpunode.core.accept.text import lines, number, tail
+from gpunode.core.late import regex
 from gpunode.core.model import RdmaPort
 
-_ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+([\d.]+)\s+([\d.]+)(?:\s+[\d.]+)?\s*$")
-_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,39}")
+_ROW = regex(r"\s*(\d+)\s+(\d+)\s+([\d.]+)\s+([\d.]+)(?:\s+[\d.]+)?\s*$")
+_NAME = regex(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,39}")
 SECONDS, QUEUES, SIZE = 10, 4, 65536  # as NVIDIA's ngc_rdma_test.sh has them, whose bound is the floor
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gpunode.core.accept import Level, Measure
@@ -18,6 +17,7 @@ from gpunode.core.accept.floors import Floor, Machine, floor_of
 from gpunode.core.accept.judge import ExpectedSpeed
 from gpunode.core.accept.stages import STAGES, stage_of
 from gpunode.core.errors import InputError
+from gpunode.core.late import asdict, dataclass, field
 from gpunode.core.model import Check, HostOutcome, NodeFacts
 from gpunode.core.report.model import MetricRow
 

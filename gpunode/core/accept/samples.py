@@ -7,10 +7,10 @@ clocks.  An idle link sleeps at a lower generation, so that only here its speed 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from gpunode.core.accept import MAX_GPUS
 from gpunode.core.accept.text import number
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check
 
 FIELDS = (

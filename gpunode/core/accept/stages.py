@@ -7,7 +7,6 @@ clustermax.ai/expectations/health-checks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpunode.core.accept import LEVELS, Level, Tool
 from gpunode.core.accept.dcgm import DIAG, TARGETED_POWER
@@ -15,6 +14,7 @@ from gpunode.core.accept.gemm import BURN, FRYER
 from gpunode.core.accept.nccl import ALL_REDUCE, LOOPBACK
 from gpunode.core.accept.nvbandwidth import NVBANDWIDTH
 from gpunode.core.accept.perftest import WRITE_BW
+from gpunode.core.late import dataclass
 
 ROUNDS = 72  # of soak and all-reduce at level long: 24 hours and the time of the all-reduces
 

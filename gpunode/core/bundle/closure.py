@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from gpunode.core.late import dataclass
 from gpunode.core.model import PackageWant
 from gpunode.core.solve.deb_versions import Relation
 

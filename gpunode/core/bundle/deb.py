@@ -6,15 +6,15 @@ import fnmatch
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import dataclass, regex
 from gpunode.core.model import PackageWant
 from gpunode.core.solve.deb_versions import Relation, fits, parse_relations, version_key
 
-_FIELD = re.compile(r"^([!-9;-~]+):[ \t]*(.*(?:\n[ \t].*)*)", re.M)
+_FIELD = regex(r"^([!-9;-~]+):[ \t]*(.*(?:\n[ \t].*)*)", re.M)
 
 
 @dataclass(frozen=True, eq=False)

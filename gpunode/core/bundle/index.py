@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from gpunode.core.bundle.deb import Deb
 from gpunode.core.bundle.manifest import matches_version
 from gpunode.core.bundle.rpm import Modules, Rpm, left_out, parse_modules
+from gpunode.core.late import dataclass, field
 from gpunode.core.model import PackageWant, Problem
 from gpunode.core.numbers import upstream
 from gpunode.core.solve.deb_versions import version_key

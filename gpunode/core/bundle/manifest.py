@@ -5,21 +5,18 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import yaml
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import asdict, dataclass, regex
 from gpunode.core.model import PackageWant, Problem
 
 FORMAT = "gpunode-bundle 1"
 NOTHING = "nothing"
-PLAIN_PATH = re.compile(
-    r"(?:[A-Za-z0-9][\w.+~:^%=@ -]*/)*[A-Za-z0-9_][\w.+~:^%=@ -]*"
-)  # below the bundle, wherever that is
+PLAIN_PATH = regex(r"(?:[A-Za-z0-9][\w.+~:^%=@ -]*/)*[A-Za-z0-9_][\w.+~:^%=@ -]*")  # below the bundle, wherever that is
 MANIFEST, SIGNATURE, SUMS, KEY, SBOM = (
     "manifest.json",
     "manifest.json.asc",

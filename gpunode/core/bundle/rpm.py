@@ -6,11 +6,11 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.late import dataclass, field
 from gpunode.core.untrusted import check_xml, load_yaml_documents
 
 _HEADER = '<?xml version="1.0" encoding="UTF-8"?>\n'

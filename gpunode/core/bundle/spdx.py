@@ -10,10 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from gpunode.core.bundle.manifest import Manifest, Packaged
+from gpunode.core.late import regex
 
 _KIND = {"debian": "deb/debian", "ubuntu": "deb/ubuntu", "rhel": "rpm", "suse": "rpm"}
 
-_DOWNLOAD = re.compile(r"(https?|ftp|sftp)://")
+_DOWNLOAD = regex(r"(https?|ftp|sftp)://")
 
 
 def sbom(manifest: Manifest) -> bytes:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
 from gpunode.core.items.item import Question
 from gpunode.core.items.package import PackageItem
 from gpunode.core.knowledge import DistroRow, Knowledge
+from gpunode.core.late import dataclass, regex
 from gpunode.core.model import Distro, Kernel, NodeFacts, PackageWant, PciDevice, Repository, Solution
 from gpunode.core.plan.steps import wanted
 from gpunode.core.solve.packages import headers_fit
 from gpunode.core.spec import Spec
 
 MANAGERS = {"ubuntu": "apt", "debian": "apt", "rhel": "dnf", "suse": "zypper"}
-_TARGET = re.compile(r"(?P<distro>[a-z][a-z0-9-]*(:[\w.]+)?)/(?P<arch>x86_64|aarch64)\Z")
+_TARGET = regex(r"(?P<distro>[a-z][a-z0-9-]*(:[\w.]+)?)/(?P<arch>x86_64|aarch64)\Z")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

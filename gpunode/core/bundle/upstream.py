@@ -5,9 +5,9 @@ from __future__ import annotations
 import configparser
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

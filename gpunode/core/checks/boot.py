@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator
 
 from gpunode.core.knowledge import Knowledge
+from gpunode.core.late import regex
 from gpunode.core.model import Check, Kernel, NodeFacts
 from gpunode.core.numbers import whole
 
-_KEPT_OUT = re.compile(
+_KEPT_OUT = regex(
     rb"^[ \t]*(blacklist[ \t]+nvidia[ \t\r]*$|install[ \t]+nvidia[ \t]+/bin/(?:false|true))", re.MULTILINE
 )
-_BLACKLIST = re.compile(rb"^[ \t]*(blacklist[ \t]+nouveau|install[ \t]+nouveau[ \t]+/bin/(false|true))", re.MULTILINE)
+_BLACKLIST = regex(rb"^[ \t]*(blacklist[ \t]+nouveau|install[ \t]+nouveau[ \t]+/bin/(false|true))", re.MULTILINE)
 
 
 def boot_checks(facts: NodeFacts, knowledge: Knowledge) -> list[Check]:

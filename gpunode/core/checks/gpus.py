@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.numbers import whole
 

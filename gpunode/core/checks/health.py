@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, kernel_log_checks
@@ -25,6 +24,7 @@ from gpunode.core.items.repository import revoked_files, set_up_twice
 from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
 from gpunode.core.items.sysctl import sysctl_checks
 from gpunode.core.knowledge import Knowledge
+from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.sharing.host import MIG_MANAGER
 from gpunode.core.spec import VerifySpec
@@ -165,8 +165,8 @@ def _enabled(facts: NodeFacts, unit: str) -> bool:
     return bool(service and service.enabled == "enabled")
 
 
-_FABRIC = re.compile(r"(nvidia-fabric-?manager|libnvidia-nscq|nvidia-imex)(-\d{3})?\Z")
-_DRIVER = re.compile(r"(nvidia-driver|nvidia-open|cuda-drivers|linux-modules-nvidia)\b")
+_FABRIC = regex(r"(nvidia-fabric-?manager|libnvidia-nscq|nvidia-imex)(-\d{3})?\Z")
+_DRIVER = regex(r"(nvidia-driver|nvidia-open|cuda-drivers|linux-modules-nvidia)\b")
 _AUTOMATIC = ("unattended-upgrades", "dnf-automatic.timer")  # units that install what is new by themselves
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check, NodeFacts
 from gpunode.core.spec.rollout import RolloutSpec
 

@@ -6,9 +6,7 @@ several steps).  What matches nothing is not guessed at.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.checks.gpus import recovery_fix
@@ -17,12 +15,13 @@ from gpunode.core.doctor.codes import XidSeen, verdict
 from gpunode.core.doctor.logs import Scan, Shown, scan
 from gpunode.core.doctor.table import LAYERS, Confidence, Fault, Faults
 from gpunode.core.doctor.text import Evidence
+from gpunode.core.late import dataclass, regex, replace
 
 __all__ = ["Diagnosis", "Faults", "Finding", "Scan", "diagnose", "diagnosis_data", "diagnosis_text", "scan"]
 
 _ORDER: tuple[Confidence, ...] = ("high", "medium", "low")  # a fact or a program's own message; each doubt less
 _SHOWN = 3  # lines of a finding, in the text
-_UNIT = re.compile(r"(?<![\w@-])[\w@-]{1,255}\.service\b")
+_UNIT = regex(r"(?<![\w@-])[\w@-]{1,255}\.service\b")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)

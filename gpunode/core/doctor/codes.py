@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from gpunode.core.doctor.text import Evidence
+from gpunode.core.late import dataclass, regex, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +121,8 @@ def add_code(
         seen[key] = replace(old, count=old.count + 1, loads=old.with_loads(loads), evidence=evidence)
 
 
-_MORE = re.compile(r", (?:Data|Severity) ")
-_VERDICT = re.compile(r"GPU recovery action changed from .{1,40} to 0x\w+ \(([^)]{1,40})\)", re.IGNORECASE)
+_MORE = regex(r", (?:Data|Severity) ")
+_VERDICT = regex(r"GPU recovery action changed from .{1,40} to 0x\w+ \(([^)]{1,40})\)", re.IGNORECASE)
 
 
 def verdict(xid: XidSeen) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-_OBJECT = re.compile(r"^Name: {2,20}\S", re.M)
+from gpunode.core.late import regex
+
+_OBJECT = regex(r"^Name: {2,20}\S", re.M)
 # a field with the lines that are indented below it; the data of a ConfigMap, up to what follows it
-_WORDS = re.compile(
+_WORDS = regex(
     r"^(?:Labels|Annotations|Volumes|Tolerations|Node-Selectors|Volume Claims):.*\n(?:[ ].*\n)*"
     r"|^( {2,8})(?:Command|Args|Environment(?: Variables from)?|Mounts|Liveness|Readiness|Startup):.*\n(?:\1 +.*\n)*"
     r"|^Data\n====\n(?s:.*?)(?=^BinaryData\n====|^Events:|\Z)",

@@ -12,28 +12,28 @@ import re
 from bisect import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 
 from gpunode.core.doctor.codes import LONGEST, XidSeen, add_code
 from gpunode.core.doctor.parts import ANYONE, Part
 from gpunode.core.doctor.table import Faults, Found, Message
 from gpunode.core.doctor.text import Evidence, joined, places, plain, small, starts, time_of, uncoloured
+from gpunode.core.late import dataclass, field, regex, replace
 
 KEPT = 5  # lines of evidence for one fault in one log, the newest
 PART = 1000  # characters of a line that are read for a pattern, and half of that on each side
 _SHOWN = 400  # characters of a line that are shown
 # recipes that make prints, and scripts; containerd, of pods that end; dockerd, of what was run in a container;
 # engines, of the containers of `gpunode verify`, which says itself what came of them
-_NO_NEWS = re.compile(
+_NO_NEWS = regex(
     r"^\s*@?echo\b.*\\\s*$|^\s*echo (?:-\w )?'|\becho >&2 |\bcleanup warnings\b|\bError running exec \w"
     r"|\b(?:id|namespace)=gpunode-smoke\b|\bname:'gpunode-smoke-"
 )
 _NO_NEWS_WORDS = ("echo", "cleanup warnings", "Error running exec", "gpunode-smoke")
 # the beginning of a line that a program has written in one piece: nothing has broken the line before it
-_STAMP = re.compile(r"^(?:[A-Z][a-z]{2} [ \d]\d \d\d:|\d{4}-\d\d-\d\d[ T]|\[ *\d+\.\d+\]|[IWEF]\d{4} \d\d:|\{')", re.M)
+_STAMP = regex(r"^(?:[A-Z][a-z]{2} [ \d]\d \d\d:|\d{4}-\d\d-\d\d[ T]|\[ *\d+\.\d+\]|[IWEF]\d{4} \d\d:|\{')", re.M)
 _MANY = 1000  # lines; nobody has pasted so many
-_OF_NVIDIA = re.compile(r"pci ([0-9a-f:.]{7,16}): \[10de:")
+_OF_NVIDIA = regex(r"pci ([0-9a-f:.]{7,16}): \[10de:")
 _TAIL = 2000  # characters of a chunk that are joined with the next one
 
 

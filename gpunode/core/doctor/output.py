@@ -8,29 +8,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpunode.core.late import regex
+
 Told = tuple[int, str, str]  # where it stands in the text, fault, what shows it
 Proven = tuple[int, str]  # its offset in the text, fact (Fault.refuted_by)
 
-_DKMS = re.compile(
+_DKMS = regex(
     r"^nvidia(?:-\w{1,20})?[/,] ?[\d.]{3,20}(?:, ([^,\s:]{1,80}), \w{1,10})?: (added|built|installed)\b.*$", re.M
 )
-_KERNEL = re.compile(r"^(?:\S{0,40}\$ )?Linux \S{1,64} (\d\S{1,80}) #\d", re.M)  # uname -a
-_BOX = re.compile(r"^(Capacity|Allocatable):\n((?:  \S{1,100}: {1,60}\S{1,40}\n){1,60})", re.M)
-_GPUS = re.compile(r"^\W{0,8}nvidia\.com/(gpu|mig-\S{1,40}|gpu\.shared): {1,60}(\d{1,5})$", re.M)
-_DEVICE = re.compile(  # lspci -k, of a GPU
+_KERNEL = regex(r"^(?:\S{0,40}\$ )?Linux \S{1,64} (\d\S{1,80}) #\d", re.M)  # uname -a
+_BOX = regex(r"^(Capacity|Allocatable):\n((?:  \S{1,100}: {1,60}\S{1,40}\n){1,60})", re.M)
+_GPUS = regex(r"^\W{0,8}nvidia\.com/(gpu|mig-\S{1,40}|gpu\.shared): {1,60}(\d{1,5})$", re.M)
+_DEVICE = regex(  # lspci -k, of a GPU
     r"^([0-9a-f:.]{7,12}) (?:VGA|3D|Display)[^\n]{0,60}: NVIDIA[^\n]{0,200}\n((?:\t[^\n]{0,300}\n?){1,80})", re.M
 )
-_IN_USE = re.compile(r"^\tKernel driver in use: (\S{1,30})$", re.M)
-_TABLE = re.compile(r"^\| NVIDIA-SMI [\d.]{5,20} +(?:Driver|KMD) Version: [\d.]{5,20} ", re.M)
-_FAILED_GPU = re.compile(r"\bERR!|Unknown Error|GPU is lost|requires reset")
+_IN_USE = regex(r"^\tKernel driver in use: (\S{1,30})$", re.M)
+_TABLE = regex(r"^\| NVIDIA-SMI [\d.]{5,20} +(?:Driver|KMD) Version: [\d.]{5,20} ", re.M)
+_FAILED_GPU = regex(r"\bERR!|Unknown Error|GPU is lost|requires reset")
 _TABLE_LENGTH = 20_000  # characters of a table of 16 GPUs
-_FABRIC = re.compile(
-    r"Detected NVL5\+ system|NVIDIA G?B[123]00\b"
-)  # its manager's start script, and GPUs with NVLink 5
-_RUNTIMES = re.compile(r"^ Runtimes: (?:\S{1,60} ){0,20}nvidia\b", re.M)  # docker info
+_FABRIC = regex(r"Detected NVL5\+ system|NVIDIA G?B[123]00\b")  # its manager's start script, and GPUs with NVLink 5
+_RUNTIMES = regex(r"^ Runtimes: (?:\S{1,60} ){0,20}nvidia\b", re.M)  # docker info
 # words that are in the text where the pattern can match, the pattern, whose version
 _VERSIONS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
-    (program, word, re.compile(pattern, re.M))
+    (program, word, regex(pattern, re.M))
     for program, word, pattern in (
         ("driver", "NVIDIA-SMI ", r"^\| NVIDIA-SMI [\d.]{5,20} +(?:Driver|KMD) Version: ([\d.]{5,20}) "),
         ("driver", "NVRM version: ", r"^NVRM version: NVIDIA UNIX .{0,60}? ([\d.]{5,20})  "),

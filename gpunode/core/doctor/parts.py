@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+
+from gpunode.core.late import dataclass, replace
 
 _LAST = 200  # characters at the end of a chunk in which a heading may begin
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from gpunode.core.doctor import Diagnosis, diagnose
 from gpunode.core.doctor.describe import without_words
@@ -14,11 +13,12 @@ from gpunode.core.doctor.parts import Piece
 from gpunode.core.doctor.smi import MARK, smi_gpus
 from gpunode.core.doctor.table import Faults
 from gpunode.core.doctor.text import Evidence, time_of, uncoloured
+from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 
 _LS = r"^\*\*\* ls: .{1,80}? (20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)[. ]"
-_WRITTEN = re.compile(_LS, re.M)
-_DEVICE = re.compile(_LS + r"\S{0,20} \S{5} /dev/", re.M)  # made since the machine has started
+_WRITTEN = regex(_LS, re.M)
+_DEVICE = regex(_LS + r"\S{0,20} \S{5} /dev/", re.M)  # made since the machine has started
 _HEAD = 500  # characters at the beginning of a part
 _ALWAYS = 1 << 62  # a line after all others
 _SAME = 3600  # seconds between logs of one installation, for several kernels; between a start and its devices

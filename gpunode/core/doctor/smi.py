@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gpunode.core.late import regex
 from gpunode.core.model import NvmlGpu
 
-MARK = re.compile(r"=NVSMI LOG=|<nvidia_smi_log>|^GPU [0-9A-F]{8}:[0-9A-F:.]+$", re.M)  # its beginning
-_GPU = re.compile(r'^(?:GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)|\s*<gpu id="([0-9A-Fa-f:.]+)">)\s*$')
-_TEXT = re.compile(r"^( {4,40})(\S[^:]{0,60}?) *(?:: (.{0,80}))?$")
-_ELEMENT = re.compile(r"^\s*<(\w{1,60})>(?:([^<]{0,80})</\1>)?\s*$")
-_END = re.compile(r"^\s*</(\w{1,60})>\s*$")
+MARK = regex(r"=NVSMI LOG=|<nvidia_smi_log>|^GPU [0-9A-F]{8}:[0-9A-F:.]+$", re.M)  # its beginning
+_GPU = regex(r'^(?:GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)|\s*<gpu id="([0-9A-Fa-f:.]+)">)\s*$')
+_TEXT = regex(r"^( {4,40})(\S[^:]{0,60}?) *(?:: (.{0,80}))?$")
+_ELEMENT = regex(r"^\s*<(\w{1,60})>(?:([^<]{0,80})</\1>)?\s*$")
+_END = regex(r"^\s*</(\w{1,60})>\s*$")
 # field of NvmlGpu → the last two names on the way to its value, of the text and of XML
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "name": ("/product name", "gpu/product_name"),
@@ -34,7 +35,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 # name of a reason for slower clocks → its bit in nvml.h
 _REASONS = {"hw slowdown": 0x08, "hw thermal slowdown": 0x40, "hw power brake slowdown": 0x80}
-_LOST = re.compile(r"GPU is lost|GPU requires reset")
+_LOST = regex(r"GPU is lost|GPU requires reset")
 
 
 def smi_gpus(lines: Iterable[str]) -> Iterator[tuple[int, NvmlGpu]]:

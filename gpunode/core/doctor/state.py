@@ -20,6 +20,7 @@ from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.kubelet import kubelet_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.knowledge.support import too_old
+from gpunode.core.late import regex
 from gpunode.core.model import NodeFacts, PciDevice, Running, Runtime
 from gpunode.core.numbers import version_tuple
 
@@ -33,22 +34,22 @@ _NOT_LOADED = "smi-cannot-communicate"
 _OFFERS_NONE = "plugin-no-devices"
 _ASKED = "asked="  # what the cluster's own answer ends with
 _VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drift_checks)
-_NEVER = re.compile(rb"^[ \t]*install[ \t]+nvidia[ \t]+/(?:usr/)?bin/(?:false|true)", re.MULTILINE)
-_SCHEDULER = re.compile(r"^[ \t-]*image:[ \t]*\S{0,300}kube-scheduler[\w-]{0,20}:v1\.(\d{1,4})\b", re.MULTILINE)
+_NEVER = regex(rb"^[ \t]*install[ \t]+nvidia[ \t]+/(?:usr/)?bin/(?:false|true)", re.MULTILINE)
+_SCHEDULER = regex(r"^[ \t-]*image:[ \t]*\S{0,300}kube-scheduler[\w-]{0,20}:v1\.(\d{1,4})\b", re.MULTILINE)
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
-_OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
-_DRIVER_PACKAGE = re.compile(
+_OURS = regex(r"(nvidia\.com|aliyun\.com)/")
+_DRIVER_PACKAGE = regex(
     r"(nvidia-(driver|dkms|kernel|utils|compute|headless|open)|libnvidia-(?!container)|kmod-nvidia)"
 )
-_VERSION = re.compile(r"(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)")
+_VERSION = regex(r"(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)")
 _NO_ANSWER = {"1": "connection refused, or no such host", "124": "no answer in time"}  # exit codes, of bash and timeout
 _TOOLKIT = {"nvidia-container-toolkit", "nvidia-container-toolkit-base"}  # packages
 _RUNTIME = "/usr/bin/nvidia-container-runtime"
 _TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 _UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-_NODE = re.compile(r"/dev/nvidia[\w/-]{0,80}")
-_CDI_NAME = re.compile(r"nvidia\.com/gpu=([\w:-]{1,80})")
+_NODE = regex(r"/dev/nvidia[\w/-]{0,80}")
+_CDI_NAME = regex(r"nvidia\.com/gpu=([\w:-]{1,80})")
 _SHOWN = 100  # characters of a file's words that are shown
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -13,12 +12,13 @@ from gpunode.core.doctor.codes import REPORTS, CodeReport
 from gpunode.core.doctor.parts import Parts
 from gpunode.core.doctor.text import plain, small
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, field, regex
 from gpunode.core.numbers import version_tuple
 
 # a fault of a lower layer brings about faults of higher ones
 LAYERS = ("package", "kernel", "driver", "fabric", "cuda", "container", "kubernetes")
 Confidence = Literal["high", "medium", "low"]
-_WORDS = re.compile(r"[\w :/-]+")  # of a pattern
+_WORDS = regex(r"[\w :/-]+")  # of a pattern
 _TELLING = 16  # letters that no other program prints by chance
 
 

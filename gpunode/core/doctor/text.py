@@ -7,18 +7,19 @@ import re
 import string
 from bisect import bisect
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate
+
+from gpunode.core.late import dataclass, regex
 
 _QUOTES = str.maketrans(dict.fromkeys('"’‘`´“”„″′', "'") | {"\u00a0": " ", "\t": " "})
 _SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_ESCAPED = re.compile(r"""(?<!\\)\\+["']""")  # once, or as often as one log quotes another
+_ANSI = regex(r"\x1b\[[0-9;?]*[A-Za-z]")
+_ESCAPED = regex(r"""(?<!\\)\\+["']""")  # once, or as often as one log quotes another
 _ENTITIES = {"&quot;": "'", "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&amp;": "&"}
-_PIECES = re.compile(r".{1,20}\S*\s*", re.DOTALL)  # what becomes one letter is never cut: it has no spaces in it
-_WORDS = re.compile(r"(?<!\s)\s*\n[\s>|]*")  # between two words, by a mail program or a forum
+_PIECES = regex(r".{1,20}\S*\s*", re.DOTALL)  # what becomes one letter is never cut: it has no spaces in it
+_WORDS = regex(r"(?<!\s)\s*\n[\s>|]*")  # between two words, by a mail program or a forum
 _EDGES = (" \n", "\r\n", "\n ", "\n>", "\n|", "\n\n")  # of lines with more at their ends than the break
-_LETTERS = re.compile(r"\r?\n(?:[>|]+ ?)?")  # anywhere, by a terminal
+_LETTERS = regex(r"\r?\n(?:[>|]+ ?)?")  # anywhere, by a terminal
 
 
 def plain(text: str) -> str:
@@ -89,7 +90,7 @@ def _is_bare(text: str) -> bool:
     return not any(edge in text for edge in _EDGES)
 
 
-_TIME = re.compile(r"(?:(20\d\d)-(\d\d)-|([A-Z][a-z]{2}) {1,2})(\d{1,2})[ T](\d\d):(\d\d):(\d\d)\b")
+_TIME = regex(r"(?:(20\d\d)-(\d\d)-|([A-Z][a-z]{2}) {1,2})(\d{1,2})[ T](\d\d):(\d\d):(\d\d)\b")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _YEAR = 31_556_952  # seconds
 

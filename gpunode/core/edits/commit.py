@@ -25,20 +25,19 @@ Without changes the script only finishes or undoes what an interrupted run left.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from gpunode.core.edits.target import Activation, EditTarget, FileSnapshot, texts
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import Edit
 from gpunode.core.remote import values_of
 from gpunode.core.validation import as_lines, check_keys
 
 TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
-_HELD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*/[0-9]+\.old\Z")
+_ID = regex(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
+_HELD = regex(r"[A-Za-z0-9][A-Za-z0-9-]*/[0-9]+\.old\Z")
 
 
 @dataclass(frozen=True, kw_only=True)

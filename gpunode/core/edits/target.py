@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import fnmatch
 import posixpath
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
 from gpunode.core.edits.refusal import Refusal as Refusal  # noqa: PLC0414  # editors have it from here
 from gpunode.core.edits.undo import record, reverted
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.mask import mask_quoted, masked_errors
 from gpunode.core.model import (
     ConfigFile,
@@ -260,7 +259,7 @@ def units_changed(edit: Edit) -> bool:
 
 OPERATOR = ("/usr/local/nvidia/toolkit/", "/opt/nvidia/toolkit/")  # where the GPU Operator's toolkit container installs
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # of daemons, by systemd
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
 @dataclass(frozen=True, kw_only=True)

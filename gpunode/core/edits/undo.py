@@ -7,7 +7,6 @@ import codecs
 import hashlib
 import io
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -15,13 +14,14 @@ from typing import Any, TypeVar
 
 from gpunode.core.edits.values import Lost, same, undone, values, written
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.late import regex
 from gpunode.core.model import Edit, Hunk, Reason, Undo
 
 FORMAT = 1
 _AROUND = 3  # lines of context
 _WHOLE = 1 << 16  # bytes: the first hunk of a file of up to so many has all the rest of it as context
 _AHEAD = 400  # lines that are looked through for the next line that both have; beyond that all the rest is one hunk
-_REMNANT = re.compile(rb"\s*(#|version\s*=)")
+_REMNANT = regex(rb"\s*(#|version\s*=)")
 _WRITTEN = "what gpunode runtime configure wrote"
 NOT_FOUND = (Lost("lines that gpunode wrote are no longer in it"),)
 _BYTES = ("before", "after", "lead", "trail")

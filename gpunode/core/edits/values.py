@@ -7,22 +7,21 @@ core/edits/undo.py's.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, regex
 from gpunode.core.mask import shown
 
 Path = tuple[str, ...]
 Values = dict[str, Any]
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "not set"})()
 _BOM = b"\xef\xbb\xbf"
-_JSON = re.compile(rb"\s*\{")
-_TOML = re.compile(r"\.toml\Z|/(crio|containers)(\.conf)?(\.d)?/[^/]*\.conf\Z")
+_JSON = regex(rb"\s*\{")
+_TOML = regex(r"\.toml\Z|/(crio|containers)(\.conf)?(\.d)?/[^/]*\.conf\Z")
 _VERSION = ("version",)  # of a TOML file: it says how all the others are read, and goes with the last of them
 
 

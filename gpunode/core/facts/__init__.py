@@ -54,6 +54,7 @@ from gpunode.core.facts.machine import (
 from gpunode.core.facts.redact import redact
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.facts.vet import vetted
+from gpunode.core.late import regex
 from gpunode.core.mask import mask
 from gpunode.core.model import ConfigFile, DriverState, NodeFacts
 from gpunode.core.model.node import volatile_fields
@@ -108,10 +109,10 @@ VOLATILE_DRIVER = volatile_fields(DriverState)
 # sections that may have no line: where they said all, there is none
 _MAY_BE_EMPTY = ("cdi", "files", "gpu_containers", "nvlink", "sharing", "xids")
 
-_META = re.compile(r"([0-7]{1,5}) (\S+) (\d{1,15})\Z")
-_CUDA_FOLDER = re.compile(r"/cuda-(\d{1,4}\.\d{1,4})/?\Z")
-_VERSION = re.compile(r"\b(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
-_TOOLKIT = re.compile(r"version:? v?(\d{1,4}\.\d{1,4}\.\d{1,4}(?:[-~][\w.]+)?)", re.IGNORECASE)
+_META = regex(r"([0-7]{1,5}) (\S+) (\d{1,15})\Z")
+_CUDA_FOLDER = regex(r"/cuda-(\d{1,4}\.\d{1,4})/?\Z")
+_VERSION = regex(r"\b(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
+_TOOLKIT = regex(r"version:? v?(\d{1,4}\.\d{1,4}\.\d{1,4}(?:[-~][\w.]+)?)", re.IGNORECASE)
 
 
 def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:

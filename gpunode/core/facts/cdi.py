@@ -8,7 +8,6 @@ Sources: the CDI specification, https://github.com/cncf-tags/container-device-in
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from gpunode.core.content import check_size, decode
 from gpunode.core.engines import BY_CDI, ROWS, RuntimeName
 from gpunode.core.errors import InputError
+from gpunode.core.late import regex
 from gpunode.core.mask import masked_errors, shown
 from gpunode.core.model import CdiSpec, NodeFacts
 from gpunode.core.numbers import version_tuple
@@ -24,9 +24,9 @@ from gpunode.core.untrusted import load_json, load_yaml
 KIND = "nvidia.com/gpu"
 FOLDERS = ("/etc/cdi", "/run/cdi")  # the second one wins; engines call it /var/run/cdi
 PATH = "/var/run/cdi/nvidia.yaml"  # where nvidia-cdi-refresh.service puts it, nvidia-container-toolkit 1.18 and later
-_LIBRARY = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d{3}\.[\d.]*\d)\Z")
-_DEVICE = re.compile(r"/dev/nvidia(\d{1,5})\Z")
-_MIG = re.compile(r"\d+:\d+\Z")
+_LIBRARY = regex(r"/lib(?:cuda|nvidia-ml)\.so\.(\d{3}\.[\d.]*\d)\Z")
+_DEVICE = regex(r"/dev/nvidia(\d{1,5})\Z")
+_MIG = regex(r"\d+:\d+\Z")
 
 
 @masked_errors()

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpunode.core.facts.machine import VERSION
 from gpunode.core.facts.text import Probe, stated
+from gpunode.core.late import regex
 from gpunode.core.model import (
     DriverState,
     KernelFault,
@@ -24,29 +25,27 @@ from gpunode.core.model import (
     Xid,
 )
 
-_LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
-_PACKAGED = re.compile(r"/(?:usr/)?lib(?:32|64|x32)?/|\Z")  # where packages and NVIDIA's installer put it
+_LIBRARY = regex(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
+_PACKAGED = regex(r"/(?:usr/)?lib(?:32|64|x32)?/|\Z")  # where packages and NVIDIA's installer put it
 # with MIG the instance follows the GPU, drivers before 340 leave out the word PCI
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})(?: GPU-[A-Z]{1,4}:[0-9a-fA-F]{1,4}){0,2}\): (\d{1,5})\b")
-_COUNTED = re.compile(r"(xid|start|gsp|reset|hung) (\d{1,9}) (.*)")
-_NOT_STARTED = re.compile(r"NVRM: (?:GPU ([0-9a-fA-F:.]{12,16}): )?(RmInitAdapter failed\b.*)")
-_LINK = re.compile(r"\s*Link (\d{1,3}): (.*)")
-_SPEED = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
-_ALL_DOWN = re.compile(r"\s*(?:NVML: ?)?Unable to retrieve NVLink information as all links are inactive", re.IGNORECASE)
-_COLOUR = re.compile("\x1b\\[[0-9;]*m")  # newer releases underline the head
-_JOINED = re.compile(r"[A-Za-z][\w.-]{1,31}")  # GPU0, NIC0, mlx5_0, mlx4_0, hfi1_0 …
-_GPU = re.compile(r"GPU (\d{1,3}): (.*?)(?: \(UUID: .*)?\Z")
+_XID = regex(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})(?: GPU-[A-Z]{1,4}:[0-9a-fA-F]{1,4}){0,2}\): (\d{1,5})\b")
+_COUNTED = regex(r"(xid|start|gsp|reset|hung) (\d{1,9}) (.*)")
+_NOT_STARTED = regex(r"NVRM: (?:GPU ([0-9a-fA-F:.]{12,16}): )?(RmInitAdapter failed\b.*)")
+_LINK = regex(r"\s*Link (\d{1,3}): (.*)")
+_SPEED = regex(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
+_ALL_DOWN = regex(r"\s*(?:NVML: ?)?Unable to retrieve NVLink information as all links are inactive", re.IGNORECASE)
+_COLOUR = regex("\x1b\\[[0-9;]*m")  # newer releases underline the head
+_JOINED = regex(r"[A-Za-z][\w.-]{1,31}")  # GPU0, NIC0, mlx5_0, mlx4_0, hfi1_0 …
+_GPU = regex(r"GPU (\d{1,3}): (.*?)(?: \(UUID: .*)?\Z")
 # nvidia-smi's words for «this GPU has none», and (in brackets) those about the question, not about the GPU; any other
 # word in brackets is NVML's error: the driver cannot speak for the GPU (knowledge/questions.toml has them all)
-_NONE = re.compile(r"\[?(N/A|Not Supported)\]?\Z", re.IGNORECASE)
-_UNREAD = re.compile(
+_NONE = regex(r"\[?(N/A|Not Supported)\]?\Z", re.IGNORECASE)
+_UNREAD = regex(
     r"\[(Not Found|Insufficient Permissions|Function Not Found|Insufficient Size|Invalid Argument|No data"
     r"|Argument version mismatch|In use by another client|Requested functionality has been deprecated)\]\Z",
     re.IGNORECASE,
 )
-_FAULT = re.compile(
-    r"\[([A-Za-z][^\[\]]{1,60})\]\Z|(ERR!|GPU is lost|GPU requires reset|Unknown Error)\Z", re.IGNORECASE
-)
+_FAULT = regex(r"\[([A-Za-z][^\[\]]{1,60})\]\Z|(ERR!|GPU is lost|GPU requires reset|Unknown Error)\Z", re.IGNORECASE)
 _GRAVEST = ("gpu is lost", "gpu requires reset")
 NONE = "N/A"  # a field that the driver says this GPU does not have; "" is one that was not read
 _SWITCHED = {"0": "No", "1": "Yes"}  # --query-remapped-rows before 580
@@ -85,7 +84,7 @@ _ROWS = ("pci.bus_id", "remapped_rows.pending", "remapped_rows.failure")  # what
 
 # what follows the model in the name of a virtual GPU type: A40-8Q, A100-4-20C, RTXA6000-12CME
 # (https://docs.nvidia.com/vgpu/latest/grid-vgpu-user-guide/, virtual GPU types)
-_VGPU_TYPE = re.compile(r"[A-Za-z0-9]-(?:\d-)?\d{1,3}(?:[ABCQ]|CME)\Z")
+_VGPU_TYPE = regex(r"[A-Za-z0-9]-(?:\d-)?\d{1,3}(?:[ABCQ]|CME)\Z")
 
 
 def with_virtual(gpus: Sequence[PciDevice], nvml: Sequence[NvmlGpu]) -> tuple[PciDevice, ...]:
@@ -337,8 +336,8 @@ def read_topology(probe: Probe) -> Topology:
 # Rows of `nvidia-smi mig -lgi` (drivers 450 to 580 print them alike) and -lci (450 without the placement):
 # |   0  MIG 1g.10gb         19        9          2:1     |
 # |   0      9       MIG 1g.10gb          0         0          0:1     |
-_GPU_INSTANCE = re.compile(r"\|\s*(\d{1,4})\s+MIG\s+(\S+)\s+\d{1,4}\s+(\d{1,4})\s+(\d{1,4}):(\d{1,4})\s*\|")
-_COMPUTE_INSTANCE = re.compile(r"\|\s*(\d{1,4})\s+(\d{1,4})\s+MIG\s+\S+\s+\d{1,4}\s+\d{1,4}\s")
+_GPU_INSTANCE = regex(r"\|\s*(\d{1,4})\s+MIG\s+(\S+)\s+\d{1,4}\s+(\d{1,4})\s+(\d{1,4}):(\d{1,4})\s*\|")
+_COMPUTE_INSTANCE = regex(r"\|\s*(\d{1,4})\s+(\d{1,4})\s+MIG\s+\S+\s+\d{1,4}\s+\d{1,4}\s")
 
 
 def read_sharing_units(probe: Probe) -> Iterator[tuple[str, Service]]:

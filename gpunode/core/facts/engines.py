@@ -6,7 +6,6 @@ import fnmatch
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import cast, get_args
 
 from gpunode.core.engines import ENGINES, ROWS
@@ -14,6 +13,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts.cdi import FOLDERS, read_spec
 from gpunode.core.facts.flags import flag_value
 from gpunode.core.facts.text import Probe, stated
+from gpunode.core.late import dataclass, regex
 from gpunode.core.model import (
     Cdi,
     CdiGpu,
@@ -30,14 +30,14 @@ from gpunode.core.model import (
 from gpunode.core.numbers import whole
 
 _UNLIMITED = {"18446744073709551615": "infinity", "unlimited": "infinity"}  # systemd before 231, the kernel
-_DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
-_ARGV = re.compile(r"argv\[\]=([^;]*)")
-_IMPORTS = re.compile(r"^ *imports *= *\[([^\]]*)\]", re.MULTILINE)
-_QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
-_RUNC_OPTIONS = re.compile(r"\[.*\.containerd\.runtimes\.[\"']?runc[\"']?\.options\]\Z")
-_SYSTEMD_CGROUP = re.compile(r"SystemdCgroup *= *(true|false)\b")
-_EXEC_OPT = re.compile(r"native\.cgroupdriver=(systemd|cgroupfs)\b")
-_CGROUP_MANAGER = re.compile(r"^ *cgroup_manager *= *[\"'](systemd|cgroupfs)[\"']", re.MULTILINE)
+_DOTTED = regex(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
+_ARGV = regex(r"argv\[\]=([^;]*)")
+_IMPORTS = regex(r"^ *imports *= *\[([^\]]*)\]", re.MULTILINE)
+_QUOTED = regex(r"\"([^\"]*)\"|'([^']*)'")
+_RUNC_OPTIONS = regex(r"\[.*\.containerd\.runtimes\.[\"']?runc[\"']?\.options\]\Z")
+_SYSTEMD_CGROUP = regex(r"SystemdCgroup *= *(true|false)\b")
+_EXEC_OPT = regex(r"native\.cgroupdriver=(systemd|cgroupfs)\b")
+_CGROUP_MANAGER = regex(r"^ *cgroup_manager *= *[\"'](systemd|cgroupfs)[\"']", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from gpunode.core.late import dataclass, regex
 
 # pflag takes the word behind a flag as its value, unless the flag is a switch: those of kube-scheduler and kubelet
 _SWITCHES = frozenset(
@@ -19,7 +20,7 @@ _SWITCHES = frozenset(
     "enable-debugging-handlers protect-kernel-defaults serialize-image-pulls make-iptables-util-chains "
     "enable-controller-attach-detach runonce kernel-memcg-notification seccomp-default".split()
 )
-_OPERATORS = re.compile(r"\d*[<>|;&]")
+_OPERATORS = regex(r"\d*[<>|;&]")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from gpunode.core.engines import ROWS
+from gpunode.core.late import dataclass
 from gpunode.core.model import Kubernetes, NodeFacts, Runtime
 from gpunode.core.numbers import release
 

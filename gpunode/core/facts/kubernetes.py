@@ -12,15 +12,16 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts.engines import Units, containerd_cgroup, text_of
 from gpunode.core.facts.flags import flag_value
 from gpunode.core.facts.text import Probe
+from gpunode.core.late import regex
 from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime
 from gpunode.core.untrusted import load_yaml
 
-_DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
-_CGROUP_ARG = re.compile(r"\bcgroup-driver=(systemd|cgroupfs)\b")
-_FROM_CRI = re.compile(r"\bKubeletCgroupDriverFromCRI=(true|false)\b")
-_RANCHER_ENDPOINT = re.compile(r"^ *[\"']?container-runtime-endpoint[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
-_RANCHER_DOCKER = re.compile(r"^ *[\"']?docker[\"']? *: *[\"']?true\b", re.MULTILINE)
-_RANCHER_DATA = re.compile(r"^ *[\"']?data-dir[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
+_DOTTED = regex(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
+_CGROUP_ARG = regex(r"\bcgroup-driver=(systemd|cgroupfs)\b")
+_FROM_CRI = regex(r"\bKubeletCgroupDriverFromCRI=(true|false)\b")
+_RANCHER_ENDPOINT = regex(r"^ *[\"']?container-runtime-endpoint[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
+_RANCHER_DOCKER = regex(r"^ *[\"']?docker[\"']? *: *[\"']?true\b", re.MULTILINE)
+_RANCHER_DATA = regex(r"^ *[\"']?data-dir[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
 # the socket of the engine that each kind brings
 SOCKETS: Mapping[str, str] = {
     "k3s": "/run/k3s/containerd/containerd.sock",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from gpunode.core.facts.text import Probe
+from gpunode.core.late import regex
 from gpunode.core.model import PciLink, RdmaPort, Tuning
 from gpunode.core.numbers import whole
 
-_ACS = re.compile(r"none|0x[0-9a-f]{4}")
+_ACS = regex(r"none|0x[0-9a-f]{4}")
 
 
 def read_pcie(probe: Probe) -> tuple[PciLink, ...]:

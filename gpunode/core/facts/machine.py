@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gpunode.core.facts.text import Probe
+from gpunode.core.late import regex
 from gpunode.core.model import Distro, FirstBoot, InstalledPackage, Kernel, PciDevice
 from gpunode.core.model.node import CONTAINERS
 
 _NATIVE = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _INDEPENDENT = ("all", "noarch", "any", "")
 # dnf4: "nvidia-driver-3:550.54.14-1.el9.*"; dnf5: 'name = "nvidia-driver"'; zypper: "solvable_name: nvidia*"
-_LOCK_LINE = re.compile(
+_LOCK_LINE = regex(
     r"\s*(?:name\s*=\s*\"(?P<dnf5>[^\"]+)\"|solvable_name:\s*(?P<zypp>\S+)|(?P<dnf4>[^\s#!=\[\]\"]+))\s*\Z"
 )
 
@@ -113,17 +114,17 @@ def read_first_boot(probe: Probe) -> FirstBoot:
     )
 
 
-VERSION = re.compile(r"\d{3,4}\.\d{1,4}(?:\.\d{1,4})?")
-_OS_RELEASE = re.compile(r"([A-Z_0-9]+)=(?:\"(.*)\"|'(.*)'|(.*))\Z")
-_KERNEL = re.compile(r"(\S+) image=(yes|no) headers=(yes|no)\Z")
+VERSION = regex(r"\d{3,4}\.\d{1,4}(?:\.\d{1,4})?")
+_OS_RELEASE = regex(r"([A-Z_0-9]+)=(?:\"(.*)\"|'(.*)'|(.*))\Z")
+_KERNEL = regex(r"(\S+) image=(yes|no) headers=(yes|no)\Z")
 # `dkms status`: "nvidia/535.104.05, 6.1.0-13-amd64, x86_64: installed", before dkms 3: "nvidia, 535.104.05, 6.1…"
-_DKMS = re.compile(r"(nvidia[\w.-]*)[/,] ?([^,:]+)(?:, ([^,:]+), [^,:]+)?: (\w+)")
-_PCI = re.compile(
+_DKMS = regex(r"(nvidia[\w.-]*)[/,] ?([^,:]+)(?:, ([^,:]+), [^,:]+)?: (\w+)")
+_PCI = regex(
     r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([0-9a-f]{4}:[0-9a-f]{4}) ([0-9a-f]{4})"
     r" subsystem=(\S+) driver=(\S+) vf=(yes|no)\Z"
 )
-_NAME = re.compile(r"name (10de:[0-9a-f]{4}) (.+)\Z")
-_LSPCI = re.compile(r"(\S+) [^:]*: (.*?)(?: \(rev \w+\))?(?: \(prog-if .*)?\Z")
+_NAME = regex(r"name (10de:[0-9a-f]{4}) (.+)\Z")
+_LSPCI = regex(r"(\S+) [^:]*: (.*?)(?: \(rev \w+\))?(?: \(prog-if .*)?\Z")
 
 
 def read_distro(probe: Probe) -> Distro:

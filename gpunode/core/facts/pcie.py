@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, PciLink
 from gpunode.core.model.node import CONTAINERS
 

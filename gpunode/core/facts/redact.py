@@ -7,18 +7,20 @@ import binascii
 import re
 from collections.abc import Callable, Collection, Mapping
 
+from gpunode.core.late import regex
+
 # sections that name software alone: a host called "debian" or a version 1.2.3.4 must not change them
 _STRUCTURAL = frozenset(("os_release", "packages", "tools", "kernels", "pci", "lspci", "dkms", "cuda", "secure_boot"))
-_UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
-_MAC = re.compile(r"(?<![\w:])[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5}(?![\w:])")
+_UUID = regex(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+_MAC = regex(r"(?<![\w:])[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5}(?![\w:])")
 # four numbers up to 255 that are no part of a longer version
-_IPV4 = re.compile(r"(?<![\w.+~-])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w+~-]|\.\w)")
-_IPV6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){3,7}(?:[0-9a-fA-F]{1,4}|:[0-9a-fA-F]{0,4})(?![\w:.])")
-_LOCAL = re.compile(r"127\.|0\.0\.0\.0|255\.")
-_SERIAL = re.compile(r"(?i)(\bserial(?: number)?\s*[:=]\s*)(\S+)")
-_HOSTNAME = re.compile(r"""(?m)(?:^\| hostname |"hostname": ")([^\s"]+)""")  # in a probe, in facts as JSON
-_HOME = re.compile(r"/home/([^/\s:\"']+)")
-_META = re.compile(r"(?m)^\| ([0-7]{1,5}) (\S+) \d+$")
+_IPV4 = regex(r"(?<![\w.+~-])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w+~-]|\.\w)")
+_IPV6 = regex(r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){3,7}(?:[0-9a-fA-F]{1,4}|:[0-9a-fA-F]{0,4})(?![\w:.])")
+_LOCAL = regex(r"127\.|0\.0\.0\.0|255\.")
+_SERIAL = regex(r"(?i)(\bserial(?: number)?\s*[:=]\s*)(\S+)")
+_HOSTNAME = regex(r"""(?m)(?:^\| hostname |"hostname": ")([^\s"]+)""")  # in a probe, in facts as JSON
+_HOME = regex(r"/home/([^/\s:\"']+)")
+_META = regex(r"(?m)^\| ([0-7]{1,5}) (\S+) \d+$")
 
 
 def redact(text: str) -> str:

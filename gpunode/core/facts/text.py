@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, field
 
 FIRST = "#: gpunode-probe 1"
 NOT_UNDERSTOOD = "not understood"

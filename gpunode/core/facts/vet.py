@@ -10,11 +10,11 @@ rests on the fact.  Prose, such as the name of a distribution, is kept with its 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from gpunode.core.grammar import Grammar, Prose
+from gpunode.core.late import MISSING, dataclass, fields, is_dataclass, replace
 from gpunode.core.model import Invalid, Kernel, NodeFacts
 from gpunode.core.model.node import volatile_fields
 from gpunode.core.printable import printable, shortened

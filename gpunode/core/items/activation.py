@@ -14,11 +14,11 @@ Besides the usual lines the script prints
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from gpunode.core.grammar import ARGUMENT_WORD, MODULE, PARAMETER, SETTING, SYSCTL, UNIT, VERSION, WORD
 from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, StateKind, StepKind
+from gpunode.core.late import dataclass
 from gpunode.core.model import Changed, Check, Flavour, NodeFacts, Runtime, Service
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts

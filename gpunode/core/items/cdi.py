@@ -7,7 +7,6 @@ Request files: `output` the path of the specification (without it that of nvidia
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.engines import BY_CDI, RuntimeName
@@ -16,6 +15,7 @@ from gpunode.core.items.activation import ACTIVE, ENABLED
 from gpunode.core.items.file import FILES, File
 from gpunode.core.items.item import HostCase, Item, StepKind
 from gpunode.core.items.package import CDI
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Reason
 from gpunode.core.numbers import version_tuple
 from gpunode.core.validation import check_value, mapping, text

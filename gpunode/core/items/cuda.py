@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items.file import File, render
 from gpunode.core.items.item import Found, HostCase, Item, Question, StateKind
 from gpunode.core.items.package import PackageItem
 from gpunode.core.items.runfile import Installed
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts
 from gpunode.core.numbers import version_tuple
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.items.activation import LOADED, Module, ServiceItem
@@ -14,6 +13,7 @@ from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Ques
 from gpunode.core.items.package import PACKAGES as BY_PACKAGES
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.items.runfile import RUNFILE, Installed, Uninstalled
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import ConfigFile, DriverChoice, NodeFacts, Problem, Reason
 from gpunode.core.solve.repo_files import has_secret, repo_files, with_enabled
 from gpunode.core.spec.module_parameters import CONF as PARAMETERS_CONF

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpunode.core.edits import (
@@ -39,6 +38,7 @@ from gpunode.core.items.package import PackageItem
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
 from gpunode.core.items.sysctl import Sysctl, boot_warnings
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Edit, NodeFacts, PackageWant, Problem, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.spec import RuntimeSpec, Spec

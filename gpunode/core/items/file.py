@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -13,6 +12,7 @@ import jinja2
 from gpunode.core.errors import GpunodeError
 from gpunode.core.items.file_undo import FileBack
 from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, KeyOf, StepKind
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.validation import rows

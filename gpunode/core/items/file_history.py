@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from gpunode.core.edits.undo import record, revert
 from gpunode.core.items.item import ABSENT
+from gpunode.core.late import dataclass, field
 
 ANY = "any"  # in place of a hash: whatever it may be; ABSENT: no such file
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import dropwhile
 
@@ -17,6 +16,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.items.file_history import Change, Replayed, replay_file
 from gpunode.core.items.item import ABSENT, Back, Thing
 from gpunode.core.items.package_undo import Packages, versions_before
+from gpunode.core.late import dataclass
 from gpunode.core.model import Edit, Problem, RuntimeName, Undo
 from gpunode.core.model.journal import FOLDER, UNDOES, JournalSnapshot, Note, PostCommit, Record, Recorded, Scope
 

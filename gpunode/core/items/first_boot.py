@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items import activation, cdi, smoke
 from gpunode.core.items.activation import Enabled
 from gpunode.core.items.file import FILES, File
 from gpunode.core.items.item import ABSENT, Found, HostCase, Item, ItemKey, Question, StepKind, merged, unlike
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check, DriverChoice, NodeFacts, Problem
 from gpunode.core.remote import program
 from gpunode.core.sharing.rules import mig_profiles

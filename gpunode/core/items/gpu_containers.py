@@ -7,13 +7,13 @@ systemd applies its device rules to every scope again when it reloads, and takes
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.edits import RuntimeRequest
 from gpunode.core.engines import DAEMONS
 from gpunode.core.items.activation import UNITS
 from gpunode.core.items.item import HostCase, Item, ItemKey, StateKind
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, Step
 
 LINKS_RULE = "/etc/udev/rules.d/72-gpunode-nvidia-dev-char.rules"

@@ -8,12 +8,12 @@ sets it, with the former mode in the node's journal, and it is in force after th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items.activation import ACTIVE, ServiceItem, restarted
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question, StateKind
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, NvmlGpu, Problem
 from gpunode.core.numbers import whole
 from gpunode.core.spec.gpu import OTHERS, GpuSettings

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items.activation import ACTIVE, ServiceItem, restarted
 from gpunode.core.items.file import File
 from gpunode.core.items.item import Found, HostCase, Item, Question
 from gpunode.core.items.tuning import still_redirects
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, TuningChoice
 
 UNIT = "gpunode-host.service"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Problem, Reason, Repository, Solution
 from gpunode.core.model.journal import JournalSnapshot, Scope
 from gpunode.core.spec import Spec

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.grammar import ARGUMENT_WORD
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, StateKind
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Tuning
 
 FILES = {"update-grub": "/etc/default/grub.d/90-gpunode.cfg", "grubby": "/etc/gpunode/kernel-arguments"}

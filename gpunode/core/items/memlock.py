@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items.file import FILES, File
 from gpunode.core.items.item import Found, HostCase, Item, Question
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, TuningChoice
 from gpunode.core.model.node import CONTAINERS
 

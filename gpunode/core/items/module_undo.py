@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from gpunode.core.items.item import ABSENT
 from gpunode.core.items.package_undo import versions
+from gpunode.core.late import dataclass, regex
 from gpunode.core.model.journal import JournalSnapshot, Scope
 
 DRIVER = "nvidia"
 # packages that bring the module, or that are the driver by another name; not the tools and libraries around it
-_DRIVER = re.compile(
+_DRIVER = regex(
     r"cuda-drivers|kmod-nvidia|dkms-nvidia|linux-(modules|objects)-nvidia|nvidia(-lts)?\Z"
     r"|nvidia-(open|driver|dkms|kernel|kmod|headless|gfxG|legacy|\d)|nvidia-.*(dkms|kmp)"
 )

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.grammar import PACKAGE, PROXY, VERSION
 from gpunode.core.items.item import ABSENT, HostCase, Item, StateKind, StepKind
 from gpunode.core.items.package_undo import PackageBack
 from gpunode.core.items.repository import sources_path
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Changed, NodeFacts, PackageWant
 from gpunode.core.remote import values_of
 from gpunode.core.spec.source import DISTRIBUTION

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gpunode.core.items.item import ABSENT, Back, Thing
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Problem
 from gpunode.core.model.journal import JournalSnapshot, Note, Record, Scope
 

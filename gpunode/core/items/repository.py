@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
 from gpunode.core.items.file import File, KeyFile, render
 from gpunode.core.items.item import Found, Item, Question
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Reason, Repository
 from gpunode.core.openpgp import fingerprints, without
 from gpunode.core.secrets import references_in

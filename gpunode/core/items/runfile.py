@@ -10,12 +10,12 @@ come from the machine that runs gpunode.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import PROXY, URL
 from gpunode.core.items.item import ABSENT, HostCase, Item, StateKind, StepKind
+from gpunode.core.late import dataclass
 from gpunode.core.model import Flavour, NodeFacts, Runfile
 from gpunode.core.remote import values_of
 from gpunode.core.validation import as_lines, check_one, rows, text, texts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -16,6 +15,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.items.activation import ACTIVE, ENABLED, REBOOTS, UNITS, Enabled, ServiceItem
 from gpunode.core.items.file import FILES, File
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, StepKind, reboots, unlike
+from gpunode.core.late import dataclass
 from gpunode.core.model import MigInstance, MigLayout, NodeFacts, SharingChoice
 from gpunode.core.remote import program
 from gpunode.core.sharing.mig import Group, mig_parted

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question, StateKind
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check, ConfigFile, NodeFacts
 
 CONF = "/etc/sysctl.d/99-gpunode.conf"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from gpunode.core.edits.engines.toolkit import CONFIG, toolkit_target
@@ -13,6 +11,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.items.file import FILES
 from gpunode.core.items.item import Found, HostCase, Item, KeyOf, Question, StepKind
 from gpunode.core.items.package import NoPackage, PackageItem
+from gpunode.core.late import dataclass, fields, regex, replace
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason
 from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.spec.toolkit import ToolkitConfigSpec
@@ -33,7 +32,7 @@ SHAPE = mapping(
     **{one.name: _key(_KINDS[one.name], one.metadata["doc"]) for one in fields(ToolkitConfigSpec)},
 )
 _BY_MOUNTS = "accept_nvidia_visible_devices_as_volume_mounts"
-_BOUND = re.compile(r"\+docker(\d[\d.]*)")  # 2.0.3+docker18.09.2-1 asks for that docker-ce and no other
+_BOUND = regex(r"\+docker(\d[\d.]*)")  # 2.0.3+docker18.09.2-1 asks for that docker-ce and no other
 
 
 @dataclass(frozen=True, kw_only=True)

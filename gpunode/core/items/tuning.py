@@ -5,7 +5,6 @@ The kinds are modules of their own: kernel_argument, host_settings, memlock, sys
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from gpunode.core.engines import ROWS
@@ -14,10 +13,11 @@ from gpunode.core.items.gpudirect import dmabuf_lacks, dmabuf_unread, impossible
 from gpunode.core.items.kernel_argument import given
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.knowledge.tuning import TuningSetting
+from gpunode.core.late import regex
 from gpunode.core.model import NodeFacts, Problem, Reason, TuningChoice
 from gpunode.core.spec.tuning import TuningSpec
 
-_GRACE = re.compile(r"\bG[HB]\d")  # GH200, GB200, GB300: their CPU is Grace
+_GRACE = regex(r"\bG[HB]\d")  # GH200, GB200, GB300: their CPU is Grace
 
 
 def choose_tuning(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.numbers import version_tuple
 
 Table = Mapping[str, Any]

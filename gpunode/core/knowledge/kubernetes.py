@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.knowledge.support import Support
+from gpunode.core.late import dataclass
 
 Table = Mapping[str, Any]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from gpunode.core.late import dataclass
 
 _MEMORY = "set_default_device_pinned_mem_limit"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.knowledge import Knowledge, source_date_of, source_of
+from gpunode.core.late import dataclass
 from gpunode.core.numbers import version_tuple
 
 Table = Mapping[str, Any]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge.support import Support
+from gpunode.core.late import dataclass
 
 Table = Mapping[str, Any]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import RefusedError
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Problem
 from gpunode.core.numbers import release
 

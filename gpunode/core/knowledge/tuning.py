@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from gpunode.core.late import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

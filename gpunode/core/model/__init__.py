@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from gpunode.core.engines import RuntimeName
+from gpunode.core.late import dataclass
 from gpunode.core.model.choice import (
     Archive,
     CudaChoice,

@@ -7,10 +7,10 @@ be undone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from gpunode.core.late import dataclass, field
 from gpunode.core.model.choice import Problem, Undo
 
 FOLDER = "/var/lib/gpunode/backup"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -47,6 +46,7 @@ from gpunode.core.grammar import (
     VERSION,
     WORD,
 )
+from gpunode.core.late import dataclass, field, fields
 
 Distribution = Literal["", "k3s", "rke2", "k0s", "microk8s"]
 GpuState = Literal["kept", "keepable", "exposed", "lost"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import asdict, dataclass, replace
 from gpunode.core.model import NodeFacts, Problem
 from gpunode.core.spec import Spec
 

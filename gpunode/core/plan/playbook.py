@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from gpunode.core.late import regex
 from gpunode.core.model import Plan, Step
 from gpunode.core.plan import class_key, shared_value
 from gpunode.core.plan.steps import BY_ID, DONE, EXPECT, ROLES, VALUES
@@ -29,7 +30,7 @@ HEADER = """\
 Shape = tuple[tuple[str, str], ...]  # the ids and titles of steps
 TEMPLATE_MARKERS = ("{{", "{%", "{#")
 NO_TEMPLATE = "!unsafe"  # Ansible's tag for a text that is never templated, wherever it is passed on to
-_LINE_BREAKS = re.compile("[\r\x85\u2028\u2029]")  # they are kept by escapes alone: YAML folds them
+_LINE_BREAKS = regex("[\r\x85\u2028\u2029]")  # they are kept by escapes alone: YAML folds them
 
 
 class _Dumper(yaml.SafeDumper):

@@ -8,11 +8,11 @@ the grammar of names and versions is left out, and so is all beyond the limits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunode.core.grammar import PACKAGE, VERSION
 from gpunode.core.items.package import packages_request
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Archive, Changed, Offer, Plan, Problem, Solution, Unresolved
 from gpunode.core.numbers import upstream
 from gpunode.core.remote import parse_outcome, values_of

@@ -7,7 +7,6 @@ ansible-doc (tools/docs/collection.py).  All values are empty by default, and an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.items import (
@@ -34,6 +33,7 @@ from gpunode.core.items import (
     toolkit,
 )
 from gpunode.core.items.item import Found, Item, ItemKey, Question, StepKind, Wanted
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Plan, Problem
 
 

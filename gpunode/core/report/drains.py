@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import GpunodeError, error_data
+from gpunode.core.late import dataclass
 from gpunode.core.report.text import counted, names
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from gpunode.core.errors import RefusedError
+from gpunode.core.late import regex
 from gpunode.core.model import HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, names
@@ -16,13 +17,13 @@ _CAUSES, _SLOWEST = 10, 5  # causes and slowest hosts that are reported
 _LONGEST = 1000  # characters of a cause
 # what differs between hosts with the same trouble, wherever a message has it
 _OWN = (
-    (re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)"), "ADDRESS"),
-    (re.compile(r"(?<![\w:])(?=[0-9a-f:]*::)[0-9a-f:]{2,39}(?:%\w+)?(?![\w:])", re.IGNORECASE), "ADDRESS"),
-    (re.compile(r"(?<![\w:])(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}(?:%\w+)?(?![\w:])", re.IGNORECASE), "ADDRESS"),
-    (re.compile(r"(?<![\w.%-])[\w.%-]{1,255} port \d{1,5}\b"), "ADDRESS port PORT"),
-    (re.compile(r"\bport \d{1,5}\b"), "port PORT"),
-    (re.compile(r"-p \d{1,5} (?P<user>[\w.-]+)@[\w.%-]+"), r"-p PORT \g<user>@ADDRESS"),
-    (re.compile(r"SHA256:[\w+/]{43}=?"), "SHA256:…"),
+    (regex(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)"), "ADDRESS"),
+    (regex(r"(?<![\w:])(?=[0-9a-f:]*::)[0-9a-f:]{2,39}(?:%\w+)?(?![\w:])", re.IGNORECASE), "ADDRESS"),
+    (regex(r"(?<![\w:])(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}(?:%\w+)?(?![\w:])", re.IGNORECASE), "ADDRESS"),
+    (regex(r"(?<![\w.%-])[\w.%-]{1,255} port \d{1,5}\b"), "ADDRESS port PORT"),
+    (regex(r"\bport \d{1,5}\b"), "port PORT"),
+    (regex(r"-p \d{1,5} (?P<user>[\w.-]+)@[\w.%-]+"), r"-p PORT \g<user>@ADDRESS"),
+    (regex(r"SHA256:[\w+/]{43}=?"), "SHA256:…"),
 )
 _ENDS: Mapping[HostOutcome, str] = {
     "ok": "done or unchanged",

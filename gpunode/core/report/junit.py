@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from xml.etree import ElementTree as Tree
 
+from gpunode.core.late import regex
 from gpunode.core.printable import printable
 from gpunode.core.report.model import Report, ReportFinding, ReportHost, Status, between
 
@@ -18,7 +18,7 @@ _ELEMENTS: Mapping[Status, str] = {
     "not-proven": "skipped",
     "skipped": "skipped",
 }
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_XML = regex("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit_text(report: Report) -> str:

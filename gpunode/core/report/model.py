@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from calendar import timegm
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
+from gpunode.core.late import dataclass, field
 from gpunode.core.model import Topology
 from gpunode.core.rollout import State as RunState
 

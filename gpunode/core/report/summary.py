@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.core.errors import Exit
+from gpunode.core.late import regex
 from gpunode.core.report.model import (
     STATES,
     STATUSES,
@@ -32,7 +33,7 @@ from gpunode.core.report.model import (
 from gpunode.core.report.seen import fleet_gpus
 
 # Checks that find what has moved since a host was set up, and does not hurt yet.
-_DRIFT = re.compile(r"plan\.(?!problem)|boot\.|driver\.held|repository\.twice|fence\.")
+_DRIFT = regex(r"plan\.(?!problem)|boot\.|driver\.held|repository\.twice|fence\.")
 COMPONENTS: Mapping[str, Callable[[ProbeSummary], str]] = {
     "kernel": lambda probe: probe.versions.kernel,
     "driver": lambda probe: f"{probe.versions.driver} {probe.versions.flavour}".strip(),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpunode.core.diff import changed_lines
 from gpunode.core.errors import Exit
+from gpunode.core.late import asdict, dataclass, regex
 from gpunode.core.model import Changed, Check, HostResult, NodeFacts, Plan, Reason, Solution, Step
 
 PLAN_FORMAT = 1
 MANY = 40  # hosts, from which on they are counted, not reported one by one (report/fleet.py)
-_DISTURBS = re.compile(r"(?:^|; )(restarts|reloads) (\S+?)(?:\.service)?(?=:|;|$)")  # Step.disruptive
+_DISTURBS = regex(r"(?:^|; )(restarts|reloads) (\S+?)(?:\.service)?(?=:|;|$)")  # Step.disruptive
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:
@@ -173,11 +172,11 @@ _VERBS = {
 _BASE = {form: verb for verb, past in _VERBS.items() for form in (verb, past, f"{verb}s", f"{verb}es")}
 # lines without a verb in front, as one with it
 _WITHOUT_VERB = (
-    (re.compile(r"restart of (.*)"), r"restart \1"),
-    (re.compile(r"initramfs rebuilt \((.*)\)"), r"rebuild the initramfs (\1)"),
-    (re.compile(r"initramfs of (.*)"), r"rebuild the initramfs of \1"),
-    (re.compile(r"(\S+) = (.*)"), r"set \1 = \2"),
-    (re.compile(r"(/\S+) is (.*) again"), r"set \1 to \2 again"),
+    (regex(r"restart of (.*)"), r"restart \1"),
+    (regex(r"initramfs rebuilt \((.*)\)"), r"rebuild the initramfs (\1)"),
+    (regex(r"initramfs of (.*)"), r"rebuild the initramfs of \1"),
+    (regex(r"(\S+) = (.*)"), r"set \1 = \2"),
+    (regex(r"(/\S+) is (.*) again"), r"set \1 to \2 again"),
 )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from gpunode.core.facts import parse_probe, stable_facts
 from gpunode.core.facts.cdi import read_spec
 from gpunode.core.facts.text import NOT_UNDERSTOOD
 from gpunode.core.knowledge import GpuModel, Knowledge
+from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import NodeFacts
 from gpunode.core.numbers import version_tuple
 from gpunode.core.selftest import readings
@@ -240,10 +240,10 @@ def _gpus(evidence: RecordEvidence) -> tuple[Any, ...]:
 
 
 _BRANDS = (
-    (re.compile("geforce", re.I), ("geforce",)),
-    (re.compile("titan", re.I), ("geforce", "workstation")),
-    (re.compile("quadro|rtx", re.I), ("workstation", "datacenter")),
-    (re.compile("tesla|nvidia", re.I), ("datacenter", "workstation", "mining", "grace-soc")),
+    (regex("geforce", re.I), ("geforce",)),
+    (regex("titan", re.I), ("geforce", "workstation")),
+    (regex("quadro|rtx", re.I), ("workstation", "datacenter")),
+    (regex("tesla|nvidia", re.I), ("datacenter", "workstation", "mining", "grace-soc")),
 )
 
 
@@ -417,7 +417,7 @@ COMMANDS: Mapping[str, tuple[int, ...]] = {  # exit codes that a machine in any 
     "doctor": (0, 1),
     "report": (0,),
 }
-_BUG = re.compile(r"Traceback \(most recent call last\)|\b" + UNEXPECTED + r" [A-Z]\w+(?:Error|Exception)\b")
+_BUG = regex(r"Traceback \(most recent call last\)|\b" + UNEXPECTED + r" [A-Z]\w+(?:Error|Exception)\b")
 
 
 def _command(name: str, evidence: RecordEvidence) -> SourceFinding:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import NodeFacts
 
 Values = Mapping[str, str]
-_NOTHING = re.compile(
+_NOTHING = regex(
     r"\[?(N/?A|Not Supported|Unknown Error|Not Found|Insufficient Permissions|Requested functionality .*|None|)\]?\Z",
     re.I,
 )
@@ -202,7 +202,7 @@ def read_sysfs(text: str) -> SourceReading:
 
 
 # 0000:17:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 SXM5 80GB] [10de:2330] (rev a1)
-_LSPCI = re.compile(r"([0-9a-f:.]+) [^\[\n]*\[(\w{4})\]: .*\[(\w{4}:\w{4})\]")
+_LSPCI = regex(r"([0-9a-f:.]+) [^\[\n]*\[(\w{4})\]: .*\[(\w{4}:\w{4})\]")
 
 
 def read_lspci(text: str) -> SourceReading:
@@ -289,7 +289,7 @@ def read_facts(facts: NodeFacts) -> SourceReading:
 # ---------------------------------------------------------------- nvidia-smi mig -lgip
 
 # |   0  MIG 1g.10gb       19     7/7        9.62       No     14     0     0   |
-_PROFILE = re.compile(r"\|\s*(\d+)\s+MIG (\S+)\s+(\d+)\s+(\d+)/(\d+)\s+(\d+\.\d+)\s")
+_PROFILE = regex(r"\|\s*(\d+)\s+MIG (\S+)\s+(\d+)\s+(\d+)/(\d+)\s+(\d+\.\d+)\s")
 
 
 @dataclass(frozen=True, kw_only=True)

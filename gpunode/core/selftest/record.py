@@ -7,11 +7,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts.redact import redact_texts
+from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import HostOutcome
 from gpunode.core.printable import json_text, printable
 
@@ -110,16 +110,16 @@ def results_data(record: SelftestRecord, results: Sequence[Result]) -> dict[str,
 # ---------------------------------------------------------------- the archive
 
 # what names a machine in the output of nvidia-smi, NVML, dmidecode-like tools and /proc
-_SERIAL = re.compile(
+_SERIAL = regex(
     r"(?i)(?:<(?:[a-z_]*serial(?:_number)?|pdi|host_id|gpu_fabric_guid)>|\"(?:[a-z_]*serial|pdi)\": *\""
     r"|\b(?:serial(?: number)?|pdi|guid)[ \t]*:[ \t]*)"
     r"([0-9a-z][0-9a-z-]{4,40})(?![0-9a-z-])"
 )
-_PROCESS = re.compile(r"(<process_name>)[^<]*(</process_name>)|(Xid \(PCI:[^)\n]*\)[^\n]*?\bname=)[^,\n]*")
+_PROCESS = regex(r"(<process_name>)[^<]*(</process_name>)|(Xid \(PCI:[^)\n]*\)[^\n]*?\bname=)[^,\n]*")
 # bytes of files in JSON, in which nothing could be redacted: they are in the probe as well
-_ENCODED = re.compile(r'"(?![0-9a-f]+")[A-Za-z0-9+/]{24,}={0,2}(?:\\n[A-Za-z0-9+/]*={0,2})*"')
+_ENCODED = regex(r'"(?![0-9a-f]+")[A-Za-z0-9+/]{24,}={0,2}(?:\\n[A-Za-z0-9+/]*={0,2})*"')
 # who compiled the module, and where: in /proc/driver/nvidia/version, and in the kernel's log
-_BUILDER = re.compile(r"(NVRM(?: version:|: loading) NVIDIA UNIX[^\n]*\()[^()\n]*(\))")
+_BUILDER = regex(r"(NVRM(?: version:|: loading) NVIDIA UNIX[^\n]*\()[^()\n]*(\))")
 
 
 def redacted(record: SelftestRecord) -> dict[str, str]:
@@ -247,4 +247,4 @@ def lines_about_nvidia(log: str) -> list[str]:
     return [line for line in log.splitlines() if _KERNEL.search(line)]
 
 
-_KERNEL = re.compile(r"NVRM|nvidia|nvswitch|nouveau|\bXid\b", re.IGNORECASE)
+_KERNEL = regex(r"NVRM|nvidia|nvswitch|nouveau|\bXid\b", re.IGNORECASE)

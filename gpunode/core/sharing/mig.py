@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge import Knowledge
+from gpunode.core.late import dataclass
 
 GIB_OF_GB = 0.88  # what at least is usable of a profile's GB, where nobody published it: H200's 1g.18gb has 16.0 GiB
 SAME_MEMORY = 0.1  # a GPU whose memory differs by more from its product's is another product under the same id

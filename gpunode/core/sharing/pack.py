@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
+from gpunode.core.late import dataclass
 from gpunode.core.sharing.mig import Product, Profile
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
+from gpunode.core.late import regex
 from gpunode.core.model import FabricChoice, PackageWant, Solution
 from gpunode.core.model.node import CONTAINERS
 from gpunode.core.solve.archive import as_asked
@@ -31,7 +32,7 @@ __all__ = ["SolveRequest", "find_gpu", "parse_driver", "request_of", "solution_d
 _BARE = ("", "none", *CONTAINERS)  # no virtual machine, as far as is known
 _PI = "Raspberry Pi"  # as its device tree calls it
 _SBSA = "github geerlingguy/raspberry-pi-pcie-devices issue 549"
-_PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
+_PCI_ID = regex(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
 
 
 def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:

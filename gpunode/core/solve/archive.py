@@ -8,9 +8,9 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from gpunode.core.knowledge import Branch, DistroRow, Knowledge, Table
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Archive, Offer
 from gpunode.core.solve.case import SolveCase, SolveRequest
 from gpunode.core.solve.deb_versions import fits, parse_relations, version_key

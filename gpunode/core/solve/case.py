@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from gpunode.core.knowledge import DistroRow, GpuModel, Knowledge
+from gpunode.core.late import dataclass, field
 from gpunode.core.model import (
     Archive,
     CudaChoice,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-_RELATION = re.compile(r"([a-z0-9][a-z0-9+.-]*)(?::[a-z0-9-]+)?(?:\s*\((<<|<=|=|>=|>>)\s*([^)\s]+)\s*\))?", re.I)
-_PIECES = re.compile(r"([^0-9]*)([0-9]*)")
+from gpunode.core.late import dataclass, regex
+
+_RELATION = regex(r"([a-z0-9][a-z0-9+.-]*)(?::[a-z0-9-]+)?(?:\s*\((<<|<=|=|>=|>>)\s*([^)\s]+)\s*\))?", re.I)
+_PIECES = regex(r"([^0-9]*)([0-9]*)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,15 @@ those that come from there.
 
 from __future__ import annotations
 
-import re
-
 from gpunode.core.knowledge import Precompiled
+from gpunode.core.late import regex
 from gpunode.core.model import PackageWant
 from gpunode.core.solve.case import SolveCase
 from gpunode.core.spec.source import DISTRIBUTION
 
-_EPEL_PACKAGE = re.compile(r"epel-release|oracle-epel-release-el\d+")
-_EPEL_REPOSITORY = re.compile(r"(?i)(?!.*(testing|source|debug|cisco|next|modular|nvidia)).*epel")
-_PACKAGE_HUB = re.compile(r"(?i).*package[-_]?hub")
+_EPEL_PACKAGE = regex(r"epel-release|oracle-epel-release-el\d+")
+_EPEL_REPOSITORY = regex(r"(?i)(?!.*(testing|source|debug|cisco|next|modular|nvidia)).*epel")
+_PACKAGE_HUB = regex(r"(?i).*package[-_]?hub")
 _EPEL_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}.noarch.rpm"
 
 

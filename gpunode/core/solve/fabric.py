@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 
 from gpunode.core.knowledge import Branch, Table
+from gpunode.core.late import regex
 from gpunode.core.model import DriverChoice, FabricChoice, PackageWant
 from gpunode.core.numbers import version_tuple, whole
 from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import version_pattern
 
 _COMPUTE = "github NVIDIA/cloud-native-docs 453: the IMEX service is disabled and masked next to ComputeDomains"
-_MANAGER = re.compile(r"(nvidia|cuda-drivers)-fabricmanager(-\d+)?\Z")
+_MANAGER = regex(r"(nvidia|cuda-drivers)-fabricmanager(-\d+)?\Z")
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 

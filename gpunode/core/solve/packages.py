@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpunode.core.knowledge import Branch, DistroRow, Precompiled, Table
+from gpunode.core.late import regex
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
 from gpunode.core.solve.archive import Fit, built_fit, explain_without, metapackages
 from gpunode.core.solve.case import SolveCase
@@ -24,20 +25,20 @@ from gpunode.core.solve.families import (
 )
 
 # Installed packages that belong to one driver branch: when another branch (or flavour) is installed, they go.
-_OF_BRANCH = re.compile(
+_OF_BRANCH = regex(
     r"(nvidia-(open|driver|driver-pinning|headless|headless-no-dkms|dkms|kernel-source|kernel-common|utils|compute-utils|"
     r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-(compute|cfg1|nscq)|linux-modules-nvidia|"
     r"kmod-nvidia)"  # of NVIDIA's own built modules: kmod-nvidia-580.95.05-5.14.0-570.22.1
     r"-(?P<branch>\d{3})(?P<rest>[.-].*)?\Z"
 )
 # Packages that hold a part of a driver, whoever made them.
-DRIVER_PACKAGE = re.compile(
+DRIVER_PACKAGE = regex(
     r"nvidia-(?!container|docker|cuda-|nsight|visual|fs|gds|mig-|vaapi|driver-assistant|texture)|"
     r"nvidia$|lib(32-)?nvidia-(?!container|egl)|lib(cuda1|cudadebugger1|nvcuvid1|nvoptix1)\b|cuda-drivers|"
     r"(dkms|kmod|lib32|opencl|xserver-xorg-video|xorg-x11-drv|firmware|glx-alternative)-nvidia|"
     r"linux-(modules|objects|signatures)-nvidia"
 )
-_LEGACY = re.compile(r"nvidia-(tesla|legacy)-.*(driver|kernel-dkms)\Z")
+_LEGACY = regex(r"nvidia-(tesla|legacy)-.*(driver|kernel-dkms)\Z")
 _CONFLICTS: dict[Flavour, tuple[str, ...]] = {
     "open": ("nvidia-kernel-dkms", "nvidia-dkms", "cuda-drivers"),
     "proprietary": ("nvidia-kernel-open-dkms", "nvidia-open-kernel-dkms", "nvidia-dkms-open", "nvidia-open"),

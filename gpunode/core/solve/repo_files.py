@@ -6,16 +6,16 @@ import contextlib
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from gpunode.core.late import dataclass, regex
 from gpunode.core.model import ConfigFile
 from gpunode.core.numbers import whole
 
 FOLDERS = ("/etc/yum.repos.d/", "/etc/zypp/repos.d/")
-_SECTION = re.compile(r"\[([^\]\n]+)\]\s*")
-_ENABLED = re.compile(r"(enabled\s*=\s*)(\S*)(\s*)", re.IGNORECASE)
+_SECTION = regex(r"\[([^\]\n]+)\]\s*")
+_ENABLED = regex(r"(enabled\s*=\s*)(\S*)(\s*)", re.IGNORECASE)
 _OFF = ("0", "no", "false", "off")
-_SECRET = re.compile(r"(?im)^[ \t]*(username|password|proxy_username|proxy_password)[ \t]*=[ \t]*\S|://[^/\s@]+@")
+_SECRET = regex(r"(?im)^[ \t]*(username|password|proxy_username|proxy_password)[ \t]*=[ \t]*\S|://[^/\s@]+@")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,8 @@ class Pin:
         return any(one.startswith("/") or fnmatch.fnmatchcase(name, one.partition(":")[0]) for one in self.packages)
 
 
-_PREFERENCES = re.compile(r"/etc/apt/preferences(\.d/(?!gpunode-)([^.]+|.*\.pref))?")
-_FIELD = re.compile(r"(?im)^(package|pin|pin-priority):[ \t]*((?:.*)(?:\n[ \t].*)*)$")
+_PREFERENCES = regex(r"/etc/apt/preferences(\.d/(?!gpunode-)([^.]+|.*\.pref))?")
+_FIELD = regex(r"(?im)^(package|pin|pin-priority):[ \t]*((?:.*)(?:\n[ \t].*)*)$")
 
 
 def strong_pins(files: Mapping[str, ConfigFile]) -> tuple[Pin, ...]:

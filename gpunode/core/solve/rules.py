@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from gpunode.core.knowledge import Branch, CudaRelease, DistroRow, GpuModel, Knowledge
+from gpunode.core.late import dataclass
 from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.gpus import range_text, serves

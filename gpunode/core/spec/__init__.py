@@ -9,12 +9,12 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import IMAGE, PROXY, Grammar
+from gpunode.core.late import dataclass
 from gpunode.core.spec.accept import AcceptSpec, check_accept
 from gpunode.core.spec.gpu import GpuSpec, check_gpu
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec

@@ -11,11 +11,11 @@ import re
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass
 from gpunode.core.spec import Spec, Whole
 from gpunode.core.untrusted import load_yaml
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, fields, replace
 from gpunode.core.spec.option import check_text, option
 
 PCI_ID = r"10de:[0-9a-f]{4}"

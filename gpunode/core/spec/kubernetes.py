@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from gpunode.core.late import dataclass
 from gpunode.core.spec.option import option
 
 Strategy = Literal["none", "time-slicing", "mps", "mig", "gpushare", "dra"]

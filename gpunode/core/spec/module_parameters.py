@@ -6,14 +6,14 @@ The nvidia module shows its own in /proc/driver/nvidia/params, without the NVreg
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import MODULE, PARAMETER
+from gpunode.core.late import regex
 
 CONF = "/etc/modprobe.d/zz-gpunode-nvidia.conf"  # of two files that set a parameter the last one counts
-_MODULE = re.compile(r"nvidia(_[a-z0-9]+)*\Z")
+_MODULE = regex(r"nvidia(_[a-z0-9]+)*\Z")
 _SHOWN_AS = {"NVreg_RestrictProfilingToAdminUsers": "RmProfilingAdminOnly"}  # the one with another name there
 
 Parameters = Mapping[str, Mapping[str, str]]  # module → name → value

@@ -8,10 +8,10 @@ import json
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass
 from gpunode.core.spec import Spec
 
 NAMED = "NAME"  # in a path: any name, such as that of a repository

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass
 from gpunode.core.spec.option import option
 
 

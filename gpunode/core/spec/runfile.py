@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import URL
+from gpunode.core.late import dataclass
 from gpunode.core.spec.option import check_text, option
 
 _PLACES = ("{version}", "{arch}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass
 from gpunode.core.spec.option import check_text, option
 
 # The repository of all that a node needs beside NVIDIA's: where it is named, the node's own ones are not asked.

@@ -7,13 +7,13 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import yaml
 
 from gpunode.core.engines import RuntimeName
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, field
 from gpunode.core.model import NodeFacts
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import MODES, SHARED, Strategy

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass
 from gpunode.core.spec.option import check_text, option
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import SETTING, SYSCTL
+from gpunode.core.late import dataclass, fields
 from gpunode.core.spec.option import option
 
 NEVER: Mapping[str, str] = {

@@ -17,7 +17,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
@@ -40,6 +39,7 @@ from gpunode.core.grammar import (
     Grammar,
 )
 from gpunode.core.items.item import ABSENT
+from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Undo
 from gpunode.core.model.journal import ROLLBACK, Copy, Damage, JournalSnapshot, PostCommit, Record
 from gpunode.core.printable import printable, shortened
@@ -430,7 +430,7 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
 
 # ---------------------------------------------------------------- what is damaged
 
-_MADE = re.compile(r"(\d{8}T\d{6}Z)-(?:baseline|files-(\d+))\Z")
+_MADE = regex(r"(\d{8}T\d{6}Z)-(?:baseline|files-(\d+))\Z")
 _KINDS = ("nul", "torn", "garbage", "empty", "missing")
 
 

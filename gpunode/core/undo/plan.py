@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpunode.core.engines import GPU_UNITS
@@ -20,6 +19,7 @@ from gpunode.core.items.item import ABSENT, Back, StateKind, Thing
 from gpunode.core.items.module_undo import Booted, driver_left, modules_loaded_at_boot
 from gpunode.core.items.package import PACKAGE_BACK
 from gpunode.core.items.package_undo import Packages
+from gpunode.core.late import dataclass, field
 from gpunode.core.model import Problem
 from gpunode.core.model.journal import JournalSnapshot, Note, Scope
 from gpunode.core.undo.kinds import KINDS

@@ -11,7 +11,6 @@ leaves), `check` (1).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.diff import unified
@@ -21,6 +20,7 @@ from gpunode.core.items.activation import UNITS, activate_request
 from gpunode.core.items.file_undo import FileRestore, FileTransaction
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
+from gpunode.core.late import dataclass
 from gpunode.core.model.journal import FOLDER
 from gpunode.core.undo.plan import UndoPlan
 from gpunode.core.undo.scope import PARTS

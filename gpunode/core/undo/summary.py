@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from gpunode.core.items.item import ABSENT
 from gpunode.core.items.module_undo import is_driver
 from gpunode.core.items.package_undo import versions
+from gpunode.core.late import regex
 from gpunode.core.model.journal import ROLLBACK, Record
 
 TOOLKIT = "nvidia-container-toolkit"
-_CUDA = re.compile(r"cuda-(?:toolkit|compiler|libraries)-(\d+)-(\d+)\Z")
-_PLAIN = re.compile(r"(?:\d+:)?(\d+(?:\.\d+)+)")
+_CUDA = regex(r"cuda-(?:toolkit|compiler|libraries)-(\d+)-(\d+)\Z")
+_PLAIN = regex(r"(?:\d+:)?(\d+(?:\.\d+)+)")
 
 
 def summary(records: Sequence[Record]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpunode.core.accept import Level, Measure, ToolRequest
@@ -12,6 +11,7 @@ from gpunode.core.accept.fleet import Spread
 from gpunode.core.accept.floors import Machine
 from gpunode.core.accept.judge import spreads
 from gpunode.core.accept.result import AcceptRecord, StageRow
+from gpunode.core.late import dataclass, field
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.report.model import Report
 from gpunode.core.spec.accept import AcceptSpec

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpunode.core.accept import MAX_OUTPUT, Reading, Tool, ToolRequest, gave_nothing
 from gpunode.core.accept.samples import FIELDS
 from gpunode.core.accept.text import tail
 from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check
 from gpunode.core.remote import parse_outcome, program, values_of
 from gpunode.edge.accept.model import Host

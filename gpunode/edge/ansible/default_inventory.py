@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import regex
 
 NAME = "hosts.yml"
-NEAR_HOSTS = re.compile(r"(hosts|inventory)(\.(ya?ml|ini))?", re.IGNORECASE)
-NEAR_SPEC = re.compile(r"gpu[-_]?node\.ya?ml", re.IGNORECASE)
+NEAR_HOSTS = regex(r"(hosts|inventory)(\.(ya?ml|ini))?", re.IGNORECASE)
+NEAR_SPEC = regex(r"gpu[-_]?node\.ya?ml", re.IGNORECASE)
 
 
 def default_inventory(folder: Path) -> tuple[str, ...]:

@@ -7,12 +7,12 @@ import json
 import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, field
 from gpunode.core.secrets import Vaulted
 from gpunode.core.spec import merge_spec
 from gpunode.core.spec.flat import clashes, flat_spec, flat_variables, misspelt

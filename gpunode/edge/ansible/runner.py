@@ -13,11 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
+from gpunode.core.late import dataclass, field, fields
 from gpunode.core.mask import mask
 from gpunode.core.model import Changed
 from gpunode.core.printable import printable

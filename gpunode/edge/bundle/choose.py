@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gpunode.core.bundle import closure
 from gpunode.core.bundle.closure import P, dependency_problem
@@ -12,6 +11,7 @@ from gpunode.core.bundle.rpm import Rpm
 from gpunode.core.bundle.target import MANAGERS, BundleTarget, Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import RefusedError
+from gpunode.core.late import dataclass
 from gpunode.edge.bundle.apt import ARCHS, read_apt
 from gpunode.edge.bundle.resolve import chosen
 from gpunode.edge.bundle.rpm import read_rpm, rpm_closure

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from gpunode.core.errors import RefusedError
 from gpunode.core.knowledge.kubernetes import Chart
+from gpunode.core.late import dataclass, replace
 from gpunode.core.spec import Spec
 
 

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from gpunode.core.bundle.spdx import sbom
 from gpunode.core.bundle.target import MANAGERS, BundleTarget, Wants, bare_node, together, wants_of
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import NodeFacts
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.spec.source import DISTRIBUTION

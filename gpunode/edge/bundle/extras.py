@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -17,6 +16,7 @@ import yaml
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge.kubernetes import Chart
+from gpunode.core.late import dataclass, field
 from gpunode.core.untrusted import load_yaml
 from gpunode.edge.bundle import registry
 from gpunode.edge.bundle.cluster import ClusterNeeds

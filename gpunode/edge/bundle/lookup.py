@@ -6,12 +6,12 @@ from __future__ import annotations
 import fnmatch
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from gpunode.core.bundle.index import Index, deb_index, lacking, newest_as_asked, newest_of_all, rpm_index
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge import Knowledge
+from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, PackageWant, Plan, Problem, Repository, Solution
 from gpunode.core.openpgp import fingerprints
 from gpunode.edge.bundle import apt, rpm
@@ -97,7 +97,7 @@ class Indexes:
     def _trust(self, repository: Repository) -> Trust:
         key = self._key_of(repository) if can_verify() else b""
         if not key:
-            return Trust()
+            return UNSIGNED
         trusted = (repository.fingerprint,) if repository.fingerprint else fingerprints(key)
         return Trust(keys=(key,), fingerprints=trusted, signs=repository.signs)
 
@@ -116,7 +116,10 @@ class Trust:
     signs: str = "packages"  # what an rpm repository's key signs
 
 
-def read_index(name: str, url: str, arch: str, *, deb: bool, proxy: str = "", trust: Trust = Trust()) -> Index:
+UNSIGNED = Trust()
+
+
+def read_index(name: str, url: str, arch: str, *, deb: bool, proxy: str = "", trust: Trust = UNSIGNED) -> Index:
     """The index of a flat repository of apt, or of one of rpm.  Raises GpunodeError."""
     web = Web(proxy, tries=TRIES, timeout=TIMEOUT)
     upstream = Upstream(name=name, url=url, fingerprints=trust.fingerprints, signs=trust.signs)

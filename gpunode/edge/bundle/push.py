@@ -7,7 +7,6 @@ import posixpath
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gpunode.core.bundle.manifest import (
     sums_line,
 )
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
+from gpunode.core.late import dataclass
 from gpunode.edge.bundle.store import PIECE, TRIES
 from gpunode.edge.ssh.connection import Connection, closing, connect
 from gpunode.edge.ssh.shell import parse_host

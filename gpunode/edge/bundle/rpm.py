@@ -8,7 +8,6 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +25,7 @@ from gpunode.core.bundle.rpm import (
 from gpunode.core.bundle.target import Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.late import dataclass
 from gpunode.core.model import PackageWant
 from gpunode.edge.bundle.inside import refuse_other
 from gpunode.edge.bundle.resolve import libsolv

@@ -11,12 +11,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import dataclass
 
 PIECE = 1 << 20
 TRIES = 5

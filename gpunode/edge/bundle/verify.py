@@ -9,7 +9,6 @@ import tarfile
 import urllib.error
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -17,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from gpunode.core.bundle.manifest import KEY, MANIFEST, SIGNATURE, Manifest, Stored, parse_manifest
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.late import dataclass
 from gpunode.core.openpgp import fingerprints
 from gpunode.edge.bundle.store import PIECE, Web
 from gpunode.edge.openpgp import check_signature

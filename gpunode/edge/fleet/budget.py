@@ -8,10 +8,10 @@ nothing is to be done on, or that this command does not name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import HostResult
 from gpunode.core.spec.rollout import RolloutSpec
 from gpunode.edge.desired import DesiredState

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec import Spec

@@ -11,12 +11,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.report.text import names
 from gpunode.core.rollout import RolloutPool, make_pools

@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import HostResult
 from gpunode.core.rollout import Gate, Progress, RolloutPool, Start, Stop, next_actions
 from gpunode.edge.isolate import isolated

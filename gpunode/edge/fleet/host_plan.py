@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpunode.core.checks.health import lacks_gpu
 from gpunode.core.errors import GpunodeError
 from gpunode.core.items.first_boot import prepares
+from gpunode.core.late import dataclass
 from gpunode.core.model import HostOutcome, Plan
 from gpunode.edge.desired import Planned
 from gpunode.edge.detect import Detected

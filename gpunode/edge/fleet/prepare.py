@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.late import dataclass, replace
 from gpunode.core.plan.lockfile import Lock
 from gpunode.core.spec import merge_spec
 from gpunode.edge import detect

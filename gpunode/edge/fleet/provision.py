@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
 from gpunode.core.checks.health import Expected
 from gpunode.core.errors import Exit
+from gpunode.core.late import dataclass, fields, replace
 from gpunode.core.model import HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text

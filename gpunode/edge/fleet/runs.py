@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from gpunode.core.errors import Exit, InputError, RefusedError
+from gpunode.core.late import dataclass
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.plan.since import state_of
 from gpunode.core.rollout import State as RunState

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import HostResult
 from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.report.text import counted

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from gpunode.core.late import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from gpunode.core.checks.pool import pool_checks
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import smoke_files
+from gpunode.core.late import regex
 from gpunode.core.model import Archive, Check, HostOutcome, HostResult
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.manifest import make_manifest
@@ -113,8 +114,8 @@ def _from(folder: Path, sources: Sequence[str]) -> list[str]:
     return [source if source.endswith(",") else os.path.relpath(source, folder.resolve()) for source in sources]
 
 
-_PATHS = re.compile(r"(?<![\w~./-])(/[^\s'\"]+)")  # in arguments of ssh, too: -i /a/key, -o IdentityFile=/a/key
-_RELATIVE = re.compile(r"(?<![\w~./-])(~|\.\.?)(/[^\s'\"]+)")
+_PATHS = regex(r"(?<![\w~./-])(/[^\s'\"]+)")  # in arguments of ssh, too: -i /a/key, -o IdentityFile=/a/key
+_RELATIVE = regex(r"(?<![\w~./-])(~|\.\.?)(/[^\s'\"]+)")
 _HAVE_PATHS = ("ansible_ssh_private_key_file", "ansible_ssh_args")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -17,6 +16,7 @@ from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.facts.kubernetes import UNITS
 from gpunode.core.items.kubelet import default_runtime, wanted_driver
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Distribution, Edit, NodeFacts, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.remote import program

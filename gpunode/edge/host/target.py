@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -21,6 +20,7 @@ from gpunode.core.edits.target import texts as texts_of
 from gpunode.core.edits.undo import recorded_edits
 from gpunode.core.errors import InputError
 from gpunode.core.facts.machine import unfinished
+from gpunode.core.late import dataclass, field, replace
 from gpunode.core.mask import mask, mask_quoted
 from gpunode.core.model import Edit, Outcome, Reason, Undo
 from gpunode.core.remote import parse_outcome, program

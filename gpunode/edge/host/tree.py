@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from gpunode.core.content import LIMIT, check_size
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, regex
 
-_MAGIC = re.compile(r"[*?\[]")
+_MAGIC = regex(r"[*?\[]")
 
 
 @dataclass(frozen=True, kw_only=True)

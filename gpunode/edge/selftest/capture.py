@@ -9,10 +9,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import dataclass, field
 from gpunode.core.selftest.record import Capture
 
 LARGEST = 8 << 20  # bytes of a program's output that are kept

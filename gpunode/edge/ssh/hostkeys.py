@@ -10,10 +10,10 @@ import os
 import shlex
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.core.errors import UnreachableError
+from gpunode.core.late import dataclass
 
 _APPEND = threading.Lock()
 

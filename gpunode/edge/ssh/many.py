@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import dataclass, field
 from gpunode.edge.isolate import as_error
 from gpunode.edge.side_by_side import Deadline, side_by_side
 from gpunode.edge.ssh.connection import Connection, Jumps, NotServed, connect

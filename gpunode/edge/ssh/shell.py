@@ -10,10 +10,10 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import IO, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
+from gpunode.core.late import dataclass, field, regex
 from gpunode.core.mask import HIDDEN, mask
 from gpunode.core.remote import STARTED
 from gpunode.edge.side_by_side import OUTPUT, Deadline
@@ -54,11 +54,11 @@ class Target:
 
 # What a host may be called: a name is a pattern of Ansible's (--limit, hosts:) and a file's name too, and comes from
 # wherever an inventory comes from, such as a cloud where others name machines.
-_NAME = re.compile(r"(?:\w|::)[\w.:@%+=-]{0,252}")
+_NAME = regex(r"(?:\w|::)[\w.:@%+=-]{0,252}")
 _EVERY = ("all", "ungrouped")  # groups that Ansible has by itself
 # What ssh(1) and a ProxyCommand get: OpenSSH refuses the rest since 9.6, older ones hand it to a shell, or read options
-_ADDRESS = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\"$\\;&<>|(){},/]{0,255}")
-_USER = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\";&<>|(){}]{0,255}(?<!\\)|")
+_ADDRESS = regex(r"(?!-)[^\s\x00-\x1f\x7f'`\"$\\;&<>|(){},/]{0,255}")
+_USER = regex(r"(?!-)[^\s\x00-\x1f\x7f'`\";&<>|(){}]{0,255}(?<!\\)|")
 
 
 def check_target(target: Target) -> Target:
@@ -79,7 +79,7 @@ def check_target(target: Target) -> Target:
 
 # arguments of ssh(1) that lead to another machine, or let another one pass for it
 _LEADING = ("-F", "-i", "-J", "-l", "-p", "-W")
-_LEADING_OPTIONS = re.compile(
+_LEADING_OPTIONS = regex(
     r"(hostkeyalias|hostname|identityfile|port|proxycommand|proxyjump|stricthostkeychecking|user|userknownhostsfile)\b",
     re.IGNORECASE,
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.late import dataclass
 from gpunode.core.model import Problem
 from gpunode.kube.core.owned import ObjectKey
 

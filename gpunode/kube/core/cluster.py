@@ -5,20 +5,20 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, Server
 from gpunode.core.knowledge.support import refuse_old
+from gpunode.core.late import dataclass, regex
 from gpunode.core.numbers import whole
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import KubernetesSpec, PoolSpec, SharingSpec
 from gpunode.kube.core.checks import words
 from gpunode.kube.core.selector import parse_selector
 
-_REGISTRY = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:\d{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*/?")
-_URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
+_REGISTRY = regex(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:\d{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*/?")
+_URL = regex(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 
 
 def check_spec(spec: KubernetesSpec, known_labels: Collection[str]) -> None:

@@ -6,8 +6,8 @@ https://kubernetes.io/docs/tasks/administer-cluster/safely-drain-node/
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
 
+from gpunode.core.late import dataclass
 from gpunode.kube.core.cluster import Object
 
 CORDONED = "gpunode/cordoned"  # annotation of the nodes that we cordoned, and may uncordon

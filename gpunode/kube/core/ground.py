@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpunode.core.diff import unified
+from gpunode.core.late import dataclass, field
 from gpunode.core.model import Problem
 from gpunode.core.printable import printable
 from gpunode.kube.core.api_error import ApiError

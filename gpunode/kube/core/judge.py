@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
 from gpunode.kube.core.checks.preflight import fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
@@ -49,8 +49,8 @@ _PAUSED = "paused-for-mig-change"  # by NVIDIA's MIG manager, which sets it back
 _MOST = 5  # differences, pods or nodes that a message names
 REFUSALS = ("UnexpectedAdmissionError", "FailedPrepareDynamicResources")  # reasons of a kubelet's events
 # pkg/kubelet/cm/devicemanager/manager.go and pkg/kubelet/cm/dra/plugin
-_UNAVAILABLE = re.compile(r"devices unavailable for ([^ ]+)\. Requested: ?(\d+), Available: ?(\d+)")
-_UNREGISTERED = re.compile(r"((?:gpu|compute-domain)\.nvidia\.com) (?:is not|not found in the list of) registered")
+_UNAVAILABLE = regex(r"devices unavailable for ([^ ]+)\. Requested: ?(\d+), Available: ?(\d+)")
+_UNREGISTERED = regex(r"((?:gpu|compute-domain)\.nvidia\.com) (?:is not|not found in the list of) registered")
 
 
 @dataclass(frozen=True, order=True, kw_only=True)

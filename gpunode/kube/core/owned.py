@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.errors import RefusedError
+from gpunode.core.late import dataclass, field
 from gpunode.kube.core.cluster import OWNED, Object
 from gpunode.kube.core.plain import yaml_text
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
+
+from gpunode.core.late import regex
 
 
 def mapping(holder: Any, *path: str) -> Any:
@@ -48,7 +49,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 # Texts that Kubernetes' reader (go-yaml) takes for true, false or numbers, and PyYAML does not; underscores count not
-_READ_OTHERWISE = re.compile(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+\.?[0-9]*)([eE][-+]?[0-9]+)?|[-+]?0[oO][0-7]+")
+_READ_OTHERWISE = regex(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+\.?[0-9]*)([eE][-+]?[0-9]+)?|[-+]?0[oO][0-7]+")
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

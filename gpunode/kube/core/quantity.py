@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from decimal import Decimal
 
+from gpunode.core.late import regex
 from gpunode.core.numbers import whole
 
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_PATTERN = re.compile(
+_PATTERN = regex(
     r"([+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40}))(?:[eE]([+-]?[0-9]{1,9})|(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?))"
 )
 

@@ -5,19 +5,18 @@ https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#label-
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, regex
 from gpunode.core.printable import printable
 from gpunode.kube.core.checks import words
 
-_COMMA = re.compile(r",(?![^()]*\))")  # none within parentheses
-_SET = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
-_EQUAL = re.compile(r"([^\s=!]+)\s*(==|=|!=)\s*([^\s=!]*)")
-_PRESENT = re.compile(r"(!?)\s*([^\s=!()]+)")
+_COMMA = regex(r",(?![^()]*\))")  # none within parentheses
+_SET = regex(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
+_EQUAL = regex(r"([^\s=!]+)\s*(==|=|!=)\s*([^\s=!]*)")
+_PRESENT = regex(r"(!?)\s*([^\s=!()]+)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ reader behind this takes objects for what they are; keys that nothing here reads
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import dataclass
 from gpunode.core.printable import printable, shortened
 from gpunode.kube.core.cluster import Object
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
 from gpunode.core.errors import GpunodeError
+from gpunode.core.late import asdict, dataclass
 from gpunode.kube.core.cluster import POOL_LABEL, Object
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
+from gpunode.core.late import dataclass, field
 from gpunode.kube.core.api_error import ApiError, DeniedError
 from gpunode.kube.core.applied import Applied, How, ObjectChange
 from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, deletion_waits_for, readiness

@@ -13,11 +13,11 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser, UnreachableError
+from gpunode.core.late import dataclass, regex
 from gpunode.core.printable import printable, shortened
 from gpunode.kube.core.api_error import ApiError, ConflictError, DeniedError
 from gpunode.kube.core.cluster import Object
@@ -41,7 +41,7 @@ PATIENT_WATCH = 1  # second after which a user who interrupts is noticed while a
 _SLICE = 0.2  # seconds of a pause after which an interrupt is noticed
 AGAIN = frozenset({429, 500, 502, 503, 504})
 Found = TypeVar("Found")
-_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~:@!$&'()*+,;=%-]+)+")
+_PATH = regex(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~:@!$&'()*+,;=%-]+)+")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import NodeFacts
 from gpunode.core.report.drains import DrainPreview
 from gpunode.core.spec import Spec

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.isolate import as_error, isolated
 from gpunode.kube.core.api_error import ApiError

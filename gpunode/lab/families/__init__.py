@@ -13,11 +13,11 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from gpunode.core.late import asdict, dataclass
 from gpunode.lab.machine import Log, podman
 from gpunode.lab.packages import RepositoryInfo, RepositorySource, empty, load
 from gpunode.lab.packages_deb import File, SigningKey, gpg_home, make_key, public_keys, stop_agent

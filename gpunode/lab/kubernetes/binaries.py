@@ -9,10 +9,10 @@ import re
 import tarfile
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.late import dataclass
 from gpunode.lab import machine
 from gpunode.lab.machine import Log
 

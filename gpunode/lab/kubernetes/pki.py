@@ -6,7 +6,6 @@ import base64
 import datetime
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -15,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gpunode.core.late import dataclass
 from gpunode.lab import machine
 
 YEAR = datetime.timedelta(days=365)

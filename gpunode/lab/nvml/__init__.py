@@ -22,6 +22,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from gpunode.core.errors import RefusedError
+from gpunode.core.late import regex
 from gpunode.lab import machine
 from gpunode.lab.machine import Log
 
@@ -117,8 +118,8 @@ _REST = """\
 int gpunode_missing(const char *name);
 #define MISSING(name) __attribute__((visibility("default"))) int name(void) { return gpunode_missing(#name); }
 """
-_DECLARED = re.compile(r"\bnvmlReturn_t\s+DECLDIR\s+(nvml\w+)\s*\(")
-_DEFINED = re.compile(r"^(?:EXPORT nvmlReturn_t |NUMBER\(|WATTS\(|HOPPER\()(nvml\w+)\b", re.MULTILINE)
+_DECLARED = regex(r"\bnvmlReturn_t\s+DECLDIR\s+(nvml\w+)\s*\(")
+_DEFINED = regex(r"^(?:EXPORT nvmlReturn_t |NUMBER\(|WATTS\(|HOPPER\()(nvml\w+)\b", re.MULTILINE)
 
 
 def _compile(compiler: str, source: Path, text: str, without: Sequence[str], built: Path) -> None:

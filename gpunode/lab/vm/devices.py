@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
+from gpunode.core.late import regex
 from gpunode.edge.load import load_knowledge
 from gpunode.lab.hardware import BRIDGE, BUNDLES, GpuSpec, parse_gpu
 from gpunode.lab.vm.pci import MEMORY_64, PREFETCHABLE
@@ -31,7 +31,7 @@ CHIPS = {
     "GH100": 0x180,
     "GB100": 0x1A0,
 }
-OTHER = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4}):([0-9a-f]{4})")
+OTHER = regex(r"([0-9a-f]{4}):([0-9a-f]{4}):([0-9a-f]{4})")
 
 
 def describe(words: Sequence[str]) -> list[dict[str, Any]]:

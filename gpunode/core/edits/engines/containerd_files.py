@@ -13,7 +13,6 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -22,6 +21,7 @@ from gpunode.core.content import place
 from gpunode.core.edits.engines.dropin import BOM, spelled_as_known
 from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import toml
+from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.numbers import whole
 
 # ---------------------------------------------------------------- one file
@@ -30,7 +30,7 @@ CONFIG = "/etc/containerd/config.toml"
 V1, GRPC, RUNTIME = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 NAMES = (V1, GRPC, RUNTIME)  # of the plugin that holds the runtimes: version 1, 2, 3 and later
 IMAGES = "io.containerd.cri.v1.images"
-_LITERAL = re.compile(r"'[^'\n]*'")
+_LITERAL = regex(r"'[^'\n]*'")
 _TABLE, _TEXT, _LIST, _BOOL = "a table", "a string", "an array of strings", "true or false"
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.edits.engines import dropin
 from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.facts.flags import flag_values
+from gpunode.core.late import dataclass
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 CONFIG = "/etc/crio/crio.conf"

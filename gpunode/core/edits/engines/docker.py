@@ -6,7 +6,6 @@ What dockerd takes is in docker_file.py.
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -14,9 +13,10 @@ from gpunode.core.edits.engines.docker_file import CGROUP_KEY, DaemonFile, Daemo
 from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
+from gpunode.core.late import regex
 from gpunode.core.model import Edit, NodeFacts, Reason, Running, Runtime
 
-_ROOTLESS = re.compile(r"/.+/\.config/docker/[^/]+\Z")
+_ROOTLESS = regex(r"/.+/\.config/docker/[^/]+\Z")
 _NAMES = 5  # of containers, in a sentence
 
 

@@ -12,7 +12,6 @@ import codecs
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.content import check_size, decode
@@ -21,6 +20,7 @@ from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.facts.flags import flag_values
+from gpunode.core.late import dataclass, field
 from gpunode.core.mask import shown
 
 # ---------------------------------------------------------------- arguments

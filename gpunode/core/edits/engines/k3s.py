@@ -14,7 +14,6 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,15 +22,16 @@ from gpunode.core.edits.engines import containerd
 from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml, yamltext
 from gpunode.core.facts.flags import flag_values
+from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 SETTING = "default-runtime"
 SOURCE = "docs.k3s.io/advanced"
 SOCKET = "/run/k3s/containerd/containerd.sock"
 _FOLDERS = ("/usr/local/nvidia/toolkit", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/sbin", "/bin")
-_GO_COMMENT = re.compile(r"\{\{-?\s*/\*")
-_LINE_COMMENT = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
-_BASE = re.compile(r"\{\{-?\s*template\s+[\"`]base[\"`]\s+\.\s*-?\}\}")
+_GO_COMMENT = regex(r"\{\{-?\s*/\*")
+_LINE_COMMENT = regex(r"^[ \t]*#[^\n]*", re.MULTILINE)
+_BASE = regex(r"\{\{-?\s*template\s+[\"`]base[\"`]\s+\.\s*-?\}\}")
 _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")  # the first counts with containerd 2
 _Change = dict[str, bytes | None]
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.edits.engines import dropin
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
+from gpunode.core.late import dataclass
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 CONFIG = "/etc/containers/containers.conf"

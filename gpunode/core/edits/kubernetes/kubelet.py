@@ -9,7 +9,6 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpunode.core.edits.kubernetes.schemas import UnknownField, kubelet_faults
@@ -27,15 +26,16 @@ from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
 from gpunode.core.knowledge.support import refuse_old, untried
+from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Edit, Reason
 
 NAME = "kubelet"
 CONFIG = "/var/lib/kubelet/config.yaml"
 EXTRA = "KUBELET_EXTRA_ARGS"  # the variable that kubeadm's drop-in leaves to people
 _FLAGS_FILES = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
-_LABEL = re.compile(r"(?P<prefix>[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z")
-_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z")
-_QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?\Z")
+_LABEL = regex(r"(?P<prefix>[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z")
+_VALUE = regex(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z")
+_QUANTITY = regex(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?\Z")
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", "pid")
 # labels of Kubernetes' own that a kubelet may give its node; with another one it does not start
 _ALLOWED = frozenset(

@@ -10,7 +10,6 @@ import ipaddress
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
 from gpunode.core.knowledge.support import refuse_old, untried
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Edit, Reason
 
 NAME = "kube-scheduler"

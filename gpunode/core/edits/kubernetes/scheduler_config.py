@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import yamltext
 from gpunode.core.facts.flags import Flag, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules
+from gpunode.core.late import dataclass
 from gpunode.core.model import Reason
 
 # ---------------------------------------------------------------- flags that --config makes void

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import yamltext
 from gpunode.core.facts.flags import WordChange, apply_words, words_in
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Reason
 
 _NAME = "kube-scheduler"

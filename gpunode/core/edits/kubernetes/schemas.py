@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from gpunode.core.knowledge.scheduler import SchedulerRules
+from gpunode.core.late import regex
 from gpunode.core.mask import mask_quoted
 
 # ---------------------------------------------------------------- values out of range
@@ -123,8 +124,8 @@ def _seconds(holder: Mapping[str, Any], key: str, default: float) -> float:
 
 # ---------------------------------------------------------------- fields and types
 
-_DURATION = re.compile(r"[+-]?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+)\Z")
-_RESOURCE = re.compile(
+_DURATION = regex(r"[+-]?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+)\Z")
+_RESOURCE = regex(
     r"(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+/"
     r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?\Z"
 )

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from gpunode.core.content import place
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, regex
 
 Path = tuple[str, ...]
 Span = tuple[int, int, str]  # from, to, what comes there instead
-_SPACE = re.compile(r"[ \t\r\n]*")
+_SPACE = regex(r"[ \t\r\n]*")
 
 
 def _constant(name: str) -> NoReturn:

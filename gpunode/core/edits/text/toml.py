@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ import tomli
 from gpunode.core.content import check_size, decode
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
+from gpunode.core.late import dataclass, regex, replace
 
 if TYPE_CHECKING:
     from tomlkit.container import Container
@@ -31,16 +31,14 @@ __all__ = ["Path", "TomlDocument", "TomlPiece", "edit", "literal", "load", "look
 
 Path = tuple[str, ...]
 
-_LONG = re.compile(r"[0-9_]{19}|0[xob][0-9A-Fa-f_]{16}")  # in a text without it all integers have 64 bits
+_LONG = regex(r"[0-9_]{19}|0[xob][0-9A-Fa-f_]{16}")  # in a text without it all integers have 64 bits
 _NAN = math.nan  # one for all, so that documents with it can be compared
 _STRING = r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\''
-_COMMENT = re.compile(rf"(?:{_STRING})|(?P<comment>#[^\r\n]*)", re.DOTALL)
-_VALUE = re.compile(rf"{_STRING}|#[^\n]*|[\[\]{{}}\n]", re.DOTALL)  # what decides where a value ends
+_COMMENT = regex(rf"(?:{_STRING})|(?P<comment>#[^\r\n]*)", re.DOTALL)
+_VALUE = regex(rf"{_STRING}|#[^\n]*|[\[\]{{}}\n]", re.DOTALL)  # what decides where a value ends
 _PART = r"(?:\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[A-Za-z0-9_-]+)"
 _NAME = rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*"
-_KEY = re.compile(
-    rf"[ \t]*(?:(?P<header>\[\[?[ \t]*(?P<name>{_NAME})[ \t]*\]\]?)|(?P<key>{_NAME})(?P<sign>[ \t]*=[ \t]*))"
-)
+_KEY = regex(rf"[ \t]*(?:(?P<header>\[\[?[ \t]*(?P<name>{_NAME})[ \t]*\]\]?)|(?P<key>{_NAME})(?P<sign>[ \t]*=[ \t]*))")
 
 
 # ---------------------------------------------------------------- reading

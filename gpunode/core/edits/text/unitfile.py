@@ -10,17 +10,17 @@ import fnmatch
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.facts.flags import Word, WordChange, apply_words, words_in
+from gpunode.core.late import dataclass, regex, replace
 
 # where units stand, the place that counts first; /run, what is made again at every boot, is nobody's to edit
 FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))\Z")
-_SETTING = re.compile(r"^[ \t]*(?P<key>\w+)[ \t]*=[ \t]*", re.MULTILINE)
-_ASSIGNMENT = re.compile(r"^[ \t]*(?:export[ \t]+)?(?P<name>\w+)=", re.MULTILINE)
+_VARIABLE = regex(r"\$(?:\{(\w+)\}|(\w+))\Z")
+_SETTING = regex(r"^[ \t]*(?P<key>\w+)[ \t]*=[ \t]*", re.MULTILINE)
+_ASSIGNMENT = regex(r"^[ \t]*(?:export[ \t]+)?(?P<name>\w+)=", re.MULTILINE)
 _CONTAINERS = ("docker", "podman", "nerdctl", "ctr", "rkt")
 
 

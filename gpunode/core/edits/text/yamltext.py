@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,12 +18,13 @@ from yaml.composer import ComposerError
 from gpunode.core.content import check_size, decode
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
+from gpunode.core.late import regex
 from gpunode.core.untrusted import check_aliases
 
 Path = Sequence[str | int]
 _BY_HAND = "edit the file by hand, then run again"
-_PLAIN = re.compile(r"(--)?[A-Za-z0-9/_.][A-Za-z0-9/_.:=@+-]*\Z")
-_COMMENT = re.compile(r"#[^\r\n]*")
+_PLAIN = regex(r"(--)?[A-Za-z0-9/_.][A-Za-z0-9/_.:=@+-]*\Z")
+_COMMENT = regex(r"#[^\r\n]*")
 _NULL = "tag:yaml.org,2002:null"
 
 

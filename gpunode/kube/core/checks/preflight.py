@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import Server
+from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import Problem
 from gpunode.core.numbers import release
 from gpunode.core.printable import printable
@@ -23,7 +22,7 @@ from gpunode.kube.core.selector import parse_selector
 
 GPU_OPERATOR = "/apis/nvidia.com/v1/clusterpolicies"
 # Images whose containers hand out GPUs to the kubelet: NVIDIA's device plugin, Aliyun's, NVIDIA's DRA driver
-_OFFERS = re.compile(r"k8s-device-plugin|gpushare-plugin|gpushare-device-plugin|dra-driver-(?:nvidia-)?gpu")
+_OFFERS = regex(r"k8s-device-plugin|gpushare-plugin|gpushare-device-plugin|dra-driver-(?:nvidia-)?gpu")
 
 
 @dataclass(frozen=True, order=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
+from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check
 from gpunode.kube.core.checks.ready import gates, pod_trouble, unschedulable
 from gpunode.kube.core.cluster import Object
@@ -16,7 +16,7 @@ from gpunode.kube.core.usage import consumed_memory
 
 NAMESPACE = "gpunode-verify"
 _INDEX = "ALIYUN_COM_GPU_MEM_IDX"
-_SMI = re.compile(r"^[ \t]*(GPU|MIG)\b.*\(UUID: ([^)]+)\)", re.MULTILINE)
+_SMI = regex(r"^[ \t]*(GPU|MIG)\b.*\(UUID: ([^)]+)\)", re.MULTILINE)
 Until = Literal["ended", "running", "unschedulable"]
 Rule = Literal["passed", "one-gpu", "shared", "pending", "cards", "packed", "claimed"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.late import dataclass
 from gpunode.core.printable import printable
 from gpunode.kube.core.cluster import Object
 

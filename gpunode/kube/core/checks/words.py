@@ -6,14 +6,15 @@ Every function says what is wrong, "" for nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpunode.core.late import regex
+
 _EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_IMAGE = re.compile(
+_LABEL = regex(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_QUALIFIED = regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_IMAGE = regex(
     r"([a-zA-Z0-9.-]+(:\d+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpunode.core.knowledge.support import untried
+from gpunode.core.late import dataclass
 from gpunode.core.model import Problem, Reason
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POD_SECURITY, POOL_LABEL, Cluster, Object, Pool
 from gpunode.kube.core.objects import labels, thing

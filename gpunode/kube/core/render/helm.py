@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.knowledge.kubernetes import Chart
+from gpunode.core.late import dataclass
 from gpunode.kube.core.cluster import Cluster, tolerations
 from gpunode.kube.core.render.dcgm import COUNTERS, EXPORTER, node_relabeling
 from gpunode.kube.core.render.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs

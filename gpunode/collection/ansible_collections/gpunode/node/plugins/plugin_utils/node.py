@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import resource
 import shlex
 import sys
@@ -24,6 +23,8 @@ from ansible.inventory.helpers import get_group_vars
 from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as ansible_version
 from ansible.utils.display import Display
+
+from gpunode.core.late import regex
 
 VERSION = "0.1.0"
 Result = dict[str, Any]
@@ -49,7 +50,7 @@ else:
     GPUNODE_MISSING = ""
 
 LOG_TAIL = 40
-RUN = re.compile(r"[0-9A-Za-z]+-[0-9a-f]+")  # a run's name
+RUN = regex(r"[0-9A-Za-z]+-[0-9a-f]+")  # a run's name
 MOST_MEMORY = 96 << 20  # bytes in which an answer of at most 16 MiB is read
 HEARTBEAT = 60  # seconds
 RECONNECT = 120  # seconds for a connection that broke while a script ran
@@ -60,7 +61,7 @@ KEYS = {  # what options of the command line are called in a play
     "timeout": "gpunode_timeout",
     "unit": "unit",
 }
-OPTION = re.compile(rf"(?:-\w, )?--({'|'.join(KEYS)})(?![\w-])(?: PATH)?")
+OPTION = regex(rf"(?:-\w, )?--({'|'.join(KEYS)})(?![\w-])(?: PATH)?")
 NO_TTY = ("must have a tty", "no tty present")
 READ = ("probe.sh", "read_journal.sh")
 LEAST_ANSIBLE = (2, 19)
