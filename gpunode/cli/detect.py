@@ -13,6 +13,7 @@ from gpunode.cli.common import format_option, show_errors, target_options, with_
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import console, echo, print_drawn, print_json, print_yaml
 from gpunode.core.errors import GpunodeError, error_data
+from gpunode.core.grouped import grouped
 
 if TYPE_CHECKING:
     from gpunode.core.knowledge import Knowledge
@@ -171,9 +172,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 
     from gpunode.core.report.text import names
 
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for host, *columns in rows:
-        alike.setdefault(tuple(columns), []).append(host)
+    alike = grouped((tuple(columns), host) for host, *columns in rows)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in _TITLES:
         table.add_column(title)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, field, replace
 from gpunode.core.spec.rollout import RolloutSpec, share
 
@@ -97,9 +98,7 @@ def make_pools(
     `down` are those of `hosts` that are unavailable already, `idle` others that are, and that nothing is done on.
     Where they use up the budget they come first: nobody else could be started before they are back.
     """
-    members: dict[RolloutSpec, list[str]] = {}
-    for host, spec in hosts:
-        members.setdefault(spec, []).append(host)
+    members = grouped((spec, host) for host, spec in hosts)
     beside: dict[RolloutSpec, set[str]] = {}
     for host, spec in idle:
         beside.setdefault(spec, set()).add(host)

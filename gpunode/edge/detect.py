@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, field, replace
 from gpunode.edge.programs import python_module, use_installed_locale
 from gpunode.edge.share import in_its_share
@@ -129,10 +130,8 @@ def one_name_each(hosts: Sequence[Detected]) -> list[Detected]:
 
     Names and addresses do not tell; host keys and machine-ids are the same on machines that were cloned.
     """
-    names: dict[tuple[str, str], list[str]] = {}
-    for host in hosts:
-        if host.facts and host.facts.boot_id:
-            names.setdefault((host.facts.boot_id, host.facts.hostname), []).append(host.host)
+    read = ((host.host, host.facts) for host in hosts if host.facts and host.facts.boot_id)
+    names = grouped(((facts.boot_id, facts.hostname), host) for host, facts in read)
     found: dict[str, GpunodeError] = {}
     for (_, hostname), alike in names.items():
         error = RefusedError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, replace
 from gpunode.lab import files, hardware, images, machine, network, nodes
 from gpunode.lab.kubernetes import cluster
@@ -346,10 +347,7 @@ def ssh_config() -> Path:
 def _write_files(log: Log) -> None:
     """Inventory and the like: for all nodes together in the lab's own folder, and for each lab in labs/NAME."""
     state = machine.places().state
-    by_lab: dict[str, list[Node]] = {}
-    for node in nodes.load_nodes():
-        if node.host_keys:
-            by_lab.setdefault(node.lab, []).append(node)
+    by_lab = grouped((node.lab, node) for node in nodes.load_nodes() if node.host_keys)
     for folder in (state / "labs").glob("*"):
         if folder.name not in by_lab:
             shutil.rmtree(folder)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpunode.core.accept import Level, Measure
 from gpunode.core.accept.fleet import Spread, outliers, spread_of
 from gpunode.core.accept.floors import Floor, Machine, floor_of
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check
 
@@ -37,7 +38,7 @@ def floor_checks(
     measures: Sequence[Measure], machine: Machine, floors: Sequence[Floor], level: Level
 ) -> Iterator[Check]:
     """A check for each metric.  At `quick` a machine that works and is slow is a warning; above it fails."""
-    for metric, mine in _by_metric(measures).items():
+    for metric, mine in grouped((one.metric, one) for one in measures).items():
         judged = [(measure, floor_of(measure, machine, floors)) for measure in mine]
         known = [(measure, floor) for measure, floor in judged if floor]
         if len(known) < len(judged):
@@ -63,7 +64,7 @@ def floor_checks(
 
 def count_checks(measures: Sequence[Measure], machine: Machine) -> Iterator[Check]:
     """A tool that speaks of fewer GPUs than the machine has did not see them all; of more, it was another machine."""
-    for metric, mine in _by_metric(measures).items():
+    for metric, mine in grouped((one.metric, one) for one in measures).items():
         seen = len(mine) if metric in _EACH else mine[0].gpus if metric == "allreduce" else machine.gpus
         if seen != machine.gpus:
             text = f"{mine[0].tool} speaks of {seen} GPUs, and the machine has {machine.gpus}"
@@ -88,10 +89,7 @@ def expected_of(measures: Sequence[Measure], machine: Machine, floors: Sequence[
 
 def spreads(hosts: Mapping[str, tuple[Machine, Sequence[Measure]]]) -> dict[tuple[str, str], Spread]:
     """(kind of machine, metric) → the values of all machines of that kind."""
-    values: dict[tuple[str, str], list[Measure]] = {}
-    for machine, measures in hosts.values():
-        for measure in measures:
-            values.setdefault((machine.kind, measure.metric), []).append(measure)
+    values = grouped(((machine.kind, one.metric), one) for machine, measures in hosts.values() for one in measures)
     return {
         (kind, metric): spread_of(metric, kind, found[0].unit, [measure.value for measure in found])
         for (kind, metric), found in values.items()
@@ -102,7 +100,7 @@ def fleet_checks(
     measures: Sequence[Measure], machine: Machine, known: Mapping[tuple[str, str], Spread]
 ) -> Iterator[Check]:
     """What of a machine is far below its like; nothing where these are too few, or it is among them."""
-    for metric, mine in _by_metric(measures).items():
+    for metric, mine in grouped((one.metric, one) for one in measures).items():
         spread = known[machine.kind, metric]
         found = list(outliers([(measure.where, measure.value) for measure in mine], spread))
         if not found:
@@ -114,13 +112,6 @@ def fleet_checks(
         )
         status = "failed" if any(word == "failed" for _, _, word in found) else "warning"
         yield Check(id=f"accept.{metric}.fleet", status=status, message=text, fix=_FIX.get(metric, ""))  # type: ignore[arg-type]
-
-
-def _by_metric(measures: Sequence[Measure]) -> dict[str, list[Measure]]:
-    found: dict[str, list[Measure]] = {}
-    for measure in measures:
-        found.setdefault(measure.metric, []).append(measure)
-    return found
 
 
 def _range(measures: Sequence[Measure]) -> str:

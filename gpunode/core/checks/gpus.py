@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Literal
 
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.numbers import whole
@@ -106,10 +107,8 @@ def _judged(facts: NodeFacts, troubles: list[Trouble], rule: _Rule) -> Iterator[
     if failed:
         yield from failed
         return
-    said: dict[Verdict, list[tuple[int, str]]] = {}
-    for gpu in facts.nvml:
-        verdict, words = rule.judge(gpu)
-        said.setdefault(verdict, []).append((gpu.index, words))
+    judged = [(gpu.index, *rule.judge(gpu)) for gpu in facts.nvml]
+    said = grouped((verdict, (index, words)) for index, verdict, words in judged)
     none = _by_words(said.get("none", ()))
     if "unread" in said:
         yield Check(id=rule.id, status="not-proven", message=_by_words(said["unread"]), fix=rule.ask)
@@ -122,9 +121,7 @@ def _judged(facts: NodeFacts, troubles: list[Trouble], rule: _Rule) -> Iterator[
 
 def _by_words(said: Iterable[tuple[int, str]]) -> str:
     """«GPU 0, 3: In Progress; GPU 5: Not Started»; words may have their own place for the GPUs."""
-    groups: dict[str, list[str]] = {}
-    for gpu, words in said:
-        groups.setdefault(words, []).append(str(gpu))
+    groups = grouped((words, str(gpu)) for gpu, words in said)
     named = {words: f"GPU {', '.join(gpus)}" for words, gpus in groups.items()}
     return "; ".join(
         words.replace(_GPUS, gpus) if _GPUS in words else f"{gpus}: {words}" for words, gpus in named.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpunode.core.checks.gpus import Verdict
+from gpunode.core.grouped import grouped
 from gpunode.core.knowledge import Knowledge, NvLinks
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 
@@ -20,12 +21,10 @@ def nvlink_checks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
         fix = "grep -r NvLinkDisable /etc/modprobe.d /proc/cmdline; without it the links come up with the module"
         yield Check(id="nvlink.down", status="skipped" if guest else "warning", message=text, fix="" if guest else fix)
         return
-    by_verdict: dict[Verdict, list[str]] = {}
-    known = set()
-    for gpu in facts.nvml if models and len(facts.nvml) > 1 else ():
-        verdict, words = _of_model(facts, gpu, models)
-        by_verdict.setdefault(verdict, []).append(words)
-        known |= {str(gpu.index)} if verdict in ("bad", "good") else set()
+    several = facts.nvml if models and len(facts.nvml) > 1 else ()
+    judged = [(str(gpu.index), *_of_model(facts, gpu, models)) for gpu in several]
+    by_verdict = grouped((verdict, words) for _, verdict, words in judged)
+    known = {index for index, verdict, _ in judged if verdict in ("bad", "good")}
     bad = by_verdict.get("bad", [])
     if down := [one for one in facts.nvlink_inactive if _down(one)[0] not in known]:
         bad = [*bad, f"NVLinks inactive: {', '.join(down)}"]

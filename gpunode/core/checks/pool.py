@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check, NodeFacts
 from gpunode.core.spec.rollout import RolloutSpec
@@ -31,9 +32,7 @@ def pool_checks(nodes: Mapping[str, tuple[RolloutSpec, NodeFacts]]) -> dict[str,
 
 
 def _pool(name: str, pool: Mapping[str, NodeFacts]) -> dict[str, list[Check]]:
-    by_model: dict[tuple[str, str], list[_PoolGpu]] = {}
-    for gpu in (gpu for host, facts in pool.items() for gpu in _gpus(host, facts)):
-        by_model.setdefault(gpu.model, []).append(gpu)
+    by_model = grouped((gpu.model, gpu) for host, facts in pool.items() for gpu in _gpus(host, facts))
     different: dict[str, list[str]] = {}
     unread: dict[str, list[str]] = {}
     alike: dict[str, list[str]] = {}

@@ -14,6 +14,7 @@ from gpunode.core.doctor.text import Evidence
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts.cdi import KIND, of_others, stale
 from gpunode.core.facts.kubelet import kubelet_engine
+from gpunode.core.grouped import grouped
 from gpunode.core.items.activation import engine_checks
 from gpunode.core.items.first_boot import prepared
 from gpunode.core.items.gpu_containers import container_checks
@@ -57,14 +58,11 @@ def state_faults(
     facts: NodeFacts, sections: Sections, scheduler: SchedulerRules | None, checks: Checks = _NONE
 ) -> dict[str, list[Evidence]]:
     """Evidence by fault id."""
-    found: dict[str, list[Evidence]] = {}
     says = [stated for rule in _RULES for stated in rule(facts)]
     says += [*_checked(facts, checks), *_gpus(facts, checks), *_not_loaded(facts, checks)]
     says += [*_pods(facts, sections), *_extender(sections)]
     says += [*_scheduler_era(sections, scheduler)] if scheduler else []
-    for name, text in says:
-        found.setdefault(name, []).append(Evidence(source="state", line=0, text=text))
-    return found
+    return grouped((name, Evidence(source="state", line=0, text=text)) for name, text in says)
 
 
 def _driver(facts: NodeFacts) -> Signs:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.core.errors import InputError
+from gpunode.core.grouped import grouped
 from gpunode.core.items.file import File, KeyFile, render
 from gpunode.core.items.item import Found, Item, Question
 from gpunode.core.late import dataclass
@@ -175,11 +176,12 @@ def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:
 def set_up_twice(facts: NodeFacts) -> dict[str, tuple[str, ...]]:
     """NVIDIA's repositories that several files name: address → paths."""
     folder, known = f"{layout(facts).folder}/", tuple(place for places in CONFLICTS.values() for place in places)
-    found: dict[str, list[str]] = {}
-    for path, file in sorted(facts.files.items()):
-        if path.startswith((folder, "/etc/apt/sources.list")) and file.data and not path.endswith((".save", "~")):
-            for url in dict.fromkeys(u.rstrip("/") for u in _urls(file.data) if u.startswith(known)):
-                found.setdefault(url, []).append(path)
+    found = grouped(
+        (url, path)
+        for path, file in sorted(facts.files.items())
+        if path.startswith((folder, "/etc/apt/sources.list")) and file.data and not path.endswith((".save", "~"))
+        for url in dict.fromkeys(u.rstrip("/") for u in _urls(file.data) if u.startswith(known))
+    )
     return {url: tuple(paths) for url, paths in found.items() if len(paths) > 1}
 
 

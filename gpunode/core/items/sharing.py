@@ -12,6 +12,7 @@ import yaml
 from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
+from gpunode.core.grouped import grouped
 from gpunode.core.items.activation import ACTIVE, ENABLED, REBOOTS, UNITS, Enabled, ServiceItem
 from gpunode.core.items.file import FILES, File
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, StepKind, reboots, unlike
@@ -301,9 +302,7 @@ def mig_value(facts: NodeFacts, spec: Spec, choice: SharingChoice, texts: Mappin
 
 def config_text(layouts: tuple[MigLayout, ...]) -> str:
     """The layouts as mig-parted's file, GPUs that are cut alike together."""
-    alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for index, layout in enumerate(layouts):
-        alike.setdefault(tuple(_counts(layout).items()), []).append(index)
+    alike = grouped((tuple(_counts(layout).items()), index) for index, layout in enumerate(layouts))
     groups = [Group(layout=dict(request) or None, devices=tuple(indices)) for request, indices in alike.items()]
     return _HEAD + yaml.safe_dump(mig_parted({CONFIG_NAME: groups}), sort_keys=False)
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gpunode.core.grouped import grouped
 from gpunode.core.model import Plan
 
 MANIFEST_FORMAT = 1
@@ -99,10 +100,8 @@ def _shown(value: Any) -> str:
 
 def changed_steps(manifest: Mapping[str, Any], plans: Iterable[Plan]) -> list[str]:
     """Which steps are others than those of the plan, each difference once with the hosts that it is on."""
-    hosts: dict[str, list[str]] = {}
-    for plan in plans:
-        for text in _differences(recorded_steps(manifest, plan.host), steps_of(plan)):
-            hosts.setdefault(text, []).append(plan.host)
+    found = ((_differences(recorded_steps(manifest, plan.host), steps_of(plan)), plan.host) for plan in plans)
+    hosts = grouped((text, host) for texts, host in found for text in texts)
     return [f"{_names(names)}: {text}" for text, names in hosts.items()]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from gpunode.core.grouped import grouped
 from gpunode.core.late import regex
 from gpunode.core.model import Plan, Step
 from gpunode.core.plan import class_key, shared_value
@@ -61,11 +62,7 @@ _Dumper.add_multi_representer(str, _text)  # Ansible tags its strings: a subclas
 
 def classes(plans: Iterable[Plan]) -> dict[str, list[Plan]]:
     """The plans that have steps, by class: equal steps, equal key.  Converged and refused hosts are in none."""
-    found: dict[str, list[Plan]] = {}
-    for plan in plans:
-        if plan.steps:
-            found.setdefault(class_key(plan), []).append(plan)
-    return found
+    return grouped((class_key(plan), plan) for plan in plans if plan.steps)
 
 
 def split(plans: Iterable[Plan], parts: int) -> list[list[Plan]]:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from gpunode.core.errors import RefusedError
+from gpunode.core.grouped import grouped
 from gpunode.core.late import regex
 from gpunode.core.model import HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
-from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, names
+from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, names, without_host
 
 _CAUSES, _SLOWEST = 10, 5  # causes and slowest hosts that are reported
 _LONGEST = 1000  # characters of a cause
@@ -44,11 +45,11 @@ def fleet_text(results: Iterable[HostResult]) -> str:
 
 def plan_classes(plans: Iterable[Plan], chosen: Mapping[str, str]) -> list[list[Plan]]:
     """Plans by class: those of a class have the same steps, problems and versions (`chosen`, by host)."""
-    found: dict[object, list[Plan]] = {}
-    for plan in plans:
-        versions = chosen.get(plan.host, "") if plan.steps else ""
-        found.setdefault((class_key(plan) if plan.steps else "", plan.problems, versions), []).append(plan)
-    return list(found.values())
+
+    def key(plan: Plan) -> object:
+        return (class_key(plan), plan.problems, chosen.get(plan.host, "")) if plan.steps else ("", plan.problems, "")
+
+    return list(grouped((key(plan), plan) for plan in plans).values())
 
 
 def plans_text(
@@ -113,10 +114,7 @@ def causes(results: Sequence[HostResult]) -> list[str]:
 
     A host's own name and address make no other cause of it: they show as HOST, ADDRESS and PORT.
     """
-    found: dict[str, list[HostResult]] = {}
-    for result in results:
-        found.setdefault(_cause(result), []).append(result)
-    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
+    ranked = sorted(grouped((_cause(r), r) for r in results).items(), key=lambda item: -len(item[1]))
     lines = []
     for cause, of in ranked[:_CAUSES]:
         message = cause if len(of) > 1 else _named(of[0])
@@ -127,8 +125,7 @@ def causes(results: Sequence[HostResult]) -> list[str]:
 
 
 def _named(result: HostResult) -> str:
-    message = _cut(result.sentence)
-    return re.sub(rf"(?<![\w.-]){re.escape(result.host)}(?![\w-])", "HOST", message)
+    return without_host(_cut(result.sentence), result.host)
 
 
 def _cause(result: HostResult) -> str:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpunode.core.grouped import grouped
 from gpunode.core.printable import json_text, printable
 from gpunode.core.report.model import STATES, Gpu, HostRun, MetricRow, Report, ReportHost, between, duration
 from gpunode.core.report.seen import fleet_gpus
@@ -18,11 +19,7 @@ _TICKS = 5
 _LANE = 64  # pixels that a wave is high at most
 _NAMED_BARS, _BAR = 8, 18  # hosts of a wave whose bars have names, and the pixels of each (report.css)
 _BARS = {"ok": 0.6, "running": 0.6, "failed": 2.5}  # least pixels of a bar: one that failed is seen among thousands
-SHOWN = (
-    "driver",
-    "kernel",
-    "toolkit",
-)  # components with a column among the hosts; the rest stands in what a host opens
+SHOWN = ("driver", "kernel", "toolkit")  # components with a column among the hosts; a host opens with all
 _NAMED, _VARIANTS = 6, 8  # hosts that are named for a message, messages of an issue
 MEANINGS = {
     "failed": "a check or a step failed",
@@ -106,10 +103,8 @@ class _Shared:
 def _details(report: Report) -> dict[str, Any]:
     """What the script needs: hosts in the order of the rows, with numbers into the lists beside them."""
     findings, versions, gpus, topologies, kinds = (_Shared() for _ in range(5))
-    concerned: dict[str, list[int]] = {}
-    for number, issue in enumerate([*report.problems, *report.drift]):
-        for name in {name for variant in issue.variants for name in variant.hosts}:
-            concerned.setdefault(name, []).append(number)
+    issues = enumerate([*report.problems, *report.drift])
+    concerned = grouped((name, n) for n, issue in issues for name in {h for one in issue.variants for h in one.hosts})
     hosts = []
     for host in report.hosts:
         seen = host.seen
@@ -198,10 +193,7 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
     start, whole = _span(report)
     if not whole or not report.run:
         return []
-    members: dict[tuple[str, int], list[ReportHost]] = {}
-    for host in report.hosts:
-        if host.run and host.run.started:
-            members.setdefault((host.pool, host.run.wave + 1), []).append(host)
+    members = grouped(((h.pool, h.run.wave + 1), h) for h in report.hosts if h.run and h.run.started)
     lanes = []
     for wave in report.run.waves:
         hosts = sorted(members.get((wave.pool, wave.number), []), key=_when)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from calendar import timegm
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import Topology
 from gpunode.core.rollout import State as RunState
 
 State = Literal["failed", "unreachable", "refused", "running", "waiting", "pending", "warning", "not-proven", "ok"]
-STATES: tuple[State, ...] = (
-    *("failed", "unreachable", "refused", "running", "waiting", "pending", "warning", "not-proven", "ok"),
-)
+STATES: tuple[State, ...] = get_args(State)
 Status = Literal["failed", "unreachable", "refused", "pending", "warning", "not-proven", "skipped", "passed"]
-STATUSES: tuple[Status, ...] = (
-    *("failed", "unreachable", "refused", "pending", "warning", "not-proven", "skipped", "passed"),
-)
+STATUSES: tuple[Status, ...] = get_args(Status)
 FORMAT = 1
 
 

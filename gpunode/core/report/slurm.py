@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gpunode.core.grouped import grouped
 from gpunode.core.model import HostResult, NodeFacts
 
 LIMIT = 200  # characters: squeue and sinfo -R cut longer ones
@@ -37,10 +38,8 @@ def gres_text(host: str, facts: NodeFacts) -> str:
         return f"# {host}: MIG is on, whose devices only AutoDetect=nvml can name"
     if not facts.nvml or any(gpu.uuid not in minors or not gpu.name for gpu in facts.nvml):
         return f"# {host}: the driver does not name its GPUs and their device files"
-    files: dict[str, list[int]] = {}
-    for gpu in facts.nvml:
-        kind = re.sub(r"[^a-z0-9_.-]", "_", gpu.name.lower())
-        files.setdefault(kind, []).append(minors[gpu.uuid].minor)
+    kinds = (re.sub(r"[^a-z0-9_.-]", "_", gpu.name.lower()) for gpu in facts.nvml)
+    files = grouped(zip(kinds, (minors[gpu.uuid].minor for gpu in facts.nvml), strict=True))
     return "\n".join(
         f"NodeName={host} Name=gpu Type={kind} File=/dev/nvidia{_ranges(sorted(numbers))}"
         for kind, numbers in files.items()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpunode.core.errors import Exit
+from gpunode.core.grouped import grouped
 from gpunode.core.late import regex
 from gpunode.core.report.model import (
     STATES,
@@ -31,6 +31,7 @@ from gpunode.core.report.model import (
     Wave,
 )
 from gpunode.core.report.seen import fleet_gpus
+from gpunode.core.report.text import without_host
 
 # Checks that find what has moved since a host was set up, and does not hurt yet.
 _DRIFT = regex(r"plan\.(?!problem)|boot\.|driver\.held|repository\.twice|fence\.")
@@ -88,10 +89,7 @@ def left_title(report: Report) -> str:
 
 
 def _by(hosts: Iterable[ReportHost], key: Callable[[ReportHost], str]) -> dict[str, list[ReportHost]]:
-    groups: dict[str, list[ReportHost]] = {}
-    for host in hosts:
-        groups.setdefault(key(host), []).append(host)
-    return dict(sorted(groups.items()))
+    return dict(sorted(grouped((key(host), host) for host in hosts).items()))
 
 
 def _read(hosts: Iterable[ReportHost]) -> list[ReportHost]:
@@ -116,23 +114,18 @@ def _is_drift(issue: Issue) -> bool:
 
 def _issues(hosts: Sequence[ReportHost]) -> list[Issue]:
     """Findings of all hosts by status and id, the worst and most frequent first."""
-    found: dict[tuple[Status, str], dict[tuple[str, str], list[str]]] = {}
-    for host in hosts:
-        for finding in host.findings:
-            messages = found.setdefault((finding.status, finding.id), {})
-            messages.setdefault(_shared(finding, host.name), []).append(host.name)
+    found = grouped(((f.status, f.id), (_shared(f, host.name), host.name)) for host in hosts for f in host.findings)
     issues = []
-    for (status, check_id), messages in found.items():
-        ranked = sorted(messages.items(), key=lambda item: -len(item[1]))
+    for (status, check_id), said in found.items():
+        ranked = sorted(grouped(said).items(), key=lambda item: -len(item[1]))
         variants = tuple(Variant(message=m, fix=f, hosts=tuple(names)) for (m, f), names in ranked)
-        hit = len({name for names in messages.values() for name in names})
+        hit = len({name for _, name in said})
         issues.append(Issue(id=check_id, status=status, hosts=hit, variants=variants))
     return sorted(issues, key=lambda issue: (STATUSES.index(issue.status), -issue.hosts, issue.id))
 
 
 def _shared(finding: ReportFinding, host: str) -> tuple[str, str]:
-    own = rf"(?<![\w.-]){re.escape(host)}(?![\w-])"
-    return re.sub(own, "HOST", finding.message), re.sub(own, "HOST", finding.fix)
+    return without_host(finding.message, host), without_host(finding.fix, host)
 
 
 # ---------------------------------------------------------------- pools, classes, GPUs
@@ -188,10 +181,7 @@ def _healthy(host: ReportHost) -> bool:
 def _class(kind: str, hosts: Sequence[ReportHost]) -> ClassRow:
     versions = {}
     for name, of in COMPONENTS.items():
-        found: dict[str, list[str]] = {}
-        for host in hosts:
-            if host.seen:
-                found.setdefault(of(host.seen), []).append(host.name)
+        found = grouped((of(host.seen), host.name) for host in hosts if host.seen)
         ranked = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
         versions[name] = tuple(VersionCount(version=v, hosts=tuple(sorted(names))) for v, names in ranked)
     first = hosts[0].seen
@@ -199,10 +189,7 @@ def _class(kind: str, hosts: Sequence[ReportHost]) -> ClassRow:
 
 
 def _gpus(hosts: Sequence[ReportHost]) -> tuple[GpuRow, ...]:
-    models: dict[str, list[tuple[str, Gpu]]] = {}
-    for host in hosts:
-        for gpu in host.seen.gpus if host.seen else ():
-            models.setdefault(gpu.id, []).append((host.name, gpu))
+    models = grouped((gpu.id, (host.name, gpu)) for host in hosts if host.seen for gpu in host.seen.gpus)
     rows = [_gpu_row(found) for found in models.values()]
     return tuple(sorted(rows, key=lambda row: (-row.gpus, row.model)))
 
@@ -227,13 +214,9 @@ def _gpu_row(found: Sequence[tuple[str, Gpu]]) -> GpuRow:
 
 
 def _waves(hosts: Sequence[ReportHost]) -> tuple[Wave, ...]:
-    members: dict[tuple[str, int], list[ReportHost]] = {}
-    for host in hosts:
-        if host.run:
-            members.setdefault((host.pool, host.run.wave), []).append(host)
+    members = grouped(((host.pool, host.run.wave), host.run) for host in hosts if host.run)
     waves = []
-    for (pool, number), found in sorted(members.items()):
-        runs = [host.run for host in found if host.run]
+    for (pool, number), runs in sorted(members.items()):
         ends = [run.ended for run in runs]
         waves.append(
             Wave(
@@ -251,19 +234,8 @@ def _waves(hosts: Sequence[ReportHost]) -> tuple[Wave, ...]:
 
 # ---------------------------------------------------------------- one host
 
-_BY_EXIT: Mapping[int, Status] = {
-    Exit.PENDING: "pending",
-    Exit.UNREACHABLE: "unreachable",
-    Exit.REFUSED: "refused",
-}
-_STATE_OF: Mapping[Status, State] = {
-    "failed": "failed",
-    "unreachable": "unreachable",
-    "refused": "refused",
-    "pending": "pending",
-    "warning": "warning",
-    "not-proven": "not-proven",
-}
+_BY_EXIT: Mapping[int, Status] = {Exit.PENDING: "pending", Exit.UNREACHABLE: "unreachable", Exit.REFUSED: "refused"}
+_STATE_OF: Mapping[str, State] = {state: state for state in STATES if state in STATUSES}
 _AROUND = ("preflight", "verify")  # roles whose steps stand in every plan that has others
 
 

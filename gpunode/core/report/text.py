@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.diff import changed_lines
 from gpunode.core.errors import Exit
+from gpunode.core.grouped import grouped
 from gpunode.core.late import asdict, dataclass, regex
 from gpunode.core.model import Changed, Check, HostResult, NodeFacts, Plan, Reason, Solution, Step
 
@@ -119,7 +121,7 @@ def names(hosts: Sequence[str], most: int = 8) -> str:
 
 def results_data(results: Iterable[HostResult]) -> list[dict[str, Any]]:
     """Results as JSON data, with the exit code of each; `extra` has what only some verbs know of a host."""
-    return [_result_data(result) for result in results]
+    return list(map(_result_data, results))
 
 
 def _result_data(result: HostResult) -> dict[str, Any]:
@@ -146,10 +148,8 @@ OTHER = "settings"
 
 def change_groups(changed: Iterable[Changed]) -> dict[str, list[Changed]]:
     """What changed by kind: services, modules, files, packages, settings; in this order, without empty ones."""
-    found: dict[str, list[Changed]] = {name: [] for name in (*_GROUPS.values(), OTHER)}
-    for one in changed:
-        found[_GROUPS.get(one.kind, OTHER)].append(one)
-    return {name: changes for name, changes in found.items() if changes}
+    found = grouped((_GROUPS.get(one.kind, OTHER), one) for one in changed)
+    return {name: found[name] for name in (*_GROUPS.values(), OTHER) if name in found}
 
 
 # base form, and the past; lines of the scripts have one of these or the third person
@@ -231,6 +231,11 @@ def in_short(result: HostResult) -> str:
     if not listed:
         return result.sentence
     return f"{before}{counted(len(failed), 'check')} failed: {', '.join(check.id for check in failed)}{after}"
+
+
+def without_host(text: str, host: str) -> str:
+    """With HOST for the host's own name, so that equal words of several are equal."""
+    return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "HOST", text)
 
 
 def counted(number: int, word: str) -> str:
@@ -317,8 +322,5 @@ def _content(step: Step, detail: Detail, versions: Mapping[str, str]) -> list[st
 
 def _where(printed: Sequence[tuple[str, Iterable[str]]]) -> list[str]:
     """Each text once, in the order in which they come; one that is not of all hosts with the hosts that it is of."""
-    found: dict[str, list[str]] = {}
-    for host, texts in printed:
-        for text in filter(None, texts):
-            found.setdefault(text, []).append(host)
+    found = grouped((text, host) for host, texts in printed for text in filter(None, texts))
     return [text if len(hosts) == len(printed) else f"{text} ({names(hosts)})" for text, hosts in found.items()]

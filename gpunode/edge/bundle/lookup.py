@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gpunode.core.bundle.index import Index, deb_index, lacking, newest_as_asked, newest_of_all, rpm_index
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError
+from gpunode.core.grouped import grouped
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, PackageWant, Plan, Problem, Repository, Solution
@@ -136,11 +137,11 @@ def _wanted(solution: Solution, plan: Plan, knowledge: Knowledge) -> dict[str, l
     """Repository → what the plan installs from it; nothing of what comes from the distribution."""
     steps = [step.value.get("install", ()) for step in plan.steps if step.option == "packages"]
     installed = {(one["name"], one.get("version", "")) for install in steps for one in install}
-    found: dict[str, list[PackageWant]] = {}
-    for repository, want in _parts(solution):
-        if (want.name, want.version) in installed and not _of_distribution(want.name, knowledge):
-            found.setdefault(repository, []).append(want)
-    return found
+    return grouped(
+        (repository, want)
+        for repository, want in _parts(solution)
+        if (want.name, want.version) in installed and not _of_distribution(want.name, knowledge)
+    )
 
 
 def _parts(solution: Solution) -> Iterator[tuple[str, PackageWant]]:
