@@ -147,8 +147,9 @@ def wait_for(is_there: Callable[[], Any], what: str, plane: ControlPlane, second
 
 
 def _is_up(api: Api) -> bool:
-    """Ready, with the roles that it makes at its first start."""
+    """Ready, with the roles that it makes at its first start; the last of them is that which controllers need."""
+    last = "namespaces/kube-system/rolebindings/system::extension-apiserver-authentication-reader"
     try:
-        return api.find("/apis/rbac.authorization.k8s.io/v1/clusterroles/system:kube-scheduler") is not None
+        return api.find(f"/apis/rbac.authorization.k8s.io/v1/{last}") is not None
     except GpunodeError:
         return False

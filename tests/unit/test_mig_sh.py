@@ -151,6 +151,22 @@ def test_a_gpu_of_a_pod_that_sleeps_is_not_cut(node: Node) -> None:
     assert (node.folder / "mode").read_text() == "Disabled\n"
 
 
+def test_a_device_plugin_sees_the_new_layout_and_other_processes_run_on(node: Node) -> None:
+    with subprocess.Popen(["sleep", "60"]) as plugin, subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            for process, where in ((plugin, "/kubepods/besteffort/pod1/2"), (other, "/system.slice/a.service")):
+                folder = node.folder / f"proc/{process.pid}"
+                folder.mkdir(parents=True)
+                (folder / "comm").write_text("nvidia-device-p\n")
+                (folder / "cgroup").write_text(f"0::{where}\n")
+            assert node.cut("1g.10gb:0", check=True).status == "changed" and plugin.poll() is None
+            assert node.cut("1g.10gb:0").status == "changed"
+            assert plugin.wait(5) < 0 and other.poll() is None
+        finally:
+            plugin.kill()
+            other.kill()
+
+
 def pod_with(node: Node, device: str, *, runs: bool) -> None:
     """As the kubelet writes down who has which devices; an entry outlives a pod that has ended."""
     entry = {

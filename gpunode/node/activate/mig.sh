@@ -242,9 +242,9 @@ put_back() {
 
 # restart_plugins: what offers and labels GPUs sees how they are cut when it starts; the kubelet starts it again
 restart_plugins() {
-  for process in /proc/[0-9]*; do
+  for process in "${PROC:-/proc}"/[0-9]*; do
     case $(cat "$process/comm" 2>/dev/null) in
-      nvidia-device-p | gpu-feature-dis) ! grep -qs kubepods "$process/cgroup" || kill "${process#/proc/}" 2>>"$log" ;;
+      nvidia-device-p | gpu-feature-dis) ! grep -qs kubepods "$process/cgroup" || kill "${process##*/}" 2>>"$log" ;;
     esac
   done
 }
