@@ -152,6 +152,7 @@ class _Walk(Generic[T, R]):
         self._over = threading.Event()
         self._todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[int, R | _Raised]] = queue.SimpleQueue()
+        self._came: set[int] = set()  # in time, though `on_done` may be busy with others until theirs is over
         self._threads: list[threading.Thread] = []
         self.deadlines: dict[int, Deadline] = {}
         self.results: dict[int, R] = {}
@@ -172,10 +173,13 @@ class _Walk(Generic[T, R]):
             while not self._over.is_set():
                 index = self._todo.get_nowait()
                 deadline = self.deadlines[index] = Deadline(self._seconds)
+                came: R | _Raised
                 try:
-                    self._done.put((index, self._work(self._items[index], deadline)))
+                    came = self._work(self._items[index], deadline)
                 except BaseException as error:
-                    self._done.put((index, _Raised(error)))
+                    came = _Raised(error)
+                self._came.add(index)
+                self._done.put((index, came))
                 if deadline.is_cut:
                     return  # another thread has its place
 
@@ -195,7 +199,8 @@ class _Walk(Generic[T, R]):
 
     def late(self) -> list[int]:
         """Those whose time is over now; their deadlines are cut."""
-        late = [i for i, deadline in list(self.deadlines.items()) if i not in self.results and deadline.left <= 0]
+        ended = self._came | self.results.keys()
+        late = [i for i, deadline in list(self.deadlines.items()) if deadline.left <= 0 and i not in ended]
         for index in late:
             self.deadlines[index].cut()
         return late

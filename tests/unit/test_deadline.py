@@ -46,6 +46,14 @@ def test_an_item_that_takes_too_long_gives_its_place_to_the_next() -> None:
     assert found == ["stuck: late", "a", "b"]
 
 
+def test_an_item_that_came_in_time_is_not_late_because_another_one_is_looked_at() -> None:
+    found = side_by_side(
+        lambda item, deadline: item, ["costly", "a", "b"], at_once=3, seconds=0.3,
+        on_done=lambda item: time.sleep(0.6), late=lambda item, deadline: f"{item}: late",
+    )  # fmt: skip
+    assert found == ["costly", "a", "b"]
+
+
 def test_what_work_raises_is_raised() -> None:
     def fail(_: int, deadline: Deadline) -> None:
         raise ValueError("no")
