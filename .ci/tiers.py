@@ -29,7 +29,10 @@ LAST_START = 40 * 60  # seconds after the start of `ci` at which no part of the 
 LAST_END = 80 * 60  # at which the running one is stopped, and has failed
 GROUPS = 8  # of the extended lab tests
 # programs that some tests run, and their packages; those of MORE are none of `make test`'s
-TOOLS = "setpci:pciutils zsh:zsh fish:fish strace:strace busybox:busybox setfattr:attr setfacl:acl sshd:openssh-server"
+TOOLS = (
+    "setpci:pciutils zsh:zsh fish:fish strace:strace busybox:busybox setfattr:attr setfacl:acl sshd:openssh-server "
+    "sudo:sudo"
+)
 MORE = "chromium:chromium chromedriver:chromium-driver nft:nftables"
 CLOSING = re.compile(r"(?:=+ )?(?:\d+ [a-z]+, )*\d+ [a-z]+(?: in [\d.]+s.*)?")
 COUNT = re.compile(r"(\d+) (passed|failed|error)")

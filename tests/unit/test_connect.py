@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import shutil
 import socket
@@ -14,10 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from sshd import Sshd, free_port, keygen
 
-from gpunode.cli.main import cli
 from gpunode.core.errors import Exit, GpunodeError, UnreachableError
 from gpunode.core.remote import program
 from gpunode.edge.ssh import shell
@@ -387,38 +384,3 @@ def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(GpunodeError) as caught:
         parse_host(text)
     assert caught.value.exit == Exit.INPUT
-
-
-SECRET = "correct-horse-7"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("detect",), ("detect", "--format", "json"), ("verify", "--format", "json"), ("plan",), ("doctor",),
-        ("rollback", "--list"), ("provision", "--yes"),
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_a_password_that_a_server_sends_back_is_on_no_screen(
-    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A restricted shell, an appliance, or an attacker: all that goes in comes out."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    echo = Sshd(tmp_path, "ForceCommand cat; cat >&2")
-    try:
-        host = {
-            "ansible_host": "127.0.0.1", "ansible_port": echo.port, "ansible_ssh_private_key_file": str(echo.key),
-            "ansible_ssh_args": f"-o UserKnownHostsFile={echo.known_hosts}", "ansible_user": getpass.getuser(),
-            "ansible_become": True, "ansible_become_password": SECRET,
-        }  # fmt: skip
-        inventory = tmp_path / "hosts.yml"
-        inventory.write_text(json.dumps({"all": {"hosts": {"gpu1": host}}}))
-        ran = CliRunner().invoke(cli, [*command, "-i", str(inventory)])
-    finally:
-        echo.stop()
-    assert "gpu1" in ran.output and SECRET not in ran.output
-    kept = (path for path in (tmp_path / "state").rglob("*") if path.is_file())
-    assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []

@@ -68,6 +68,31 @@ def test_a_password_that_sudo_does_not_want_never_reaches_the_shell(sudo_user: P
     assert sudo_run(sudo_user, rule, "pass word", "id -un; cat") == (0, "root\n", "")
 
 
+ODD = {
+    "a lecture each time": "Defaults:{} lecture=always",
+    "another prompt": 'Defaults:{} passprompt="token of %p: ", passprompt_override',
+    "no memory": "Defaults:{} timestamp_timeout=0",
+    "a terminal of its own": "Defaults:{} use_pty",
+    "insults": 'Defaults:{} insults, badpass_message="no"',
+    "another home and path": 'Defaults:{} always_set_home, secure_path="/bin:/usr/bin"',
+    "a umask": "Defaults:{} umask=0777, umask_override",
+    "a log of what is typed": "Defaults:{} log_input, log_output, iolog_dir=/tmp/gpunode-iolog",
+    "a mail": "Defaults:{} mail_always, mailerpath=/bin/true",
+    "one try": "Defaults:{} passwd_tries=1",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_rules_that_are_odd_give_a_root_shell_and_no_word_of_theirs(sudo_user: Path, odd: str) -> None:
+    try:
+        for rights in ("ALL=(ALL) ALL", "ALL=(ALL:ALL) NOPASSWD: ALL", "ALL=(root) PASSWD: ALL, !/bin/su"):
+            rule = f"{odd}\n{{}} {rights}\n".replace("{}", SUDO_USER)
+            assert sudo_run(sudo_user, rule, "pass word", "id -un; cat") == (0, "root\n", ""), rights
+    finally:
+        shutil.rmtree("/tmp/gpunode-iolog", ignore_errors=True)
+
+
 @pytest.mark.parametrize(
     ("rule", "password", "says", "fix"),
     [
@@ -76,13 +101,17 @@ def test_a_password_that_sudo_does_not_want_never_reaches_the_shell(sudo_user: P
             "{} ALL=(ALL) ALL\n", "wrong", "wrong password", "ansible_become_password", marks=pytest.mark.slow
         ),
         ("# nothing for {}\n", "pass word", "was refused", "/etc/sudoers.d"),
+        ("{} ALL=(ALL) NOPASSWD: /bin/true\n", "", "asks for a password", "NOPASSWD"),
+        ("{} ALL=(daemon) NOPASSWD: ALL\n", "", "asks for a password", "NOPASSWD"),
+        ("{} ALL=(ALL) ALL, !/bin/sh, !/usr/bin/sh, !/bin/dash\n", "pass word", "was refused", "/etc/sudoers.d"),
+        ("Defaults:{} requiretty\n{} ALL=(ALL) ALL\n", "pass word", "on a terminal only", "!requiretty"),
     ],
 )
 def test_each_way_sudo_refuses_has_its_own_message(
     sudo_user: Path, rule: str, password: str, says: str, fix: str
 ) -> None:
     with pytest.raises(UnreachableError) as caught:
-        sudo_run(sudo_user, rule.format(SUDO_USER), password)
+        sudo_run(sudo_user, rule.replace("{}", SUDO_USER), password)
     assert says in caught.value.what
     assert fix in caught.value.fix
     assert "pass word" not in str(caught.value)

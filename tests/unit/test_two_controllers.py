@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,24 @@ def test_a_lease_that_somebody_forged_keeps_nobody_out_and_runs_nothing(text: st
     (tmp_path / "lease").write_text(text)
     assert act(tmp_path, controller="one", run="r1", generation="7") == "done"
     assert {path.name for path in tmp_path.iterdir()} <= {"lease", "lock", "released"}
+
+
+def test_two_controllers_that_go_through_one_fleet_from_both_ends_share_no_node(tmp_path: Path) -> None:
+    nodes = [tmp_path / f"gpu{n}" for n in range(8)]
+    for node in nodes:
+        node.mkdir()
+
+    def through(name: str, fleet: list[Path]) -> dict[str, str]:
+        work = f"mkdir NODE/at || exit 9; sleep 0.1; rmdir NODE/at; echo {name} >>NODE/worked"
+        return {
+            node.name: act(node, controller=name, run=f"r{name}", work=work.replace("NODE", str(node)))
+            for node in fleet
+        }
+
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(through, ("one", "two"), (nodes, nodes[::-1]))
+    for node in nodes:
+        said = {"one": one[node.name], "two": two[node.name]}
+        [done] = [name for name, text in said.items() if text == "done"]
+        assert all("is at work" in text for name, text in said.items() if name != done)
+        assert (node / "worked").read_text() == f"{done}\n"
