@@ -91,6 +91,41 @@ def test_an_image_of_ones_own_is_listed_in_place_of_the_known_one() -> None:
     assert set(images_of(found)) == {mine["nvidia-device-plugin"], KNOWN.images["cuda-sample"]}
 
 
+@pytest.mark.parametrize("tag", ["", ":v1.2.3"])
+@pytest.mark.parametrize(
+    ("kubernetes", "sharing"),
+    [
+        ({"install": "manifest", "monitoring": {"enabled": True}, "node_feature_discovery": True}, {}),
+        ({"install": "helm", "monitoring": {"enabled": True}, "node_feature_discovery": True}, {}),
+        ({"install": "operator", "monitoring": {"enabled": True}, "node_feature_discovery": True}, {}),
+        ({}, {"strategy": "dra"}),
+        ({"install": "manifest"}, {"strategy": "mps", "replicas": 4}),
+        ({}, {"strategy": "gpushare"}),
+    ],
+    ids=str,
+)
+def test_images_named_by_digest_reach_the_cluster_as_they_are_named(
+    tag: str, kubernetes: dict[str, Any], sharing: dict[str, Any]
+) -> None:
+    mine = {
+        name: f"lab.lan:5000/gpu/{name}{tag}@sha256:{number:064x}" for number, name in enumerate(sorted(KNOWN.images))
+    }
+    found = rendered({**kubernetes, "images": {"names": mine, "registry": "other.lan"}}, **sharing)
+    assert found.problems == ()
+    listed = images_of(found)
+    assert listed and set(listed) <= set(mine.values())
+    for release in found.releases:
+        for part in release.values.values():
+            if isinstance(part, dict) and "version" in part and "image" in part:
+                assert f"{part['repository']}/{part['image']}:{part['version']}" in mine.values()
+
+
+def test_a_machines_own_images_may_be_named_by_digest() -> None:
+    image = "lab.lan:5000/a/b:v1@sha256:" + "0" * 64
+    spec = parse_spec({"verify": {"image": image}, "accept": {"image": image}})
+    assert spec.verify.image == spec.accept.image == image
+
+
 @pytest.mark.parametrize(
     ("image", "wanted"),
     [
@@ -100,6 +135,7 @@ def test_an_image_of_ones_own_is_listed_in_place_of_the_known_one() -> None:
         ("busybox", ("docker.io", "library/busybox", "latest")),
         ("prom/node-exporter:v1", ("docker.io", "prom/node-exporter", "v1")),
         ("nvcr.io/a/b@sha256:00", ("nvcr.io", "a/b", "sha256:00")),
+        ("lab.lan:5000/a/b:v1@sha256:00", ("lab.lan:5000", "a/b", "sha256:00")),
     ],
 )
 def test_an_image_is_taken_apart_as_docker_does(image: str, wanted: tuple[str, str, str]) -> None:

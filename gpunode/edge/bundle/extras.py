@@ -73,11 +73,10 @@ def by_registry(images: Iterable[str]) -> dict[str, dict[str, Any]]:
         registry, slash, rest = image.partition("/")
         if not slash or not ("." in registry or ":" in registry or registry == "localhost"):
             registry, rest = "docker.io", image if slash else f"library/{image}"
-        name, at, version = rest.partition("@")
-        if not at:
-            name, _, version = rest.partition(":")
+        named, _, digest = rest.partition("@")
+        name, _, tag = named.partition(":")
         tags = found.setdefault(registry, {"images": {}})["images"].setdefault(name, [])
-        tags.append(version or "latest")
+        tags.append(digest or tag or "latest")
     return found
 
 
