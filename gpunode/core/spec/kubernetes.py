@@ -122,7 +122,7 @@ class RuntimeClassSpec:
 class ImagesSpec:
     registry: str = option("", "private registry put in place of every image's own, such as registry.lan:5000/gpu")
     names: Mapping[str, str] = option(
-        {}, "whole image by component (nvidia-device-plugin, gpushare-extender …), such as NAME@sha256:… (a tag may change)"
+        {}, "whole image by component (nvidia-device-plugin, gpushare-extender …), such as NAME@sha256:…"
     )
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = option("IfNotPresent", "imagePullPolicy of every pod")
     pull_secrets: tuple[str, ...] = option((), "names of Secrets with registry credentials")
