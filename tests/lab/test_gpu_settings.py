@@ -39,7 +39,7 @@ def test_settings_are_made_kept_over_a_reboot_and_undone(
     assert node.sh(SAID).strip() == "Enabled, 500.00, 800, Disabled, Disabled"
     assert node.json("provision", "--yes")["changed"] == []
     node.sh("nvidia-smi -pl 700 >/dev/null")
-    assert "restart of gpunode-gpu.service" in node.json("provision", "--yes")["changed"]
+    assert "restart gpunode-gpu.service" in node.json("provision", "--yes")["changed"]
     assert node.sh(SAID).strip() == "Enabled, 500.00, 800, Disabled, Disabled"
     run_gpunode("uninstall", "-i", lab.inventory, "--yes")
     [_, state] = Path(lab.nodes[0].hardware / "standin-settings").read_text().rpartition("ecc.mode.pending\t")[::2]

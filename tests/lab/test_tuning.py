@@ -40,7 +40,7 @@ def test_settings_are_in_force_after_one_reboot_and_undone(
     assert node.sh("cat /proc/sys/kernel/random/boot_id") != boot
     assert "iommu=on iommu=pt" in node.sh("cat /proc/cmdline")
     assert node.sh(READ).split() == ["8192", "infinity"]
-    assert "restart of containerd.service" in done["changed"], "a lab node may not raise limits, so no process shows it"
+    assert "restart containerd.service" in done["changed"], "a lab node may not raise limits, so no process shows it"
     assert node.json("provision", "--yes")["changed"] == []
     node.sh("sysctl -q -w net.core.somaxconn=4096")
     failed = [c for c in node.json("verify", "--no-smoke", exit=3)["checks"] if c["status"] == "failed"]

@@ -197,9 +197,9 @@ def test_check_mode_names_the_modules_that_packages_still_to_come_exchange(
 @pytest.mark.parametrize(
     ("before", "stale"),
     [
-        ("/etc/modprobe.d/gpunode-nouveau.conf", ("initramfs of 6.1.0-1 6.1.0-2",)),
-        ("/etc/modprobe.d/gpunode-nvidia.conf", ("initramfs of 6.1.0-1 6.1.0-2",)),
-        ("/etc/apt/preferences.d/gpunode-nvidia-driver", ("initramfs of 6.1.0-2",)),
+        ("/etc/modprobe.d/gpunode-nouveau.conf", ("rebuild the initramfs of 6.1.0-1 6.1.0-2",)),
+        ("/etc/modprobe.d/gpunode-nvidia.conf", ("rebuild the initramfs of 6.1.0-1 6.1.0-2",)),
+        ("/etc/apt/preferences.d/gpunode-nvidia-driver", ("rebuild the initramfs of 6.1.0-2",)),
     ],
 )
 def test_check_mode_knows_an_initramfs_that_files_still_to_come_make_stale(

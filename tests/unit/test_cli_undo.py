@@ -81,7 +81,7 @@ MUCH = [
     Changed(kind="unit", text="stop nvidia-persistenced.service"),
     Changed(kind="file", text="rewrites /etc/docker/daemon.json"),
     Changed(kind="module", text="unloaded nvidia_uvm"),
-    Changed(kind="module", text="initramfs rebuilt (6.1)"),
+    Changed(kind="module", text="rebuild the initramfs (6.1)"),
     *(Changed(kind="package", text=f"removed lib{number} 1.0-{number}") for number in range(9)),
     Changed(kind="group", text="remove the group nvidia"),
     Changed(kind="package", text="unheld nvidia-open"),

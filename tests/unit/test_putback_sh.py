@@ -107,7 +107,7 @@ def test_an_image_that_rebuilding_makes_again_goes_all_the_same(node: Node) -> N
     image = node.root / "initrd.img"
     (node.root / "bin/update-initramfs").write_text(f"#!/bin/sh\necho x >{image}\n")
     outcome = node.run(initramfs=f"{image} absent\n", rebuild="1\n")
-    assert outcome.texts == ("initramfs rebuilt (update-initramfs)", f"remove {image}")
+    assert outcome.texts == ("rebuild the initramfs (update-initramfs)", f"remove {image}")
     assert not image.exists()
 
 

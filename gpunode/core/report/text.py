@@ -170,14 +170,7 @@ _VERBS = {
     "reset": "reset",
 }
 _BASE = {form: verb for verb, past in _VERBS.items() for form in (verb, past, f"{verb}s", f"{verb}es")}
-# lines without a verb in front, as one with it
-_WITHOUT_VERB = (
-    (regex(r"restart of (.*)"), r"restart \1"),
-    (regex(r"initramfs rebuilt \((.*)\)"), r"rebuild the initramfs (\1)"),
-    (regex(r"initramfs of (.*)"), r"rebuild the initramfs of \1"),
-    (regex(r"(\S+) = (.*)"), r"set \1 = \2"),
-    (regex(r"(/\S+) is (.*) again"), r"set \1 to \2 again"),
-)
+_SETTING = regex(r"\S+ = .*")
 
 
 def change_sentence(change: Changed, *, done: bool) -> str:
@@ -188,9 +181,7 @@ def change_sentence(change: Changed, *, done: bool) -> str:
     >>> [change_sentence(Changed(text=text), done=True) for text in ("remove the user a", "enable and start a.service")]
     ['removed the user a', 'enabled and started a.service']
     """
-    line = change.text
-    for pattern, text in _WITHOUT_VERB:
-        line = pattern.sub(text, line) if pattern.fullmatch(line) else line
+    line = f"set {change.text}" if _SETTING.fullmatch(change.text) else change.text
     words = line.split(" ")
     if words[0] not in _BASE:
         return line

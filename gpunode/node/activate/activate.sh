@@ -91,7 +91,7 @@ initramfs() {
   [ -n "$(requested initramfs)" ] || return 0
   stale=$(stale_initramfs | tr '\n' ' ')
   [ -n "$stale" ] || return 0
-  checking && changed module initramfs "initramfs of ${stale% }" && return
+  checking && changed module initramfs "rebuild the initramfs of ${stale% }" && return
   # shellcheck disable=SC2086 # releases of kernels
   prior_initramfs $stale
   if have update-initramfs; then
@@ -110,7 +110,7 @@ initramfs() {
   for release in $stale; do
     ! have update-initramfs || (umask 022 && update-initramfs -c -k "$release") >>"$log" 2>&1 </dev/null 9>&- || fail "update-initramfs -c -k $release failed" "see the log"
   done
-  changed module initramfs "initramfs rebuilt ($1)"
+  changed module initramfs "rebuild the initramfs ($1)"
 }
 
 # ---------------------------------------------------------------- modules
@@ -464,7 +464,7 @@ restarts() {
       checking || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
     }
     checking || begin restart "$unit"
-    changed unit "$unit" "restart of $unit"
+    changed unit "$unit" "restart $unit"
     restarted="$restarted $unit"
   done
 }

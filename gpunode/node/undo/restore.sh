@@ -79,7 +79,7 @@ alternatives() {
       absent) [ ! -L "/usr/local/$name" ] || rm -f "/usr/local/$name" 2>>"$log" ;;
       *) false ;;
     esac || { trouble "/usr/local/$name could not be put back to $how $path" && continue; }
-    changed alternative "$name" "/usr/local/$name is $how${path:+ $path} again"
+    changed alternative "$name" "set /usr/local/$name to $how${path:+ $path} again"
   done <"$GPUNODE_IN/.alternatives"
 }
 
@@ -196,7 +196,7 @@ rebuild() {
   fi
   checking && changed module initramfs "rebuild the initramfs" && return
   (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || finish failed "$1 failed: $(last_words)" "see the log; often /boot is full"
-  changed module initramfs "initramfs rebuilt ($1)"
+  changed module initramfs "rebuild the initramfs ($1)"
 }
 
 # keep_copies, remove_copies: what an uninstall has left because somebody wrote some of it is kept by later ones, too
