@@ -12,45 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from gpunode.core.errors import InputError, RefusedError
-from gpunode.core.facts.driver import (
-    read_driver,
-    read_kernel_faults,
-    read_loaded_modules,
-    read_not_started,
-    read_nvlink,
-    read_nvml,
-    read_sharing,
-    read_sharing_units,
-    read_topology,
-    read_xids,
-    with_nvlinks,
-    with_virtual,
-)
-from gpunode.core.facts.engines import (
-    read_cdi,
-    read_containers,
-    read_device_nodes,
-    read_gpu_containers,
-    read_runtimes,
-    read_units,
-    rootless_users,
-)
+from gpunode.core.facts import driver, engines, links, machine
 from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
-from gpunode.core.facts.links import read_pcie, read_rdma, read_tuning
-from gpunode.core.facts.machine import (
-    read_board,
-    read_devices,
-    read_distro,
-    read_first_boot,
-    read_kernels,
-    read_lease,
-    read_package_lock,
-    read_packages,
-    read_secure_boot,
-    read_unfinished,
-    read_virtualization,
-)
 from gpunode.core.facts.redact import redact
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.facts.vet import vetted
@@ -133,66 +97,66 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
         )
     init = "systemd" if probe.value("system", "init") == "systemd" else "other" if "system" in probe.sections else ""
     arch = probe.value("system", "machine")
-    virtualization, container = read_virtualization(probe, init)
-    gpus, nvswitches, fabric = read_devices(probe)
-    tegra, board = read_board(probe)
-    nvml, smi = read_nvml(probe)
+    virtualization, container = machine.read_virtualization(probe, init)
+    gpus, nvswitches, fabric = machine.read_devices(probe)
+    tegra, board = machine.read_board(probe)
+    nvml, smi = driver.read_nvml(probe)
     files = _files(probe)
-    units = read_units(probe)
-    manager, packages, broken = read_packages(probe, arch)
+    units = engines.read_units(probe)
+    manager, packages, broken = machine.read_packages(probe, arch)
     cuda, cuda_default = _cuda(probe)
     kubernetes = read_kubernetes(probe, units, files)
-    runtimes = (*read_runtimes(probe, units, files), *read_bundled(probe, units, files, kubernetes))
+    runtimes = (*engines.read_runtimes(probe, units, files), *read_bundled(probe, units, files, kubernetes))
     facts = {
         "hostname": probe.value("system", "hostname"),
         "arch": arch,
-        "distro": read_distro(probe),
+        "distro": machine.read_distro(probe),
         "boot_id": probe.value("system", "boot_id"),
         "init": init,
         "virtualization": virtualization,
         "container": container,
         "tegra": tegra,
         "board": board,
-        "secure_boot": read_secure_boot(probe),
+        "secure_boot": machine.read_secure_boot(probe),
         "user": probe.value("system", "user"),
         "root": probe.value("system", "uid") == "0",
-        "kernels": read_kernels(probe),
-        "gpus": with_virtual(gpus, nvml),
+        "kernels": machine.read_kernels(probe),
+        "gpus": driver.with_virtual(gpus, nvml),
         "nvswitches": nvswitches,
         "nvlink5_fabric": fabric,
-        "nvml": with_nvlinks(nvml, probe),
-        "driver": read_driver(probe, smi, nvml),
+        "nvml": driver.with_nvlinks(nvml, probe),
+        "driver": driver.read_driver(probe, smi, nvml),
         "cuda": cuda,
         "cuda_default": cuda_default,
         "toolkit": _toolkit(probe),
         "runtimes": kubelets_first(runtimes, kubernetes),
-        "containers": read_containers(probe),
-        "rootless_docker": tuple(rootless_users(probe)),
+        "containers": engines.read_containers(probe),
+        "rootless_docker": tuple(engines.rootless_users(probe)),
         "kubernetes": kubernetes,
         "package_manager": manager,
         "packages": packages,
         "broken_packages": broken,
-        "package_lock": read_package_lock(probe),
-        "lease": read_lease(probe),
-        "services": {**units.services, **dict(read_sharing_units(probe))},
-        "modules": read_loaded_modules(probe),
+        "package_lock": machine.read_package_lock(probe),
+        "lease": next((line.removeprefix("lease ") for line in probe.lines("locks") if line.startswith("lease ")), ""),
+        "services": {**units.services, **dict(driver.read_sharing_units(probe))},
+        "modules": tuple(dict.fromkeys(text.partition(" ")[0] for text in probe.values("driver", "module"))),
         "sysctl": {key: " ".join(value.split()) for key, value in probe.pairs("sysctl")},
         "files": files,
-        "device_nodes": read_device_nodes(probe),
-        "gpu_containers": read_gpu_containers(probe),
-        "cdi": read_cdi(probe, files),
-        "xids": read_xids(probe),
-        "not_started": read_not_started(probe),
-        "kernel_faults": read_kernel_faults(probe),
-        "nvlink_inactive": read_nvlink(probe),
-        "topology": read_topology(probe),
-        "pcie": read_pcie(probe),
-        "rdma": read_rdma(probe),
+        "device_nodes": engines.read_device_nodes(probe),
+        "gpu_containers": engines.read_gpu_containers(probe),
+        "cdi": engines.read_cdi(probe, files),
+        "xids": driver.read_xids(probe),
+        "not_started": driver.read_not_started(probe),
+        "kernel_faults": driver.read_kernel_faults(probe),
+        "nvlink_inactive": driver.read_nvlink(probe),
+        "topology": driver.read_topology(probe),
+        "pcie": links.read_pcie(probe),
+        "rdma": links.read_rdma(probe),
         "hidden": tuple(probe.values("links", "hidden")),
-        "tuning": read_tuning(probe),
-        "first_boot": read_first_boot(probe),
-        "sharing": read_sharing(probe),
-        "unfinished": read_unfinished(probe),
+        "tuning": links.read_tuning(probe),
+        "first_boot": machine.read_first_boot(probe),
+        "sharing": driver.read_sharing(probe),
+        "unfinished": machine.unfinished(probe.pairs("journal")),
         "state_blocked": bool(probe.values("journal", "blocked")),
         "unread": tuple(name for name in _MAY_BE_EMPTY if not probe.answered(name)),
     }

@@ -121,11 +121,6 @@ def read_driver(probe: Probe, smi: str, nvml: Sequence[NvmlGpu] = ()) -> DriverS
     )
 
 
-def read_loaded_modules(probe: Probe) -> tuple[str, ...]:
-    """Names of the loaded kernel modules that concern us."""
-    return tuple(dict.fromkeys(v.partition(" ")[0] for v in probe.values("driver", "module")))
-
-
 def read_nvml(probe: Probe) -> tuple[tuple[NvmlGpu, ...], str]:
     """(GPUs that nvidia-smi lists, first line of its trouble or "")."""
     lines, failed = probe.answer("nvidia_smi")

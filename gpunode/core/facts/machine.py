@@ -89,11 +89,6 @@ def read_package_lock(probe: Probe) -> str:
     return ""
 
 
-def read_lease(probe: Probe) -> str:
-    """«CONTROLLER RUN» of whom the node is now, "" for nobody's."""
-    return next((line.removeprefix("lease ") for line in probe.lines("locks") if line.startswith("lease ")), "")
-
-
 def read_first_boot(probe: Probe) -> FirstBoot:
     """The hash of the program, whether its unit is enabled, and the last record (node/activate/firstboot.sh).
 
@@ -266,13 +261,8 @@ def read_devices(probe: Probe) -> tuple[tuple[PciDevice, ...], tuple[PciDevice, 
     return gpus, tuple(d for d in devices if d.class_code == "0680"), fabric
 
 
-def read_unfinished(probe: Probe) -> tuple[str, ...]:
-    """Ids in the journal with an intent and no outcome, oldest first."""
-    return unfinished(probe.pairs("journal"))
-
-
 def unfinished(records: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The same of (phase, id) of each record."""
+    """Ids in the journal, by (phase, id) of each record, with an intent and no outcome; oldest first."""
     open_ids: dict[str, None] = {}
     for phase, ident in records:
         if phase == "intent":
