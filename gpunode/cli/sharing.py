@@ -32,8 +32,7 @@ def profiles(gpu: str, output_format: str) -> int:
     """The MIG profiles of a product: size, how many, where they may start, and the source."""
     from dataclasses import asdict
 
-    from gpunode.core.sharing.mig import find_product
-    from gpunode.core.sharing.report import products_table
+    from gpunode.core.sharing.mig import find_product, products_table
     from gpunode.edge.load import load_knowledge, load_mig
 
     found = (find_product(gpu, load_mig(), load_knowledge()),) if gpu else load_mig()

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gpunode.core.accept import Level, Measure
-from gpunode.core.accept.fabric import machine_of
 from gpunode.core.accept.fleet import Spread
-from gpunode.core.accept.floors import Floor, Machine, floor_of
+from gpunode.core.accept.floors import Floor, Machine, floor_of, machine_of
 from gpunode.core.accept.judge import ExpectedSpeed
 from gpunode.core.accept.stages import STAGES, stage_of
 from gpunode.core.errors import InputError

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpunode.core.doctor import Diagnosis, diagnose
-from gpunode.core.doctor.describe import without_words
 from gpunode.core.doctor.logs import Scan
 from gpunode.core.doctor.output import LASTING, proven, reported, versions
 from gpunode.core.doctor.parts import Piece
@@ -97,7 +96,7 @@ def _read(
             scans[part.name] = Scan(faults=faults, source=source, part=part)
         if part.report and part.name not in written and (found := _WRITTEN.search(piece.text[:_HEAD])):
             written |= {part.name: stamp} if (stamp := time_of(found[1])) else {}
-        scans[part.name].feed(without_words(piece.text), piece.line)
+        scans[part.name].feed(_without_words(piece.text), piece.line)
         if not part.earlier:
             _add_answers(machine, scans[part.name], piece)
         if part.name in answers:
@@ -160,3 +159,22 @@ def _judged(faults: Faults, source: str, first: int, gpus: Sequence[tuple[int, N
         name: [Evidence(source=source, line=first + gpus[0][0], text=one.text) for one in seen]
         for name, seen in state_faults(facts, {}, None, faults.checks).items()
     }
+
+
+# What `kubectl describe` prints of an object's own words: labels, scripts, arguments and volumes tell of no fault.
+_OBJECT = regex(r"^Name: {2,20}\S", re.M)
+# a field with the lines that are indented below it; the data of a ConfigMap, up to what follows it
+_WORDS = regex(
+    r"^(?:Labels|Annotations|Volumes|Tolerations|Node-Selectors|Volume Claims):.*\n(?:[ ].*\n)*"
+    r"|^( {2,8})(?:Command|Args|Environment(?: Variables from)?|Mounts|Liveness|Readiness|Startup):.*\n(?:\1 +.*\n)*"
+    r"|^Data\n====\n(?s:.*?)(?=^BinaryData\n====|^Events:|\Z)",
+    re.M,
+)
+
+
+def _without_words(text: str) -> str:
+    """The text with as many lines, those of an object's own words empty."""
+    if "\nName: " not in f"\n{text}" or not (first := _OBJECT.search(text)):
+        return text
+    head, rest = text[: first.start()], text[first.start() :]
+    return head + _WORDS.sub(lambda words: "\n" * words[0].count("\n"), rest)

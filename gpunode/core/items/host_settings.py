@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpunode.core.facts.pcie import redirects
 from gpunode.core.items.activation import ACTIVE, ServiceItem, restarted
 from gpunode.core.items.file import File
 from gpunode.core.items.item import Found, HostCase, Item, Question
-from gpunode.core.items.tuning import still_redirects
 from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, TuningChoice
 
@@ -49,7 +49,8 @@ class Acs(Item):
     slot: str
 
     def actual(self, facts: NodeFacts) -> str:
-        return "redirects" if still_redirects(facts, self.slot) else self.wanted
+        acs = next((link.acs for link in facts.pcie if link.slot == self.slot), "")
+        return "redirects" if redirects(acs) else self.wanted
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return restarted(case, self.role, UNIT) if case.pending(self) else {}

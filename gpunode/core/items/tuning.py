@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpunode.core.engines import ROWS
-from gpunode.core.facts.pcie import PcieTree, redirects
+from gpunode.core.facts.pcie import PcieTree
 from gpunode.core.items.gpudirect import dmabuf_lacks, dmabuf_unread, impossible
 from gpunode.core.items.kernel_argument import given
 from gpunode.core.knowledge import Knowledge
@@ -99,8 +99,3 @@ def _acs(row: TuningSetting, facts: NodeFacts) -> Iterator[Problem]:
 
 def _refused(row: TuningSetting, what: str) -> Problem:
     return Problem(what=f"tuning.{row.key}: {what}", fix=f"leave tuning.{row.key} out for this node (inventory group)")
-
-
-def still_redirects(facts: NodeFacts, slot: str) -> bool:
-    """Whether a bridge sends what devices say to each other up to the CPU."""
-    return redirects(next((link.acs for link in facts.pcie if link.slot == slot), ""))

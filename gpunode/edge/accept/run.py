@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpunode import __version__
 from gpunode.core.accept import Level
-from gpunode.core.accept.fabric import machine_of
+from gpunode.core.accept.floors import machine_of
 from gpunode.core.accept.judge import expected_of, fleet_checks, spreads
 from gpunode.core.accept.result import OUTCOMES, AcceptRecord, key_of, make_record, metric_rows, standards_of
 from gpunode.core.accept.stages import stages_of
