@@ -86,6 +86,7 @@ Kubernetes
 RECORDS = re.compile(r"reread yes|user root|gpunode [a-z]+")  # `gpunode log` heads a log
 # two words or more, one behind the other
 RUN = re.compile(r"[A-Za-z][\w'-]*(?:[,:;.]? [A-Za-z][\w'-]*)*[,:;.]? [A-Za-z][\w'-]+")
+MAKERS = ("frozenset", "set", "tuple", "re.compile", "regex")
 METHODS = frozenset(
     ["startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "find", "replace"]
 )
@@ -129,6 +130,8 @@ def operands(node: ast.AST) -> list[ast.expr]:
         return [] if isinstance(node.ops[0], ast.Is | ast.IsNot) else [node.left, *node.comparators]
     if isinstance(node, ast.MatchValue):
         return [node.value]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "regex":
+        return node.args[:1]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         of = node.func.value
         regular = isinstance(of, ast.Name) and of.id == "re" and node.func.attr not in ("escape", "sub")
@@ -154,7 +157,13 @@ def texts(node: ast.expr, names: Mapping[str, ast.expr], depth: int = 4) -> Iter
             inner = [key for key in node.keys if key]
         elif isinstance(node, ast.BinOp):
             inner = [node.left, node.right]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("frozenset", "set", "tuple", "re.compile"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "frozenset",
+            "set",
+            "tuple",
+            "re.compile",
+            "regex",
+        ):
             inner = node.args
         elif isinstance(node, ast.Starred):
             inner = [node.value]
@@ -285,6 +294,7 @@ def test_what_is_looked_for_is_written_by_no_other_part_of_gpunode() -> None:
         ('SOME = ("a b", "is no folder")\ndef f(x):\n    any(one in x for one in SOME)', ["is no folder"]),
         ('T = {"is no folder": 1}\nfor word, y in T.items():\n    x.startswith(word)', ["is no folder"]),
         ('import re\nR = re.compile(r"is\\s+no folder: (.*)")', ["is no folder"]),
+        ('from gpunode.core.late import regex\nR = regex(r"is no folder")', ["is no folder"]),
         ('f"{x} is no folder".partition(f"{x} is no ")', ["is no"]),
         ('print("is no folder")\nx == "missing"', []),
     ],
