@@ -466,6 +466,18 @@ def test_an_inventory_of_a_newer_gpunode_is_not_guessed_at(server: ApiServer, ap
         remove(api, "gpunode", notify=silent)
 
 
+def test_a_selector_that_chooses_no_node_is_named(server: ApiServer, api: Api) -> None:
+    """Its nodes may come later; or it is misspelt."""
+    server.put(node("gpu1", labels={"accelerator": "nvidia-gpu"}))
+
+    def notes(label: str) -> str:
+        spec = {"kubernetes": {"node_selector": {label: "nvidia-gpu"}}}
+        return "\n".join(apply(api, rendered(spec), dry_run=True, notify=silent).notes)
+
+    assert "kubernetes.node_selector: no node is chosen by 'acelerator=nvidia-gpu' now" in notes("acelerator")
+    assert "no node is chosen" not in notes("accelerator")
+
+
 def test_a_node_that_offers_no_gpu_is_waited_for_and_named(server: ApiServer, api: Api) -> None:
     """Ready pods prove nothing: a device plugin that found no GPU is ready as well."""
     chosen = {"feature.node.kubernetes.io/pci-10de.present": "true"}

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, control_plane
+from control_plane import ControlPlane, control_plane, wait_for
 from kube_cluster import node, put, quick, rendered
+from urllib3.exceptions import ProtocolError
 
+from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Kubernetes, NodeFacts
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.core import render
@@ -21,7 +23,7 @@ from gpunode.kube.core.checks.preflight import with_nodes
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, MIG_LABEL, POOL_LABEL
 from gpunode.kube.core.judge import findings
 from gpunode.kube.core.marks import node_key
-from gpunode.kube.core.owned import ObjectKey
+from gpunode.kube.core.owned import OWNED_SELECTOR, ObjectKey, shown
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.edge.apply import remove
 from gpunode.kube.edge.client import Api
@@ -97,6 +99,70 @@ def test_everything_is_taken_kept_and_given_back(api: Api) -> None:
     assert (labels_of(api, "n1"), labels_of(api, "n2")) == ({POOL_LABEL: "whole"}, {POOL_LABEL: "whole"})
     assert remove(api, "gpunode", notify=lambda _: None).error is None
     assert api.items("/apis/apps/v1/namespaces/gpunode/daemonsets") == []
+
+
+def cut_after(api: Api, writes: int) -> list[str]:
+    """Let so many writes through, then nothing any more; the writes are in the list."""
+    send, done = api._send, list[str]()
+
+    def counted(method: str, path: str, query: Any, body: Any, content: str, timeout: float) -> Any:
+        if len(done) == writes:
+            raise ProtocolError("cut")
+        if method != "GET" and "dryRun" not in (query or {}) and not path.endswith("accessreviews"):
+            done.append(f"{method} {path}")
+        return send(method, path, query, body, content, timeout)
+
+    api._send = counted  # type: ignore[method-assign]
+    return done
+
+
+def everything(api: Api) -> list[str]:
+    """What is gpunode's in the cluster, and the nodes with who wrote them."""
+    paths = (
+        "/api/v1/namespaces",
+        "/api/v1/configmaps",
+        "/apis/apps/v1/daemonsets",
+        "/apis/node.k8s.io/v1/runtimeclasses",
+    )
+    found = [shown(item) for path in paths for item in api.items(path, labelSelector=OWNED_SELECTOR)]
+    for item in api.items("/api/v1/nodes"):
+        managers = sorted(entry["manager"] for entry in item["metadata"]["managedFields"])
+        found.append(f"{shown(item)}{managers}")
+    return found
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("namespace", "last"), [("default", 99), ("gpunode", 2)])  # the end of a namespace takes long
+def test_what_ends_after_any_of_its_writes_is_finished_by_the_next_run(
+    namespace: str, last: int, plane: ControlPlane, api: Api
+) -> None:
+    pools = {"a": {"nodes": "team=a"}}
+    what = of_now(api, {"kubernetes": {"taint": True, "pools": pools, "namespace": namespace}})
+    for name in ("n1", "n2"):  # with a writer that stays: the API keeps the last one
+        api.request("PATCH", api.path(node_key(name)), query={"fieldManager": "kubelet"},
+                    body={"metadata": {"annotations": {"a": "b"}}}, content="application/merge-patch+json")  # fmt: skip
+
+    def both(writes: int) -> tuple[int, list[str]]:
+        """apply and remove, cut off after so many writes, then run again: how many writes there are, what was made."""
+        nonlocal bare
+        apis = [quick(connect(str(plane.kubeconfig))) for _ in range(2)]
+        applied, removed = (cut_after(one, writes) for one in apis)
+        broken = put(apis[0], what, wait=False).error is not None
+        assert broken or len(applied) < writes
+        assert put(api, what, wait=False).error is None
+        there = everything(api)
+        remove(apis[1], namespace, notify=lambda _: None)
+        remove(api, namespace, notify=lambda _: None)
+        wait_for(lambda: len(everything(api)) == 2, f"the end of a removal that ended after {removed}", plane)
+        left = everything(api)
+        assert left == (bare := bare or left), f"remove ended after {removed}"
+        return max(len(applied), len(removed)), there
+
+    bare = list[str]()  # the two nodes, after a first apply and removal
+    most, whole = both(1000)
+    assert most > 7
+    for writes in range(1, min(most, last + 1)):
+        assert both(writes)[1] == whole, f"apply ended after {writes} writes"
 
 
 def test_a_node_does_not_remember_gpunode_after_it_was_removed(api: Api) -> None:
@@ -191,3 +257,45 @@ def test_a_cluster_of_ipv6_alone_takes_everything_and_finds_its_nodes(tmp_path: 
         assert services and {tuple(one["spec"]["ipFamilies"]) for one in services} == {("IPv6",)}
         found = plane.api.find("/api/v1/nodes/n1")
         assert found and found["metadata"]["labels"][GPUSHARE_LABEL] == "true"
+
+
+def test_an_older_release_takes_everything_and_sees_no_drift(tmp_path: Path) -> None:
+    with control_plane(
+        Path(PROGRAMS), tmp_path / "plane", "--allow-privileged=true", "--emulated-version=1.33"
+    ) as plane:
+        api = quick(plane.api)
+        api.request("POST", "/api/v1/nodes", body=node("n1", labels={"team": "a"}))
+        api.request("POST", "/api/v1/nodes", body=node("n2", labels={"team": "b"}))
+        what = of_now(api, SPEC)
+        assert str(what.cluster.server) == "1.33"
+        applied = put(api, what, wait=False)
+        assert (applied.problems, applied.error) == ((), None)
+        assert {change.how for change in put(api, what, wait=False).changes} == {"unchanged"}
+        assert drift(api, what) == {}
+
+
+def test_a_login_that_has_ended_is_told_as_such(plane: ControlPlane) -> None:
+    old = connect(str(plane.write_kubeconfig(plane.folder / "old.conf", "of-another-day")))
+    with pytest.raises(GpunodeError) as caught:
+        old.items("/api/v1/nodes")
+    assert caught.value.outcome == "unreachable" and "have expired: log in again" in caught.value.fix
+
+
+def test_the_gpu_operators_policy_is_found_where_its_kind_is_served(plane: ControlPlane, api: Api) -> None:
+    """By its own definition, beside objects of ours that were there before."""
+    what = of_now(api, SPEC)
+    assert put(api, what, wait=False).error is None
+    name, schema = "clusterpolicies.nvidia.com", {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": "ClusterPolicy", "plural": "clusterpolicies"}
+    spec = {"group": "nvidia.com", "scope": "Cluster", "names": names, "versions": [version]}
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    api.request("POST", definitions, body={"metadata": {"name": name}, "spec": spec})
+    try:
+        wait_for(lambda: api.served("/apis/nvidia.com/v1"), "ClusterPolicy", plane)
+        policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"}}
+        api.request("POST", "/apis/nvidia.com/v1/clusterpolicies", body=policy)
+        (problem,) = put(connect(str(plane.kubeconfig)), what, wait=False).problems
+        assert "GPU Operator runs here (ClusterPolicy cluster-policy)" in problem.what
+    finally:
+        api.request("DELETE", f"{definitions}/{name}")

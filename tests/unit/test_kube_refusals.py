@@ -39,11 +39,6 @@ REFUSED = {
     "a spec for another version": (
         [], {"kubernetes": {"server_version": "1.31"}}, "kubernetes.server_version is 1.31, and http",
     ),
-    "a label that no node carries, and one nearly does": (
-        [node("gpu1", labels={"accelerator": "nvidia-gpu"})],
-        {"kubernetes": {"node_selector": {"acelerator": "nvidia-gpu"}}},
-        "no node carries acelerator=nvidia-gpu (kubernetes.node_selector); gpu1 carries accelerator=nvidia-gpu",
-    ),
     "a kind that the server does not serve": (
         [], {"kubernetes": {"monitoring": {"enabled": True, "prometheus_operator": True}}},
         "the server does not serve PrometheusRule of monitoring.coreos.com/v1",

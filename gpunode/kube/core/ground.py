@@ -21,7 +21,6 @@ from gpunode.kube.core.checks.preflight import (
     other_problems,
     pod_security_problem,
     pool_nodes,
-    selector_problems,
 )
 from gpunode.kube.core.checks.ready import deletion_waits_for
 from gpunode.kube.core.cluster import Object, Pool
@@ -157,7 +156,6 @@ def _objects(ground: Ground) -> Iterator[Problem]:
 
 def _nodes(ground: Ground) -> Iterator[Problem]:
     cluster, nodes = ground.rendered.cluster, list(ground.nodes.values())
-    yield from selector_problems(cluster, nodes, ground.rendered.nodes)
     yield from node_names([host for pool in cluster.pools if not pool.selector for host in pool.hosts], nodes)[1]
     yield from cdi_problems(cluster, nodes, ground.nodes_of(cluster.plugin_pools))
 

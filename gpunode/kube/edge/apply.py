@@ -306,10 +306,18 @@ def _notes(ground: Ground, *, news: bool) -> tuple[str, ...]:
     helm = [f"helm is yours to run: {release.command}" for release in rendered.releases]
     nodes = [command for request in rendered.nodes if not request.pool.has_known_nodes for command in request.commands]
     marks = [f"without an inventory (-i) the nodes are yours to mark: {command}" for command in nodes]
+    spec = rendered.cluster.spec
+    labels = [node["metadata"].get("labels") or {} for node in ground.nodes.values()]
+    labels += [wish.labels for wish in rendered.nodes if wish.pool.hosts]
+    selectors = {"node_selector": spec.node_selector, "runtime_class.node_selector": spec.runtime_class.node_selector}
+    chosen = {f"pool {pool.name}": pool.selector for pool in rendered.cluster.pools if not pool.hosts}
+    for where, selector in selectors.items():
+        lone = not any(selector.items() <= one.items() for one in labels)
+        chosen |= {f"kubernetes.{where}": ",".join(map("=".join, selector.items()))} if lone else {}
     empty = [
-        f"pool {pool.name}: no node is chosen by {pool.selector!r} now; apply again when there is one"
-        for pool in rendered.cluster.pools
-        if pool.selector and not pool.hosts
+        f"{where}: no node is chosen by {text!r} now; apply again when there is one"
+        for where, text in chosen.items()
+        if text
     ]
     empty += [f"node {name}: it was in a pool, and has left the cluster" for name in ground.left]
     lines = [*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks]

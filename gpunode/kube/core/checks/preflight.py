@@ -15,7 +15,7 @@ from gpunode.core.sharing.rules import cuts
 from gpunode.kube.core.cluster import MIG_LABEL, MIG_STATE, POD_SECURITY, Cluster, Object, Pool
 from gpunode.kube.core.owned import ObjectKey, is_ours, owner_words
 from gpunode.kube.core.plain import mapping, mappings
-from gpunode.kube.core.render import NodeWish, Rendered
+from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.dra import DRIVER, claim, shares_memory
 from gpunode.kube.core.selector import fits as selected
 from gpunode.kube.core.selector import parse_selector
@@ -59,44 +59,8 @@ def pod_security_problem(key: ObjectKey, live: Object) -> Problem | None:
     )
 
 
-def selector_problems(cluster: Cluster, nodes: Sequence[Object], requests: Sequence[NodeWish]) -> Iterator[Problem]:
-    """Selectors that no node fits while one nearly does; a cluster whose GPU nodes come later is none of it."""
-    spec = cluster.spec
-    selectors = {
-        "kubernetes.node_selector": spec.node_selector,
-        "kubernetes.runtime_class.node_selector": spec.runtime_class.node_selector,
-    }
-    for where, selector in selectors.items():
-        labelled = any(
-            request.pool.hosts and set(selector.items()) <= set(request.labels.items()) for request in requests
-        )
-        if not selector or labelled or any(fits(selector, node) for node in nodes):
-            continue
-        for key, value in selector.items():
-            near = _near(key, value, nodes)
-            if near:
-                yield Problem(
-                    what=f"no node carries {key}={value} ({where}); {near[0]} carries {near[1]}",
-                    fix=f"write {near[1]} in {where}, or label the nodes: kubectl label nodes NODE {key}={value}",
-                )
-
-
 def fits(selector: Mapping[str, str], node: Object) -> bool:
     return set(selector.items()) <= set((node["metadata"].get("labels") or {}).items())
-
-
-def _near(key: str, value: str, nodes: Sequence[Object]) -> tuple[str, str] | None:
-    """(node, label) that is almost KEY=VALUE, where none is it."""
-    carried = {
-        f"{k}={v}": node["metadata"]["name"]
-        for node in nodes
-        for k, v in (node["metadata"].get("labels") or {}).items()
-    }
-    wanted = f"{key}={value}"
-    if wanted in carried:
-        return None
-    near = difflib.get_close_matches(wanted, carried, n=1, cutoff=0.85)
-    return (carried[near[0]], near[0]) if near else None
 
 
 def memory_claim(cluster: Cluster) -> Object | None:

@@ -52,12 +52,10 @@ def releases(cluster: Cluster) -> list[Release]:
 
 
 def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
-    repository, tag = cluster.image_parts(PLUGIN)
     spec = cluster.spec
     nested = discovery_values(cluster) if spec.node_feature_discovery else {}
     return {
-        "image": {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy},
-        "imagePullSecrets": _secrets(cluster),
+        **image_values(cluster, PLUGIN),
         **({"nvidiaDriverRoot": "/"} if cluster.spec.device_plugin.by_cdi else {}),
         "config": {"map": plugin_configs(cluster), "default": default_config(cluster)},
         "runtimeClassName": cluster.runtime_class or None,
@@ -73,21 +71,17 @@ def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
 
 def discovery_values(cluster: Cluster) -> dict[str, Any]:
     """Node Feature Discovery: publish nvidia.com labels, look at display and 3D controllers."""
-    repository, tag = cluster.image_parts("node-feature-discovery")
     return {
-        "image": {"repository": repository, "tag": tag, "pullPolicy": cluster.spec.images.pull_policy},
-        "imagePullSecrets": _secrets(cluster),
+        **image_values(cluster, "node-feature-discovery"),
         "master": {"config": {"extraLabelNs": [LABELS]}},
         "worker": {"config": {"sources": {"pci": PCI}}, "tolerations": tolerations(cluster)},
     }
 
 
 def exporter_values(cluster: Cluster) -> dict[str, Any]:
-    repository, tag = cluster.image_parts(EXPORTER)
     watched = cluster.spec.monitoring
     return {
-        "image": {"repository": repository, "tag": tag, "pullPolicy": cluster.spec.images.pull_policy},
-        "imagePullSecrets": _secrets(cluster),
+        **image_values(cluster, EXPORTER),
         "runtimeClassName": cluster.runtime_class,
         "priorityClassName": cluster.spec.device_plugin.priority_class,
         "nodeSelector": cluster.gpu_selector,
@@ -108,5 +102,11 @@ def _release(cluster: Cluster, name: str, values: Mapping[str, Any]) -> Release:
     return Release(name=name, chart=cluster.knowledge.charts[name], namespace=cluster.spec.namespace, values=values)
 
 
-def _secrets(cluster: Cluster) -> list[dict[str, str]]:
-    return [{"name": name} for name in cluster.spec.images.pull_secrets]
+def image_values(cluster: Cluster, component: str) -> dict[str, Any]:
+    """A component's image as most charts want it."""
+    repository, tag = cluster.image_parts(component)
+    images = cluster.spec.images
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": images.pull_policy},
+        "imagePullSecrets": [{"name": name} for name in images.pull_secrets],
+    }

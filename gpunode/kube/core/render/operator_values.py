@@ -13,7 +13,7 @@ from gpunode.kube.core.render.dcgm import COUNTERS, node_relabeling
 from gpunode.kube.core.render.device_plugin import default_config, plugin_configs
 from gpunode.kube.core.render.dra import memory_gates, shares_memory
 from gpunode.kube.core.render.handover import handover_values
-from gpunode.kube.core.render.helm import Release
+from gpunode.kube.core.render.helm import Release, image_values
 from gpunode.kube.core.render.mig import COMPONENT as MIG_MANAGER
 from gpunode.kube.core.render.mig import mig_values
 from gpunode.kube.core.render.plugin_config import mig_strategy
@@ -105,10 +105,7 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
         for key, component in _OPERANDS.items():
             if component != MIG_MANAGER or cluster.mig_managed:
                 values.setdefault(key, {}).update(_image(cluster, component))
-        repository, tag = cluster.image_parts("node-feature-discovery")
-        image = {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy}
-        secrets = [{"name": name} for name in spec.images.pull_secrets]
-        values["node-feature-discovery"] = {"image": image, "imagePullSecrets": secrets}
+        values["node-feature-discovery"] = image_values(cluster, "node-feature-discovery")
     return values
 
 
