@@ -1,0 +1,91 @@
+"""The life of MIG layouts on a node of a real cluster: real kubelet, device plugin and feature discovery.
+
+Not real: the GPUs and the library that NVIDIA's programs ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import FOLDER, GPU, REASON, SAMPLE, Cluster, failed, wait_for
+
+_NEEDED = ("nvidia-device-plugin", "gpu-feature-discovery")
+_LACKING = [name for name in _NEEDED if not Path(FOLDER, name).exists()]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(not FOLDER, reason=REASON),
+    pytest.mark.skipif(bool(_LACKING), reason=f"{FOLDER} has no {', '.join(_LACKING)}"),
+]
+
+NODE = "t-kmig-1"
+SMALL, MIDDLE = (f"nvidia.com/mig-{profile}" for profile in ("1g.10gb", "2g.20gb"))
+
+
+@pytest.fixture(scope="module")
+def node(cluster_up: Callable[..., Cluster]) -> Cluster:
+    found = cluster_up(1, name=NODE.removesuffix("-1"))
+    provision(found, file(found, {}))
+    return found
+
+
+def mixed(**counts: int) -> dict[str, Any]:
+    """`a1g10gb=2`: two of 1g.10gb, of each GPU."""
+    profiles = {f"{name[1:3]}.{name[3:]}": count for name, count in counts.items()}
+    return {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": profiles}}
+
+
+def file(node: Cluster, sharing: dict[str, Any], **more: Any) -> Path:
+    return node.spec({"kubernetes": {}, "sharing": sharing, **more})
+
+
+def provision(node: Cluster, spec: Path, exit: int = 0) -> str:
+    done = node.gpunode("provision", "-i", node.lab.inventory, "-c", spec, "--yes", exit=exit)
+    return done.stdout + done.stderr
+
+
+def offered(node: Cluster) -> dict[str, str]:
+    there = node.get("node", NODE)["status"]["allocatable"]
+    return {name: count for name, count in there.items() if name.startswith("nvidia.com/") and count != "0"}
+
+
+def proven(node: Cluster, spec: Path, offers: dict[str, str]) -> None:
+    """What the node offers, and no finding; pods have used what it offers."""
+    wait_for(lambda: offered(node) == offers, 120)
+    assert failed(node.checks("verify", spec, "-i", node.lab.inventory, "--smoke")) == []
+
+
+def tenant(resource: str) -> dict[str, Any]:
+    """A pod that sleeps in its instance, has no device file open, and starts again elsewhere."""
+    container = {
+        "name": "c", "image": SAMPLE, "command": ["sh", "-c", "exec sleep 3600"],
+        "resources": {"limits": {resource: 1}},
+    }  # fmt: skip
+    labels = {"app": "tenant"}
+    template = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
+    return {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "tenant", "namespace": "default"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+    }  # fmt: skip
+
+
+def test_a_plugin_sees_the_cut_and_no_idle_tenant_loses_its_instance(node: Cluster) -> None:
+    # the plugin runs before anything is cut, and offers what was; provision has it see the instances
+    first = file(node, mixed(a1g10gb=2, a2g20gb=1))
+    waits = node.kube("apply", first, "-i", node.lab.inventory, "--timeout", 20, exit=1)
+    assert f"offers 2 {GPU}, and should offer at least 2 {SMALL}, 1 {MIDDLE}" in waits.stderr
+    assert "still to do" not in provision(node, first)
+    proven(node, first, {SMALL: "4", MIDDLE: "2"})
+
+    # an idle tenant keeps its instance, whoever wants to take it: by the host, by the cluster
+    node.apply(tenant(MIDDLE))
+    wait_for(lambda: node.get("deploy", "tenant")["status"].get("readyReplicas") == 1)
+    seen = node.kubectl("exec", "deploy/tenant", "--", "nvidia-smi", "-L")
+    other = file(node, mixed(a3g40gb=2))
+    assert "instances of it that would go: default/tenant-" in provision(node, other, exit=5)
+    assert "pods hold them: default/tenant-" in node.kube("apply", other, "-i", node.lab.inventory, exit=5).stderr
+    assert node.kubectl("exec", "deploy/tenant", "--", "nvidia-smi", "-L") == seen
+    assert offered(node) == {SMALL: "4", MIDDLE: "2"}
