@@ -88,7 +88,7 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
         if not owner.startswith(OPERATOR) or owner == binary({**files, **edit.changes}):
             return edit
         why = f"another tool owns this entry: the GPU Operator's toolkit container writes {owner} again when it starts"
-        return replace(edit, reasons=(*edit.reasons, Reason(what=f"the runtime {request.name}", why=why, source="")))
+        return replace(edit, reasons=(*edit.reasons, Reason(what=f"the runtime {request.name}", why=why)))
 
     def usable(files: Files, left: Files) -> bool:
         """Whether what is left can be read, has its default, and no runtime but nvidia's goes while others stay.

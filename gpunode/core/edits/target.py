@@ -216,6 +216,9 @@ def probed_files(
 # ---------------------------------------------------------------- helpers of several editors
 
 
+KUBEADM = "https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/"
+
+
 def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes]:
     """Those files of `after` that differ from `before`."""
     return {path: data for path, data in after.items() if before.get(path) != data}
@@ -312,6 +315,14 @@ def check_request(request: RuntimeRequest) -> None:
         raise InputError("the runtime path is empty", expected="an absolute path")
     if request.drop_in and request.drop_in == request.config:
         raise InputError(f"the drop-in {request.drop_in} is the config file itself", expected="another path")
+
+
+def switches_cdi(request: RuntimeRequest, engine: str, since: tuple[int, int]) -> bool:
+    """Whether CDI is to be on or off, in an engine that has it from a release on; to turn it on before is refused."""
+    if request.cdi and (0, 0) < request.release < since:
+        fix = f"install {engine} {since[0]}.{since[1]} or later, or leave cdi out"
+        raise Refusal(f"{engine} {request.version} has no CDI", fix)
+    return request.cdi is not None and not (0, 0) < request.release < since
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -354,7 +354,7 @@ def reverted(
     if not undo or (touched and not usable(after)):
         return take_out(files)
     changes = _changes(files, after)
-    reasons = [Reason(what=path, why="undoes what configure wrote", source="") for path in changes]
+    reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes]
     reasons += [
         Reason(what=path, why=f"changed since: {one.text}") for path in lost for one in lost[path] if one.theirs
     ]

@@ -36,12 +36,11 @@ from gpunode.core.edits.engines.containerd_files import (
     read,
     resolve,
     runtimes_in_force,
-    settings,
     unmeant,
 )
 from gpunode.core.edits.engines.dropin import encode
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed
-from gpunode.core.edits.text import toml
+from gpunode.core.edits.text import jsontext, toml
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
@@ -111,9 +110,13 @@ def _without(file: ContainerdFile, config: ContainerdConfig, request: RuntimeReq
     return replace(file, content=file.content.edit(sets, removes)) if sets or removes else file
 
 
+def _settings(file: ContainerdFile) -> list[toml.Path]:
+    return [path for path, value in jsontext.leaves({(): file.content.doc}) if value != {}]
+
+
 def _states(file: ContainerdFile) -> bool:
     """Whether a file says anything besides its version, be it in a comment."""
-    return "#" in file.content.text or any(path != ("version",) for path in settings(file.content.doc))
+    return "#" in file.content.text or any(path != ("version",) for path in _settings(file))
 
 
 def _not_importing(files: Files, gone: str) -> Files:
@@ -164,9 +167,6 @@ def _stays(after: ContainerdConfig, request: RuntimeRequest, without: str) -> li
     globs = [item for file in after.files for item in file.imports if "*" in item and resolve(item, [drop_in])]
     stays += [(f"the import of {item}", "other files may be there") for item in globs]
     return [Reason(what=what, why=f"stays: {why}", source=SOURCE) for what, why in stays]
-
-
-__all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
 
 
 def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
@@ -297,7 +297,7 @@ def _only_ours(file: ContainerdFile, request: RuntimeRequest) -> bool:
     """Whether a file says nothing but its version and the runtime that is being configured."""
     ours = {("plugins", name, *RUNTIMES, request.name) for name in NAMES}
     allowed = {("plugins", name, "containerd", "default_runtime_name") for name in NAMES} | {("version",)}
-    return all(path in allowed or path[:5] in ours for path in settings(file.content.doc))
+    return all(path in allowed or path[:5] in ours for path in _settings(file))
 
 
 def _prove(

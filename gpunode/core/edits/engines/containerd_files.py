@@ -19,7 +19,7 @@ from typing import Any
 
 from gpunode.core.content import place
 from gpunode.core.edits.engines.dropin import BOM, spelled_as_known
-from gpunode.core.edits.target import Refusal, RuntimeRequest
+from gpunode.core.edits.target import Refusal, RuntimeRequest, switches_cdi
 from gpunode.core.edits.text import toml
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.numbers import whole
@@ -119,15 +119,6 @@ def respelled(config: ContainerdConfig, path: toml.Path, any_case: bool) -> Iter
         for key in toml.lookup(table, path[:-1]) or ():
             if key != path[-1] and _field(key, any_case) == path[-1] and path[:-1] != RUNTIMES:
                 yield (*path[:-1], key)
-
-
-def settings(doc: Mapping[str, Any], at: toml.Path = ()) -> Iterator[toml.Path]:
-    """The paths of all values that are no tables."""
-    for key, value in doc.items():
-        if isinstance(value, dict):
-            yield from settings(value, (*at, key))
-        else:
-            yield (*at, key)
 
 
 # ---------------------------------------------------------------- reading
@@ -706,13 +697,7 @@ def _nvidia(
 
 def _cdi(cri: Mapping[str, Any], request: RuntimeRequest) -> dict[toml.Path, Any]:
     """enable_cdi: unknown to 1.6, false by default in 1.7, true from 2.0."""
-    if request.cdi is None:
+    if not switches_cdi(request, "containerd", (1, 7)):
         return {}
-    number = request.release
-    if (0, 0) < number < (1, 7):
-        if not request.cdi:
-            return {}
-        raise Refusal(f"containerd {request.version} has no CDI", "install containerd 1.7 or later, or leave cdi out")
-    if bool(cri.get("enable_cdi", number >= (2, 0))) is request.cdi:
-        return {}
-    return {("enable_cdi",): request.cdi}
+    now = bool(cri.get("enable_cdi", request.release >= (2, 0)))
+    return {} if now is request.cdi else {("enable_cdi",): request.cdi}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.engines import dropin
-from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
+from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed, switches_cdi
 from gpunode.core.edits.text import toml
 from gpunode.core.facts.flags import flag_values
 from gpunode.core.late import dataclass
@@ -144,8 +144,6 @@ def in_force(documents: Sequence[CrioFile], request: RuntimeRequest) -> CrioSett
 def _built_in(version: tuple[int, int]) -> dict[str, Any]:
     return next(({"allowed_annotations": found} for first, found in _ANNOTATIONS if version >= first), {})
 
-
-__all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
 
 # where nvidia-container-toolkit 1.18.0 to 1.19.0 wrote the drop-in: CRI-O does not look there
 UNREAD = f"/etc/crio/conf.d/{NAME}"
@@ -283,13 +281,7 @@ def _cgroup(now: CrioSettings, request: RuntimeRequest) -> dict[toml.Path, Any]:
 
 def _cdi(now: CrioSettings, request: RuntimeRequest) -> dict[toml.Path, Any]:
     """cdi_spec_dirs, of 1.24 and later: CDI is on where there are any; there is no other switch."""
-    if request.cdi is None:
-        return {}
-    if (0, 0) < request.release < (1, 24):
-        if request.cdi:
-            raise Refusal(f"CRI-O {request.version} has no CDI", "install CRI-O 1.24 or later, or leave cdi out")
-        return {}
-    if bool(now.section.get(CDI, _CDI_DIRS)) is request.cdi:
+    if not switches_cdi(request, "CRI-O", (1, 24)) or bool(now.section.get(CDI, _CDI_DIRS)) is request.cdi:
         return {}
     return {(CDI,): _CDI_DIRS if request.cdi else []}
 
@@ -315,17 +307,9 @@ def _overruled(flag: str, key: str) -> Refusal:
 
 
 def _home(documents: Sequence[CrioFile], key: toml.Path, request: RuntimeRequest) -> str:
-    """The file for a setting: the drop-in, or a later one that has the last word; in place the last, or the root."""
-    drop_in = drop_in_of(request)
-    for document in reversed(documents):
-        has = key[-1] in (document.runtimes if key[0] == "runtimes" else document.section)
-        if has and (request.in_place or _later(document.path, drop_in, request)):
-            return document.path
-    return (request.config or CONFIG) if request.in_place else drop_in
-
-
-def _later(path: str, drop_in: str, request: RuntimeRequest) -> bool:
-    return path != (request.config or CONFIG) and path.split("/") > drop_in.split("/")
+    """The file for a setting."""
+    found = [one.path for one in documents if key[-1] in (one.runtimes if key[0] == "runtimes" else one.section)]
+    return dropin.home(found, request.config or CONFIG, drop_in_of(request), in_place=request.in_place)
 
 
 def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from gpunode.core.edits.engines.docker_file import CGROUP_KEY, DaemonFile, DaemonRuntime, arguments, read
-from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
+from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed, switches_cdi
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.late import regex
@@ -130,8 +130,6 @@ def _health(socket: str, before: DaemonFile, after: DaemonFile) -> Iterator[tupl
     yield "sh", "-c", f"command -v curl >/dev/null || exit 0; {asked}{tests}"
 
 
-__all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
-
 CONFIG = "/etc/docker/daemon.json"
 SOURCE = "https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file"
 _SNAP = "/snap/docker/"
@@ -175,7 +173,7 @@ def _not_validated(path: str, request: RuntimeRequest) -> tuple[Reason, ...]:
     else:
         old = f"Docker {request.version} cannot, 23.0 and later can"
         why = old if number < (23, 0) else "it is not part of this machine"
-    return (Reason(what=path, why=f"not validated by dockerd: {why}", source=""),)
+    return (Reason(what=path, why=f"not validated by dockerd: {why}"),)
 
 
 def _wanted(file: DaemonFile, request: RuntimeRequest) -> Sets:
@@ -328,13 +326,8 @@ def _cgroup(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
 
 def _cdi(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
     """features.cdi: from 25.0 on asked for, from 28.2 on there unless forbidden."""
-    if request.cdi is None:
+    if not switches_cdi(request, "Docker", (25, 0)):
         return {}
-    number = request.release
-    if (0, 0) < number < (25, 0):
-        if not request.cdi:
-            return {}
-        raise Refusal(f"Docker {request.version} has no CDI", "install Docker 25.0 or later, or leave cdi out")
     dirs = tuple(flags.get("cdi-spec-dirs", ())) or file.cdi_dirs
     if request.cdi and dirs == ("",):
         raise Refusal('cdi-spec-dirs is [""], which turns CDI off', "remove cdi-spec-dirs, or name the folders there")
@@ -342,7 +335,7 @@ def _cdi(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
         choice = f"cdi={'true' if request.cdi else 'false'}"
         _flag(_features(file, flags).get("cdi") is request.cdi, "--feature", choice)
         return {}
-    builtin = number >= (28, 2) if number > (0, 0) else None
+    builtin = request.release >= (28, 2) if request.release > (0, 0) else None
     if file.features.get("cdi", builtin) is request.cdi:
         return {}
     return {("features", "cdi"): request.cdi}
@@ -398,7 +391,7 @@ def _left(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> tuple[Reas
         stated.append(f"exec-opts stays {list(file.exec_opts)}")
     if any(word.partition("=")[0] == request.name for word in flags.get("runtimes", ())):
         stated.append(f"--add-runtime {request.name} stays in docker's unit")
-    return tuple(Reason(what=file.path, why=why, source="") for why in stated)
+    return tuple(Reason(what=file.path, why=why) for why in stated)
 
 
 # ---------------------------------------------------------------- what is in force

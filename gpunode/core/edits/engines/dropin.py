@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.target import Refusal
@@ -35,6 +35,14 @@ def spelled_as_known(found: Iterable[str], name: str, keys: Collection[str]) -> 
     for key in found:
         if key not in keys and key.lower() in keys:
             raise Refusal(f"{name} has the key {key}", f"write it as {key.lower()}")
+
+
+def home(having: Sequence[str], root: str, drop_in: str, *, in_place: bool) -> str:
+    """Of files that have a setting, in the order read, the one to set it in: the drop-in, or a later one that has the
+    last word; in place the last, or the root.
+    """
+    later = (path for path in having[::-1] if in_place or (path != root and path.split("/") > drop_in.split("/")))
+    return next(later, root if in_place else drop_in)
 
 
 def empty(path: str, text: str) -> bool:

@@ -120,14 +120,10 @@ def _wanted(documents: Sequence[PodmanFile], request: RuntimeRequest) -> tuple[d
 
 
 def _home(documents: Sequence[PodmanFile], key: toml.Path, request: RuntimeRequest) -> str:
-    """The file for a setting: the drop-in, or a later one that has the last word; in place the last, or the root."""
-    root = request.config or CONFIG
-    for document in reversed(documents):
-        has = key[-1] in (document.runtimes if key[0] == "runtimes" else document.engine)
-        later = document.path > drop_in_of(request) and document.path != root
-        if has and document.path != VENDOR and (request.in_place or later):
-            return document.path
-    return root if request.in_place else drop_in_of(request)
+    """The file for a setting."""
+    found = [one.path for one in documents if key[-1] in (one.runtimes if key[0] == "runtimes" else one.engine)]
+    own = [path for path in found if path != VENDOR]
+    return dropin.home(own, request.config or CONFIG, drop_in_of(request), in_place=request.in_place)
 
 
 def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:

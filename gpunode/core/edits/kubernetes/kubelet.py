@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from gpunode.core.edits.kubernetes.schemas import UnknownField, kubelet_faults
-from gpunode.core.edits.target import Activation, EditTarget, Files, Records, Refusal, asks, units_changed
+from gpunode.core.edits.target import KUBEADM, Activation, EditTarget, Files, Records, Refusal, asks, units_changed
 from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import (
     FOLDERS,
@@ -32,6 +32,7 @@ from gpunode.core.model import Edit, Reason
 NAME = "kubelet"
 CONFIG = "/var/lib/kubelet/config.yaml"
 EXTRA = "KUBELET_EXTRA_ARGS"  # the variable that kubeadm's drop-in leaves to people
+_FLAGS = "https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/"
 _FLAGS_FILES = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
 _LABEL = regex(r"(?P<prefix>[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z")
 _VALUE = regex(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z")
@@ -189,11 +190,7 @@ def _with_flag(state: _State, flag: str, value: str | Mapping[str, str]) -> _Sta
     text = value if isinstance(value, str) else _listed(_pairs(old or "") | dict(value))
     if old == text:
         return state
-    reason = Reason(
-        what=f"--{flag}",
-        why=f"is {text}",
-        source="https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/",
-    )
+    reason = Reason(what=f"--{flag}", why=f"is {text}", source=_FLAGS)
     if old is not None:
         change = change_flags(state.program.words, want={flag: text})
         return state.with_files(change_program(state.files, state.program, change), reason)
@@ -233,40 +230,28 @@ def _faults(state: _State, request: KubeletRequest, rules: SchedulerRules) -> It
         for fault in kubelet_faults(stated, minor_of(request.server_version), rules):
             if not isinstance(fault, UnknownField):
                 raise Refusal(f"{path}: kubelet {request.server_version} would not start with it: {fault}", _FIX)
-            yield Reason(what=f"{path}: {fault}", why="the kubelet ignores it, with a warning", source="")
+            yield Reason(what=f"{path}: {fault}", why="the kubelet ignores it, with a warning")
 
 
 def _notes(changes: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Iterator[Reason]:
     if new := untried("kubernetes", request.server_version, rules.support):
-        yield Reason(what=NAME, why=new, source="")
+        yield Reason(what=NAME, why=new)
     if request.node_labels:
         why = "are given when a node registers; one that is registered already needs kubectl label node"
-        yield Reason(
-            what="node labels",
-            why=why,
-            source="https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/",
-        )
+        yield Reason(what="node labels", why=why, source=_FLAGS)
     for path in sorted(changes):
         if path.startswith(("/usr/lib/", "/lib/")):
             why = "belongs to a package, whose next update may rewrite it"
-            yield Reason(what=path, why=why, source="")
+            yield Reason(what=path, why=why)
         if path.startswith(("/etc/kubernetes/kubelet/", "/etc/eks/")):
             why = "is rewritten by Amazon EKS' nodeadm at boot: set it in the NodeConfig of the instance as well"
             yield Reason(what=path, why=why, source="https://awslabs.github.io/amazon-eks-ami/nodeadm/")
         if path in (CONFIG, posixpath.join(posixpath.dirname(CONFIG), "kubeadm-flags.env")):
             why = "is rewritten by kubeadm upgrade: set it in the ConfigMap kubelet-config as well, or run this again"
-            yield Reason(
-                what=path,
-                why=why,
-                source="https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/kubeadm-reconfigure/",
-            )
+            yield Reason(what=path, why=why, source=f"{KUBEADM}kubeadm-reconfigure/")
     if request.cgroup_driver:
         why = "pods that run were started with the other one: drain the node first, and give the engine the same"
-        yield Reason(
-            what="cgroup driver",
-            why=why,
-            source="https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/configure-cgroup-driver/",
-        )
+        yield Reason(what="cgroup driver", why=why, source=f"{KUBEADM}configure-cgroup-driver/")
 
 
 # ---------------------------------------------------------------- the unit on a host

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from gpunode.core.edits.kubernetes import scheduler_pod
 from gpunode.core.edits.kubernetes.scheduler_config import Extender, merged_config, new_config, without_extender
 from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
-from gpunode.core.edits.target import Activation, EditTarget, Files, Records, Refusal, asks, units_changed
+from gpunode.core.edits.target import KUBEADM, Activation, EditTarget, Files, Records, Refusal, asks, units_changed
 from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import FOLDERS, UnitProgram, change_program, program_of, unit_patterns
 from gpunode.core.errors import InputError, RefusedError
@@ -27,8 +27,8 @@ from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Edit, Reason
 
 NAME = "kube-scheduler"
-
 PREFIX = "/gpushare-scheduler"  # of the extender's URL: its pkg/routes/routes.go
+_VIRTUAL_IPS = "https://kubernetes.io/docs/reference/networking/virtual-ips/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: Sc
     if host.pod and files.get(place, data) != data and after[host.pod.path] == files[host.pod.path]:
         mark = hashlib.sha256(data).hexdigest()[:16]
         after[host.pod.path] = scheduler_pod.with_mark(pod_of(host.pod.path, files[host.pod.path]), mark).text.encode()
-        reasons += (Reason(what=host.pod.path, why="an annotation makes the kubelet restart the pod", source=""),)
+        reasons += (Reason(what=host.pod.path, why="an annotation makes the kubelet restart the pod"),)
     changes = {path: data for path, data in after.items() if files.get(path) != data}
     return Edit(changes=dict(changes), reasons=(*reasons, *_notes(files, host, request, extender)) if changes else ())
 
@@ -238,26 +238,16 @@ def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, ex
     """What a reader should know besides."""
     notes = []
     if new := untried("kubernetes", request.server_version, extender.rules.support):
-        notes.append(Reason(what=NAME, why=new, source=""))
+        notes.append(Reason(what=NAME, why=new))
     if not request.extender_url and not request.proxy_mode:
         why = "answers with kube-proxy's iptables mode alone; with another one give --extender-url"
-        notes.append(
-            Reason(
-                what=extender.default, why=why, source="https://kubernetes.io/docs/reference/networking/virtual-ips/"
-            )
-        )
+        notes.append(Reason(what=extender.default, why=why, source=_VIRTUAL_IPS))
     if request.manifest == MANIFEST:
         why = "is rewritten by kubeadm upgrade: run this again afterwards"
-        notes.append(
-            Reason(
-                what=MANIFEST,
-                why=why,
-                source="https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/kubeadm-upgrade/",
-            )
-        )
+        notes.append(Reason(what=MANIFEST, why=why, source=f"{KUBEADM}kubeadm-upgrade/"))
     if host.pod and (version := image_version(files, host.pod.path)) and minor_of(version) != extender.minor:
         why = f"the manifest's image is {version}, and 1.{extender.minor} was asked for"
-        notes.append(Reason(what=host.pod.path, why=why, source=""))
+        notes.append(Reason(what=host.pod.path, why=why))
     return tuple(notes)
 
 

@@ -186,7 +186,7 @@ def without_extender(
         return data, ()
     written = {"apiVersion", "kind", "extenders", "clientConnection", "leaderElection"}
     why = "gpushare's extender goes"
-    reasons = (Reason(what=path, why=why, source=""),)
+    reasons = (Reason(what=path, why=why),)
     if created and len(mine) == len(extenders or ()) and set(stated) <= written:
         return None, reasons
     for at in reversed(mine):

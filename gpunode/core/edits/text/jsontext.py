@@ -58,24 +58,25 @@ def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[
     where something else stands in the way of an object, ValueError for text that is no JSON.
     """
     wanted, after = _DECODER.decode(text), text
-    leaves = dict(_leaves(sets or {}))
+    wanted_leaves = dict(leaves(sets or {}))
     for path in removes:
         _drop(wanted, path)
     if removes:
         after = _applied(after, _Text(after).removals(removes))
-    for path, value in leaves.items():
+    for path, value in wanted_leaves.items():
         wanted = _put(wanted, path, _DECODER.decode(json.dumps(value)))
-    if leaves:
-        after = _applied(after, _Text(after).additions(leaves))
+    if wanted_leaves:
+        after = _applied(after, _Text(after).additions(wanted_leaves))
     if after != text and _DECODER.decode(after) != wanted:
         raise Refusal("this JSON is written in a way that gpunode cannot edit", "simplify the file, or edit it by hand")
     return after
 
 
-def _leaves(sets: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
+def leaves(sets: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
+    """Of a mapping each key below its path; an empty one stays."""
     for path, value in sets.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves({(*path, key): item for key, item in value.items()})
+            yield from leaves({(*path, key): item for key, item in value.items()})
         else:
             yield path, value
 

@@ -20,14 +20,13 @@ import tomli
 
 from gpunode.core.content import check_size, decode
 from gpunode.core.edits.refusal import Refusal
+from gpunode.core.edits.text.jsontext import leaves
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, regex, replace
 
 if TYPE_CHECKING:
     from tomlkit.container import Container
     from tomlkit.items import InlineTable, Item, Key
-
-__all__ = ["Path", "TomlDocument", "TomlPiece", "edit", "literal", "load", "lookup", "parse"]
 
 Path = tuple[str, ...]
 
@@ -144,7 +143,7 @@ class TomlDocument:
     def edit(self, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> TomlDocument:
         """What `edit` makes of it, proven; the document itself when nothing is to change."""
         gone = [path for path in removes if path and _depth(self.doc, path) == len(path)]
-        if not gone and all(_states(self.doc, path, value) for path, value in _leaves(sets or {})):
+        if not gone and all(_states(self.doc, path, value) for path, value in leaves(sets or {})):
             return self
         end = "\r\n" if re.match(r"[^\n]*\r\n", self.text) else "\n"
         ended = self.text.endswith("\n") or not self.text
@@ -152,7 +151,7 @@ class TomlDocument:
             made = _Edit(list(_pieces(self.text if ended else self.text + end)), self.doc, end)
             for path in gone:
                 made.remove(path)
-            for path, value in _leaves(sets or {}):
+            for path, value in leaves(sets or {}):
                 made.set(path, value)
             text = "".join(piece.text for piece in made.pieces)
             text = text if ended else text.removesuffix(end)
@@ -168,14 +167,6 @@ class TomlDocument:
 
 _UNEDITABLE = "this part of the file is written in a way that gpunode cannot edit"
 _AS_TABLES = "write that part of the file as [tables], then run again"
-
-
-def _leaves(sets: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
-    for path, value in sets.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves({(*path, key): item for key, item in value.items()})
-        else:
-            yield path, value
 
 
 def _states(doc: dict[str, Any], path: Path, value: Any) -> bool:
