@@ -183,6 +183,17 @@ def test_a_new_file_is_never_more_readable_than_the_one_it_is_like(node: Node, m
     assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (expected, 1, NOBODY)
 
 
+@ROOT
+def test_a_new_file_gives_its_group_nothing_where_an_acl_decides_on_the_one_it_is_like(dash: Node) -> None:
+    try:
+        os.setxattr(dash.config, "system.posix_acl_access", FOR_NOBODY)
+    except OSError:
+        pytest.skip("a file system without ACLs")
+    path = dash.root / "etc/99.toml"
+    dash.run(FileChange(path=str(path), data=b"x", like=str(dash.config)))
+    assert (dash.config.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o640, 0o600)
+
+
 # ---------------------------------------------------------------- where bytes lie meanwhile
 
 

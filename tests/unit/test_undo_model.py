@@ -415,7 +415,7 @@ class Machine(RuleBasedStateMachine):
         for path in self.paths:
             self.nothing_lost(path, done, uninstall=True)
             self.left_over(path, tokens(self.node.read(path), b"g"), done)
-            left = [note for note in done.notes if path in note and "as long as some of these stay" in note]
+            left = [note for note in done.notes if path in note and "left as long as they do" in note]
             assert not left or "b stays: c needs it" in done.notes
             if path not in self.touched and not left:
                 assert self.node.read(path) == self.before[path]

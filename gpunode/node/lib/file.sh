@@ -88,6 +88,7 @@ own() {
   bits=$((0$2))
   if [ -e "$3" ]; then
     bits=$((bits & 0$(stat -L -c %a "$3")))
+    case $(ls -ldL "$3") in ??????????+*) bits=$((bits & 0707)) ;; esac # of an ACL: the mask, not what the group may
     chown "$(stat -L -c %u:%g "$3")" "$1" 2>>"$log" || bits=$((bits & 0705)) # not root: the group is another one
   fi
   chmod "$(printf '%04o' "$bits")" "$1" 2>>"$log"
