@@ -14,7 +14,7 @@ from gpunode.cli.output import Styled, echo, print_json
 from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from gpunode.core.model import Changed, HostOutcome, HostResult
     from gpunode.core.undo.journal import Run
@@ -111,7 +111,7 @@ def _undo(
 
     from gpunode.cli.progress import fleet as fleet_progress
     from gpunode.edge.desired import DesiredState
-    from gpunode.edge.fleet.driver import RunOptions
+    from gpunode.edge.fleet.driver import RunCallbacks, RunOptions
     from gpunode.edge.fleet.undo import undo
 
     spec_data = {} if check else read_spec()
@@ -119,13 +119,22 @@ def _undo(
     how = RunOptions(diff=diff, rollout=rollout, deadline=deadline, cluster=connect)
     found: list[HostResult] = []
     if check or not yes:
-        found = undo(targets, what, options=replace(how, check=True))
+        shown: set[str] = set()
+
+        def at_once(result: HostResult) -> None:
+            """A host that never answers keeps no other from the screen."""
+            if output_format == "text" and _is_good(result):
+                _show_host(result, done=False)
+                shown.add(result.host)
+
+        callbacks = RunCallbacks(result=at_once)
+        found = undo(targets, what, options=replace(how, check=True), callbacks=callbacks)
         if check or not any(result.changed for result in found):
-            _show(found, output_format, done=False)
+            _show(found, output_format, done=False, shown=shown)
             _next(found, output_format, what["verb"])
             return worst_exit(result.outcome for result in found)
         if output_format == "text":
-            _show(found, output_format, done=False)
+            _show(found, output_format, done=False, shown=shown)
         _ask(found)
     with fleet_progress(output_format) as callbacks:
 
@@ -163,8 +172,8 @@ def _next(results: list[HostResult], output_format: str, verb: str) -> None:
         echo(f"next: gpunode {'detect' if verb == 'uninstall' else 'verify'} shows these hosts as they are now")
 
 
-def _show(results: list[HostResult], output_format: str, *, done: bool) -> None:
-    from gpunode.core.errors import Exit
+def _show(results: list[HostResult], output_format: str, *, done: bool, shown: Collection[str] = ()) -> None:
+    """The results, but for those of the hosts that are `shown`."""
     from gpunode.core.report.fleet import causes
     from gpunode.core.report.text import MANY, results_data
 
@@ -173,18 +182,22 @@ def _show(results: list[HostResult], output_format: str, *, done: bool) -> None:
         return
     bad = [result for result in results if not _is_good(result)]
     for result in results:
-        good = _is_good(result)
-        if not good and len(bad) > MANY:
-            continue
-        mark = Styled("ok", "green") if good else Styled(f"exit {Exit.of(result.outcome)}", "red")
-        echo(f"{result.host}: ", mark, f": {result.sentence}")
-        _show_changes(result.changed, done=done)
-        for note in result.notes:
-            echo(f"  note: {note}")
-        for text in result.diffs:
-            echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)
+        if result.host not in shown and (_is_good(result) or len(bad) <= MANY):
+            _show_host(result, done=done)
     if len(bad) > MANY:
         echo("\n".join([f"{len(bad)} hosts failed:", *causes(bad)]))
+
+
+def _show_host(result: HostResult, *, done: bool) -> None:
+    from gpunode.core.errors import Exit
+
+    mark = Styled("ok", "green") if _is_good(result) else Styled(f"exit {Exit.of(result.outcome)}", "red")
+    echo(f"{result.host}: ", mark, f": {result.sentence}")
+    _show_changes(result.changed, done=done)
+    for note in result.notes:
+        echo(f"  note: {note}")
+    for text in result.diffs:
+        echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)
 
 
 def _is_good(result: HostResult) -> bool:

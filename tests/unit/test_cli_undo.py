@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,10 @@ from ansible_collections.gpunode.node.plugins.action.undo import _message
 from click.testing import CliRunner, Result
 from journal_text import recall_text, wrote
 
+from gpunode.cli import undo as undo_command
 from gpunode.cli.undo import rollback, uninstall
 from gpunode.core.errors import Exit, GpunodeError, InputError
-from gpunode.core.model import Changed
+from gpunode.core.model import Changed, HostResult
 from gpunode.core.undo.journal import Run
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Targets
@@ -30,6 +32,7 @@ class Ansible:
     def __init__(self, **runs: HostRun) -> None:
         self.runs = runs
         self.asked: list[dict[str, Any]] = []
+        self.heard: Callable[[str], None] = lambda host: None
 
     def __call__(self, folder: Path, playbook: str, **options: Any) -> dict[str, HostRun]:
         [play] = yaml.safe_load((folder / playbook).read_text())
@@ -45,8 +48,13 @@ class Ansible:
                 == [f"gpunode_run={folder.name}"],
             }
         )
-        for host in self.runs:
-            options["on_event"](Event(host=host, kind="changed", task=undo.TASK, message="as it was"))
+        for host, run in self.runs.items():
+            kind = "changed" if run.changed else "ok"
+            found = {"changes": [asdict(one) for one in run.changed], "notes": run.notes}
+            found["diff"] = [{"prepared": text} for text in run.diffs]
+            if not run.exit:
+                options["on_event"](Event(host=host, kind=kind, task=undo.TASK, message="as it was", result=found))
+            self.heard(host)
         return self.runs
 
 
@@ -64,6 +72,27 @@ DONE = HostRun(
     changed=[Changed(kind="file", name="/etc/x", text="removes /etc/x")],
     notes=["/etc/y: changed since, not by gpunode; it stays as it is"],
 )
+
+
+def test_a_check_shows_what_is_good_of_a_host_before_the_last_one_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ansible, there = Ansible(n1=DONE, n2=HostRun(exit=Exit.UNREACHABLE), n3=HostRun()), list[tuple[str, str]]()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(driver, "run_playbook", ansible)
+    show = undo_command._show_host
+
+    def shown(one: HostResult, **how: bool) -> None:
+        there.append(("shown", one.host))
+        show(one, **how)
+
+    monkeypatch.setattr(undo_command, "_show_host", shown)
+    ansible.heard = lambda host: there.append(("heard", host))
+    result = CliRunner().invoke(uninstall, ["n1", "n2", "n3", "--check"], standalone_mode=False)
+    assert there == [
+        ("shown", "n1"), ("heard", "n1"), ("heard", "n2"), ("shown", "n3"), ("heard", "n3"), ("shown", "n2"),
+    ]  # fmt: skip
+    assert result.output.count("n1: ") == 1 and "would remove /etc/x" in result.output
 
 
 def test_check_says_what_it_would_be_and_exits_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ ENVIRONMENT = frozenset(
 )
 LOG = logging.getLogger("gpunode")
 ANSIBLE_PREFIX = "ANSIBLE_"
+ENDED = ("ok", "changed", "failed", "unreachable")  # kinds of events that end a task on a host
 CANCEL_SECONDS = 0.25  # between looks whether a playbook is to end
 ENDS = supervise.GRACE + 5  # seconds in which a playbook that is let go of is gone
 
@@ -318,6 +319,13 @@ _SUDO_RS = (
     "where sudo is the one in Rust (Ubuntu 26.04), Ansible does not know its question for a password: "
     "ansible_become_exe: sudo.ws in the inventory, or NOPASSWD in sudoers"
 )
+
+
+def run_of(event: Event) -> HostRun:
+    """What an event alone says of its host."""
+    run = HostRun()
+    _note(run, event)
+    return run
 
 
 def _note(host: HostRun, event: Event) -> None:

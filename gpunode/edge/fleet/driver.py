@@ -147,6 +147,7 @@ class Run:
     _states: dict[str, NodeFacts] = field(default_factory=dict)  # what was found before it began
     _found: dict[str, str] = field(default_factory=dict)  # host → key of its newest state
     _leased: set[str] = field(default_factory=set)  # hosts that may hold a lease of this run
+    _reported: set[str] = field(default_factory=set)
     _began: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _unfinished: frozenset[str] = frozenset()  # hosts that an earlier run began with
@@ -375,7 +376,13 @@ class Run:
                 raise
             finally:
                 for result in reported:
-                    self.callbacks.result(result)
+                    self.report(result)
+
+    def report(self, result: HostResult) -> None:
+        """What came of a host, once; before its job ends where no later phase can change it."""
+        if result.host not in self._reported:
+            self._reported.add(result.host)
+            self.callbacks.result(result)
 
     def _of_run(self, result: HostResult) -> HostResult:
         """With the run that it is part of; check mode is none."""

@@ -11,7 +11,7 @@ from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import HostResult
 from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.report.text import counted
-from gpunode.edge.ansible.runner import Event, HostRun
+from gpunode.edge.ansible.runner import ENDED, Event, HostRun, run_of
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Targets, find_hosts, one_name_each, probe
 from gpunode.edge.fleet.draining import NodeChange, undone
@@ -139,6 +139,9 @@ class _Undo:
     def _heard(self, event: Event) -> None:
         if event.task == TASK and event.message:
             self._printed[event.host] = event.message
+        if event.task == TASK and event.kind in ENDED and self.run.options.check:  # there is nothing behind it
+            ended = each([event.host], lambda host: _result(host, run_of(event), event.message, check=True))
+            self.run.report(ended[event.host])
 
     def _probe_again(self, work: Work, hosts: Sequence[str]) -> None:
         """What emptied nodes offer now, which they are given back with."""
