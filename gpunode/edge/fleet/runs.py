@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -246,11 +247,8 @@ class Runs:
 
     def state(self, key: str) -> dict[str, Any]:
         """A state that `keep` wrote down; {} for none."""
-        rows = self._rows("select state from states where hash = ?", key)
-        try:
-            return dict(json.loads(rows[0][0])) if rows else {}
-        except _UNREADABLE as error:
-            raise self._damaged(error) from error
+        found = self._read(lambda row: dict(json.loads(row[0])), "select state from states where hash = ?", key)
+        return found[0] if found else {}
 
     def at_work(self, hosts: Iterable[str]) -> dict[str, RunRow]:
         """Those of `hosts` that a run of this controller has in work now, with that run."""
@@ -369,13 +367,8 @@ class Runs:
         if not run.resumes:
             return [run]
         first = self._runs("select * from runs where name = ?", run.resumes)
-        later = self._runs(
-            "select * from runs where rowid > (select rowid from runs where name = ?) "
-            "and rowid < (select rowid from runs where name = ?) order by rowid",
-            run.resumes,
-            run.name,
-        )
-        return [*first, *(one for one in later if one.resumes == run.resumes), run]
+        later = self.resumed_by(first[0]) if first else []
+        return [*first, *takewhile(lambda one: one.name != run.name, later), run]
 
     def resumed_by(self, run: RunRow) -> list[RunRow]:
         """The runs that continue `run`, the oldest first."""
@@ -386,11 +379,7 @@ class Runs:
 
     def hosts(self, run: str) -> list[HostRow]:
         """The hosts of a run, in the order in which they were to be done."""
-        rows = self._rows(_HOSTS, run)
-        try:
-            return [_host(row) for row in rows]
-        except _UNREADABLE as error:
-            raise self._damaged(error) from error
+        return self._read(_host, _HOSTS, run)
 
     def close(self) -> None:
         with self._changes():
@@ -398,9 +387,12 @@ class Runs:
         self._db.close()
 
     def _runs(self, query: str, *values: object) -> list[RunRow]:
+        return self._read(_run, query, *values)
+
+    def _read(self, make: Callable[[tuple[Any, ...]], T], query: str, *values: object) -> list[T]:
         rows = self._rows(query, *values)
         try:
-            return [_run(row) for row in rows]
+            return [make(row) for row in rows]
         except _UNREADABLE as error:
             raise self._damaged(error) from error
 
