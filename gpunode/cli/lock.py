@@ -38,7 +38,7 @@ def locked_option(command: Command) -> Command:
 
 def read_lock(path: Path) -> Lock:
     """Raises InputError."""
-    import tomllib
+    import tomli
 
     from gpunode.core.errors import InputError
     from gpunode.core.plan.lockfile import REPAIR, parse_lock
@@ -46,7 +46,7 @@ def read_lock(path: Path) -> Lock:
     text = ""
     try:
         text = path.read_text(encoding="utf-8")
-        return parse_lock(tomllib.loads(text), str(path))
+        return parse_lock(tomli.loads(text), str(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", fix="gpunode lock -i INVENTORY writes one") from error
     except ValueError as error:

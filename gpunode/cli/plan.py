@@ -102,7 +102,6 @@ def plan(
     -v adds the reasons, -vv where they come from. --format json and -o have everything.
     """
     from gpunode.cli.progress import probing
-    from gpunode.edge.ansible.shards import write_shards
     from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
 
@@ -119,7 +118,10 @@ def plan(
     written: list[Path] = []
     if output and usable:
         workflow.write_plan(output, hosts, targets, desired)
-        written = write_shards(output, hosts, targets, shards) if shards else []
+    if output and usable and shards:
+        from gpunode.edge.ansible.shards import write_shards
+
+        written = write_shards(output, hosts, targets, shards)
     if output_format == "json":
         from gpunode.edge.report_data import plans_data
 

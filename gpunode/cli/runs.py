@@ -147,7 +147,7 @@ def resume(
 
     Hosts that failed go last. A run that continued another one stands for it: all hosts that are left are tried.
     """
-    import tomllib
+    import tomli
 
     from gpunode.cli.progress import fleet as fleet_progress
     from gpunode.cli.progress import probing
@@ -177,7 +177,7 @@ def resume(
     targets = _targets(run, limit, ask_become_pass=ask_become_pass, break_lock=break_lock)
     stated = f"of run {run.name}"
     text = run.request.get("lock")
-    lock = None if text is None else parse_lock(tomllib.loads(text), f"the lock {stated}")
+    lock = None if text is None else parse_lock(tomli.loads(text), f"the lock {stated}")
     recorded = run.request["spec"]
     given = read_spec() if is_recorded(recorded) else {}
     desired = DesiredState(with_secrets(recorded, given), source=f"the spec {stated}", lock=lock)

@@ -91,18 +91,18 @@ def solve(
     from dataclasses import replace
 
     from gpunode.core.model import Kernel
+    from gpunode.core.secrets import seal_spec
     from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, solution_data
     from gpunode.core.solve import solve as decide
     from gpunode.core.spec import parse_spec
     from gpunode.core.spec.toolkit import ToolkitSpec
-    from gpunode.edge.desired import DesiredState
     from gpunode.edge.load import load_knowledge
 
     knowledge = load_knowledge()
     ids = [find_gpu(g, knowledge) for g in gpus]
     for text, taken in zip(gpus, ids, strict=True):
         _name_taken(text, taken, knowledge)
-    spec = DesiredState(spec_data, to_run=False).spec()  # what no option says
+    spec = parse_spec(seal_spec(spec_data, where="gpunode.yml")[0], where="gpunode.yml")  # what no option says
     choice = parse_driver(driver) if _given("driver") else spec.driver
     request = SolveRequest(
         gpus=tuple(i for i in ids if i not in knowledge.nvswitches),

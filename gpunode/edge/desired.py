@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import facts_hash, secret_parts
@@ -25,11 +25,12 @@ from gpunode.core.solve import request_of, solve
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.core.spec.tuning import TuningSpec
-from gpunode.edge.bundle.check import Bundles
-from gpunode.edge.bundle.lookup import Indexes
 from gpunode.edge.isolate import as_error
-from gpunode.edge.runfile import check_given
 from gpunode.node import script
+
+if TYPE_CHECKING:
+    from gpunode.edge.bundle.check import Bundles
+    from gpunode.edge.bundle.lookup import Indexes
 
 NOT_ASKED = Archive()
 
@@ -90,8 +91,11 @@ class DesiredState:
         self._planned: dict[tuple[object, ...], Planned] = {}
         self._runfiles: dict[Runfile, Problem | None] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
-        self._bundles = Bundles()
-        self._indexes = Indexes(self._known_key) if look_up else None
+        self._indexes: Indexes | None = None
+        if look_up:
+            from gpunode.edge.bundle.lookup import Indexes
+
+            self._indexes = Indexes(self._known_key)
         # secrets that a recorded spec lacks may be in the inventory: then they are asked for host by host
         sealed, self.secrets = seal_spec(self._given, where=source, recorded=True)
         self.spec_data: Mapping[str, Any] = sealed
@@ -109,6 +113,12 @@ class DesiredState:
         from gpunode.edge.load import load_knowledge
 
         return load_knowledge()
+
+    @cached_property
+    def _bundles(self) -> Bundles:
+        from gpunode.edge.bundle.check import Bundles
+
+        return Bundles()
 
     @cached_property
     def templates(self) -> dict[str, str]:
@@ -207,7 +217,7 @@ class DesiredState:
         plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of, support=load_support())
         plan = replace(plan, warnings=(*plan.warnings, *missing.values()))
         looked_up: frozenset[str] = frozenset()
-        if found := self._bundles.problems(facts, opened, plan):
+        if opened.bundle.sha256 and (found := self._bundles.problems(facts, opened, plan)):
             sealed = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found)
             plan = replace(plan, steps=(), problems=sealed)
         elif opened.bundle.sha256:
@@ -279,6 +289,8 @@ class DesiredState:
             if not runfile or not runfile.path:
                 continue
             if runfile not in self._runfiles:
+                from gpunode.edge.runfile import check_given
+
                 self._runfiles[runfile] = check_given(runfile.path, runfile.sha256)
             if problem := self._runfiles[runfile]:
                 yield problem

@@ -82,9 +82,9 @@ def _knowledge() -> Traversable:
 
 
 def _table(file: Traversable) -> dict[str, Any]:
-    import tomllib
+    import tomli
 
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    return tomli.loads(file.read_text(encoding="utf-8"))
 
 
 def examine_logs(paths: tuple[Path, ...]) -> Examined:

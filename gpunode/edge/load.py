@@ -7,33 +7,33 @@ import difflib
 import hashlib
 import os
 import re
-import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpunode.core.accept.floors import Floor, parse_floors
-from gpunode.core.bundle.upstream import Upstream, parse_archives
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
-from gpunode.core.knowledge.kubernetes import KubeKnowledge, parse_kube_knowledge
-from gpunode.core.knowledge.questions import Questions, parse_questions
-from gpunode.core.knowledge.scheduler import SchedulerRules, parse_rules
-from gpunode.core.knowledge.support import Support, parse_support
-from gpunode.core.knowledge.tuning import TuningSetting, parse_tuning
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
-from gpunode.core.sharing.mig import Product, parse_mig
 from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.spec.source import SourceSpec
 from gpunode.core.untrusted import check_aliases
 
 if TYPE_CHECKING:
+    import ssl
+
     import yaml
+
+    from gpunode.core.accept.floors import Floor
+    from gpunode.core.bundle.upstream import Upstream
+    from gpunode.core.knowledge.kubernetes import KubeKnowledge
+    from gpunode.core.knowledge.questions import Questions
+    from gpunode.core.knowledge.scheduler import SchedulerRules
+    from gpunode.core.knowledge.support import Support
+    from gpunode.core.knowledge.tuning import TuningSetting
+    from gpunode.core.sharing.mig import Product
 
 MAX_KEY = MAX_SPEC = 1 << 20  # bytes
 KEY_TIMEOUT = 20  # seconds
@@ -50,42 +50,56 @@ def load_knowledge() -> Knowledge:
 @cache
 def load_kube_knowledge() -> KubeKnowledge:
     """knowledge/kubernetes.toml and the Xids; read once a process."""
+    from gpunode.core.knowledge.kubernetes import parse_kube_knowledge
+
     return parse_kube_knowledge(_table("kubernetes"), _table("xids"), load_support())
 
 
 @cache
 def load_scheduler_rules() -> SchedulerRules:
     """knowledge/scheduler.toml and kube_schemas.toml; read once a process."""
+    from gpunode.core.knowledge.scheduler import parse_rules
+
     return parse_rules(_table("scheduler"), _table("kube_schemas"), load_support())
 
 
 @cache
 def load_mig() -> tuple[Product, ...]:
     """The products of knowledge/mig.toml; read once a process."""
+    from gpunode.core.sharing.mig import parse_mig
+
     return parse_mig(_table("mig"))
 
 
 @cache
 def load_questions() -> Questions:
     """knowledge/questions.toml; read once a process."""
+    from gpunode.core.knowledge.questions import parse_questions
+
     return parse_questions(_table("questions"))
 
 
 @cache
 def load_support() -> Mapping[str, Support]:
     """knowledge/support.toml; read once a process."""
+    from gpunode.core.knowledge.support import parse_support
+
     return parse_support(_table("support"))
 
 
 @cache
 def load_floors() -> tuple[Floor, ...]:
     """The rows of knowledge/floors.toml; read once a process."""
+    from gpunode.core.accept.floors import parse_floors
+
     return parse_floors(_table("floors"))
 
 
 @cache
 def load_tuning() -> tuple[TuningSetting, ...]:
     """The rows of knowledge/tuning.toml; read once a process."""
+    from gpunode.core.knowledge.tuning import parse_tuning
+
     return parse_tuning(_table("tuning"))
 
 
@@ -107,9 +121,11 @@ def knowledge_text(name: str) -> str:
 
 
 def _table(name: str) -> Any:
+    import tomli
+
     try:
-        return tomllib.loads(knowledge_text(name))
-    except tomllib.TOMLDecodeError as error:
+        return tomli.loads(knowledge_text(name))
+    except tomli.TOMLDecodeError as error:
         raise InputError(
             f"{name}.toml in $GPUNODE_KNOWLEDGE: {error}", fix="make it again, or unset GPUNODE_KNOWLEDGE"
         ) from error
@@ -345,6 +361,8 @@ def read_key(key: str, proxy: str, wanted: Sequence[str] = ()) -> bytes:
 
 def load_archives(distro: str, arch: str) -> tuple[Upstream, ...]:
     """The public repositories of a distribution (knowledge/archives.toml), () where none is known."""
+    from gpunode.core.bundle.upstream import parse_archives
+
     return parse_archives(_table("archives"), distro, arch)
 
 
@@ -382,10 +400,23 @@ def _neighbours(path: str) -> list[str]:
         return []
 
 
+@cache
+def _trusted() -> ssl.SSLContext:
+    """What TLS is compared by: reading this machine's certificates takes longer than to ask."""
+    import ssl
+
+    return ssl.create_default_context()
+
+
 def fetch(url: str, proxy: str = "") -> bytes:
     """A small file over HTTP(S): 20 s, 1 MiB, through the proxy (else the environment's); HTML is an error page."""
-    proxies: Mapping[str, str] | None = {"http": proxy, "https": proxy} if proxy else None
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(dict(proxies) if proxies else None))
+    import urllib.error
+    import urllib.request
+
+    proxies = {"http": proxy, "https": proxy} if proxy else None
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=_trusted())
+    )
     try:
         with opener.open(url, timeout=KEY_TIMEOUT) as answer:
             data = answer.read(MAX_KEY + 1)

@@ -52,10 +52,10 @@ class SavedPlan:
     @property
     def lock(self) -> Lock | None:
         """The versions of `gpunode plan --locked`."""
-        import tomllib
+        import tomli
 
         text = self.manifest["lock"]
-        return None if text is None else parse_lock(tomllib.loads(text), f"the lock in {self.folder / MANIFEST}")
+        return None if text is None else parse_lock(tomli.loads(text), f"the lock in {self.folder / MANIFEST}")
 
     def reach(self, targets: Targets) -> Targets:
         """The hosts that were asked for, reached as `targets` says."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import tomli
 
 from gpunode.core.late import asdict, dataclass, replace
 from gpunode.lab import packages_deb
@@ -76,8 +77,8 @@ def build_repository(
         return load(directory, built)
     log("building the lab's package repositories")
     empty(directory)
-    found = [row for table in tables for row in rows(tomllib.loads(table.decode()))]
-    contents = tomllib.loads(ubuntu["contents.toml"].decode())
+    found = [row for table in tables for row in rows(tomli.loads(table.decode()))]
+    contents = tomli.loads(ubuntu["contents.toml"].decode())
     for version in CODENAMES:
         found += ubuntu_rows(version, ubuntu[f"{version}.packages"].decode(), contents)
     sources, base = _write_all(directory, found, texts)
@@ -121,7 +122,7 @@ def build_restricted(
     }
     pairs = [
         (row, real.get((row.name, row.version)) or _deb(row, texts, place.arch))
-        for row in ubuntu_rows(version, excerpt.decode(), tomllib.loads(contents.decode()))
+        for row in ubuntu_rows(version, excerpt.decode(), tomli.loads(contents.decode()))
         if row.source == place.name
     ]
     with packages_deb.gpg_home() as home:

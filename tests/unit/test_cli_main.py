@@ -68,6 +68,52 @@ def test_help_imports_nothing_but_click() -> None:
     }
 
 
+# command → packages of others, and parts of gpunode, that it may load beside EVERY
+MAY_LOAD = {
+    "solve --gpu 10de:2330 --distro ubuntu:24.04": (
+        "tomli core.knowledge core.openpgp core.secrets core.solve core.spec core.untrusted edge.ansible edge.load"
+    ),
+    "plan --probe probe.txt": (
+        "jinja2 markupsafe tomli tomlkit yaml core.checks core.content core.diff core.edits core.facts core.items "
+        "core.knowledge core.openpgp core.plan core.report core.rollout core.secrets core.sharing core.solve core.spec "
+        "core.untrusted core.validation edge.ansible edge.ask edge.desired edge.fleet edge.load edge.supervise node"
+    ),
+    "doctor --log line.log": "ahocorasick tomli core.checks core.doctor edge.doctor",
+}
+EVERY = (
+    "click core.engines core.errors core.grammar core.grouped core.late core.mask core.model core.numbers "
+    "core.printable core.remote edge.detect edge.isolate edge.programs edge.share edge.side_by_side edge.ssh edge.state"
+)
+SHOW = """
+import sys; from gpunode.cli.main import main
+try: main(sys.argv[1:])
+finally: print("loaded", *(f"{name}:{getattr(module, '__file__', '')}" for name, module in sys.modules.items()))
+"""
+
+
+@pytest.mark.parametrize("command", MAY_LOAD)
+def test_a_command_loads_only_what_it_uses(command: str, tmp_path: Path) -> None:
+    (tmp_path / "line.log").write_text("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n")
+    cases = Path(__file__).parents[1] / "cases/probes"
+    (tmp_path / "probe.txt").write_bytes((cases / "debian12-h100-fresh/probe.txt").read_bytes())
+    ran = subprocess.run(
+        [sys.executable, "-c", SHOW, *command.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "https_proxy": "http://127.0.0.1:9"},  # where nobody gives keys
+    )
+    assert ran.returncode in (0, 1, 3), ran.stderr
+    loaded = dict(one.split(":", 1) for one in ran.stdout.rpartition("loaded ")[2].split())
+    ours = {".".join(name.split(".")[1:3]) for name in loaded if name.startswith("gpunode.")}
+    others = {
+        name.partition(".")[0] for name, file in loaded.items() if "site-packages" in file and "mypyc" not in name
+    }
+    parts = {part for part in ours if not part.startswith("cli") and part not in ("core", "edge")}
+    assert parts | others - {"_distutils_hack"} <= {*EVERY.split(), *MAY_LOAD[command].split()}
+
+
 def test_an_engine_that_is_configured_is_looked_at_without_plan_spec_or_other_engines(tmp_path: Path) -> None:
     config = tmp_path / "etc/containerd/config.toml"
     config.parent.mkdir(parents=True)

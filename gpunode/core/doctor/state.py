@@ -156,11 +156,11 @@ def _has_runtime(facts: NodeFacts) -> bool:
 
 
 def _toolkit_config(facts: NodeFacts) -> dict[str, Any] | None:
-    import tomllib
+    import tomli
 
     file = facts.files.get(_TOOLKIT_CONFIG)
     try:
-        return tomllib.loads(file.data.decode()) if file and file.data is not None else None
+        return tomli.loads(file.data.decode()) if file and file.data is not None else None
     except (ValueError, RecursionError):
         return None
 

@@ -18,7 +18,7 @@ from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.redact import redact
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.facts.vet import vetted
-from gpunode.core.late import regex
+from gpunode.core.late import MISSING, fields, is_dataclass, regex
 from gpunode.core.mask import mask
 from gpunode.core.model import ConfigFile, DriverState, NodeFacts
 from gpunode.core.model.node import volatile_fields
@@ -28,20 +28,37 @@ if TYPE_CHECKING:
     from cattrs import Converter
 
 
-@functools.cache
-def _converter(*, brief: bool = False) -> Converter:
-    # cattrs costs a third of a second to import: only where facts really become data
-    from cattrs.preconf.json import make_converter
-
-    converter = make_converter(omit_if_default=brief)
-    converter.register_unstructure_hook(bytes, lambda data: base64.b64encode(data).decode())
-    converter.register_structure_hook(bytes, lambda text, _: base64.b64decode(text, validate=True))
-    return converter
-
-
 def facts_to_data(facts: NodeFacts, *, brief: bool = False) -> dict[str, Any]:
     """Facts as dict, list, str, int, bool and None only; `brief` leaves out what has its default value."""
-    return cast(dict[str, Any], _converter(brief=brief).unstructure(facts, NodeFacts))
+    return cast(dict[str, Any], _plain(facts, brief))
+
+
+def _plain(value: Any, brief: bool) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {key: _plain(one, brief) for key, one in value.items()}
+    if not is_dataclass(value):
+        return [_plain(one, brief) for one in value]
+    every = _defaults(cast(Any, type(value))).items()
+    return {key: _plain(vars(value)[key], brief) for key, usual in every if not brief or vars(value)[key] != usual}
+
+
+@functools.cache
+def _defaults(kind: type) -> dict[str, Any]:
+    every = fields(cast(Any, kind))
+    return {one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in every}
+
+
+@functools.cache
+def _converter() -> Converter:
+    from cattrs.preconf.json import make_converter  # slow to import
+
+    converter = make_converter()
+    converter.register_structure_hook(bytes, lambda text, _: base64.b64decode(text, validate=True))
+    return converter
 
 
 def read_facts(data: Any) -> NodeFacts:

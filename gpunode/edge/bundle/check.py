@@ -21,9 +21,9 @@ class Bundles:
         self._whole: dict[tuple[BundleSpec, str], tuple[Problem, ...]] = {}
 
     def problems(self, facts: NodeFacts, spec: Spec, plan: Plan) -> tuple[Problem, ...]:
-        """What is wrong with the bundle for this plan; nothing where no package is to be installed."""
+        """What is wrong with the spec's bundle for this plan; nothing where no package is to be installed."""
         values = [step.value for step in plan.steps if step.option == "packages"]
-        if not spec.bundle.sha256 or not values:
+        if not values:
             return ()
         if spec.bundle not in self._manifests:
             self._manifests[spec.bundle] = _manifest(spec)

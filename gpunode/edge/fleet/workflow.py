@@ -32,7 +32,6 @@ from gpunode.edge.detect import Detected, Targets, detect, one_name_each
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
-from gpunode.edge.records import accepted_checks
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.shell import Target, route
 from gpunode.edge.state import controller_name, new_run, state_dir, write_private
@@ -178,6 +177,8 @@ def verify(
     results = verify_found(found, targets, desired, smoke=smoke)
     if accepted is None:
         return results
+    from gpunode.edge.records import accepted_checks
+
     checks = accepted_checks({one.host: one.facts for one in found if one.facts}, accepted)
     return [_with_checks(result, checks.get(result.host, [])) for result in results]
 

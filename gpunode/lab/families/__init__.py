@@ -11,11 +11,12 @@ import hashlib
 import json
 import shlex
 import shutil
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 from gpunode.core.late import asdict, dataclass
 from gpunode.lab.machine import Log, podman
@@ -69,7 +70,7 @@ def build(
     log(f"building the packages of {distro}")
     directory.mkdir(parents=True, exist_ok=True)
     empty(directory)
-    table = tomllib.loads(table_text.decode())
+    table = tomli.loads(table_text.decode())
     built = {"digest": digest} | _build(distro, table, texts, directory, tree, script)
     stamp.write_text(json.dumps(built, indent=1))
     return load(directory.parents[1], built)
@@ -271,7 +272,7 @@ def _write_modules(work: Path, module: Mapping[str, Any], some: Iterable[Package
 
 def build_folder(build: Path, distro: str, family: str, base: Iterable[Path], source: Path) -> None:
     """What families/finish.sh finds under /build/family when an image is made."""
-    table = tomllib.loads((source / f"families/{family}.toml").read_text())
+    table = tomli.loads((source / f"families/{family}.toml").read_text())
     folder = build / "family"
     (folder / "packages").mkdir(parents=True)
     shutil.copy(source / "families/finish.sh", folder / "finish.sh")
