@@ -36,7 +36,7 @@ from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.shell import Target, route
 from gpunode.edge.state import controller_name, new_run, state_dir, write_private
 
-ASK_SECONDS = 60
+ASK_SECONDS = 180  # a node without lists reads those of whole archives, more than once
 SMOKE_SECONDS = 600  # several containers, one after the other
 SMOKE = Template("{{ gpunode_smoke }}")
 PLAYBOOK, INVENTORY, PLAN, CONFIG = "playbook.yml", "inventory.yml", "plan.json", "ansible.cfg"
