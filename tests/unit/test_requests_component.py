@@ -144,7 +144,7 @@ BAD: list[tuple[str, dict[str, Any], type[GpunodeError], str]] = [
     ("scheduler", {"manifest": "/x", "unit": "/y", "server_version": "1.30"}, InputError, "a static pod's manifest or"),
     ("kubelet", {"unit": "/u", "node_labels": "a=b"}, InputError, "node_labels is 'a=b'"),
     ("kubelet", {"server_version": "1.30"}, RefusedError, "kubelet is not on this host"),
-    ("kubelet", {"unit": "/u", "server_version": ""}, InputError, "the release of kubelet is not known"),
+    ("kubelet", {"unit": "/u", "server_version": ""}, InputError, "the release of Kubernetes is not known"),
     ("kubelet", {"unit": "/u", "server_version": "1.30", "cgroup_driver": "x"}, InputError, "cgroup_driver is 'x'"),
 ]
 

@@ -149,9 +149,9 @@ class _State:
 
 
 def _configured(files: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Edit:
+    minor_of(request.server_version)
     if request.unit not in files:
         raise RefusedError(f"{request.unit} is not there", fix=f"name the unit of {NAME}: --unit PATH")
-    minor_of(request.server_version)
     refuse_old("kubernetes", request.server_version, rules.support)
     state = _State(files, request.unit)
     if request.cgroup_driver:
