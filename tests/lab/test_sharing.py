@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import undo_node
 
 from gpunode.core.checks.health import sharing_checks
 from gpunode.core.facts import parse_probe
@@ -30,6 +32,7 @@ class Node:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.texts = load_templates()
+        self.signature: dict[str, bytes] = {}
 
     def sh(self, command: str) -> str:
         done = self.lab.run(self.lab.nodes[0], command)
@@ -50,7 +53,7 @@ class Node:
         choice = choose_sharing(facts, spec.sharing, load_mig(), load_knowledge(), driver="580.95.05")
         assert choice.problems == ()
         value = mig_value(facts, spec, choice, self.texts)
-        return self.run("mig.sh", mig_request(value, facts, script("mig.sh"), check=check))
+        return self.run("mig.sh", mig_request(value, facts, script("mig.sh"), check=check) | self.signature)
 
     def mps(self, replicas: int = 0) -> Outcome:
         value = {"replicas": replicas, "unit": self.texts["mps.service.j2"]} if replicas else {"remove": True}
@@ -182,6 +185,29 @@ def test_what_was_made_is_undone_whole_and_a_single_gpu_stays_whole(whole: Node)
     assert {gpu.mig_current for gpu in whole.facts().nvml} == {"Disabled"}
     whole.sh("! ls -d /etc/gpunode /usr/lib/gpunode/mig /etc/systemd/system/gpunode-mig.service 2>/dev/null")
     assert whole.mig().status == "unchanged"
+
+
+def test_a_rollback_makes_the_instances_that_were_there_before_the_cut(
+    whole: Node, run_gpunode: Any, tmp_path: Path
+) -> None:
+    whole.sh("nvidia-smi -i 1 -mig 1; nvidia-smi mig -i 1 -cgi 4g.40gb,2g.20gb -C")
+    by_hand = [[], ["4g.40gb", "2g.20gb"]]
+    assert whole.instances() == by_hand
+    whole.signature = {"run": b"20261128T190000Z-cut\n"}
+    assert whole.mig(profiles={"1g.10gb": 7}).status == "changed"
+    assert whole.instances() == [["1g.10gb"] * 7] * 2
+    undo = undo_node.Node(whole.lab, run_gpunode, tmp_path)
+    used = whole.sh(
+        "cat /proc/driver/nvidia/capabilities/gpu1/mig/gi1/access | sed -n 's/DeviceFileMinor: //p'"
+    ).strip()
+    with whole.holding(f"/dev/nvidia-caps/nvidia-cap{used}") as pid:
+        refused = undo.json("rollback", "--yes", exit=None)
+        assert f"instance 1 of GPU 0000:1e:00.0 is used by sleep (PID {pid})" in refused["message"]
+        assert whole.instances() == [["1g.10gb"] * 7] * 2
+    undo.json("rollback", "--yes")
+    assert whole.instances() == by_hand
+    assert [gpu.mig_current for gpu in whole.facts().nvml] == ["Disabled", "Enabled"]
+    whole.sh("! ls /usr/lib/gpunode/mig /etc/gpunode/mig.yaml /var/lib/gpunode/mig 2>/dev/null")
 
 
 def test_mps_runs_as_a_unit_with_a_share_for_each_client_and_goes_without_a_trace(whole: Node) -> None:

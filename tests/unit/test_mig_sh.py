@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.items.sharing import boot_program, mig_request
+from gpunode.core.items.sharing import boot_program, mig_request, mig_undo_request
 from gpunode.core.model import MigInstance, NodeFacts, NvmlGpu, Outcome, Sharing
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
@@ -208,6 +208,20 @@ def test_mode_off_takes_all_instances_away(node: Node) -> None:
     node.set(instances="7 2g.10gb 0\n8 1g.10gb 2")
     assert node.cut().status == "changed"
     assert (node.instances, (node.folder / "mode").read_text()) == ([], "Disabled\n")
+
+
+@pytest.mark.parametrize("wanted", [(), ("3g.10gb:4",), ("1g.10gb:0",)])
+def test_an_undo_makes_the_instances_that_were_there_before_the_first_cut(node: Node, wanted: tuple[str, ...]) -> None:
+    node.set(instances="7 2g.10gb 2\n8 1g.10gb 0")
+    assert node.cut(*wanted).status == "changed"
+    journal = [json.loads(line) for line in (node.folder / "journal.jsonl").read_text().splitlines()]
+    [cut] = [one for one in journal if one["op"] == "state"]
+    to = " ".join(["on", *(one.partition(":")[0] for one in wanted)]) if wanted else "off"
+    assert (cut["kind"], cut["name"], cut["from"], cut["to"]) == ("mig", SLOT, "on 1g.10gb:0 2g.10gb:2", to)
+    request = mig_undo_request({SLOT: cut["from"]}, gone=True, check=False)
+    outcome = node.run(program(script("mig.sh"), request | {"state": f"{node.folder}\n".encode()}))
+    assert outcome.status == "changed"
+    assert sorted(one[1:] for one in node.instances) == [["1g.10gb", "0"], ["2g.10gb", "2"]]
 
 
 def test_instances_that_another_tool_has_now_are_not_looked_at(node: Node) -> None:

@@ -13,6 +13,7 @@ from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_
 import gpunode.node
 from gpunode.core.errors import InputError
 from gpunode.core.items.file_undo import FileRestore
+from gpunode.core.items.sharing import MIG_PROGRAM
 from gpunode.core.undo.journal import parse_snapshot
 from gpunode.core.undo.kinds import KINDS
 from gpunode.core.undo.plan import UndoPlan, differences, plan_undo
@@ -546,3 +547,69 @@ def test_undo_knows_each_kind_of_thing_that_a_script_records() -> None:
     scripts = Path(gpunode.node.__file__).parent.rglob("*.sh")
     kinds = {kind for path in scripts for kind in re.findall(r"\bprior ([a-z]+) ", path.read_text())}
     assert {"link", "module"} <= kinds <= set(KINDS)
+
+
+# ---------------------------------------------------------------- MIG
+
+SLOT = "0000:17:00.0"
+CUT = [*wrote("t1", (MIG_PROGRAM, "absent", OURS)), state("mig", SLOT, "on 3g.40gb:0 3g.40gb:4", "on 1g.10gb 1g.10gb")]
+BEFORE = {SLOT: "on 3g.40gb:0 3g.40gb:4"}
+
+
+@pytest.mark.parametrize(
+    ("now", "mig", "note"),
+    [
+        ("on 1g.10gb:2 1g.10gb:0", BEFORE, ""),
+        ("on 1g.10gb:0", BEFORE, ""),
+        ("on", BEFORE, ""),
+        ("off", BEFORE, ""),
+        ("on 3g.40gb:4 3g.40gb:0", {}, ""),
+        (
+            "on 3g.40gb:4 3g.40gb:0 waits",
+            {},
+            "the MIG layout of GPU 0000:17:00.0 stays on 3g.40gb:4 3g.40gb:0 waits",
+        ),
+        ("on 7g.80gb:0", {}, "the MIG layout of GPU 0000:17:00.0 stays on 7g.80gb:0: set since, not by gpunode"),
+        (None, {}, "the MIG layout of GPU 0000:17:00.0 stays unread, and was on 3g.40gb:0 3g.40gb:4: no driver runs"),
+    ],
+    ids=["as cut", "half cut", "booted", "booted without the mode", "back", "waits", "somebody else's", "no driver"],
+)
+def test_the_instances_before_the_first_cut_come_back_unless_somebody_has_cut_since(
+    now: str | None, mig: dict[str, str], note: str
+) -> None:
+    states = {("mig", SLOT): now} if now is not None else {}
+    found = back(recall_text(CUT, files={MIG_PROGRAM: OURS}, states=states))
+    assert found.mig == mig
+    assert len(found.notes) == bool(note) and all(one.startswith(note) for one in found.notes)
+    asks = {ask.script: ask.request for ask in undo_requests(found)}
+    gpus = b"0000:17:00.0 on 3g.40gb/3g.40gb:0 3g.40gb/3g.40gb:4\n"
+    assert asks.get("mig.sh") == ({"gpus": gpus, "remove": b"1\n"} if mig else None)
+
+
+def test_an_undo_that_has_put_the_instances_back_needs_no_driver_any_more() -> None:
+    journal = [*CUT, state("mig", SLOT, "on 1g.10gb:0", "on 3g.40gb 3g.40gb", part="uninstall")]
+    assert back(recall_text(journal, files={MIG_PROGRAM: "absent"})).nothing
+
+
+def test_of_compute_instances_it_is_said_which_do_not_come_back() -> None:
+    journal = [state("mig", SLOT, "on 3g.40gb:0/1c.3g.40gb,2c.3g.40gb 1g.10gb:4/-", "off")]
+    found = back(recall_text(journal, states={("mig", SLOT): "off"}))
+    assert found.notes == (
+        "the MIG layout of GPU 0000:17:00.0: 3g.40gb:0 had 1c.3g.40gb,2c.3g.40gb, 1g.10gb:4 had no compute instance: "
+        "gpunode makes one compute instance of each whole instance",
+    )
+    [ask] = undo_requests(found)
+    assert ask.request == {"gpus": b"0000:17:00.0 on 3g.40gb/3g.40gb:0 1g.10gb/1g.10gb:4\n"}
+
+
+def test_of_an_older_journal_it_is_said_that_the_instances_stay() -> None:
+    found = back(recall_text(CUT[:2], files={MIG_PROGRAM: OURS}))
+    assert found.mig == {} and found.notes == (
+        "MIG instances stay as they are until the next boot: no record has those that were there before",
+    )
+
+
+def test_what_mig_sh_has_not_written_is_refused() -> None:
+    found = back(recall_text([state("mig", "a/e;id", "on x", "off")], states={("mig", "a/e;id"): "off"}))
+    with pytest.raises(InputError, match="slot"):
+        undo_requests(found)

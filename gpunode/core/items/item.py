@@ -111,7 +111,8 @@ class StateKind(Back):
                     was = one.before
                 ours.add(self.meaning(one.after))
             now = journal.states.get((self.name, name))
-            yield Thing(kind=self, name=name, was=was, now=now, theirs=self.is_theirs(now or "", ours), at=ones[0].at)
+            theirs = now is not None and not self.again(now, was) and self.is_theirs(now, ours)
+            yield Thing(kind=self, name=name, was=was, now=now, theirs=theirs, at=ones[0].at)
 
     def goes_by(self, value: str) -> str:
         """The field of an UndoPlan."""
@@ -119,6 +120,10 @@ class StateKind(Back):
 
     def stuck(self, now: str) -> str:
         """Why a thing that is so cannot be changed by any script, "" where one can."""
+        return ""
+
+    def lacks(self, was: str) -> str:
+        """What it will not have again of what it had."""
         return ""
 
     def judged(self, now: str) -> bool:

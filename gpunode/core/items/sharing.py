@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -15,9 +15,22 @@ from gpunode.core.errors import InputError
 from gpunode.core.grouped import grouped
 from gpunode.core.items.activation import ACTIVE, ENABLED, REBOOTS, UNITS, Enabled, ServiceItem
 from gpunode.core.items.file import FILES, File
-from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, StepKind, reboots, unlike
-from gpunode.core.late import dataclass
+from gpunode.core.items.item import (
+    ABSENT,
+    PRESENT,
+    Found,
+    HostCase,
+    Item,
+    Question,
+    StateKind,
+    StepKind,
+    Thing,
+    reboots,
+    unlike,
+)
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import MigInstance, MigLayout, NodeFacts, SharingChoice
+from gpunode.core.model.journal import JournalSnapshot, Scope
 from gpunode.core.remote import program
 from gpunode.core.sharing.mig import Group, mig_parted
 from gpunode.core.spec import Spec
@@ -153,12 +166,61 @@ _HEAD = (
 )
 
 
+class _MigLayout(StateKind):
+    """`off`, or `on` and each instance as PROFILE:START/COMPUTE,…; places and compute instances do not matter."""
+
+    def meaning(self, value: str) -> str:
+        mode, *instances = value.split() or [OFF]
+        return " ".join([mode, *sorted(one.partition(":")[0] for one in instances)])
+
+    def undo(self, journal: JournalSnapshot, scope: Scope) -> Iterator[Thing[StateKind]]:
+        for thing in super().undo(journal, scope):
+            last = scope.states[self.name][thing.name][-1].after
+            unread = thing.now is None and not self.again(last, thing.was)
+            yield replace(thing, now="unread") if unread else thing
+
+    def stuck(self, now: str) -> str:
+        return "no driver runs the GPU" if now == "unread" else ""
+
+    def is_theirs(self, now: str, ours: Collection[str]) -> bool:
+        """Not what a boot has left, or a run that was cut off."""
+        there, *known = (Counter(self.meaning(one).split()[1:]) for one in (now, *ours))
+        del there["waits"]
+        return there.total() > 0 and not any(there <= one for one in known)
+
+    def lacks(self, was: str) -> str:
+        split = ((one.partition("/")[0], one.partition("/")[2]) for one in was.split() if "/" in one)
+        words = [f"{name} had {'no compute instance' if has == '-' else has}" for name, has in split]
+        return f"{', '.join(words)}: gpunode makes one compute instance of each whole instance" if words else ""
+
+
+MIG_LAYOUT = _MigLayout(name="mig", field="mig", called="the MIG layout of GPU ")
+
+
+def mig_undo_request(layouts: Mapping[str, str], *, gone: bool, check: bool) -> dict[str, bytes]:
+    """The GPUs of a journal, by slot, as they were before → request files; `gone`: and nothing of gpunode's is left.
+
+    Raises InputError on what mig.sh has not written.
+    """
+    gpus = [{"slot": slot, **_split(was)} for slot, was in layouts.items()]
+    check_value("mig", {"gpus": gpus}, MIG)
+    flags = {"remove": gone, "check": check}
+    return {"gpus": as_lines(map(_gpu_line, gpus))} | {name: b"1\n" for name, asked in flags.items() if asked}
+
+
+def _split(layout: str) -> dict[str, Any]:
+    mode, *instances = layout.split() or [OFF]
+    split = (one.partition("/")[0].partition(":") for one in instances)
+    found = [{"profile": name, "start": int(start) if start.isdecimal() else -1} for name, _, start in split]
+    return {"mode": mode, "instances": found}
+
+
 @dataclass(frozen=True, kw_only=True)
 class MigItem(Item):
     """The MIG instances of a GPU."""
 
     NAME = "GPU {slot}"
-    STAYS = "cannot go back, because no record has the instances that were there before"
+    BACK = (MIG_LAYOUT,)
     ENDS = "GPU"
     role: str = "sharing"
     option: str = "mig"

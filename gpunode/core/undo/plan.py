@@ -19,6 +19,7 @@ from gpunode.core.items.item import ABSENT, Back, StateKind, Thing
 from gpunode.core.items.module_undo import Booted, driver_left, modules_loaded_at_boot
 from gpunode.core.items.package import PACKAGE_BACK
 from gpunode.core.items.package_undo import Packages
+from gpunode.core.items.sharing import MIG_LAYOUT, MIG_PROGRAM
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import Problem
 from gpunode.core.model.journal import JournalSnapshot, Note, Scope
@@ -35,6 +36,7 @@ class UndoPlan:
     disable: tuple[str, ...] = ()
     engines: tuple[FileTransaction, ...] = ()
     early: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # as settings, by the driver's own program
+    mig: Mapping[str, str] = field(default_factory=dict)  # by the slot of a GPU
     unload: tuple[str, ...] = ()
     installers: tuple[str, ...] = ()  # driver, cuda-VERSION: what NVIDIA's installers put there goes
     files: FileTransaction | None = None
@@ -66,7 +68,7 @@ class UndoPlan:
         """Whether the node is as it was, but for what the notes name."""
         files = (self.engines, self.files, self.sources)
         units = (self.stop, self.disable, self.enable, self.start)
-        others = (self.early, self.unload, self.installers, self.settings, self.load, self.exchange)
+        others = (self.early, self.mig, self.unload, self.installers, self.settings, self.load, self.exchange)
         return not any((*files, *units, *others)) and self.packages.nothing
 
     @property
@@ -130,6 +132,7 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
         disable=again.names("disable"),
         engines=files.engines,
         early=again["early"],
+        mig=again["mig"].get("mig", {}),
         unload=tuple(reversed(unload)),  # each was loaded upon those before
         installers=again.names("installers"),
         files=files.first,
@@ -147,10 +150,12 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
             *files.notes,
             *packages.notes,
             *_made(made),
-            *(_stays(t, ": set since, not by gpunode") for t in ways.states if t.theirs and t.now not in (None, t.was)),
+            *(_stays(t, ": set since, not by gpunode") for t in ways.states if t.theirs),
             # before the packages are gone, units of theirs are there
             *(_stays(t, f", and was {t.was}: {why}") for t, why in stuck if packages.nothing),
+            *(Note(f"{t.kind.called}{t.name}: {why}", ()) for t in states if (why := t.kind.lacks(t.was))),
             *_installers(scope),
+            *_uncut(scope),
             *_unknown(scope),
         ),
         theirs=files.theirs,
@@ -209,6 +214,12 @@ def _installers(scope: Scope) -> list[Note]:
 def _unknown(scope: Scope) -> list[Note]:
     kinds = sorted(scope.states.keys() - KINDS.keys())
     return [Note(f"what the journal calls {kind} cannot be undone by this version", (kind,)) for kind in kinds]
+
+
+def _uncut(scope: Scope) -> list[Note]:
+    """Of what an older gpunode did, or where another program makes the instances by now."""
+    text = "MIG instances stay as they are until the next boot: no record has those that were there before"
+    return [Note(text, ())] if MIG_PROGRAM in scope.own_files and MIG_LAYOUT.name not in scope.states else []
 
 
 def _kept_packages(journal: JournalSnapshot, scope: Scope) -> list[Problem]:

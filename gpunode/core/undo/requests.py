@@ -20,6 +20,7 @@ from gpunode.core.items.activation import UNITS, activate_request
 from gpunode.core.items.file_undo import FileRestore, FileTransaction
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
+from gpunode.core.items.sharing import MIG_PROGRAM, mig_undo_request
 from gpunode.core.late import dataclass
 from gpunode.core.model.journal import FOLDER
 from gpunode.core.undo.plan import UndoPlan
@@ -68,6 +69,10 @@ def undo_requests(back: UndoPlan, *, check: bool = False) -> list[Ask]:
     """What has to be run on the node, in order; what is not needed is left out."""
     first = {"stop": back.stop, "disable": back.disable, **_words(back.early)}
     asks = [_restore("Stop and disable units", first, check)]  # and what takes the driver's own program
+    if back.mig:
+        gone = any(file.path == MIG_PROGRAM and not file.held and file.data is None for file in _all_files(back))
+        request = mig_undo_request(back.mig, gone=gone, check=check)
+        asks.append(Ask(title="Restore the MIG layout", script="mig.sh", request=request))
     asks += [_files("Take the engines' configuration back", files, check) for files in back.engines]
     asks.append(_activate("Unload modules", {"unload": list(back.unload)} if back.unload else {}, check))
     asks += [_installer(name, check) for name in back.installers]

@@ -34,30 +34,8 @@ label() {
   (umask 022 && mkdir -p "${LABELS%/*}" && cp "$GPUNODE_IN/.labels" "$LABELS") 2>>"$log"
 }
 
-smi() { nvidia-smi "$@" 2>&1 </dev/null 9>&-; }
-
-# number SLOT: as nvidia-smi counts GPUs, whose bus ids have longer domains
-number() { awk -F ', ' -v slot="$1" 'BEGIN { while (length(slot) < 16) slot = "0" slot } tolower($2) == slot { print $1 }' "$GPUNODE_IN/.gpus"; }
-
-# smi_of SLOT [mig] OPTION…: nvidia-smi, of that GPU alone
-smi_of() {
-  gpu=$(number "$1")
-  shift
-  case $1 in
-    mig) shift && smi mig -i "$gpu" "$@" ;;
-    *) smi -i "$gpu" "$@" ;;
-  esac
-}
-
-# ask SLOT FIELD
-ask() { smi_of "$1" --query-gpu="$2" --format=csv,noheader | head -n 1; }
-
 # instances SLOT: lines `INSTANCE PROFILE START`, those with a compute instance only; `INSTANCE - -` for one without
-instances() {
-  smi_of "$1" mig -lci | awk '$1 == "|" && $2 ~ /^[0-9]+$/ && $4 == "MIG" { print $3 }' >"$GPUNODE_IN/.computes"
-  smi_of "$1" mig -lgi | awk 'FILENAME == ARGV[1] { whole[$1]; next }
-    $1 == "|" && $2 ~ /^[0-9]+$/ && $3 == "MIG" && split($7, at, ":") == 2 { print $6, (($6 in whole) ? $4 " " at[1] : "- -") }' "$GPUNODE_IN/.computes" -
-}
+instances() { cuts "$1" | awk '{ print $1, ($4 == "-" ? "- -" : $2 " " $3) }'; }
 
 # wanted SLOT: lines `PROFILE/TUPLE`; a tuple is what `mig -cgi` takes: number or name of the profile, with :START
 wanted() { requested gpus | sed -n "s/^$1 on //p" | tr ' ' '\n'; }
@@ -73,12 +51,12 @@ is_wanted() {
 }
 
 # differ SLOT: of .have makes .surplus, the ids of instances that go, and .lacking, the tuples of those that are made, as
-# the controller has worked them out of the instances that it saw.  At boot, without a controller, all are made again.
+# the controller has worked them out of the instances that it saw.  Without that, at boot and in an undo, all are made again.
 differ() {
   : >"$GPUNODE_IN/.surplus"
   : >"$GPUNODE_IN/.lacking"
   ! is_wanted "$1" || return 0
-  if [ -n "$(word atboot)" ]; then
+  if [ ! -e "$GPUNODE_IN/instances" ]; then
     cut -d ' ' -f 1 "$GPUNODE_IN/.have" >"$GPUNODE_IN/.surplus"
     wanted "$1" | sed 's|.*/||' >"$GPUNODE_IN/.lacking"
     return
@@ -255,13 +233,15 @@ need_root
 [ -n "$(word atboot)" ] || checking || lock
 requested gpus >"$GPUNODE_IN/.layouts"
 : >"$GPUNODE_IN/.work"
-if ! { have nvidia-smi && smi --query-gpu=index,pci.bus_id --format=csv,noheader; } >"$GPUNODE_IN/.gpus"; then
+if ! gpus; then
   [ -n "$(word remove)" ] || say code not-yet
   [ -n "$(word remove)" ] || conclude refused "nvidia-smi does not answer: $(head -n 1 "$GPUNODE_IN/.gpus")" "gpunode provision installs and loads the driver"
   : >"$GPUNODE_IN/.layouts" # without a driver there is nothing to make whole
 fi
 while read -r slot layout _; do look "$slot" "$layout"; done <"$GPUNODE_IN/.layouts"
-if [ -n "$(word remove)" ]; then
+if [ ! -e "$GPUNODE_IN/changes" ]; then
+  : # at boot and in an undo: the GPUs alone
+elif [ -n "$(word remove)" ]; then
   not_at_boot "$UNIT"
 else
   write_files
@@ -269,6 +249,8 @@ else
 fi
 if ! checking; then
   while read -r slot layout; do
+    [ "$changes" = 0 ] || [ -n "$(word atboot)" ] ||
+      prior mig "$slot" "$(mig_layout "$slot")" "$(requested gpus | sed -n "s|/[^ ]*||g; s/^$slot //p")"
     # shellcheck disable=SC2046 # numbers
     [ "$layout" = on ] || [ "$(ask "$slot" mig.mode.current)" != Enabled ] || destroy "$slot" $(instances "$slot" | cut -d ' ' -f 1) ||
       conclude failed "the instances of GPU $slot could not be destroyed: $(last_words)" "nvidia-smi mig -lgi on the node"

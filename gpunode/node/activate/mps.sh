@@ -15,7 +15,6 @@ fail() {
   finish failed "$1" "${2:-}"
 }
 
-smi() { nvidia-smi "$@" 2>&1 </dev/null 9>&-; }
 control() { echo "$1" | nvidia-cuda-mps-control 2>&1 9>&-; }
 main_pid() { systemctl show -p MainPID "$UNIT" 2>/dev/null | sed -n 's/^MainPID=//p'; }
 

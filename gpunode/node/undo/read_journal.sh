@@ -137,6 +137,18 @@ kernel() {
   done
 }
 
+# mig: the instances of GPUs, and ` waits` where a reboot changes the mode; of those that no driver runs nothing is known
+mig() {
+  local slot
+  [ -n "$(states mig)" ] && [ -n "$(module_version)" ] && gpus || return 0
+  for slot in $(states mig); do
+    case $(ask "$slot" mig.mode.current):$(ask "$slot" mig.mode.pending) in
+      Enabled:Enabled | Disabled:Disabled) report mig "$slot" "$(mig_layout "$slot")" ;;
+      Enabled:Disabled | Disabled:Enabled) report mig "$slot" "$(mig_layout "$slot") waits" ;;
+    esac
+  done
+}
+
 # old_initramfs: whether one is older than a folder whose files go into it: something in there was put back, or went
 old_initramfs() {
   local image
@@ -231,6 +243,7 @@ files
 versions
 services
 kernel
+mig
 accounts
 runfiles
 alternatives

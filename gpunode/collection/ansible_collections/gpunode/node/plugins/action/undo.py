@@ -144,7 +144,7 @@ class ActionModule(NodeAction):
 
         outcome, text = self.node(ask.script, dict(ask.request))
         found = result_of(outcome)
-        reboot = parse_activation(text).reboot if ask.script == "activate.sh" else ""
+        reboot = parse_activation(text).reboot
         if reboot:
             found["warnings"] = [f"reboot needed: {reboot}"]
             found["notes"] = [*found["notes"], *found["warnings"]]
