@@ -9,53 +9,68 @@ log=$GPUNODE_IN/.log changes=0
 # trouble MESSAGE: something of no weight could not be put back
 trouble() { say note "$1$(tail -n 1 "$log" | sed 's/^./: &/')"; }
 
-stop_units() {
-  local unit
-  for unit in $(requested stop); do
-    case $(systemctl is-active "$unit" 2>/dev/null) in active | activating | reloading) ;; *) continue ;; esac
-    checking || systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be stopped: $(last_words)" "systemctl status $unit"
-    changed unit "$unit" "stop $unit"
-  done
+# each FILE KIND WORDS TROUBLE [must]: of each line NAME VALUE of the request, which `is_FILE` does not find as it is to be,
+# `do_FILE` changes it.  WORDS say so, TROUBLE says that it could not be; with `must` that is the end.
+each() {
+  local name value words
+  requested "$1" >"$GPUNODE_IN/.$1.asked"
+  while read -r name value; do
+    ! "is_$1" "$name" "$value" || continue
+    checking || "do_$1" "$name" "$value" >>"$log" 2>&1 </dev/null 9>&- || {
+      eval "words=\"$4\""
+      [ -z "${5:-}" ] || finish failed "$words: $(last_words)" "systemctl status $name"
+      [ -z "$words" ] || trouble "$words"
+      continue
+    }
+    eval "words=\"$3\""
+    changed "$2" "$name" "$words"
+  done <"$GPUNODE_IN/.$1.asked"
 }
 
-disable_units() {
-  local unit
-  for unit in $(requested disable); do
-    case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) ;; *) continue ;; esac
-    checking || systemctl --no-reload disable "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be disabled: $(last_words)" "systemctl status $unit"
-    changed unit "$unit" "disable $unit"
-  done
-}
+is_stop() { case $(systemctl is-active "$1" 2>/dev/null) in active | activating | reloading) false ;; esac }
+do_stop() { systemctl stop "$1"; }
+is_start() { systemctl is-active -q "$1" 2>/dev/null; }
+do_start() { systemctl start "$1"; }
+is_enable() { case $(systemctl is-enabled "$1" 2>/dev/null) in enabled | enabled-runtime) ;; *) false ;; esac }
+do_enable() { systemctl --no-reload enable "$1"; }
+is_disable() { ! is_enable "$1"; }
+do_disable() { systemctl --no-reload disable "$1"; }
+is_mask() { case $(systemctl is-enabled "$1" 2>/dev/null) in masked*) false ;; esac }
+do_mask() { systemctl --no-reload unmask "$1" && { ! keep_gpus || systemctl daemon-reload || :; }; }
 
-# UNIT absent: units that nothing could start
-unmask_units() {
-  local unit
-  for unit in $(requested mask | cut -d ' ' -f 1); do
-    case $(systemctl is-enabled "$unit" 2>/dev/null) in masked*) ;; *) continue ;; esac
-    checking || systemctl --no-reload unmask "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit stays masked" && continue; }
-    checking || ! keep_gpus || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
-    changed unit "$unit" "unmask $unit"
-  done
+is_alternative() { [ "$(alternative "$1")" = "$2" ]; } # as `alternative` (common.sh) printed it
+do_alternative() {
+  case $2 in
+    auto) update-alternatives --auto "$1" ;;
+    manual\ *) update-alternatives --set "$1" "${2#* }" ;;
+    link\ *) ln -sfn "${2#* }" "/usr/local/$1" ;;
+    absent) [ ! -L "/usr/local/$1" ] || rm -f "/usr/local/$1" ;;
+    *) false ;;
+  esac
 }
-
-# units that gpunode has taken away, and that are back: of some the hardware may not let them start
-enable_units() {
-  local unit
-  for unit in $(requested enable); do
-    case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) continue ;; esac
-    checking || systemctl --no-reload enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit could not be enabled again" && continue; }
-    changed unit "$unit" "enable $unit"
-  done
+is_sysctl() { [ "$(setting "$1")" = "$(printf '%s' "$2" | tr '\t' ' ')" ]; }
+do_sysctl() { printf '%s\n' "$2" >"$(setting_place "$1")"; }
+is_ecc() { [ "$(ecc_next "$1")" = "$2" ]; } # which waits for a reset
+do_ecc() {
+  nvidia-smi -i "$1" -e "$(if [ "$2" = Enabled ]; then echo 1; else echo 0; fi)"
+  is_ecc "$@"
 }
-
-start_units() {
-  local unit
-  for unit in $(requested start); do
-    ! systemctl is-active -q "$unit" 2>/dev/null || continue
-    checking || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit does not start again" && continue; }
-    changed unit "$unit" "start $unit"
-  done
-}
+is_argument() { [ "$(argument "$1")" = "$2" ]; } # in the boot entries; a file of update-grub's has gone before
+do_argument() { set_argument "$1" "$2" "$(argument "$1")"; }
+is_link() { [ ! -L "$1" ]; }
+do_link() { rm -f "$1"; }
+is_cdi() { [ ! -e "$1" ]; }
+do_cdi() { rm -f "$1"; }
+is_initramfs() { is_cdi "$1"; }
+do_initramfs() { rm -f "$1"; }
+is_user() { [ "$(id -u "$1" 2>/dev/null || echo 0)" = 0 ]; }
+do_user() { userdel "$1"; }
+is_group() { ! grep -q "^$1:" /etc/group; }
+do_group() { groupdel "$1"; }
+is_kernel() { [ ! -d "/lib/modules/$1" ]; }
+do_kernel() { [ -z "$(find "/lib/modules/$1" -type f ! -name 'modules.*' | head -n 1)" ] && rm -rf "/lib/modules/$1"; } # depmod's are no kernel
+is_load() { [ -d "/sys/module/$1" ]; }
+do_load() { modprobe "$1" && is_load "$1"; }
 
 # reload_units: unit files have gone; GPU containers are spared where systemd can be notified of them
 reload_units() {
@@ -64,124 +79,6 @@ reload_units() {
   # shellcheck disable=SC2154 # by keep_gpus
   keep_gpus || { say note "systemd was not notified that unit files are gone: the running containers $affected_containers would lose their GPUs" && return; }
   systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- || trouble "systemctl daemon-reload failed"
-}
-
-# NAME HOW…: /usr/local/NAME, as `alternative` (common.sh) printed it
-alternatives() {
-  local name how path
-  requested alternative >"$GPUNODE_IN/.alternatives"
-  while read -r name how path; do
-    [ "$(alternative "$name")" != "$how${path:+ $path}" ] || continue
-    checking || case $how in
-      auto) update-alternatives --auto "$name" >>"$log" 2>&1 ;;
-      manual) update-alternatives --set "$name" "$path" >>"$log" 2>&1 ;;
-      link) ln -sfn "$path" "/usr/local/$name" 2>>"$log" ;;
-      absent) [ ! -L "/usr/local/$name" ] || rm -f "/usr/local/$name" 2>>"$log" ;;
-      *) false ;;
-    esac || { trouble "/usr/local/$name could not be put back to $how $path" && continue; }
-    changed alternative "$name" "set /usr/local/$name to $how${path:+ $path} again"
-  done <"$GPUNODE_IN/.alternatives"
-}
-
-settings() {
-  local key value
-  requested sysctl >"$GPUNODE_IN/.settings"
-  while read -r key value; do
-    [ "$(setting "$key")" != "$(printf '%s' "$value" | tr '\t' ' ')" ] || continue
-    checking || printf '%s\n' "$value" 2>>"$log" >"$(setting_place "$key")" || { trouble "$key could not be set to $value" && continue; }
-    changed sysctl "$key" "$key = $value"
-  done <"$GPUNODE_IN/.settings"
-}
-
-# GPU MODE: ECC, which waits for a reset
-ecc() {
-  local gpu mode number
-  requested ecc >"$GPUNODE_IN/.ecc"
-  while read -r gpu mode; do
-    [ "$(ecc_next "$gpu")" != "$mode" ] || continue
-    checking || {
-      case $mode in Enabled) number=1 ;; *) number=0 ;; esac
-      nvidia-smi -i "$gpu" -e "$number" >>"$log" 2>&1 </dev/null
-      [ "$(ecc_next "$gpu")" = "$mode" ]
-    } || { trouble "ECC of $gpu could not be set to $mode" && continue; }
-    changed gpu "$gpu" "ECC of $gpu: $mode after a reset"
-  done <"$GPUNODE_IN/.ecc"
-}
-
-# NAME NAME=VALUE|absent: arguments of the kernel in the boot entries; a file of update-grub's has gone before
-arguments() {
-  local name wanted now
-  requested argument >"$GPUNODE_IN/.arguments"
-  while read -r name wanted; do
-    now=$(argument "$name")
-    [ "$now" != "$wanted" ] || continue
-    checking || set_argument "$name" "$wanted" "$now" >>"$log" 2>&1 || { trouble "the kernel argument $name could not be put back" && continue; }
-    changed argument "$name" "kernel argument $name: $wanted in the boot entries"
-  done <"$GPUNODE_IN/.arguments"
-}
-
-links() {
-  local path
-  requested link >"$GPUNODE_IN/.links"
-  while read -r path _; do
-    [ -L "$path" ] || continue
-    checking || rm -f "$path" 2>>"$log" || { trouble "$path could not be removed" && continue; }
-    changed file "$path" "remove the link $path"
-  done <"$GPUNODE_IN/.links"
-}
-
-# accounts and folders of kernels that packages made, and left when they went
-accounts() {
-  local user group
-  for user in $(requested user | cut -d ' ' -f 1); do
-    [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ] || continue
-    checking || userdel "$user" >>"$log" 2>&1 9>&- || { trouble "the user $user stays" && continue; }
-    changed user "$user" "remove the user $user"
-  done
-  for group in $(requested group | cut -d ' ' -f 1); do
-    grep -q "^$group:" /etc/group || continue
-    checking || groupdel "$group" >>"$log" 2>&1 9>&- || { trouble "the group $group stays" && continue; }
-    changed group "$group" "remove the group $group"
-  done
-}
-
-kernels() {
-  local kernel
-  for kernel in $(requested kernel | cut -d ' ' -f 1); do
-    [ -d "/lib/modules/$kernel" ] || continue
-    checking || { # what depmod wrote is no kernel
-      [ -z "$(find "/lib/modules/$kernel" -type f ! -name 'modules.*' | head -n 1)" ] && rm -rf "/lib/modules/$kernel"
-    } || continue
-    changed module "$kernel" "remove /lib/modules/$kernel"
-  done
-}
-
-# modules that gpunode took out: of nouveau, say, the GPU may want a reboot
-load_modules() {
-  local module
-  for module in $(requested load); do
-    [ ! -d "/sys/module/$module" ] || continue
-    checking || { modprobe "$module" >>"$log" 2>&1 </dev/null && [ -d "/sys/module/$module" ]; } ||
-      { trouble "$module is not loaded again before the next boot" && continue; }
-    changed module "$module" "load $module"
-  done
-}
-
-# initramfs: rebuilt first, since some tools make one for each kernel
-initramfs() {
-  [ -z "$(requested rebuild)" ] || rebuild
-  made initramfs
-}
-
-# made KIND: files that scripts and units of packages made
-made() {
-  local path
-  requested "$1" >"$GPUNODE_IN/.made"
-  while read -r path _; do
-    [ -e "$path" ] || continue
-    checking || rm -f "$path" 2>>"$log" || { trouble "$path could not be removed" && continue; }
-    changed file "$path" "remove $path"
-  done <"$GPUNODE_IN/.made"
 }
 
 rebuild() {
@@ -223,22 +120,27 @@ close_journal() {
 
 need_root
 checking || lock
-stop_units
-disable_units
-ecc
-reload_units
-alternatives
-arguments
-settings
-links
-made cdi
-accounts
-kernels
-load_modules
-unmask_units
-enable_units
-start_units
-initramfs
+# shellcheck disable=SC2016 # names are put in by each
+{
+  each stop unit 'stop $name' '$name cannot be stopped' must
+  each disable unit 'disable $name' '$name cannot be disabled' must
+  each ecc gpu 'ECC of $name: $value after a reset' 'ECC of $name could not be set to $value'
+  reload_units
+  each alternative alternative 'set /usr/local/$name to $value again' '/usr/local/$name could not be put back to $value'
+  each argument argument 'kernel argument $name: $value in the boot entries' 'the kernel argument $name could not be put back'
+  each sysctl sysctl '$name = $value' '$name could not be set to $value'
+  each link file 'remove the link $name' '$name could not be removed'
+  each cdi file 'remove $name' '$name could not be removed'
+  each user user 'remove the user $name' 'the user $name stays'
+  each group group 'remove the group $name' 'the group $name stays'
+  each kernel module 'remove /lib/modules/$name' ''
+  each load module 'load $name' '$name is not loaded again before the next boot' # of nouveau, say, the GPU may want a reboot
+  each mask unit 'unmask $name' '$name stays masked'
+  each enable unit 'enable $name' '$name could not be enabled again' # of some the hardware may not let them start
+  each start unit 'start $name' '$name does not start again'
+  [ -z "$(requested rebuild)" ] || rebuild # first: some tools make one for each kernel
+  each initramfs file 'remove $name' '$name could not be removed'
+}
 checking || close_journal
 cat "$log"
 [ "$changes" = 0 ] && finish unchanged "units, modules and settings are as they were"
