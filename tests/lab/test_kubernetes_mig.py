@@ -22,7 +22,8 @@ pytestmark = [
 ]
 
 NODE = "t-kmig-1"
-SMALL, MIDDLE = (f"nvidia.com/mig-{profile}" for profile in ("1g.10gb", "2g.20gb"))
+SMALL, MIDDLE, LARGE = (f"nvidia.com/mig-{profile}" for profile in ("1g.10gb", "2g.20gb", "3g.40gb"))
+DRAINED = {"drain": {"when": "disruptive", "ready_timeout": 120}}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def tenant(resource: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_plugin_sees_the_cut_and_no_idle_tenant_loses_its_instance(node: Cluster) -> None:
+def test_a_node_is_cut_and_cut_otherwise_and_whole_again_and_no_tenant_loses_an_instance(node: Cluster) -> None:
     # the plugin runs before anything is cut, and offers what was; provision has it see the instances
     first = file(node, mixed(a1g10gb=2, a2g20gb=1))
     waits = node.kube("apply", first, "-i", node.lab.inventory, "--timeout", 20, exit=1)
@@ -89,3 +90,33 @@ def test_a_plugin_sees_the_cut_and_no_idle_tenant_loses_its_instance(node: Clust
     assert "pods hold them: default/tenant-" in node.kube("apply", other, "-i", node.lab.inventory, exit=5).stderr
     assert node.kubectl("exec", "deploy/tenant", "--", "nvidia-smi", "-L") == seen
     assert offered(node) == {SMALL: "4", MIDDLE: "2"}
+
+    # an instance that no pod holds may go next to it
+    provision(node, file(node, mixed(a1g10gb=1, a2g20gb=1)))
+    wait_for(lambda: offered(node) == {SMALL: "2", MIDDLE: "2"}, 120)
+    assert node.kubectl("exec", "deploy/tenant", "--", "nvidia-smi", "-L").count("MIG-") == 1
+
+    # drained, the node is given back when it offers the new layout
+    drained = file(node, mixed(a3g40gb=2), rollout=DRAINED)
+    provision(node, drained)
+    assert offered(node) == {LARGE: "4"} and "unschedulable" not in node.get("node", NODE)["spec"]
+    node.kubectl("delete", "deploy", "tenant")
+    node.kube("apply", drained, "-i", node.lab.inventory)
+    proven(node, drained, {LARGE: "4"})
+
+    # instances outlive no reboot: they are made again before the kubelet starts
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    before = node.lab.run(NODE, boot).stdout
+    node.lab.run(NODE, "systemctl reboot")
+    wait_for(lambda: node.lab.run(NODE, boot).stdout not in ("", before))
+    wait_for(lambda: node.ready() == {NODE: "True"}, 120)
+    proven(node, drained, {LARGE: "4"})
+
+    # shares of instances, instances as GPUs, and whole GPUs
+    halves = {"strategy": "time-slicing", "replicas": 2, "mig": mixed(a3g40gb=2)["mig"]}
+    sevenths = {"strategy": "mig", "mig": {"strategy": "single", "profiles": {"1g.10gb": 7}}}
+    for sharing, offers in ((halves, {LARGE: "8"}), (sevenths, {GPU: "14"}), ({"strategy": "none"}, {GPU: "2"})):
+        spec = file(node, sharing, rollout=DRAINED)
+        node.kube("apply", spec, "-i", node.lab.inventory, "--no-wait")
+        provision(node, spec)
+        proven(node, spec, offers)

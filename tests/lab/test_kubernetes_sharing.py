@@ -138,49 +138,6 @@ def test_a_node_changes_its_pool_and_with_it_how_its_gpus_are_shared(clean: Clus
     clean.kubectl("label", "node", NODE, "kind-")
 
 
-# ---------------------------------------------------------------- MIG
-
-SMALL, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
-
-
-@pytest.mark.skipif(
-    not VENDOR,
-    reason="GPUNODE_VENDOR names no folder with NVIDIA's nvidia-ctk: the stub's specifications have no MIG devices",
-)
-def test_mig_instances_are_made_offered_sliced_and_taken_back(clean: Cluster) -> None:
-    layout = {"3g.40gb": 1, "1g.10gb": 4}
-    mixed = _cut(clean, {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": layout}})
-    _offers(clean, {SMALL: "8", LARGE: "2"})
-    found = _verified(clean, mixed)
-    assert _failed(found) == []
-    said = {name: message for checks in found.values() for name, _, message in checks}
-    assert said["kube.gpus"] == f"8 {SMALL}, 2 {LARGE}"
-    assert "exactly one GPU: MIG-" in said["kube.which-gpu"]
-    assert f"{LARGE}  0/2" in clean.kube_text("status")
-    labels = clean.lab.run(NODE, "cat /etc/kubernetes/node-feature-discovery/features.d/gfd").stdout.splitlines()
-    assert {f"{SMALL}.count=8", "nvidia.com/mig.strategy=mixed"} <= set(labels)
-    sliced = _cut(clean, SLICED | {"replicas": 2, "mig": {"strategy": "mixed", "profiles": layout}})
-    _offers(clean, {SMALL: "16", LARGE: "4"})
-    assert _failed(_verified(clean, sliced)) == []
-    single = _cut(clean, {"strategy": "mig", "mig": {"strategy": "single", "profiles": {"1g.10gb": 7}}})
-    _offers(clean, {GPU: "14", SMALL: "0", LARGE: "0"})
-    assert _failed(_verified(clean, single)) == []
-    whole = _cut(clean, {"strategy": "none"})
-    _offers(clean, {GPU: "2", SMALL: "0", LARGE: "0"})
-    assert _failed(_verified(clean, whole)) == []
-
-
-def _cut(cluster: Cluster, sharing: dict[str, Any]) -> Path:
-    """The layout made on the node and offered; the device plugin sees instances when it starts."""
-    spec = cluster.spec({"kubernetes": {}, "sharing": sharing})
-    cluster.gpunode("provision", "-i", cluster.lab.inventory, "-c", spec, "--yes")
-    return _applied(cluster, sharing)
-
-
-def _offers(cluster: Cluster, wanted: dict[str, str]) -> None:
-    wait_for(lambda: {resource: cluster.allocatable(resource)[NODE] for resource in wanted} == wanted, 120)
-
-
 # ---------------------------------------------------------------- without CDI
 
 

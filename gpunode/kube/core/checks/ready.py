@@ -104,7 +104,8 @@ def crash_loop(pod: Object, recently: str) -> str:
     """
     for container in (pod.get("status") or {}).get("containerStatuses") or []:
         ended = (container.get("lastState") or {}).get("terminated") or {}
-        again = container.get("restartCount", 0) >= RESTARTS and ended.get("exitCode")
+        failed = ended.get("exitCode") and ended.get("reason") != "Unknown"  # so are those that a reboot has ended
+        again = container.get("restartCount", 0) >= RESTARTS and failed
         if again and ended.get("finishedAt", "") > recently:
             text = _last_line(ended.get("message") or "") or ended.get("reason") or ""
             return f"{container['name']} ends again and again, with exit status {ended['exitCode']}" + (
