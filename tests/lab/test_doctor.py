@@ -185,6 +185,64 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "an installer's old log": (INSTALLER, "rm /var/log/nvidia-installer.log", ""),
     "a recipe in make's log": (RECIPE, "rm -r /var/lib/dkms/nvidia/1", ""),
 }
+KEPT = "cat /root/dmesg >/lab/dmesg"
+
+
+def printed(*lines: str) -> str:
+    """The kernel's log with lines of the real driver at its end."""
+    return f"cp /lab/dmesg /root/dmesg; cat >>/lab/dmesg <<'END'\n{chr(10).join(lines)}\nEND"
+
+
+def cuda(call: str, code: int) -> str:
+    return f"echo '{call} {code} all' >/lab/cuda"
+
+
+FLOOD = "seq 3300 | sed 's/.*/[  99.0] NVRM: Xid (PCI:0000:17:00): 45, pid=&, name=python3, Ch 00000008/' >>/lab/dmesg"
+# what the driver prints or answers → how, how it is repaired, the doctor's roots, the check of verify, its status
+DRIVER: dict[str, tuple[str, str, set[str], str, str]] = {
+    # NVIDIA/open-gpu-kernel-modules issue 1125
+    "GSP does not answer after a suspend": (
+        printed(
+            "[37803.140477] NVRM: _kgspIsHeartbeatTimedOut: Heartbeat timed out, currentTimeMs 3856513292 heartbeat 0 "
+            "heartbeatWithOffsetMs 0 diff 3856513292 timeout 5200",
+            "[37803.140481] NVRM: _kgspRpcRecvPoll: GSP RM heartbeat timed out",
+        ),
+        KEPT, {"driver-hang"}, "driver.kernel-log", "failed",
+    ),
+    # kubernetes-sigs/dra-driver-nvidia-gpu issue 982
+    "a reset is required": (
+        printed("[  99.000000] NVRM: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x0000006A)"),
+        KEPT, {"reset-required"}, "driver.kernel-log", "warning",
+    ),
+    "a task hangs in it": (
+        printed(
+            "[  400.100000] INFO: task nvidia-smi:812 blocked for more than 120 seconds.", "[  400.100000] Call Trace:",
+            "[  400.100000]  ? os_acquire_rwlock_write+0x35/0x40 [nvidia]",
+        ),
+        KEPT, {"driver-hang"}, "driver.kernel-log", "warning",
+    ),
+    "Xids 62 and 109, and a flood of 45": (
+        printed(
+            "[  98.000000] NVRM: Xid (PCI:0000:17:00): 62, 0cc0(2d50) 8503ffe7 ffffff80",
+            "[  98.100000] NVRM: Xid (PCI:0000:17:00): 109, pid=7, name=python3, Ch 00000008, errorString CTX SWITCH "
+            "TIMEOUT, Info 0x5c006",
+        ) + f"\n{FLOOD}",
+        KEPT, set(), "gpu.xid", "failed",
+    ),
+    # NVIDIA/open-gpu-kernel-modules issue 1010
+    "it is off the bus": (
+        printed(
+            "[  99.0] NVRM: Xid (PCI:0000:17:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            "[  99.000001] NVRM: GPU 0000:17:00.0: GPU has fallen off the bus.",
+        ),
+        KEPT, {"gpu-lost"}, "gpu.xid", "failed",
+    ),
+    "CUDA does not start after a suspend": (cuda("cuInit", 999), "rm /lab/cuda", set(), "cuda.init", "failed"),
+    "the fabric is not set up": (cuda("cuInit", 802), "rm /lab/cuda", set(), "cuda.init", "failed"),
+    "the GPU is busy or unavailable": (cuda("cuCtxCreate", 46), "rm /lab/cuda", set(), "cuda.init", "failed"),
+    "no memory is free": (cuda("cuMemAlloc", 2), "rm /lab/cuda", set(), "cuda.init", "not-proven"),
+    "CUDA hangs": (cuda("cuInit", -1), "rm /lab/cuda", set(), "cuda.init", "failed"),
+}  # fmt: skip
 MENDED = (  # by doctor --fix, those of a line in one run
     ("CDI is of another driver", "Docker is stopped", "the module is not loaded"),
     ("the kernel has no module", "the default runtime is not there"),
@@ -212,6 +270,19 @@ def test_the_cause_is_named_first(node: Node, name: str) -> None:
     node.sh(how)
     try:
         assert roots(node) == ({cause} if cause else set())
+    finally:
+        node.sh(repair)
+
+
+@pytest.mark.parametrize("name", DRIVER)
+def test_what_the_driver_prints_or_answers_is_found_by_verify(node: Node, name: str) -> None:
+    how, repair, causes, check, status = DRIVER[name]
+    node.sh(how)
+    try:
+        assert roots(node) == causes
+        host = node.json("verify", *(() if check == "cuda.init" else ("--no-smoke",)), exit=None)
+        wrong = {one["id"]: one["status"] for one in host["checks"] if one["status"] not in ("passed", "skipped")}
+        assert wrong.get(check) == status, wrong
     finally:
         node.sh(repair)
 
