@@ -58,9 +58,13 @@ class _Fields:
 
 
 def _declared(cls: Any, *, kw_only: bool) -> Any:
+    stated = {name: cls.__dict__[name] for name in cls.__annotations__ if name in cls.__dict__}
+
     def finish() -> None:
         with _LOCK:
             if cls.__init__ is first:
+                for name, value in stated.items():  # an earlier attempt may have been interrupted, and took them
+                    setattr(cls, name, value)
                 dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
                 cls.__init__ = _init(cls)  # last: another thread waits in `first` until it is there
 

@@ -101,6 +101,20 @@ def test_a_value_that_another_process_made_compares_before_one_is_made_here() ->
     assert repr(value) == "Sent(name='n', parts=())"
 
 
+def test_a_class_whose_making_was_interrupted_is_made_by_the_next_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = made(late.dataclass, frozen=True)
+
+    dataclasses.fields(cls.__base__)  # the base is made, and is not what is interrupted
+
+    def interrupted(_cls: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(late, "_init", interrupted)
+        cls("a", "n")
+    assert (cls("a", "n").seen, cls("a", "n").note) == ([], "")
+
+
 def test_threads_that_make_the_first_value_at_once_all_get_one() -> None:
     for _ in range(20):
         cls = made(late.dataclass, frozen=True, kw_only=True)
