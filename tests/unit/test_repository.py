@@ -49,5 +49,6 @@ def test_the_image_installs_what_is_locked_on_any_base() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(re.findall(r"locks/([a-z]+)\.txt", text)) == {"build", "image"}  # test_locks.py: what is in them
     assert re.findall(r"^FROM (\S+)", text, re.M) == ["${PYTHON}"] * 2  # of any registry: one argument names both
+    assert re.search(r"^ARG PYTHON=\S+@sha256:[0-9a-f]{64}$", text, re.M)
     assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} == set(project["urls"])
     assert project["readme"] and project["keywords"] and project["authors"]
