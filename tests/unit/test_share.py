@@ -131,7 +131,9 @@ def test_a_package_managers_answer_that_cannot_be_used_is_no_answer_of_its_host_
     monkeypatch.setattr(ask, "in_its_share", lambda host, call: in_its_share(host, call, seconds=0.2))
     monkeypatch.setattr(Talk, "hear", hear)
     monkeypatch.setattr(Talk, "request", lambda self: None if self._rounds else {})
-    made = DesiredState({}).plan("gpu1", parse_probe((CASES / "debian12-h100-fresh/probe.txt").read_text()))
+    made = DesiredState({}, to_run=False).plan(
+        "gpu1", parse_probe((CASES / "debian12-h100-fresh/probe.txt").read_text())
+    )
     good, bad = (Talk(planned=made, knowledge=load_knowledge(), replan=lambda _: made) for _ in range(2))
 
     def answers(requests: Mapping[int, object]) -> dict[int, tuple[str, int]]:
