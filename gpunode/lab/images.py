@@ -449,7 +449,7 @@ def tree_files(folder: Path) -> list[Path]:
 
 
 def contents(paths: Iterable[Path]) -> list[tuple[str, int, str]]:
-    return [("/".join(p.parts[-4:]), p.stat().st_mode, hashlib.sha256(p.read_bytes()).hexdigest()) for p in paths]
+    return [("/".join(p.parts[-3:]), p.stat().st_mode, hashlib.sha256(p.read_bytes()).hexdigest()) for p in paths]
 
 
 def _hashes(some: Mapping[str, bytes]) -> list[str]:

@@ -184,7 +184,7 @@ def platform(
         _ensure_key()
         nodes.remove([name])
         nodes.save(replace(node, sources=spec_sources(info, node.distro, url)))
-        nodes.prepare(node, own_sources(info, node.distro), url, machine.places().repository)
+        nodes.prepare(node, own_sources(info, node.distro), url, machine.places().repositories)
     return nodes.platform(node) | {"environment": {"CONTAINERS_CONF": str(machine.containers_conf())}}
 
 
@@ -221,7 +221,7 @@ def _is_real(node: Node) -> bool:
 def _serve(node: Node, log: Log) -> str:
     """Serve the package repository, by an image of such a node; its URL."""
     image = images.serving_image(node.variant, node.image, log=log)
-    return network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
+    return network.ensure_repository(image, machine.places().repositories, network.ensure_network(), log=log)
 
 
 def _reserve_control(template: Node) -> Node | None:
@@ -277,7 +277,7 @@ def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
     def make(node: Node) -> None:
         if stop.is_set():
             return
-        nodes.prepare(node, own_sources(info, node.distro), url, machine.places().repository)
+        nodes.prepare(node, own_sources(info, node.distro), url, machine.places().repositories)
         if node.kubernetes:
             cluster.prepare(node)
         started = nodes.start(node)

@@ -60,8 +60,8 @@ class Places:
         return self.state / "nodes"
 
     @property
-    def repository(self) -> Path:
-        return self.cache / "repository"
+    def repositories(self) -> Path:
+        return self.cache / "repositories"
 
     @property
     def key(self) -> Path:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import tomli
 
@@ -30,6 +31,7 @@ ORIGINS = {
 
 
 NO_PROGRAMS: Mapping[str, bytes] = MappingProxyType({})
+UNUSED = 2 * 24 * 3600  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class RepositorySource:
 
 @dataclass(frozen=True, kw_only=True)
 class RepositoryInfo:
-    """What stands in the directory: its sources, and by distro the packages that a new node has from the start."""
+    """What is below the directory: sources, and by distro the packages that a new node has from the start."""
 
     directory: Path
     sources: tuple[RepositorySource, ...]
@@ -58,10 +60,13 @@ class RepositoryInfo:
         return tuple(self.directory / name for name in self.base[distro])
 
 
+Built = tuple[Sequence[RepositorySource], Mapping[str, Sequence[str]]]  # as in RepositoryInfo, relative to the folder
+
+
 def build_repository(
     directory: Path, *, programs: Mapping[str, bytes] = NO_PROGRAMS, log: Callable[[str], None] = print
 ) -> RepositoryInfo:
-    """Build all repositories in `directory`; at once done when it already holds what would be built.
+    """Build all repositories in a folder of `directory`, as `built_once` does.
 
     `programs` are those of packages_vendor.py.  Needs gpg.  The keys are made for this build, and their secret halves
     thrown away.  Raises GpunodeError.
@@ -72,20 +77,17 @@ def build_repository(
         code = [path.read_bytes() for path in sorted(lab.glob("packages*.py"))]
         ubuntu = texts_in(lab / "ubuntu")
         digest = digest_of("", texts | ubuntu, *tables, *code)
-    stamp = directory / "built.json"
-    if stamp.exists() and (built := json.loads(stamp.read_text()))["digest"] == digest:
-        return load(directory, built)
-    log("building the lab's package repositories")
-    empty(directory)
-    found = [row for table in tables for row in rows(tomli.loads(table.decode()))]
-    contents = tomli.loads(ubuntu["contents.toml"].decode())
-    for version in CODENAMES:
-        found += ubuntu_rows(version, ubuntu[f"{version}.packages"].decode(), contents)
-    sources, base = _write_all(directory, found, texts)
-    write_runfiles(directory, texts)
-    built = {"digest": digest, "sources": [asdict(source) for source in sources], "base": base}
-    stamp.write_text(json.dumps(built, indent=1))
-    return load(directory, built)
+
+    def build(folder: Path) -> Built:
+        log("building the lab's package repositories")
+        found = [row for table in tables for row in rows(tomli.loads(table.decode()))]
+        contents = tomli.loads(ubuntu["contents.toml"].decode())
+        for version in CODENAMES:
+            found += ubuntu_rows(version, ubuntu[f"{version}.packages"].decode(), contents)
+        write_runfiles(folder, texts)
+        return _write_all(folder, found, texts)
+
+    return built_once(directory, digest, build)
 
 
 def build_restricted(
@@ -96,7 +98,7 @@ def build_restricted(
     programs: Mapping[str, bytes] = NO_PROGRAMS,
     log: Callable[[str], None] = print,
 ) -> RepositoryInfo:
-    """Build «restricted» and «multiverse» of that Ubuntu in `directory`/ubuntu/VERSION, as build_repository does.
+    """Build «restricted» and «multiverse» of that Ubuntu, as build_repository does.
 
     `canonical` are the packages that are Canonical's own, by the SHA-256 that the excerpt says; the others are stubs.
     """
@@ -107,50 +109,56 @@ def build_restricted(
             (lab / f"ubuntu/{version}.packages").read_bytes(),
             (lab / "ubuntu/contents.toml").read_bytes(),
         )
-    place = replace(RESTRICTED, distro=f"ubuntu:{version}", path=f"ubuntu/{version}", suite=SUITES[version])
-    digest = digest_of(" ".join(sorted(canonical)), texts, excerpt, contents, *code)
-    folder = directory / place.path
-    stamp = folder / "built.json"
-    if stamp.exists() and (built := json.loads(stamp.read_text()))["digest"] == digest:
-        return load(directory, built)
-    log(f"building the packages of ubuntu:{version}")
-    empty(folder)
-    real = {
-        (stanza["Package"], stanza["Version"]): Fetched(fields=stanza, path=canonical[stanza["SHA256"]])
-        for stanza in stanzas(excerpt.decode())
-        if stanza.get("SHA256") in canonical
-    }
-    pairs = [
-        (row, real.get((row.name, row.version)) or _deb(row, texts, place.arch))
-        for row in ubuntu_rows(version, excerpt.decode(), tomli.loads(contents.decode()))
-        if row.source == place.name
-    ]
-    with packages_deb.gpg_home() as home:
-        key = packages_deb.make_key(Path(home), f"gpunode lab stand-in for Ubuntu {version}")
-        packages_deb.public_keys(folder / "keys", {place.name: key})
-        source = _write_place(directory, place, pairs, key, f"{place.path}/keys")
-        packages_deb.stop_agent(Path(home))
-    built = {"digest": digest, "sources": [asdict(source)], "base": {}}
-    stamp.write_text(json.dumps(built, indent=1))
-    return load(directory, built)
+    place = replace(RESTRICTED, distro=f"ubuntu:{version}", suite=SUITES[version])
+    digest = digest_of(" ".join([version, *sorted(canonical)]), texts, excerpt, contents, *code)
+
+    def build(folder: Path) -> Built:
+        log(f"building the packages of ubuntu:{version}")
+        real = {
+            (stanza["Package"], stanza["Version"]): Fetched(fields=stanza, path=canonical[stanza["SHA256"]])
+            for stanza in stanzas(excerpt.decode())
+            if stanza.get("SHA256") in canonical
+        }
+        pairs = [
+            (row, real.get((row.name, row.version)) or _deb(row, texts, place.arch))
+            for row in ubuntu_rows(version, excerpt.decode(), tomli.loads(contents.decode()))
+            if row.source == place.name
+        ]
+        with packages_deb.gpg_home() as home:
+            key = packages_deb.make_key(Path(home), f"gpunode lab stand-in for Ubuntu {version}")
+            packages_deb.public_keys(folder / "keys", {place.name: key})
+            source = _write_place(folder, place, pairs, key)
+            packages_deb.stop_agent(Path(home))
+        return [source], {}
+
+    return built_once(directory, digest, build)
 
 
-def empty(directory: Path) -> None:
-    """Remove what is in the directory, not the directory: the lab's server may have it mounted."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "built.json").unlink(missing_ok=True)
-    for entry in directory.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+def built_once(directory: Path, digest: str, build: Callable[[Path], Built]) -> RepositoryInfo:
+    """What `build` makes, in a folder named by the digest of what it is made from; at once done where that is there.
 
-
-def load(directory: Path, built: Mapping[str, Any]) -> RepositoryInfo:
-    """What built.json says of the directory."""
-    sources = tuple(RepositorySource(**{**row, "components": tuple(row["components"])}) for row in built["sources"])
+    Nodes that take packages from an older folder keep it: a folder goes when nothing has asked for it for days.
+    """
+    folder = directory / digest[:12]
+    if not (folder / "built.json").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.iterdir():
+            if time.time() - old.stat().st_mtime > UNUSED:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        new = directory / f".{folder.name}.new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        sources, base = build(new)
+        text = json.dumps({"sources": [asdict(source) for source in sources], "base": base}, indent=1)
+        (new / "built.json").write_text(text)
+        new.rename(folder)
+    os.utime(folder)
+    built = json.loads((folder / "built.json").read_text())
+    stated = (RepositorySource(**{**row, "components": tuple(row["components"])}) for row in built["sources"])
     return RepositoryInfo(
-        directory=directory, sources=sources, base={distro: tuple(names) for distro, names in built["base"].items()}
+        directory=directory,
+        sources=tuple(replace(one, path=f"{folder.name}/{one.path}", key=f"{folder.name}/{one.key}") for one in stated),
+        base={distro: tuple(f"{folder.name}/{name}" for name in names) for distro, names in built["base"].items()},
     )
 
 
@@ -231,12 +239,10 @@ PLACES = (
     ),
 )
 SUITES = {version: f"{codename}-security" for version, codename in CODENAMES.items()}
-RESTRICTED = _Place(name="restricted", distro="", path="", components=("restricted", "multiverse"))
+RESTRICTED = _Place(name="restricted", distro="", path="ubuntu", components=("restricted", "multiverse"))
 
 
-def _write_all(
-    directory: Path, found: list[Row], texts: Mapping[str, bytes]
-) -> tuple[list[RepositorySource], dict[str, list[str]]]:
+def _write_all(directory: Path, found: list[Row], texts: Mapping[str, bytes]) -> Built:
     sources, base = [], {}
     keys: dict[str, SigningKey] = {}
     with packages_deb.gpg_home() as home:
@@ -259,9 +265,8 @@ def _write_place(
     place: _Place,
     pairs: Sequence[tuple[Row, Deb | Fetched]],
     key: SigningKey,
-    keys: str = "keys",
 ) -> RepositorySource:
-    """Write the packages below `directory`; what a node has to know of them, with the key in `keys`."""
+    """Write the packages below `directory`; what a node has to know of them."""
     folder, origin = directory / place.path, ORIGINS[place.name]
     if place.components:
         components: dict[str, list[Deb | Fetched]] = {name: [] for name in place.components}
@@ -271,7 +276,7 @@ def _write_place(
     else:
         packages_deb.write_flat_repository(folder, [deb for _, deb in pairs], origin=origin, key=key, arch=place.arch)
     stated = {name: value for name, value in asdict(place).items() if name != "arch"}
-    return RepositorySource(**stated, key=f"{keys}/{place.name}.asc", fingerprint=key.fingerprint)
+    return RepositorySource(**stated, key=f"keys/{place.name}.asc", fingerprint=key.fingerprint)
 
 
 def _base(found: list[Row], debs: list[Deb]) -> list[str]:

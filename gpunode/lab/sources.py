@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,18 +17,17 @@ def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
     if variant.machine == "vm":
         with machine.lock("repository", log=log):
             machine.install_missing_packages(log)
-        return vm.tools(log), RepositoryInfo(directory=machine.places().repository, sources=(), base={})
+        return vm.tools(log), RepositoryInfo(directory=machine.places().repositories, sources=(), base={})
     arch = images.RELEASES[variant.distro].arch
     with machine.lock("repository", log=log):
         machine.install_missing_packages(log, *(() if arch == "amd64" else (emulation.PACKAGE,)))
         machine.raise_inotify_limit(log)
         programs = packages_vendor.programs(log=log)
-        info = packages.build_repository(machine.places().repository, programs=programs, log=log)
+        info = packages.build_repository(machine.places().repositories, programs=programs, log=log)
         family = images.RELEASES[variant.distro].family
         if family:
-            folder = machine.places().repository / "families" / re.sub(r"\W", "", variant.distro)
             tree = images.ensure_tree(variant, log=log)
-            info = families.build(variant.distro, family, folder, tree, programs=programs, log=log)
+            info = families.build(variant.distro, family, info.directory, tree, programs=programs, log=log)
         release, overlays = images.RELEASES[variant.distro], {}
         if release.vendor == "ubuntu":
             version = variant.distro.partition(":")[2]

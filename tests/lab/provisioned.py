@@ -1,8 +1,8 @@
 """Nodes that are provisioned already, from an image of one that was, for tests of what comes afterwards.
 
 The first of a kind is provisioned, checked and committed to an image, which is named by a hash of all that went into it
-(the package gpunode, the spec, the lab's keys and network).  Every test has a node of its own, which starts as after a
-reboot: with its own host keys, machine id and hardware, and engines that have stored nothing yet.
+(the package gpunode, the spec, the lab's repositories and network).  Every test has a node of its own, which starts as
+after a reboot: with its own host keys, machine id and hardware, and engines that have stored nothing yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import yaml
 
 import gpunode
 from gpunode.lab import Lab, machine, network
+from gpunode.lab.images import Variant
 from gpunode.lab.machine import podman
+from gpunode.lab.sources import image_of
 
 # what the first boot makes for each node, see gpunode/lab/node/boot.sh
 FORGET = "rm -rf /etc/ssh/ssh_host_* /var/log/journal/* /var/lib/systemd/random-seed; : >/etc/machine-id; sync"
@@ -70,9 +72,12 @@ def _name(*kind: Mapping[str, Any]) -> str:
 
 def _digest(*kind: Mapping[str, Any]) -> str:
     """Of that, of every file of the package, and of what a node's gpunode.yml and sources name."""
-    hashed = hashlib.sha256(json.dumps([*kind, str(network.ensure_network())]).encode())
-    package, repository = Path(gpunode.__file__).parent, machine.places().repository
-    for path in sorted([*package.rglob("*"), *repository.glob("keys/*"), repository / "built.json"]):
+    _, info = image_of(
+        Variant(**{key: value for key, value in kind[0].items() if key in Variant.__dataclass_fields__}), print
+    )
+    hashed = hashlib.sha256(f"{json.dumps(kind)} {network.ensure_network()} {info.sources}".encode())
+    package = Path(gpunode.__file__).parent
+    for path in sorted(package.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             hashed.update(f"{path}\0".encode() + path.read_bytes())
     return hashed.hexdigest()[:12]

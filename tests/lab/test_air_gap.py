@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.lab.machine import places, podman
+from gpunode.lab.images import Variant
+from gpunode.lab.machine import podman
+from gpunode.lab.sources import image_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
@@ -136,19 +138,18 @@ def repositories(folder: Path, distro: str) -> Path:
     """The files that name a node's own repositories: the lab's kernels, and for Debian what this machine has."""
     files = folder / "repositories"
     files.mkdir()
-    lab = places().repository
-    plain = distro.replace(":", "")
-    built = json.loads((lab / ("built.json" if distro == "debian:12" else f"families/{plain}/built.json")).read_text())
-    own = next(s for s in built["sources"] if s["name"] == "kernels" and s["distro"] == distro)
-    url, key = f"file://{lab}/{own['path']}", f"{lab}/{own['key']}"
+    info = image_of(Variant(distro=distro), print)[1]
+    own = [s for s in info.sources if s.name in ("kernels", "epel") and s.distro == distro]
     if distro == "debian:12":
         shutil.copy("/etc/apt/sources.list.d/debian.sources", files)
-        (files / "own.sources").write_text(f"Types: deb\nURIs: {url}\nSuites: /\nSigned-By: {key}\n")
-    else:
-        more = [s for s in built["sources"] if s["name"] == "epel"]
-        places_of = {"own": (url, key)} | {s["name"]: (f"file://{lab}/{s['path']}", f"{lab}/{s['key']}") for s in more}
-        for name, (place, signed) in places_of.items():
-            (files / f"{name}.repo").write_text(f"[{name}]\nbaseurl={place}\ngpgcheck=1\ngpgkey=file://{signed}\n")
+    for source in own:
+        url, key = f"file://{info.directory}/{source.path}", f"{info.directory}/{source.key}"
+        if distro == "debian:12":
+            text = f"Types: deb\nURIs: {url}\nSuites: /\nSigned-By: {key}\n"
+            (files / "own.sources").write_text(text)
+        else:
+            text = f"[{source.name}]\nbaseurl={url}\ngpgcheck=1\ngpgkey=file://{key}\n"
+            (files / f"{source.name}.repo").write_text(text)
     return files
 
 

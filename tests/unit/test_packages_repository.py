@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.remote import program
-from gpunode.lab.packages import build_repository
+from gpunode.lab.packages import build_repository, built_once
 from gpunode.lab.packages_elf import module_elf
 from gpunode.node import script
 
@@ -204,6 +204,38 @@ def test_a_second_build_of_the_same_table_changes_nothing(repository):
 
 
 @needs_apt
+def test_a_build_from_other_contents_leaves_what_nodes_take_packages_from(tmp_path):
+    """Labs of two versions of gpunode run next to each other: each keeps its packages, keys and paths."""
+    first = build_repository(tmp_path, log=lambda _: None)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    other = build_repository(tmp_path, programs={"libcuda": b"another library"}, log=lambda _: None)
+    assert {path: path.read_bytes() for path in before} == before
+    assert {s.path for s in first.sources}.isdisjoint(s.path for s in other.sources)
+    assert all((tmp_path / one.key).is_file() and (tmp_path / one.path).is_dir() for one in other.sources)
+
+
+def test_a_build_that_failed_leaves_no_repository_and_is_made_again(tmp_path):
+    def failing(folder):
+        (folder / "half").write_text("")
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        built_once(tmp_path, "0" * 64, failing)
+    made = built_once(tmp_path, "0" * 64, lambda folder: ([], {"debian:12": [str(len([*folder.iterdir()]))]}))
+    assert made.base == {"debian:12": (f"{'0' * 12}/0",)}, "nothing of the first try"
+
+
+def test_a_repository_that_nothing_asked_for_in_days_goes_with_the_next_build(tmp_path):
+    for name in "abc":
+        built_once(tmp_path, name * 12, lambda folder: ([], {}))
+    for name in "ab":
+        os.utime(tmp_path / (name * 12), (0, 0))
+    built_once(tmp_path, "a" * 12, lambda folder: ([], {}))
+    built_once(tmp_path, "d" * 12, lambda folder: ([], {}))
+    assert {path.name for path in tmp_path.iterdir()} == {name * 12 for name in "acd"}
+
+
+@needs_apt
 def test_nvcc_says_its_release_and_that_it_is_a_stub(repository, tmp_path):
     nvcc = tmp_path / "nvcc"
     nvcc.write_bytes(unpacked(repository, "cuda-nvcc-12-8_12.8.1-1_amd64.deb", "usr/local/cuda-12.8/bin/nvcc"))
@@ -222,7 +254,7 @@ def test_a_module_is_an_object_whose_information_readelf_can_read(tmp_path):
 
 def unpacked(repository, deb: str, path: str) -> bytes:
     """One file of a package of the CUDA repository for Debian 12."""
-    package = next((repository.directory / "cuda/repos/debian12").rglob(deb))
+    package = next(repository.directory.glob(f"*/cuda/repos/debian12/**/{deb}"))
     tree = Path(repository.directory).parent / f"{package.stem}.tree"
     subprocess.run(["dpkg-deb", "-x", package, tree], check=True)
     return (tree / path).read_bytes()

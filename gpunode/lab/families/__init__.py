@@ -8,7 +8,6 @@ distribution's own tools in a container of its plain tree, because the lab's mac
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +17,9 @@ from typing import Any
 
 import tomli
 
-from gpunode.core.late import asdict, dataclass
+from gpunode.core.late import dataclass
 from gpunode.lab.machine import Log, podman
-from gpunode.lab.packages import RepositoryInfo, RepositorySource, empty, load
+from gpunode.lab.packages import Built, RepositoryInfo, RepositorySource, built_once
 from gpunode.lab.packages_deb import File, SigningKey, gpg_home, make_key, public_keys, stop_agent
 from gpunode.lab.packages_table import LIBRARIES, Row, digest_of, files_of, fill, rows, texts_in
 
@@ -50,9 +49,9 @@ class Package:
 def build(
     distro: str, family: str, directory: Path, tree: str, *, programs: Mapping[str, bytes], log: Log
 ) -> RepositoryInfo:
-    """The repositories of such a distribution below `directory`, built in a container of the image `tree`.
+    """The repositories of such a distribution below `directory`, as `built_once` does, in a container of `tree`.
 
-    At once done when they are there as they would be built.  Raises GpunodeError.
+    Raises GpunodeError.
     """
     with as_file(files("gpunode.lab")) as lab:
         table_text = (lab / f"families/{family}.toml").read_bytes()
@@ -64,21 +63,17 @@ def build(
             *(path.read_bytes() for path in sorted(lab.glob("packages*.py"))),
         )
         digest = digest_of(f"{tree} {distro}", texts, table_text, script, *code)
-    stamp = directory / "built.json"
-    if stamp.exists() and (built := json.loads(stamp.read_text()))["digest"] == digest:
-        return load(directory.parents[1], built)
-    log(f"building the packages of {distro}")
-    directory.mkdir(parents=True, exist_ok=True)
-    empty(directory)
-    table = tomli.loads(table_text.decode())
-    built = {"digest": digest} | _build(distro, table, texts, directory, tree, script)
-    stamp.write_text(json.dumps(built, indent=1))
-    return load(directory.parents[1], built)
+
+    def build(folder: Path) -> Built:
+        log(f"building the packages of {distro}")
+        return _build(distro, tomli.loads(table_text.decode()), texts, folder, tree, script)
+
+    return built_once(directory, digest, build)
 
 
 def _build(
     distro: str, table: Mapping[str, Any], texts: Mapping[str, bytes], directory: Path, tree: str, script: bytes
-) -> dict[str, Any]:
+) -> Built:
     some = [_package(row, table, texts) for row in rows(table, distro)]
     with gpg_home() as folder:
         work = Path(folder) / "work"
@@ -121,15 +116,14 @@ def _folders(table: Mapping[str, Any], distro: str) -> dict[str, str]:
     return {n: path.format(**values) for n, path in table["folders"].items() if distro in some.get(n, (distro,))}
 
 
-def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mapping[str, SigningKey]) -> dict[str, Any]:
-    below = directory.relative_to(directory.parents[1])
+def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mapping[str, SigningKey]) -> Built:
     folders = _folders(table, distro)
     sources = [
         RepositorySource(
             name=name,
             distro=distro,
-            path=f"{below}/{path}",
-            key=f"{below}/keys/{name}.asc",
+            path=path,
+            key=f"keys/{name}.asc",
             fingerprint=keys[name].fingerprint,
         )
         for name, path in folders.items()
@@ -137,8 +131,7 @@ def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mappin
     own = directory / folders["kernels"]
     labels = [label.format(**table["distros"][distro]) for label in table["base"]]
     base = [next(path for path in own.glob(f"{label}[-.]*") if path.suffix != ".sig") for label in labels]
-    names = [str(path.relative_to(directory.parents[1])) for path in base]
-    return {"sources": [asdict(source) for source in sources], "base": {distro: names}}
+    return sources, {distro: [str(path.relative_to(directory)) for path in base]}
 
 
 # ---------------------------------------------------------------- from the table to packages
@@ -303,5 +296,5 @@ def seed(family: str, own: Sequence[RepositorySource], url: str, key: str) -> di
             f"\n[{name}]\nname={name}\nbaseurl={url}/{source.path}\nenabled=0\ngpgcheck=1\ngpgkey={url}/{source.key}\n"
         )
     folder = {"rhel": "etc/yum.repos.d", "sles": "etc/zypp/repos.d"}[family]
-    lab = {"etc/dnf/vars/gpunodelab": f"{url}/{'/'.join(kernels.path.split('/')[:2])}\n"} if family == "rhel" else {}
+    lab = {"etc/dnf/vars/gpunodelab": f"{url}/{kernels.path.partition('/')[0]}\n"} if family == "rhel" else {}
     return {path: key, f"{folder}/base.repo": text, **lab}

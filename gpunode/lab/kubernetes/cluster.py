@@ -38,7 +38,7 @@ def describe(asked: Node) -> Node:
 
 def start_control_plane(control: Node, own: Sequence[RepositorySource], url: str) -> Node:
     """Start etcd, the API server and the controller manager, and wait until the API answers."""
-    nodes.prepare(control, own, url, machine.places().repository)
+    nodes.prepare(control, own, url, machine.places().repositories)
     seeds.seed_control_plane(control.hardware / "seed")
     started = nodes.start(control)
     shared = _shared(control)
