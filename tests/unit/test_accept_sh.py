@@ -146,9 +146,8 @@ def test_never_beside_a_pod_that_has_gpus(node: Path) -> None:
 def test_never_beside_a_pod_with_a_resource_claim(node: Path) -> None:
     runs(node)
     (node / "kubelet").mkdir()
-    (node / "kubelet/dra_manager_state").write_text(
-        f'{{"ClaimInfoStateList":[{{"ClaimName":"c","PodUIDs":{{"{POD}":{{}}}},"DriverState":{{"gpu.nvidia.com":{{}}}}}}]}}'
-    )
+    claims = (CASES.parent / "kubelet/dra_manager_state").read_text()
+    (node / "kubelet/dra_manager_state").write_text(claims.replace("0b5c4ab1-8e8e-4b2e-9a31-5a4b8a1c7d11", POD))
     assert f"a pod has GPUs on it ({POD})" in refused(node)
 
 

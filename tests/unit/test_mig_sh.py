@@ -18,6 +18,7 @@ from gpunode.node import script
 
 SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]
 SLOT = "0000:17:00.0"
+CLAIMS = Path(__file__).parents[1] / "cases/kubelet/dra_manager_state"  # as the code of Kubernetes 1.36.2 writes it
 # One GPU.  Its instances are lines `ID PROFILE START`; a profile is named, or numbered by the digit it begins with.
 SMI = r"""#!/bin/sh
 cd "$NODE" || exit 9
@@ -180,6 +181,22 @@ def pod_with(node: Node, device: str, *, runs: bool) -> None:
     (node.folder / "kubelet/device-plugins/kubelet_internal_checkpoint").write_text(text)
     slice_ = f"kubepods-besteffort-pod{POD.replace('-', '_')}.slice" if runs else "system.slice"
     (node.folder / "proc/4711/cgroup").write_text(f"0::/kubepods.slice/{slice_}/cri-containerd-1.scope\n")
+
+
+@pytest.mark.parametrize(("held", "refused"), [("gpu-0-mig-1g10gb-19-0", True), ("gpu-1", False), ("nic", False)])
+@pytest.mark.parametrize("root", ["kubelet", "k0s/kubelet"])
+def test_a_pod_that_has_an_instance_by_a_claim_keeps_it(node: Node, held: str, refused: bool, root: str) -> None:
+    """By the kubelet's own list (1.36), wherever the kubelet that runs keeps it; claims of one pod each."""
+    pod = {"gpu-0-mig-1g10gb-19-0": "10", "gpu-1": "11", "nic": "13"}[held]
+    node.set(instances="7 1g.10gb 0")
+    for folder in (root, "proc/4711", "proc/1"):
+        (node.folder / folder).mkdir(parents=True)
+    shutil.copy(CLAIMS, node.folder / root)
+    (node.folder / "proc/1/cmdline").write_text(f"/usr/bin/kubelet\0--root-dir={node.folder / root}\0")
+    (node.folder / "proc/4711/cgroup").write_text(f"0::/kubepods/pod0b5c4ab1-8e8e-4b2e-9a31-5a4b8a1c7d{pod}/1\n")
+    outcome = node.cut("3g.10gb:4")
+    assert outcome.status == ("refused" if refused else "changed"), outcome
+    assert not refused or f"instances of it that would go: 0b5c4ab1-8e8e-4b2e-9a31-5a4b8a1c7d{pod}" in outcome.message
 
 
 def test_the_profiles_that_are_wanted_may_be_anywhere(node: Node) -> None:

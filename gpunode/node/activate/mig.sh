@@ -83,12 +83,14 @@ devices() {
     mine && match($0, /UUID: [^)]*/) { print ($1 == "MIG" ? $2 : "-"), substr($0, RSTART + 6, RLENGTH - 6) }'
 }
 
-# nobody_has SLOT: refuses while a pod has the GPU, or an instance of a profile in .gone
+# nobody_has SLOT: refuses while a pod has the GPU, an instance of a profile in .gone, or by a claim any instance of it (the
+# DRA driver's names gpu-N and gpu-N-mig-… have the minor; before its 25.12 the number)
 nobody_has() {
   [ -s "$GPUNODE_IN/.gone" ] || return 0
-  devices "$1" | awk 'FILENAME == ARGV[1] { gone[$1]; next } ($1 in gone) { print $2 }' "$GPUNODE_IN/.gone" - >"$GPUNODE_IN/.devices"
+  { devices "$1" && echo "- gpu-$(minor "$1")" && echo "- gpu-$(number "$1")"; } |
+    awk 'FILENAME == ARGV[1] { gone[$1]; next } ($1 in gone) || $2 ~ /^gpu-/ { print $2 }' "$GPUNODE_IN/.gone" - >"$GPUNODE_IN/.devices"
   pods=$(gpu_pods | awk 'FILENAME == ARGV[1] { gone[$1]; next }
-    { for (i = 2; i <= NF; i++) { sub(/::.*/, "", $i); if ($i in gone) { print $1; next } } }' "$GPUNODE_IN/.devices" - | sort -u | tr '\n' ' ')
+    { for (i = 2; i <= NF; i++) { sub(/::.*|-mig-.*/, "", $i); if ($i in gone) { print $1; next } } }' "$GPUNODE_IN/.devices" - | sort -u | tr '\n' ' ')
   [ -z "$pods" ] || in_use "pods have GPU $1 or instances of it that would go: ${pods% }"
 }
 
