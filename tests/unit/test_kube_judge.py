@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -174,6 +175,27 @@ def test_what_a_node_offers_is_compared_with_what_its_pool_shares(
 ) -> None:
     found = [one.message for one in findings(reading(sharing, item)) if one.check == "kube.gpus"]
     assert message == "*" or (len(found), message in "".join(found)) == (bool(message), True), found
+
+
+@pytest.mark.parametrize(
+    ("sharing", "item", "message"),
+    [
+        ({}, offering({GPU: 7}), "it offers 7 nvidia.com/gpu, and should offer at least 8"),
+        ({}, offering({GPU: 8}), ""),
+        (MPS, offering({GPU: 70}), "should offer at least 80 nvidia.com/gpu"),
+        (MIXED, offering({SMALL: 14, LARGE: 7}), f"should offer at least 16 {SMALL}, 8 {LARGE}"),
+        (MIXED, offering({SMALL: 16, LARGE: 8}), ""),
+        (SINGLE, offering({GPU: 49}), "should offer at least 56 nvidia.com/gpu"),
+        (BY_MEMORY, offering({"aliyun.com/gpu-mem": 1}), ""),
+    ],
+)
+def test_what_a_provisioned_host_offers_is_counted_without_feature_discovery(
+    sharing: dict[str, Any], item: dict[str, Any], message: str
+) -> None:
+    look = reading(sharing, item)
+    marks = tuple(replace(wish, pool=replace(wish.pool, gpus={"gpu1": 8, "other": 2})) for wish in look.marks or ())
+    found = [one.message for one in findings(replace(look, marks=marks)) if one.check == "kube.gpus"]
+    assert (len(found), message in "".join(found)) == (bool(message), True), found
 
 
 def test_what_pods_hold_of_a_resource_of_before_is_found() -> None:

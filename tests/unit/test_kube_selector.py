@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from kube_cluster import mutating, node, rendered
 from rows import over
 
 from gpunode.core.errors import Exit, InputError, RefusedError
+from gpunode.core.model import NodeFacts, PciDevice
 from gpunode.core.spec.kubernetes import SharingSpec
+from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.kube.cli import kube
 from gpunode.kube.core.checks.preflight import pool_nodes
 from gpunode.kube.core.cluster import Pool
@@ -151,6 +154,25 @@ def test_status_names_the_nodes_of_pools_that_offer_something_else(server: ApiSe
     by_host = run(server, tmp_path, "status", "-i", str(hosts), "d", spec={"sharing": {"strategy": "gpushare"}})
     assert "node d of pool default: it offers 4 nvidia.com/gpu, and should offer at least 1 aliyun" in by_host.stdout
     assert "node c" not in by_host.stdout
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_host_offers_as_many_gpus_as_its_last_good_run_found(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    gpus = [PciDevice(slot=f"0000:{n:02x}:00.0", id="10de:2330", class_code="0302", driver="nvidia") for n in range(8)]
+    facts = NodeFacts(gpus=(*gpus[:6], *(replace(gpu, driver="vfio-pci") for gpu in gpus[6:])))
+    journal = Runs()
+    journal.keep({"key": facts})
+    row = HostRow(run="run", host="d", pool="p", wave=1, plan="plan", state="done", found="key")
+    journal.begin("run", "provision", {}, "here", [row])
+    journal.close()
+    hosts = tmp_path / "hosts.yml"
+    hosts.write_text(yaml.safe_dump({"all": {"hosts": {"c": {}, "d": {}}}}))
+    done = run(server, tmp_path, "status", "-i", str(hosts), spec={"kubernetes": {}})
+    assert "node d of pool default: it offers 4 nvidia.com/gpu, and should offer at least 6 nvidia" in done.stdout
+    assert "node c" not in done.stdout
 
 
 @pytest.mark.usefixtures("nodes")

@@ -467,6 +467,11 @@ def all_begun() -> set[str]:
     return _asked(Runs.all_begun) or set()
 
 
+def last_good(hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """`Runs.last_good` likewise."""
+    return _asked(lambda journal: journal.last_good(hosts)) or {}
+
+
 def _asked(what: Callable[[Runs], T]) -> T | None:
     if not (state_dir() / JOURNAL).exists():
         return None

@@ -30,11 +30,11 @@ from gpunode.edge.ask import Talk, settle
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets, detect, one_name_each
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.fleet.runs import last_good
 from gpunode.edge.isolate import isolated
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.shell import Target, route
-from gpunode.edge.state import controller_name, new_run, state_dir, write_private
+from gpunode.edge.state import controller_name, new_run, write_private
 
 ASK_SECONDS = 180  # a node without lists reads those of whole archives, more than once
 SMOKE_SECONDS = 600  # several containers, one after the other
@@ -233,16 +233,9 @@ def expected_gpus(hosts: Sequence[HostPlan]) -> dict[str, Expected]:
 
 def _before(hosts: Sequence[str]) -> dict[str, tuple[str, dict[str, str]]]:
     """Host → the last run that ended well there, and its GPUs: PCI slot → PCI id."""
-    if not (state_dir() / "runs.sqlite").exists():
-        return {}
-    runs = Runs()
-    try:
-        found = runs.last_good(hosts)
-    finally:
-        runs.close()
     return {
         host: (run, {str(gpu.get("slot")): str(gpu.get("id")) for gpu in state.get("gpus") or ()})
-        for host, (run, state) in found.items()
+        for host, (run, state) in last_good(hosts).items()
     }
 
 

@@ -68,10 +68,10 @@ def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: st
     from gpunode.edge.load import load_kube_knowledge
     from gpunode.kube.core import cluster_of, render
     from gpunode.kube.core.checks.preflight import with_nodes
-    from gpunode.kube.edge import specs_of, with_pool
+    from gpunode.kube.edge import provisioned_gpus, specs_of, with_pool
 
     specs = specs_of(with_pool(spec_data, selector) if selector else spec_data, inventory, limit)
-    cluster = cluster_of(specs, api.version(), load_kube_knowledge())
+    cluster = cluster_of(specs, api.version(), load_kube_knowledge(), provisioned_gpus(specs) if inventory else {})
     by_label = any(pool.selector for pool in cluster.pools)
     return render(with_nodes(cluster, api.items("/api/v1/nodes")) if by_label else cluster)
 

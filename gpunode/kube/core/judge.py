@@ -14,7 +14,7 @@ from typing import Any
 from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import printable
-from gpunode.kube.core.checks.preflight import fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
+from gpunode.kube.core.checks.preflight import counted, fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
 from gpunode.kube.core.checks.ready import (
     WORKLOADS,
     crash_loop,
@@ -97,6 +97,10 @@ class ClusterReading:
             for name in pool_nodes(wish.pool, self.nodes):
                 by_node[name] = (*by_node.get(name, ()), wish)
         return by_node
+
+    @cached_property
+    def gpus(self) -> dict[str, int]:
+        return counted([wish.pool for wish in self.marks or ()], self.nodes)
 
     def pool_of(self, node: Object) -> Pool | None:
         """The pool that names a node; where no pool names nodes the only one, if the node has or had GPUs, or its mark.
@@ -451,7 +455,7 @@ def _lost_gpus(look: ClusterReading, pool: Pool, node: Object) -> str:
     labels = node["metadata"].get("labels") or {}
     if labels.get(CLIENT_LABEL) == _PAUSED and mig_state(node):
         return ""  # by the MIG manager, which has taken the plugin away
-    should, there = expected(pool.sharing, labels), look.offers(node)
+    should, there = expected(pool.sharing, labels, look.gpus.get(node["metadata"]["name"], 0)), look.offers(node)
     ill = [
         f"{there.get(resource, 0)} of {count} {resource} can be allocated"
         for resource, count in resources_of(node, "capacity").items()

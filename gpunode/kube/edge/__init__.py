@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.secrets import seal_spec
 from gpunode.core.spec import Spec, merge_spec, parse_spec
+from gpunode.edge.isolate import isolated
 from gpunode.kube.core.render.files import HEADER
 from gpunode.kube.core.selector import parse_selector
 
@@ -22,6 +23,18 @@ def specs_of(spec_data: Any, inventory: Sequence[str], limit: str = "") -> dict[
 
     hosts = load_inventory(inventory, limit=limit)
     return {h.name: _spec(merge_spec(data, h.spec), f"gpunode_spec of {h.name}") for h in hosts}
+
+
+def provisioned_gpus(hosts: Iterable[str]) -> dict[str, int]:
+    """Host → GPUs for containers that the last run that ended well found, of those that this machine has run on."""
+    from gpunode.edge.fleet.runs import last_good
+
+    known = isolated("", lambda: last_good(hosts))
+    found = {} if isinstance(known, GpunodeError) else known
+    return {
+        host: sum(gpu.get("driver") != "vfio-pci" for gpu in state.get("gpus") or ())
+        for host, (_, state) in found.items()
+    }
 
 
 def with_pool(spec_data: Any, selector: str) -> Any:

@@ -9,7 +9,7 @@ from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.printable import printable
 from gpunode.edge.isolate import isolated
 from gpunode.kube.core.api_error import DeniedError
-from gpunode.kube.core.checks.preflight import pool_nodes
+from gpunode.kube.core.checks.preflight import counted, pool_nodes
 from gpunode.kube.core.checks.ready import WORKLOADS, readiness
 from gpunode.kube.core.cluster import Cluster, Object
 from gpunode.kube.core.offers import expected, lack, offered
@@ -62,9 +62,10 @@ def otherwise(api: Api, cluster: Cluster, usage: Usage, names: tuple[str, ...] =
     """The nodes of pools, of these where there are names, that offer otherwise than their pool shares."""
     nodes = {node["metadata"]["name"]: node for node in api.items("/api/v1/nodes", odd=[])}
     there = {node.name: offered(node) for node in usage.nodes}
+    gpus = counted(cluster.pools, list(nodes.values()))
     for pool in cluster.pools:
         for name in pool_nodes(pool, list(nodes.values())):
-            should = expected(pool.sharing, nodes[name]["metadata"].get("labels") or {})
+            should = expected(pool.sharing, nodes[name]["metadata"].get("labels") or {}, gpus.get(name, 0))
             if (not names or name in names) and (lacks := lack(should, there.get(name, {}))):
                 yield printable(f"node {name} of pool {pool.name}: {lacks}")
 

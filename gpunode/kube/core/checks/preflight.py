@@ -224,6 +224,15 @@ def pool_nodes(pool: Pool, nodes: Sequence[Object]) -> tuple[str, ...]:
     return tuple(_name(node) for node in nodes if selected(wanted, node["metadata"].get("labels")))
 
 
+def counted(pools: Iterable[Pool], nodes: Sequence[Object]) -> dict[str, int]:
+    """Node → the GPUs that its host had when gpunode last provisioned it, where that is known."""
+    return {
+        node: pool.gpus[host]
+        for pool in pools
+        for host, node in node_names(filter(pool.gpus.__contains__, pool.hosts), nodes)[0].items()
+    }
+
+
 def _how_chosen(pools: Sequence[Pool]) -> str:
     return " and ".join(f"{pool.name} ({pool.selector or 'by the inventory'})" for pool in pools)
 
