@@ -201,6 +201,42 @@ def test_a_container_is_known_by_its_outermost_cgroup(shell: list[str], line: st
     assert sh(shell, f"{fake}container_processes") == (f"17 {cgroup}" if cgroup else "")
 
 
+@shells
+def test_podmans_containers_are_named_by_what_watches_them(shell: list[str], tmp_path: Path) -> None:
+    """`podman ps` writes locks and its database; CRI-O's containers have such processes, too."""
+    watcher = tmp_path / "conmon"
+    watcher.write_text("#!/bin/sh\nread -r line\n")
+    watcher.chmod(0o755)
+    running = [
+        subprocess.Popen(
+            [
+                watcher,
+                "--api-version",
+                "1",
+                "-c",
+                id,
+                "-u",
+                id,
+                "-r",
+                "/usr/bin/runc",
+                "-n",
+                name,
+                "--exit-dir",
+                "/run",
+            ],
+            stdin=subprocess.PIPE,
+        )
+        for id, name in ((ID, "web_1.gpu"), (INNER, "k8s_server_llm"))
+    ]
+    try:
+        named = sh(shell, "podman() { echo asked; }\npodman_names").splitlines()
+    finally:
+        for one in running:
+            one.communicate(b"\n")
+    assert f"{ID} web_1.gpu" in named
+    assert not [line for line in named if INNER in line or "asked" in line]
+
+
 SPECIFICATION = (
     '{"linux":{"devices":[{"path":"/dev/nvidia0","type":"c"}]},"annotations":{"io.kubernetes.cri.%s-name":"%s"%s}}'
 )

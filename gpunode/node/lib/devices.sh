@@ -37,7 +37,7 @@ gpu_containers() (
   [ -n "$nodes" ] || return 0
   processes=$(container_processes) seen=' ' names=
   case $processes in *docker*) names=$(briefly docker ps --no-trunc --format '{{.ID}} {{.Names}}' 2>/dev/null) ;; esac
-  case $processes in *libpod*) names=$names$eol$(briefly podman ps --no-trunc --format '{{.ID}} {{.Names}}' 2>/dev/null) ;; esac
+  case $processes in *libpod*) names=$names$eol$(podman_names) ;; esac
   printf '%s\n' "$processes" | while read -r pid cgroup; do
     case $seen in *" $cgroup "*) continue ;; esac
     dev=$(stat -c %d "/proc/$pid/root/dev" 2>/dev/null) || continue # it has ended
@@ -53,6 +53,13 @@ container_processes() {
   # with cgroups of version 1 the controller of devices counts; the outermost container is the one this systemd knows
   grep -s -E '^([0-9]+:([a-z,]+,)?devices(,[a-z,]+)?|0:):.*[0-9a-f]{64}' /proc/[0-9]*/cgroup |
     sed -n 's|^/proc/\([0-9]*\)/cgroup:[^:]*:[^:]*:\(.*\)$|\1 \2|; s|\(/[^/]*[0-9a-f]\{64\}[^/]*\).*|\1|p'
+}
+
+# podman_names: lines `ID NAME` of podman's running containers, by the processes that watch them, as `podman ps` writes
+# files; those of CRI-O are called k8s_…
+podman_names() {
+  grep -lsx conmon /proc/[0-9]*/comm | while read -r file; do tr '\0' ' ' <"${file%comm}cmdline" && echo; done 2>/dev/null |
+    sed -n '/ -n k8s_/d; s/^.* -c \([0-9a-f]\{64\}\) .* -n \([A-Za-z0-9_.-]*\) .*$/\1 \2/p'
 }
 
 # gpu_container PID CGROUP NODES: its line, from the container's nodes and $nodes, those of this machine

@@ -319,19 +319,8 @@ probe_containers() {
     /run/k0s/containerd.sock /var/snap/microk8s/common/run/containerd.sock; do
     [ -S "$socket" ] && pods "$socket"
   done
-  [ ! -d /run/libpod ] || podmans
-}
-
-# podmans: by the processes that watch its containers, as `podman ps` writes files; those of CRI-O are called k8s_…
-podmans() {
-  local folder name
-  set --
-  for folder in /proc/[0-9]*; do
-    first "$folder/comm" && [ "$REPLY" = conmon ] || continue
-    name=$(tr '\0' '\t' <"$folder/cmdline" | sed -n "s/.*${tab}-n$tab\([^$tab]*\).*/\1/p")
-    case $name in '' | k8s_*) ;; *) set -- "$@" "$name" ;; esac
-  done 2>/dev/null
-  names podman "$@"
+  # shellcheck disable=SC2046 # a list of names
+  [ ! -d /run/libpod ] || names podman $(podman_names | cut -d ' ' -f 2)
 }
 
 # dockers: the running dockerd is asked; a connection to its socket would start one that does not run

@@ -416,10 +416,6 @@ probe_xids() {
 # by devices.sh, which is sent before this
 probe_gpu_containers() {
   local nodes
-  if ! have gpu_containers; then
-    remark "sent without devices.sh"
-    return
-  fi
   nodes=$(nvidia_nodes)
   [ "$nodes" ] || return 0
   printf '%s\n' "$nodes" | while read -r number path; do
