@@ -7,6 +7,7 @@ import io
 import json
 import re
 import tarfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -410,15 +411,23 @@ def test_what_programs_answer_is_judged_where_they_call_it_no_fault(text: str, n
         assert all(one.confidence == "high" and one.evidence[0].line for one in result.findings)
 
 
-def test_a_long_line_with_many_messages_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its letters were before colours and entities were taken out."""
-    from gpunode.core.doctor import logs
+SHAPES = {  # what programs write in one line: with colours, entities and escapes; as JSON; with codes
+    "messages": "API mismatch: the client \x1b[31m 'a' &quot; ",
+    "JSON": '{"log":"\x1b[31mNVRM: &quot;Unknown symbol&quot; in nvidia: \\"x\\" &amp; disagrees on ',
+    "codes": "\x1b[1mNVRM: Xid (PCI:0000:3b:00): 45,\x1b[0m pid='1' &gt; ",
+}
 
-    measured: list[int] = []
-    places = logs.places
-    monkeypatch.setattr(logs, "places", lambda line: (measured.append(len(line)), places(line))[1])
-    found = diagnosed("API mismatch: the client \x1b[31m 'a' &quot; " * 500 + "\n").findings
-    assert [one.fault.id for one in found] == ["nvml-version-mismatch"] and len(measured) == 1
+
+@over(SHAPES)
+def test_a_line_with_colours_and_entities_costs_its_length(shape: str) -> None:
+    """In CPU time, the least of three: four times the text at most nine times as long, where squares take sixteen."""
+    used = {25_000: 9.0, 100_000: 9.0}
+    for size in [*used] * 3:
+        line = SHAPES[shape] * (size // len(SHAPES[shape])) + "\n"
+        start = time.process_time()
+        assert not scan(FAULTS, "log", [line]).found().keys() - {"nvml-version-mismatch", "modprobe-unknown-symbol"}
+        used[size] = min(used[size], time.process_time() - start)
+    assert used[100_000] < 9 * used[25_000]
 
 
 BROKEN_BEFORE = "NVRM: RmInitAdapter failed! (0x62:0x65:1792)"
