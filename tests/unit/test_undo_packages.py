@@ -92,6 +92,32 @@ def test_a_package_comes_back_as_it_was_asked_for(
     assert found["value"].get("automatic", []) == automatic
 
 
+GONE = packages("p1", removed={"a": "1"}, unmarked=["manual a"])
+AGAIN = packages("p2", added={"a": "2", "b": "1"}, marks=["manual a"])
+NAMED = packages("p3", changed={"a": ("2", "3")}, marks=["manual a"])
+COMES = packages("p2", added={"a": "2", "b": "1"}, marks=["manual b"])
+OLDER = packages("p2", added={"a": "2", "b": "1"})
+
+
+@pytest.mark.parametrize(
+    ("journal", "version", "marked", "automatic"),
+    [
+        ([GONE, AGAIN], "2", False, ["a"]),
+        ([GONE, AGAIN, NAMED], "3", True, ["a"]),
+        ([GONE, AGAIN], "2", True, []),
+        ([GONE, COMES], "2", False, []),
+        ([GONE, OLDER], "2", False, []),
+    ],
+    ids=["by a person", "by a person, and named since", "by none", "by its place as a dependency", "not recorded"],
+)
+def test_a_package_that_was_gone_is_a_dependency_only_if_a_person_has_marked_it_so(
+    journal: list[dict[str, Any]], version: str, marked: bool, automatic: list[str]
+) -> None:
+    marks = [("mark", "manual app"), *([("mark", "manual a")] if marked else [])]
+    text = recall_text(journal, installed={"a": version, "b": "1"}, available={"a": ["1"]}, more=marks)
+    assert back(text).packages.value.get("automatic", []) == automatic
+
+
 def test_a_version_that_nobody_has_any_more_is_a_problem() -> None:
     found = plan_package_undo(packages("p", changed={"a": ("1", "2")}), installed={"a": "2"}, available={"a": ["2"]})
     assert found["problems"] == ["no repository of this node has these packages any more: a 1"]

@@ -246,7 +246,7 @@ class Fake:
             "removed": [{"name": n, "version": bare[n]} for n in sorted(bare.keys() - now)],
             "held": sorted(holds - held),
             "unheld": sorted(held - holds),
-            "marks": sorted(m for m in self.marks() - marks if m.partition(" ")[2] in before or m.startswith("key ")),
+            "marks": sorted(self.marks() - marks),
             "unmarked": sorted(m for m in marks - self.marks() if m.startswith("manual ")),
         }
 

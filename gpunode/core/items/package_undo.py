@@ -12,6 +12,7 @@ from gpunode.core.model import Problem
 from gpunode.core.model.journal import JournalSnapshot, Note, Record, Scope
 
 MOST_NAMED = 5  # packages in one note
+MANUAL, AUTO = "manual", "auto"  # as apt-mark has it
 T = TypeVar("T")
 
 
@@ -66,21 +67,25 @@ class PackageBack(Back):
             for name, version in before.items()
         )
         wanted = {one.name: one.was for one in things if one.differs}
-        held, marks = _toggled(records, "held", "unheld"), _toggled(records, "marks", "unmarked")
+        held = _holds(records)
         remove = _whole([name for name, version in wanted.items() if version == ABSENT], journal)
         kept = _needed(journal, set(remove), wanted.keys() - set(remove))
         notes = [Note(f"{name} stays: {_named(users)} needs it", (name, *users)) for name, users in kept.items()]
         remove = [name for name in remove if name not in kept]
         install, problems, more = _install(journal, wanted, held, ours, restored)
         added = {name for name, version in before.items() if version == ABSENT}
+        # counts as asked for now, or will by being named
+        named = dict.fromkeys((*sorted(_manual(journal.marks)), *(str(item["name"]) for item in install)))
+        asked = _asked_for(journal, records)
+        gained = {mark for record in _done(records) for mark in record.more.get("marks", ())}
         purge, reported = _purge(journal, remove, added, _files(scope.known) - set(theirs))
         return Packages(
             install=tuple(install),
             remove=tuple(remove),
             unhold=tuple(n for n, hold in held.items() if not hold and _state(journal, n) == "hold"),
             purge=tuple(purge),
-            automatic=_automatic(journal, records, marks, [str(item["name"]) for item in install]),
-            keys=tuple(mark.partition(" ")[2] for mark in marks if mark in journal.marks and mark.startswith("key ")),
+            automatic=tuple(name for name in named if asked.get(name) == AUTO),
+            keys=tuple(mark.partition(" ")[2] for mark in sorted(gained & journal.marks) if mark.startswith("key ")),
             refresh=tuple(restored) if install else (),
             keep=tuple(path for path in theirs if journal.files.get(path, ABSENT) != ABSENT) if remove else (),
             kept=tuple(kept),
@@ -144,53 +149,42 @@ def _state(journal: JournalSnapshot, name: str) -> str:
     return journal.packages.get(name, ("", ""))[1]
 
 
-def _toggled(records: Sequence[Record], gained: str, lost: str) -> dict[str, bool]:
-    """What two lists of names in the records say of the time before them, of those where that changed."""
+def _holds(records: Sequence[Record]) -> dict[str, bool]:
+    """Whether a package was held before the records, of those where that changed."""
     changes = (
         (name, was, not was)
         for record in _done(records)
-        for key, was in ((gained, False), (lost, True))
+        for key, was in (("held", False), ("unheld", True))
         for name in record.more.get(key, ())
     )
     return _first(changes, lambda before, last, _: before != last)
 
 
-def _asked_for(records: Sequence[Record]) -> dict[str, bool]:
-    """Whether somebody had asked for a package before the records, of those whose mark changed or that were removed."""
+def _asked_for(journal: JournalSnapshot, records: Sequence[Record]) -> dict[str, str]:
+    """Package → MANUAL or AUTO as it was before the records, or as somebody has marked it since; ABSENT of a new one.
 
-    def changes() -> Iterator[tuple[str, bool | None, bool | None]]:
-        for record in _done(records):
-            lost, gained = (
-                {mark.partition(" ")[2] for mark in record.more.get(key, ()) if mark.startswith("manual ")}
-                for key in ("unmarked", "marks")
-            )
-            for name in gained | lost | {item["name"] for item in record.more.get("removed", ())}:
-                yield name, name in lost, name in gained
-            yield from ((item["name"], None, None) for item in record.more.get("added", ()))
-
-    return _first(changes(), lambda before, last, _: before != last)
-
-
-def _automatic(
-    journal: JournalSnapshot, records: Sequence[Record], marks: Mapping[str, bool], install: Sequence[str]
-) -> tuple[str, ...]:
-    """Packages that nobody asked for: those that count as asked for now, and those that will by being named.
-
-    A manager that keeps no such marks shows none at all, now or in the records.
+    Empty with a manager that keeps no such marks: it shows none at all, now or in the records.
     """
-    manual = {mark.partition(" ")[2] for mark in journal.marks if mark.startswith("manual ")}
-    recorded = (mark for r in _done(records) for key in ("marks", "unmarked") for mark in r.more.get(key, ()))
-    if not manual and not any(mark.startswith("manual ") for mark in recorded):
-        return ()
-    before = _asked_for(records)
-    given: dict[str, None] = {}  # the marks that are gpunode's own by the last record
-    for record in _done(records):
-        given |= dict.fromkeys(record.more.get("marks", ()))
-        for mark in record.more.get("unmarked", ()):
-            given.pop(mark, None)
-    now = (name for name in sorted(manual) if f"manual {name}" in given and not marks[f"manual {name}"])
-    again = (name for name in install if not before.get(name, name in manual))
-    return tuple(dict.fromkeys((*now, *again)))
+
+    def changes() -> Iterator[tuple[str, str | None, str | None]]:
+        for record in _done(records):
+            lost, gained = (_manual(record.more.get(key, ())) for key in ("unmarked", "marks"))
+            added, removed = ({item["name"] for item in record.more.get(key, ())} for key in ("added", "removed"))
+            known = not gained.isdisjoint(added)  # an older gpunode wrote down no mark of a package that it added
+            for name in gained | lost | removed | added:
+                was = ABSENT if name in added else MANUAL if name in lost else AUTO
+                now = ABSENT if name in removed else MANUAL if name in gained else AUTO
+                yield name, was, None if name in added and not known else now
+        yield from ((name, MANUAL if name in manual else AUTO, None) for name in journal.packages)
+
+    manual = _manual(journal.marks)
+    if not manual and not any(_manual(r.more.get(key, ())) for r in _done(records) for key in ("marks", "unmarked")):
+        return {}
+    return _first(changes(), lambda before, last, _: before not in (last, ABSENT))
+
+
+def _manual(marks: Iterable[str]) -> set[str]:
+    return {mark.removeprefix("manual ") for mark in marks if mark.startswith("manual ")}
 
 
 def _ours(known: Sequence[Record]) -> set[tuple[str, str]]:

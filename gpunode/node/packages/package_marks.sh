@@ -13,11 +13,12 @@ marks_now() {
   sed -n 's/^key //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.keys"
 }
 
-# more_marks: what the package manager says in addition to versions (core/undo/journal.py) and did not before, of packages that were there
+# more_marks: what the package manager says in addition to versions (core/undo/journal.py) and did not before, of packages of the transaction
 more_marks() {
   [ -e "$GPUNODE_IN/.marks" ] || return 0
-  awk 'FILENAME == ARGV[1] { before[$1]; next } FILENAME == ARGV[2] { marked[$0]; next } !($0 in marked) && ($1 != "manual" || $2 in before)' \
-    "$GPUNODE_IN/.before" "$GPUNODE_IN/.marks" "$GPUNODE_IN/.marks.after"
+  : >>"$GPUNODE_IN/.after"
+  awk 'FILENAME == ARGV[3] { marked[$0]; next } FILENAME != ARGV[4] { there[$1]; next } !($0 in marked) && ($1 != "manual" || $2 in there)' \
+    "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" "$GPUNODE_IN/.marks" "$GPUNODE_IN/.marks.after"
 }
 
 # fewer_marks: those of packages that a person asked for before
