@@ -609,6 +609,27 @@ def test_of_a_log_the_commands_that_decide_come_next() -> None:
     assert all(len(ask.ask) < 120 for causes in FAULTS.checks.symptoms.values() for ask in causes)
 
 
+AUTHORS = {  # a line that no message knows → what is asked first
+    "level=error msg=strange io.containerd.grpc.v1": "journalctl -b -u containerd",
+    "n1 dockerd[7]: strange": "journalctl -b -u docker",
+    "docker: Error response from daemon: strange": "journalctl -b -u docker",
+    "n1 crio[7]: strange": "journalctl -b -u crio",
+    "n1 kubelet[7]: E1128 10:00:00 strange": "journalctl -b -u kubelet",
+    "Warning  Strange  2m  kubelet  strange": "kubectl describe pod",
+    "pod/nvidia-device-plugin-x: strange": "kubectl logs -n NAMESPACE POD-OF-THE-DEVICE-PLUGIN",
+    "nv-hostengine: strange": "journalctl -b -u nvidia-dcgm",
+    "slurmd: strange": "journalctl -b -u slurmd",
+    "level=WARN source=gpu.go:1 msg=strange": "systemctl set-environment OLLAMA_DEBUG=1",
+    "strange": "nvidia-smi; dmesg",
+}
+
+
+@over(AUTHORS)
+def test_of_a_text_that_matches_nothing_its_author_is_asked_first(line: str) -> None:
+    found = diagnosed(line)
+    assert found.sound and len(found.asks) == 2 and found.asks[0].ask.startswith(AUTHORS[line])
+
+
 def test_a_sound_node_has_no_fault() -> None:
     running = {"nvidia-fabricmanager": Service(name="nvidia-fabricmanager", active="active")}
     sound = replace(SOUND, nvswitches=(SWITCH,), services=running)

@@ -106,7 +106,7 @@ def diagnose(
     return Diagnosis(
         findings=tuple(sorted(ordered, key=_rank)),
         xids=xids,
-        asks=next_commands(faults.checks, roots) if logs_alone else (),
+        asks=next_commands(faults.checks, roots, {word for one in scans for word in one.texts}) if logs_alone else (),
         earlier=tuple(earlier.values()),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.errors import InputError
@@ -11,12 +11,16 @@ from gpunode.core.late import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A possible cause, and what decides it: a fact of a node, or the command that asks for it."""
+    """A possible cause, and what decides it: a fact of a node, or the command that asks for it.
+
+    `words` are those of the program that wrote a text, where nothing else of the text is known.
+    """
 
     fault: str
     ask: str
     means: str
     fact: str = ""
+    words: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,10 @@ class Checks:
     warnings: Mapping[str, str] = field(default_factory=dict)  # the same of checks that warn
     units: Mapping[str, str] = field(default_factory=dict)  # unit that has failed → fault
     symptoms: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)  # "": nothing known was found
+
+    @property
+    def words(self) -> list[str]:
+        return [word for causes in self.symptoms.values() for cause in causes for word in cause.words]
 
 
 def parse_checks(data: Mapping[str, Any]) -> Checks:
@@ -56,6 +64,7 @@ def decided(causes: Iterable[Cause], facts: Mapping[str, str]) -> Iterator[tuple
         ruled_out += [cause.fault] if cause.fact in facts else []
 
 
-def next_commands(checks: Checks, symptoms: Collection[str]) -> tuple[Cause, ...]:
-    """The first two commands that decide the causes of a symptom."""
-    return next((causes[:2] for of, causes in checks.symptoms.items() if of in symptoms), ())
+def next_commands(checks: Checks, symptoms: Collection[str], words: Collection[str]) -> tuple[Cause, ...]:
+    """The first two commands that decide the causes of a symptom, of a text with these words."""
+    causes = next((causes for of, causes in checks.symptoms.items() if of in symptoms), ())
+    return tuple(cause for cause in causes if not cause.words or set(cause.words) & set(words))[:2]

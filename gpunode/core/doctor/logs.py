@@ -102,13 +102,13 @@ class Scan:
     part: Part = ANYONE
     proofs: dict[str, int] = field(default_factory=dict)  # fact → the line before which what it refutes is over
     versions: Mapping[str, str] = field(default_factory=dict)  # of programs, as far as they are known
+    texts: set[str] = field(default_factory=set)  # that some message or cause needs, and that were there
     since: int = 0  # lines with an earlier time (time_of) are of an earlier boot
     _number: int = 0  # of lines
     _starts: dict[str, _Start] = field(default_factory=dict)  # of programs; * of all
     _seen: dict[str, _Lines] = field(default_factory=dict)
     _broken: dict[str, _Lines] = field(default_factory=dict)
     _codes: dict[tuple[int, bool], XidSeen] = field(default_factory=dict)
-    _texts: set[str] = field(default_factory=set)  # that some message needs, and that were there
     _slots: set[str] = field(default_factory=set)  # of NVIDIA's devices
     _tail: str = ""
     _shown_tail: str = ""  # the same as it was in the log
@@ -145,7 +145,7 @@ class Scan:
                 or all(m.outdated(self.versions) or self._is_over(m, at) for m, at in lines.messages.items()),
             )
             for name, lines in {**self._seen, **broken}.items()
-            if any(not m.needs or self._texts.intersection(m.needs) for m in lines.messages)
+            if any(not m.needs or self.texts.intersection(m.needs) for m in lines.messages)
         }
 
     def _is_refuted(self, fault: str, line: int) -> bool:
@@ -176,7 +176,7 @@ class Scan:
         hits: list[tuple[int, Found]] = []
         for last, found in self.faults.finder.iter(lower):
             if found.needs:
-                self._texts.add(found.text)
+                self.texts.add(found.text)
                 if not (found.messages or found.ends):
                     continue
             if last > end:

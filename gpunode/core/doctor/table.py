@@ -190,7 +190,7 @@ class Faults:
             by_text.setdefault(message.text, Found(message.text)).messages.append(message)
         for report in REPORTS:
             by_text.setdefault(report.text, Found(report.text)).reports.append(report)
-        for text in {text for message in self.messages for text in message.needs}:
+        for text in {text for one in self.messages for text in one.needs} | set(self.checks.words):
             by_text.setdefault(text, Found(text)).needs.append(text)
         for text, programs, late in self.parts.ends():
             by_text.setdefault(text, Found(text)).ends.extend((program, late) for program in programs)
