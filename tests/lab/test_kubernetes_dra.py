@@ -193,6 +193,18 @@ def test_two_pods_share_a_claim(cluster: Cluster) -> None:
     cluster.kubectl("delete", "resourceclaim", "both")
 
 
+def test_a_gpu_that_a_pod_has_by_a_claim_is_not_cut(cluster: Cluster) -> None:
+    """By the kubelet's own list; the pod sleeps, and has no device file open."""
+    cluster.apply(claim("ResourceClaimTemplate", "one"), claiming("idle", template="one"))
+    held = sees(cluster, "idle")
+    mig = {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": {"1g.10gb": 2}}}
+    spec = cluster.spec({"kubernetes": {}, "sharing": mig}, "mig.yml")
+    done = cluster.gpunode("provision", "-i", cluster.lab.inventory, "-c", spec, "--yes", exit=5)
+    assert "instances of it that would go: default/idle" in done.stdout + done.stderr
+    assert sees(cluster, "idle") == held
+    cluster.kubectl("delete", "pod", "idle")
+
+
 def test_the_driver_and_the_kubelet_restart_under_a_claim_and_the_node_reboots(cluster: Cluster) -> None:
     """No pod holds a claim over the reboot: a pod finds the machine's own boot id in /proc, which stays in the lab, so
     that the driver would not write its CDI files again."""

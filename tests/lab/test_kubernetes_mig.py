@@ -40,7 +40,7 @@ def mixed(**counts: int) -> dict[str, Any]:
 
 
 def file(node: Cluster, sharing: dict[str, Any], **more: Any) -> Path:
-    return node.spec({"kubernetes": {}, "sharing": sharing, **more})
+    return node.spec({"kubernetes": {}, "sharing": sharing} | more)
 
 
 def provision(node: Cluster, spec: Path, exit: int = 0) -> str:
@@ -120,3 +120,39 @@ def test_a_node_is_cut_and_cut_otherwise_and_whole_again_and_no_tenant_loses_an_
         node.kube("apply", spec, "-i", node.lab.inventory, "--no-wait")
         provision(node, spec)
         proven(node, spec, offers)
+
+
+def test_a_driver_is_upgraded_under_pods_that_have_instances(node: Cluster) -> None:
+    """Drained, the instances are made again by the new driver, and the pods come back to them."""
+    layout = mixed(a1g10gb=2)
+    provision(node, file(node, layout, rollout=DRAINED))
+    node.kube("apply", file(node, layout), "-i", node.lab.inventory)
+    wait_for(lambda: offered(node) == {SMALL: "4"}, 120)
+    node.apply(tenant(SMALL))
+    wait_for(lambda: node.get("deploy", "tenant")["status"].get("readyReplicas") == 1)
+    new = file(node, layout, rollout=DRAINED, driver={"branch": "595"})
+    assert "still to do" not in provision(node, new)
+    assert " 595." in node.lab.run(NODE, "cat /proc/driver/nvidia/version").stdout
+    assert offered(node) == {SMALL: "4"} and "unschedulable" not in node.get("node", NODE)["spec"]
+    wait_for(lambda: node.get("deploy", "tenant")["status"].get("readyReplicas") == 1)
+    assert node.kubectl("exec", "deploy/tenant", "--", "nvidia-smi", "-L").count("MIG 1g.10gb") == 1
+    node.kubectl("delete", "deploy", "tenant")
+    proven(node, new, {SMALL: "4"})
+
+
+def test_a_kubelet_with_another_folder_offers_instances_and_its_tenants_keep_them(node: Cluster) -> None:
+    flags, folder = "/var/lib/kubelet/kubeadm-flags.env", "/data/kubelet"
+    layout = file(node, mixed(a1g10gb=2), kubernetes={"kubelet_dir": folder}, driver={"branch": "595"})
+    node.lab.run(NODE, f"sed -i.old 's|=\"|=\"--root-dir={folder} |' {flags} && systemctl restart kubelet")
+    try:
+        provision(node, layout)
+        node.kube("apply", layout, "-i", node.lab.inventory)
+        proven(node, layout, {SMALL: "4"})
+        node.apply(tenant(SMALL))
+        wait_for(lambda: node.get("deploy", "tenant")["status"].get("readyReplicas") == 1)
+        assert node.lab.run(NODE, f"ls {folder}/pods").stdout
+        other = file(node, mixed(a3g40gb=2), kubernetes={"kubelet_dir": folder}, driver={"branch": "595"})
+        assert "instances of it that would go: default/tenant-" in provision(node, other, exit=5)
+    finally:
+        node.kubectl("delete", "deploy", "tenant", "--ignore-not-found")
+        node.lab.run(NODE, f"mv {flags}.old {flags} && systemctl restart kubelet")

@@ -88,7 +88,6 @@ def test_every_program_can_be_asked_for() -> None:
         ("hami", K0S, {
             "devicePlugin.runtimeClassName": "gpu", "devicePlugin.createRuntimeClass": False,
             "devicePlugin.gpuOperatorToolkitReady.enabled": False,
-            "devicePlugin.pluginPath": "/var/lib/k0s/kubelet/device-plugins",
         }),
     ],
 )  # fmt: skip

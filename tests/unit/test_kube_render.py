@@ -186,6 +186,17 @@ def test_the_mps_daemons_pod_takes_what_it_mounted_on_the_host_away() -> None:
 GPUSHARE = {"sharing": {"strategy": "gpushare"}}
 
 
+@pytest.mark.parametrize("strategy", ["none", "gpushare"])
+def test_device_plugins_are_where_every_kubelet_looks_for_them(strategy: str) -> None:
+    """Its folder of them is the same with --root-dir (pluginapi.DevicePluginPath)."""
+    found = rendered({"kubernetes": {"kubelet_dir": "/var/lib/k0s/kubelet"}, "sharing": {"strategy": strategy}})
+    pods = [item["spec"]["template"]["spec"] for item in found.objects if item["kind"] == "DaemonSet"]
+    paths = {
+        volume["hostPath"]["path"] for pod in pods for volume in pod["volumes"] if volume["name"] == "device-plugins"
+    }
+    assert paths == {"/var/lib/kubelet/device-plugins"}
+
+
 def test_the_older_role_of_control_planes_which_servers_warn_of_is_not_named() -> None:
     text = json.dumps([item for item in rendered(GPUSHARE).objects if item["kind"] == "Deployment"])
     assert text.count("node-role.kubernetes.io/control-plane") == 2 and "node-role.kubernetes.io/master" not in text

@@ -200,7 +200,7 @@ class KubernetesSpec:
         "manifest", "render objects, values for NVIDIA's helm charts, or values for the GPU Operator"
     )
     namespace: str = option("gpunode", "namespace of all objects; made unless it is kube-system or default")
-    kubelet_dir: str = option("/var/lib/kubelet", "the kubelet's folder; k0s: /var/lib/k0s/kubelet")
+    kubelet_dir: str = option("/var/lib/kubelet", "the kubelet's folder (its --root-dir); k0s: /var/lib/k0s/kubelet")
     node_selector: Mapping[str, str] = option({}, "labels of GPU nodes; empty runs the pods on every node")
     tolerations: tuple[TolerationSpec, ...] = option((), "taints that GPU pods tolerate besides nvidia.com/gpu")
     taint: bool = option(False, "taint GPU nodes nvidia.com/gpu=present:NoSchedule, which keeps other pods away")

@@ -106,6 +106,10 @@ def field(name: str, path: str) -> Object:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
+# wherever the kubelet's folder is: https://github.com/kubernetes/kubernetes/issues/68567
+DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
+
+
 def host_path(name: str, path: str, kind: str = "DirectoryOrCreate") -> Object:
     return {"name": name, "hostPath": {"path": path, "type": kind}}
 

@@ -13,6 +13,7 @@ import yaml
 
 from gpunode.kube.core.cluster import Cluster, Object, Pool, pool_affinity
 from gpunode.kube.core.objects import (
+    DEVICE_PLUGINS,
     UNPRIVILEGED,
     config_map,
     container,
@@ -124,14 +125,14 @@ def _plugin(cluster: Cluster, pool: Pool) -> Object:
         ],
         securityContext=_least(cluster, pool),
         volumeMounts=[
-            mount("device-plugins", "/var/lib/kubelet/device-plugins"),
+            mount("device-plugins", DEVICE_PLUGINS),
             _CONFIG_MOUNT,
             *([mount("cdi", "/var/run/cdi"), mount("driver-root", "/driver-root", readOnly=True)] if cdi else []),
             *(_mps_mounts() if mps else []),
         ],
     )  # fmt: skip
     volumes = [
-        host_path("device-plugins", f"{cluster.spec.kubelet_dir}/device-plugins", "Directory"),
+        host_path("device-plugins", DEVICE_PLUGINS, "Directory"),
         *([host_path("cdi", "/var/run/cdi"), host_path("driver-root", "/", "Directory")] if cdi else []),
         *(_mps_volumes() if mps else []),
     ]

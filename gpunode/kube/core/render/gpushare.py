@@ -8,6 +8,7 @@ from __future__ import annotations
 from gpunode.core.edits.kubernetes.scheduler import PREFIX
 from gpunode.kube.core.cluster import GPUSHARE_LABEL, Cluster, Object, tolerations, user_tolerations
 from gpunode.kube.core.objects import (
+    DEVICE_PLUGINS,
     UNPRIVILEGED,
     account,
     container,
@@ -115,7 +116,7 @@ def _plugin(cluster: Cluster) -> Object:
         # Guaranteed: never evicted
         resources={kind: {"cpu": "1", "memory": "300Mi"} for kind in ("requests", "limits")},
         securityContext=UNPRIVILEGED,
-        volumeMounts=[mount("device-plugins", "/var/lib/kubelet/device-plugins")],
+        volumeMounts=[mount("device-plugins", DEVICE_PLUGINS)],
     )  # fmt: skip
     template = pod(
         cluster, containers=[main],
@@ -123,7 +124,7 @@ def _plugin(cluster: Cluster) -> Object:
         priorityClassName=cluster.spec.device_plugin.priority_class,
         hostNetwork=True,
         nodeSelector={**cluster.spec.node_selector, GPUSHARE_LABEL: "true"},
-        volumes=[host_path("device-plugins", f"{cluster.spec.kubelet_dir}/device-plugins", "Directory")],
+        volumes=[host_path("device-plugins", DEVICE_PLUGINS, "Directory")],
     )  # fmt: skip
     return daemon_set(cluster, PLUGIN, template)
 
