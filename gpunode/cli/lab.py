@@ -178,18 +178,6 @@ def image(**shape: Any) -> None:
     echo(name)
 
 
-@lab.command(name="podman-args", epilog="Examples:\n\n\b\n  gpunode lab podman-args mine --gpu h100 --nouveau")
-@click.argument("name")
-@options(_DISTRO, *_SHAPE, *_HARDWARE)
-def podman_args(name: str, gpus: tuple[str, ...], nouveau: bool, **shape: Any) -> None:
-    """Prepare a node that Molecule will start, and print its entry for molecule.yml's `platforms` as JSON."""
-    from gpunode.lab import platform as lab_platform
-
-    with _steps() as log:
-        made = lab_platform(name, gpus=gpus, nouveau=nouveau, log=log, **_shape(**shape))
-    print_json(made)
-
-
 @lab.command(
     epilog="Examples:\n\n\b\n"
     "  gpunode lab molecule molecule/default/nodes.yml -o .cache/molecule.yml\n"

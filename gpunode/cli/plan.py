@@ -57,8 +57,7 @@ def detail_option(command: Command) -> Command:
     "  gpunode plan -i inventory/hosts.yml -v --diff\n"
     "  gpunode plan gpu1 gpu2 -c gpunode.yml -o review/\n"
     "  gpunode plan --probe saved/gpu1.probe --format json\n"
-    "  gpunode plan image1 --for-gpu 10de:2330 --no-load\n"
-    "  gpunode plan -i inventory/hosts.yml -o review/ --shards 4\n\n"
+    "  gpunode plan image1 --for-gpu 10de:2330 --no-load\n\n"
     "Exit codes: 0 nothing to do, 3 steps pending or no GPU, 4 a host is unreachable, 5 refused.",
 )
 @target_options
@@ -79,11 +78,6 @@ def detail_option(command: Command) -> Command:
     type=click.Path(path_type=Path, file_okay=False),
     help="Write plan, inventory and playbook there: to review, to keep, to run.",
 )
-@click.option(
-    "--shards",
-    type=click.IntRange(min=1),
-    help="With -o: also N folders for `ansible-runner transmit`, for fleets too large for one controller.",
-)
 @format_option("text", "json")
 def plan(
     targets: Targets,
@@ -93,7 +87,6 @@ def plan(
     check_repositories: bool | None,
     detail: Detail,
     output: Path | None,
-    shards: int | None,
     connect: Connect,
     output_format: str,
 ) -> int:
@@ -105,8 +98,6 @@ def plan(
     from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
 
-    if shards and not output:
-        raise click.UsageError("--shards needs -o DIR: the shards are in it")
     targets = with_probes(targets, probes)
     look_up = bool(output) if check_repositories is None else check_repositories
     desired = DesiredState(spec_data, to_run=bool(output), lock=lock, look_up=look_up)
@@ -115,13 +106,8 @@ def plan(
     if not probes:  # those may be of any day
         _name_others_at_work(hosts)
     usable = any(h.plan and not h.plan.problems for h in hosts)
-    written: list[Path] = []
     if output and usable:
         workflow.write_plan(output, hosts, targets, desired)
-    if output and usable and shards:
-        from gpunode.edge.ansible.shards import write_shards
-
-        written = write_shards(output, hosts, targets, shards)
     if output_format == "json":
         from gpunode.edge.report_data import plans_data
 
@@ -138,8 +124,6 @@ def plan(
         files = ", ".join(sorted(path.name for path in Path(output).iterdir() if path.is_file()))
         echo(f"written: {output}: {files}")
         echo(f"next: gpunode provision {output}")
-        for shard in written:
-            echo(f"a shard: {shard}; send it: ansible-runner transmit {shard} -p playbook.yml")
     return worst_exit(h.outcome for h in hosts)
 
 

@@ -150,21 +150,16 @@ def open_recorded(data: Any, secrets: Secrets) -> Any:
 
 
 def is_recorded(data: Any) -> bool:
-    """Whether a spec has references in place of secrets."""
-    return bool(references_in(data))
+    """Whether plain data, such as a spec, has references in place of secrets.
 
-
-def references_in(data: Any) -> Mapping[str, str]:
-    """The references in plain data, with the key of the spec that each one names.
-
-    >>> references_in(["http://secret(gpunode_spec.proxy)@proxy"])
-    {'secret(gpunode_spec.proxy)': 'proxy'}
+    >>> is_recorded(["http://secret(gpunode_spec.proxy)@proxy"])
+    True
     """
     if isinstance(data, Mapping):
         data = [*data.values()]
     if isinstance(data, list | tuple):
-        return {reference: key for value in data for reference, key in references_in(value).items()}
-    return {found[0]: found[1] for found in _REFERENCE.finditer(data)} if isinstance(data, str) else {}
+        return any(map(is_recorded, data))
+    return isinstance(data, str) and _REFERENCE.search(data) is not None
 
 
 # ---------------------------------------------------------------- the walk

@@ -124,7 +124,7 @@ def _added(folder: Path, names: Iterable[str]) -> list[str]:
     return [f"{name}: was not there when the plan was made" for name in found if name not in _HARMLESS]
 
 
-_HARMLESS = (".git", ".gitignore", ".gitattributes", "README.md", "shards")  # nothing below them is read from here
+_HARMLESS = (".git", ".gitignore", ".gitattributes", "README.md")  # nothing below them is read from here
 
 
 def _read(folder: Path, name: str, key: str, known: int) -> dict[str, Any]:

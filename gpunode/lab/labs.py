@@ -163,16 +163,11 @@ def _check(template: Node, count: int) -> None:
         hardware.write_hardware(Path(folder), template.gpus, nouveau=template.nouveau)
 
 
-def platform(
-    name: str,
-    *,
-    log: Log = print,
-    **shape: Unpack[Shape],
-) -> dict[str, Any]:
+def platform(name: str, *, log: Log = print, **shape: Unpack[Shape]) -> dict[str, Any]:
     """Prepare a node that another program (Molecule's podman driver) starts, and say how: an entry of its `platforms`.
 
-    The program needs the environment variable CONTAINERS_CONF to be what the entry says under `environment`.
-    `down([name])` removes the node with all that belongs to it.
+    The program needs the environment variable CONTAINERS_CONF, `machine.containers_conf()`.  `down([name])` removes the
+    node with all that belongs to it.
     """
     request = _request(name, **shape)
     _check(request, 1)
@@ -185,7 +180,7 @@ def platform(
         nodes.remove([name])
         nodes.save(replace(node, sources=spec_sources(info, node.distro, url)))
         nodes.prepare(node, own_sources(info, node.distro), url, machine.places().repositories)
-    return nodes.platform(node) | {"environment": {"CONTAINERS_CONF": str(machine.containers_conf())}}
+    return nodes.platform(node)
 
 
 def _up(template: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:

@@ -42,8 +42,6 @@ def write_base(nodes: Sequence[Mapping[str, Any]], output: Path, *, log: Log) ->
     was prepared, after Molecule has destroyed the containers.
     """
     platforms = [platform(log=log, **node) for node in nodes]
-    for entry in platforms:
-        del entry["environment"]
     sources = {node.name: node.sources for node in load_nodes()}
     host_vars = {}
     for entry in platforms:

@@ -17,7 +17,7 @@ from gpunode.lab import Lab
 EXTENDED = {
     f"test_{name}"
     for name in "air_gap driver_settings fabric_node families fleet_faults fleet_kill golden_image hostile_node "
-    "aarch64 how_to migration package_faults rollback runfile selftest settling sharing shards "
+    "aarch64 how_to migration package_faults rollback runfile selftest settling sharing "
     "gpu_payload ubuntu unattended_upgrades uninstall".split()
 }
 

@@ -29,7 +29,6 @@ from gpunode.core.secrets import Secrets, Vaulted, is_recorded, open_recorded, s
 from gpunode.core.spec import parse_spec
 from gpunode.edge import saved
 from gpunode.edge.ansible.runner import HostRun, run_playbook
-from gpunode.edge.ansible.shards import write_shards
 from gpunode.edge.desired import DesiredState, with_secrets
 from gpunode.edge.detect import Targets
 from gpunode.edge.fleet import workflow
@@ -277,7 +276,7 @@ def host_plans(desired: DesiredState, over: dict[str, Any]) -> list[workflow.Hos
 
 
 @pytest.mark.parametrize(("spec", "over"), [(SECRET_SPEC, {}), ({}, SECRET_SPEC)], ids=["gpunode.yml", "inventory"])
-def test_no_plan_folder_and_no_shard_has_a_secret(
+def test_no_plan_folder_has_a_secret(
     keys: list[Any], tmp_path: Path, spec: dict[str, Any], over: dict[str, Any]
 ) -> None:
     desired = DesiredState(spec)
@@ -286,15 +285,6 @@ def test_no_plan_folder_and_no_shard_has_a_secret(
     inventory.write_text("all: {hosts: {gpu1: {}}}\n")
     where = Targets(inventory=(str(inventory),))
     workflow.write_plan(tmp_path / "plan", hosts, where, desired)
-    if over:
-        assert write_shards(tmp_path / "plan", hosts, where, 1)
-    else:
-        with pytest.raises(InputError) as caught:
-            write_shards(tmp_path / "plan", hosts, where, 1)
-        assert str(caught.value).startswith(
-            f"{', '.join(sorted(ALL - {'sources.nvidia-cuda.key'}))} of gpunode.yml: a secret that shards cannot"
-        )
-        assert not (tmp_path / "plan" / "shards").exists()
     assert holds(tmp_path / "plan") == []
     assert "secret(gpunode_spec.proxy)" in (tmp_path / "plan" / "playbook.yml").read_text()
     recorded = saved.load_plan(tmp_path / "plan")

@@ -25,7 +25,6 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, PciDevice
 from gpunode.core.plan.playbook import HEADER, NO_TEMPLATE, TEMPLATE_MARKERS, dump, make_inventory
 from gpunode.edge import load
-from gpunode.edge.ansible.shards import write_shards
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.workflow import INVENTORY, PLAN, PLAYBOOK, HostPlan, plan_one, write_plan
@@ -55,10 +54,10 @@ def untagged(text: str) -> list[str]:
 
 
 def untagged_in(folder: Path) -> dict[str, list[str]]:
-    """The same of all files of a plan folder and its shards, but for those that gpunode itself reads as JSON."""
+    """The same of all files of a plan folder, but for those that gpunode itself reads as JSON."""
     files = [p for p in folder.rglob("*") if p.is_file() and p.name not in (PLAN, FOUND)]
     texts = {p: p.read_text(encoding="utf-8") for p in files}
-    found = {p.name: untagged(t) for p, t in texts.items() if p.suffix == ".yml" or p.name == "envvars"}
+    found = {p.name: untagged(t) for p, t in texts.items() if p.suffix == ".yml"}
     rest = [p for p, t in texts.items() if p.name not in found and any(m in t for m in TEMPLATE_MARKERS)]
     return {name: words for name, words in found.items() if words} | {p.name: ["a marker"] for p in rest}
 
@@ -153,12 +152,10 @@ def test_what_ansible_runs_on_is_written_by_dump() -> None:
     """In every module that starts Ansible or writes for it: no playbook, inventory or variables from elsewhere."""
     texts = [path.read_text(encoding="utf-8") for path in (PACKAGE / "edge").rglob("*.py")]
     calls = re.compile(r"^ *(.*write_(?:private|text)\(.*\))$", re.MULTILINE)
-    ours = [text for text in texts if re.search(r"run_playbook\(|run\.play\(|ansible-runner|python_module", text)]
+    ours = [text for text in texts if re.search(r"run_playbook\(|run\.play\(|python_module", text)]
     lines = [call[1] for text in ours for call in calls.finditer(text) if "ANSIBLE_CFG" not in call[1]]
-    ansible = [
-        line for line in lines if re.search(r"INVENTORY|PLAYBOOK|playbook\)|inventory\.|extra\.|\.ya?ml|envvars", line)
-    ]
-    assert len(ansible) >= 9
+    ansible = [line for line in lines if re.search(r"INVENTORY|PLAYBOOK|playbook\)|inventory\.|extra\.|\.ya?ml", line)]
+    assert len(ansible) >= 6
     assert [line for line in ansible if "dump(" not in line or "json.dump" in line] == []
 
 
@@ -181,11 +178,9 @@ def _without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(facts: NodeFacts, folder: Path) -> HostPlan:
-    """Plan a host with these facts, and write its plan folder and a shard of it."""
+    """Plan a host with these facts, and write its plan folder."""
     host = plan_one(Detected(host="bad", facts=facts, target=Target(name="bad", address="192.0.2.1")), desired())
     write_plan(folder, [host], Targets(hosts=("bad",)), desired())
-    if host.plan and host.plan.steps:
-        write_shards(folder, [host], Targets(hosts=("bad",)), 1)
     return host
 
 

@@ -12,7 +12,7 @@ from gpunode.core.items.item import Found, Item, Question
 from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Reason, Repository
 from gpunode.core.openpgp import fingerprints, without
-from gpunode.core.secrets import references_in
+from gpunode.core.secrets import is_recorded
 from gpunode.core.spec.source import DISTRIBUTION
 
 # Where each repository has been set up by others; a file beside ours gives every package twice, and makes apt fail:
@@ -121,7 +121,7 @@ def _files(role: str, repository: Repository, facts: NodeFacts, templates: Mappi
     )
     key = KeyFile(role=role, option="sources", path=key_path(repository, facts), repository=repository)
     # apt of who may not read it goes on without it
-    mode = "0600" if references_in(text) else "0644"
+    mode = "0600" if is_recorded(text) else "0644"
     return (key, File(role=role, option="sources", path=sources_path(repository.name, facts), text=text, mode=mode))
 
 

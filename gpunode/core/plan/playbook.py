@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import yaml
@@ -63,14 +63,6 @@ _Dumper.add_multi_representer(str, _text)  # Ansible tags its strings: a subclas
 def classes(plans: Iterable[Plan]) -> dict[str, list[Plan]]:
     """The plans that have steps, by class: equal steps, equal key.  Converged and refused hosts are in none."""
     return grouped((class_key(plan), plan) for plan in plans if plan.steps)
-
-
-def split(plans: Iterable[Plan], parts: int) -> list[list[Plan]]:
-    """At most `parts` lists of about equal length; hosts with equal plans stay together, so that plays are few."""
-    sorted_plans = [plan for members in classes(plans).values() for plan in members]
-    parts = min(parts, len(sorted_plans))
-    ends = [len(sorted_plans) * number // parts for number in range(parts + 1)] if parts else []
-    return [sorted_plans[start:end] for start, end in pairwise(ends)]
 
 
 def group_names(plans: Iterable[Plan]) -> dict[Shape, str]:

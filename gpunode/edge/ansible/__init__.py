@@ -1,1 +1,1 @@
-"""Ansible: inventories, runs, shards."""
+"""Ansible: inventories, runs."""
