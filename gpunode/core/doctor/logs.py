@@ -32,6 +32,7 @@ _NO_NEWS = regex(
 _NO_NEWS_WORDS = ("echo", "cleanup warnings", "Error running exec", "gpunode-smoke")
 # the beginning of a line that a program has written in one piece: nothing has broken the line before it
 _STAMP = regex(r"^(?:[A-Z][a-z]{2} [ \d]\d \d\d:|\d{4}-\d\d-\d\d[ T]|\[ *\d+\.\d+\]|[IWEF]\d{4} \d\d:|\{')", re.M)
+_NEAR = 30  # lines of one load of a module, next to its first one
 _MANY = 1000  # lines; nobody has pasted so many
 _OF_NVIDIA = regex(r"pci ([0-9a-f:.]{7,16}): \[10de:")
 _TAIL = 2000  # characters of a chunk that are joined with the next one
@@ -80,14 +81,16 @@ class _Start:
 
     over: int = 0  # the line before which its messages are over
     starting: int = 0  # the same for what it says while it starts
-    last: int = 0  # the newest of those lines
-    begun: bool = False  # that one was the first of its start, and no late one
+    last: int = 0  # the line with which it began, or the newest with which one came to an end
 
-    def at(self, line: int, late: bool) -> _Start:
-        """As it is behind one more line; a late one may be of the start that is known."""
-        if not late:
-            return _Start(over=line, starting=line, last=line, begun=True)
-        return _Start(over=line, starting=self.starting if self.begun else self.last, last=line)
+    def at(self, line: int, place: str) -> _Start:
+        """As it is behind one more line, which is at this place of a start: first, within, late, or of one in vain."""
+        begun = {"first": line, "within": line - _NEAR}.get(place, 0)
+        return _Start(
+            over=self.over if place == "failed" else line,
+            starting=max(self.starting, self.last, begun),
+            last=self.last if place == "within" else line,
+        )
 
 
 _NEVER = _Start()
@@ -192,9 +195,9 @@ class Scan:
 
     def _read_line(self, line: str, shown: str, number: int, hits: list[tuple[int, Found]]) -> None:
         for _, found in hits:
-            for program, late in found.ends:
-                self._starts[program] = self._start(program).at(number, late)
-        hits = [hit for hit in hits if not hit[1].ends]
+            for program, place in found.ends:
+                self._starts[program] = self._start(program).at(number, place)
+        hits = [hit for hit in hits if hit[1].messages or hit[1].reports]
         if not hits or (any(word in line for word in _NO_NEWS_WORDS) and _NO_NEWS.search(line)):
             return
 

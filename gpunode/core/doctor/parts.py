@@ -70,9 +70,9 @@ class Parts:
     def _programs(self, names: Iterable[str]) -> list[str]:
         return [program for name in names for program in self.data["programs"].get(name, [name])]
 
-    def ends(self) -> Iterator[tuple[str, list[str], bool]]:
-        """Texts, the programs whose earlier messages they end, whether late in the start they tell of."""
-        return ((row["text"], self._programs(row["of"]), row.get("late", False)) for row in self.data["over"])
+    def ends(self) -> Iterator[tuple[str, list[str], str]]:
+        """Texts, the programs whose earlier messages they end, and their place in the start they tell of."""
+        return ((row["text"], self._programs(row["of"]), row.get("place", "first")) for row in self.data["over"])
 
     @cached_property
     def _earlier(self) -> re.Pattern[str]:

@@ -156,7 +156,7 @@ class Found:
     text: str
     messages: list[Message] = field(default_factory=list)
     reports: list[CodeReport] = field(default_factory=list)
-    ends: list[tuple[str, bool]] = field(default_factory=list)  # programs that start, and whether that began before
+    ends: list[tuple[str, str]] = field(default_factory=list)  # programs that start, the place of the line in that
     needs: list[str] = field(default_factory=list)  # the text, where some message needs it in its log
 
 
@@ -192,8 +192,8 @@ class Faults:
             by_text.setdefault(report.text, Found(report.text)).reports.append(report)
         for text in {text for one in self.messages for text in one.needs} | set(self.checks.words):
             by_text.setdefault(text, Found(text)).needs.append(text)
-        for text, programs, late in self.parts.ends():
-            by_text.setdefault(text, Found(text)).ends.extend((program, late) for program in programs)
+        for text, programs, place in self.parts.ends():
+            by_text.setdefault(text, Found(text)).ends.extend((program, place) for program in programs)
         return _automaton(by_text)
 
 
