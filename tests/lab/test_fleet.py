@@ -52,18 +52,22 @@ class Fleet:
         return run["status"] == "running" and any("Install" in host["step"] for host in run["hosts"])
 
 
-@pytest.fixture(scope="module")
-def fleet(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    yield Fleet(lab_up(2, engines=("containerd",)), run_gpunode, tmp_path_factory.mktemp("controller"))
+@pytest.fixture(scope="module", params=["debian:12", "rocky:9"])
+def fleet(
+    request: pytest.FixtureRequest, lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    with lab_up(2, distro=request.param, engines=("containerd",)) as lab:
+        yield Fleet(lab, run_gpunode, tmp_path_factory.mktemp("controller"))
 
 
 def test_a_canary_that_fails_leaves_the_other_node_alone(fleet: Fleet) -> None:
-    broken = "printf '#!/bin/sh\\necho this apt-get is broken >&2\\nexit 100\\n' >/usr/bin/apt-get"
-    fleet.shell(0, f"cp -p /usr/bin/apt-get /usr/bin/apt-get.away && {broken}")
+    manager = "/usr/bin/apt-get" if fleet.lab.nodes[0].distro == "debian:12" else "/usr/bin/dnf"
+    broken = f"printf '#!/bin/sh\\necho this {manager} is broken >&2\\nexit 100\\n' >{manager}"
+    fleet.shell(0, f"cp -a {manager} {manager}.away && rm {manager} && {broken} && chmod +x {manager}")
     try:
         found = fleet.provision("--waves", "1,100%", exit=None)
     finally:
-        fleet.shell(0, "mv /usr/bin/apt-get.away /usr/bin/apt-get")
+        fleet.shell(0, f"mv {manager}.away {manager}")
     first, second = (node.name for node in fleet.lab.nodes)
     assert found[first]["exit"] == 1
     assert found[second]["exit"] == 3 and "max_failures" in found[second]["message"]

@@ -147,7 +147,15 @@ class Killed:
         return {host["exit"] for host in json.loads(self.gpunode("verify", *words))["hosts"]}
 
 
-SLOW = "printf 'DPkg::Pre-Invoke {\"sleep 20\";};\\n' >/etc/apt/apt.conf.d/zz-slow"  # long enough to hit the step
+# long enough to hit the step
+SLOW = {
+    "debian:12": "printf 'DPkg::Pre-Invoke {\"sleep 20\";};\\n' >/etc/apt/apt.conf.d/zz-slow",
+    "rocky:9": "mv /usr/bin/dnf /usr/bin/dnf-real; "
+    "printf '#!/bin/sh\\ncase $* in *install*) sleep 20 ;; esac\\nexec dnf-real \"$@\"\\n' >/usr/bin/dnf; "
+    "chmod +x /usr/bin/dnf",
+}
+FAST = {"debian:12": "rm /etc/apt/apt.conf.d/zz-slow", "rocky:9": "mv /usr/bin/dnf-real /usr/bin/dnf"}
+INSTALLED = {"debian:12": "dpkg-query -W -f '${Package} ${Status}\n' | grep 'ok installed' || :", "rocky:9": "rpm -qa"}
 
 
 def processes_of(run: str) -> list[str]:
@@ -162,12 +170,13 @@ def processes_of(run: str) -> list[str]:
 
 
 @pytest.mark.timeout(1800)
-def test_a_killed_controller_leaves_nothing_behind_that_goes_on(lab_up: Any, tmp_path: Path) -> None:
-    """Killed in the middle of apt, alone; then an uninstall, and another controller without waiting for a lease."""
-    lab = lab_up(1, engines=("containerd",), python=False)
+@pytest.mark.parametrize("distro", SLOW)
+def test_a_killed_controller_leaves_nothing_behind_that_goes_on(lab_up: Any, tmp_path: Path, distro: str) -> None:
+    """Killed in the middle of apt or dnf, alone; then an uninstall, and another controller at once."""
+    lab = lab_up(1, distro=distro, engines=("containerd",), python=False)
     small = {"driver": {"branch": "none"}}
     fleet = Killed(lab, tmp_path, small, each_host=True)
-    fleet.on(0, SLOW)
+    fleet.on(0, SLOW[distro])
     step = "Install the NVIDIA Container Toolkit"
     events = tmp_path / "events"
     events.touch()
@@ -190,11 +199,9 @@ def test_a_killed_controller_leaves_nothing_behind_that_goes_on(lab_up: Any, tmp
     holder = fleet.on(0, "cat /var/lib/gpunode/lease").split()
     assert holder[2] > run, "the uninstall was the last to work here"
     assert fleet.on(0, "cat /var/lib/gpunode/released").split() == holder[1:]
-    assert "nvidia-container-toolkit" not in fleet.on(
-        0, "dpkg-query -W -f '${Package} ${Status}\n' | grep 'ok installed' || :"
-    )
+    assert "nvidia-container-toolkit" not in fleet.on(0, INSTALLED[distro])
 
-    fleet.on(0, "rm /etc/apt/apt.conf.d/zz-slow")
+    fleet.on(0, FAST[distro])
     fleet.environment["XDG_STATE_HOME"] = str(tmp_path / "another")
     fleet.gpunode("provision", "-i", str(lab.inventory), "-c", str(fleet.spec), "--yes")
     assert fleet.on(0, "cat /var/lib/gpunode/lease").split()[1] != holder[1]
