@@ -75,9 +75,9 @@ def _shown(part: str | Styled) -> str:
     return printable(part)
 
 
-def print_json(data: Any, *, indent: int | None = 2) -> None:
+def print_json(data: Any) -> None:
     """Plain data to stdout as JSON."""
-    echo(json_text(data, indent=indent))
+    echo(json_text(data, indent=2))
 
 
 def print_yaml(data: Any) -> None:

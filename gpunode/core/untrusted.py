@@ -16,15 +16,15 @@ EXPANDED = 100_000  # values (of a long text each 10 letters) that all aliases o
 SIZE = 512 << 20  # bytes: the largest lists of public repositories have about 300 MB when they are unpacked
 
 
-def load_yaml(text: str | bytes, where: str, loader: Any = None) -> Any:
+def load_yaml(text: str | bytes, where: str) -> Any:
     """The plain values of the one YAML document; None for an empty text.
 
-    `loader` is a subclass of SafeLoader, else the fast one.  InputError has path:line:column where the text is broken,
-    and refuses aliases that stand for more than EXPANDED nodes.
+    InputError has path:line:column where the text is broken, and refuses aliases that stand for more than EXPANDED
+    nodes.
     """
     import yaml
 
-    return _read(where, text, lambda: yaml.load(text, Loader=loader or _fast()))  # noqa: S506 # a safe one
+    return _read(where, text, lambda: yaml.load(text, Loader=_fast()))  # noqa: S506 # a safe one
 
 
 def load_yaml_documents(text: str | bytes, where: str) -> list[Any]:

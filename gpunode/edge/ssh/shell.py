@@ -117,7 +117,7 @@ def _leading(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def parse_host(text: str, *, ssh_args: tuple[str, ...] = (), become: bool = False, become_password: str = "") -> Target:
+def parse_host(text: str, *, ssh_args: tuple[str, ...] = ()) -> Target:
     """[user@]host[:port], [user@][IPv6]:port or ssh://… → Target."""
     bare = text.removeprefix("ssh://").rstrip("/") if text.startswith("ssh://") else text
     if "/" in bare or bare.startswith(("~", ".")):
@@ -135,17 +135,7 @@ def parse_host(text: str, *, ssh_args: tuple[str, ...] = (), become: bool = Fals
         host, _, port = rest.partition(":")
     if not host or host.startswith("-") or any(c.isspace() for c in host) or (port and not port.isdigit()):
         raise InputError(f"host {text!r}", expected="[user@]host[:port]", fix="an IPv6 address with a port: [::1]:22")
-    return check_target(
-        Target(
-            name=host,
-            address=host,
-            user=user,
-            port=int(port) if port else None,
-            ssh_args=ssh_args,
-            become=become,
-            become_password=become_password,
-        )
-    )
+    return check_target(Target(name=host, address=host, user=user, port=int(port) if port else None, ssh_args=ssh_args))
 
 
 # ---------------------------------------------------------------- this machine

@@ -63,9 +63,9 @@ def daemon_set(cluster: Cluster, component: str, pod_spec: Object, *, annotation
     }), namespace=cluster.spec.namespace)  # fmt: skip
 
 
-def single(cluster: Cluster, component: str, pod_spec: Object, *, annotations: Mapping[str, str] = {}) -> Object:
+def single(cluster: Cluster, component: str, pod_spec: Object) -> Object:
     """A Deployment of one pod that never runs twice."""
-    return thing("Deployment", "apps/v1", component, component, _workload(component, pod_spec, annotations, {
+    return thing("Deployment", "apps/v1", component, component, _workload(component, pod_spec, {}, {
         "replicas": 1, "strategy": {"type": "Recreate"},
     }), namespace=cluster.spec.namespace)  # fmt: skip
 
@@ -93,8 +93,9 @@ def account(cluster: Cluster, component: str, rules: Sequence[Object]) -> list[O
     ]
 
 
-def rule(resources: Sequence[str], verbs: Sequence[str], *, group: str = "") -> Object:
-    return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+def rule(resources: Sequence[str], verbs: Sequence[str]) -> Object:
+    """What a ClusterRole allows of the core API."""
+    return {"apiGroups": [""], "resources": list(resources), "verbs": list(verbs)}
 
 
 def env(**values: str) -> list[Object]:

@@ -383,9 +383,9 @@ class Api:
             raise
         return True
 
-    def allowed(self, *, verb: str, group: str, resource: str, namespace: str, name: str = "") -> bool:
+    def allowed(self, *, verb: str, group: str, resource: str, namespace: str) -> bool:
         """Whether we may do that (SelfSubjectAccessReview)."""
-        attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace, "name": name}
+        attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
         plain, _, sub = resource.partition("/")
         attributes |= {"resource": plain, "subresource": sub} if sub else {}
         answer = self.request(
