@@ -22,7 +22,8 @@ import yaml
 from cluster import FOLDER, REASON, Cluster, wait_for
 
 from gpunode.core.errors import RefusedError
-from gpunode.kube.core.draining import CORDONED, DrainOptions, pod_name
+from gpunode.core.spec.rollout import DrainSpec
+from gpunode.kube.core.draining import CORDONED, pod_name
 from gpunode.kube.edge.drain import pods_to_evict
 from gpunode.kube.edge.kubeconfig import connect
 
@@ -314,7 +315,7 @@ def test_what_a_drain_does_with_each_pod_is_what_kubectl_drain_does(work: Cluste
                     )
                     theirs = set(re.findall(r"^evicting pod (\S+)", printed, re.M))
                     try:
-                        plan = pods_to_evict(api, name, DrainOptions(force=force, delete_local_data=local))
+                        plan = pods_to_evict(api, name, DrainSpec(force=force, delete_local_data=local))
                         ours, refused = {pod_name(one) for one in plan.evict}, ""
                     except RefusedError as error:
                         ours, refused = set(), error.what

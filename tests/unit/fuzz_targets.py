@@ -45,6 +45,7 @@ from gpunode.core.printable import printable
 from gpunode.core.remote import parse_outcome
 from gpunode.core.report.schema import seen_from
 from gpunode.core.spec import Spec, parse_spec
+from gpunode.core.spec.rollout import DrainSpec
 from gpunode.core.undo.journal import parse_snapshot
 from gpunode.core.undo.plan import plan_undo
 from gpunode.core.undo.requests import compared, undo_requests
@@ -54,7 +55,7 @@ from gpunode.edge.doctor import load_faults
 from gpunode.edge.load import load_scheduler_rules
 from gpunode.kube.core.checks.preflight import node_names, offers_gpus
 from gpunode.kube.core.checks.ready import pod_trouble, readiness
-from gpunode.kube.core.draining import DrainOptions, daemon_sets_of, drain_plan
+from gpunode.kube.core.draining import daemon_sets_of, drain_plan
 from gpunode.kube.core.owned import owner_words, parse_inventory, shown
 from gpunode.kube.core.shape import checked_object
 from gpunode.kube.core.usage import usage, usage_data, usage_text
@@ -469,7 +470,7 @@ def cluster(text: str) -> None:
     usage_data(found)
     usage_text(found, details=True)
     node_names(["a", "z"], of["nodes"])
-    drain_plan(of["pods"], daemon_sets_of(of["pods"]), DrainOptions())
+    drain_plan(of["pods"], daemon_sets_of(of["pods"]), DrainSpec())
     for pod in of["pods"]:
         pod_trouble(pod)
     if plural in ("daemonsets", "deployments", "statefulsets"):

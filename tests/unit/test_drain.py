@@ -9,14 +9,20 @@ from api_server import ApiServer, Fault
 from kube_cluster import node, silent
 
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser, RefusedError, UnreachableError
+from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.core.api_error import ApiError
-from gpunode.kube.core.draining import CORDONED, DrainOptions, drain_plan, pod_name
+from gpunode.kube.core.draining import CORDONED, drain_plan, pod_name
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.drain import cordon, drain, uncordon, wait_ready
 
 pytest_plugins = ("kube_fixtures",)
 
-QUICK = DrainOptions(timeout=3, retry=0.01)
+QUICK = DrainSpec(timeout=3)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpunode.kube.edge.drain.RETRY_SECONDS", 0.01)
 
 
 def pod(name: str, owner: str = "ReplicaSet", **more: Any) -> dict[str, Any]:
@@ -33,22 +39,21 @@ MIRROR = {"annotations": {"kubernetes.io/config.mirror": "x"}}
 EMPTY = [{"name": "scratch", "emptyDir": {}}]
 
 # pod, options, and what becomes of it
-RULES: dict[str, tuple[dict[str, Any], DrainOptions, str]] = {
-    "of a controller": (pod("p"), DrainOptions(), "evicted"),
-    "of a daemon set": (pod("p", "DaemonSet"), DrainOptions(), "left"),
-    "of a daemon set, not ignored": (pod("p", "DaemonSet"), DrainOptions(ignore_daemon_sets=False), "refused"),
+RULES: dict[str, tuple[dict[str, Any], DrainSpec, str]] = {
+    "of a controller": (pod("p"), DrainSpec(), "evicted"),
+    "of a daemon set": (pod("p", "DaemonSet"), DrainSpec(), "left"),
     "ended, of a daemon set that is gone": (
-        pod("p", "DaemonSet", phase="Failed", metadata={"namespace": "gone"}), DrainOptions(), "evicted"),
-    "of a daemon set that is gone": (pod("p", "DaemonSet", metadata={"namespace": "gone"}), DrainOptions(), "refused"),
+        pod("p", "DaemonSet", phase="Failed", metadata={"namespace": "gone"}), DrainSpec(), "evicted"),
+    "of a daemon set that is gone": (pod("p", "DaemonSet", metadata={"namespace": "gone"}), DrainSpec(), "refused"),
     "of a daemon set that is gone, forced": (
-        pod("p", "DaemonSet", metadata={"namespace": "gone"}), DrainOptions(force=True), "evicted"),
-    "static": (pod("p", "", metadata=MIRROR), DrainOptions(), "left"),
-    "with local data": (pod("p", volumes=EMPTY), DrainOptions(), "refused"),
-    "with local data, allowed": (pod("p", volumes=EMPTY), DrainOptions(delete_local_data=True), "evicted"),
-    "with local data, ended": (pod("p", volumes=EMPTY, phase="Succeeded"), DrainOptions(), "evicted"),
-    "of nobody": (pod("p", ""), DrainOptions(), "refused"),
-    "of nobody, forced": (pod("p", ""), DrainOptions(force=True), "evicted"),
-    "of nobody, ended": (pod("p", "", phase="Succeeded"), DrainOptions(), "evicted"),
+        pod("p", "DaemonSet", metadata={"namespace": "gone"}), DrainSpec(force=True), "evicted"),
+    "static": (pod("p", "", metadata=MIRROR), DrainSpec(), "left"),
+    "with local data": (pod("p", volumes=EMPTY), DrainSpec(), "refused"),
+    "with local data, allowed": (pod("p", volumes=EMPTY), DrainSpec(delete_local_data=True), "evicted"),
+    "with local data, ended": (pod("p", volumes=EMPTY, phase="Succeeded"), DrainSpec(), "evicted"),
+    "of nobody": (pod("p", ""), DrainSpec(), "refused"),
+    "of nobody, forced": (pod("p", ""), DrainSpec(force=True), "evicted"),
+    "of nobody, ended": (pod("p", "", phase="Succeeded"), DrainSpec(), "evicted"),
 }  # fmt: skip
 
 
@@ -105,8 +110,8 @@ def test_a_disruption_budget_is_waited_for(server: ApiServer, api: Api) -> None:
 def test_a_budget_that_never_allows_it_ends_at_the_timeout(server: ApiServer, api: Api) -> None:
     server.put(pod("a"))
     server.budgets["team/a"] = 10**6
-    with pytest.raises(GpunodeError, match=r"not drained after 0.3 s: team/a Cannot evict pod"):
-        drain(api, "gpu1", DrainOptions(timeout=0.3, retry=0.01), notify=silent)
+    with pytest.raises(GpunodeError, match=r"not drained after 1 s: team/a Cannot evict pod"):
+        drain(api, "gpu1", DrainSpec(timeout=1), notify=silent)
 
 
 def test_an_api_server_that_goes_away_is_waited_for(server: ApiServer, api: Api) -> None:
@@ -130,7 +135,7 @@ def test_a_wait_ends_at_once_when_the_run_is_cancelled(server: ApiServer, api: A
     stops = iter([False] * 5)
     long = api.patient(60, stopped=lambda: next(stops, True), notify=silent)
     with pytest.raises(InterruptedByUser):
-        drain(long, "gpu1", DrainOptions(timeout=60, retry=0.01), notify=silent)
+        drain(long, "gpu1", DrainSpec(timeout=60), notify=silent)
     with pytest.raises(InterruptedByUser):
         wait_ready(long, "gpu1", {"nvidia.com/gpu": 8}, timeout=60, notify=silent)
 
@@ -139,7 +144,7 @@ def test_a_pod_that_does_not_go_is_named(server: ApiServer, api: Api) -> None:
     server.put(pod("a"))
     server.stuck.add("team/a")
     with pytest.raises(GpunodeError, match=r"team/a is terminating"):
-        drain(api, "gpu1", DrainOptions(timeout=0.3, retry=0.01), notify=silent)
+        drain(api, "gpu1", DrainSpec(timeout=1), notify=silent)
     evictions = [r for r in server.requests if r.endswith("/eviction")]
     assert len(evictions) == 1
 

@@ -13,7 +13,7 @@ from kube_cluster import node, rendered, silent
 from test_drain import RULES, owner, pod
 
 from gpunode.core.errors import RefusedError
-from gpunode.kube.core.draining import DrainOptions
+from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.edge.apply import apply
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.drain import cordon, drain, uncordon
@@ -28,9 +28,9 @@ def kubectl(server: ApiServer, folder: Path, *words: str) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def flags(options: DrainOptions) -> list[str]:
+def flags(options: DrainSpec) -> list[str]:
     found = {
-        "--ignore-daemonsets": options.ignore_daemon_sets,
+        "--ignore-daemonsets": True,
         "--delete-emptydir-data": options.delete_local_data,
         "--force": options.force,
     }

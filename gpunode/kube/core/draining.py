@@ -1,4 +1,4 @@
-"""Which pods of a node a drain evicts, leaves, or refuses to touch: the rules of `kubectl drain`.
+"""Which pods of a node a drain evicts, leaves, or refuses to touch: the rules of `kubectl drain --ignore-daemonsets`.
 
 https://kubernetes.io/docs/tasks/administer-cluster/safely-drain-node/
 """
@@ -8,27 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from gpunode.core.late import dataclass
+from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.core.cluster import Object
 
 CORDONED = "gpunode/cordoned"  # annotation of the nodes that we cordoned, and may uncordon
 _MIRROR = "kubernetes.io/config.mirror"
 _ENDED = ("Succeeded", "Failed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrainOptions:
-    """As kubectl's flags, with daemon sets left alone by default: every GPU node runs some.
-
-    `grace` in seconds, None is each pod's own; `timeout` for the whole node; `retry` between evictions that a
-    disruption budget refuses.
-    """
-
-    ignore_daemon_sets: bool = True
-    delete_local_data: bool = False
-    force: bool = False
-    grace: int | None = None
-    timeout: float = 600
-    retry: float = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +25,7 @@ class DrainPlan:
     refused: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def drain_plan(pods: Iterable[Object], daemon_sets: Set[tuple[str, str]], options: DrainOptions) -> DrainPlan:
+def drain_plan(pods: Iterable[Object], daemon_sets: Set[tuple[str, str]], options: DrainSpec) -> DrainPlan:
     """`daemon_sets`: (namespace, name) of those that are there: pods of one that is gone come back nowhere."""
     evict, left = [], []
     refused: dict[str, list[str]] = {}
@@ -78,11 +63,10 @@ def is_over(pod: Object) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp")) and status.get("phase") in _ENDED and not runs
 
 
-def _refusal(pod: Object, daemon_sets: Set[tuple[str, str]], options: DrainOptions) -> str:
+def _refusal(pod: Object, daemon_sets: Set[tuple[str, str]], options: DrainSpec) -> str:
     if _is_daemon(pod):
-        if _daemon_set(pod) not in daemon_sets:
-            return "" if options.force else "pods of a DaemonSet that is gone (force deletes them)"
-        return "" if options.ignore_daemon_sets else "pods of DaemonSets (ignore_daemon_sets leaves them)"
+        gone = _daemon_set(pod) not in daemon_sets and not options.force
+        return "pods of a DaemonSet that is gone (force deletes them)" if gone else ""
     if any("emptyDir" in volume for volume in pod["spec"].get("volumes") or []) and not options.delete_local_data:
         return "pods with local data in an emptyDir (delete_local_data deletes it)"
     if _controller(pod) is None and not options.force:

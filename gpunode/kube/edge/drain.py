@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.draining import (
     CORDONED,
-    DrainOptions,
     DrainPlan,
     daemon_sets_of,
     drain_plan,
@@ -24,6 +24,7 @@ from gpunode.kube.edge.client import AGAIN, Api, Retry
 
 Notify = Callable[[str], None]
 ANY = "resources of GPUs"
+RETRY_SECONDS = 5.0  # between evictions that a disruption budget refuses
 
 
 def cordon(api: Api, node: str, *, why: str = "gpunode", over: str | None = None) -> bool:
@@ -80,7 +81,7 @@ def is_our_cordon(live: Object) -> bool:
     return CORDONED in (live["metadata"].get("annotations") or {})
 
 
-def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tuple[str, ...]:
+def drain(api: Api, node: str, options: DrainSpec, *, notify: Notify) -> tuple[str, ...]:
     """Evict the node's pods and wait until they are gone; the names of those evicted.  Cordon it first.
 
     Raises RefusedError, with nothing evicted, for pods that would lose something; GpunodeError at the timeout.
@@ -92,13 +93,13 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
     due = dict.fromkeys((uid for uid, pod in waiting.items() if not pod["metadata"].get("deletionTimestamp")), 0.0)
     while waiting:
         for uid in [uid for uid, at in due.items() if at <= api.clock()]:
-            refusal = _evict(api, waiting[uid], options)
+            refusal = _evict(api, waiting[uid])
             if refusal:
                 if refusal != reasons[uid]:
-                    tried = f"tried every {options.retry:g} s, until {options.timeout:g} s have passed"
+                    tried = f"tried every {RETRY_SECONDS:g} s, until {options.timeout} s have passed"
                     notify(f"{node}: waiting for {pod_name(waiting[uid])}: {refusal} ({tried})")
                 reasons[uid] = refusal
-                due[uid] = api.clock() + options.retry
+                due[uid] = api.clock() + RETRY_SECONDS
             else:
                 reasons[uid] = "is terminating"
                 del due[uid]
@@ -109,7 +110,7 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
         if waiting and api.clock() >= deadline:
             left = "; ".join(f"{pod_name(pod)} {reasons[uid]}" for uid, pod in waiting.items())
             raise GpunodeError(
-                f"{node} is not drained after {options.timeout:g} s: {left}",
+                f"{node} is not drained after {options.timeout} s: {left}",
                 fix="look at the disruption budgets (kubectl get pdb -A) and at finalizers of these pods",
             )
         if waiting:
@@ -117,20 +118,20 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
     return tuple(map(pod_name, plan.evict))
 
 
-def plan_drain(api: Api, node: str, options: DrainOptions) -> DrainPlan:
+def plan_drain(api: Api, node: str, options: DrainSpec) -> DrainPlan:
     """What a drain of the node does with its pods."""
     pods = _pods(api, node)
     there = {at for at in daemon_sets_of(pods) if api.find(api.path(ObjectKey("apps/v1", "DaemonSet", *at)))}
     return drain_plan(pods, there, options)
 
 
-def refused_for_now(api: Api, pods: Iterable[Object], options: DrainOptions) -> list[tuple[str, str]]:
+def refused_for_now(api: Api, pods: Iterable[Object]) -> list[tuple[str, str]]:
     """Pods whose eviction the API server would refuse at this moment, and its words: asked by dry runs."""
-    asked = ((pod_name(pod), _evict(api, pod, options, dry=True)) for pod in pods)
+    asked = ((pod_name(pod), _evict(api, pod, dry=True)) for pod in pods)
     return [(name, refusal) for name, refusal in asked if refusal]
 
 
-def pods_to_evict(api: Api, node: str, options: DrainOptions) -> DrainPlan:
+def pods_to_evict(api: Api, node: str, options: DrainSpec) -> DrainPlan:
     """What a drain of the node does with its pods.  Raises RefusedError for pods that would lose something."""
     plan = plan_drain(api, node, options)
     if plan.refused:
@@ -217,12 +218,10 @@ def _pods(api: Api, node: str) -> list[Object]:
     return api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
 
 
-def _evict(api: Api, pod: Object, options: DrainOptions, *, dry: bool = False) -> str:
+def _evict(api: Api, pod: Object, *, dry: bool = False) -> str:
     """Ask for an eviction: "" when it was granted or the pod is gone, else why not now."""
     metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
-    requests: Object = {"preconditions": {"uid": pod["metadata"]["uid"]}}
-    requests |= {} if options.grace is None else {"gracePeriodSeconds": options.grace}
-    requests |= {"dryRun": ["All"]} if dry else {}
+    requests: Object = {"preconditions": {"uid": pod["metadata"]["uid"]}} | ({"dryRun": ["All"]} if dry else {})
     query = {"dryRun": "All"} if dry else None
     path = api.path(ObjectKey("v1", "Pod", metadata["namespace"], metadata["name"]))
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": requests}

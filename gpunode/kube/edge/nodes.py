@@ -18,7 +18,7 @@ from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.isolate import isolated
 from gpunode.kube.core.checks.preflight import Right, aliases
 from gpunode.kube.core.cluster import POOL_LABEL, Object
-from gpunode.kube.core.draining import CORDONED, DrainOptions, pod_name, refusals
+from gpunode.kube.core.draining import CORDONED, pod_name, refusals
 from gpunode.kube.core.marks import node_key
 from gpunode.kube.core.offers import expected
 from gpunode.kube.edge.client import Api
@@ -102,7 +102,7 @@ class ClusterNodes:
         if not lacking and missing_rights(api, [_EVICT]):  # it may be there for the namespaces that matter
             spaces: set[str] = set()
             for host, facts in hosts.items():
-                plan = plan_drain(api, self._node(api, host, facts), _rules(drains[host]))
+                plan = plan_drain(api, self._node(api, host, facts), drains[host])
                 spaces |= {pod["metadata"]["namespace"] for pod in plan.evict}
             lacking = missing_rights(api, [replace(_EVICT, namespace=space) for space in sorted(spaces)])
         for problem in lacking:
@@ -110,10 +110,10 @@ class ClusterNodes:
 
     def preview(self, host: str, facts: NodeFacts, options: DrainSpec) -> DrainPreview:
         """What a drain of the host's node would do now; it changes nothing.  Raises GpunodeError."""
-        api, rules = self._connect(), _rules(options)
+        api = self._connect()
         node = self._node(api, host, facts)
-        plan = plan_drain(api, node, rules)
-        waits = tuple(f"{name}: {refusal}" for name, refusal in refused_for_now(api, plan.evict, rules))
+        plan = plan_drain(api, node, options)
+        waits = tuple(f"{name}: {refusal}" for name, refusal in refused_for_now(api, plan.evict))
         evicts = tuple(map(pod_name, plan.evict))
         return DrainPreview(host=host, node=node, evicts=evicts, refuses=tuple(refusals(plan)), waits=waits)
 
@@ -130,19 +130,19 @@ class ClusterNodes:
         One that an earlier run has begun to change stays cordoned.
         `relaid`: how its GPUs are cut is about to change, and with it what the node offers.
         """
-        say, rules = self._teller(host), _rules(options)
+        say = self._teller(host)
         api = self._patient(float(options.timeout), say)
         node = self._node(api, host, facts)
         live = api.find(api.path(node_key(node)))
         before, taken = our_mark(live or {"metadata": {}}) or "", _taken(live, node, facts, retaken=True)
         self._refuse_others(taken)
-        pods_to_evict(api, node, rules)
+        pods_to_evict(api, node, options)
         relaid = taken.relaid or relaid
         taken = replace(taken, relaid=relaid, controller=self._worker.controller, run=self._worker.run)
         taken = replace(taken, ours=cordon(api, node, why=taken.mark, over=before))
         say(f"{node}: cordoned" if taken.ours else f"{node}: was cordoned already, and stays so")
         with self._reopening(taken):
-            drain(api, node, rules, notify=say)
+            drain(api, node, options, notify=say)
             begun = replace(taken, begun=True)
             if taken.ours:
                 cordon(api, node, why=begun.mark, over=taken.mark)
@@ -284,12 +284,6 @@ def _taken(live: Object | None, node: str, facts: NodeFacts, *, retaken: bool = 
         controller=then.get("by", ""),
         run=then.get("run", ""),
         begun=then.get("begun") == "yes",
-    )
-
-
-def _rules(options: DrainSpec) -> DrainOptions:
-    return DrainOptions(
-        delete_local_data=options.delete_local_data, force=options.force, timeout=float(options.timeout)
     )
 
 
