@@ -215,6 +215,21 @@ def test_a_read_only_account_finds_what_nobody_wants_any_more(plane: ControlPlan
     )
 
 
+@pytest.mark.parametrize("value", [None, "other"])
+def test_a_pools_label_that_another_took_off_or_changed_is_found(api: Api, value: str | None) -> None:
+    """What is gone is given back; who has set another value has to give it up."""
+    what = of_now(api, SPEC)
+    assert put(api, what, wait=False).error is None
+    body = {"metadata": {"labels": {POOL_LABEL: value}}}
+    api.request("PATCH", api.path(node_key("n2")), query={"fieldManager": "kubectl-label"}, body=body,
+                content="application/merge-patch+json")  # fmt: skip
+    assert drift(api, what) == {"node n2": f"the label {POOL_LABEL} is {value or 'nothing'}, not whole"}
+    again = put(api, of_now(api, SPEC), wait=False)
+    problems = [(one.what, one.fix) for one in again.problems]
+    assert len(problems) == bool(value) and ("kubectl-label" in str(problems)) == bool(value), problems
+    assert labels_of(api, "n2")[POOL_LABEL] == (value or "whole")
+
+
 def test_a_plan_asks_for_evictions_and_evicts_nobody(api: Api) -> None:
     """Pod a is free to go, pod b has a budget that nobody has counted yet."""
     api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "team"}})
