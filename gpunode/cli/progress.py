@@ -13,7 +13,7 @@ from gpunode.cli.output import fitted
 from gpunode.cli.terminal import say, screen
 from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Check, HostResult
-from gpunode.core.printable import printable
+from gpunode.core.printable import few, printable
 from gpunode.core.report.text import MANY, in_short
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ class Board:
             ]
             if not self._rows:
                 return f"waiting for the first host ({_took(self._now() - self._began)})"
-            more = f" and {len(running) - 5} more" if len(running) > 5 else ""
-            return f"running: {'; '.join(running[:5])}{more}" if running else ""
+            return f"running: {few(running, between='; ')}" if running else ""
 
     def place(self, event: Event) -> str:
         """[2/8], where the event belongs to a step of the plan."""

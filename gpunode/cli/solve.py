@@ -10,6 +10,7 @@ from gpunode.cli.common import format_option, spec_option
 from gpunode.cli.completion import complete_distros
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit
+from gpunode.core.printable import few
 
 if TYPE_CHECKING:
     from gpunode.core.knowledge import DistroRow, Knowledge
@@ -138,9 +139,8 @@ def _name_taken(text: str, taken: str, knowledge: Knowledge) -> None:
 
     others = namesakes(text, taken, knowledge)
     if others:
-        listed = ", ".join(f"{i} {knowledge.gpus[i].name}" for i in others[:6])
-        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
-        echo(f"note: {text} is {taken} {knowledge.gpus[taken].name} here; not {listed}{more}", err=True)
+        listed = few([f"{i} {knowledge.gpus[i].name}" for i in others], 6)
+        echo(f"note: {text} is {taken} {knowledge.gpus[taken].name} here; not {listed}", err=True)
 
 
 def _print(solution: Solution, row: DistroRow | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from gpunode.core.late import regex
@@ -55,6 +56,15 @@ def shortened(value: object, limit: int = 80) -> str:
     """
     text = value if isinstance(value, str) else str(value)
     return repr(text if len(text) <= limit else f"{text[: limit - 1]}…")
+
+
+def few(texts: Sequence[str], most: int = 5, between: str = ", ") -> str:
+    """The first ones, and how many more there are.
+
+    >>> few(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def _escape(match: re.Match[str]) -> str:

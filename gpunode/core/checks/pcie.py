@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from gpunode.core.facts.pcie import PcieTree, redirects
 from gpunode.core.model import Check, NodeFacts, PciLink
+from gpunode.core.printable import few
 
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # GT/s; 5 GT/s of older kernels
 _WORKS = ("P0", "P1", "P2")
@@ -170,13 +171,9 @@ def _iommu(modes: Mapping[str, str]) -> Check:
     translated = sorted(slot for slot, mode in modes.items() if mode.startswith("DMA"))
     unread = sorted(slot for slot, mode in modes.items() if not mode)
     if translated:
-        text = f"the IOMMU translates every access of {_some(translated)}"
+        text = f"the IOMMU translates every access of {few(translated, 4)}"
         return Check(id="iommu.mode", status="warning", message=text, fix="tuning.iommu: passthrough")
     if unread:
-        return Check(id="iommu.mode", status="not-proven", message=f"the IOMMU's mode of {_some(unread)} was not read")
+        return Check(id="iommu.mode", status="not-proven", message=f"the IOMMU's mode of {few(unread, 4)} was not read")
     how = ", ".join(sorted(set(modes.values())))
     return Check(id="iommu.mode", status="passed", message=f"the IOMMU translates nothing ({how})")
-
-
-def _some(slots: list[str]) -> str:
-    return ", ".join(slots[:4]) + (f" and {len(slots) - 4} more" if len(slots) > 4 else "")

@@ -19,6 +19,7 @@ from gpunode.core.late import regex
 from gpunode.core.mask import masked_errors, shown
 from gpunode.core.model import CdiSpec, NodeFacts
 from gpunode.core.numbers import version_tuple
+from gpunode.core.printable import few
 from gpunode.core.untrusted import load_json, load_yaml
 
 KIND = "nvidia.com/gpu"
@@ -158,7 +159,7 @@ def _misfits(spec: CdiSpec, facts: NodeFacts) -> Iterator[str]:
         yield f"{spec.path} is made for driver {spec.driver}; installed is {driver}"
     gone = [need for need in spec.needs if need in facts.cdi.missing]
     if gone:
-        yield f"{spec.path} brings files that are gone: {_some(gone)}"
+        yield f"{spec.path} brings files that are gone: {few(gone, 3)}"
     yield from _devices(spec, facts)
 
 
@@ -181,7 +182,7 @@ def _devices(spec: CdiSpec, facts: NodeFacts) -> Iterator[str]:
     uuids = {name for name in spec.devices if name.startswith("GPU-")}
     known = {gpu.uuid for gpu in gpus.values()}
     if not extra and uuids - known:
-        yield f"{spec.path} names GPUs that are gone: {_some(sorted(uuids - known))}"
+        yield f"{spec.path} names GPUs that are gone: {few(sorted(uuids - known), 3)}"
     named = sum(1 for name in spec.devices if _MIG.match(name)) or sum(n.startswith("MIG-") for n in spec.devices)
     there = sum(gpu.mig_devices for gpu in gpus.values())
     if named != there:
@@ -197,9 +198,4 @@ def _conflicts(specs: list[CdiSpec]) -> Iterator[str]:
 
 
 def _nodes(minors: Iterable[int]) -> str:
-    return _some([f"/dev/nvidia{minor}" for minor in sorted(minors)])
-
-
-def _some(names: list[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + rest
+    return few([f"/dev/nvidia{minor}" for minor in sorted(minors)], 3)

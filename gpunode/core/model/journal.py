@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gpunode.core.late import dataclass, field
 from gpunode.core.model.choice import Problem, Undo
+from gpunode.core.printable import few
 
 FOLDER = "/var/lib/gpunode/backup"
 ROLLBACK = "rollback"  # the op of its last record, and the part of all
@@ -95,7 +96,7 @@ class Damage:
         """Why nothing can be undone by this journal: then it is refused, and not called done."""
         state = "is gone" if self.missing else "is empty" if self.empty else "cannot be read"
         if self.lost:
-            names = ", ".join(self.lost[:3]) + (f" and {len(self.lost) - 3} more" if len(self.lost) > 3 else "")
+            names = few(self.lost, 3)
             gone = "has lost its first records" if self.readable else state
             return Problem(
                 what=f"the journal of this node {gone}, and copies of what it was about are there: {names}",

@@ -18,6 +18,7 @@ from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.late import regex
 from gpunode.core.model import FabricChoice, PackageWant, Solution
 from gpunode.core.model.node import CONTAINERS
+from gpunode.core.printable import few
 from gpunode.core.solve.archive import as_asked
 from gpunode.core.solve.case import Notes, SolveCase, SolveRequest, request_of
 from gpunode.core.solve.cuda import solve_cuda
@@ -138,7 +139,7 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
     if not ids and re.fullmatch(r"\d{4}", word):
         return f"10de:{word}"
     if ids:
-        listed = ", ".join(f"{i} {names[i]}" for i in ids[:12]) + (f" and {len(ids) - 12} more" * (len(ids) > 12))
+        listed = few([f"{i} {names[i]}" for i in ids], 12)
         raise InputError(
             f"GPU {text!r} is the name of {len(ids)} models", expected="one model", fix=f"name one: {listed}"
         )

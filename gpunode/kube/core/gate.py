@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gpunode.core.model import Check
+from gpunode.core.printable import few
 from gpunode.kube.core.cluster import PROVEN, UNPROVEN, Object
 from gpunode.kube.core.marks import taints_patch
 
@@ -40,6 +41,5 @@ def waiting_check(nodes: Sequence[Object], opened: Collection[str] = ()) -> Chec
     waiting = [n["metadata"]["name"] for n in nodes if has_taint(n) and n["metadata"]["name"] not in opened]
     if not waiting:
         return Check(id="kube.gate", status="passed", message="no node has the taint gpunode/unproven")
-    more = f" and {len(waiting) - 8} more" if len(waiting) > 8 else ""
-    text = f"{', '.join(waiting[:8])}{more}: the taint {UNPROVEN} keeps other pods away until proof pods have run"
+    text = f"{few(waiting, 8)}: the taint {UNPROVEN} keeps other pods away until proof pods have run"
     return Check(id="kube.gate", status="not-proven", message=text, fix="gpunode kube verify --smoke")

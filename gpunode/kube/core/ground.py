@@ -8,7 +8,7 @@ from functools import cached_property
 from gpunode.core.diff import unified
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import Problem
-from gpunode.core.printable import printable
+from gpunode.core.printable import few, printable
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.applied import ObjectChange
 from gpunode.kube.core.checks.preflight import (
@@ -179,10 +179,9 @@ def held_problems(ground: Ground) -> Iterator[Problem]:
         new = pool in cluster.plugin_pools and text and sharing_of(text) != sharing_of(config_text(cluster, pool.name))
         held = [use for use in node.uses if new or (should and use.total and use.name not in should)]
         if names := [f"{pod.namespace}/{pod.name} ({pod.amount} {use.name})" for use in held for pod in use.pods]:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             yield Problem(
                 what=f"node {node.name}: its GPUs would be shared otherwise, and pods hold them: "
-                f"{printable(', '.join(names[:5]))}{more}",
+                f"{printable(few(names))}",
                 fix=f"end these pods, or have them evicted first: kubectl drain {node.name} --ignore-daemonsets",
             )
 

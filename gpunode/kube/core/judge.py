@@ -13,7 +13,7 @@ from typing import Any
 
 from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check, HostResult
-from gpunode.core.printable import printable
+from gpunode.core.printable import few, printable
 from gpunode.kube.core.checks.preflight import counted, fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
 from gpunode.kube.core.checks.ready import (
     WORKLOADS,
@@ -196,11 +196,6 @@ def again(key: ObjectKey) -> str:
     return f"kubectl {place}delete {key.kind.lower()} {key.name}; gpunode kube apply makes it again"
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"{', '.join(names[:_MOST])}{more}"
-
-
 def _orphans(look: ClusterReading) -> Iterator[ClusterFinding]:
     """Objects that were applied earlier and are not wanted any more.
 
@@ -226,8 +221,7 @@ def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
         return "" if serves_as_ours(wanted, live) else printable(" ".join(theirs.split()))
     differ = differences(wanted, live, owned=(ours_in(live) or None) if applied else None)
     differ += additions(live)
-    more = f" and {len(differ) - _MOST} more" if len(differ) > _MOST else ""
-    return f"differs from what was rendered: {'; '.join(differ[:_MOST])}{more}" if differ else ""
+    return f"differs from what was rendered: {few(differ, _MOST, '; ')}" if differ else ""
 
 
 def _workload(key: ObjectKey, live: Object, pods: Sequence[Object], look: ClusterReading) -> Iterator[ClusterFinding]:

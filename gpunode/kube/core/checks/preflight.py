@@ -10,7 +10,7 @@ from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import Problem
 from gpunode.core.numbers import release
-from gpunode.core.printable import printable
+from gpunode.core.printable import few, printable
 from gpunode.core.sharing.rules import cuts
 from gpunode.kube.core.cluster import MIG_LABEL, MIG_STATE, POD_SECURITY, Cluster, Object, Pool
 from gpunode.kube.core.owned import ObjectKey, is_ours, owner_words
@@ -109,11 +109,9 @@ def cdi_problems(cluster: Cluster, nodes: Sequence[Object], chosen: Sequence[str
     mine = [node for node in mine if fits(cluster.spec.node_selector, node)] if not chosen else mine
     lacking = {node["metadata"]["name"]: why for node in mine if (why := _without_cdi(cluster, node))}
     if lacking and (chosen or len(lacking) == len(mine)):
-        names = list(lacking)
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         strategy = ", ".join(cluster.spec.device_plugin.device_list_strategy)
         yield Problem(
-            what=f"device_list_strategy {strategy} takes CDI, and {', '.join(names[:5])}{more} cannot: "
+            what=f"device_list_strategy {strategy} takes CDI, and {few(list(lacking))} cannot: "
             f"{'; '.join(sorted(set(lacking.values())))}",
             fix="set kubernetes.device_plugin.device_list_strategy: [envvar], or upgrade these nodes",
         )

@@ -27,20 +27,18 @@ def readiness(live: Object | None) -> Readiness:
     """As `kubectl rollout status` judges: the newest generation seen, all pods updated and available."""
     if live is None:
         return Readiness(ready=False, text="is gone", failed=True)
-    status, spec = live.get("status") or {}, live.get("spec") or {}
+    status = live.get("status") or {}
     if status.get("observedGeneration", 0) < live["metadata"].get("generation", 0):
         return Readiness(ready=False, text="its controller has not seen it yet")
     if live.get("kind") == "DaemonSet":
-        wanted = status.get("desiredNumberScheduled", 0)
         updated, there = status.get("updatedNumberScheduled", 0), status.get("numberAvailable", 0)
     else:
-        wanted = spec.get("replicas", 1)
         updated = status.get("updatedReplicas", 0)
         there = status.get("availableReplicas", status.get("readyReplicas", 0))
     for condition in status.get("conditions") or []:
         if condition.get("reason") == "ProgressDeadlineExceeded":
             return Readiness(ready=False, text=f"gave up: {condition.get('message', '')}", failed=True)
-    good = min(updated, there)
+    good, wanted = min(updated, there), wanted_pods(live)
     old = status.get("replicas", 0) > updated if live.get("kind") == "Deployment" else False
     return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods")
 
