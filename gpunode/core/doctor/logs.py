@@ -195,8 +195,8 @@ class Scan:
 
     def _read_line(self, line: str, shown: str, number: int, hits: list[tuple[int, Found]]) -> None:
         for _, found in hits:
-            for program, place in found.ends:
-                self._starts[program] = self._start(program).at(number, place)
+            for program, where in found.ends:
+                self._starts[program] = self._start(program).at(number, where)
         hits = [hit for hit in hits if hit[1].messages or hit[1].reports]
         if not hits or (any(word in line for word in _NO_NEWS_WORDS) and _NO_NEWS.search(line)):
             return
