@@ -79,17 +79,16 @@ def kernel_lines(row: DistroRow, request: SolveRequest, family: Table, release: 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The version of a branch whose built modules the kernels take ("": any), and those that it has none for."""
+    """The kernels that a branch has no built modules for, and why."""
 
-    version: str = ""
     without: tuple[str, ...] = ()
     why: str = ""
 
 
 def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
-    """Ubuntu's built modules for the kernels that can boot: a kernel's are of one version of the driver.
+    """Ubuntu's built modules for the kernels that can boot, by the newest version of the driver.
 
-    The newest version that all kernels have modules of; else the newest, and the kernels that it leaves without.
+    Of an older one, which a release began with, apt takes no dependencies along.
     """
     archive, common = case.request.archive, _COMMON.format(branch=branch.branch)
     if case.distro.family != "ubuntu":
@@ -101,16 +100,12 @@ def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
         return Fit(without=without, why=f"as of {case.distro.own_read} {of_them}")
     pattern = version_pattern(case, branch)
     offers = (offer.version for offer in archive.of(common) if fnmatch.fnmatchcase(offer.version, pattern))
-    versions = sorted(offers, key=version_key, reverse=True)
-    if not versions:
+    newest = max(offers, key=version_key, default="")
+    if not newest:
         return Fit(without=tuple(kernels), why=f"the archive has no {branch.branch}")
     modules = {kernel: archive.of(_module(case, branch, flavour, kernel)) for kernel in kernels}
-    fits = [(v, [k for k in kernels if not any(_takes(o, common, v) for o in modules[k])]) for v in versions]
-    whole = next((version for version, without in fits if not without), "")
-    if whole:
-        return Fit(version="" if whole == versions[0] else whole)
-    without = tuple(fits[0][1])
-    return Fit(without=without, why="; ".join(_why_not(k, modules[k], versions[0]) for k in without))
+    without = tuple(kernel for kernel in kernels if not any(_takes(offer, common, newest) for offer in modules[kernel]))
+    return Fit(without=without, why="; ".join(_why_not(kernel, modules[kernel], newest) for kernel in without))
 
 
 def _not_read(case: SolveCase, kernels: Sequence[str], kind: str) -> tuple[str, ...]:

@@ -149,14 +149,10 @@ def _cuda_repository(case: SolveCase, branch: Branch, flavour: Flavour) -> list[
 def _ubuntu_own(case: SolveCase, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     names = case.knowledge.packages["ubuntu-own"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
-    fit = built_fit(case, branch, flavour)
-    version = fit.version or version_pattern(case, branch)
-    modules: list[str] = []
-    for kernel in case.request.kernels or ():
-        if kernel.release not in fit.without:
-            modules.append(names["modules"].format(release=kernel.release, **words))
-    # those that follow the newest kernel are of the newest driver
-    modules += metapackages(case, branch, flavour) if not fit.version else ()
+    without, version = built_fit(case, branch, flavour).without, version_pattern(case, branch)
+    kernels = [kernel.release for kernel in case.request.kernels if kernel.release not in without]
+    modules = [names["modules"].format(release=release, **words) for release in kernels]
+    modules += metapackages(case, branch, flavour)
     return [
         *(PackageWant(name=n) for n in dict.fromkeys(modules)),  # their versions are the kernel's
         *(PackageWant(name=n.format(**words), version=version) for n in names["userspace"]),
