@@ -192,6 +192,25 @@ def test_the_doctor_gets_what_stands_before_a_flood(tmp_path: Path) -> None:
     assert len(kernel) == 26 + 3000
 
 
+def test_the_doctor_gets_the_newest_logs_of_builds_whatever_they_are_called(tmp_path: Path) -> None:
+    """Names are no age: 99 comes behind 610."""
+    for age, version in enumerate(("610", "99", "98", "97", "96", "95")):
+        log = tmp_path / "dkms" / "nvidia" / version / "build" / "make.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(f"make of {version}\n")
+        os.utime(log, (1_000_000_000 - age, 1_000_000_000 - age))
+    found = subprocess.run(
+        ["sh", "-s"],
+        input=script("logs.sh").replace("/var/lib/dkms", str(tmp_path / "dkms")),
+        env={"GPUNODE_IN": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert re.findall("make of (\\d+)", found) == ["97", "98", "99", "610"]
+
+
 @pytest.mark.parametrize("there", [True, False], ids=["kubelet", "no kubelet"])
 def test_starts_of_engines_stand_in_the_kubelets_log_where_there_is_one(there: bool, tmp_path: Path) -> None:
     line = "2026-11-28T10:00:00+0000 n1 systemd[1]: Failed to start docker.service"

@@ -37,13 +37,13 @@ reduced() {
     }'
 }
 
-newest() { local file; for file in "$@"; do [ ! -r "$file" ] || printf '%s\n' "$file"; done | tail -n 4; }
+newest() { ls -tr "$@" 2>/dev/null | tail -n 4; }
 
 files() {
   local name file
   name=$1
   shift
-  newest "$@" | while read -r file; do cat "$file"; done | reduced | log "$name"
+  newest "$@" | while read -r file; do cat "$file" 2>/dev/null; done | reduced | log "$name"
 }
 
 # whole NAME FILE
