@@ -609,6 +609,20 @@ def test_of_a_log_the_commands_that_decide_come_next() -> None:
     assert all(len(ask.ask) < 120 for causes in FAULTS.checks.symptoms.values() for ask in causes)
 
 
+APART = {  # a message with two causes → what its answer tells apart
+    "cuda-46": ("reset", "exclusive"),
+    "cli-mount-error": ("rootless", "a version before the driver's"),
+    "fm-no-nvswitch": ("no fabric", "GPUs with a fabric"),
+    "nvml-unknown-error": ("daemon-reload", "the engine runs as root"),
+}
+
+
+@over(APART)
+def test_of_a_message_with_two_causes_both_are_asked_for(name: str) -> None:
+    means = [ask.means for ask in diagnosed(a_line_of(name)).asks]
+    assert len(means) == 2 and all(word in text for word, text in zip(APART[name], means, strict=True))
+
+
 AUTHORS = {  # a line that no message knows → what is asked first
     "level=error msg=strange io.containerd.grpc.v1": "journalctl -b -u containerd",
     "n1 dockerd[7]: strange": "journalctl -b -u docker",
