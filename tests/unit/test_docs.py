@@ -35,7 +35,8 @@ def name_of(path: Path) -> str:
 
 
 def test_the_generated_pages_are_what_make_docs_would_write() -> None:
-    assert [name for name, text in pages().items() if (ROOT / "docs" / name).read_text() != text] == []
+    old = [name for name, text in pages().items() if (ROOT / "docs" / name).read_text() != text]
+    assert old == [], "`make docs` writes these again"
 
 
 def all_commands() -> dict[str, click.Command]:
@@ -84,7 +85,8 @@ def test_the_page_of_checks_has_each_id_of_the_code_and_no_other() -> None:
 def test_a_unit_test_names_each_check_of_a_probe() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests/unit").glob("*.py"))
     [rows] = [rows for title, rows in CHECKS.items() if title.startswith("Health")]
-    assert [name for name in rows if not re.search(rf"\b{re.escape(name)}\b", tests)] == []
+    lacking = [name for name in rows if not re.search(rf"\b{re.escape(name)}\b", tests)]
+    assert lacking == [], "no test in tests/unit names these: one with facts of both kinds is due"
 
 
 def test_every_command_is_documented() -> None:
