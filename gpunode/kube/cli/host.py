@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +43,16 @@ def add_verbs(
 ) -> None:
     """Give a group `configure`, `unconfigure` and `diff`; `examples`: lines of what stands behind each verb."""
     done = "0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+    each = {verb: [f"{verb} {line}".rstrip() for line in lines.split("\n")] for verb, lines in examples.items()}
+
+    def epilog(lines: Iterable[str], codes: str) -> str:
+        shown = "".join(f"  gpunode kube {group.name} {line}\n" for line in lines)
+        return f"Examples:\n\n\b\n{shown}\nExit codes: {codes}"
+
+    group.epilog = epilog((lines[0] for lines in each.values()), done.replace("5", "3 differences (diff), 5"))
 
     def add(verb: str, text: str, codes: str, command: Callable[..., int]) -> None:
-        lines = "".join(
-            f"  gpunode kube {group.name} {verb} {line}".rstrip() + "\n" for line in examples[verb].split("\n")
-        )
-        group.command(verb, help=text, epilog=f"Examples:\n\n\b\n{lines}\nExit codes: {codes}")(command)
+        group.command(verb, help=text, epilog=epilog(each[verb], codes))(command)
 
     def change(*, undo: bool) -> Callable[..., int]:
         def run(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:

@@ -31,14 +31,7 @@ _WHAT = (
 )
 
 
-@click.group(
-    epilog="Examples:\n\n\b\n"
-    "  gpunode kube kubelet diff --cgroup-driver systemd\n"
-    "  gpunode kube kubelet configure --node-label gpushare=true --system-reserved memory=1Gi\n"
-    "  gpunode kube kubelet unconfigure\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 unreadable or invalid input,\n"
-    "3 differences pending (diff), 5 refused."
-)
+@click.group()
 def kubelet() -> None:
     """Set what a GPU node needs in this host's kubelet."""
 

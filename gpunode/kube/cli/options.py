@@ -65,13 +65,15 @@ def render_options(command: Command, *, optional: bool = False) -> Command:
 
 def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: str, selector: str = "") -> Rendered:
     """What this cluster needs, for the version that its server has; `selector`: that of the only pool."""
+    from gpunode.core.late import replace
     from gpunode.edge.load import load_kube_knowledge
     from gpunode.kube.core import cluster_of, render
     from gpunode.kube.core.checks.preflight import with_nodes
     from gpunode.kube.edge import provisioned_gpus, specs_of, with_pool
 
     specs = specs_of(with_pool(spec_data, selector) if selector else spec_data, inventory, limit)
-    cluster = cluster_of(specs, api.version(), load_kube_knowledge(), provisioned_gpus(specs) if inventory else {})
+    cluster = cluster_of(specs, api.version(), load_kube_knowledge())
+    cluster = replace(cluster, gpus=provisioned_gpus(specs) if inventory else {})
     by_label = any(pool.selector for pool in cluster.pools)
     return render(with_nodes(cluster, api.items("/api/v1/nodes")) if by_label else cluster)
 

@@ -31,15 +31,7 @@ _WHAT = (
 )
 
 
-@click.group(
-    epilog="Examples:\n\n\b\n"
-    "  gpunode kube scheduler diff\n"
-    "  gpunode kube scheduler configure --kube-proxy iptables\n"
-    "  gpunode kube scheduler configure --unit /etc/systemd/system/kube-scheduler.service --server-version 1.28\n"
-    "  gpunode kube scheduler unconfigure\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 unreadable or invalid input,\n"
-    "3 differences pending (diff), 5 refused."
-)
+@click.group()
 def scheduler() -> None:
     """Have this host's kube-scheduler ask gpushare's extender about aliyun.com/gpu-mem, or no longer."""
 

@@ -124,15 +124,13 @@ _GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedu
 class Pool:
     """Nodes that share their GPUs alike: hosts of an inventory whose spec says so, or the nodes of a label selector.
 
-    `hosts`: their names, of a selector those of the nodes that it chooses now.  `gpus`: host → how many it had when
-    gpunode last provisioned it, where that is known.
+    `hosts`: their names, of a selector those of the nodes that it chooses now.
     """
 
     name: str
     sharing: SharingSpec
     hosts: tuple[str, ...] = ()
     selector: str = ""
-    gpus: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_known_nodes(self) -> bool:
@@ -145,6 +143,7 @@ class Cluster:
     """Everything an object may depend on.
 
     `runtime_class`: what pods that need the driver name, "" for none; `has_toolkit`: whether any host has the toolkit.
+    `gpus`: host → how many it had when gpunode last provisioned it, where that is known.
     """
 
     spec: KubernetesSpec
@@ -153,6 +152,7 @@ class Cluster:
     knowledge: KubeKnowledge
     runtime_class: str = ""
     has_toolkit: bool = True
+    gpus: Mapping[str, int] = field(default_factory=dict)
 
     def pools_of(self, *strategies: str) -> tuple[Pool, ...]:
         return tuple(pool for pool in self.pools if pool.sharing.strategy in strategies)
@@ -205,12 +205,8 @@ def parse_server(text: str, knowledge: KubeKnowledge) -> Server:
     return server
 
 
-def cluster_of(
-    specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge, gpus: Mapping[str, int] = {}
-) -> Cluster:
+def cluster_of(specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge) -> Cluster:
     """The cluster that hosts with these specs make (host name → Spec; "" stands for a spec without an inventory).
-
-    `gpus`: as `Pool` has them.
 
     Hosts with the same kubernetes.pool must share alike, and all else of `kubernetes` must be the same for all.
     Raises InputError and RefusedError.
@@ -230,7 +226,7 @@ def cluster_of(
     for other in specs.values():
         check_spec(other.kubernetes, knowledge.labels)
     use = spec.runtime_class.use
-    pools = _pools(specs, gpus)
+    pools = _pools(specs)
     named = use == "always" or (use == "auto" and any(_default_is_not_nvidia(s) for s in specs.values()))
     served = bool(spec.runtime_class.name and knowledge.api("RuntimeClass", parsed))
     runtime_class = spec.runtime_class.name if named and served else ""
@@ -263,7 +259,7 @@ def pool_affinity(pools: Sequence[Pool], *also: Object) -> Object:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def _pools(specs: Mapping[str, Spec], gpus: Mapping[str, int]) -> tuple[Pool, ...]:
+def _pools(specs: Mapping[str, Spec]) -> tuple[Pool, ...]:
     """Those of the inventory's hosts, then those by label; the file's own pool only where there is no other."""
     first = next(iter(specs.values()))
     chosen = first.kubernetes.pools
@@ -286,9 +282,7 @@ def _pools(specs: Mapping[str, Spec], gpus: Mapping[str, int]) -> tuple[Pool, ..
             expected="nodes of a pool from one of them",
             fix="name it otherwise in kubernetes.pools, or give the hosts another kubernetes.pool",
         )
-    by_host = [
-        Pool(name=name, sharing=sharing, hosts=tuple(hosts), gpus=gpus) for name, (sharing, hosts) in pools.items()
-    ]
+    by_host = [Pool(name=name, sharing=sharing, hosts=tuple(hosts)) for name, (sharing, hosts) in pools.items()]
     by_label = [
         Pool(name=name, sharing=pool.sharing or first.sharing, selector=pool.nodes) for name, pool in chosen.items()
     ]

@@ -14,7 +14,7 @@ from typing import Any
 from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import few, printable
-from gpunode.kube.core.checks.preflight import counted, fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
+from gpunode.kube.core.checks.preflight import fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
 from gpunode.kube.core.checks.ready import (
     WORKLOADS,
     crash_loop,
@@ -86,6 +86,7 @@ class ClusterReading:
     marks: Sequence[NodeWish] | None = None
     recorded: Inventory = field(default_factory=Inventory)
     denied: Mapping[ObjectKey, str] = field(default_factory=dict)  # workload → why its pods are not even created
+    gpus: Mapping[str, int] = field(default_factory=dict)  # of nodes, where they are known otherwise than by labels
     handler: str = ""  # the runtime that pods with GPUs name, "" for the engine's default
     recently: str = ""
 
@@ -97,10 +98,6 @@ class ClusterReading:
             for name in pool_nodes(wish.pool, self.nodes):
                 by_node[name] = (*by_node.get(name, ()), wish)
         return by_node
-
-    @cached_property
-    def gpus(self) -> dict[str, int]:
-        return counted([wish.pool for wish in self.marks or ()], self.nodes)
 
     def pool_of(self, node: Object) -> Pool | None:
         """The pool that names a node; where no pool names nodes the only one, if the node has or had GPUs, or its mark.

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from gpunode.core.errors import GpunodeError, UnreachableError
+from gpunode.kube.core.checks.preflight import counted
 from gpunode.kube.core.checks.ready import WORKLOADS, wanted_pods
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.judge import REFUSALS, ClusterReading
@@ -59,6 +60,7 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
         charts=charts,
         marks=tuple(node_wishes(rendered.cluster)),
         recorded=recorded,
+        gpus=counted(rendered.cluster, nodes),
         handler=rendered.cluster.spec.runtime_class.handler if rendered.cluster.runtime_class else "",
         recently=(datetime.now(UTC) - _RECENT).strftime(_TIME),
     )

@@ -62,7 +62,7 @@ def otherwise(api: Api, cluster: Cluster, usage: Usage, names: tuple[str, ...] =
     """The nodes of pools, of these where there are names, that offer otherwise than their pool shares."""
     nodes = {node["metadata"]["name"]: node for node in api.items("/api/v1/nodes", odd=[])}
     there = {node.name: offered(node) for node in usage.nodes}
-    gpus = counted(cluster.pools, list(nodes.values()))
+    gpus = counted(cluster, list(nodes.values()))
     for pool in cluster.pools:
         for name in pool_nodes(pool, list(nodes.values())):
             should = expected(pool.sharing, nodes[name]["metadata"].get("labels") or {}, gpus.get(name, 0))

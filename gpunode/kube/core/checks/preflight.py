@@ -222,13 +222,9 @@ def pool_nodes(pool: Pool, nodes: Sequence[Object]) -> tuple[str, ...]:
     return tuple(_name(node) for node in nodes if selected(wanted, node["metadata"].get("labels")))
 
 
-def counted(pools: Iterable[Pool], nodes: Sequence[Object]) -> dict[str, int]:
+def counted(cluster: Cluster, nodes: Sequence[Object]) -> dict[str, int]:
     """Node → the GPUs that its host had when gpunode last provisioned it, where that is known."""
-    return {
-        node: pool.gpus[host]
-        for pool in pools
-        for host, node in node_names(filter(pool.gpus.__contains__, pool.hosts), nodes)[0].items()
-    }
+    return {node: cluster.gpus[host] for host, node in node_names(cluster.gpus, nodes)[0].items()}
 
 
 def _how_chosen(pools: Sequence[Pool]) -> str:
