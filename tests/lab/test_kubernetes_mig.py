@@ -125,8 +125,8 @@ def test_a_node_is_cut_and_cut_otherwise_and_whole_again_and_no_tenant_loses_an_
 def test_a_driver_is_upgraded_under_pods_that_have_instances(node: Cluster) -> None:
     """Drained, the instances are made again by the new driver, and the pods come back to them."""
     layout = mixed(a1g10gb=2)
+    node.kube("apply", file(node, layout), "-i", node.lab.inventory, "--no-wait")
     provision(node, file(node, layout, rollout=DRAINED))
-    node.kube("apply", file(node, layout), "-i", node.lab.inventory)
     wait_for(lambda: offered(node) == {SMALL: "4"}, 120)
     node.apply(tenant(SMALL))
     wait_for(lambda: node.get("deploy", "tenant")["status"].get("readyReplicas") == 1)
@@ -145,8 +145,8 @@ def test_a_kubelet_with_another_folder_offers_instances_and_its_tenants_keep_the
     layout = file(node, mixed(a1g10gb=2), kubernetes={"kubelet_dir": folder}, driver={"branch": "595"})
     node.lab.run(NODE, f"sed -i.old 's|=\"|=\"--root-dir={folder} |' {flags} && systemctl restart kubelet")
     try:
+        node.kube("apply", layout, "-i", node.lab.inventory, "--no-wait")
         provision(node, layout)
-        node.kube("apply", layout, "-i", node.lab.inventory)
         proven(node, layout, {SMALL: "4"})
         node.apply(tenant(SMALL))
         wait_for(lambda: node.get("deploy", "tenant")["status"].get("readyReplicas") == 1)
