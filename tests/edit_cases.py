@@ -83,6 +83,7 @@ def case(kind: str, name: str) -> EditCase:
 def read_case(path: Path) -> EditCase:
     text = path.read_bytes().decode()
     heads = list(HEAD.finditer(text))
+    assert heads, f"{path}: behind the request comes a line such as `-- before PATH --`; see edit_cases.py"
     found: dict[str, Any] = {"before": {}, "after": {}, "left": {}, "gone": []}
     shared: dict[str, str] = {}
     notes: dict[str, str] = {}
