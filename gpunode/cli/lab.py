@@ -166,18 +166,6 @@ def reset(names: tuple[str, ...]) -> None:
     _print_nodes(nodes)
 
 
-@lab.command(epilog="Examples:\n\n\b\n  gpunode lab image debian:13 --engines containerd")
-@click.argument("distro", default="debian:12", metavar="[DISTRO]")
-@options(*_SHAPE)
-def image(**shape: Any) -> None:
-    """Print the name of the node image of that kind, building it when it is missing."""
-    from gpunode.lab import image_name
-
-    with _steps() as log:
-        name = image_name(log=log, **_shape(**shape))
-    echo(name)
-
-
 @lab.command(
     epilog="Examples:\n\n\b\n"
     "  gpunode lab molecule molecule/default/nodes.yml -o .cache/molecule.yml\n"

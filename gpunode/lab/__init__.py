@@ -2,6 +2,5 @@
 
 from gpunode.lab.labs import Lab, down, load_lab, platform, reset, up
 from gpunode.lab.nodes import Node
-from gpunode.lab.sources import image_name
 
-__all__ = ["Lab", "Node", "down", "image_name", "load_lab", "platform", "reset", "up"]
+__all__ = ["Lab", "Node", "down", "load_lab", "platform", "reset", "up"]

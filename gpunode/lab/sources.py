@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from gpunode.lab import emulation, families, images, machine, nodes, packages, packages_vendor
@@ -48,20 +47,6 @@ def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
 def disk_of(variant: Variant, image: str, log: Log) -> str:
     """The disk of machines that boot; empty for a container."""
     return str(vm.disk(variant, image, log)) if variant.machine == "vm" else ""
-
-
-def image_name(
-    distro: str = "debian:12",
-    *,
-    engines: Sequence[str] = images.ENGINES,
-    python: bool = True,
-    real_driver: bool = False,
-    log: Log = print,
-) -> str:
-    """The name of a node image, built when it is missing."""
-    machine.refuse_unfit_machine()
-    variant = Variant(distro=distro, engines=tuple(engines), python=python, real_driver=real_driver)
-    return image_of(variant, log)[0]
 
 
 def own_sources(info: RepositoryInfo, distro: str) -> list[RepositorySource]:

@@ -79,12 +79,6 @@ def unpacked(requirement: str, sha256: str, *, log: Log = print) -> Path:
     return kept
 
 
-def with_gpus(library: Path, table: str) -> bytes:
-    """The library as containers have it: there is no /lab there, so the rows of standin-gpus stand at its end."""
-    rows = "".join(f"#gpu\t{row}\n" for row in table.splitlines())
-    return library.read_bytes() + b"\n" + rows.encode()
-
-
 def _compiler(arch: str) -> str:
     own: tuple[str, ...] = (
         ("gcc", "cc") if (arch, platform.machine()) in (("amd64", "x86_64"), ("arm64", "aarch64")) else ()
