@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from gpunode.cli.common import spec_option
 from gpunode.cli.output import echo
 from gpunode.core.errors import Exit
-from gpunode.kube.cli.options import pool_options
+from gpunode.kube.cli.options import offline_options
 
 
 @click.command(
@@ -20,11 +19,7 @@ from gpunode.kube.cli.options import pool_options
     "Exit codes: 0 printed, 2 usage or input, 5 refused."
 )
 @click.argument("program", type=click.Choice(("gpu-operator", "dra-driver", "nvsentinel", "hami")))
-@spec_option
-@pool_options
-@click.option(
-    "--server-version", default="", metavar="V", help="The API server's, such as 1.34; else kubernetes.server_version."
-)
+@offline_options
 def handover(program: str, spec_data: Any, inventory: tuple[str, ...], limit: str, server_version: str) -> int:
     """Print the helm values that hand provisioned hosts to PROGRAM: driver, toolkit and runtime class are there."""
     from gpunode.edge.load import load_kube_knowledge

@@ -27,6 +27,9 @@ _POOLS = (
     ),
     click.option("--limit", default="", metavar="PATTERN", help="Only these hosts of the inventory (Ansible pattern)."),
 )
+_VERSION = click.option(
+    "--server-version", default="", metavar="V", help="The API server's, such as 1.34; else kubernetes.server_version."
+)
 _NODES = click.option(
     "--nodes",
     "selector",
@@ -36,9 +39,9 @@ _NODES = click.option(
 )
 
 
-def pool_options(command: Command) -> Command:
-    """-i and --limit."""
-    return options(*_POOLS)(command)
+def offline_options(command: Command) -> Command:
+    """-c, -i, --limit, and the version of a server that is not asked."""
+    return spec_option(options(*_POOLS, _VERSION)(command))
 
 
 def render_options(command: Command, *, optional: bool = False) -> Command:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, show_error, spec_option
+from gpunode.cli.common import format_option, show_error
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, RefusedError
-from gpunode.kube.cli.options import pool_options
+from gpunode.kube.cli.options import offline_options
 
 if TYPE_CHECKING:
     from gpunode.kube.core import Rendered
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
     "  gpunode kube render --server-version 1.34 --format json\n\n"
     "Exit codes: 0 written, 2 usage or input, 5 refused: nothing is written."
 )
-@spec_option
-@pool_options
-@click.option(
-    "--server-version", default="", metavar="V", help="The API server's, such as 1.34; else kubernetes.server_version."
-)
+@offline_options
 @click.option("--install", type=click.Choice(("manifest", "helm", "operator")), help="In place of kubernetes.install.")
 @click.option(
     "-o", "--output", default="-", metavar="DIR|-", show_default=True, help="A folder for git, or - for the output."

@@ -48,11 +48,9 @@ def unready(api: Api) -> tuple[str, ...]:
     for kind in filter(partial(api.resource, "apps/v1"), WORKLOADS):
         for item in _readable(api, f"/apis/apps/v1/{kind.lower()}s", labelSelector=OWNED_SELECTOR):
             live = {"kind": kind, **item}  # items of a list come without their kind
-            state, key = (
-                readiness(live),
-                ObjectKey("apps/v1", kind, live["metadata"]["namespace"], live["metadata"]["name"]),
-            )
+            state = readiness(live)
             if not state.ready:
+                key = ObjectKey("apps/v1", kind, live["metadata"]["namespace"], live["metadata"]["name"])
                 trouble = pods_missing(api, key, live)
                 lines.append(printable(f"{key}: {state.text}" + (f"; {trouble}" if trouble else "")))
     return tuple(lines)

@@ -87,10 +87,8 @@ def memory_problems(cluster: Cluster, kept: Object) -> Iterator[Problem]:
 
 # The first versions that take CDI devices from the kubelet: containerd docs/cri/config.md, CRI-O's crio.conf.5
 _CDI_SINCE = {"containerd": (1, 7), "cri-o": (1, 24)}
-_KUBELET_CDI = (
-    1,
-    28,
-)  # https://kubernetes.io/docs/reference/command-line-tools-reference/feature-gates/ DevicePluginCDIDevices
+# https://kubernetes.io/docs/reference/command-line-tools-reference/feature-gates/ DevicePluginCDIDevices
+_KUBELET_CDI = (1, 28)
 
 
 def needs_cdi(cluster: Cluster) -> bool:

@@ -192,9 +192,20 @@ def monitoring(cluster: Cluster) -> list[Object]:
     return [_dashboard(cluster), *([_rules(cluster)] if cluster.spec.monitoring.prometheus_operator else [])]
 
 
-def node_relabeling() -> Object:
-    """The alerts count GPUs by node; the exporter's own name for it has changed between its versions."""
-    return {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node", "action": "replace"}
+def exporter_monitor(cluster: Cluster) -> Object:
+    """The values of the exporter's ServiceMonitor, in its own chart and in the operator's.
+
+    The alerts count GPUs by node; the exporter's own name for it has changed between its versions.
+    """
+    watched = cluster.spec.monitoring
+    node = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node", "action": "replace"}
+    return {
+        "enabled": watched.prometheus_operator,
+        "interval": watched.interval,
+        "honorLabels": True,
+        "additionalLabels": dict(watched.labels),
+        "relabelings": [node],
+    }
 
 
 def _rules(cluster: Cluster) -> Object:

@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.core.late import dataclass
 from gpunode.kube.core.cluster import Cluster, tolerations
-from gpunode.kube.core.render.dcgm import COUNTERS, EXPORTER, node_relabeling
+from gpunode.kube.core.render.dcgm import COUNTERS, EXPORTER, exporter_monitor
 from gpunode.kube.core.render.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs
 from gpunode.kube.core.render.dra import dra_values
 
@@ -79,7 +79,6 @@ def discovery_values(cluster: Cluster) -> dict[str, Any]:
 
 
 def exporter_values(cluster: Cluster) -> dict[str, Any]:
-    watched = cluster.spec.monitoring
     return {
         **image_values(cluster, EXPORTER),
         "runtimeClassName": cluster.runtime_class,
@@ -88,13 +87,7 @@ def exporter_values(cluster: Cluster) -> dict[str, Any]:
         "tolerations": tolerations(cluster),
         "kubeletPath": f"{cluster.spec.kubelet_dir}/pod-resources",
         "customMetrics": COUNTERS,  # the chart's own list lacks what the alerts read
-        "serviceMonitor": {
-            "enabled": watched.prometheus_operator,
-            "interval": watched.interval,
-            "honorLabels": True,
-            "additionalLabels": dict(watched.labels),
-            "relabelings": [node_relabeling()],
-        },
+        "serviceMonitor": exporter_monitor(cluster),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.kube.core.cluster import Cluster, tolerations
-from gpunode.kube.core.render.dcgm import COUNTERS, node_relabeling
+from gpunode.kube.core.render.dcgm import COUNTERS, exporter_monitor
 from gpunode.kube.core.render.device_plugin import default_config, plugin_configs
 from gpunode.kube.core.render.dra import memory_gates, shares_memory
 from gpunode.kube.core.render.handover import handover_values
@@ -94,13 +94,7 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
         values["draDriver"] = {"featureGates": memory_gates(cluster), "gpus": {"kubeletPlugin": {"env": [shares]}}}
     if spec.monitoring.enabled:
         values["dcgmExporter"]["config"] = {"create": True, "name": "dcgm-counters", "data": COUNTERS}
-        values["dcgmExporter"]["serviceMonitor"] = {
-            "enabled": spec.monitoring.prometheus_operator,
-            "interval": spec.monitoring.interval,
-            "honorLabels": True,
-            "additionalLabels": dict(spec.monitoring.labels),
-            "relabelings": [node_relabeling()],
-        }
+        values["dcgmExporter"]["serviceMonitor"] = exporter_monitor(cluster)
     if spec.images.registry or spec.images.names or spec.images.pull_secrets:
         for key, component in _OPERANDS.items():
             if component != MIG_MANAGER or cluster.mig_managed:
