@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from journal_text import coded, line, recall_text
 
@@ -21,7 +21,7 @@ from gpunode.core.model import Undo
 from gpunode.core.model.journal import JournalSnapshot
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.undo.journal import parse_snapshot, present_request
-from gpunode.core.undo.plan import UndoPlan, differences, plan_undo
+from gpunode.core.undo.plan import UndoPlan, differences, plan_undo, without_repeats
 from gpunode.core.undo.requests import close_request, parse_undo_request, undo_requests
 from gpunode.core.undo.scope import scope_of
 from gpunode.node import script
@@ -67,6 +67,7 @@ class Fake:
     units: dict[str, str] = field(default_factory=dict)  # of transactions
     forever: set[str] = field(default_factory=set)  # ids whose copies an uninstall has left
     links: dict[str, str] = field(default_factory=dict)  # where a person has moved a file
+    led: dict[str, str] = field(default_factory=dict)  # where links led that are none any more
     unfinished: Callable[[Mapping[str, str]], None] | None = None  # finishes a package transaction
     dies: int | None = None  # after how many more records the process is gone
     count: int = 0
@@ -101,6 +102,11 @@ class Fake:
         if path in self.files:
             self.links[path] = f"/srv{path}"
             self.files[self.links[path]] = self.files.pop(path)
+
+    def person_replaces_link(self, path: str, data: bytes) -> None:
+        """As `sed -i` does: a file is in its place, and the one behind it stays as it is."""
+        self.led[path] = self.links.pop(path)
+        self.files[path] = data
 
     def _set(self, path: str, data: bytes | None) -> None:
         place = self.links.get(path, path)
@@ -280,6 +286,9 @@ class Fake:
         more: list[Sequence[str]] = []
         for id, undo in self.undo.items():
             more.append(("undo", id, coded(json.dumps({"label": "x", **undo_data(undo)}).encode())))
+            wrote = {f["path"] for one in self.journal if one["id"] == id for f in one.get("files", ())}
+            more += [("leads", path, self.links.get(path, path)) for path in undo.keys() - wrote]
+            paths |= undo.keys()
         more += [
             ("follow", id, coded(f"unit {unit}\nverb restart\n".encode()), "", "") for id, unit in self.units.items()
         ]
@@ -359,7 +368,9 @@ class Fake:
                 "" if self.read(file.path) is None else sha(self.read(file.path))
             )
             id = file.held.partition("/")[0]
-            changes[file.path] = self.copies[id, file.path] if file.held else file.data
+            target = self.led.get(file.path, file.path)
+            place = target if (id, target) in self.copies else file.path
+            changes[file.path] = self.copies[id, place] if file.held else file.data
         self.commit(changes, used=files.used, who=who)
 
     def close(self, verb: str, to: str, *, keep: bool) -> None:
@@ -382,7 +393,7 @@ class Real(Fake):
 
     def __init__(self, root: Path, keep: int = 20) -> None:
         super().__init__()
-        self.root, self.state = root, root / "state"
+        self.root, self.state, self.dying = root, root / "state", False
         shutil.rmtree(root, ignore_errors=True)
         (root / "etc").mkdir(parents=True)
         self.texts = {"commit.sh": re.sub("^KEEP=20", f"KEEP={keep}", script("commit.sh"), flags=re.M)}
@@ -399,8 +410,31 @@ class Real(Fake):
             env={"PATH": "/usr/bin:/bin", "TMPDIR": str(self.root)},
         )
         outcome = parse_outcome(done.stdout, done.returncode)
-        assert outcome.status in ("changed", "unchanged"), (outcome, done.stderr)
+        assert (done.returncode == -9) if self.dying else outcome.status in ("changed", "unchanged"), (
+            outcome,
+            done.stderr,
+        )
         return done.stdout
+
+    def run_killed(self, request: Mapping[str, bytes], nth: int, **who: str) -> NoReturn:
+        """commit.sh as by kill -9, in front of the n-th file that is put in place or removed."""
+        whole = self.texts["commit.sh"]
+        begins = '[ -e "$GPUNODE_IN/changes" ] || :'
+        self.texts["commit.sh"] = whole.replace(begins, KILLED.replace("NTH", str(nth)) + begins, 1)
+        self.dying = True
+        self.run("commit.sh", request, **who)
+        self.dying, self.texts["commit.sh"] = False, whole
+        raise Killed
+
+    def person_moves(self, path: str) -> None:
+        target = Path(f"{self.root}/srv", Path(path).name)
+        target.parent.mkdir(exist_ok=True)
+        Path(path).rename(target)
+        Path(path).symlink_to(target)
+
+    def person_replaces_link(self, path: str, data: bytes) -> None:
+        Path(path).unlink()
+        Path(path).write_bytes(data)
 
     def read(self, path: str) -> bytes | None:
         place = Path(path)
@@ -428,21 +462,8 @@ class Real(Fake):
             request |= {"undo": json.dumps({"label": "x", **undo_data(undo)}).encode()}
         if used:
             request |= {"used": "".join(f"{one}\n" for one in used).encode()}
-        if killed is not None:  # as by kill -9, in front of the n-th file that is put in place or removed
-            bad = KILLED.replace("NTH", str(killed))
-            text = self.texts["commit.sh"].replace(
-                '[ -e "$GPUNODE_IN/changes" ] || :', f'{bad}[ -e "$GPUNODE_IN/changes" ] || :', 1
-            )
-            words = {key: f"{value}\n".encode() for key, value in who.items() if value}
-            subprocess.run(
-                ["dash", "-s"],
-                input=program(text, {"state": f"{self.state}\n".encode(), **words, **request}),
-                text=True,
-                capture_output=True,
-                check=False,
-                env={"PATH": "/usr/bin:/bin", "TMPDIR": str(self.root)},
-            )
-            raise Killed
+        if killed is not None:
+            self.run_killed(request, killed, **who)
         self.run("commit.sh", request, **who)
 
     def recover(self, who: Mapping[str, str] = {}) -> None:
@@ -489,6 +510,9 @@ class Real(Fake):
         if files:
             plan = UndoPlan(files=files)
             [ask] = undo_requests(plan)
+            if self.dies is not None:
+                nth, self.dies = self.dies, None
+                self.run_killed(ask.request, nth, **who)
             self.run("commit.sh", ask.request, **who)
 
     def close(self, verb: str, to: str, *, keep: bool) -> None:
@@ -523,7 +547,7 @@ def take_back(node: Fake, verb: str, to: str | None = None, run: str = "undo") -
     assert again.nothing, again
     scope = scope_of(recall, verb=verb, to=scope.to if verb == "rollback" else None)
     assert differences(recall, scope, plan.noted | again.noted) == []
-    notes = tuple(dict.fromkeys((*plan.notes, *again.notes)))
+    notes = tuple(without_repeats((*plan.notes, *again.notes)))
     keep = bool(notes or plan.theirs or again.theirs)
     if scope.records:
         node.close(verb, scope.to, keep=keep)

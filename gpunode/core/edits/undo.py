@@ -342,8 +342,8 @@ def reverted(
 ) -> Edit:
     """What takes the edits of the records back, newest first, to the byte.
 
-    Where a record does not fit any more, `take_out` takes our own entries out of what is left; so it does without one,
-    and where files have changed since and what the records leave is not `usable`.
+    Where a record does not fit any more, or files have changed since and what the records leave is not `usable`,
+    `take_out` takes our own entries out of that; without a record, or where that does not help either, of the files.
     """
     after, lost, touched = dict(files), dict[str, tuple[Lost, ...]](), False
     for path, how in (item for one in undo for item in one.items()):
@@ -351,21 +351,29 @@ def reverted(
         data, missing = revert(after.get(path), how, path)
         lost[path] = (*lost.get(path, ()), *missing)
         _put(after, path, data)
-    if not undo or (touched and not usable(after)):
+    if not undo:
         return take_out(files)
+    broken = touched and not usable(after)
     changes = _changes(files, after)
     reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes]
     reasons += [
         Reason(what=path, why=f"changed since: {one.text}") for path in lost for one in lost[path] if one.theirs
     ]
     edit = Edit(changes=changes, reasons=tuple(reasons))
-    if all(one.theirs for path in lost for one in lost[path]):
+    if not broken and all(one.theirs for path in lost for one in lost[path]):
         return edit
-    rest = take_out(after)
+    try:
+        rest = take_out(after)
+    except GpunodeError:
+        if not broken:
+            raise
+        return take_out(files)
     if rest.problems:
-        return rest
+        return take_out(files) if broken else rest
     for path, data in rest.changes.items():
         _put(after, path, data)
+    if broken and not usable(after):
+        return take_out(files)
     made = {path: how for one in undo for path, how in one.items() if how.created}
     for path in [path for path, data in after.items() if path in made and remnant(data, made[path])]:
         del after[path]

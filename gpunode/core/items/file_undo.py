@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import dropwhile
 
 from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.target import problem_of
-from gpunode.core.edits.undo import base_of, revert
+from gpunode.core.edits.undo import NOT_FOUND, base_of, revert
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import GpunodeError
@@ -73,14 +73,6 @@ def _is_source(file: FileRestore) -> bool:
     return not file.held and file.data is None and file.path.startswith(SOURCES)
 
 
-def _is_source_again(back: Mapping[str, FileRestore], path: str) -> bool:
-    return path in back and bool(back[path].held) and path.endswith(SOURCE_FILES)
-
-
-def _paths(record: Record) -> Iterable[str]:
-    return (file["path"] for file in record.more["files"])
-
-
 def _unconfigured(files: Mapping[str, bytes], request: RuntimeRequest, undo: Sequence[Mapping[str, Undo]]) -> Edit:
     """What takes nvidia's entries out of an engine's file; why that cannot be read is the Edit's problem."""
     try:
@@ -116,7 +108,10 @@ class Files:
         self.engines = tuple(self._together(by_unit[unit], follow) for unit, follow in self._follows(by_unit))
         records = {id(first[file.path]): first[file.path] for file in plain if _is_source(file)}
         # not one whose transaction took another's place that comes back now: apt refuses to have both
-        late = {key for key, record in records.items() if not any(_is_source_again(back, p) for p in _paths(record))}
+        again = (path for path, one in back.items() if one.held and path.startswith(SOURCES))
+        self.sources_restored = tuple(path for path in again if path.endswith(SOURCE_FILES))
+        back_again = set(self.sources_restored)
+        late = {key for key, one in records.items() if back_again.isdisjoint(f["path"] for f in one.more["files"])}
         self._late = [file for file in plain if _is_source(file) and id(first[file.path]) in late]
         rest = [file for file in plain if not (_is_source(file) and id(first[file.path]) in late)]
         self.first = self._together(rest) if rest else None
@@ -151,17 +146,15 @@ class Files:
         """What scripts of packages that stay wrote."""
         return [("", file.path) for file in self._dependencies_added() if packages.made(file.path, self.journal)]
 
-    def sources_restored(self, endings: tuple[str, ...]) -> tuple[str, ...]:
-        files = self.first.files if self.first else ()
-        return tuple(f.path for f in files if f.path.startswith(SOURCES) and f.path.endswith(endings) and f.held)
-
     def _file(self, path: str) -> FileRestore | None:
         now, known = self.journal.files.get(path, ABSENT), self.at(path)
         found = known.replayed
         wanted, expect = found.wanted, "" if now == ABSENT else now
         by_lines = not wanted.exact and (found.changed_since or bool(known.unit) or bool(known.edits))
         self._name(path, now, known, by_lines=by_lines)
-        if found.theirs and not known.edits and self._is_left_so(known, now):
+        if found.theirs and not known.edits and (now, path if now == ABSENT else "") in self._left_so:
+            if wanted.hash != now:
+                self._note(path, "changed since, not by gpunode; their lines stay")
             return None
         if by_lines:
             return self._changed_since(known, expect)
@@ -205,15 +198,12 @@ class Files:
         self.notes.append(Note(f"{path}: {text}", (path,)))
 
     @cached_property
-    def _open(self) -> frozenset[int]:
-        """The records of this undo, which has no end yet, or of what came before it since the last end of one."""
-        ends = [n for n, r in enumerate(self.scope.records) if r.op in UNDOES][-1:]
-        return frozenset(map(id, self.scope.records[ends[0] + 1 :] if ends else self.scope.records))
-
-    def _is_left_so(self, known: _Known, now: str) -> bool:
-        """Whether this undo, which has no end yet, has left it so by records of edits that are gone since."""
-        last = known.own[-1]
-        return id(last.record) in self._open and last.after == now and last.record.undoes
+    def _left_so(self) -> frozenset[tuple[str, str]]:
+        """(hash, path) of files as this undo, which has no end yet, has left them; "" for the path of bytes."""
+        records = self.journal.records
+        began = max((n + 1 for n, r in enumerate(records) if r.op in UNDOES), default=0)
+        found = (file for r in records[began:] if r.undoes for file in r.more.get("files", ()))
+        return frozenset((file["after"], file["path"] if file["after"] == ABSENT else "") for file in found)
 
     def _dependencies_added(self) -> list[FileRestore]:
         """What packages have brought goes, unless somebody has changed it: then gpunode's part of it alone does."""
@@ -274,7 +264,8 @@ class Files:
             request = RuntimeRequest(runtime=engine, config=path)
             edit = _unconfigured({path: was}, request, [{path: one} for one in undo])
             if path in edit.changes and not edit.problems:
-                data, lost = edit.changes[path], [one for one in lost if one.theirs]
+                data = edit.changes[path]
+                lost = [one if one.theirs else Lost(f"{one.text}: removed") for one in lost if one not in NOT_FOUND]
             why += "".join(f", because {problem.what}" for problem in edit.problems[:1])
         why += "".join(f"; {one.text}" for one in dict.fromkeys(lost))
         if data == was:

@@ -48,8 +48,7 @@ class Packages:
         return not journal.mentions.get(name, frozenset()).isdisjoint(self.kept)
 
     def with_streams(self, streams: Mapping[str, str]) -> Packages:
-        named = (f"{module}:{'-' if stream in (ABSENT, '') else stream}" for module, stream in streams.items())
-        return replace(self, streams=tuple(named))
+        return replace(self, streams=tuple(f"{name}:{'-' if s in (ABSENT, '') else s}" for name, s in streams.items()))
 
 
 class PackageBack(Back):

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 from gpunode.core.engines import GPU_UNITS
 from gpunode.core.items.activation import LOADED
 from gpunode.core.items.file import FILES
-from gpunode.core.items.file_undo import SOURCE_FILES, Files, FileTransaction
+from gpunode.core.items.file_undo import Files, FileTransaction
 from gpunode.core.items.item import ABSENT, Back, StateKind, Thing
 from gpunode.core.items.module_undo import Booted, driver_left, modules_loaded_at_boot
 from gpunode.core.items.package import PACKAGE_BACK
@@ -84,8 +85,8 @@ class _Ways:
     def __init__(self, journal: JournalSnapshot, scope: Scope) -> None:
         self.journal, self.scope = journal, scope
         self.files: Files = FILES.undo(journal, scope)
-        restored = self.files.sources_restored(SOURCE_FILES)
-        self.packages: Packages = PACKAGE_BACK.undo(journal, scope, restored=restored, theirs=self.files.theirs)
+        restored, theirs = self.files.sources_restored, self.files.theirs
+        self.packages: Packages = PACKAGE_BACK.undo(journal, scope, restored=restored, theirs=theirs)
         self.booted: Booted = modules_loaded_at_boot(journal, scope, self.packages.remove)
 
     @cached_property
@@ -110,6 +111,12 @@ def differences(journal: JournalSnapshot, scope: Scope, noted: Collection[str] =
     found = [one.difference for one in things if one.differs and one.name not in noted]
     left = driver_left(journal, scope) if "nvidia" not in noted else ""
     return [*found, *([f"the driver {left} is loaded, and none was"] if left else [])]
+
+
+def without_repeats(notes: Sequence[str]) -> list[str]:
+    """The notes once each; not one that another begins with, which a second look gives of what the first has named."""
+    repeated = {one for one, other in pairwise(sorted(set(notes))) if other.startswith(one)}
+    return [one for one in dict.fromkeys(notes) if one not in repeated]
 
 
 def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:

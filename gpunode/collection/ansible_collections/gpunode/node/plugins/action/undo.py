@@ -29,7 +29,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[Result] = {"what": {"type": "dict", "default": {}}}
 
     def act(self, args: Result) -> Result:
-        from gpunode.core.undo.plan import differences
+        from gpunode.core.undo.plan import differences, without_repeats
         from gpunode.core.undo.requests import close_request, parse_undo_request
 
         if not args["what"]:
@@ -60,7 +60,7 @@ class ActionModule(NodeAction):
             # the record of an uninstall stays open for packages that others need still
             if not request.parts and not (request.verb == "uninstall" and back.packages.kept):
                 self.node("restore.sh", close_request(request, scope.to, keep=keep))
-        result["notes"] = list(dict.fromkeys(result["notes"]))
+        result["notes"] = without_repeats(result["notes"])
         return result | {"msg": _message(journal, request, scope, result)}
 
     def _signature(self) -> Request:
