@@ -35,6 +35,7 @@ class Specification(Item):
     NAME = PATH
     BACK = (FILES, CDI, ACTIVE, ENABLED)
     WANTED = "fresh"
+    FIRST_BOOT = "cdi"
     role: str = "runtime"
     option: str = "cdi"
     units: Mapping[str, str]  # texts of the service and the path
@@ -45,10 +46,6 @@ class Specification(Item):
 
     def difference(self, have: str) -> str:
         return have
-
-    @property
-    def first_boot(self) -> str:
-        return "cdi"
 
     def alone(self, facts: NodeFacts) -> tuple[str, str]:
         """Of a file in the folder where nobody renews one; cdi.sh renews what has the name that nvidia-ctk gives it."""

@@ -66,6 +66,7 @@ class Version(Item):
     NAME = "module version"
     BACK = (LOADED,)
     ENDS = "driver"
+    FIRST_BOOT = "smoke"
     ASKED_BY = "driver.version"
     role: str = "driver"
     option: str = "activate"
@@ -80,10 +81,6 @@ class Version(Item):
     def actual(self, facts: NodeFacts) -> str:
         return facts.driver.loaded or ABSENT
 
-    @property
-    def first_boot(self) -> str:
-        return "smoke"
-
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"version": self.asked}
 
@@ -95,6 +92,7 @@ class LoadedFlavour(Item):
     NAME = "module flavour"
     BACK = (LOADED,)
     ENDS = "driver"
+    FIRST_BOOT = "smoke"
     WANTED = "{flavour}"
     role: str = "driver"
     option: str = "activate"
@@ -102,10 +100,6 @@ class LoadedFlavour(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         return facts.driver.loaded_flavour
-
-    @property
-    def first_boot(self) -> str:
-        return "smoke"
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"flavour": self.flavour}
@@ -118,6 +112,7 @@ class LoadedParameters(Item):
     NAME = "parameters"
     BACK = (LOADED,)
     ENDS = "driver"
+    FIRST_BOOT = "smoke"
     ASKED_BY = "driver.module_parameters"
     WANTED = "in force"
     role: str = "driver"
@@ -130,10 +125,6 @@ class LoadedParameters(Item):
 
     def difference(self, have: str) -> str:
         return have
-
-    @property
-    def first_boot(self) -> str:
-        return "smoke"
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"parameters": shown(self.parameters)}

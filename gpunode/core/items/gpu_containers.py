@@ -39,15 +39,12 @@ class Links(Item):
     NAME = "links of GPU devices"
     BACK = (LINK,)
     WANTED = LINKED
+    FIRST_BOOT = "activate"
     role: str = "runtime"
     option: str = "activate"
 
     def actual(self, facts: NodeFacts) -> str:
         return links_found(facts)
-
-    @property
-    def first_boot(self) -> str:
-        return "activate"
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"links": True}

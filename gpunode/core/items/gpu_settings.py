@@ -32,6 +32,7 @@ class Setting(Item):
     NAME = "GPU {title}"
     BACK = (ACTIVE,)  # its unit undoes it when it stops
     ASKED_BY = "gpu"
+    WANTED = "{value}"
     role: str = "fabric"
     option: str = "activate"
     title: str
@@ -43,10 +44,6 @@ class Setting(Item):
     @property
     def name(self) -> str:
         return f"GPU {self.title}" + (f" ({self.model})" if self.model != OTHERS else "")
-
-    @property
-    def wanted(self) -> str:
-        return self.value
 
     def actual(self, facts: NodeFacts) -> str:
         said = {self.said(gpu) or "not read" for gpu in self.gpus(facts)}

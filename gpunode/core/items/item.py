@@ -149,6 +149,7 @@ class Item:
     BACK: ClassVar[tuple[Back, ...]] = ()  # the records that a change of it leaves in the journal
     STAYS: ClassVar[str] = ""  # without any: «cannot go back, because …»
     ENDS: ClassVar[Literal["", "driver", "GPU", "boot"]] = ""  # what has to end before its change is in force
+    FIRST_BOOT: ClassVar[str] = ""
 
     role: str
     option: str
@@ -187,7 +188,7 @@ class Item:
     @property
     def first_boot(self) -> str:
         """On a machine that waits for its GPU, the part of the first boot that brings it about or proves it."""
-        return ""
+        return self.FIRST_BOOT
 
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Whether it is to be done again because of these."""

@@ -90,14 +90,11 @@ PACKAGES = (
 class PackageItem(Item):
     """A package that is to be there, in a version that may end in `*`, or in any."""
 
+    NAME = "{package.name}"
     BACK = PACKAGES
     option: str = "packages"
     always: bool = True  # the package manager solves all packages of a role as one set
     package: PackageWant
-
-    @property
-    def name(self) -> str:
-        return self.package.name
 
     @property
     def wanted(self) -> str:

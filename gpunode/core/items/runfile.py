@@ -46,6 +46,7 @@ class Installed(Item):
     """What an installer of the role brings: a driver, or a toolkit of CUDA."""
 
     BACK = (RUNFILE,)
+    WANTED = "{runfile.version}"
     option: str = "runfile"
     always: bool = True  # one that has been run says so itself, and builds what modules are missing
     runfile: Runfile
@@ -53,10 +54,6 @@ class Installed(Item):
     @property
     def name(self) -> str:
         return "driver" if self.role == "driver" else self.runfile.version
-
-    @property
-    def wanted(self) -> str:
-        return self.runfile.version
 
     def actual(self, facts: NodeFacts) -> str:
         found = facts.driver.runfile if self.role == "driver" else self.wanted if self.wanted in facts.cuda else ""
