@@ -20,6 +20,7 @@ from gpunode.node import script
 MODPROBE = """#!/bin/sh
 needs() { case $1 in nvidia) ;; nvidia_drm) echo nvidia_modeset ;; *) echo nvidia ;; esac; }
 if [ "$1" = -r ]; then
+  [ ! -e "$NODE/stuck" ] || exit 0 # as with Canonical's «alias nouveau off»
   [ -z "$(ls "/sys/module/$2/holders")" ] || { echo "modprobe: FATAL: Module $2 is in use." >&2; exit 1; }
   rm -r "/sys/module/$2"
   need=$(needs "$2")
@@ -110,6 +111,22 @@ def test_all_that_was_loaded_upon_the_old_driver_is_loaded_upon_the_new_one(node
     assert (outcome.status, left) == ("changed", f"{' '.join(modules)} 580.178.04"), outcome
     first = {name: before for name, before, _ in reversed(journal(node))}
     assert first == dict.fromkeys(modules, "loaded"), "the journal says that they were loaded before"
+
+
+@pytest.mark.parametrize(("printed", "reason"), [("", ""), ("rmmod: ERROR: busy", ": rmmod: ERROR: busy")])
+def test_the_reason_for_a_reboot_quotes_what_the_failed_command_prints_alone(
+    node: Path, printed: str, reason: str
+) -> None:
+    (node / "stuck").write_text("")
+    (node / "bin/rmmod").write_text(f"#!/bin/sh\nprintf '{printed}' >&2\nexit 1\n")
+    (node / "bin/rmmod").chmod(0o755)
+    (node / "boot").mkdir()
+    (node / "boot/vmlinuz-1").write_text("")
+    (node / "bin/update-initramfs").write_text("#!/bin/sh\necho a foreign line\n")
+    (node / "bin/update-initramfs").chmod(0o755)
+    outcome, _ = run(node, "nvidia nouveau", activate_request({"initramfs": True, "unload": ["nouveau"]}))
+    assert "a foreign line" in outcome.log
+    assert outcome.message == f"reboot needed: nouveau is in use and cannot be unloaded{reason}"
 
 
 def test_what_is_in_force_is_named(node: Path) -> None:

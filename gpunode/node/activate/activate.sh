@@ -130,6 +130,15 @@ to_be_stopped() {
   return 1
 }
 
+# attempt COMMAND…: also sets $why, the last line that it prints; the log's last may be another command's
+attempt() {
+  "$@" >"$GPUNODE_IN/.attempt" 2>&1 </dev/null
+  set -- $?
+  cat "$GPUNODE_IN/.attempt" >>"$log"
+  why=$(tail -n 1 "$GPUNODE_IN/.attempt")
+  return "$1"
+}
+
 # unload MODULE: holders first; says a reason for a reboot and returns 1 where it is in use
 unload() {
   loaded "$1" || return 0
@@ -137,11 +146,8 @@ unload() {
   checking && changed module "$1" "unload $1" && would_unload="${would_unload:-} $1" && return
   case " ${carried:-} " in *[[:space:]]"$1"[[:space:]]*) ;; *) prior module "$1" loaded absent ;; esac
   # Canonical's driver has «alias nouveau off», by which modprobe removes another one
-  modprobe -r "$1" >>"$log" 2>&1 </dev/null && loaded "$1" && rmmod "$1" >>"$log" 2>&1
-  if loaded "$1"; then
-    needs_reboot "$1 is in use and cannot be unloaded$(tail -n 1 "$log" | sed 's/^./: &/')"
-    return 1
-  fi
+  attempt modprobe -r "$1" && loaded "$1" && attempt rmmod "$1"
+  loaded "$1" && needs_reboot "$1 is in use and cannot be unloaded${why:+: $why}" && return 1
   changed module "$1" "unloaded $1"
 }
 
@@ -194,14 +200,8 @@ load() {
   loaded "$1" && return
   checking && changed module "$1" "load $1" && would_load="${would_load:-} $1" && return
   have modprobe || fail "$1 is not loaded and there is no modprobe" "install kmod"
-  : >"$GPUNODE_IN/.modprobe"
   prior module "$1" absent loaded
-  if modprobe "$1" >"$GPUNODE_IN/.modprobe" 2>&1 </dev/null && loaded "$1"; then
-    changed module "$1" "loaded $1"
-    return
-  fi
-  cat "$GPUNODE_IN/.modprobe" >>"$log"
-  why=$(tail -n 1 "$GPUNODE_IN/.modprobe")
+  attempt modprobe "$1" && loaded "$1" && changed module "$1" "loaded $1" && return
   case $why in
     *"Key was rejected"* | *"Required key not available"*)
       fail "Secure Boot rejects the module $1: $why" "enrol the key that signed it (mokutil --import) and reboot, or use signed modules" ;;
