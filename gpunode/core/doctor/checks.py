@@ -11,16 +11,13 @@ from gpunode.core.late import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A possible cause, and what decides it: a fact of a node, or the command that asks for it.
-
-    `words` are those of the program that wrote a text, where nothing else of the text is known.
-    """
+    """A possible cause, and what decides it: a fact of a node, or the command that asks for it."""
 
     fault: str
     ask: str
     means: str
     fact: str = ""
-    words: Sequence[str] = ()
+    words: Sequence[str] = ()  # of the program that wrote a text, where nothing else of it is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +28,6 @@ class Checks:
     warnings: Mapping[str, str] = field(default_factory=dict)  # the same of checks that warn
     units: Mapping[str, str] = field(default_factory=dict)  # unit that has failed → fault
     symptoms: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)  # "": nothing known was found
-
-    @property
-    def words(self) -> list[str]:
-        return [word for causes in self.symptoms.values() for cause in causes for word in cause.words]
 
 
 def parse_checks(data: Mapping[str, Any]) -> Checks:

@@ -190,7 +190,8 @@ class Faults:
             by_text.setdefault(message.text, Found(message.text)).messages.append(message)
         for report in REPORTS:
             by_text.setdefault(report.text, Found(report.text)).reports.append(report)
-        for text in {text for one in self.messages for text in one.needs} | set(self.checks.words):
+        authors = [word for cause in self.checks.symptoms.get("", ()) for word in cause.words]
+        for text in {*authors, *(text for one in self.messages for text in one.needs)}:
             by_text.setdefault(text, Found(text)).needs.append(text)
         for text, programs, place in self.parts.ends():
             by_text.setdefault(text, Found(text)).ends.extend((program, place) for program in programs)
