@@ -493,6 +493,20 @@ def test_a_transaction_starts_without_changes_only_where_one_was_interrupted(
     assert (done.output, scripts) == ("every file is as it should be\n", expected)
 
 
+def test_an_unconfigure_that_leaves_a_persons_value_says_so_at_its_end(tmp_path: Path) -> None:
+    words = '{"default-runtime": "%s", "runtimes": {"crun": {"path": "c"}, "nvidia": {"path": "n", "runtimeArgs": []}}}'
+    words = words.replace('"n"', '"/usr/bin/nvidia-container-runtime"')
+    file = tree(tmp_path, "etc/docker/daemon.json", words % "crun")
+    assert run("configure", tmp_path, "--runtime", "docker", "--set-as-default").return_value == 0
+    file.write_text(words % "runc")
+    done = run("unconfigure", tmp_path, "--runtime", "docker")
+    assert (done.return_value, file.read_text()) == (0, words % "runc")
+    assert done.output.splitlines()[-2:] == [
+        '/etc/docker/daemon.json: changed since: default-runtime is "runc", and was "crun" before gpunode',
+        "nothing to undo: what others have set since stays",
+    ]
+
+
 @pytest.mark.slow
 def test_twenty_at_once_all_write_what_they_were_asked_to(tmp_path: Path) -> None:
     """Each adds a runtime of its own to one file; who meets another one waits, and is not refused."""

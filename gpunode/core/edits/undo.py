@@ -24,6 +24,7 @@ _AHEAD = 400  # lines that are looked through for the next line that both have; 
 _REMNANT = regex(rb"\s*(#|version\s*=)")
 _WRITTEN = "what gpunode runtime configure wrote"
 NOT_FOUND = (Lost("lines that gpunode wrote are no longer in it"),)
+SINCE = "changed since: "  # why a value stays
 _BYTES = ("before", "after", "lead", "trail")
 
 T = TypeVar("T")
@@ -356,9 +357,7 @@ def reverted(
     broken = touched and not usable(after)
     changes = _changes(files, after)
     reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes]
-    reasons += [
-        Reason(what=path, why=f"changed since: {one.text}") for path in lost for one in lost[path] if one.theirs
-    ]
+    reasons += [Reason(what=path, why=f"{SINCE}{one.text}") for path in lost for one in lost[path] if one.theirs]
     edit = Edit(changes=changes, reasons=tuple(reasons))
     if not broken and all(one.theirs for path in lost for one in lost[path]):
         return edit

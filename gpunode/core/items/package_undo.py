@@ -73,8 +73,7 @@ class PackageBack(Back):
         remove = [name for name in remove if name not in kept]
         install, problems, more = _install(journal, wanted, held, ours, restored)
         added = {name for name, version in before.items() if version == ABSENT}
-        # counts as asked for now, or will by being named
-        named = dict.fromkeys((*sorted(_manual(journal.marks)), *(str(item["name"]) for item in install)))
+        manual_then = dict.fromkeys((*sorted(_manual(journal.marks)), *(str(item["name"]) for item in install)))
         asked = _asked_for(journal, records)
         gained = {mark for record in _done(records) for mark in record.more.get("marks", ())}
         purge, reported = _purge(journal, remove, added, _files(scope.known) - set(theirs))
@@ -83,7 +82,7 @@ class PackageBack(Back):
             remove=tuple(remove),
             unhold=tuple(n for n, hold in held.items() if not hold and _state(journal, n) == "hold"),
             purge=tuple(purge),
-            automatic=tuple(name for name in named if asked.get(name) == AUTO),
+            automatic=tuple(name for name in manual_then if asked.get(name) == AUTO),
             keys=tuple(mark.partition(" ")[2] for mark in sorted(gained & journal.marks) if mark.startswith("key ")),
             refresh=tuple(restored) if install else (),
             keep=tuple(path for path in theirs if journal.files.get(path, ABSENT) != ABSENT) if remove else (),
