@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.cli.common import show_error
-from gpunode.cli.output import echo
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
 
 if TYPE_CHECKING:
     from gpunode.core.model import Edit, Outcome
+    from gpunode.edge.host.target import Subject
 
 Files = Mapping[str, bytes]
 
@@ -34,9 +35,11 @@ def _diff(before: Files, path: str, data: bytes | None) -> str:
     return unified(before.get(path), data, path)
 
 
-def edit_data(before: Files, edit: Edit, disrupts: str) -> dict[str, Any]:
-    """The edit as plain data for JSON."""
+def edit_data(known: Mapping[str, Any], subject: Subject[Any], edit: Edit) -> dict[str, Any]:
+    """The edit as plain data for JSON, behind what is known of its subject."""
+    before = subject.texts
     return {
+        **known,
         "changes": [
             {
                 "path": path,
@@ -47,11 +50,40 @@ def edit_data(before: Files, edit: Edit, disrupts: str) -> dict[str, Any]:
         ],
         "reasons": [r.data for r in edit.reasons],
         "problems": [asdict(p) for p in edit.problems],
-        "disrupts": disrupts if edit.changes or edit.restart else "",
+        "disrupts": _disrupts(subject, edit) if edit.changes or edit.restart else "",
     }
 
 
-def show_outcome(before: Files, edit: Edit, outcome: Outcome, *, disrupts: str, dry_run: bool) -> None:
+def _disrupts(subject: Subject[Any], edit: Edit) -> str:
+    from gpunode.edge.host.target import after
+
+    return after(subject, edit).disrupts if not edit.problems else ""
+
+
+def pending(edit: Edit, output_format: str, misfits: tuple[str, ...] = ()) -> int:
+    """The exit code of what is not done yet; what stands against it is shown."""
+    if edit.problems:
+        if output_format == "text":
+            show_error(RefusedError.of(edit.problems))
+        return Exit.REFUSED
+    return Exit.PENDING if edit.changes or edit.restart or misfits else Exit.OK
+
+
+Result = tuple["Subject[Any]", "Edit", "Outcome | None"]
+
+
+def print_done(known: Mapping[str, Any], result: Result, output_format: str, *, dry_run: bool) -> int:
+    """Print what came of an edit and give the exit code."""
+    subject, edit, outcome = result
+    if output_format == "json":
+        more = {"dry_run": dry_run, "outcome": asdict(outcome) if outcome else None}
+        print_json(edit_data(known, subject, edit) | more)
+    elif outcome:
+        _show_outcome(subject, edit, outcome, dry_run=dry_run)
+    return pending(edit, output_format) if outcome is None else _exit_of(outcome)
+
+
+def _show_outcome(subject: Subject[Any], edit: Edit, outcome: Outcome, *, dry_run: bool) -> None:
     """What came of an edit, for a reader; a failure as an error."""
     if outcome.status in ("failed", "rolled_back", "refused"):
         if outcome.log:
@@ -60,18 +92,18 @@ def show_outcome(before: Files, edit: Edit, outcome: Outcome, *, disrupts: str, 
         show_error(error(outcome.message, fix=outcome.fix))
         return
     if dry_run:
-        echo(diffs(before, edit), nl=False)
+        echo(diffs(subject.texts, edit), nl=False)
     for line in outcome.texts:
         echo(f"would be: {line}" if dry_run else line)
     for reason in edit.reasons:
         echo(f"{reason.what}: {reason.why}")
     for note in outcome.notes:
         echo(f"note: {note}")
-    if disrupts and dry_run:
+    if dry_run and (disrupts := _disrupts(subject, edit)):
         echo(f"disturbs: {disrupts}")
     echo(outcome.message)
 
 
-def exit_of(outcome: Outcome) -> int:
+def _exit_of(outcome: Outcome) -> int:
     """The exit code of what a node script did."""
     return {"unchanged": Exit.OK, "changed": Exit.OK, "refused": Exit.REFUSED}.get(outcome.status, Exit.FAILED)

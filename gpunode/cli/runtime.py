@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import Command, format_option, options, show_error
-from gpunode.cli.edits import absolute, diffs, edit_data, exit_of, show_outcome
+from gpunode.cli.edits import absolute, diffs, edit_data, pending, print_done
 from gpunode.cli.output import echo, print_json
 from gpunode.core.engines import ENGINES
-from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
+from gpunode.core.errors import GpunodeError, InputError
 
 if TYPE_CHECKING:
-    from gpunode.core.model import Edit, NodeFacts, Outcome, RuntimeName
+    from gpunode.core.model import Edit, NodeFacts, RuntimeName
     from gpunode.edge.host.runtimes import Engine, Options
     from gpunode.edge.host.target import Subject
 
@@ -207,7 +207,7 @@ def configure(options: Options, dry_run: bool, output_format: str) -> int:
 
     subject, edit, outcome = runtimes.configure(options, check=dry_run)
     outcome = cdi.with_specification(options, outcome, check=dry_run)
-    return _done((subject, edit, outcome), dry_run, output_format)
+    return print_done(_known(subject), (subject, edit, outcome), output_format, dry_run=dry_run)
 
 
 @runtime.command(
@@ -223,7 +223,8 @@ def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
     """Undo configure, to the byte; of entries that others wrote only nvidia's are removed."""
     from gpunode.edge.host import runtimes
 
-    return _done(runtimes.unconfigure(options, check=dry_run), dry_run, output_format)
+    result = runtimes.unconfigure(options, check=dry_run)
+    return print_done(_known(result[0]), result, output_format, dry_run=dry_run)
 
 
 @runtime.command(
@@ -242,10 +243,10 @@ def diff(options: Options, output_format: str) -> int:
     subject = runtimes.look(options)
     edit, misfits = target.edit(subject), cdi.misfits(options)
     if output_format == "json":
-        print_json(_edit_data(subject, edit) | {"cdi": misfits})
+        print_json(edit_data(_known(subject), subject, edit) | {"cdi": misfits})
     else:
         echo(diffs(subject.texts, edit) + "".join(f"CDI: {reason}\n" for reason in misfits), nl=False)
-    return _pending(edit, output_format, misfits)
+    return pending(edit, output_format, misfits)
 
 
 @runtime.command(
@@ -289,49 +290,20 @@ def _status(options: Options, output_format: str) -> tuple[dict[str, Any], int]:
     edit, misfits = target.edit(subject), cdi.misfits(options)
     if output_format == "text":
         echo(_status_text(subject, edit, misfits))
-    return _status_data(subject, edit, misfits), _pending(edit, output_format, misfits)
+    return _status_data(subject, edit, misfits), pending(edit, output_format, misfits)
 
 
 # ---------------------------------------------------------------- output
 
 
-def _pending(edit: Edit, output_format: str, misfits: tuple[str, ...] = ()) -> int:
-    if edit.problems:
-        if output_format == "text":
-            show_error(RefusedError.of(edit.problems))
-        return Exit.REFUSED
-    return Exit.PENDING if edit.changes or edit.restart or misfits else Exit.OK
-
-
-def _done(result: tuple[Subject[Engine], Edit, Outcome | None], dry_run: bool, output_format: str) -> int:
-    """Print what came of an edit and give the exit code."""
-    subject, edit, outcome = result
-    if output_format == "json":
-        print_json(_edit_data(subject, edit) | {"dry_run": dry_run} | _outcome_data(outcome))
-    elif outcome:
-        from gpunode.edge.host.target import after
-
-        show_outcome(subject.texts, edit, outcome, disrupts=after(subject, edit).disrupts, dry_run=dry_run)
-    if outcome is None:
-        return _pending(edit, output_format)
-    return exit_of(outcome)
-
-
-def _edit_data(subject: Subject[Engine], edit: Edit) -> dict[str, Any]:
-    from gpunode.edge.host.target import after
-
-    known = {key: getattr(subject.host.request, key) for key in ("runtime", "distribution", "version")}
-    return known | edit_data(subject.texts, edit, after(subject, edit).disrupts)
-
-
-def _outcome_data(outcome: Outcome | None) -> dict[str, Any]:
-    return {"outcome": asdict(outcome) if outcome else None}
+def _known(subject: Subject[Engine]) -> dict[str, str]:
+    return {key: getattr(subject.host.request, key) for key in ("runtime", "distribution", "version")}
 
 
 def _status_data(subject: Subject[Engine], edit: Edit, misfits: tuple[str, ...]) -> dict[str, Any]:
     from gpunode.edge.host.runtimes import state
 
-    data = _edit_data(subject, edit)
+    data = edit_data(_known(subject), subject, edit)
     return {
         "configured": not edit.changes and not edit.restart and not edit.problems and not misfits,
         "cdi": misfits,
@@ -358,7 +330,7 @@ def _status_text(subject: Subject[Engine], edit: Edit, misfits: tuple[str, ...])
         *(("would change", path) for path in sorted(edit.changes)),
         *(("would restart", reason.what) for reason in edit.reasons if edit.restart),
         *(("CDI specification", reason) for reason in misfits),
-        ("configured", "no: refused" if edit.problems else "no" if _pending(edit, "json", misfits) else "yes"),
+        ("configured", "no: refused" if edit.problems else "no" if pending(edit, "json", misfits) else "yes"),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {_quoted(text)}" for name, text in rows)

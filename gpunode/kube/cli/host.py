@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, options, show_error
-from gpunode.cli.edits import diffs, edit_data, exit_of, show_outcome
+from gpunode.cli.common import format_option, options
+from gpunode.cli.edits import diffs, edit_data, pending, print_done
 from gpunode.cli.output import echo, print_json
-from gpunode.core.errors import Exit, RefusedError
 
 if TYPE_CHECKING:
-    from gpunode.core.model import Edit
     from gpunode.edge.host.target import Host, Subject
 
 ROOT = click.option(
@@ -79,40 +76,21 @@ def _show_diff(host: Host, output_format: str) -> int:
     subject = target.look(host)
     edit = target.edit(subject)
     if output_format == "json":
-        print_json(_data(subject, edit))
+        print_json(edit_data(_known(subject), subject, edit))
     else:
         echo(diffs(subject.texts, edit), nl=False)
         for reason in edit.reasons:
             echo(f"# {reason.what}: {reason.why}")
-    return _pending(edit, output_format)
+    return pending(edit, output_format)
 
 
 def _change(host: Host, *, undo: bool, dry_run: bool, output_format: str) -> int:
     """Configure or unconfigure, print what came of it, and give the exit code."""
     from gpunode.edge.host import target
 
-    subject, edit, outcome = (target.unconfigure if undo else target.configure)(lambda _: host, check=dry_run)
-    if output_format == "json":
-        print_json(_data(subject, edit) | {"dry_run": dry_run, "outcome": asdict(outcome) if outcome else None})
-    elif outcome:
-        show_outcome(subject.texts, edit, outcome, disrupts=_disrupts(subject, edit), dry_run=dry_run)
-    return _pending(edit, output_format) if outcome is None else exit_of(outcome)
+    result = (target.unconfigure if undo else target.configure)(lambda _: host, check=dry_run)
+    return print_done(_known(result[0]), result, output_format, dry_run=dry_run)
 
 
-def _data(subject: Subject[Host], edit: Edit) -> dict[str, Any]:
-    known = {"component": subject.host.target.name, "root": subject.host.target.root}
-    return known | edit_data(subject.texts, edit, _disrupts(subject, edit))
-
-
-def _disrupts(subject: Subject[Host], edit: Edit) -> str:
-    from gpunode.edge.host.target import after
-
-    return after(subject, edit).disrupts if not edit.problems else ""
-
-
-def _pending(edit: Edit, output_format: str) -> int:
-    if edit.problems:
-        if output_format == "text":
-            show_error(RefusedError.of(edit.problems))
-        return Exit.REFUSED
-    return Exit.PENDING if edit.changes else Exit.OK
+def _known(subject: Subject[Host]) -> dict[str, str]:
+    return {"component": subject.host.target.name, "root": subject.host.target.root}
