@@ -8,13 +8,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from apt_roots import CODENAMES, Root, root
-from asked_nodes import node, planned, quick_answer
+from asked_nodes import desired, node, planned, quick_answer
 from test_solve_matrix import asked, driver_of
 
-from gpunode.core.model import DriverChoice, Kernel, PackageWant
+from gpunode.core.model import DriverChoice, InstalledPackage, Kernel, PackageWant
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.edge.load import load_knowledge
 
@@ -113,3 +115,46 @@ def offered_module(there: Root, release: str) -> str:
         if name in there.names and not there.fault([PackageWant(name=name)]):
             return name
     return ""
+
+
+INSTALLED = [  # what the node has, its GPU, Secure Boot
+    (("nvidia-driver-580-open", "linux-modules-nvidia-580-open-generic"), "H100", True),
+    (("nvidia-driver-580", "linux-modules-nvidia-580-generic"), "V100", True),
+    (("nvidia-driver-580-open", "nvidia-dkms-580-open"), "H100", False),
+    (("nvidia-driver-580-open", "nvidia-dkms-580-open"), "H100", True),
+    (("nvidia-headless-no-dkms-595-server", "linux-modules-nvidia-595-server-generic", "nvidia-utils-595-server"),
+     "H100", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("packages", "gpu", "secure_boot"), INSTALLED)
+def test_a_plan_names_all_that_apt_removes_of_a_driver_of_ubuntu(
+    packages: tuple[str, ...], gpu: str, secure_boot: bool, tmp_path: Path
+) -> None:
+    there = archive("ubuntu:24.04")
+    done = there.apt("apt-get", "--simulate", "install", *packages, "linux-image-generic").stdout
+    found = dict(re.findall(r"^Inst (\S+) \((\S+)", done, re.M))
+    (release,) = (name.removeprefix("linux-image-") for name in found if re.match(r"linux-image-\d", name))
+    version = next(version.partition("-")[0] for name, version in found.items() if name.startswith("nvidia-utils-"))
+    facts = node("ubuntu:24.04", GPUS[gpu], (release,), secure_boot=secure_boot)
+    facts = replace(
+        facts,
+        packages={n: InstalledPackage(name=n, version=v) for n, v in found.items() if "nvidia" in n},
+        driver=replace(facts.driver, loaded=version if secure_boot else ""),  # else another branch comes
+    )
+    driver = desired().plan("gpu1", facts).solution.driver
+    assert driver
+    gone = removed_by(there, found, driver, tmp_path)
+    assert gone and gone - {*driver.remove, *driver.may_go} == set()
+
+
+def removed_by(there: Root, found: dict[str, str], driver: DriverChoice, folder: Path) -> set[str]:
+    """What apt removes on a node with these packages for the part of a plan that comes from the archive."""
+    texts = there.apt("apt-cache", "show", *(f"{name}={version}" for name, version in found.items())).stdout
+    status = folder / "status"
+    status.write_text(re.sub(r"^Package: .*", r"\g<0>\nStatus: install ok installed", texts, flags=re.M))
+    own = () if driver.repository else (want.name for want in driver.packages)
+    words = [*own, *(f"{name}-" for name in driver.remove)]
+    done = there.apt("apt-get", "--simulate", "-o", f"Dir::State::status={status}", "install", *words)
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r"^Remv (\S+)", done.stdout, re.M))

@@ -27,8 +27,8 @@ from gpunode.core.solve.families import (
 # Installed packages that belong to one driver branch: when another branch (or flavour) is installed, they go.
 _OF_BRANCH = regex(
     r"(nvidia-(open|driver|driver-pinning|headless|headless-no-dkms|dkms|kernel-source|kernel-common|utils|compute-utils|"
-    r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-(compute|cfg1|nscq)|linux-modules-nvidia|"
-    r"kmod-nvidia)"  # of NVIDIA's own built modules: kmod-nvidia-580.95.05-5.14.0-570.22.1
+    r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-[a-z0-9]+|xserver-xorg-video-nvidia|"
+    r"linux-modules-nvidia|kmod-nvidia)"  # of NVIDIA's own built modules: kmod-nvidia-580.95.05-5.14.0-570.22.1
     r"-(?P<branch>\d{3})(?P<rest>[.-].*)?\Z"
 )
 # Packages that hold a part of a driver, whoever made them.
