@@ -37,6 +37,7 @@ reduced() {
     }'
 }
 
+# shellcheck disable=SC2012  # the logs are root's
 newest() { ls -tr "$@" 2>/dev/null | tail -n 4; }
 
 files() {
