@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,10 +32,37 @@ class Machine(Node):
         with self.timed("reboot"):
             super().reboot(seconds)
 
+    @contextmanager
+    def during(self, process: str, command: str, then: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
+        """Within, the first process on the machine whose command line fits has something happen; whether it came."""
+        came, over = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            while not over.is_set():
+                look = (
+                    f"for n in 1 2 3 4 5 6 7 8; do pgrep -f '{process}' >/dev/null && exec echo there; sleep 0.3; done"
+                )
+                if self.lab.run(self.node, look).stdout == "there\n":
+                    came.set()
+                    over.set()
+                    self.lab.run(self.node, command)
+                    then()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield came
+        finally:
+            over.set()
+            thread.join()
+
+    def cut(self) -> None:
+        vm.cut_power(self.node)
+
     def cut_power(self) -> None:
         before = self.boot_id()
         with self.timed("power cut, and up again"):
-            vm.cut_power(self.node)
+            self.cut()
             self.wait_for_boot(before, UP)
 
     def console(self) -> str:
