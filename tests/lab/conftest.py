@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import FOLDER, Cluster
+from cluster import FOLDER, OTHERS, Cluster
 from daemon_node import DISTROS, DaemonNode
 from provisioned import Provisioned
 
@@ -63,3 +64,12 @@ def cluster_up(
         return Cluster(lab=lab_up(count, **shape), folder=folder, run_gpunode=run_gpunode, controller=controller)
 
     return up
+
+
+@pytest.fixture(scope="module", params=[FOLDER, *OTHERS], ids=lambda folder: Path(folder).name)
+def cluster(request: pytest.FixtureRequest, cluster_up: Callable[..., Cluster]) -> Iterator[Cluster]:
+    """A cluster of one node, of each release of Kubernetes that is at hand; one at a time."""
+    stem, release = request.module.__name__.rpartition("_")[2], Path(request.param).name.replace(".", "-")
+    made = cluster_up(1, name=f"t-{stem}-{release}", kubernetes=request.param)
+    with made.lab:
+        yield made

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from cluster import FOLDER, GPU, OTHERS, REASON, Cluster, failed, pod, wait_for
-
-from gpunode.lab import Lab
+from cluster import FOLDER, GPU, REASON, Cluster, failed, pod, wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
 
@@ -51,20 +46,6 @@ rm {UNIT}
 systemctl daemon-reload
 mv /root/kube-scheduler.yaml {MANIFEST}
 """
-
-
-@pytest.fixture(scope="module", params=[FOLDER, *OTHERS], ids=lambda folder: Path(folder).name)
-def cluster(
-    request: pytest.FixtureRequest,
-    lab_up: Callable[..., Lab],
-    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
-    controller: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Cluster]:
-    name = "t-kube-" + Path(request.param).name.replace(".", "-")
-    options: dict[str, Any] = {"gpus": ("h100", "h100"), "engines": ("containerd",)}
-    with lab_up(1, name=name, kubernetes=request.param, **options) as lab:
-        yield Cluster(lab=lab, folder=tmp_path_factory.mktemp("kube"), run_gpunode=run_gpunode, controller=controller)
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,11 @@ Real: Kubernetes, containerd, NVIDIA's device plugin and MPS control daemon.  No
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import FOLDER, GPU, OTHERS, REASON, SAMPLE, Cluster, failed, pod, wait_for
-
-from gpunode.lab import Lab
+from cluster import FOLDER, GPU, REASON, SAMPLE, Cluster, failed, pod, wait_for
 
 pytestmark = [
     pytest.mark.lab,
@@ -26,20 +22,6 @@ SLICED = {
     "strategy": "time-slicing", "replicas": 5, "rename_by_default": True, "fail_requests_greater_than_one": True,
 }  # fmt: skip
 CUT = {"strategy": "mig", "mig": {"strategy": "mixed", "gpus": {"0": {"1g.10gb": 2, "2g.20gb": 2}}}}
-
-
-@pytest.fixture(scope="module", params=[FOLDER, *OTHERS], ids=lambda folder: Path(folder).name)
-def node(
-    request: pytest.FixtureRequest,
-    lab_up: Callable[..., Lab],
-    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
-    controller: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Cluster]:
-    name = "t-walk-" + Path(request.param).name.replace(".", "-")
-    options: dict[str, Any] = {"gpus": ("h100", "h100"), "engines": ("containerd",)}
-    with lab_up(1, name=name, kubernetes=request.param, **options) as lab:
-        yield Cluster(lab=lab, folder=tmp_path_factory.mktemp("walk"), run_gpunode=run_gpunode, controller=controller)
 
 
 def shared(node: Cluster, sharing: dict[str, Any], offers: dict[str, str]) -> None:
@@ -70,24 +52,24 @@ def ran(node: Cluster, name: str, limits: dict[str, int], command: list[str] | N
     return said
 
 
-def test_from_whole_gpus_to_shares_to_instances_and_back(node: Cluster) -> None:
-    shared(node, {"strategy": "none"}, {GPU: "2"})
-    assert "Test PASSED" in ran(node, "gpu-pod", {GPU: 1})
+def test_from_whole_gpus_to_shares_to_instances_and_back(cluster: Cluster) -> None:
+    shared(cluster, {"strategy": "none"}, {GPU: "2"})
+    assert "Test PASSED" in ran(cluster, "gpu-pod", {GPU: 1})
 
-    shared(node, SLICED, {SHARED: "10"})
-    node.apply(*(pod(f"slice-{number}", {SHARED: 1}) for number in range(3)), pod("greedy", {SHARED: 2}))
-    wait_for(lambda: [phase(node, f"slice-{number}")[0] for number in range(3)] == ["Running"] * 3)
-    wait_for(lambda: phase(node, "greedy") == ("Failed", "UnexpectedAdmissionError"))
-    assert "3/10" in node.kube_text("status")
-    node.kubectl("delete", "pod", "--all", "--grace-period=1")
+    shared(cluster, SLICED, {SHARED: "10"})
+    cluster.apply(*(pod(f"slice-{number}", {SHARED: 1}) for number in range(3)), pod("greedy", {SHARED: 2}))
+    wait_for(lambda: [phase(cluster, f"slice-{number}")[0] for number in range(3)] == ["Running"] * 3)
+    wait_for(lambda: phase(cluster, "greedy") == ("Failed", "UnexpectedAdmissionError"))
+    assert "3/10" in cluster.kube_text("status")
+    cluster.kubectl("delete", "pod", "--all", "--grace-period=1")
 
-    shared(node, {"strategy": "mps", "replicas": 10}, {GPU: "20"})
-    assert "Test PASSED" in ran(node, "mps-pod", {GPU: 1})
+    shared(cluster, {"strategy": "mps", "replicas": 10}, {GPU: "20"})
+    assert "Test PASSED" in ran(cluster, "mps-pod", {GPU: 1})
 
-    shared(node, CUT, {SMALL: "2", MIDDLE: "2", GPU: "1"})
-    listed = ran(node, "mig-pod", {MIDDLE: 1}, ["nvidia-smi", "-L"])
+    shared(cluster, CUT, {SMALL: "2", MIDDLE: "2", GPU: "1"})
+    listed = ran(cluster, "mig-pod", {MIDDLE: 1}, ["nvidia-smi", "-L"])
     assert listed.count("MIG 2g.20gb") == 1 and listed.count("(UUID: MIG-") == 1
 
-    shared(node, {"strategy": "none"}, {GPU: "2"})
-    node.kube("remove", node.spec({"kubernetes": {}}))
-    assert node.get("namespaces", "--field-selector=metadata.name=gpunode")["items"] == []
+    shared(cluster, {"strategy": "none"}, {GPU: "2"})
+    cluster.kube("remove", cluster.spec({"kubernetes": {}}))
+    assert cluster.get("namespaces", "--field-selector=metadata.name=gpunode")["items"] == []

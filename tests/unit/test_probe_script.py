@@ -70,6 +70,19 @@ def tool(folder: Path, name: str, script: str) -> Path:
     return path
 
 
+def logs(folder: Path, text: str = script("logs.sh")) -> str:
+    """What it prints, of programs in `folder` alone where they are there."""
+    return subprocess.run(
+        ["sh", "-s"],
+        input=text,
+        env={"GPUNODE_IN": str(folder), "PATH": f"{folder}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+
 START = "[    0.000000] Linux version 6.8.0-88-generic (buildd@lcy02) #89-Ubuntu SMP"
 XID = "[9.1] NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."
 HUNG = (
@@ -178,15 +191,7 @@ def test_the_doctor_gets_what_stands_before_a_flood(tmp_path: Path) -> None:
     text = "\n".join([START, XID, *flood, *others])
     (tmp_path / "ring").write_text(f"{text}\n")
     tool(tmp_path, "dmesg", f"cat {tmp_path / 'ring'}")
-    found = subprocess.run(
-        ["sh", "-s"],
-        input=script("logs.sh"),
-        env={"GPUNODE_IN": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    found = logs(tmp_path)
     kernel = found.partition("=== gpunode log kernel\n")[2].partition("=== ")[0].splitlines()
     assert kernel[:6] == [XID, *flood[:5]] and kernel[6:26] == flood[-20:] and kernel[-3000:] == others[-3000:]
     assert len(kernel) == 26 + 3000
@@ -199,15 +204,7 @@ def test_the_doctor_gets_the_newest_logs_of_builds_whatever_they_are_called(tmp_
         log.parent.mkdir(parents=True)
         log.write_text(f"make of {version}\n")
         os.utime(log, (1_000_000_000 - age, 1_000_000_000 - age))
-    found = subprocess.run(
-        ["sh", "-s"],
-        input=script("logs.sh").replace("/var/lib/dkms", str(tmp_path / "dkms")),
-        env={"GPUNODE_IN": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    found = logs(tmp_path, script("logs.sh").replace("/var/lib/dkms", str(tmp_path / "dkms")))
     assert re.findall("make of (\\d+)", found) == ["97", "98", "99", "610"]
 
 
@@ -217,15 +214,7 @@ def test_starts_of_engines_stand_in_the_kubelets_log_where_there_is_one(there: b
     kubelet = "2026-11-28T10:00:01+0000 n1 kubelet[9]: started" if there else ""
     answers = f"*UNIT=docker*) echo '{line}' ;; *kubelet*) printf '{kubelet}' ;;"
     tool(tmp_path, "journalctl", f"case $* in {answers} esac")
-    found = subprocess.run(
-        ["sh", "-s"],
-        input=script("logs.sh"),
-        env={"GPUNODE_IN": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    found = logs(tmp_path)
     assert ("=== gpunode log kubelet\n" in found, line in found) == (there, there)
 
 

@@ -207,28 +207,28 @@ def asked(draw: st.DrawFn, path: str) -> RuntimeRequest:
     )
 
 
-def judge(node: Fake, root: str, told: Story) -> None:
+def judge(node: Fake, root: str, story: Story) -> None:
     """Each setting is as before, or a person's and named; links and modes stay, and a second undo does nothing."""
-    path, before = f"{root}{told.path}", told.before
+    path, before = f"{root}{story.path}", story.before
     if before is not None:
         node.person_writes(path, before)
-        if told.link in ("was", "no more"):
+        if story.link in ("was", "no more"):
             node.person_moves(path)
-    unit = "" if root else UNITS.get(told.path, "")
-    undo = {path: record(before, told.after)}
-    for killed in (told.edit_dies, None):
+    unit = "" if root else UNITS.get(story.path, "")
+    undo = {path: record(before, story.after)}
+    for killed in (story.edit_dies, None):
         with contextlib.suppress(Killed):
-            node.commit({path: told.after}, undo=undo, unit=unit, killed=killed, who=WHO)
-    if told.link == "no more":
-        node.person_replaces_link(path, told.now)
+            node.commit({path: story.after}, undo=undo, unit=unit, killed=killed, who=WHO)
+    if story.link == "no more":
+        node.person_replaces_link(path, story.now)
     else:
-        node.person_writes(path, told.now)
-        if told.link == "since":
+        node.person_writes(path, story.now)
+        if story.link == "since":
             node.person_moves(path)
-    if root and told.mode:
-        Path(path).chmod(told.mode)
+    if root and story.mode:
+        Path(path).chmod(story.mode)
         os.chown(path, 1, 1)
-    node.dies, died = told.undo_dies, False
+    node.dies, died = story.undo_dies, False
     try:
         done = take_back(node, "uninstall")
     except Killed:
@@ -237,20 +237,20 @@ def judge(node: Fake, root: str, told: Story) -> None:
     left = node.read(path)
     assert take_back(node, "uninstall").notes == ()
     assert node.read(path) == left
-    if told.now == told.after:
+    if story.now == story.after:
         assert left == before
         assert [note for note in done.notes if "it was a link to" not in note] == []
-    if root and told.mode and left is not None:
+    if root and story.mode and left is not None:
         found = Path(path).stat()
-        assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (told.mode, 1, 1)
-    by_value(told, left, done.notes, ended=not died)
+        assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (story.mode, 1, 1)
+    by_value(story, left, done.notes, ended=not died)
 
 
-def by_value(told: Story, left: bytes | None, notes: Sequence[str], *, ended: bool) -> None:
+def by_value(story: Story, left: bytes | None, notes: Sequence[str], *, ended: bool) -> None:
     """Settings; what a person has set is named, by its file where an undo that named it died."""
-    former = read(told.path, told.before)
+    former = read(story.path, story.before)
     was, wrote, have, found = (
-        leaves(read(told.path, data), former) for data in (told.before, told.after, told.now, left)
+        leaves(read(story.path, data), former) for data in (story.before, story.after, story.now, left)
     )
     gone = object()
     for key in {*was, *wrote, *have, *found}:
@@ -267,21 +267,21 @@ def by_value(told: Story, left: bytes | None, notes: Sequence[str], *, ended: bo
             # what starts a program that goes with gpunode goes with it
             with_program = isinstance(there, dict) and "/usr/bin/nvidia-container-runtime" in str(there)
             assert undone in (there, old if with_program else there) or isinstance(undone, dict), (key, notes)
-            named = [note for note in notes if (".".join(key) if ended else told.path) in note]
+            named = [note for note in notes if (".".join(key) if ended else story.path) in note]
             # the record that knew of the link went with what the undo had done when it died
-            assert named or (told.link == "no more" and not ended), (key, notes)
+            assert named or (story.link == "no more" and not ended), (key, notes)
 
 
 @given(stories())
-def test_a_setting_that_says_what_gpunode_wrote_is_as_before_and_all_others_stay(told: Story) -> None:
-    judge(Fake(), "", told)
+def test_a_setting_that_says_what_gpunode_wrote_is_as_before_and_all_others_stay(story: Story) -> None:
+    judge(Fake(), "", story)
 
 
 @pytest.mark.extended
 def test_settings_are_as_before_in_ten_thousand_undos() -> None:
     count = int(os.environ.get("GPUNODE_UNDO_VALUES", "10000"))
     how = settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
-    how(given(stories())(lambda told: judge(Fake(), "", told)))()
+    how(given(stories())(lambda story: judge(Fake(), "", story)))()
 
 
 MANY = int(os.environ.get("GPUNODE_UNDO_SCRIPTS", "300"))
@@ -290,7 +290,7 @@ MANY = int(os.environ.get("GPUNODE_UNDO_SCRIPTS", "300"))
 @pytest.mark.parametrize("count", [2, pytest.param(MANY, marks=[pytest.mark.extended, pytest.mark.timeout(3600)])])
 def test_settings_are_as_before_with_the_scripts(count: int, tmp_path: Path) -> None:
     how = settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
-    how(given(stories())(lambda told: judge(Real(tmp_path / "node"), f"{tmp_path}/node", told)))()
+    how(given(stories())(lambda story: judge(Real(tmp_path / "node"), f"{tmp_path}/node", story)))()
 
 
 RUNC = f'version = 2\n\n{CRI}]\ndefault_runtime_name = "runc"\n'
