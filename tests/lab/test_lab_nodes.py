@@ -321,7 +321,10 @@ def test_labs_of_two_state_folders_get_along(lab_up, tmp_path):
 
 
 def test_an_address_that_podman_never_gives_back_keeps_no_lab_from_starting(pair, tmp_path, monkeypatch):
-    """Podman of another configuration removes a container and leaves its address allocated, also in a new network."""
+    """Podman of another network backend removes a container and leaves its address allocated, also in a new network.
+
+    Where plain podman has the lab's own backend, the address is free again and may be the same.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     image = pair.nodes[0].image
 
@@ -329,7 +332,7 @@ def test_an_address_that_podman_never_gives_back_keeps_no_lab_from_starting(pair
         return network.ensure_repository(image, tmp_path, network.ensure_network(), log=print)
 
     try:
-        first = serve()
+        serve()
         subprocess.run(["podman", "rm", "--force", "--time=0", network.repository_name()], check=False)
         second = serve()
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -337,7 +340,6 @@ def test_an_address_that_podman_never_gives_back_keeps_no_lab_from_starting(pair
         assert serve() == second
     finally:
         network.remove_if_unused()
-    assert first != second
 
 
 def test_a_node_for_molecule_is_described_and_removed_by_name():
