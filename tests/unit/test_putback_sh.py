@@ -19,6 +19,7 @@ unit=$(eval echo \\$$#)
 case $1 in
   is-active) cat "$NODE/active.$unit" 2>/dev/null || { echo inactive; exit 3; } ;;
   is-enabled) cat "$NODE/enabled.$unit" 2>/dev/null || echo disabled ;;
+  --no-reload) echo "Removed a link." ;;
   stop) [ ! -e "$NODE/stuck" ] || { echo 'Job failed' >&2; exit 1; } ;;
 esac
 """
@@ -82,6 +83,13 @@ def test_check_mode_says_the_same_and_does_nothing(node: Node) -> None:
     outcome = node.run(**request, rebuild="1\n")
     assert outcome.texts == ("stop a.service", "rebuild the initramfs", f"remove {image}")
     assert node.called() == [] and image.exists() and not node.state.exists()
+
+
+def test_what_another_command_printed_is_not_the_reason_of_one_that_says_nothing(node: Node) -> None:
+    (node.root / "enabled.a.service").write_text("enabled\n")
+    outcome = node.run(disable="a.service\n", load="of_no_kernel\n")
+    assert outcome.texts == ("disable a.service",)
+    assert outcome.notes == ("of_no_kernel is not loaded again before the next boot",)
 
 
 def test_a_unit_that_does_not_stop_ends_it(node: Node) -> None:

@@ -130,15 +130,6 @@ to_be_stopped() {
   return 1
 }
 
-# attempt COMMAND…: also sets $why, the last line that it prints; the log's last may be another command's
-attempt() {
-  "$@" >"$GPUNODE_IN/.attempt" 2>&1 </dev/null
-  set -- $?
-  cat "$GPUNODE_IN/.attempt" >>"$log"
-  why=$(tail -n 1 "$GPUNODE_IN/.attempt")
-  return "$1"
-}
-
 # unload MODULE: holders first; says a reason for a reboot and returns 1 where it is in use
 unload() {
   loaded "$1" || return 0
@@ -390,7 +381,7 @@ look_at() {
 enable_unit() {
   case $enabled in masked*) fail "$1 is masked" "systemctl unmask $1, if it may run" ;; esac
   prior enabled "$1" "${enabled:-absent}" enabled
-  systemctl --no-reload enable "$1" >>"$log" 2>&1 </dev/null 9>&- || fail "$1 cannot be enabled: $(last_words)" "is its package installed?"
+  attempt systemctl --no-reload enable "$1" || fail "$1 cannot be enabled: $why" "is its package installed?"
 }
 
 # runs UNIT
@@ -446,11 +437,11 @@ masks() {
         [ "$state" != active ] || prior active "$unit" active inactive
         [ -z "$is_enabled" ] || prior enabled "$unit" "$enabled" masked
         prior mask "$unit" absent masked
-        systemctl --no-reload mask "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be masked: $(last_words)" "systemctl status $unit"
+        attempt systemctl --no-reload mask "$unit" || fail "$unit cannot be masked: $why" "systemctl status $unit"
         ;;
     esac
     ! keep_gpus || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- # else at the next one
-    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be stopped: $(last_words)" "systemctl status $unit"
+    attempt systemctl stop "$unit" || fail "$unit cannot be stopped: $why" "systemctl status $unit"
     changed unit "$unit" "stopped and masked $unit"
   done
 }

@@ -21,13 +21,14 @@ settings() {
 
 # generate FILE: what nvidia-ctk says today
 generate() {
-  NVIDIA_CTK_CDI_OUTPUT_FILE_PATH='' nvidia-ctk cdi generate --output="$1" >>"$log" 2>&1 </dev/null && [ -s "$1" ]
+  attempt env NVIDIA_CTK_CDI_OUTPUT_FILE_PATH= nvidia-ctk cdi generate --output="$1" && [ -s "$1" ]
 }
 
+# shellcheck disable=SC2154 # $why by attempt
 no_specification() {
   [ -e /proc/driver/nvidia/version ] || [ -e /dev/dxg ] || [ -d /sys/module/nvgpu ] ||
-    not_yet "no NVIDIA driver is loaded: $(last_words)" "modprobe nvidia, or gpunode provision"
-  finish failed "nvidia-ctk cdi generate failed: $(last_words)" "nvidia-smi has to work first; then run again"
+    not_yet "no NVIDIA driver is loaded: $why" "modprobe nvidia, or gpunode provision"
+  finish failed "nvidia-ctk cdi generate failed: $why" "nvidia-smi has to work first; then run again"
 }
 
 # refresh TARGET: the specification there is what nvidia-ctk says today
@@ -54,14 +55,14 @@ start_unit() {
   case $(systemctl is-active "$1" 2>/dev/null)$(systemctl is-enabled "$1" 2>/dev/null) in active* | *masked*) return ;; esac
   changed unit "$1" "starts $1"
   checking || prior active "$1" inactive active
-  checking || systemctl start "$1" >>"$log" 2>&1 || finish failed "cannot start $1: $(last_words)" "systemctl status $1"
+  checking || attempt systemctl start "$1" || finish failed "cannot start $1: $why" "systemctl status $1"
 }
 
 # clear_failure UNIT: one that ran before the driver's libraries were there has hit its start limit and starts no more
 clear_failure() {
   [ "$(systemctl is-failed "$1" 2>/dev/null)" = failed ] || return 0
   changed unit "$1" "clears the failure of $1"
-  checking || systemctl reset-failed "$1" >>"$log" 2>&1 || finish failed "cannot reset $1: $(last_words)" "systemctl status $1"
+  checking || attempt systemctl reset-failed "$1" || finish failed "cannot reset $1: $why" "systemctl status $1"
 }
 
 # ended UNIT: how it ended the last time, and when it had started («0»: it has not)

@@ -186,7 +186,7 @@ destroy() {
 }
 
 # create SLOT TUPLE,TUPLE…
-create() { smi_of "$1" mig -cgi "$2" -C >>"$GPUNODE_IN/.created" && cat "$GPUNODE_IN/.created" >>"$log"; }
+create() { attempt smi_of "$1" mig -cgi "$2" -C; }
 
 # cut_ SLOT: the instances are those that are wanted; where that breaks off, those that were there before are made again
 cut_() {
@@ -195,14 +195,15 @@ cut_() {
   [ -s "$GPUNODE_IN/.surplus" ] || [ -s "$GPUNODE_IN/.lacking" ] || return 0
   cp "$GPUNODE_IN/.have" "$GPUNODE_IN/.before"
   tuples=$(sort -t : -k 2n "$GPUNODE_IN/.lacking" | tr '\n' ',' | sed 's/,$//')
-  : >"$GPUNODE_IN/.created"
   # shellcheck disable=SC2046 # numbers
   { destroy "$1" $(cat "$GPUNODE_IN/.surplus") && { [ -z "$tuples" ] || create "$1" "$tuples"; } && whole "$1"; } && return
-  cat "$GPUNODE_IN/.created" >>"$log"
-  why=$(grep -E '^(Unable|Failed|Invalid|Insufficient)' "$log" | tail -n 1)
+  why=$(refusal)
   put_back "$1"
-  conclude "$outcome" "GPU $1 could not be given the wanted MIG layout: ${why:-$(last_words)}; $back" "gpunode sharing profiles says what fits; nvidia-smi mig -lgi on the node what is there"
+  conclude "$outcome" "GPU $1 could not be given the wanted MIG layout: ${why:-nvidia-smi gives no reason}; $back" "gpunode sharing profiles says what fits; nvidia-smi mig -lgi on the node what is there"
 }
+
+# refusal: what nvidia-smi has said last of what it did not do
+refusal() { grep -E '^(Unable|Failed|Invalid|Insufficient)' "$log" | tail -n 1; }
 
 # whole SLOT: every instance that is wanted is there, with its compute instance
 whole() {
@@ -255,7 +256,7 @@ if ! checking; then
       prior mig "$slot" "$(mig_layout "$slot")" "$(requested gpus | sed -n "s|/[^ ]*||g; s/^$slot //p")"
     # shellcheck disable=SC2046 # numbers
     [ "$layout" = on ] || [ "$(ask "$slot" mig.mode.current)" != Enabled ] || destroy "$slot" $(instances "$slot" | cut -d ' ' -f 1) ||
-      conclude failed "the instances of GPU $slot could not be destroyed: $(last_words)" "nvidia-smi mig -lgi on the node"
+      conclude failed "the instances of GPU $slot could not be destroyed: $(refusal)" "nvidia-smi mig -lgi on the node"
     mode "$slot" "$layout" || continue
     [ "$layout" = off ] || cut_ "$slot"
   done <"$GPUNODE_IN/.work"

@@ -21,9 +21,18 @@ say() {
 # changed KIND NAME TEXT [WAS NOW]: a thing that is changed, or in check mode would be (core/model, Changed); $changes counts them
 changed() { changes=$((changes + 1)) && say changed "$1" "$2" "${4:-}" "${5:-}" "$3"; }
 
-# last_words: the last line of the log
-# shellcheck disable=SC2154 # $log is the script's
-last_words() { grep -v '^ *$' "$log" 2>/dev/null | tail -n 1 | cut -c 1-400; }
+# attempt COMMAND…: what it prints goes to the log, and its last words into $why; the log's may be another command's
+# shellcheck disable=SC2034,SC2154 # $log is the script's
+attempt() {
+  "$@" >"$GPUNODE_IN/.attempt" 2>&1 </dev/null 9>&-
+  set -- $?
+  cat "$GPUNODE_IN/.attempt" >>"$log"
+  why=$(last_words "$GPUNODE_IN/.attempt")
+  return "$1"
+}
+
+# last_words FILE: its last line
+last_words() { grep -v '^ *$' "$1" 2>/dev/null | tail -n 1 | cut -c 1-400; }
 
 # hash_of PATH: sha256 in hex, or "absent"
 hash_of() {

@@ -96,7 +96,7 @@ own() {
 
 # why_not: a hint at what fixes the failure that $log ends with
 why_not() {
-  case $(last_words) in
+  case $(last_words "$log") in
     *'No space left'* | *'uota exceeded'*) echo "make room on that file system, then run again" ;;
     *'Read-only file system'*) echo "make the file system writable, then run again" ;;
     *'not permitted'*) echo "the file or its folder may be immutable (lsattr, chattr -i); then run again" ;;
@@ -107,4 +107,4 @@ why_not() {
   esac
 }
 
-last_reason() { last_words | sed 's/.*: //'; } # the program's name and the paths stand in the log
+last_reason() { last_words "$log" | sed 's/.*: //'; } # the program's name and the paths stand in the log

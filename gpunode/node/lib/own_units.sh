@@ -15,7 +15,7 @@ at_boot() {
   changed unit "$1" "enables $1"
   ! checking || return 0
   prior enabled "$1" "${was:-absent}" enabled
-  systemctl --no-reload enable "$1" >>"$log" 2>&1 </dev/null 9>&- || finish failed "cannot enable $1: $(last_words)" "systemctl status $1"
+  attempt systemctl --no-reload enable "$1" || finish failed "cannot enable $1: $why" "systemctl status $1"
 }
 
 # not_at_boot UNIT: it neither runs nor begins with the machine
@@ -23,13 +23,13 @@ not_at_boot() {
   case $(systemctl is-active "$1" 2>/dev/null) in
     active | activating)
       changed unit "$1" "stops $1"
-      checking || { prior active "$1" active inactive && systemctl stop "$1" >>"$log" 2>&1 </dev/null 9>&-; } ||
-        finish failed "cannot stop $1: $(last_words)" "systemctl status $1" ;;
+      checking || { prior active "$1" active inactive && attempt systemctl stop "$1"; } ||
+        finish failed "cannot stop $1: $why" "systemctl status $1" ;;
   esac
   [ "$(systemctl is-enabled "$1" 2>/dev/null)" = enabled ] || return 0
   changed unit "$1" "disables $1"
-  checking || { prior enabled "$1" enabled disabled && systemctl --no-reload disable "$1" >>"$log" 2>&1 </dev/null 9>&-; } ||
-    finish failed "cannot disable $1: $(last_words)" "systemctl status $1"
+  checking || { prior enabled "$1" enabled disabled && attempt systemctl --no-reload disable "$1"; } ||
+    finish failed "cannot disable $1: $why" "systemctl status $1"
 }
 
 # holders PATTERN…: who holds open a device of NVIDIA's that one of the patterns fits, as «COMMAND (PID N)», without NVIDIA's

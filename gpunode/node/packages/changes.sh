@@ -37,7 +37,7 @@ remember_packages() {
   journal_id=$(date -u +%Y%m%dT%H%M%SZ)-packages-$$
   kept=$GPUNODE_STATE/backup/$journal_id
   (umask 077 && mkdir -p "$kept") || finish failed "cannot write $kept" "make room on the file system of /var"
-  list_side_effects "$GPUNODE_IN/.beside" || finish failed "cannot list what is below /etc: $(last_words)" "see the log; nothing was changed"
+  list_side_effects "$GPUNODE_IN/.beside" || finish failed "cannot list what is below /etc: $(last_words "$log")" "see the log; nothing was changed"
   for name in before marks would beside; do
     cp "$GPUNODE_IN/.$name" "$kept/$name" || finish failed "cannot keep what was installed in $kept" "make room on the file system of /var"
   done

@@ -118,7 +118,7 @@ dnf_fetch() {
 
 dnf_refresh_all() {
   refreshed_all=1
-  dnf_ -y makecache >>"$log" 2>&1 || say note "dnf makecache: $(last_words)"
+  attempt dnf_ -y makecache || say note "dnf makecache: $why"
 }
 
 dnf_refresh_failed() {

@@ -36,14 +36,14 @@ taken_back() {
   # shellcheck disable=SC2046
   left=$([ -z "$(requested purge)" ] || manager_ remnants $(requested purge))
   # shellcheck disable=SC2086
-  [ -z "$left" ] || manager_ purge $left || say note "configuration was left behind: $(last_words)"
+  [ -z "$left" ] || manager_ purge $left || say note "configuration was left behind: $why"
   [ -z "${kept:-}" ] || remove_folders "$kept/folders"
   marks_now # a package that a transaction named counts as asked for
   marked=$(requested automatic | grep -Fx -f "$GPUNODE_IN/.manual")
   # shellcheck disable=SC2086
   [ -z "$marked" ] || manager_ automatic $marked || say note "not marked as dependencies: $marked"
   known=$(requested keys | grep -Fx -f "$GPUNODE_IN/.keys")
-  for key in $known; do rpm -e "$key" >>"$log" 2>&1 || say note "the key $key stays: $(last_words)"; done
+  for key in $known; do attempt rpm -e "$key" || say note "the key $key stays: $why"; done
   [ -z "$left$marked$known" ] || back=1
   grep '^forget ' "$GPUNODE_IN/.differences" | say_packages
 }

@@ -90,7 +90,7 @@ can_get() {
 }
 
 # got_not: the line that says why
-got_not() { grep -v '^ *$' "$GPUNODE_IN/.get" | tail -n 1; }
+got_not() { last_words "$GPUNODE_IN/.get"; }
 
 # published URL: the checksum next to the file, as «HASH  NAME»; the server's certificate is all that proves it
 published() {
@@ -135,7 +135,7 @@ fetch() {
   lock
   (umask 077 && mkdir -p "$STORE") || fail "cannot write $STORE" "make room on the file system of /var"
   if [ -n "$given" ]; then
-    cp "$given" "$file.part" 2>>"$log" || fail "cannot write $file.part: $(last_words)" "make room on the file system of /var"
+    attempt cp "$given" "$file.part" || fail "cannot write $file.part: $why" "make room on the file system of /var"
     keep "$file.part" "the machine that runs gpunode"
   else
     download
@@ -151,12 +151,13 @@ download() {
   while read -r url; do
     sum=$expected
     [ -n "$sum" ] || sum=$(published "$url")
-    [ -n "$sum" ] || { echo "$url.sha256sum: $(got_not)" >>"$log" && continue; }
-    get "$url" "$file.part" && keep "$file.part" "$url" && return
-    echo "$url: $(got_not)" >>"$log"
+    [ -n "$sum" ] && get "$url" "$file.part" && keep "$file.part" "$url" && return
+    [ -n "$sum" ] || url=$url.sha256sum
+    why="$url: $(got_not)"
+    printf '%s\n' "$why" >>"$log"
   done <"$GPUNODE_IN/.urls"
   rm -f "$file.part"
-  fail "$name cannot be fetched: $(last_words)" "check its URL, the network and the proxy from the node; nothing was changed"
+  fail "$name cannot be fetched: $why" "check its URL, the network and the proxy from the node; nothing was changed"
 }
 
 # ---------------------------------------------------------------- install

@@ -70,7 +70,7 @@ zypper_holder() {
 zypper_recover() {
   rpm -qa >/dev/null 2>>"$log" || rpm --rebuilddb >>"$log" 2>&1 || fail "the database of rpm is damaged" "run rpm --rebuilddb on the node"
   [ -n "$(unfinished packages)" ] || return 0
-  zypper_ verify --no-recommends >>"$log" 2>&1 || say note "zypper verify: $(last_words)"
+  attempt zypper_ verify --no-recommends || say note "zypper verify: $why"
 }
 
 zypper_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.*\)\]$/\1/p' "$(source_file "$path")" 2>/dev/null; done; }
@@ -97,7 +97,7 @@ zypper_refresh() {
 
 zypper_refresh_all() {
   refreshed_all=1
-  zypper_ refresh >>"$log" 2>&1 || say note "zypper refresh: $(last_words)"
+  attempt zypper_ refresh || say note "zypper refresh: $why"
 }
 
 zypper_refresh_failed() {

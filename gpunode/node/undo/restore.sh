@@ -6,20 +6,18 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 log=$GPUNODE_IN/.log changes=0
 : >"$log"
 
-# trouble MESSAGE: something of no weight could not be put back
-trouble() { say note "$1$(tail -n 1 "$log" | sed 's/^./: &/')"; }
-
 # each FILE KIND WORDS TROUBLE [must]: of each line NAME VALUE of the request, which `is_FILE` does not find as it is to be,
 # `do_FILE` changes it.  WORDS say so, TROUBLE says that it could not be; with `must` that is the end.
+# shellcheck disable=SC2154 # $why by attempt
 each() {
   local name value words
   requested "$1" >"$GPUNODE_IN/.$1.asked"
   while read -r name value; do
     ! "is_$1" "$name" "$value" || continue
-    checking || "do_$1" "$name" "$value" >>"$log" 2>&1 </dev/null 9>&- || {
+    checking || attempt "do_$1" "$name" "$value" || {
       eval "words=\"$4\""
-      [ -z "${5:-}" ] || finish failed "$words: $(last_words)" "systemctl status $name"
-      [ -z "$words" ] || trouble "$words"
+      [ -z "${5:-}" ] || finish failed "$words: $why" "systemctl status $name"
+      [ -z "$words" ] || say note "$words${why:+: $why}"
       continue
     }
     eval "words=\"$3\""
@@ -78,7 +76,7 @@ reload_units() {
   checking && return
   # shellcheck disable=SC2154 # by keep_gpus
   keep_gpus || { say note "systemd was not notified that unit files are gone: the running containers $affected_containers would lose their GPUs" && return; }
-  systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- || trouble "systemctl daemon-reload failed"
+  attempt systemctl daemon-reload || say note "systemctl daemon-reload failed${why:+: $why}"
 }
 
 rebuild() {
@@ -92,7 +90,8 @@ rebuild() {
     return 0
   fi
   checking && changed module initramfs "rebuild the initramfs" && return
-  (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || finish failed "$1 failed: $(last_words)" "see the log; often /boot is full"
+  umask 022
+  attempt "$@" || finish failed "$1 failed: $why" "see the log; often /boot is full"
   changed module initramfs "rebuild the initramfs ($1)"
 }
 

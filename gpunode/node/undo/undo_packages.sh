@@ -43,7 +43,7 @@ apt_remnants() {
   done
 }
 
-apt_purge() { dpkg --purge "$@" >>"$log" 2>&1 </dev/null 9>&-; }
+apt_purge() { attempt dpkg --purge "$@"; }
 
 apt_texts() {
   local name
