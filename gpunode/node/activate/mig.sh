@@ -197,9 +197,9 @@ cut_() {
   tuples=$(sort -t : -k 2n "$GPUNODE_IN/.lacking" | tr '\n' ',' | sed 's/,$//')
   # shellcheck disable=SC2046 # numbers
   { destroy "$1" $(cat "$GPUNODE_IN/.surplus") && { [ -z "$tuples" ] || create "$1" "$tuples"; } && whole "$1"; } && return
-  why=$(refusal)
+  reason=$(refusal)
   put_back "$1"
-  conclude "$outcome" "GPU $1 could not be given the wanted MIG layout: ${why:-nvidia-smi gives no reason}; $back" "gpunode sharing profiles says what fits; nvidia-smi mig -lgi on the node what is there"
+  conclude "$outcome" "GPU $1 could not be given the wanted MIG layout: ${reason:-nvidia-smi gives no reason}; $back" "gpunode sharing profiles says what fits; nvidia-smi mig -lgi on the node what is there"
 }
 
 # refusal: what nvidia-smi has said last of what it did not do
