@@ -561,6 +561,25 @@ def test_a_folder_of_records_that_is_none_is_seen_before_anything_runs(bare_root
     assert "not a folder" in problem.what
 
 
+@pytest.mark.parametrize("awk", [["mawk"], ["gawk"], ["busybox", "awk"]], ids=" ".join)
+def test_what_was_begun_and_never_ended_is_seen_however_long_ago(awk: list[str], tmp_path: Path) -> None:
+    if not shutil.which(awk[0]):
+        pytest.skip(f"no {awk[0]} here")
+    tool(tmp_path, "awk", f'exec {" ".join(awk)} "$@"')
+    ends = [
+        f'{{"v":1,"id":"20260{n}-files","op":"files","phase":"{word}"}}'
+        for n in range(1500, 3000)
+        for word in ("intent", "done")
+    ]
+    begun = [f'{{"v":1,"id":"20260{n}-files","op":"files","phase":"intent"}}' for n in (1002, 1001)]
+    (tmp_path / "journal.jsonl").write_text("\n".join([*begun, *ends, ""]))
+    text = SCRIPT.replace("/var/lib/gpunode/journal.jsonl", str(tmp_path / "journal.jsonl"))
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    said, facts = probe(["sh"], env=env, request={"sections": b"journal"}, text=text)
+    assert facts.unfinished == ("202601001-files", "202601002-files")
+    assert len(said) < 1000
+
+
 @needs_root
 @pytest.mark.parametrize("name", ["config.yaml", "config.yaml.d/10-own.yaml", "config.yaml.d/10-own.yml"])
 def test_the_data_folder_of_k3s_is_found_wherever_its_configuration_says_it(bare_root: Path, name: str) -> None:

@@ -287,3 +287,20 @@ def test_the_controller_downloads_what_a_node_cannot(
         (folder / NAME).write_bytes(b"#!other")
         runfile_here(value(f"{url}/{NAME}", sha256=sha(b"else")))
     assert [file.name for file in kept.parent.iterdir()] == [NAME]
+
+
+def test_the_compilers_first_error_is_said_however_much_follows_it(node: Node, tmp_path: Path) -> None:
+    make_log = tmp_path / "make.log"
+    first = "/tmp/nv.c:12:3: error: too few arguments to function 'f'"
+    make_log.write_text(
+        "\n".join([first, *("note: in expansion of macro" for _ in range(100)), "make: *** [Makefile:9]"])
+    )
+    text = script("runfile.sh").partition("# ---------------------------------------------------------------- main")[0]
+    done = subprocess.run(
+        [shutil.which(node.shell[0]) or "", *node.shell[1:], "-s"],
+        input=program(f"{text}\ninstaller_error {tmp_path}/none {make_log}"),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1] == first

@@ -220,8 +220,8 @@ run_file() {
 installer_error() {
   local path sentence
   dmesg 2>/dev/null | grep -iE 'nvidia|nvrm|nouveau' | tail -n 10 | sed 's/^/kernel: /' >>"$log"
+  cat "$log" "$@" 2>/dev/null | grep -v -e '^ *$' -e '^kernel: ' -e 'Installation has failed' >"$GPUNODE_IN/.errors"
   for path in "$@"; do [ ! -e "$path" ] || tail -n 20 "$path" >>"$log"; done
-  grep -v -e '^ *$' -e '^kernel: ' -e 'Installation has failed' "$log" >"$GPUNODE_IN/.errors"
   sentence=$(grep -E '(^|[ :])error: ' "$GPUNODE_IN/.errors" | head -n 1) # the compiler's first
   [ -n "$sentence" ] || sentence=$(grep -iE '(^| )error[: ]|\[ERROR\]|Error!' "$GPUNODE_IN/.errors" | tail -n 1)
   [ -n "$sentence" ] || sentence=$(tail -n 1 "$GPUNODE_IN/.errors")

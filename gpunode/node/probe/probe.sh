@@ -14,8 +14,9 @@ gpu_containers cuda toolkit cdi units runtimes containers kubernetes sysctl pack
 probe_journal() {
   if [ -r /var/lib/gpunode/journal.jsonl ]; then
     # NUL bytes, and half a line in front of a record, are what a power cut leaves
-    tail -n 1000 /var/lib/gpunode/journal.jsonl | tr -d '\000' | sed 's/{"v":[0-9]*,"id":"/\n&/g' | sed -n -e '/"phase"/{' -e h -e 's/.*"phase": *"\([^"]*\)".*/\1/' -e x \
-      -e 's/.*"id": *"\([^"]*\)".*/\1/' -e x -e G -e 's/\n/ /' -e 's/^/| /p' -e '}'
+    tr -d '\000' </var/lib/gpunode/journal.jsonl | sed 's/{"v":[0-9]*,"id":"/\n&/g' | sed -n -e '/"phase"/{' -e h -e 's/.*"phase": *"\([^"]*\)".*/\1/' -e x \
+      -e 's/.*"id": *"\([^"]*\)".*/\1/' -e x -e G -e 's/\n/ /' -e 's/^/| /p' -e '}' |
+      awk '$2 == "intent" { open[$3] = $0 } $2 != "intent" { delete open[$3] } END { for (id in open) print open[id] }' | sort
     if [ "$(tail -c 4096 /var/lib/gpunode/journal.jsonl | tr -cd '\000' | wc -c)" -gt 0 ]; then
       remark "the journal ends in NUL bytes: a power cut"
     elif [ ! -s /var/lib/gpunode/journal.jsonl ] && any /var/lib/gpunode/backup/*-baseline; then
