@@ -16,7 +16,13 @@ Proven = tuple[int, str]  # its offset in the text, fact (Fault.refuted_by)
 _DKMS = regex(
     r"^nvidia(?:-\w{1,20})?[/,] ?[\d.]{3,20}(?:, ([^,\s:]{1,80}), \w{1,10})?: (added|built|installed)\b.*$", re.M
 )
-_KERNEL = regex(r"^(?:\S{0,40}\$ )?Linux \S{1,64} (\d\S{1,80}) #\d", re.M)  # uname -a
+# dkms status, nvidia-installer.log, modinfo nvidia
+_BUILT = regex(
+    r"^(?:nvidia(?:-\w{1,20})?[/,] ?[\d.]{3,20}, ([^,\s:]{1,80}), \w{1,10}: installed\b"
+    r"|-> Kernel source path: '/lib/modules/([^/']{1,80})/build'"
+    r"|filename: {1,20}/lib/modules/([^/\s]{1,80})/\S{1,100}/nvidia\.ko).*$",
+    re.M,
+)
 _BOX = regex(r"^(Capacity|Allocatable):\n((?:  \S{1,100}: {1,60}\S{1,40}\n){1,60})", re.M)
 _GPUS = regex(r"^\W{0,8}nvidia\.com/(gpu|mig-\S{1,40}|gpu\.shared): {1,60}(\d{1,5})$", re.M)
 _DEVICE = regex(  # lspci -k, of a GPU
@@ -43,6 +49,11 @@ _VERSIONS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
             r"^NVIDIA Container (?:Toolkit CLI|Runtime(?: Hook)?) version (\d[\d.]{2,20})",
         ),
         ("toolkit", "cli-version: ", r"^cli-version: (\d[\d.]{2,20})"),
+        (
+            "kernel",
+            "Linux ",
+            r"^(?:uname: |\S{0,40}\$ )?Linux (?:version (?=\S{1,80} \()|\S{1,64} (?=\S{1,80} #\d))(\d\S{1,80})",
+        ),
         ("kubernetes", "Kubelet Version: ", r"^ +Kubelet Version: +v(\d[\d.]{2,20})"),
         ("kubernetes", "Server Version: v", r"^Server Version: v(\d[\d.]{2,20})"),
     )
@@ -84,14 +95,16 @@ def versions(text: str) -> dict[str, str]:
 
 
 def _modules(text: str) -> Iterator[Told]:
-    """DKMS has the module for no kernel, or not for the one that runs."""
+    """DKMS has the module for no kernel."""
     rows = list(_DKMS.finditer(text))
-    built = {row[1] for row in rows if row[2] == "installed"}
-    running = [match for match in _KERNEL.finditer(text) if rows]
-    if not built:
+    if not any(row[2] == "installed" for row in rows):
         yield from ((row.start(), "dkms-bad-exit", row[0]) for row in rows)
-    elif running and running[-1][1] not in built:
-        yield rows[-1].start(), "modprobe-not-found", f"{running[-1][1]} runs, and DKMS has {', '.join(sorted(built))}"
+
+
+def built(text: str) -> Iterator[tuple[int, str]]:
+    """For which kernels the driver's module was built: where it stands in the text, and the kernel."""
+    if ": installed" in text or "Kernel source path: " in text or "/nvidia.ko" in text:
+        yield from ((row.start(), row[row.lastindex or 0]) for row in _BUILT.finditer(text))
 
 
 def _devices(text: str) -> Iterator[Told]:

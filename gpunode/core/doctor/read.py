@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpunode.core.doctor import Diagnosis, diagnose
 from gpunode.core.doctor.logs import Scan
-from gpunode.core.doctor.output import LASTING, proven, reported, versions
+from gpunode.core.doctor.output import LASTING, built, proven, reported, versions
 from gpunode.core.doctor.parts import Piece
 from gpunode.core.doctor.smi import MARK, smi_gpus
 from gpunode.core.doctor.table import Faults
@@ -48,6 +48,16 @@ class _Machine:
     versions: dict[str, str] = field(default_factory=dict)
     answers: list[tuple[str, Evidence, Scan]] = field(default_factory=list)
     devices: list[int] = field(default_factory=list)  # when files below /dev were made, in the machine's own time
+    built: dict[str, tuple[int, Scan]] = field(default_factory=dict)  # kernels with a module: the line that says it
+    loaded: bool = False  # the module, by another log than that of its installation
+
+    def unbuilt(self) -> Iterator[tuple[str, Evidence, Scan]]:
+        """That the kernel that runs has no module of the driver; one that has loaded it has."""
+        running = self.versions.get("kernel", "")
+        if running and running not in self.built and not self.loaded:
+            for line, by in [*self.built.values()][-1:]:
+                words = f"{running} runs, and the module was built for {', '.join(sorted(self.built))}"
+                yield "modprobe-not-found", Evidence(source=by.source, line=line, text=words), by
 
 
 def diagnose_logs(faults: Faults, logs: Iterable[tuple[str, Iterable[Piece]]]) -> Diagnosis:
@@ -62,7 +72,7 @@ def diagnose_logs(faults: Faults, logs: Iterable[tuple[str, Iterable[Piece]]]) -
             one.proofs |= dict.fromkeys(machine.proofs, _ALWAYS)
             one.versions = machine.versions
             one.since = min(machine.devices, default=_SAME) - _SAME
-        for fault, evidence, by in machine.answers:
+        for fault, evidence, by in [*machine.answers, *machine.unbuilt()]:
             if evidence.line >= by.proofs.get(faults.faults[fault].refuted_by, 0):
                 state.setdefault(fault, []).append(evidence)
     scans = [one for machine in machines.values() for one in machine.scans]
@@ -136,6 +146,9 @@ def _add_answers(machine: _Machine, one: Scan, piece: Piece) -> None:
     for at, name, words in reported(text):
         line = piece.line + text.count("\n", 0, at)
         machine.answers.append((name, Evidence(source=one.source, line=line, text=words), one))
+    machine.loaded |= "NVRM: loading NVIDIA UNIX" in text and not piece.part.refuted_by
+    for at, kernel in built(text):
+        machine.built[kernel] = piece.line + text.count("\n", 0, at), one
     for at, fact in proven(text):
         _prove(machine, one, fact, piece.line + text.count("\n", 0, at))
     machine.versions |= versions(text)
