@@ -610,6 +610,12 @@ def test_of_a_log_the_commands_that_decide_come_next() -> None:
 
 
 APART = {  # a message with two causes → what its answer tells apart
+    "rminitadapter": ("the firmware's package", "cold power cycle"),
+    "cuda-999": ("nvidia-modprobe", "bad state"),
+    "cuda-100": ("a container was not given one", "no instances"),
+    "fm-failed": ("another version", "not needed here"),
+    "fm-state-in-progress": ("start it", "the switch trays"),
+    "installer-failed": ("the compiler's first error", "Secure Boot"),
     "cuda-46": ("reset", "exclusive"),
     "cli-mount-error": ("rootless", "a version before the driver's"),
     "fm-no-nvswitch": ("no fabric", "GPUs with a fabric"),
@@ -621,6 +627,27 @@ APART = {  # a message with two causes → what its answer tells apart
 def test_of_a_message_with_two_causes_both_are_asked_for(name: str) -> None:
     means = [ask.means for ask in diagnosed(a_line_of(name)).asks]
     assert len(means) == 2 and all(word in text for word, text in zip(APART[name], means, strict=True))
+
+
+# faults with several causes that all have the fix that they name
+ONE_FIX = set(
+    "dnf-gpg dpkg-nvidia-configure package-not-found modprobe-exec-format compiler-missing nvrm-unsupported-gpu "
+    "nvcc-unsupported-arch no-cuda-build toolkit-not-installed k8s-no-runtime sched-kind vgpu-license "
+    "gpushare-no-gpu sched-port dcgm-missing dp-mps-not-ready".split()
+)
+
+
+def test_of_each_fault_with_several_causes_these_are_asked_for_or_each_has_its_fix() -> None:
+    """Where the fix is to look, the commands that decide are there; else the fix has more than one part."""
+    asked = FAULTS.checks.symptoms.keys()
+    several = re.compile(r"\bor\b|;|, on ")
+    one_part = {
+        fault.id
+        for fault in FAULTS.faults.values()
+        if several.search(re.sub(r"\([^)]*\)", "", fault.cause)) and not several.search(fault.fix)
+    }
+    assert one_part - asked == ONE_FIX
+    assert {fault.id for fault in FAULTS.faults.values() if fault.action.id == "look"} <= asked
 
 
 AUTHORS = {  # a line that no message knows → what is asked first
@@ -1050,4 +1077,6 @@ def test_the_class_of_a_fix_is_what_its_words_do() -> None:
         if (words := TRUE_OF.get(fault.action.id)) and not re.search(words, fault.fix)
     ]
     assert not wrong
+    little = [one for one in FAULTS.faults.values() if one.action.id not in {*TRUE_OF, "look"}]
+    assert not [one.id for one in little if re.search(r"(?<!or )\breboot|\bdrain the node", one.fix)]
     assert FAULTS.faults["modprobe-key-rejected"].action.id == "reboot"

@@ -34,7 +34,7 @@ def parse_checks(data: Mapping[str, Any]) -> Checks:
     """Raises InputError for a row that cannot be used."""
     try:
         tables = {name: dict(data[name]) for name in ("signs", "warnings", "units")}
-        symptoms = {row["of"]: tuple(Cause(**cause) for cause in row["cause"]) for row in data["symptom"]}
+        symptoms = {of: tuple(Cause(**cause) for cause in row["cause"]) for row in data["symptom"] for of in row["of"]}
     except (KeyError, TypeError) as error:
         raise InputError(f"faults/checks.toml: {error}", expected="fault, ask and means") from error
     return Checks(symptoms=symptoms, **tables)
