@@ -389,7 +389,31 @@ Allocatable:
   nvidia.com/gpu:     {}
 System Info:
 """
+IN_YAML = """\
+  status:
+    allocatable:
+      cpu: "48"
+      nvidia.com/gpu: "{}"
+    capacity:
+      cpu: "48"
+      nvidia.com/gpu: "16"
+"""
+IN_JSON = """\
+        "allocatable": {{
+            "cpu": "48",
+            "nvidia.com/gpu": "{}"
+        }},
+        "capacity": {{
+            "cpu": "48",
+            "nvidia.com/gpu": "16"
+        }},
+"""
 ANSWERS = [
+    (IN_YAML.format(0), {"plugin-no-devices"}),
+    (IN_YAML.format(15), {"dp-xid-unhealthy"}),
+    (IN_YAML.format(16), set()),
+    (IN_JSON.format(0), {"plugin-no-devices"}),
+    (IN_JSON.format(16), set()),
     ("nvidia/580.95.05, 6.8.0-40-generic, x86_64: added\n", {"dkms-bad-exit"}),
     ("nvidia, 470.57.02, 5.4.0-42-generic, x86_64: built\n", {"dkms-bad-exit"}),
     ("nvidia/580.95.05: added\nnvidia/580.95.05, 6.8.0-40-generic, x86_64: installed\n", set()),

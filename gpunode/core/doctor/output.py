@@ -23,8 +23,11 @@ _BUILT = regex(
     r"|filename: {1,20}/lib/modules/([^/\s]{1,80})/\S{1,100}/nvidia\.ko).*$",
     re.M,
 )
-_BOX = regex(r"^(Capacity|Allocatable):\n((?:  \S{1,100}: {1,60}\S{1,40}\n){1,60})", re.M)
-_GPUS = regex(r"^\W{0,8}nvidia\.com/(gpu|mig-\S{1,40}|gpu\.shared): {1,60}(\d{1,5})$", re.M)
+# describe, -o yaml (allocatable comes first there), -o json in lines: the box of resources, one that names GPUs
+_BOX = regex(
+    r'^ {0,40}"?(capacity|allocatable)"?:(?: \{)?\n((?: {1,60}\S{1,100}: {1,60}\S{1,40}\n){1,60})', re.M | re.I
+)
+_GPUS = regex(r'^[^\w\n]{0,60}nvidia\.com/(gpu|mig-[^\s"]{1,40}|gpu\.shared)"?: {1,60}"?(\d{1,5})"?,?$', re.M)
 _DEVICE = regex(  # lspci -k, of a GPU
     r"^([0-9a-f:.]{7,12}) (?:VGA|3D|Display)[^\n]{0,60}: NVIDIA[^\n]{0,200}\n((?:\t[^\n]{0,300}\n?){1,80})", re.M
 )
@@ -64,7 +67,7 @@ def reported(text: str) -> Iterator[Told]:
     """The faults that answers in the text show; what has none of their words costs nothing."""
     if "nvidia" in text and (": added" in text or ": built" in text or ": installed" in text):
         yield from _modules(text)
-    if "nvidia.com/gpu: " in text:
+    if "nvidia.com/gpu" in text:
         yield from _nodes(text)
     if "\tKernel driver in use: " in text:
         yield from _devices(text)
@@ -116,17 +119,22 @@ def _devices(text: str) -> Iterator[Told]:
 
 def _nodes(text: str) -> Iterator[Told]:
     """Of a node's GPUs none, or fewer than it has, can be allocated; by the whole answer, or by grep's part of it."""
-    there: dict[str, int] = {}
-    boxes = list(_BOX.finditer(text))
-    for box in boxes:
-        gpus = {row[1]: int(row[2]) for row in _GPUS.finditer(box[2])}
-        count, shared = gpus.pop("gpu", None), any(gpus.values())
-        if box[1] == "Capacity":
-            there = {"gpu": count or 0}
-        elif count is not None and not shared and count <= (whole := there.get("gpu", 0)):
-            name = "plugin-no-devices" if not count else "dp-xid-unhealthy" if count < whole else ""
-            if name:
-                yield box.start(), name, f"allocatable: nvidia.com/gpu {count} of {whole}"
-    rows = [] if boxes else list(_GPUS.finditer(text))
+    boxes: dict[str, re.Match[str]] = {}
+    found = [box for box in _BOX.finditer(text) if "nvidia.com/" in box[2]]
+    for box in found:
+        boxes[box[1].lower()] = box
+        if len(boxes) == 2:
+            yield from _fewer(boxes["capacity"], boxes["allocatable"])
+            boxes = {}
+    rows = [] if found else list(_GPUS.finditer(text))
     if rows and not any(int(row[2]) for row in rows):
         yield rows[0].start(), "plugin-no-devices", rows[0][0].strip()
+
+
+def _fewer(capacity: re.Match[str], allocatable: re.Match[str]) -> Iterator[Told]:
+    gpus = {row[1]: int(row[2]) for row in _GPUS.finditer(allocatable[2])}
+    whole = {row[1]: int(row[2]) for row in _GPUS.finditer(capacity[2])}.get("gpu", 0)
+    count = gpus.pop("gpu", None)
+    if count is not None and not any(gpus.values()) and (not count or count < whole):
+        name = "dp-xid-unhealthy" if count else "plugin-no-devices"
+        yield allocatable.start(), name, f"allocatable: nvidia.com/gpu {count} of {whole}"
