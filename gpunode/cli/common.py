@@ -321,6 +321,9 @@ def report_exception(error: Exception, ctx: click.Context) -> int:
 
 def report_usage(error: click.ClickException) -> int:
     """Show a mistake in the command line, as other errors are shown; exit code 2."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return int(Exit.INPUT)
     ctx = getattr(error, "ctx", None)
     fix = f"{ctx.command_path if ctx else 'gpunode'} --help"
     if ctx is not None and ctx.meta.get(FORMAT) == "json":

@@ -68,9 +68,10 @@ def _lab_distros() -> Iterable[str]:
 
 
 def _keys() -> Iterable[str]:
+    from gpunode.core.spec import Spec
     from gpunode.core.spec.reference import reference
 
-    return [key.path for key in reference()]
+    return [key.path for key in reference(Spec)]
 
 
 def complete_files(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:

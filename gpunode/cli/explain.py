@@ -29,9 +29,10 @@ def explain(key: str, recursive: bool, output_format: str) -> int:
     """Show what KEY of gpunode.yml means, its values, its default and the keys in it; without KEY, all at the top."""
     from dataclasses import asdict
 
+    from gpunode.core.spec import Spec
     from gpunode.core.spec.reference import find_keys, reference
 
-    found = find_keys(key) if key else reference()
+    found = find_keys(key, Spec) if key else reference(Spec)
     depth = _depth(found[0]) + 1 if key else 1
     shown = [one for one in found if recursive or _depth(one) <= depth]
     if output_format == "json":
@@ -51,8 +52,10 @@ def _depth(key: SpecKey) -> int:
 
 
 def _text(key: SpecKey) -> str:
+    import shutil
     import textwrap
 
-    lines = textwrap.wrap(key.doc, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    width = min(100, max(40, shutil.get_terminal_size((100, 0)).columns))
+    lines = textwrap.wrap(key.doc, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
     values = [f"    values   {key.values.replace('`', '')}", f"    default  {key.default}"] if key.values else []
     return "\n".join([key.path, *lines, *values])

@@ -103,12 +103,11 @@ def _of_every_day(param: click.Parameter) -> bool:
 
 def no_such_command(word: str, known: Iterable[str], ctx: click.Context) -> click.UsageError:
     """The error, with the name that may have been meant."""
-    from difflib import get_close_matches
+    from gpunode.core.meant import meant
 
     names = list(known)
-    near = get_close_matches(word, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else f" Known commands: {', '.join(names)}." if names else ""
-    return click.UsageError(f"No such command {word!r}.{hint}", ctx)
+    hint = meant(word, names, f"Known commands: {', '.join(names)}." if names else "")
+    return click.UsageError(f"No such command {word!r}. {hint[:1].upper()}{hint[1:]}".rstrip(), ctx)
 
 
 class LazyGroup(click.Group):

@@ -35,7 +35,13 @@ class Styled:
 def echo(*parts: str | Styled, err: bool = False, nl: bool = True, over: bool = False) -> None:
     """Print a line of these parts; with `over` it takes the place of the terminal's last line."""
     text = "".join(map(_shown, parts))
-    click.echo(f"\r\033[K{text}" if over else text, err=err, nl=nl)
+    try:
+        click.echo(f"\r\033[K{text}" if over else text, err=err, nl=nl)
+    except OSError as error:
+        from gpunode.edge.state import OUTPUT
+
+        error.filename = OUTPUT
+        raise
 
 
 def fitted(text: str, width: int) -> str:

@@ -16,6 +16,8 @@ from gpunode.cli.plan import detail_option, plan_summary, show_drains, show_plan
 from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from gpunode.core.model import HostResult
     from gpunode.core.plan.lockfile import Lock
     from gpunode.core.report.text import Detail
@@ -122,12 +124,16 @@ def provision(
             saved=run.saved,
             callbacks=with_log(callbacks, events),
         )
-    show_results(results, output_format)
+    show_results(results, output_format, shown={h.host for h in hosts if h.error})
     return worst_exit(r.outcome for r in results)
 
 
-def show_results(results: list[HostResult], output_format: str, *, brief: bool = False) -> None:
+def show_results(
+    results: list[HostResult], output_format: str, *, brief: bool = False, shown: Collection[str] = ()
+) -> None:
     """What came of each host: a line each, with its checks below; of many hosts, numbers and causes.
+
+    The errors of hosts in `shown` stand above already.
 
     Of several hosts, and of one where it is to be brief, checks that passed are counted; with -v they are listed.
 
@@ -144,7 +150,7 @@ def show_results(results: list[HostResult], output_format: str, *, brief: bool =
         return
     for result in results if len(results) <= MANY else ():
         mark = Styled("ok", "green") if result.ok else Styled(f"exit {Exit.of(result.outcome)}", "red")
-        text = in_short(result)
+        text = "see above" if result.host in shown else in_short(result)
         echo(f"{result.host}: ", mark, f"{',' if result.ok and result.changed else ':'} {text}")
         listed = verbosity() > 0 or (len(results) == 1 and not brief)
         checks = [one for one in result.checks if listed or one.status != "passed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from gpunode.cli.completion import complete_run_names
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import Styled, echo, print_json
 from gpunode.cli.rollout import rollout_options, with_log
+from gpunode.core.errors import Exit, GpunodeError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -87,6 +89,9 @@ def rollback(targets: Targets, to: str | None, show_runs: bool, output_format: s
     """Undo the last run, or all runs after an earlier one: the node is in the state after that run."""
     if show_runs:
         return _show_runs(targets, output_format)
+    if run := next((host for host in targets.hosts if re.fullmatch(r"last|\d{8}T\d{6}Z.*", host)), ""):
+        fix = "leave it out: the last run is undone by default" if run == "last" else f"--to {run}"
+        raise InputError(f"{run} is a run, and no host", fix=fix)
     what = {"verb": "rollback"} | ({"to": to} if to else {})
     return _undo(targets, what, output_format, **how)
 
@@ -161,7 +166,7 @@ def _next(results: list[HostResult], output_format: str, verb: str) -> None:
         return
     bad = [result for result in results if result.outcome not in ("ok", "pending", "invalid")]
     if bad and all(result.outcome == "unreachable" for result in bad):
-        echo(f"next: gpunode detect says what keeps gpunode from reaching them; then gpunode {verb} again")
+        echo(f"next: gpunode {verb} again when they can be reached")
     elif bad:
         echo(f"next: gpunode doctor shows causes on hosts that failed; gpunode {verb} goes on where it stopped")
     elif not all(result.started for result in results):
@@ -189,8 +194,6 @@ def _show(results: list[HostResult], output_format: str, *, done: bool, shown: C
 
 
 def _show_host(result: HostResult, *, done: bool) -> None:
-    from gpunode.core.errors import Exit
-
     mark = Styled("ok", "green") if _is_good(result) else Styled(f"exit {Exit.of(result.outcome)}", "red")
     echo(f"{result.host}: ", mark, f": {result.sentence}")
     _show_changes(result.changed, done=done)
@@ -225,7 +228,7 @@ def is_terminal() -> bool:
 
 
 def _ask(found: list[HostResult]) -> None:
-    from gpunode.core.errors import InputError, InterruptedByUser
+    from gpunode.core.errors import InterruptedByUser
 
     if not is_terminal():
         raise InputError(
@@ -244,7 +247,6 @@ def _ask(found: list[HostResult]) -> None:
 def _show_runs(targets: Targets, output_format: str) -> int:
     from dataclasses import asdict
 
-    from gpunode.core.errors import GpunodeError
     from gpunode.edge.fleet.standing import list_runs
 
     def show(host: str, runs: list[Run] | GpunodeError) -> None:

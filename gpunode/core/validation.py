@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, field
+from gpunode.core.meant import meant
 
 Kind = Literal["str", "bool", "int", "dict", "list", "raw", "path"]
 
@@ -113,13 +114,10 @@ def check_keys(where: str, value: Mapping[str, Any], known: Mapping[str, Shape] 
     listed = [key for key in known if not isinstance(known, Mapping) or known[key].doc]
     for key in value:
         if key not in known:
-            import difflib  # slow to import, and only for messages
-
-            near = difflib.get_close_matches(str(key), known, n=1)
             raise InputError(
                 f"{where}: unknown key {key!r}",
                 expected=f"one of {', '.join(listed)}",
-                fix=f"did you mean {near[0]!r}?" if near else "remove it",
+                fix=meant(str(key), known, "remove it"),
             )
 
 

@@ -108,6 +108,13 @@ def _logs(parts: Parts, paths: Iterable[Path]) -> Iterator[tuple[str, Iterable[P
             yield "stdin" if path == Path("-") else path.name, parts.split(_chunks(path))
 
 
+_NO_TEXT = {  # how files begin that are given for logs, file(1)
+    b"LPKSHHRH": "journalctl --file FILE prints a journal of systemd as text",
+    b"\x28\xb5\x2f\xfd": "unpack it: unzstd",
+    b"PK\x03\x04": "unpack it: unzip",
+    b"BZh": "unpack it: bunzip2",
+    b"\x7fELF": "this is a program",
+}
 _ARCHIVE = regex(r"\.(tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2)$")
 
 
@@ -195,6 +202,8 @@ def _chunks(path: Path) -> Iterator[str]:
 def _chunks_of(stream: IO[bytes]) -> Iterator[str]:
     rest: list[bytes] = []
     while block := stream.read(CHUNK):
+        if not rest and (found := next((hint for magic, hint in _NO_TEXT.items() if block.startswith(magic)), "")):
+            raise InputError(f"log {stream.name} is no text", expected="a log, also as .gz or .xz", fix=found)
         whole, newline, tail = block.rpartition(b"\n")
         if newline:
             yield b"".join([*rest, whole, newline]).decode("utf-8", errors="replace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
+import dataclasses
 import hashlib
 import os
 import re
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
+from gpunode.core.meant import meant
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.spec import Spec, parse_spec
@@ -39,6 +40,7 @@ MAX_KEY = MAX_SPEC = 1 << 20  # bytes
 KEY_TIMEOUT = 20  # seconds
 KEYRINGS = ("/usr/share/keyrings", "/etc/pki/rpm-gpg")
 _ARMOR = "-----BEGIN PGP"
+_LOOKALIKES = dict(zip("：，｛｝［］＃“”„‘’–—\u00a0\u3000", ':,{}[]#"""\'\'--  ', strict=True))
 
 
 @cache
@@ -164,6 +166,7 @@ def _parsed(data: Any, path: str | Path, raw: bytes) -> Spec:
             mark = _mark(root, one.key) if root and one.key else None
             one.excerpt = _excerpt(raw, mark) if mark else ""
             one.place(f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path))
+            one.fix = (_odd_text(raw, mark) if mark else "") or one.fix
         raise
 
 
@@ -223,11 +226,29 @@ def _plain(path: str | Path, raw: bytes) -> Any:
 
 
 def _at_its_line(path: str | Path, raw: bytes, error: yaml.MarkedYAMLError) -> InputError:
-    mark = error.problem_mark or error.context_mark
+    problem = error.problem or error.context or ""
+    problem = f"{error.context}, {problem}" if problem.startswith("but ") else problem
+    return _marked(path, raw, error.problem_mark or error.context_mark, problem, "YAML", error.note or "fix that line")
+
+
+def _marked(path: str | Path, raw: bytes, mark: yaml.Mark | None, what: str, expected: str, fix: str) -> InputError:
+    """A mistake in a YAML file at its place."""
     spot = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-    found = InputError(f"{path}{spot}: {error.problem or error.context}", expected="YAML", fix="fix that line")
+    found = InputError(f"{path}{spot}: {what}", expected=expected, fix=(_odd_text(raw, mark) if mark else "") or fix)
     found.excerpt = _excerpt(raw, mark) if mark else ""
     return found
+
+
+def _odd_text(raw: bytes, mark: yaml.Mark) -> str:
+    """What to do about a character up to that line that is no YAML and looks like it, or about a template there."""
+    for number, line in enumerate(raw.decode("utf-8", "replace").splitlines()[: mark.line + 1], 1):
+        code = line.partition(" #")[0]
+        odd = next((char for char in code if char in _LOOKALIKES and not line.startswith("#")), "")
+        if odd:
+            return f"write {_LOOKALIKES[odd]!r} in place of {odd!r} in line {number}"
+        if number == mark.line + 1 and "{{" in code:
+            return "write the value itself: templates are read in gpunode_spec of an inventory, not in gpunode.yml"
+    return ""
 
 
 def inventory_mistake(source: str | Path) -> InputError | None:
@@ -237,6 +258,8 @@ def inventory_mistake(source: str | Path) -> InputError | None:
     import yaml
 
     path = Path(source)
+    if path.is_dir() and not any(path.iterdir()):
+        return InputError(f"the folder {path} is empty", expected="an inventory", fix="gpunode init writes hosts.yml")
     if path.suffix not in (".yml", ".yaml") or not path.is_file():
         return None
     try:
@@ -249,17 +272,24 @@ def inventory_mistake(source: str | Path) -> InputError | None:
         return _at_its_line(path, raw, error)
     except (yaml.YAMLError, UnicodeError, RecursionError):
         return None
-    for group, within in node.value if isinstance(node, yaml.MappingNode) else ():
-        for key, _ in within.value if isinstance(within, yaml.MappingNode) else ():
+    if node is None:
+        return InputError(f"{path} is empty", expected="an inventory", fix="gpunode init writes hosts.yml")
+    if isinstance(node, yaml.SequenceNode):
+        what, fix = "the top level is a list", "write hosts as `all: {hosts: {NAME: }}`"
+        return _marked(path, raw, node.start_mark, what, "a mapping of groups", fix)
+    groups = node.value if isinstance(node, yaml.MappingNode) else ()
+    of_spec = {field.name for field in dataclasses.fields(Spec)} & {group.value for group, _ in groups}
+    for group, within in groups:
+        for key, inner in within.value if isinstance(within, yaml.MappingNode) else ():
             if key.value not in ("hosts", "children", "vars"):
-                mark = key.start_mark
-                found = InputError(
-                    f"{path}:{mark.line + 1}:{mark.column + 1}: the group {group.value} has the key {key.value!r}",
-                    expected="hosts, children or vars",
-                    fix=f"put the hosts of {group.value} below `hosts:`",
-                )
-                found.excerpt = _excerpt(raw, mark)
-                return found
+                what = f"the group {group.value} has the key {key.value!r}"
+                fix = f"put the hosts of {group.value} below `hosts:`"
+                fix = f"is it gpunode.yml? That is given by -c {path}" if of_spec else fix
+                return _marked(path, raw, key.start_mark, what, "hosts, children or vars", fix)
+            if isinstance(inner, yaml.SequenceNode):
+                first = next((one.value for one in inner.value if isinstance(one, yaml.ScalarNode)), "NAME")
+                what, expected = f"{key.value} of the group {group.value} is a list", "a mapping"
+                return _marked(path, raw, inner.start_mark, what, expected, f"write `{first}:` in place of `- {first}`")
     return None
 
 
@@ -275,9 +305,8 @@ def _loader() -> type[yaml.SafeLoader]:
             for key_node, _ in node.value:
                 key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
                 if key is not None and key in seen and key != "<<":
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key!r} stands here and in line {seen[key]}", key_node.start_mark
-                    )
+                    what, fix = f"the key {key!r} stands here and in line {seen[key]}", "put both under one"
+                    raise yaml.constructor.ConstructorError(None, None, what, key_node.start_mark, fix)
                 seen[key] = key_node.start_mark.line + 1
             return super().construct_mapping(node, deep)
 
@@ -384,11 +413,10 @@ def _given_key(key: str, proxy: str) -> bytes:
         with Path(key).expanduser().open("rb") as file:
             data = file.read(MAX_KEY + 1)
     except (OSError, ValueError) as error:
-        near = difflib.get_close_matches(Path(key).name, _neighbours(key), n=1)
         raise InputError(
             f"cannot read the key {key}: {getattr(error, 'strerror', None) or error}",
             expected="a URL, a file on this machine, or the armored text itself",
-            fix=f"did you mean {Path(key).parent / near[0]}?" if near else "look at the path",
+            fix=meant(Path(key).name, _neighbours(key), "look at the path", prefix=f"{Path(key).parent}/"),
         ) from error
     return _small(data, key)
 

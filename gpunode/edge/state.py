@@ -21,6 +21,9 @@ from gpunode.core.late import regex
 _CONTROLLER = regex(r"[A-Za-z0-9.-]+-[0-9a-f]{6}")
 
 
+OUTPUT = "the output"  # the name of the file that results are printed to
+
+
 class StateError(GpunodeError):
     """Something cannot be written on this machine; the nodes are not concerned."""
 
@@ -29,7 +32,8 @@ class StateError(GpunodeError):
         """`error` met at `path` ("" where nobody knows which file it was)."""
         stated = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = f"make room there, and run the same command again (the state directory is {_named()})"
+            state = "" if path == OUTPUT else f" (the state directory is {_named()})"
+            fix = f"make room there, and run the same command again{state}"
         else:
             fix = f"let this user write there, or name another state directory than {_named()}: XDG_STATE_HOME=DIR"
         return cls(f"cannot write {path or 'a file on this machine'}: {stated}", fix=fix)

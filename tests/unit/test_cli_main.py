@@ -81,7 +81,7 @@ MAY_LOAD = {
     "doctor --log line.log": "ahocorasick tomli core.checks core.doctor edge.doctor",
 }
 EVERY = (
-    "click core.engines core.errors core.grammar core.grouped core.late core.mask core.model core.numbers "
+    "click core.engines core.errors core.grammar core.grouped core.late core.mask core.meant core.model core.numbers "
     "core.printable core.remote edge.detect edge.isolate edge.programs edge.share edge.side_by_side edge.ssh edge.state"
 )
 SHOW = """

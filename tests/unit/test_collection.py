@@ -16,7 +16,7 @@ import gpunode
 from gpunode.core.items import file
 from gpunode.core.plan.playbook import dump, make_playbook
 from gpunode.core.plan.steps import STEPS, StepRow
-from gpunode.core.spec import parse_spec
+from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.spec.flat import flat_spec, flat_variables
 from gpunode.core.spec.reference import reference
 from gpunode.node import script
@@ -88,7 +88,7 @@ def test_every_key_of_a_part_has_a_variable_and_a_line_in_the_documentation_of_i
     assert set(flat_variables()) < documented["node"]
     assert set().union(*(documented[name] for name in collection.PARTS)) == documented["node"]
     set_by = tuple(one.key for one in flat_variables().values())
-    keys = [key.path for key in reference() if key.default]
+    keys = [key.path for key in reference(Spec) if key.default]
     left = [key for key in keys if key not in set_by and not key.startswith(tuple(f"{one}." for one in set_by))]
     assert {key.partition(".")[0] for key in left} == {"accept", "kubernetes", "rollout"}
 

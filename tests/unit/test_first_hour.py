@@ -44,6 +44,12 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(cli, [str(word) for word in words], standalone_mode=False)
 
 
+def typed(*words: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own, where nobody is at the keyboard."""
+    command = [sys.executable, "-m", "gpunode", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
 @pytest.mark.parametrize(
     ("node", "none"), [("debian12-h100-fresh", False), ("debian12-no-gpu", True)], ids=["a GPU", "none"]
 )
@@ -109,6 +115,121 @@ def test_the_first_line_names_the_files_that_count() -> None:
     done = run("verify", "--connect-timeout", "1")
     assert done.stderr.splitlines()[0] == "spec: gpunode.yml · inventory: hosts.yml" and done.return_value == 4
     assert "spec:" not in run("plan", "--probe", probe, "--format", "json").output
+
+
+SPECS = [  # a mistake in gpunode.yml: text, where, what to do
+    ("driver: {branch: '580.178'}", "1:18", "a whole version is driver.version"),
+    ("driver: {branch: latest}", "1:18", "did you mean 'auto'?"),
+    ("driver: {branch: “580”}", "1:18", "write '\"' in place of '“' in line 1"),
+    ("# 显卡：驱动\ndriver：\n  branch: '580'", "3:9", "write ':' in place of '：' in line 2"),
+    ("driver: {branch: {{ b }} }", "1:19", "templates are read in gpunode_spec of an inventory"),
+    ("driver: {branch: '{{ b }}'}", "1:18", "templates are read in gpunode_spec of an inventory"),
+    ("driver: {}\n---\ndriver: {}", "2:1: expected a single document in the stream, but", "fix that line"),
+    ("driver: {}\ncuda: {}\ndriver: {}", "3:1: the key 'driver' stands here and in line 1", "put both under one"),
+    ("container-toolkit: {version: '1.17'}", "1:1", "did you mean 'toolkit'?"),
+    ("driver: {open: true}", "1:16", "did you mean 'driver.flavour'?"),
+    ("docker: install", "1:9", "did you mean runtimes.docker?"),
+    ("mig: {profiles: [1g.10gb]}", "1:1", "did you mean sharing.mig?"),
+    ("driver_version: 580.1.2", "1:17", "did you mean driver.version?"),
+    ("cuda: {version: '12.8'}", "1:17", "did you mean 'cuda.versions'?"),
+    ("gpunode: {driver: {branch: '580'}}", "1:1", "write what is in it without 'gpunode' around it"),
+    ("all: {hosts: {gpu1: }}", "1:1", "this is an inventory: give it by -i"),
+    ("rollout: {waves: [100%, 1]}", "1:11: rollout.waves are 100%, 1", "100% as the last"),
+    ("rollout: {waves: [one, all]}", "1:11: rollout.waves has 'one'", "such as 1,10%,100%"),
+]
+
+
+@pytest.mark.parametrize(("text", "where", "fix"), SPECS, ids=[text.replace("\n", " ")[:40] for text, *_ in SPECS])
+def test_a_mistake_in_gpunode_yml_is_answered_with_the_key_that_is_meant(text: str, where: str, fix: str) -> None:
+    Path("gpunode.yml").write_text(text + "\n")
+    done = run("plan", "--probe", PROBES / "debian12-h100-fresh/probe.txt")
+    assert f"gpunode.yml:{where}" in done.output and fix in done.output and done.return_value == 2
+
+
+INVENTORIES = [  # a mistake in hosts.yml: text, what is said
+    (
+        "all:\n  hosts:\n    - gpu1\n",
+        "hosts.yml:3:5: hosts of the group all is a list",
+        "`gpu1:` in place of `- gpu1`",
+    ),
+    ("- gpu1\n- gpu2\n", "hosts.yml:1:1: the top level is a list", "write hosts as `all: {hosts: {NAME: }}`"),
+    ("", "hosts.yml is empty", "gpunode init writes hosts.yml"),
+    ("driver: {branch: '580'}\n", "the group driver has the key 'branch'", "That is given by -c hosts.yml"),
+]
+
+
+@pytest.mark.parametrize(("text", "what", "fix"), INVENTORIES, ids=["list", "top", "empty", "spec"])
+def test_a_mistake_in_an_inventory_is_said_in_our_words(text: str, what: str, fix: str) -> None:
+    Path("hosts.yml").write_text(text)
+    done = run("detect")
+    assert (
+        what in done.output and fix in done.output and "Completely failed" not in done.output and done.return_value == 2
+    )
+
+
+def test_a_folder_as_inventory_is_answered_with_what_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    assert "the folder site is empty" in run("detect", "-i", "site").output
+    (tmp_path / "site/Containerfile").write_text("FROM scratch\n")
+    assert "Containerfile of the folder site is no inventory" in run("detect", "-i", "site").output
+
+
+def test_a_misspelt_variable_of_the_connection_is_named() -> None:
+    """Ansible takes any variable, and the port stays 22; other plugins' variables are no mistakes."""
+    known = "ansible_host: 127.0.0.1, ansible_port: 1, ansible_python_interpreter: x, ansible_su_pass: x"
+    Path("hosts.yml").write_text(f"all: {{hosts: {{gpu1: {{{known}, ansible_prot: 9}}}}}}\n")
+    done = typed("detect")
+    said = [line for line in done.stderr.splitlines() if "no variable" in line]
+    assert said == ["gpu1: ansible_prot is no variable of Ansible: did you mean ansible_port?"]
+    assert done.returncode == 4
+
+
+WORDS = [  # a mistake on the command line, and what to do instead
+    ("apply", "Did you mean 'provision'?"),
+    ("remove", "Did you mean 'uninstall'?"),
+    ("status", "Did you mean 'verify'?"),
+    ("rollback last", "leave it out: the last run is undone by default"),
+    ("rollback 20261122T013821Z-1f2e3d --list --local", "given together"),
+    ("rollback 20261122T013821Z-1f2e3d", "--to 20261122T013821Z-1f2e3d"),
+    ("detect gpu1 -i gpu1,gpu2", "--limit gpu1"),
+    ("solve --gpu 0000:01:00.0 --distro ubuntu:24.04", "lspci -nn -s 0000:01:00.0"),
+    ("explain docker", "did you mean runtimes.docker?"),
+    ("doctor --log a.journal", "journalctl --file"),
+    ("doctor --log program", "this is a program"),
+]
+
+
+@pytest.mark.parametrize(("words", "fix"), WORDS, ids=[words for words, _ in WORDS])
+def test_a_mistake_on_the_command_line_is_answered_with_what_is_meant(words: str, fix: str) -> None:
+    Path("a.journal").write_bytes(b"LPKSHHRH\0\0")
+    Path("program").write_bytes(b"\x7fELF\0\0")
+    done = typed(*words.split())
+    assert done.returncode == 2 and fix in done.stderr, done.stderr
+
+
+def test_gpunode_alone_shows_its_help_and_no_error() -> None:
+    done = typed()
+    assert done.stderr.startswith("Usage: gpunode") and "error:" not in done.stderr and done.returncode == 2
+
+
+def test_a_full_disk_behind_the_output_is_named_as_the_output() -> None:
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "gpunode", "explain"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert "cannot write the output: No space left" in done.stderr and "state directory" not in done.stderr
+
+
+def test_lines_of_explain_are_as_narrow_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert max(map(len, run("explain", "driver.branch").output.splitlines())) <= 50
+
+
+@pytest.mark.parametrize("words", ["uninstall --yes", "rollback --check", "provision --yes", "detect"])
+def test_one_fault_of_the_connection_has_one_wording_and_is_said_once(words: str) -> None:
+    Path("hosts.yml").write_text("all: {hosts: {gpu1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    done = run(*words.split())
+    assert done.output.count("127.0.0.1 port 1 refuses connections\n") == 1 and "Task failed" not in done.output
+    assert done.output.count("name the right port") == 1 and done.return_value == 4
 
 
 def test_one_machine_under_two_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

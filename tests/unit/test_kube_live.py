@@ -211,7 +211,7 @@ def test_hosts_are_found_by_name_hostname_label_and_address() -> None:
         "ip-10-0-0-1.ec2.internal": "ip-10-0-0-1.ec2.internal",
     }  # fmt: skip
     assert [(p.what, p.fix) for p in problems] == [
-        ("gpu22 of the inventory: no node of this cluster has that name or address", "did you mean gpu2?")
+        ("gpu22 of the inventory: no node of this cluster has that name or address", "did you mean 'gpu2'?")
     ]
 
 

@@ -191,7 +191,7 @@ def test_no_public_class_of_core_has_the_name_of_another() -> None:
 
 # A part of core imports what is named before it, or beside it in the same line.
 ORDER = (
-    "engines errors grammar late model printable",
+    "engines errors grammar late meant model printable",
     "content grouped mask numbers openpgp remote untrusted validation",
     "diff knowledge",
     "spec",

@@ -302,7 +302,7 @@ def test_a_mirror_for_a_repository_that_does_not_exist_is_a_problem() -> None:
     (problem,) = solve(asked, KNOWLEDGE).problems
     assert (problem.what, problem.fix) == (
         "sources.nvidia-cudo: there is no such repository",
-        "did you mean nvidia-cuda?",
+        "did you mean 'nvidia-cuda'?",
     )
 
 

@@ -19,6 +19,7 @@ from gpunode.cli.lazy import LOG_OPTIONS
 from gpunode.core.doctor.table import LAYERS, XidRow
 from gpunode.core.errors import Exit
 from gpunode.core.knowledge import Knowledge
+from gpunode.core.spec import Spec
 from gpunode.core.spec.reference import SpecKey, reference
 from tools.docs import collection, tables
 from tools.docs.api import api_page
@@ -63,7 +64,7 @@ def site_pages(docs: Path) -> dict[str, str]:
 
 def spec_page() -> str:
     """Every key of gpunode.yml under a heading of its own: values, default and meaning."""
-    keys = "\n".join(map(_spec_text, reference()))
+    keys = "\n".join(map(_spec_text, reference(Spec)))
     return (
         f"# gpunode.yml\n\n{NOTE}\n"
         "An empty file is a valid one: every key has a default. An unknown key is refused, with the nearest known one. "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import dataclass
+from gpunode.core.meant import meant
 
 GIB_OF_GB = 0.88  # what at least is usable of a profile's GB, where nobody published it: H200's 1g.18gb has 16.0 GiB
 SAME_MEMORY = 0.1  # a GPU whose memory differs by more from its product's is another product under the same id
@@ -192,11 +192,11 @@ def find_product(text: str, products: Sequence[Product], knowledge: Knowledge) -
         )
     if models:
         return product_of((exact or models)[0].id, products, knowledge)
-    near = difflib.get_close_matches(word, [_plain(p.name) for p in products], n=1, cutoff=0.4)
+    names = [_plain(product.name) for product in products]
     raise InputError(
         f"GPU {text!r}",
         expected=f"a PCI id such as 10de:20b2, or a product with MIG: {_names(products)}",
-        fix=f"did you mean {near[0]!r}?" if near else "lspci -nn -d 10de: shows the ids of a machine",
+        fix=meant(word, names, "lspci -nn -d 10de: shows the ids of a machine", cutoff=0.4),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.late import regex
+from gpunode.core.meant import meant
 from gpunode.core.model import FabricChoice, PackageWant, Solution
 from gpunode.core.model.node import CONTAINERS
 from gpunode.core.printable import few
@@ -34,6 +35,7 @@ _BARE = ("", "none", *CONTAINERS)  # no virtual machine, as far as is known
 _PI = "Raspberry Pi"  # as its device tree calls it
 _SBSA = "github geerlingguy/raspberry-pi-pcie-devices issue 549"
 _PCI_ID = regex(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
+_SLOT = regex(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
@@ -98,12 +100,12 @@ def parse_driver(text: str) -> DriverSpec:
         return DriverSpec(branch=text)
     match = re.fullmatch(r"(?P<branch>\d{3})(?P<rest>\.\d+(\.\d+)?)?(-(?P<flavour>open|proprietary))?", text)
     if not match:
-        near = difflib.get_close_matches(text, ("open", "proprietary", "distro", "lts", "none", "auto"), n=1)
+        words = ("open", "proprietary", "distro", "lts", "none", "auto")
         raise InputError(
             f"driver {text!r}",
             expected="BRANCH or VERSION (580, 580.178.04) with or without -open or -proprietary; or open, proprietary, "
             "distro, lts, none, auto",
-            fix=f"did you mean {near[0]!r}?" if near else "gpunode solve --gpu … without --driver shows what fits",
+            fix=meant(text, words, "gpunode solve --gpu … without --driver shows what fits"),
         )
     version = match["branch"] + match["rest"] if match["rest"] else ""
     return DriverSpec(branch=match["branch"], version=version, flavour=_flavour(match["flavour"]))
@@ -132,6 +134,7 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
     names = {m.id: m.name for m in knowledge.gpus.values() if m.kind != "not-a-gpu"}
     whole = [i for i, name in names.items() if word in (name.lower(), name.lower().removeprefix("nvidia "))]
     exact = whole or [i for i, name in names.items() if word and _unbranded(word) == _unbranded(name)]
+    exact = exact or [i for i, name in names.items() if word and word == "".join(_unbranded(name))]
     part = [i for i, name in names.items() if word and f" {_plain(word)} " in f" {_plain(name)} "]
     ids = exact or part
     if len(ids) == 1:
@@ -144,11 +147,12 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
             f"GPU {text!r} is the name of {len(ids)} models", expected="one model", fix=f"name one: {listed}"
         )
     near = _nearest(word, {name.lower().removeprefix("nvidia ") for name in names.values()})
+    where = f"-s {word}" if (slot := _SLOT.fullmatch(word)) else "-d 10de:"
     raise InputError(
         f"no GPU of the name {text!r} is known",
-        expected="a product name such as 'H100 PCIe', or a PCI id such as 10de:2330",
-        fix=f"did you mean {' or '.join(map(repr, near))}? " * bool(near)
-        + "lspci -nn -d 10de: shows the ids of a machine in brackets, [10de:2330]; an id is taken as it is",
+        expected="a product name such as 'H100 PCIe', or a PCI id such as 10de:2330" + ", not a slot" * bool(slot),
+        fix=f"did you mean {' or '.join(map(repr, near))}? " * bool(near and not slot)
+        + f"lspci -nn {where} shows the ids of a machine in brackets, [10de:2330]; an id is taken as it is",
     )
 
 
@@ -305,5 +309,4 @@ def _known_releases(distro: str, knowledge: Knowledge, solved: str) -> str:
     known = [key for key in knowledge.distros if key.partition(":")[0] == name]
     if known:
         return f"known are {', '.join(known)}"
-    near = difflib.get_close_matches(distro, knowledge.distros, n=1)
-    return f"did you mean {near[0]}? gpunode solves {solved}" if near else f"gpunode solves {solved}"
+    return f"{meant(distro, knowledge.distros)} gpunode solves {solved}".lstrip()

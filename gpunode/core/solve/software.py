@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 
 from gpunode.core.knowledge import RepositoryKey
+from gpunode.core.meant import meant
 from gpunode.core.model import PackageWant, Repository, ToolkitChoice
 from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import SolveCase
@@ -77,12 +77,10 @@ def solve_repositories(case: SolveCase, used: Sequence[str]) -> tuple[Repository
     """The repositories named in `used`, at the vendor or at the mirror that the spec's `sources` names."""
     for name in case.request.sources:
         if name not in case.knowledge.repositories and name != DISTRIBUTION:
-            near = difflib.get_close_matches(name, case.knowledge.repositories, n=1)
+            known = f"known: {', '.join((*case.knowledge.repositories, DISTRIBUTION))}"
             case.refuse(
                 f"sources.{name}: there is no such repository",
-                f"did you mean {near[0]}?"
-                if near
-                else f"known: {', '.join((*case.knowledge.repositories, DISTRIBUTION))}",
+                meant(name, case.knowledge.repositories, known),
             )
     if DISTRIBUTION in case.request.sources and case.distro.family == "arch":
         case.refuse(

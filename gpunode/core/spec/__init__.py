@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import types
 import typing
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import IMAGE, PROXY, Grammar
 from gpunode.core.late import dataclass
+from gpunode.core.meant import meant
 from gpunode.core.spec.accept import AcceptSpec, check_accept
 from gpunode.core.spec.gpu import GpuSpec, check_gpu
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
@@ -261,7 +261,7 @@ class _Reader:
         for key, inner in self._mapping(value, path, ", ".join(hints)).items():
             with self.collecting():
                 if key not in hints:
-                    raise _unknown(key, hints, path=path)
+                    raise _unknown(key, hints, inner, path=path)
                 fields[key] = self.read(hints[key], inner, _join(path, key))
         return kind(**fields)
 
@@ -279,16 +279,22 @@ class _Reader:
         return value
 
 
-def _unknown(key: object, known: Iterable[str], *, path: str) -> InputError:
+def _unknown(key: object, known: Iterable[str], value: Any, *, path: str) -> InputError:
     if path == "tuning" and str(key) in NEVER:
         return InputError.of(f"tuning.{key}", f"is refused: it {NEVER[str(key)]}", fix="remove it")
-    near = difflib.get_close_matches(str(key), known, n=1)
-    return InputError(
-        f"unknown key {_join(path, key)!r}",
-        key=_join(path, key),
-        expected=f"one of {', '.join(known)}",
-        fix=f"did you mean {_join(path, near[0])!r}?" if near else f"remove it; {_explained(path)}",
-    )
+    inside = {*value} if isinstance(value, Mapping) else set()
+    if inside & {"hosts", "children"}:
+        fix = "this is an inventory: give it by -i"
+    elif inside and inside <= {*known}:
+        fix = f"write what is in it without {key!r} around it"
+    else:
+        from gpunode.core.spec.reference import meant_key, reference
+
+        near = partial(meant, str(key), known, prefix=f"{path}." if path else "")
+        elsewhere = near(cutoff=0.85) or meant_key(str(key), reference(Spec), near=False)
+        fix = elsewhere or near(otherwise=f"remove it; {_explained(path)}")
+    listed = f"one of {', '.join(known)}"
+    return InputError(f"unknown key {_join(path, key)!r}", key=_join(path, key), expected=listed, fix=fix)
 
 
 _UNQUOTED = "write the word in quotes, or another one: YAML reads no and off as false, yes and on as true"
@@ -298,8 +304,7 @@ def _choice(choices: tuple[Any, ...], value: Any, *, path: str) -> Any:
     if value is False and "off" in choices:  # YAML reads off as no
         return "off"
     if value not in choices:
-        found = difflib.get_close_matches(str(value), choices, n=1)
-        near = f"did you mean {found[0]!r}?" if found else "choose one of these"
+        near = meant(str(value), choices, "choose one of these")
         raise InputError.of(
             path,
             f"is {value!r}",
@@ -346,8 +351,7 @@ def _check_reboot(spec: Spec) -> None:
 
 def _rules(spec: Spec) -> Iterator[Callable[[], None]]:
     """What has to hold of and between values that fit each by itself; each raises InputError."""
-    branches = r"auto|lts|distro|none|\d{3}", "auto, lts, distro, none, or three digits such as 580"
-    yield partial(check_text, "driver.branch", spec.driver.branch, *branches, fix="gpunode solve shows what fits")
+    yield partial(_check_branch, spec.driver.branch)
     yield partial(check_accept, spec.accept)
     yield partial(check_bundle, spec.bundle)
     yield partial(check_image, spec.image)
@@ -365,6 +369,18 @@ def _rules(spec: Spec) -> Iterator[Callable[[], None]]:
     yield partial(check_toolkit, spec.toolkit, spec.fabric)
     yield partial(check_runfiles, spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions)
     yield partial(check_sources, spec.sources)
+
+
+def _check_branch(branch: str) -> None:
+    words = ("auto", "lts", "distro", "none")
+    if branch not in words and not re.fullmatch(r"\d{3}", branch):
+        near = meant(branch, words, "gpunode solve shows what fits")
+        raise InputError.of(
+            "driver.branch",
+            f"is {branch!r}",
+            expected=f"{', '.join(words)}, or three digits such as 580",
+            fix="a whole version is driver.version" if re.match(r"\d{3}\.", branch) else near,
+        )
 
 
 def _check_text(key: str, value: str, grammar: Grammar) -> None:

@@ -6,7 +6,6 @@ Kubernetes and the rollout are affairs of the command line, and have none.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import types
 import typing
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass
+from gpunode.core.meant import nearest
 from gpunode.core.spec import Spec, Whole
 from gpunode.core.untrusted import load_yaml
 
@@ -106,18 +106,15 @@ def clashes(variables: Mapping[str, Any], spec: Any) -> list[str]:
     return found
 
 
-def misspelt(names: Collection[str]) -> list[str]:
-    """A sentence for each name that is nearly one of these variables, and none."""
-    known = [*flat_variables(), *OTHERS]
-    found = []
-    for name in names:
-        if name.startswith(PREFIX) and name not in known and not name.startswith("gpunode_done_"):
-            found += [f"{name} is no variable of gpunode: did you mean {near}?" for near in _near(name, known)]
+def misspelt(names: Collection[str], of_ansible: Collection[str] = ()) -> list[str]:
+    """A sentence for each name that is nearly one of these variables, or of those of connections, and none."""
+    ours, found = [*flat_variables(), *OTHERS], []
+    for owner, prefix, known, cutoff in (("gpunode", PREFIX, ours, 0.85), ("Ansible", "ansible_", of_ansible, 0.9)):
+        for name in names:
+            if name.startswith(prefix) and name not in known and not name.startswith("gpunode_done_"):
+                near = nearest(name, known, cutoff=cutoff)
+                found += [f"{name} is no variable of {owner}: did you mean {one}?" for one in near]
     return found
-
-
-def _near(name: str, known: list[str]) -> list[str]:
-    return difflib.get_close_matches(name, known, n=1, cutoff=0.85)
 
 
 def _read(value: Any, hint: Any) -> Any:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass
-from gpunode.core.spec import Spec
+from gpunode.core.meant import nearest
 
 NAMED = "NAME"  # in a path: any name, such as that of a repository
 
@@ -27,30 +26,29 @@ class SpecKey:
     default: str = ""
 
 
-def reference() -> tuple[SpecKey, ...]:
-    """All keys, in the order of gpunode.yml, each behind the one that it is in."""
-    return tuple(_keys(Spec, ""))
+def reference(spec: type) -> tuple[SpecKey, ...]:
+    """All keys of the type Spec, in the order of gpunode.yml, each behind the one that it is in."""
+    return tuple(_keys(spec, ""))
 
 
-def find_keys(path: str) -> tuple[SpecKey, ...]:
-    """The key of that path and those in it.  Raises InputError for one that there is not.
-
-    >>> [key.path for key in find_keys("bundle")]
-    ['bundle', 'bundle.url', 'bundle.path', 'bundle.sha256']
-    """
-    every = reference()
+def find_keys(path: str, spec: type) -> tuple[SpecKey, ...]:
+    """The key of that path and those in it.  Raises InputError for one that there is not."""
+    every = reference(spec)
     wanted = path.strip(".")
     found = tuple(key for key in every if _is_in(key.path.split("."), wanted.split(".")))
     if not found:
-        paths = [key.path for key in every]
-        last = [one for one in paths if one.rpartition(".")[2] == wanted.rpartition(".")[2]]
-        near = last or difflib.get_close_matches(wanted, paths, n=3)
-        raise InputError(
-            f"gpunode.yml has no key {path!r}",
-            expected="a key such as driver.branch",
-            fix=f"did you mean {' or '.join(near[:3])}?" if near else "gpunode explain lists all keys",
-        )
+        fix = meant_key(wanted, every) or "gpunode explain lists all keys"
+        raise InputError(f"gpunode.yml has no key {path!r}", expected="a key such as driver.branch", fix=fix)
     return found
+
+
+def meant_key(path: str, every: Iterable[SpecKey], *, near: bool = True) -> str:
+    """The question whether keys are meant that have this name elsewhere, or with `near` nearly this path; or ""."""
+    paths = [key.path for key in every]
+    last = path.rpartition(".")[2]
+    found = [one for one in paths if one.rpartition(".")[2] == last or one.replace(".", "_") == last]
+    found = found or (nearest(path, paths, count=3) if near else [])
+    return f"did you mean {' or '.join(found[:3])}?" if found else ""
 
 
 def _is_in(path: list[str], wanted: list[str]) -> bool:

@@ -50,11 +50,13 @@ def check_rollout(rollout: RolloutSpec) -> None:
     counts = [("rollout.max_unavailable", rollout.max_unavailable), ("rollout.max_failures", rollout.max_failures)]
     for name, text in [*counts, *(("rollout.waves", wave) for wave in rollout.waves)]:
         if not re.fullmatch(r"\d+|(\d|[1-9]\d|100)%", text):
-            raise InputError.of(name, f"has {text!r}", expected="a number of hosts such as 5, or 0% to 100%")
+            raise InputError.of(
+                name, f"has {text!r}", expected="a number of hosts such as 5, or 0% to 100%", fix="such as 1,10%,100%"
+            )
     if share(rollout.max_unavailable, 100) == 0:
         raise InputError.of("rollout.max_unavailable", "is 0", expected="at least 1: nothing could ever be done")
     if not rollout.waves or rollout.waves[-1] != "100%":
-        raise InputError.of("rollout.waves", f"ends with {rollout.waves[-1:]}", expected="100% as the last wave")
+        raise InputError.of("rollout.waves", f"are {', '.join(rollout.waves) or 'none'}", expected="100% as the last")
     if min(rollout.drain.timeout, rollout.drain.ready_timeout) < 1:
         raise InputError.of("rollout.drain", "has a timeout below 1", expected="seconds")
     if rollout.soak < 0:

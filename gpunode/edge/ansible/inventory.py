@@ -22,6 +22,7 @@ from gpunode.edge.ssh.shell import Target, check_target
 LOG = logging.getLogger("gpunode")
 SPEC_VARIABLE = "gpunode_spec"
 _VAULT = b"$ANSIBLE_VAULT"
+_ONE_FILE = "name the file that is one, such as -i FOLDER/hosts.yml"
 _SSH = ("ssh", "smart", "paramiko", "paramiko_ssh")
 
 
@@ -61,8 +62,12 @@ def load_inventory(
     try:
         return _load(sources, limit, vault_password_files)
     except AnsibleError as error:
-        raise _mistake(sources) or InputError(
-            f"inventory {' '.join(sources)}: {error}", fix="ansible-inventory --list shows more"
+        broken = Path(str(error).rpartition(" ")[2])  # a file of a folder, perhaps
+        inside = next((source for source in sources if Path(source).absolute() in broken.parents), "")
+        raise (
+            _mistake([*sources, str(broken)])
+            or (inside and InputError(f"{broken.name} of the folder {inside} is no inventory", fix=_ONE_FILE))
+            or InputError(f"inventory {' '.join(sources)}: {error}", fix="ansible-inventory --list shows more")
         ) from error
 
 
@@ -166,7 +171,7 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
             raise InputError(
                 f"host {host.name}: {SPEC_VARIABLE} is no mapping", expected="a mapping, as in gpunode.yml"
             )
-        for sentence in [*clashing, *misspelt(variables)]:
+        for sentence in [*clashing, *misspelt(variables, _of_connections())]:
             LOG.warning("%s: %s", host.name, sentence)
         groups = tuple(group.name for group in host.get_groups() if group.name not in ("all", "ungrouped"))
         found.append(InventoryHost(target=target, groups=groups, spec=spec))
@@ -247,6 +252,16 @@ def _target(name: str, variables: Mapping[str, Any], templar: Any) -> Target:
         become_user=text(sudo["become_user"]) or "root",
         become_password=text(sudo["become_pass"]),
     )
+
+
+@cache
+def _of_connections() -> frozenset[str]:
+    """The variables that say how a host is reached."""
+    from ansible import constants as C
+
+    found = {name for kind in (("connection", "ssh"), ("become", "sudo")) for name in C.config.get_plugin_vars(*kind)}
+    found |= {f"ansible_{method}_{word}" for method in ("su", "ksu") for word in ("user", "pass", "exe", "flags")}
+    return frozenset({*found, *C.COMMON_CONNECTION_VARS, "ansible_become", "ansible_become_method"})
 
 
 def _load_plugin(kind: str, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, Server
 from gpunode.core.knowledge.support import refuse_old
 from gpunode.core.late import dataclass, field, regex
+from gpunode.core.meant import meant
 from gpunode.core.numbers import whole
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import KubernetesSpec, PoolSpec, SharingSpec
@@ -102,9 +102,8 @@ def _names(spec: KubernetesSpec) -> Iterator[tuple[str, str]]:
 def _typos(key: str, found: Mapping[str, str], known: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """A selector that is nearly a known label would choose no node, and nobody would say so."""
     for label in found:
-        near = difflib.get_close_matches(label, known, n=1, cutoff=0.92)
-        if label not in known and near:
-            yield key, f"{label!r} is no label that nodes carry", f"did you mean {near[0]!r}?"
+        if label not in known and (near := meant(label, known, cutoff=0.92)):
+            yield key, f"{label!r} is no label that nodes carry", near
 
 
 Object = dict[str, Any]
@@ -297,9 +296,8 @@ def _default_is_not_nvidia(spec: Spec) -> bool:
 def _check_images(spec: KubernetesSpec, knowledge: KubeKnowledge) -> None:
     for component in spec.images.names:
         if component not in knowledge.images:
-            near = difflib.get_close_matches(component, knowledge.images, n=1)
             raise InputError(
                 f"kubernetes.images.names has {component!r}",
                 expected=f"one of {', '.join(knowledge.images)}",
-                fix=f"did you mean {near[0]!r}?" if near else "choose one of these",
+                fix=meant(component, knowledge.images, "choose one of these"),
             )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.late import dataclass, regex, replace
+from gpunode.core.meant import meant
 from gpunode.core.model import Problem
 from gpunode.core.numbers import release
 from gpunode.core.printable import few, printable
@@ -173,14 +173,15 @@ def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str,
     lost = [host for host in hosts if host not in known]
     if not lost:
         return matched, []
-    near = difflib.get_close_matches(lost[0], known, n=1)
     names = ", ".join(sorted({node["metadata"]["name"] for node in nodes})[:5]) or "none"
     return matched, [
         Problem(
             what=f"{', '.join(lost)} of the inventory: no node of this cluster has that name or address",
-            fix=f"did you mean {near[0]}?"
-            if near
-            else f"its nodes are {names} …: is it the right context (--context)? --limit leaves hosts out",
+            fix=meant(
+                lost[0],
+                known,
+                f"its nodes are {names} …: is it the right context (--context)? --limit leaves hosts out",
+            ),
         )
     ]
 
