@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,3 +140,11 @@ def test_a_fabric_manager_that_the_distribution_does_not_have_is_a_question() ->
     (problem,) = solve(request, KNOWLEDGE).problems
     assert "nvidia-fabricmanager installed, and the distribution has no fabric manager" in problem.what
     assert "driver.branch to auto" in problem.fix
+
+
+@pytest.mark.parametrize("mark", ["/etc/nvidia/gridd.conf.template", "nvidia-linux-grid-550", "nvidia_vgpu_vfio"])
+def test_a_licensed_driver_of_virtual_gpus_is_known_by_a_file_a_package_or_a_module(mark: str) -> None:
+    file, package = ConfigFile(path=mark, data=b""), InstalledPackage(name=mark, version="550.127.05")
+    kind: dict[str, Any] = {"files": {mark: file}} if mark.startswith("/") else {"packages": {mark: package}}
+    facts = NodeFacts(**({"modules": (mark,)} if "_" in mark else kind))
+    assert request_of(facts, Spec()).licensed == mark

@@ -98,7 +98,8 @@ kmod-nvidia kmod-nvidia-580.95.05-5.14.0-570.22.1 kmod-nvidia-6.19.4-200.fc44.x8
 dnf-plugin-nvidia akmod-nvidia akmod-nvidia-470xx akmods xorg-x11-drv-nvidia xorg-x11-drv-nvidia-470xx-cuda
 nvidia-x11-drv nvidia-x11-drv-580xx-libs nvidia-kmod-common xorg-x11-nvidia glx-alternative-nvidia opencl-nvidia
 lib32-nvidia-utils
-lib32-opencl-nvidia cuda-drivers nvidia-open
+lib32-opencl-nvidia cuda-drivers nvidia-open nvidia-open-kmod kmod-nvidia-open-6.17.9-300.fc43.x86_64
+nvidia-computeG05 x11-video-nvidiaG05 nvidia-vgpu-ubuntu-550 NVIDIA-vGPU-rhel
 """
 
 
@@ -108,8 +109,9 @@ def test_the_probe_sends_the_packages_of_drivers_whoever_made_them() -> None:
 
 def test_every_pattern_of_a_conflict_meets_a_package_that_the_probe_can_send() -> None:
     knowledge = load.load_knowledge()
-    rows = [row.conflicts for row in knowledge.precompiled if row.conflicts]
-    rows += knowledge.packages["rhel"]["rivals"].values()
+    rhel = knowledge.packages["rhel"]
+    rows = [*rhel["rivals"].values(), rhel["of_others"], [rhel["of_dkms"]]]
+    rows.append([row.modules for row in knowledge.precompiled if row.modules])
     names = [*OTHERS.split(), "kmod-nvidia-open-dkms"]
     unmet = [pattern for row in rows for pattern in row if not any(re.fullmatch(pattern, name) for name in names)]
     assert unmet == []

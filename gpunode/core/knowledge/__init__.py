@@ -194,7 +194,7 @@ class Precompiled:
     packages: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     by_kernel: tuple[str, ...] = ()
-    conflicts: tuple[str, ...] = ()
+    modules: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from gpunode.core.model import FabricChoice, PackageWant, Solution
 from gpunode.core.model.node import CONTAINERS
 from gpunode.core.printable import few
 from gpunode.core.solve.archive import as_asked
-from gpunode.core.solve.case import Notes, SolveCase, SolveRequest, request_of
+from gpunode.core.solve.case import MANAGER, Notes, SolveCase, SolveRequest, request_of
 from gpunode.core.solve.cuda import solve_cuda
 from gpunode.core.solve.driver import solve_driver
 from gpunode.core.solve.fabric import solve_fabric
@@ -279,11 +279,15 @@ def _check_virtual(request: SolveRequest, knowledge: Knowledge, notes: Notes) ->
     guest += "preinstalled"
     virtual = virtual_gpus(request, knowledge)
     if request.licensed and not virtual:
+        host = request.licensed.startswith(MANAGER)
+        what = (
+            "this is a vGPU guest with a licensed driver, or is to be one, and an ordinary driver cannot drive a vGPU"
+        )
+        what = "it gives vGPUs to this host's guests, and an ordinary driver would take them away" if host else what
+        end = "no guest has one" if host else "no licence is used"
         notes.refuse(
-            f"{request.licensed_by} is there: this is a vGPU guest with a licensed driver, or is to be one, and an "
-            "ordinary driver cannot drive a vGPU",
-            "keep the guest driver: driver.method: preinstalled; where the GPU is whole and no licence is used, remove "
-            "what it left",
+            f"{request.licensed} is there: {what}",
+            f"keep that driver: driver.method: preinstalled; where the GPU is whole and {end}, remove what it left",
         )
     for pci_id, why in virtual:
         notes.refuse(

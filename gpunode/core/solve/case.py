@@ -26,8 +26,10 @@ from gpunode.core.spec import CudaSpec, DriverSpec, Spec
 from gpunode.core.spec.source import SourceSpec
 from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec
 
-GRID_CONF = "/etc/nvidia/gridd.conf"  # of the guest driver's licence client, nvidia-gridd
-_GRID_PACKAGE = "nvidia-linux-grid"  # the guest driver as a package, of any branch
+# what licensed drivers of vGPUs are known by: the module and packages of a host's, which gives them to guests; of a
+# guest's the licence client's file, or the template beside it, and its package
+MANAGER = ("nvidia_vgpu_vfio", "nvidia-vgpu-ubuntu", "NVIDIA-vGPU-")
+_LICENSED = ("/etc/nvidia/gridd.conf", "nvidia-linux-grid", *MANAGER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,7 @@ class SolveRequest:
     nvswitches: tuple[str, ...] = ()  # PCI ids
     nvlink5_fabric: bool = False
     virtual_functions: tuple[str, ...] = ()  # PCI ids of GPUs that are SR-IOV functions or vGPUs
-    licensed: bool = False  # it has what a licensed vGPU guest driver brings
-    licensed_by: str = GRID_CONF  # the file or package that it is known by
+    licensed: str = ""  # the file, package or module by which a licensed driver of vGPUs is known
     subsystems: tuple[str, ...] = ()  # of the GPUs: «10de:2236 10de:1482», PCI id and that of the subsystem
     kernels: tuple[Kernel, ...] = ()  # those that can boot next; empty: not known
     secure_boot: bool | None = None
@@ -73,8 +74,9 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         nvswitches=(*(s.id for s in facts.nvswitches), *spec.image.nvswitches),
         nvlink5_fabric=facts.nvlink5_fabric or spec.image.nvlink5_fabric,
         virtual_functions=tuple(g.id for g in facts.gpus if g.virtual_function),
-        licensed=bool(_licensed(facts)),
-        licensed_by=_licensed(facts) or GRID_CONF,
+        licensed=next(
+            (one for one in (*facts.files, *facts.packages, *facts.modules) if one.startswith(_LICENSED)), ""
+        ),
         subsystems=tuple(f"{g.id} {g.subsystem}" for g in facts.gpus if g.subsystem),
         distro=facts.distro.key,
         made_from=facts.distro.made_from,
@@ -104,12 +106,6 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         fabric=spec.fabric,
         sources=spec.sources,
     )
-
-
-def _licensed(facts: NodeFacts) -> str:
-    """The guest driver writes its licence client's file or, before there is one, a template beside it."""
-    marks = (*(path for path in facts.files if path.startswith(GRID_CONF)), *facts.packages)
-    return next((name for name in marks if name.startswith((GRID_CONF, _GRID_PACKAGE))), "")
 
 
 def _components(facts: NodeFacts) -> tuple[str, ...] | None:

@@ -81,10 +81,10 @@ def driver_choice(
     replaced = _replaced(case, branch, own=own)
     if not own and case.distro.family == "rhel":
         _name_other_packagers(case)
-    conflicts = {"rivals": {flavour: built.conflicts}} if way and built else {}
-    removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, {**source, **conflicts}), *replaced]))
+    names = {**source, "built": built.modules} if way and built else source
+    removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, names), *replaced]))
     # from Debian's own driver to NVIDIA's packages, or back: nvidia-driver-cuda, nvidia-driver-libs are NVIDIA's alone
-    others = re.compile(source.get("of_others", r"(?!)"))
+    others = re.compile("|".join(source.get("of_others", [r"(?!)"])))
     changes_hands = bool(replaced) or (own and case.distro.family == "debian" and bool(removed))
     changes_hands = changes_hands or any(map(others.fullmatch, removed))
     return DriverChoice(
@@ -292,9 +292,10 @@ def headers_fit(row: DistroRow, family: Table, release: str) -> bool:
 def _conflicts(
     case: SolveCase, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant], names: Table
 ) -> tuple[str, ...]:
-    """Installed packages of another branch or flavour; the package manager would stumble over them."""
-    wanted = {p.name for p in packages}
-    conflicts = re.compile("|".join(names.get("rivals", _CONFLICTS)[flavour]))
+    """Installed packages of another branch or flavour, other modules; the package manager would stumble over them."""
+    wanted, built = {p.name for p in packages}, names.get("built", "")
+    more = [*names.get("of_others", ()), *([names["of_dkms"]] if built else [])]
+    conflicts = re.compile(rf"(?!({built or ' '})$)({'|'.join([*names.get('rivals', _CONFLICTS)[flavour], *more])})")
     switched = case.request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
     conflicting = []
     for name in case.request.installed:
@@ -308,8 +309,8 @@ def _conflicts(
             other or meta or (match and pin) or _LEGACY.match(name) or conflicts.fullmatch(name)
         ):
             conflicting.append(name)
-    more = suse_leftovers(case.request.installed, branch, flavour, names) if "generations" in names else []
-    return tuple(dict.fromkeys([*conflicting, *(name for name in more if name not in wanted)]))
+    left = suse_leftovers(case.request.installed, branch, flavour, names) if "generations" in names else []
+    return tuple(dict.fromkeys([*conflicting, *(name for name in left if name not in wanted)]))
 
 
 def _name_other_packagers(case: SolveCase) -> None:

@@ -11,7 +11,7 @@ CONCERN="$CONCERN\|runc\|crun\|cri-o\|cri-tools\|podman\|moby-\|kubelet\|kubeadm
 CONCERN="$CONCERN\|linux-lts\|linux-zen\|linux-hardened\|datacenter-gpu-manager\|libnvsdm\|nvlsm\|nvtop\|xorg-x11-drv-nvidia\|epel-release\|oracle-epel-release"
 CONCERN="$CONCERN\|python3-dnf-plugin-versionlock\|dnf-plugin-versionlock\|yum-plugin-versionlock"
 CONCERN="$CONCERN\|firmware-nvidia\|infiniband-diags\|azurelinux-repos\|akmod\|xorg-x11-nvidia\|glx-alternative-nvidia"
-CONCERN="$CONCERN\|opencl-nvidia\|lib32-nvidia\|lib32-opencl-nvidia\|dnf-plugin-nvidia"
+CONCERN="$CONCERN\|opencl-nvidia\|lib32-nvidia\|lib32-opencl-nvidia\|dnf-plugin-nvidia\|x11-video-nvidia\|NVIDIA-vGPU"
 
 # package_manager: the distribution's own, for others can be installed as well (Fedora has a dpkg, Debian an rpm)
 package_manager() {

@@ -250,7 +250,7 @@ probe_driver() {
     sed 's/^/| proc /' /proc/driver/nvidia/version
   fi
   [ ! -r /proc/driver/nvidia/params ] || sed -n 's/^[A-Za-z0-9_]*: ./| parameter &/p' /proc/driver/nvidia/params
-  for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm nvidia_peermem nvidia_fs gdrdrv nouveau nova_core overlay br_netfilter ib_umad; do
+  for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm nvidia_peermem nvidia_fs nvidia_vgpu_vfio gdrdrv nouveau nova_core overlay br_netfilter ib_umad; do
     [ -d "/sys/module/$module" ] || continue
     first "/sys/module/$module/version"
     line "module $module $REPLY"
