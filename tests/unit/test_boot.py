@@ -11,7 +11,16 @@ from click.testing import CliRunner
 
 from gpunode.cli.main import cli
 from gpunode.core.checks.boot import boot_checks
-from gpunode.core.model import ConfigFile, DriverState, FirstBoot, InstalledPackage, Kernel, NodeFacts, PciDevice
+from gpunode.core.model import (
+    ConfigFile,
+    Distro,
+    DriverState,
+    FirstBoot,
+    InstalledPackage,
+    Kernel,
+    NodeFacts,
+    PciDevice,
+)
 from gpunode.edge.load import load_knowledge
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -62,6 +71,8 @@ def test_the_newest_kernel_comes_first_and_one_without_an_image_does_not_count()
 def test_nouveau_and_secure_boot_are_warned_of() -> None:
     ids = [c.id for c in boot_checks(node(READY, files={}, secure_boot=True), load_knowledge())]
     assert ids[1:] == ["boot.nouveau", "boot.secure-boot"]
+    ubuntu = boot_checks(node(READY, secure_boot=True, distro=Distro(id="ubuntu")), load_knowledge())
+    assert ubuntu[-1].fix == "mokutil --test-key /var/lib/shim-signed/mok/MOK.der"
     signed = {"linux-modules-nvidia-580-server-open-generic": InstalledPackage(name="x", version="1")}
     assert len(boot_checks(node(READY, secure_boot=True, packages=signed), load_knowledge())) == 1
 

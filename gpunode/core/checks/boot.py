@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import regex
 from gpunode.core.model import Check, Kernel, NodeFacts
+from gpunode.core.model.node import own_key
 from gpunode.core.numbers import whole
 
 _KEPT_OUT = regex(
@@ -103,5 +104,5 @@ def _everywhere(facts: NodeFacts) -> Iterator[Check]:
             id="boot.secure-boot",
             status="warning",
             message="Secure Boot is on: modules that DKMS built load only when their key is enrolled",
-            fix="mokutil --test-key /var/lib/dkms/mok.pub",
+            fix=f"mokutil --test-key {own_key(facts.distro.id)}",
         )

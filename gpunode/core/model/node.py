@@ -85,6 +85,11 @@ class Distro:
         return self.base or (f"rhel:{self.version_id.partition('.')[0]}" if "rhel" in self.like else "")
 
 
+def own_key(distro: str) -> str:
+    """The certificate of the key that DKMS signs with on a distribution, for mokutil."""
+    return "/var/lib/shim-signed/mok/MOK.der" if distro.startswith("ubuntu") else "/var/lib/dkms/mok.pub"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One kernel that is installed (or running), and what stands ready for it."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpunode.core.knowledge import Branch, GpuModel, Precompiled
 from gpunode.core.model import DriverChoice, Flavour
+from gpunode.core.model.node import own_key
 from gpunode.core.numbers import version_tuple, whole
 from gpunode.core.solve.archive import built_fit, resolves, taken_by_all
 from gpunode.core.solve.case import SolveCase
@@ -25,7 +26,7 @@ from gpunode.core.solve.rules import EVERY, SUPPORTED, Rule, best_branch, builds
 from gpunode.core.solve.runfile import runfile_driver
 
 MOK = (
-    "on the node: mokutil --import /var/lib/dkms/mok.pub, choose a password, reboot, and "
+    "on the node: mokutil --import {key}, choose a password, reboot, and "
     "«Enroll MOK» in the blue screen; mokutil --test-key says whether it is enrolled"
 )
 
@@ -66,7 +67,8 @@ def solve_driver(case: SolveCase) -> DriverChoice | None:
         hint = f"; or set driver.modules to precompiled: {other.signer} signs them" if other and other.trusted else ""
         case.warn(
             "Secure Boot",
-            f"it is on, and modules that {whose} load only once {key} is enrolled: {MOK}{hint}",
+            f"it is on, and modules that {whose} load only once {key} is enrolled: "
+            f"{MOK.format(key=own_key(case.request.distro))}{hint}",
             "https://wiki.debian.org/SecureBoot#DKMS_and_secure_boot",
         )
     if built is None:
