@@ -16,8 +16,20 @@ from rows import over
 
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
-from gpunode.core.model import ConfigFile, Distro, InstalledPackage, Kernel, NodeFacts, PackageWant, PciDevice, Solution
+from gpunode.core.model import (
+    Archive,
+    ConfigFile,
+    Distro,
+    InstalledPackage,
+    Kernel,
+    NodeFacts,
+    Offer,
+    PackageWant,
+    PciDevice,
+    Solution,
+)
 from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, request_of, solution_data, solve
+from gpunode.core.solve.archive import names_to_ask
 from gpunode.core.solve.families import header_packages
 from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec, parse_spec
 from gpunode.core.spec.toolkit import ToolkitConfigSpec, ToolkitSpec
@@ -468,3 +480,40 @@ def test_sources_are_printed_where_they_are_asked_for() -> None:
     short, long = (CliRunner().invoke(cli, [*asked, *more]).output for more in ([], ["-vv"]))
     source = "\n      "  # the line below a reason
     assert source not in short.partition("\nwhy")[2] and source in long.partition("\nwhy")[2]
+
+
+HWE = "generic-hwe-24.04"
+LOST = [  # a kernel whose headers the archive has no more, what metapackages it has, which one comes
+    ("ubuntu:24.04", "6.17.0-99-generic", {"generic": "6.8.0-60.63", HWE: "7.0.0-44.44"}, HWE),
+    ("ubuntu:24.04", "6.17.0-99-generic", {"generic": "6.8.0-60.63", HWE: "6.17.0-14.14"}, ""),
+    ("ubuntu:24.04", "6.8.0-31-generic", {"generic": "6.8.0-60.63"}, "generic"),
+    ("ubuntu:24.04", "6.14.0-1012-aws", {"aws": "6.17.0-1010.10"}, "aws"),
+    ("debian:12", "6.12.9+bpo-amd64", {"amd64": "6.1.178-1"}, ""),
+    ("debian:12", "6.1.0-10-amd64", {"amd64": "6.1.178-1"}, "amd64"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("distro", "release", "there", "comes"), LOST)
+def test_in_place_of_a_kernel_without_headers_one_comes_that_is_booted_before_it(
+    distro: str, release: str, there: dict[str, str], comes: str
+) -> None:
+    row, old = KNOWLEDGE.distros[distro], "5.15.0-25-generic" if distro.startswith("ubuntu") else "5.10.0-8-amd64"
+    kernels = (Kernel(release=release, running=True, image=True), Kernel(release=old, image=True))
+    asked = SolveRequest(gpus=("10de:2330",), distro=distro, kernels=kernels)
+    offers = [Offer(name=f"linux-{k}-{line}", version=v) for line, v in there.items() for k in ("image", "headers")]
+    archive = Archive(asked=frozenset(names_to_ask(asked, KNOWLEDGE)), offers=tuple(offers))
+    assert {offer.name for offer in offers} <= archive.asked, f"of {row.key} they would not be asked for"
+    solution = solve(replace(asked, archive=archive), KNOWLEDGE)
+    (driver, problems) = (solution.driver, [problem.what for problem in solution.problems])
+    if comes:
+        assert driver and (driver.without, problems) == ((release, old), [])
+        assert [want.name for want in driver.kernel_packages] == [f"linux-{k}-{comes}" for k in ("image", "headers")]
+    else:
+        assert problems and f"the driver's module for kernel {release} cannot be built" in problems[0]
+
+
+def test_a_kernel_of_mainline_is_none_of_ubuntus() -> None:
+    for headers, problems in ((False, 1), (True, 0)):
+        kernel = Kernel(release="6.18.3-061803-generic", image=True, headers=headers)
+        asked = SolveRequest(gpus=("10de:2330",), distro="ubuntu:24.04", kernels=(kernel,))
+        assert len(solve(asked, KNOWLEDGE).problems) == problems

@@ -35,11 +35,11 @@ def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]
         if not match:
             continue
         packages.append(family["headers"].format(release=kernel.release))
-        packages += (f"linux-{kind}-{match['flavour']}" for kind in ("image", "headers"))
+        lines = kernel_lines(row, request, family, kernel.release)
+        packages += (name for line in lines for name in of_line(line))
         if row.family == "ubuntu":
             words = [{"branch": branch, "open": kind} for branch in row.own for kind in ("", "-open")]
             packages += (own["modules"].format(release=kernel.release, **one) for one in words)
-            lines = kernel_lines(row, request, family, kernel.release)
             packages += (own["modules_meta"].format(flavour=line, **one) for one in words for line in lines)
             packages.append(family["modules_extra"].format(release=kernel.release))
     if row.family == "ubuntu":
@@ -68,13 +68,18 @@ def kernel_lines(row: DistroRow, request: SolveRequest, family: Table, release: 
     followed = [found[1] for name in sorted(request.installed) if (found := own.fullmatch(name))]
     if followed and f"linux-image-{flavour}" not in request.installed:
         return followed[-1:]
-    if number == row.ga_kernel or not match:
+    if number == row.ga_kernel or not match or "first_line" not in family:
         return [flavour]
     if flavour.startswith("generic"):
         likeliest = f"{flavour}-hwe-{row.key.partition(':')[2]}"
     else:  # arm64 has the same flavours with pages of 64k
         likeliest = f"{flavour}-{number}" if flavour.removesuffix("-64k") in family["first_line"] else flavour
     return list(dict.fromkeys((likeliest, f"{flavour}-{number}", flavour)))
+
+
+def of_line(line: str) -> tuple[str, str]:
+    """The metapackages of a line of kernels: the newest kernel, and its headers."""
+    return f"linux-image-{line}", f"linux-headers-{line}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +141,19 @@ def metapackages(case: SolveCase, branch: Branch, flavour: str) -> list[str]:
 
 
 def needed_without(case: SolveCase, branch: Branch, flavour: str, *, come: bool = False) -> tuple[str, ...]:
-    """The kernels of `Fit.without` that a node cannot do without: the one that runs, and the newest.
+    """The kernels of `Fit.without` that a node cannot do without.
 
     `come`: another one may come along in their place, with its modules, where the archive says that it has one.
     """
     without = built_fit(case, branch, flavour).without
-    newest = max((kernel.release for kernel in case.request.kernels), key=version_key, default="")
-    needed = [k.release for k in case.request.kernels if k.release in without and (k.running or k.release == newest)]
     comes = come and any(map(case.request.archive.of, metapackages(case, branch, flavour)))
-    return () if comes else tuple(needed)
+    return () if comes else tuple(release for release in needed_kernels(case) if release in without)
+
+
+def needed_kernels(case: SolveCase) -> list[str]:
+    """The kernels that a node cannot do without: the one that runs, and the newest."""
+    newest = max((kernel.release for kernel in case.request.kernels), key=version_key, default="")
+    return [kernel.release for kernel in case.request.kernels if kernel.running or kernel.release == newest]
 
 
 def serves_kernels(case: SolveCase, flavour: str, *, come: bool = False) -> Rule:

@@ -9,7 +9,16 @@ from dataclasses import replace
 from gpunode.core.knowledge import Branch, DistroRow, Precompiled, Table
 from gpunode.core.late import regex
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
-from gpunode.core.solve.archive import Fit, built_fit, explain_without, metapackages
+from gpunode.core.numbers import version_tuple
+from gpunode.core.solve.archive import (
+    Fit,
+    built_fit,
+    explain_without,
+    kernel_lines,
+    metapackages,
+    needed_kernels,
+    of_line,
+)
 from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.extra import builder, repository_packages
 from gpunode.core.solve.fabric import extra_modules, fabric_modules, joined
@@ -39,10 +48,6 @@ DRIVER_PACKAGE = regex(
     r"linux-(modules|objects|signatures)-nvidia"
 )
 _LEGACY = regex(r"nvidia-(tesla|legacy)-.*(driver|kernel-dkms)\Z")
-_CONFLICTS: dict[Flavour, tuple[str, ...]] = {
-    "open": ("nvidia-kernel-dkms", "nvidia-dkms", "cuda-drivers"),
-    "proprietary": ("nvidia-kernel-open-dkms", "nvidia-open-kernel-dkms", "nvidia-dkms-open", "nvidia-open"),
-}
 
 
 def driver_choice(
@@ -226,8 +231,8 @@ def headers_of(case: SolveCase) -> tuple[PackageWant, ...] | None:
         case.because("headers", f"kernels are not known: {', '.join(names)} follows the newest", family["source"])
         return tuple(PackageWant(name=n) for n in names)
     packages: list[PackageWant] = []
-    lost = lost_headers(case)
-    for kernel in case.request.kernels:
+    lost, needed = lost_headers(case), needed_kernels(case)
+    for kernel in (k for k in case.request.kernels if k.release not in lost or k.release in needed):
         wants = header_packages(case.distro, kernel) if case.distro.kernels else _deb_headers(case, family, kernel)
         if kernel.release in lost:
             wants = _newest_kernel(case, family, kernel)
@@ -260,11 +265,14 @@ def lost_headers(case: SolveCase) -> tuple[str, ...]:
 
 
 def _newest_kernel(case: SolveCase, family: Table, kernel: Kernel) -> list[PackageWant]:
-    """The newest kernel of the flavour with its headers, in place of one whose headers are gone; refused without."""
-    match = re.match(family["kernel"], kernel.release)
-    names = [f"linux-{kind}-{match['flavour']}" for kind in ("image", "headers")] if match else []
+    """The newest kernel of its line with its headers, in place of one whose headers are gone; refused without."""
+    newest, offers = version_tuple(kernel.release), case.request.archive.of
+    lines = (of_line(line) for line in kernel_lines(case.distro, case.request, family, kernel.release))
+    # an older one would not be booted in its place
+    later = (line for line in lines if all(any(version_tuple(o.version) >= newest for o in offers(n)) for n in line))
+    names = next(later, ())
     gone = f"{family['headers'].format(release=kernel.release)} is neither on the node nor in its archive any more"
-    if not names or any(case.request.archive.lacks(name) for name in names):
+    if not names:
         case.refuse(
             f"{gone}, and the driver's module for kernel {kernel.release} cannot be built without",
             "install another kernel with its headers, boot it and remove this one",
@@ -294,8 +302,9 @@ def _conflicts(
 ) -> tuple[str, ...]:
     """Installed packages of another branch or flavour, other modules; the package manager would stumble over them."""
     wanted, built = {p.name for p in packages}, names.get("built", "")
+    rivals = (part["rivals"][flavour] for part in (case.knowledge.packages["every"], names) if "rivals" in part)
     more = [*names.get("of_others", ()), *([names["of_dkms"]] if built else [])]
-    conflicts = re.compile(rf"(?!({built or ' '})$)({'|'.join([*names.get('rivals', _CONFLICTS)[flavour], *more])})")
+    conflicts = re.compile(rf"(?!({built or ' '})$)({'|'.join([*(one for row in rivals for one in row), *more])})")
     switched = case.request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
     conflicting = []
     for name in case.request.installed:
