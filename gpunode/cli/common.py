@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -325,14 +326,29 @@ def report_usage(error: click.ClickException) -> int:
         error.show()
         return int(Exit.INPUT)
     ctx = getattr(error, "ctx", None)
-    fix = f"{ctx.command_path if ctx else 'gpunode'} --help"
+    fix = _meant_option(error) or f"{ctx.command_path if ctx else 'gpunode'} --help"
     if ctx is not None and ctx.meta.get(FORMAT) == "json":
         print_json({"error": {"what": error.format_message(), "expected": "", "fix": fix, "exit": 2}})
     else:
-        text = error.format_message()
+        text = (
+            error.message if isinstance(error, click.NoSuchOption) else error.format_message()
+        )  # without click's guess
         shown = GpunodeError(text[:1].lower() + text[1:] if text[1:2].islower() else text, fix=fix)
         echo(Styled("error: ", "red", bold=True), str(shown), err=True)
     return int(Exit.INPUT)
+
+
+def _meant_option(error: click.ClickException) -> str:
+    """The question whether another option, or another of its choices, is meant; or ""."""
+    from gpunode.core.meant import meant
+
+    if isinstance(error, click.NoSuchOption) and error.ctx:
+        words = [word for word in sys.argv if word.startswith(error.option_name) and not word.startswith("--")]
+        known = [name.lstrip("-") for param in error.ctx.command.params for name in param.opts if name[:2] == "--"]
+        return meant((words or [error.option_name])[0].strip("-"), known, prefix="--")
+    if isinstance(error, click.BadParameter) and isinstance(choice := getattr(error.param, "type", None), click.Choice):
+        return meant(error.message.split("'")[1], choice.choices)
+    return ""
 
 
 _CLUSTER = (

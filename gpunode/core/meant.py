@@ -23,6 +23,13 @@ _FOREIGN = {  # words of other programs, and of people → words of gpunode, whe
     "http_proxy": "proxy",
     "https_proxy": "proxy",
     "distribution": "distro",
+    "amd64": "x86_64",
+    "arm64": "aarch64",
+    "dry_run": "check",
+    "host": "limit",
+    "hosts": "limit",
+    "start": "up",
+    "stop": "down",
 }
 
 
@@ -38,6 +45,9 @@ def nearest(word: str, known: Iterable[str], *, count: int = 1, cutoff: float = 
     foreign = _FOREIGN.get(word.lower().replace("-", "_"), "")
     if foreign in names:
         return [foreign]
+    within = [name for name in names if len(word) > 3 and word in name.split("-")]
+    if len(within) == 1:  # cuda: nvidia-cuda
+        return within
     return difflib.get_close_matches(word, names, n=count, cutoff=cutoff)
 
 

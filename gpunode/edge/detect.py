@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpunode.core.model import NodeFacts
     from gpunode.edge.ansible.inventory import InventoryHost
 
-_FILES = (".yml", ".yaml", ".ini", ".json", ".probe")  # no host name ends so
+_FILES = (".yml", ".yaml", ".ini", ".json", ".probe", ".log", ".txt", ".gz")  # no host name ends so
 LOG = logging.getLogger("gpunode")
 SETTLE = 90  # seconds, for those who are about to change nodes
 KILLED = 128  # a shell's exit status for a program that a signal ended is that and the signal's number
@@ -165,7 +165,8 @@ def find_hosts(targets: Targets) -> list[Detected]:
     for text in targets.hosts:
         if Path(text).suffix in _FILES and Path(text).is_file():
             raise InputError(
-                f"{text} is a file, and no host", fix=f"an inventory is given by -i {text}, a probe by --probe"
+                f"{text} is a file, and no host",
+                fix=f"an inventory is given by -i {text}, a probe by --probe, a log to the doctor by --log",
             )
     named = [_become(parse_host(text), targets) for text in targets.hosts]
     twice = [name for name, times in Counter((t.address, t.port or 22) for t in named).items() if times > 1]

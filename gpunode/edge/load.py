@@ -40,6 +40,12 @@ MAX_KEY = MAX_SPEC = 1 << 20  # bytes
 KEY_TIMEOUT = 20  # seconds
 KEYRINGS = ("/usr/share/keyrings", "/etc/pki/rpm-gpg")
 _ARMOR = "-----BEGIN PGP"
+_NOT_HERE = {  # in a line with a mistake: what is no part of gpunode.yml, or of YAML
+    r"\{\{": "write the value itself: templates are read in gpunode_spec of an inventory, not in gpunode.yml",
+    r"\$\{?[A-Z_]+": "write the value itself: variables of the shell are not read",
+    r"!vault": "a vaulted value belongs into gpunode_spec of an inventory",
+    r"^\s*\w+:[{\['\"]": "write a blank behind the colon",
+}
 _LOOKALIKES = dict(zip("：，｛｝［］＃“”„‘’–—\u00a0\u3000", ':,{}[]#"""\'\'--  ', strict=True))
 
 
@@ -228,7 +234,10 @@ def _plain(path: str | Path, raw: bytes) -> Any:
 def _at_its_line(path: str | Path, raw: bytes, error: yaml.MarkedYAMLError) -> InputError:
     problem = error.problem or error.context or ""
     problem = f"{error.context}, {problem}" if problem.startswith("but ") else problem
-    return _marked(path, raw, error.problem_mark or error.context_mark, problem, "YAML", error.note or "fix that line")
+    mark, fix = error.problem_mark or error.context_mark, error.note or "fix that line"
+    if "<stream end>" in problem and error.context_mark:
+        mark, fix = error.context_mark, "close what begins there"
+    return _marked(path, raw, mark, problem, "YAML", fix)
 
 
 def _marked(path: str | Path, raw: bytes, mark: yaml.Mark | None, what: str, expected: str, fix: str) -> InputError:
@@ -246,8 +255,8 @@ def _odd_text(raw: bytes, mark: yaml.Mark) -> str:
         odd = next((char for char in code if char in _LOOKALIKES and not line.startswith("#")), "")
         if odd:
             return f"write {_LOOKALIKES[odd]!r} in place of {odd!r} in line {number}"
-        if number == mark.line + 1 and "{{" in code:
-            return "write the value itself: templates are read in gpunode_spec of an inventory, not in gpunode.yml"
+        if number == mark.line + 1:
+            return next((fix for sign, fix in _NOT_HERE.items() if re.search(sign, code)), "")
     return ""
 
 

@@ -135,7 +135,19 @@ SPECS = [  # a mistake in gpunode.yml: text, where, what to do
     ("gpunode: {driver: {branch: '580'}}", "1:1", "write what is in it without 'gpunode' around it"),
     ("all: {hosts: {gpu1: }}", "1:1", "this is an inventory: give it by -i"),
     ("rollout: {waves: [100%, 1]}", "1:11: rollout.waves are 100%, 1", "100% as the last"),
-    ("rollout: {waves: [one, all]}", "1:11: rollout.waves has 'one'", "such as 1,10%,100%"),
+    ("rollout: {waves: [one, all]}", "1:11: rollout.waves has 'one'", "--waves 1,10%,100%"),
+    ("driver: {version: '580'}", "1:19", "a number such as 580 is driver.branch"),
+    ("driver: {branch: nvidia-driver-580-open}", "1:18", "did you mean '580'?"),
+    ("driver: {branch: $BRANCH}", "1:18", "variables of the shell are not read"),
+    ("driver: !vault x", "1:9", "a vaulted value belongs into gpunode_spec of an inventory"),
+    ("driver: {hold: true, branch: 580", "1:9", "close what begins there"),
+    ("driver:{branch: '580'}", "1:22", "write a blank behind the colon"),
+    ("runtimes: [docker]", "1:1", "write it as runtimes: {docker: …}"),
+    ("cuda: {versions: [latest]}", "1:8", "did you mean 'newest'?"),
+    ("cuda: {versions: [12.8.1]}", "1:8", "leave out what is behind MAJOR.MINOR"),
+    ("proxy: 10.0.0.1:3128", "1:8", "http://10.0.0.1:3128"),
+    ("reboot_timeout: 15m", "1:17", "write 15 alone, in the unit of the key; see: gpunode explain reboot_timeout"),
+    ("rollout: {waves: '1,10%,100%'}", "1:18", "a list: waves: [1, 10%, 100%]"),
 ]
 
 
@@ -196,6 +208,16 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("explain docker", "did you mean runtimes.docker?"),
     ("doctor --log a.journal", "journalctl --file"),
     ("doctor --log program", "this is a program"),
+    ("doctor program.log", "a log to the doctor by --log"),
+    ("solve --gpu 10de:2330 --distro debian:12 --arch arm64", "did you mean 'aarch64'?"),
+    ("uninstall --part drivers", "did you mean 'driver'?"),
+    ("provision --dry-run", "did you mean '--check'?"),
+    ("plan --host gpu1", "did you mean '--limit'?"),
+    ("plan -local", "did you mean '--local'?"),
+    ("plan –limit gpu1", "write -- in place of –"),
+    ("plan --inventory=", "inventory '' does not exist"),
+    ("detect root:secret@127.0.0.1", "leave the password out"),
+    ("detect 127.0.0.1:99999", "a port of at most 65535"),
 ]
 
 
@@ -203,8 +225,15 @@ WORDS = [  # a mistake on the command line, and what to do instead
 def test_a_mistake_on_the_command_line_is_answered_with_what_is_meant(words: str, fix: str) -> None:
     Path("a.journal").write_bytes(b"LPKSHHRH\0\0")
     Path("program").write_bytes(b"\x7fELF\0\0")
+    Path("program.log").write_bytes(b"")
     done = typed(*words.split())
-    assert done.returncode == 2 and fix in done.stderr, done.stderr
+    assert done.returncode == 2 and fix in done.stderr and "secret" not in done.stderr, done.stderr
+
+
+def test_a_host_that_does_not_resolve_may_be_this_machine_or_a_folder_here() -> None:
+    Path("review").mkdir()
+    assert "did you mean 'review'?" in typed("provision", "reveiw", "--yes").stderr
+    assert "for this machine itself: --local" in typed("plan", "local").stderr
 
 
 def test_gpunode_alone_shows_its_help_and_no_error() -> None:

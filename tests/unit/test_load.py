@@ -39,7 +39,7 @@ def test_an_empty_file_is_a_spec_of_defaults(tmp_path: Path) -> None:
     ("text", "says"),
     [
         (b"driver:\n  branch: 580\n  branch: 570\n", "gpunode.yml:3:3: the key 'branch' stands here and in line 2"),
-        (b"driver: [580\n", "gpunode.yml:2:1:"),
+        (b"driver: [580\n", "gpunode.yml:1:9:"),
         (b"driver: !!python/object:os.system {}\n", "gpunode.yml:1:9: could not determine a constructor"),
         (b"a: \xff\n", "is not YAML"),
         (b"\tdriver: 1\n", "gpunode.yml:1:1:"),

@@ -309,7 +309,7 @@ def _check_virtual(request: SolveRequest, knowledge: Knowledge, notes: Notes) ->
 
 def _known_releases(distro: str, knowledge: Knowledge, solved: str) -> str:
     """The releases that are known of a distribution; where none is, the one that may be meant, and all."""
-    name = distro.partition(":")[0]
+    name = distro.partition(":")[0].lower()
     known = [key for key in knowledge.distros if key.partition(":")[0] == name]
     if known:
         return f"known are {', '.join(known)}"

@@ -269,6 +269,8 @@ class _Reader:
         if not isinstance(value, Mapping):
             expected = f"a mapping with keys of {keys}" if keys else "a mapping"
             name, first = path.rpartition(".")[2], keys.partition(",")[0]
+            one = value[0] if isinstance(value, list) and value else value
+            first = one if one in keys.split(", ") else first
             example = f"write it as {name}: {{{first}: …}}; " if name.isidentifier() and first else ""
             raise InputError(
                 f"{path or TOP} is {value!r}",
@@ -327,11 +329,13 @@ def _scalar(kind: Any, value: Any, *, path: str) -> Any:
             expected=f"a text, in quotes: YAML reads {value!r}0 as {value!r}, too",
             fix=f"write it as a text, such as '{value!r}'",
         )
+    with_unit = re.fullmatch(r"(\d+) ?[a-zA-Z]+", str(value)) if kind is int else None
+    fix = f"write {with_unit[1]} alone, in the unit of the key; {_explained(path)}" if with_unit else _explained(path)
     raise InputError(
         f"{path or TOP} is {value!r}",
         key=path,
         expected={bool: "true or false", str: "a text", int: "a whole number"}.get(kind, str(kind)),
-        fix=_UNQUOTED if kind is str and true_or_false else _explained(path),
+        fix=_UNQUOTED if kind is str and true_or_false else fix,
     )
 
 
@@ -363,7 +367,8 @@ def _rules(spec: Spec) -> Iterator[Callable[[], None]]:
     yield partial(_check_text, "verify.image", spec.verify.image, IMAGE)
     yield partial(check_rollout, spec.rollout)
     versions = r"(\d{3}\.\d+(\.\d+)?)?", "a version such as 580.178.04"
-    yield partial(check_text, "driver.version", spec.driver.version, *versions)
+    fix = "a number such as 580 is driver.branch" if re.fullmatch(r"\d{3}", spec.driver.version or "") else ""
+    yield partial(check_text, "driver.version", spec.driver.version, *versions, fix=fix)
     yield partial(_check_cuda, spec.cuda)
     yield partial(_check_gpus, spec.verify)
     yield partial(check_toolkit, spec.toolkit, spec.fabric)
@@ -374,7 +379,8 @@ def _rules(spec: Spec) -> Iterator[Callable[[], None]]:
 def _check_branch(branch: str) -> None:
     words = ("auto", "lts", "distro", "none")
     if branch not in words and not re.fullmatch(r"\d{3}", branch):
-        near = meant(branch, words, "gpunode solve shows what fits")
+        number = re.search(r"(?<!\d)\d{3}(?!\d)", branch)  # R580, nvidia-driver-580-open
+        near = f"did you mean '{number[0]}'?" if number else meant(branch, words, "gpunode solve shows what fits")
         raise InputError.of(
             "driver.branch",
             f"is {branch!r}",
@@ -385,7 +391,8 @@ def _check_branch(branch: str) -> None:
 
 def _check_text(key: str, value: str, grammar: Grammar) -> None:
     if not grammar.fits(value):
-        raise InputError.of(key, f"is {value!r}", expected=f"{grammar.what} ({grammar.source})")
+        fix = f"http://{value}" if grammar.fits(f"http://{value}") else ""
+        raise InputError.of(key, f"is {value!r}", expected=f"{grammar.what} ({grammar.source})", fix=fix)
 
 
 def _check_cuda(cuda: CudaSpec) -> None:
@@ -397,6 +404,7 @@ def _check_cuda(cuda: CudaSpec) -> None:
                 key,
                 f"{verb} {version!r}",
                 expected="newest, or MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)",
+                fix=meant(version, ["newest"], cutoff=0.5, otherwise="leave out what is behind MAJOR.MINOR"),
             )
     if cuda.default and cuda.default not in cuda.versions:
         raise InputError.of(

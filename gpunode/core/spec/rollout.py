@@ -50,9 +50,9 @@ def check_rollout(rollout: RolloutSpec) -> None:
     counts = [("rollout.max_unavailable", rollout.max_unavailable), ("rollout.max_failures", rollout.max_failures)]
     for name, text in [*counts, *(("rollout.waves", wave) for wave in rollout.waves)]:
         if not re.fullmatch(r"\d+|(\d|[1-9]\d|100)%", text):
-            raise InputError.of(
-                name, f"has {text!r}", expected="a number of hosts such as 5, or 0% to 100%", fix="such as 1,10%,100%"
-            )
+            fix = "a list: waves: [1, 10%, 100%], or --waves 1,10%,100%" if name == "rollout.waves" else ""
+            expected = "a number of hosts such as 5, or 0% to 100%"
+            raise InputError.of(name, f"has {text!r}", expected=expected, fix=fix)
     if share(rollout.max_unavailable, 100) == 0:
         raise InputError.of("rollout.max_unavailable", "is 0", expected="at least 1: nothing could ever be done")
     if not rollout.waves or rollout.waves[-1] != "100%":

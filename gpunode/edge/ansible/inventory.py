@@ -50,9 +50,9 @@ def load_inventory(
     Variables are templated, and vaults opened, by Ansible; ansible.cfg is honoured.  Raises InputError.
     """
     for source in sources:
-        if "," not in source and not Path(source).exists():
+        if not source or ("," not in source and not Path(source).exists()):
             raise InputError(
-                f"inventory {source} does not exist",
+                f"inventory {source or repr(source)} does not exist",
                 expected="a file, a folder, or 'host1,host2,' with a comma",
                 fix="check the path",
             )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import UnreachableError
+from gpunode.core.meant import meant
 from gpunode.edge.side_by_side import OUTPUT, SENDING, Deadline
 from gpunode.edge.ssh import config as sshconfig
 from gpunode.edge.ssh.hostkeys import HostKeyChanged, add_host_key, check_host_key, known_keys
@@ -416,7 +417,7 @@ def tcp(target: Target, host: str, port: int, timeout: float) -> socket.socket:
         raise UnreachableError(
             f"{target.name}: {where}: the name does not resolve: {error.strerror}",
             expected="a name that DNS or /etc/hosts knows, or an address",
-            fix="check the spelling, or give the address (ansible_host, or HostName in ssh_config)",
+            fix=_meant_otherwise(host),
         ) from error
     except ConnectionRefusedError as error:
         raise UnreachableError(
@@ -430,9 +431,17 @@ def tcp(target: Target, host: str, port: int, timeout: float) -> socket.socket:
             fix="check that the host is up and that no firewall drops the packets, or wait longer: --connect-timeout",
         ) from error
     except OSError as error:
-        raise UnreachableError(
-            f"{target.name}: {where} cannot be reached: {error.strerror or error}", fix="check network and routes"
-        ) from error
+        fix = "a link-local address needs its interface: fe80::1%eth0" if host.startswith("fe80") else ""
+        what = f"{target.name}: {where} cannot be reached: {error.strerror or error}"
+        raise UnreachableError(what, fix=fix or "check network and routes") from error
+
+
+def _meant_otherwise(host: str) -> str:
+    """What to do about a name that does not resolve: it may be this machine, or the name of a file here."""
+    if host == "local":
+        return "for this machine itself: --local"
+    other = "check the spelling, or give the address (ansible_host, or HostName in ssh_config)"
+    return meant(host, (path.name for path in Path().iterdir()), other, cutoff=0.8)
 
 
 @contextlib.contextmanager

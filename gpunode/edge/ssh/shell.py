@@ -117,6 +117,9 @@ def _leading(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
+_DASHES = ("–", "—", "−")  # what word processors make of --
+
+
 def parse_host(text: str, *, ssh_args: tuple[str, ...] = ()) -> Target:
     """[user@]host[:port], [user@][IPv6]:port or ssh://… → Target."""
     bare = text.removeprefix("ssh://").rstrip("/") if text.startswith("ssh://") else text
@@ -133,8 +136,15 @@ def parse_host(text: str, *, ssh_args: tuple[str, ...] = ()) -> Target:
         port = port.removeprefix(":")
     elif rest.count(":") == 1:
         host, _, port = rest.partition(":")
-    if not host or host.startswith("-") or any(c.isspace() for c in host) or (port and not port.isdigit()):
-        raise InputError(f"host {text!r}", expected="[user@]host[:port]", fix="an IPv6 address with a port: [::1]:22")
+    fix = "an IPv6 address with a port: [::1]:22"
+    if ":" in user:
+        host, text, fix = "", f"…@{rest}", "leave the password out: gpunode uses the agent, keys and ~/.ssh/config"
+    elif host.startswith(_DASHES):
+        fix = f"write -- in place of {host[0]}, if it is an option"
+    if not host or host.startswith(("-", *_DASHES)) or any(c.isspace() for c in host) or (port and not port.isdigit()):
+        raise InputError(f"host {text!r}", expected="[user@]host[:port]", fix=fix)
+    if int(port or 0) > 65535:
+        raise InputError(f"host {text!r} has the port {port}", expected="a port of at most 65535")
     return check_target(Target(name=host, address=host, user=user, port=int(port) if port else None, ssh_args=ssh_args))
 
 
