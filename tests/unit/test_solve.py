@@ -517,3 +517,26 @@ def test_a_kernel_of_mainline_is_none_of_ubuntus() -> None:
         kernel = Kernel(release="6.18.3-061803-generic", image=True, headers=headers)
         asked = SolveRequest(gpus=("10de:2330",), distro="ubuntu:24.04", kernels=(kernel,))
         assert len(solve(asked, KNOWLEDGE).problems) == problems
+
+
+@pytest.mark.parametrize(
+    ("distro", "driver", "cuda", "offered"),
+    [
+        ("debian:13", "580", (), "nvidia-driver-pinning-580"),
+        ("ubuntu:26.04", "580.178.04", (), "nvidia-driver-pinning-580"),
+        ("ubuntu:24.04", "545", (), "cuda-drivers-545"),
+        ("debian:12", "auto", ("12.2",), "cuda-toolkit-12-2"),
+    ],
+)
+def test_what_is_known_of_nvidias_repository_refuses_nothing_that_the_nodes_lists_or_a_mirror_may_have(
+    distro: str, driver: str, cuda: tuple[str, ...], offered: str
+) -> None:
+    asked = SolveRequest(
+        gpus=("10de:2330",), distro=distro, driver=parse_driver(driver), cuda=CudaSpec(versions=cuda), secure_boot=False
+    )
+    names = frozenset(names_to_ask(asked, KNOWLEDGE))
+    lacks = replace(asked, archive=Archive(asked=names))
+    has = replace(asked, archive=Archive(asked=names, offers=(Offer(name=offered, version="1"),)))
+    mirror = replace(asked, sources={"nvidia-cuda": SourceSpec(url="http://mirror/cuda/", fingerprint="AA" * 20)})
+    assert offered in names
+    assert [bool(solve(one, KNOWLEDGE).problems) for one in (asked, lacks, has, mirror)] == [True, True, False, False]

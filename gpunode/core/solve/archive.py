@@ -15,7 +15,7 @@ from gpunode.core.model import Archive, Offer
 from gpunode.core.solve.case import SolveCase, SolveRequest
 from gpunode.core.solve.deb_versions import fits, parse_relations, version_key
 from gpunode.core.solve.families import version_pattern
-from gpunode.core.solve.rules import Rule
+from gpunode.core.solve.rules import Rule, of_branch
 
 _COMMON = "nvidia-kernel-common-{branch}-server"  # has the version of the whole driver; modules name it with bounds
 _ARCH_DRIVER = "nvidia-utils"  # of the one version of the driver that Arch has
@@ -44,6 +44,10 @@ def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]
             packages.append(family["modules_extra"].format(release=kernel.release))
     if row.family == "ubuntu":
         packages += (_COMMON.format(branch=branch) for branch in row.own)
+    if request.driver.number:
+        packages += of_branch(knowledge, request.driver.number)
+    releases = (version.split(".") for version in request.cuda.versions if version in knowledge.cuda)
+    packages += (knowledge.cuda_packages["toolkit"].format(major=major, minor=minor) for major, minor in releases)
     return tuple(dict.fromkeys(packages))
 
 

@@ -168,6 +168,10 @@ class SolveCase:
     knowledge: Knowledge
     notes: Notes
 
+    def offered(self, *names: str) -> bool:
+        """Whether NVIDIA's repository has one of these after all, by the node's lists; of a mirror it is not known."""
+        return "nvidia-cuda" in self.request.sources or any(map(self.request.archive.of, names))
+
     def because(self, what: str, why: str, source: str) -> None:
         """Note the reason of a decision."""
         self.notes.because(what, why, source)

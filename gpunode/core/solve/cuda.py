@@ -140,7 +140,8 @@ def _works(case: SolveCase, version: str, *, in_repository: bool) -> bool:
         low and version_tuple(version) < version_tuple(low),
         high and version_tuple(version) > version_tuple(high),
     )
-    if in_repository and (before or after):
+    name = _packages("toolkit", [version], case.knowledge)[0].name
+    if in_repository and (before or after) and not case.offered(name):
         newest = max(case.knowledge.cuda, key=version_tuple)
         read = f", as of {case.distro.read}" if case.distro.read else ""
         span = f"{low or 'its first'} to {high or newest}{read}"

@@ -322,10 +322,8 @@ def _branch(
     if built and not built.own:
         where = [in_repository(case, False), *rules_of(case, built, flavour)]
     rules = [*constraints, *where, *resolves(case, own=own), *kernels]
-    version = case.request.driver.version
-    number = whole(version[:3]) if version else whole(case.request.driver.branch)
     best = _best(case, rules)
-    if number:
+    if number := case.request.driver.number:
         return _checked(case, number, rules, best)
     if best is None:
         _refuse_all(case, rules, _ways_out(case, constraints, flavour, own))

@@ -99,11 +99,9 @@ def for_kernels(case: SolveCase, built: Precompiled, flavour: str, kinds: Sequen
 
 def asked_branch(case: SolveCase) -> list[Rule]:
     """That it is the branch which is asked for by number; nothing where none is."""
-    spec = case.request.driver
-    number = spec.version[:3] if spec.version else spec.branch
-    if not number.isdigit():
+    if not (number := case.request.driver.number):
         return []
-    return [Rule(what=f"is not {number}", holds=lambda b: b.branch == int(number), why=f"{number} is asked for")]
+    return [Rule(what=f"is not {number}", holds=lambda b: b.branch == number, why=f"{number} is asked for")]
 
 
 def alternative(case: SolveCase, flavour: str) -> Precompiled | None:
@@ -180,11 +178,10 @@ def _new_enough(case: SolveCase, modules: Precompiled) -> bool:
 
 def _fits(case: SolveCase, modules: Precompiled, flavour: str) -> bool:
     """Whether a branch of the built modules serves what is asked for."""
-    spec, flavour = case.request.driver, flavour or modules.flavour
-    number = spec.version[:3] if spec.version else spec.branch
+    flavour, number = flavour or modules.flavour, case.request.driver.number
     where = [in_repository(case, modules.own, built=True, flavour=flavour), *rules_of(case, modules, flavour)]
-    if number.isdigit():
-        branch = case.knowledge.branches.get(int(number))
+    if number:
+        branch = case.knowledge.branches.get(number)
         return branch is not None and all(rule.holds(branch) for rule in [*needs(case, flavour), *where])
     best = best_branch(case.knowledge, [*needs(case, flavour), *where])
     return best is not None and not best.ended(case.knowledge.as_of)

@@ -207,13 +207,22 @@ def in_repository(case: SolveCase, own: bool, *, built: bool = False, flavour: s
         )
     number = "branch" if len(row.branches) == 1 else "branches"
     alone = " alone" if len(row.branches) == 1 else ""
+    asked, exact = case.request.driver.number, case.request.driver.version
+    theirs = bool(exact) or asked not in own_branches(row, built=False)  # else the distribution's own is there
+    after_all = theirs and case.offered(*of_branch(case.knowledge, asked))
     return Rule(
         what=f"is not in NVIDIA's repository for {row.key}",
-        holds=lambda b: b.branch in row.branches,
+        holds=lambda b: b.branch in row.branches or (after_all and b.branch == asked),
         why=f"NVIDIA's repository for {row.key} has {number} {case.knowledge.ranges(row.branches)}{alone}"
         + _as_of(row.read),
         source=row.source,
     )
+
+
+def of_branch(knowledge: Knowledge, branch: int) -> tuple[str, str]:
+    """Packages that NVIDIA's repository for Debian and Ubuntu has of each branch, one or the other."""
+    names = knowledge.packages["cuda-repository"]
+    return names["pin"].format(pin=branch), f"{names['proprietary']}-{branch}"
 
 
 def own_branches(row: DistroRow, *, built: bool) -> tuple[int, ...]:

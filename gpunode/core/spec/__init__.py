@@ -15,6 +15,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.grammar import IMAGE, PROXY, Grammar
 from gpunode.core.late import dataclass
 from gpunode.core.meant import meant
+from gpunode.core.numbers import whole
 from gpunode.core.spec.accept import AcceptSpec, check_accept
 from gpunode.core.spec.gpu import GpuSpec, check_gpu
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
@@ -90,6 +91,12 @@ class DriverSpec:
     module_parameters: Mapping[str, Mapping[str, str]] = option(
         {}, "parameters of its kernel modules, such as {nvidia: {NVreg_EnableGpuFirmware: 0}}"
     )
+
+    @property
+    def number(self) -> int:
+        """The branch that is asked for by its number or a version of it, 0 where none is."""
+        text = self.version[:3] if self.version else self.branch
+        return whole(text) if text.isdigit() else 0
 
 
 @dataclass(frozen=True, kw_only=True)
