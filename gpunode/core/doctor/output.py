@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from gpunode.core.late import regex
 
@@ -78,9 +79,10 @@ LASTING = frozenset({"has-fabric"})  # what a machine is, wherever it stands in 
 
 def proven(text: str) -> Iterator[Proven]:
     """What the answers prove: that the driver works, that Docker knows the runtime."""
-    for table in _TABLE.finditer(text) if "| NVIDIA-SMI " in text else ():
-        if not _FAILED_GPU.search(text, table.end(), table.end() + _TABLE_LENGTH):
-            yield table.start(), "driver-answers"
+    tables = [(table.start(), table.end()) for table in _TABLE.finditer(text)] if "| NVIDIA-SMI " in text else []
+    for (start, head), (end, _) in pairwise([*tables, (len(text), 0)]):
+        if not _FAILED_GPU.search(text, head, min(end, head + _TABLE_LENGTH)):
+            yield start, "driver-answers"
     if runtimes := _RUNTIMES.search(text) if "\n Runtimes: " in text else None:
         yield runtimes.start(), "docker-has-nvidia"
     if "NVL5+" in text or "NVIDIA B" in text or "NVIDIA GB" in text:

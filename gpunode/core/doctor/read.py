@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 
 from gpunode.core.doctor import Diagnosis, diagnose
 from gpunode.core.doctor.logs import Scan
@@ -17,6 +19,7 @@ from gpunode.core.model import Check, NodeFacts, NvmlGpu
 
 _LS = r"^\*\*\* ls: .{1,80}? (20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)[. ]"
 _WRITTEN = regex(_LS, re.M)
+_BREAK = regex("\n")
 _DEVICE = regex(_LS + r"\S{0,20} \S{5} /dev/", re.M)  # made since the machine has started
 _HEAD = 500  # characters at the beginning of a part
 _ALWAYS = 1 << 62  # a line after all others
@@ -143,14 +146,18 @@ def _judge(faults: Faults, one: Scan, answer: _Answer, state: dict[str, list[Evi
 def _add_answers(machine: _Machine, one: Scan, piece: Piece) -> None:
     """What programs answer in a piece: faults, proofs and versions."""
     text = uncoloured(piece.text)
+    breaks = cache(lambda: [found.start() for found in _BREAK.finditer(text)])  # it reads the whole piece
+
+    def line(at: int) -> int:
+        return piece.line + bisect(breaks(), at)
+
     for at, name, words in reported(text):
-        line = piece.line + text.count("\n", 0, at)
-        machine.answers.append((name, Evidence(source=one.source, line=line, text=words), one))
+        machine.answers.append((name, Evidence(source=one.source, line=line(at), text=words), one))
     machine.loaded |= "NVRM: loading NVIDIA UNIX" in text and not piece.part.refuted_by
     for at, kernel in built(text):
-        machine.built[kernel] = piece.line + text.count("\n", 0, at), one
+        machine.built[kernel] = line(at), one
     for at, fact in proven(text):
-        _prove(machine, one, fact, piece.line + text.count("\n", 0, at))
+        _prove(machine, one, fact, line(at))
     machine.versions |= versions(text)
 
 
