@@ -18,6 +18,7 @@ import pytest
 from edit_cases import case as case_of
 from test_containerd_daemons import BINARIES, CONFIG, VERSIONS, applied, attempt
 from test_edits import request_of
+from test_undo_values import SINCE, undone_since
 
 from gpunode.core.edits import configure_runtime, unconfigure_runtime
 
@@ -98,3 +99,15 @@ def test_the_daemon_starts_with_its_cri_plugin_after_the_edit_and_without_it(
     left = applied(after, unconfigure_runtime(after, request))
     log = log_of_start(binary, left, tmp_path)
     assert cri_loads(log), log[-2000:]
+
+
+@pytest.mark.parametrize("binary", BINARIES, ids=lambda path: VERSIONS[path])
+@pytest.mark.parametrize("what", [what for what, (path, *_) in SINCE.items() if path == CONFIG])
+def test_the_daemon_loads_its_cri_plugin_after_an_undo_of_what_a_person_needs(
+    what: str, binary: Path, sound: list[Path], tmp_path: Path
+) -> None:
+    if binary not in sound:
+        pytest.skip("no CRI plugin without a configuration either")
+    for left in undone_since(what, VERSIONS[binary]):
+        log = log_of_start(binary, {CONFIG: left or b""}, tmp_path)
+        assert cri_loads(log), log[-2000:]

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,7 @@ def judge(node: Fake, root: str, story: Story) -> None:
             node.person_moves(path)
     unit = "" if root else UNITS.get(story.path, "")
     undo = {path: record(before, story.after)}
-    for killed in (story.edit_dies, None):
+    for killed in (story.edit_dies if story.after != before else None, None):
         with contextlib.suppress(Killed):
             node.commit({path: story.after}, undo=undo, unit=unit, killed=killed, who=WHO)
     if story.link == "no more":
@@ -296,6 +296,7 @@ def test_settings_are_as_before_with_the_scripts(count: int, tmp_path: Path) -> 
 RUNC = f'version = 2\n\n{CRI}]\ndefault_runtime_name = "runc"\n'
 TABLE = f'{CRI}.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\n'
 FORMERLY = f'{RUNC}{TABLE}{CRI}.runtimes.nvidia.options]\nBinaryName = "{OWN}"\n'
+NVIDIA = "[crio.runtime.runtimes.nvidia]\n"
 PLAIN = '[crio.runtime]\ndefault_runtime = "runc"\n[crio.runtime.runtimes.runc]\nruntime_path = "/usr/bin/runc"\n'
 
 
@@ -305,8 +306,9 @@ PLAIN = '[crio.runtime]\ndefault_runtime = "runc"\n[crio.runtime.runtimes.runc]\
         (CONTAINERD, FORMERLY, 'name = "nvidia"', 'name = "mine"', "since", None),
         (CONTAINERD, RUNC, TABLE, TABLE.replace("]\n", "]\nmine = 1\n"), "", None),
         (CRIO, PLAIN, 'default_runtime = "nvidia"', 'default_runtime = "mine"', "", 1),
+        (CRIO, PLAIN, NVIDIA, f"{NVIDIA}mine = 1\n", "", 1),
     ],
-    ids=["behind a new link", "a key in the entry that goes", "after an undo that died"],
+    ids=["behind a new link", "a key in the entry that goes", "after an undo that died", "a key, after an undo died"],
 )
 def test_what_others_set_next_to_what_goes(
     path: str, before: str, wrote: str, mine: str, link: str, dies: int | None
@@ -318,6 +320,60 @@ def test_what_others_set_next_to_what_goes(
     now = after.replace(wrote.encode(), mine.encode())
     assert now != after
     judge(Fake(), "", Story(path, before.encode(), after, now, link, mode=None, edit_dies=None, undo_dies=dies))
+
+
+PAUSE = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "pause"\n'
+KATA = f'{CRI}.runtimes.kata]\nruntime_type = "io.containerd.kata.v2"\n'
+DEFAULT = f'{CRI}]\ndefault_runtime_name = "nvidia"\n'
+SINCE: dict[
+    str, tuple[str, Callable[[str], str], set[str], str]
+] = {  # what a person does after configure, which file it is, which runtimes and default are there after an undo
+    "program": (CONTAINERD, lambda text: text.replace("/usr/bin/nvidia", "/opt/nvidia"), {"nvidia", "runc"}, ""),
+    "runtime": (CONTAINERD, lambda text: text + KATA, {"kata", "runc"}, ""),
+    "runc": (CONTAINERD, lambda text: text.replace("NoPivotRoot = false", "NoPivotRoot = true"), {"runc"}, ""),
+    "default": (CONTAINERD, lambda text: text + DEFAULT, set(), ""),
+    "key in the entry": (CONTAINERD, lambda text: text.replace(".nvidia]\n", ".nvidia]\nmine = 1\n"), set(), ""),
+    "default runc": (CONTAINERD, lambda text: text + DEFAULT.replace("nvidia", "runc"), set(), "runc"),
+    "default of Docker": (DOCKER, lambda text: text.replace("{", '{"default-runtime": "nvidia", ', 1), set(), ""),
+    "default of CRI-O": (
+        CRIO,
+        lambda text: text.replace('default_runtime = "runc"', 'default_runtime = "nvidia"'),
+        {"runc"},
+        "runc",
+    ),
+}
+
+
+def undone_since(what: str, version: str = "") -> tuple[bytes | None, bytes | None]:
+    """What an uninstall, and what unconfigure leaves."""
+    path, change, *_ = SINCE[what]
+    before = {CONTAINERD: PAUSE, DOCKER: '{"debug": true}\n', CRIO: PLAIN}[path].encode()
+    engine: Any = UNITS[path].removesuffix(".service")
+    version = version or {CONTAINERD: "1.7.24", DOCKER: "28.5.2", CRIO: "1.32.1"}[path]
+    request = RuntimeRequest(runtime=engine, version=version, config=path, in_place=True, default_runtime="keep")
+    edit = configure_runtime({path: before}, request)
+    after = edit.changes[path] or b""
+    now = change(after.decode()).encode()
+    assert now != after or version[0] == "2"  # containerd 2 gets no table of runc
+    node = Fake(files={path: before})
+    node.commit({path: after}, undo=edit.undo, unit=UNITS[path], who=WHO)
+    node.person_writes(path, now)
+    take_back(node, "uninstall")
+    return node.read(path), {path: now, **unconfigure_runtime({path: now}, request, [edit.undo]).changes}[path]
+
+
+@pytest.mark.parametrize("what", SINCE)
+def test_an_engine_works_with_what_is_left_where_a_person_has_come_to_need_what_goes(what: str) -> None:
+    """containerd 1.x has no runc beside a table of runtimes, and no engine starts with a default that is not there."""
+    path, _, runtimes, default = SINCE[what]
+    tables = {CONTAINERD: ("plugins", "io.containerd.grpc.v1.cri", "containerd"), CRIO: ("crio", "runtime"), DOCKER: ()}
+    names = ("default_runtime_name", "default_runtime", "default-runtime")
+    for left in undone_since(what):
+        said = read(path, left)
+        for key in tables[path]:
+            said = said.get(key, {})
+        assert {*said.get("runtimes", {})} == runtimes
+        assert next((said[key] for key in names if key in said), "") == default
 
 
 # ---------------------------------------------------------------- the readers' cases

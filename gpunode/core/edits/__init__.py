@@ -90,18 +90,13 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
         why = f"another tool owns this entry: the GPU Operator's toolkit container writes {owner} again when it starts"
         return replace(edit, reasons=(*edit.reasons, Reason(what=f"the runtime {request.name}", why=why)))
 
-    def usable(files: Files, left: Files) -> bool:
-        """Whether what is left can be read, has its default, and no runtime but nvidia's goes while others stay.
-
-        Somebody may have come to need what configure wrote: on containerd 1.x a table of their own with our runc.
-        """
+    def usable(files: Files) -> bool:
+        """Whether files can be read, and have the default runtime, which another file may name."""
         try:
-            before, state = runtime_state(files, request).runtimes, runtime_state(left, request)
+            state = runtime_state(files, request)
         except GpunodeError:
             return False
-        if state.default == request.name not in state.runtimes:
-            return False
-        return not state.runtimes or {*before} - {request.name} <= {*state.runtimes}
+        return state.default != request.name or request.name in state.runtimes
 
     return EditTarget(
         name=name,

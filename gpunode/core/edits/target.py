@@ -78,7 +78,7 @@ class EditTarget:
     edit: Callable[[Files], Edit]
     remove: Callable[[Files, Records], Edit]
     activation: Callable[[Files, Edit], Activation]
-    usable: Callable[[Files, Files], bool] = lambda _before, _left: True
+    usable: Callable[[Files], bool] = lambda _: True
 
     def files(self, files: Files) -> tuple[str, ...]:
         """Paths and globs of the files that an edit has to be given; RefusedError where that cannot be said."""
@@ -96,7 +96,7 @@ class EditTarget:
         """What undoes it: to the byte by configure's records, newest first, else only gpunode's own entries go."""
         return _recorded(
             files,
-            lambda: reverted(files, undo, lambda left: self.remove(left, undo), lambda left: self.usable(files, left)),
+            lambda: reverted(files, undo, lambda left: self.remove(left, undo), self.usable),
         )
 
 

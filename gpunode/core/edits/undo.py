@@ -339,7 +339,7 @@ def reverted(
     files: Files,
     undo: Sequence[Mapping[str, Undo]],
     take_out: Callable[[Files], Edit],
-    usable: Callable[[Files], bool] = lambda _: True,
+    usable: Callable[[Files], bool],
 ) -> Edit:
     """What takes the edits of the records back, newest first, to the byte.
 

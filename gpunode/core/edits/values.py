@@ -113,9 +113,34 @@ def undone(now: Values, before: Values, after: Values) -> tuple[Values, list[Los
             continue
         words = f"{'.'.join(path)} is {_said(there, path)}, and was {_said(old, path)} before gpunode"
         lost.append(Lost(words, theirs=_is_theirs(there, new)))
+    for path, value, why in [*_bound(wanted, before, after)]:
+        lost.append(Lost(f"{'.'.join(path)} is {_said(value, path)}{why}", theirs=True))
+        _put(wanted, path, value, before)
     if wanted.keys() == {"version"} and "version" not in before and same(wanted["version"], after.get("version")):
         del wanted["version"]
     return wanted, lost
+
+
+def _bound(wanted: Values, before: Values, after: Values) -> Iterator[tuple[Path, Any, str]]:
+    """What goes or stays with runtimes: each setting with its value, and why.
+
+    A default that a person has set to a runtime that goes is as before.  The runtime without a program that the edit
+    wrote into a table of its own stays while others' are there: containerd 1.x has runc built in as long as no file has
+    a table of runtimes, and does not load its CRI plugin without.
+    """
+    for path, _, new in differences(before, after):
+        at, name = path[:-1], path[-1]
+        if at[-1:] != ("runtimes",) or _at(wanted, path) is not MISSING:
+            continue
+        if _programs(new):
+            for key, value in _table(wanted, at[:-1]).items():
+                former = _at(before, (*at[:-1], key))
+                if value == name != former:
+                    yield (*at[:-1], key), former, f" again, because the runtime {name} goes"
+            continue
+        theirs = any(_is_theirs(one, _at(after, (*at, other))) for other, one in _table(wanted, at).items())
+        if theirs and _at(before, at) is MISSING and "runtime_type" in _table(after, path):
+            yield path, new, " and stays for the runtimes next to it"
 
 
 def _is_theirs(now: Any, wrote: Any) -> bool:
@@ -157,6 +182,11 @@ def _at(found: Any, path: Path) -> Any:
     for key in path:
         found = found.get(key, MISSING) if isinstance(found, dict) else MISSING
     return found
+
+
+def _table(found: Values, path: Path) -> Values:
+    there = _at(found, path)
+    return there if isinstance(there, dict) else {}
 
 
 def _put(into: Values, path: Path, value: Any, before: Values) -> None:

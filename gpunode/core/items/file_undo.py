@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import dropwhile
 
@@ -151,8 +151,10 @@ class Files:
         found = known.replayed
         wanted, expect = found.wanted, "" if now == ABSENT else now
         by_lines = not wanted.exact and (found.changed_since or bool(known.unit) or bool(known.edits))
-        self._name(path, now, known, by_lines=by_lines)
-        if found.theirs and not known.edits and (now, path if now == ABSENT else "") in self._left_so:
+        left_so = found.theirs and not known.edits and (now, path if now == ABSENT else "") in self._left_so
+        # what of theirs went with an entry, an undo that died has not said
+        self._name(path, now, known, found.theirs if left_so and now == known.own[0].before else (), by_lines=by_lines)
+        if left_so:
             if wanted.hash != now:
                 self._note(path, "changed since, not by gpunode; their lines stay")
             return None
@@ -170,15 +172,15 @@ class Files:
         self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
         return None
 
-    def _name(self, path: str, now: str, known: _Known, *, by_lines: bool) -> None:
-        """Notes of what somebody else has written there."""
+    def _name(self, path: str, now: str, known: _Known, gone: Iterable[str], *, by_lines: bool) -> None:
+        """Notes of what somebody else has written there; `gone` are versions that are not there any more."""
         found = known.replayed
         if found.theirs:
             self._theirs[path] = None
         stays = f"changed since, not by gpunode; it stays as it is{self._former(known)}"
         # where gpunode has written a file as a whole since, nothing of theirs is in it
         versions = found.aside if by_lines else (*found.aside, *found.unmerged)
-        if aside := [known.copies[hash] for hash in versions if hash in known.copies]:
+        if aside := [known.copies[hash] for hash in (*versions, *gone) if hash in known.copies]:
             copies = ", ".join(f"{FOLDER}/{one}" for one in aside)
             self._note(path, f"what others wrote there, and is not there now, is in {copies}")
         wanted = found.wanted
