@@ -5,6 +5,7 @@ What is particular to an engine is in its module of `core/edits/engines/`.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -15,13 +16,13 @@ class EngineRow(NamedTuple):
     """An engine as it is found.
 
     `daemon` is its process, "" for an engine without one: nothing restarts then, and no cgroup loses devices.  `unit`
-    is systemd's, "" for none, `sockets` are where it answers, `packages` whose version is the engine's, `installs`
-    those that gpunode installs.  `config` is its root config, `config_flags` are the daemon's arguments that name
-    another one, `drop_ins` is a pattern of the files that the engine reads on top of it ({config} stands for the root
-    config), and `files` are patterns of what the probe reads besides.  `by_cdi` engines get GPUs by a CDI specification
-    and need no runtime for it; `cdi_0_7` is the first version that reads specifications of CDI 0.7.0 (known issues of
-    NVIDIA Container Toolkit 1.19.1 in its release notes), "" where that is not known.  `smoke`: smoke.sh can start a
-    container with it.
+    is systemd's, "" for none, `sockets` are where it answers (`cri`: a kubelet, below /run/NAME), `packages` whose
+    version is the engine's, `installs` those that gpunode installs.  `config` is its root config, `drop_ins` a pattern
+    of the files that the engine reads on top of it ({config} stands for the root config), `files` are patterns of what
+    the probe reads besides; `config_flags` and `folder_flags` are the daemon's arguments that name another root config
+    or folder of drop-ins.  `by_cdi` engines get GPUs by a CDI specification and need no runtime for it; `cdi_0_7` is
+    the first version that reads specifications of CDI 0.7.0 (known issues of NVIDIA Container Toolkit 1.19.1 in its
+    release notes), "" where that is not known.  `smoke`: smoke.sh can start a container with it.
     """
 
     unit: str
@@ -29,13 +30,20 @@ class EngineRow(NamedTuple):
     config: str
     daemon: str = ""
     sockets: tuple[str, ...] = ()
+    cri: bool = False
     installs: tuple[str, ...] = ()
     config_flags: tuple[str, ...] = ()
     drop_ins: str = ""
+    folder_flags: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     by_cdi: bool = False
     cdi_0_7: str = ""
     smoke: bool = False
+
+    def below(self, config: str, folder: str = "") -> str:
+        """The pattern of the drop-ins of that root config, in `folder` where an argument names one."""
+        usual, _, names = self.drop_ins.format(config=config).rpartition("/")
+        return f"{folder or usual}/{names}" if names else ""
 
 
 ROWS: Mapping[RuntimeName, EngineRow] = {
@@ -43,6 +51,7 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         daemon="containerd",
         unit="containerd",
         sockets=("/run/containerd/containerd.sock",),
+        cri=True,
         packages=("containerd", "containerd.io"),
         installs=("containerd",),  # this and Docker's: Debian's and Ubuntu's own packages
         config="/etc/containerd/config.toml",
@@ -66,9 +75,12 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         daemon="crio",
         unit="crio",
         sockets=("/run/crio/crio.sock",),
+        cri=True,
         packages=("cri-o",),
         config="/etc/crio/crio.conf",
         config_flags=("--config", "-c"),
+        drop_ins="/etc/crio/crio.conf.d/*",
+        folder_flags=("--config-dir", "-d"),
         files=("/etc/crio/conf.d/*",),
     ),
     "podman": EngineRow(
@@ -77,10 +89,7 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         packages=("podman",),
         config="/etc/containers/containers.conf",
         drop_ins="{config}.d/*.conf",
-        files=(
-            "/usr/share/containers/containers.conf",
-            "/etc/containers/containers.conf.d/*",
-        ),
+        files=("/usr/share/containers/containers.conf",),
         by_cdi=True,
         cdi_0_7="5.1",
     ),
@@ -94,17 +103,30 @@ BY_CDI: tuple[RuntimeName, ...] = tuple(name for name, row in ROWS.items() if ro
 GPU_UNITS = "nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm dcgm-exporter nvsm".split()
 
 
+def _root_words(row: EngineRow) -> str:
+    """A line: program, unit, root config, two arguments that name it, folder and pattern of drop-ins, two arguments."""
+    folder, _, names = row.below(row.config).rpartition("/")
+    flags = [(*some, "-", "-")[:2] for some in (row.config_flags, row.folder_flags)]
+    return " ".join((row.daemon, row.unit, row.config, *flags[0], folder, names, *flags[1]))
+
+
 def shell_variables() -> dict[str, str]:
     """The rows and units as node scripts know them: lists of words."""
     rows = ROWS.items()
     units = [row.unit if "." in row.unit else f"{row.unit}.service" for row in ROWS.values() if row.unit]
-    # a root that no argument moves is read by its name
-    files = [(*row.files, *([] if row.config_flags else [row.config])) for row in ROWS.values()]
+    # a root that no argument moves is read by its name, and those of the first two by ways of their own
+    files = [(*row.files, *([] if row.config_flags else [row.config, row.below(row.config)])) for row in ROWS.values()]
+    roots = [row for name, row in rows if row.config_flags and name not in ("containerd", "docker")]
+    packages = [package for row in ROWS.values() for package in row.packages]
     return {
         "ENGINE_DAEMONS": " ".join(row.daemon for row in ROWS.values() if row.daemon),
         "ENGINE_PROGRAMS": " ".join(f"{name}={row.daemon or name}" for name, row in rows),
         "ENGINE_UNITS": " ".join(units),
         "ENGINE_SOCKETS": " ".join(socket for row in ROWS.values() for socket in row.sockets),
+        "CRI_SOCKETS": " ".join(socket for row in ROWS.values() if row.cri for socket in row.sockets),
         "ENGINE_FILES": " ".join(pattern for patterns in files for pattern in patterns),
+        "ENGINE_ROOTS": "\n".join(map(_root_words, roots)),
+        "ENGINE_FOLDERS": " ".join(posixpath.dirname(row.config) for row in ROWS.values()),
+        "ENGINE_PACKAGES": "|".join(dict.fromkeys([*ROWS, *packages])),
         "GPU_UNITS": " ".join(GPU_UNITS),
     }

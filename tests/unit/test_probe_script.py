@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.edits.target import probed_files
+from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import NodeFacts, RdmaPort, Tuning
+from gpunode.core.model import NodeFacts, RdmaPort, RuntimeName, Tuning
 from gpunode.core.plan import _target_problems
 from gpunode.core.remote import program
 from gpunode.node import part, script
@@ -671,22 +672,49 @@ def test_the_probe_is_clean_for_shellcheck() -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
-def test_command_lines_are_those_of_units_and_of_crio_that_of_its_process(shell: list[str]) -> None:
-    """CRI-O's unit has its options in a variable, which systemd shows as it is written."""
+def test_command_lines_are_those_of_main_processes_and_of_k3s_that_of_its_unit(shell: list[str]) -> None:
+    """Of a unit with a variable, systemd shows the variable; k3s hides the arguments of its process."""
     units = (
-        "| ExecStart={ path=/usr/bin/crio ; argv[]=/usr/bin/crio $CRIO_OPTIONS ; ignore_errors=no }\n| \n"
+        "| MainPID=0\n| Id=containerd.service\n"
         "| ExecStart={ path=/usr/bin/containerd ; argv[]=/usr/bin/containerd -c /etc/own.toml * ; ignore_errors=no }\n"
-        "| process 7\t/usr/bin/containerd\t--config\t/etc/other.toml\t\n"
+        "| \n| MainPID=8\n| ExecStart={ path=/usr/bin/crio ; argv[]=/usr/bin/crio $OPTIONS ; ignore_errors=no }\n"
+        "| Id=crio.service\n| \n| MainPID=9\n| Id=k3s.service\n"
+        "| ExecStart={ path=/opt/bin/k3s ; argv[]=/opt/bin/k3s agent --data-dir=/data/k3s ; ignore_errors=no }\n"
+        "| process 7\t/snap/microk8s/bin/containerd\t--config\t/etc/other.toml\t\n"
         "| process 8\t/usr/bin/crio\t--config=/etc/crio/own.conf\t--config-dir\t/etc/crio/own.d\t\n"
-        "| process 9\t/opt/bin/k3s\tagent\t--data-dir=/data/k3s\t"
+        "| process 9\t/opt/bin/k3s\tagent\t"
     )
+    asked = "containerd_root\nrancher_folder k3s\necho $data_folder\ndaemon crio crio\necho $REPLY $flags"
+    assert shell_of_probe(shell, units, asked) == (
+        "| config containerd /etc/own.toml\n/data/k3s\n"
+        "8 /usr/bin/crio --config=/etc/crio/own.conf --config-dir /etc/crio/own.d\n"
+    )
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize("name", DAEMONS)
+def test_the_probe_reads_the_files_that_the_arguments_of_an_engine_name(
+    name: RuntimeName, shell: list[str], tmp_path: Path
+) -> None:
+    row = ROWS[name]
+    folder = tmp_path / "other.d"
+    for file in (tmp_path / "root", folder / "50-own.toml", folder / "deep" / "60-own.toml"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    arguments = f"{row.config_flags[-1]}\t{tmp_path}/root\t"
+    arguments += f"{row.folder_flags[0]}={folder}\t" if row.folder_flags else ""
+    units = f"| MainPID=8\n| Id={row.unit}.service\n| \n| process 8\t/usr/bin/{row.daemon}\t{arguments}\n"
+    sent = shell_of_probe(shell, units, "engine_files echo").split()
+    assert f"{tmp_path}/root" in sent, f"config_flags of {name}'s row: its root config is not sent"
+    wanted = [f"{folder}/50-own.toml", f"{folder}/deep/60-own.toml"] if row.folder_flags else []
+    assert [file for file in wanted if file not in sent] == [], f"folder_flags of {name}'s row: not sent"
+
+
+def shell_of_probe(shell: list[str], units: str, asked: str) -> str:
+    """What functions of the probe print where systemd says this of the units."""
     head = SCRIPT.rpartition("\nwanted=$SECTIONS\n")[0]
-    asked = (
-        f"units='{units}'\ncontainerd_root\ncrio_places\nrancher_folder k3s\n"
-        "echo $crio_config $crio_folder $data_folder\n"
-    )
-    done = subprocess.run(shell, input=f"{head}\n{asked}", capture_output=True, text=True, check=True, cwd="/")
-    assert done.stdout == "| config containerd /etc/own.toml\n/etc/crio/own.conf /etc/crio/own.d /data/k3s\n"
+    asked = f"{head}\nunits='{units}'\n{asked}\n"
+    return subprocess.run(shell, input=asked, capture_output=True, text=True, check=True, cwd="/").stdout
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)

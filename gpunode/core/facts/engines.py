@@ -156,11 +156,8 @@ def _in_force(
         # the dump lists what was loaded; where there is none, the globs are resolved here
         listed = _imports(dump) if dump else _resolved(config, files, depth=3)
         return tuple(dict.fromkeys([*root, *(path for path in listed if path in files)]))
-    if name == "crio":
-        below = (flag_value(flags, "--config-dir", "-d") or "/etc/crio/crio.conf.d") + "/"
-        return (*root, *sorted((path for path in files if path.startswith(below)), key=lambda path: path.split("/")))
-    pattern = ROWS[name].drop_ins.format(config=config)
-    return (*root, *sorted(path for path in files if fnmatch.fnmatchcase(path, pattern)))
+    pattern = ROWS[name].below(config, flag_value(flags, *ROWS[name].folder_flags))
+    return (*root, *sorted((path for path in files if fnmatch.fnmatchcase(path, pattern)), key=lambda p: p.split("/")))
 
 
 def _imports(toml: str) -> list[str]:
@@ -340,13 +337,8 @@ def _number(values: dict[str, list[str]], *keys: str) -> int | None:
 
 def _reloads(probe: Probe, units: tuple[str, ...]) -> bool:
     """Whether the first of these units that runs can be reloaded."""
-    block: dict[str, str] = {}
-    for line in (*probe.sections.get("units", ()), ""):
-        key, _, value = line.partition("=")
-        block[key] = value
-        if line.strip():
-            continue
-        if block.get("Id") in units and block.get("MainPID", "0") != "0":
-            return block.get("CanReload") == "yes"
-        block = {}
+    for block in "\n".join(probe.sections.get("units", ())).split("\n\n"):
+        said = dict(line.partition("=")[::2] for line in block.splitlines())
+        if said.get("Id") in units and said.get("MainPID", "0") != "0":
+            return said.get("CanReload") == "yes"
     return False

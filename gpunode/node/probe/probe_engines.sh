@@ -10,6 +10,7 @@ rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-
 snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
 gpunode-firstboot.service gpunode-gpu.service gpunode-host.service gpunode-mig.service gpunode-mps.service nvidia-mig-manager.service
 unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
+OTHER_SOCKETS="/run/k3s/containerd/containerd.sock /run/k0s/containerd.sock /var/snap/microk8s/common/run/containerd.sock"
 
 # ---------------------------------------------------------------- CUDA and the container toolkit
 
@@ -126,8 +127,7 @@ probe_runtimes() {
       [ -x "$file" ] && line "binary ${engine%%=*} $file" && ask 3 "$file" --version && break
     done
   done
-  for socket in $ENGINE_SOCKETS /run/cri-dockerd.sock /run/k3s/containerd/containerd.sock /run/k0s/containerd.sock \
-    /var/snap/microk8s/common/run/containerd.sock; do
+  for socket in $ENGINE_SOCKETS /run/cri-dockerd.sock $OTHER_SOCKETS; do
     [ -S "$socket" ] && line "socket $socket"
   done
   bundled_containerd
@@ -208,37 +208,48 @@ rendered() {
 
 # containerd_root: sets $containerd_config, the root file: what --config of the running daemon or its unit says
 containerd_root() {
-  [ "${units+set}" ] || units=$(probe_units)
-  unit_flags containerd
+  daemon containerd containerd
   option --config -c
   containerd_config=${REPLY:-/etc/containerd/config.toml}
   line "config containerd $containerd_config"
 }
 
 # unit_flags NAME: sets $flags to the command line of the unit that starts the program NAME, or of its process where there
-# is no unit
+# is no unit: k3s hides the arguments of its process
 unit_flags() {
   local text
-  flags=
   by_lines
   for text in $units; do
     case $text in '| ExecStart='*' argv[]='*) ;; *) continue ;; esac
-    text=${text##* argv\[\]=}
-    case ${text%% *} in */"$1") flags=${text%%;*} && break ;; esac
+    flags=${text##* argv\[\]=}
+    case ${flags%% *} in */"$1") flags=${flags%%;*} && by_words && return ;; esac
   done
   by_words
-  [ "$flags" ] || process_flags "$1"
+  daemon "$1"
 }
 
-# process_flags NAME: sets $flags to the command line of the process NAME, which has a tab behind each argument
-process_flags() {
-  local text
-  flags=
+# daemon PROGRAM UNIT…: sets $flags to the command line of the main process of one of these units, else of their
+# ExecStart, else of a process of that name, with a tab behind each argument; $REPLY to the PID, "" where none runs
+daemon() {
+  local text main id start program names
+  [ "${units+set}" ] || units=$(probe_units)
+  program=$1 names=" $* " REPLY='' flags='' main=0 id='' start=''
   by_lines
+  for text in $units '| '; do
+    case $text in
+    '| MainPID='*) main=${text#*=} ;;
+    '| Id='*) id=${text#*=} ;;
+    '| ExecStart='*' argv[]='*) start=${text##* argv\[\]=} ;;
+    '| ')
+      case $names in *" ${id%.service} "*) REPLY=${main#0} flags=${start%%;*} && [ "$REPLY" ] && break ;; esac
+      main=0 id='' start=''
+      ;;
+    esac
+  done
   for text in $units; do
     case $text in "| process "*) ;; *) continue ;; esac
-    text=${text#*"$tab"}
-    case ${text%%"$tab"*} in "$1" | */"$1") flags="$1 ${text#*"$tab"}" && break ;; esac
+    text=${text#"| process "} main=${text%%"$tab"*} start=${text#*"$tab"}
+    case ${REPLY:-$flags}:$main:${start%%"$tab"*} in "$main:"* | ":$main:$program" | ":$main:"*"/$program") REPLY=$main flags=$start && break ;; esac
   done
   by_words
 }
@@ -260,38 +271,35 @@ option() {
   done
 }
 
-# engine_files COMMAND…: runs it with the paths of the engines' configuration files behind
+# engine_files COMMAND…: runs it with the paths of the engines' configuration files behind: the root that the arguments
+# of the running daemon name, and the drop-ins in the folder that they name
 engine_files() {
-  [ "${units+set}" ] || units=$(probe_units)
+  local program unit config long short folder files folder_long folder_short
   [ "${containerd_config:-}" ] || containerd_root >/dev/null
   docker_root
   line "docker_config $docker_config"
-  crio_places
+  while IFS=' ' read -r program unit config long short folder files folder_long folder_short; do
+    daemon "$program" "$unit"
+    option "$folder_long" "$folder_short"
+    folder=${REPLY:-$folder}
+    option "$long" "$short"
+    # shellcheck disable=SC2086 # a pattern
+    set -- "$@" "${REPLY:-$config}" "$folder"/$files "$folder"/*/$files
+  done <<EOF
+$ENGINE_ROOTS
+EOF
   # shellcheck disable=SC2086 # patterns
-  "$@" "$containerd_config" "$docker_config" "$crio_config" "$crio_folder"/* "$crio_folder"/*/* $ENGINE_FILES
+  "$@" "$containerd_config" "$docker_config" $ENGINE_FILES
 }
 
-# docker_root: sets $docker_config, $flags to the command line, and $docker_runs to the PID of a dockerd that runs
+# docker_root: sets $docker_config, and $docker_runs to the PID of a dockerd that runs
 docker_root() {
-  [ "${units+set}" ] || units=$(probe_units)
-  unit_flags dockerd
   docker_config=/etc/docker/daemon.json
   have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
-  docker_pid
-  docker_runs=
-  # of one that runs, with the variables of its unit
-  [ ! -r "/proc/${REPLY:-none}/cmdline" ] || { docker_runs=$REPLY && flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline"); }
+  daemon dockerd docker snap.docker.dockerd
+  docker_runs=$REPLY
   option --config-file --config-file
   docker_config=${REPLY:-$docker_config}
-}
-
-# crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
-crio_places() {
-  process_flags crio
-  option --config -c
-  crio_config=${REPLY:-/etc/crio/crio.conf}
-  option --config-dir -d
-  crio_folder=${REPLY:-/etc/crio/crio.conf.d}
 }
 
 # ---------------------------------------------------------------- what runs in the engines
@@ -313,10 +321,8 @@ names() {
 
 probe_containers() {
   local socket
-  [ "${units+set}" ] || units=$(probe_units)
   dockers
-  for socket in /run/containerd/containerd.sock /run/crio/crio.sock /run/k3s/containerd/containerd.sock \
-    /run/k0s/containerd.sock /var/snap/microk8s/common/run/containerd.sock; do
+  for socket in $CRI_SOCKETS $OTHER_SOCKETS; do
     [ -S "$socket" ] && pods "$socket"
   done
   # shellcheck disable=SC2046 # a list of names
@@ -331,7 +337,7 @@ dockers() {
     user=${socket#/run/user/}
     line "docker rootless ${user%%/*}"
   done
-  docker_pid
+  daemon dockerd docker snap.docker.dockerd
   [ "$REPLY" ] || return 0
   started "$REPLY"
   for tool in nvidia-container-runtime-hook nvidia-cdi-hook; do # dockerd looks for them when it starts
@@ -357,29 +363,6 @@ docker_info() {
   case $answer in *' '*) line "docker runtimes ${answer#* }" ;; esac
 }
 
-# docker_pid: sets $REPLY to that of dockerd, by its unit, or by the command lines of what runs
-docker_pid() {
-  local main id text
-  REPLY='' main=0 id=
-  by_lines
-  for text in $units '| '; do
-    case $text in
-    '| MainPID='*) main=${text#*=} ;;
-    '| Id='*) id=${text#*=} ;;
-    '| ')
-      case $id:$main in docker.service:[1-9]* | snap.docker.dockerd.service:[1-9]*) REPLY=$main && break ;; esac
-      main=0
-      ;;
-    "| process "*"/dockerd$tab"* | "| process "*"${tab}dockerd$tab"*)
-      text=${text#"| process "}
-      REPLY=${text%%"$tab"*}
-      break
-      ;;
-    esac
-  done
-  by_words
-}
-
 dockerd_says() { within 5 docker -H unix:///var/run/docker.sock "$@" 2>/dev/null </dev/null; }
 
 # started PID: when the process of dockerd started, in seconds since 1970: ticks of 1/100 s since the kernel started
@@ -397,13 +380,10 @@ started() {
 # containerd has a folder for each of them, in a folder that only root may read: where it is empty nobody is asked.
 pods() {
   local state kind pod found
-  state=${1%/containerd.sock}
+  kind=${1#/run/} kind=${kind%%/*} state=${1%/containerd.sock}
   case $1 in
-  */crio/*) kind=crio ;;
-  */k3s/*) kind=k3s ;;
-  */k0s/*) kind=k0s state=${1%.sock} ;;
+  */k0s/*) state=${1%.sock} ;;
   */microk8s/*) kind=microk8s state=${1%.sock} ;;
-  *) kind=containerd ;;
   esac
   if [ -r "$state" ] && [ -r "$state/io.containerd.runtime.v2.task" ] && ! any "$state"/io.containerd.*/k8s.io/*; then
     names "$kind"
@@ -413,7 +393,7 @@ pods() {
     # shellcheck disable=SC2046 # a list of names
     found=$(within 5 crictl --runtime-endpoint "unix://$1" pods --state ready 2>/dev/null </dev/null) &&
       names "$kind" $(printf '%s\n' "$found" | sed -n -e "s/$pod  *[^ ][^ ]* *\$/\2\/\1/p;t" -e "s/$pod *\$/\2\/\1/p")
-  elif have ctr && [ "$kind" != crio ]; then
+  elif have ctr && [ "${1##*/}" = containerd.sock ]; then
     found=$(within 5 ctr -a "$1" -n k8s.io tasks ls -q 2>/dev/null </dev/null) && line "$kind tasks $(printf '%s' "$found" | grep -c .)"
   fi
 }
