@@ -105,9 +105,8 @@ GPU_UNITS = "nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dc
 
 def _root_words(row: EngineRow) -> str:
     """A line: program, unit, root config, two arguments that name it, folder and pattern of drop-ins, two arguments."""
-    folder, _, names = row.below(row.config).rpartition("/")
     flags = [(*some, "-", "-")[:2] for some in (row.config_flags, row.folder_flags)]
-    return " ".join((row.daemon, row.unit, row.config, *flags[0], folder, names, *flags[1]))
+    return " ".join((row.daemon, row.unit, row.config, *flags[0], *posixpath.split(row.below(row.config)), *flags[1]))
 
 
 def shell_variables() -> dict[str, str]:
@@ -117,7 +116,6 @@ def shell_variables() -> dict[str, str]:
     # a root that no argument moves is read by its name, and those of the first two by ways of their own
     files = [(*row.files, *([] if row.config_flags else [row.config, row.below(row.config)])) for row in ROWS.values()]
     roots = [row for name, row in rows if row.config_flags and name not in ("containerd", "docker")]
-    packages = [package for row in ROWS.values() for package in row.packages]
     return {
         "ENGINE_DAEMONS": " ".join(row.daemon for row in ROWS.values() if row.daemon),
         "ENGINE_PROGRAMS": " ".join(f"{name}={row.daemon or name}" for name, row in rows),
@@ -127,6 +125,6 @@ def shell_variables() -> dict[str, str]:
         "ENGINE_FILES": " ".join(pattern for patterns in files for pattern in patterns),
         "ENGINE_ROOTS": "\n".join(map(_root_words, roots)),
         "ENGINE_FOLDERS": " ".join(posixpath.dirname(row.config) for row in ROWS.values()),
-        "ENGINE_PACKAGES": "|".join(dict.fromkeys([*ROWS, *packages])),
+        "ENGINE_PACKAGES": "|".join([*ROWS, *(package for row in ROWS.values() for package in row.packages)]),
         "GPU_UNITS": " ".join(GPU_UNITS),
     }

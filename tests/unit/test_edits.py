@@ -6,6 +6,7 @@ import tomllib
 from collections import Counter
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from random import Random
 from typing import get_args
 
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toml_documents import document
 
+from gpunode.core.checks.ids import CHECKS
 from gpunode.core.edits import (
     RuntimeRequest,
     activation,
@@ -25,6 +27,7 @@ from gpunode.core.edits import (
     unconfigure_runtime,
 )
 from gpunode.core.edits.target import Engine
+from gpunode.core.edits.values import values
 from gpunode.core.engines import ENGINES, ROWS, RuntimeName
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Runtime
@@ -52,14 +55,38 @@ def test_an_engine_has_a_name_a_row_a_key_an_editor_and_cases(name: RuntimeName)
     parts = [*Engine.__annotations__, *(part for part in vars(Engine) if not part.startswith("_"))]
     assert [part for part in parts if not hasattr(editor, part)] == [], f"{editor.__file__} lacks these"
     assert ROWS[name].config == editor.CONFIG, f"CONFIG of {editor.__file__} is not that of its row"
-    smoke = f"\n{name}_checks() {{" in script("smoke.sh")
-    assert smoke == ROWS[name].smoke, f"smoke of its row, or {name}_checks of gpunode/node/smoke/smoke.sh, is missing"
+    functions = [f"{name}_{part}" for part in ("checks", "clean") if f"\n{name}_{part}() {{" in script("smoke.sh")]
+    wanted = [f"{name}_checks", f"{name}_clean"] if ROWS[name].smoke else []
+    assert functions == wanted, "smoke of its row differs from the functions of gpunode/node/smoke/smoke.sh"
+    listed = any(identity.startswith(f"{name}.") for group in CHECKS.values() for identity in group)
+    assert listed == ROWS[name].smoke, f"no check {name}.… is in gpunode/core/checks/ids.py, or its row has no smoke"
+
+
+PAGES = ("README.md", "docs/README.md", "docs/runtime.md", "docs/tested.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_about_engines_names_each(page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text()
+    titles = [one.metadata["doc"].split()[0] for one in fields(RuntimesSpec)]
+    assert [title for title in titles if title not in text] == [], f"{page} lacks these engines"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_editor_has_cases(kind: str) -> None:
     assert cases(kind), f"tests/edits/{kind}/ has no case"
     assert any(case.after for case in cases(kind)), f"no case of tests/edits/{kind}/ has an `after`"
+
+
+# UTF-16, other spaces, and a folder that is nobody's: these go back by lines alone
+BY_LINES = ("docker/utf-16", "docker/no-break-spaces", "crio/own-config-and-drop-in")
+
+
+@over([case for case in cases(*ENGINES, having="after") if not case.id.startswith(BY_LINES)])
+def test_undo_knows_the_values_of_every_file_that_an_engine_has(case: EditCase) -> None:
+    for path in {path for path, data in case.done.items() if data and data != case.before.get(path)}:
+        found = values(path, case.done[path])
+        assert found is not None, f"gpunode/core/edits/values.py does not know what {path} is written in"
 
 
 def test_every_case_says_what_comes_of_it() -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
+from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, regex
 from gpunode.core.mask import shown
@@ -21,7 +22,8 @@ Values = dict[str, Any]
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "not set"})()
 _BOM = b"\xef\xbb\xbf"
 _JSON = regex(rb"\s*\{")
-_TOML = regex(r"\.toml\Z|/(crio|containers)(\.conf)?(\.d)?/[^/]*\.conf\Z")
+_FOLDERS = "|".join(row.config.split("/")[-2] for row in ROWS.values() if not row.config.endswith(".json"))
+_TOML = regex(rf"\.toml\Z|/({_FOLDERS})(\.conf)?(\.d)?/[^/]*\Z")  # CRI-O reads every file, whatever its suffix
 _VERSION = ("version",)  # of a TOML file: it says how all the others are read, and goes with the last of them
 
 

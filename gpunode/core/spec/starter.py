@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from gpunode.core.engines import RuntimeName
+from gpunode.core.engines import ROWS, RuntimeName
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import NodeFacts
@@ -20,7 +20,7 @@ from gpunode.core.spec.kubernetes import MODES, SHARED, Strategy
 
 Engine = Literal["auto", RuntimeName]
 Reboot = Literal["never", "if-needed", "always"]
-_INSTALLABLE = ("containerd", "docker")  # the others are configured, and never installed
+_INSTALLABLE = [name for name, row in ROWS.items() if row.installs]  # the others are configured alone
 _WIDTH = 100  # columns of a comment
 _GROUP = "gpus"
 
@@ -94,7 +94,7 @@ def spec_data(answers: Answers) -> dict[str, Any]:
     """The answers with the keys of gpunode.yml."""
     data: dict[str, Any] = {"driver": {"branch": "auto"}, "cuda": {"versions": list(answers.cuda)}}
     if answers.engine == "auto":
-        data["runtimes"] = {"containerd": {"manage": "auto"}, "docker": {"manage": "auto"}}
+        data["runtimes"] = {name: {"manage": "auto"} for name in _INSTALLABLE}
     else:
         manage = "install" if answers.engine in _INSTALLABLE else "configure"
         data["runtimes"] = {answers.engine: {"manage": manage}}

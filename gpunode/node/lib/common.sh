@@ -181,9 +181,10 @@ baseline() {
     rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$folder/packages"
   [ -s "$folder/packages" ] || pacman -Q >"$folder/packages" 2>/dev/null
   systemctl list-unit-files --state=enabled --no-legend --no-pager >"$folder/units" 2>/dev/null
-  find /etc/containerd /etc/docker /etc/crio /etc/containers /etc/cdi /etc/nvidia* /etc/modprobe.d /etc/modules-load.d \
+  # shellcheck disable=SC2154,SC2086 # core/engines.py: folders
+  find $ENGINE_FOLDERS /etc/cdi /etc/nvidia* /etc/modprobe.d /etc/modules-load.d \
     -type f -exec sha256sum {} + >"$folder/files" 2>/dev/null
-  record "$id" baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$folder/packages" | json_list),\"driver\":$(
+  record "$id" baseline 'done' ",\"packages\":$(grep -Ei "nvidia|cuda|$ENGINE_PACKAGES" "$folder/packages" | json_list),\"driver\":$(
     json_text "$(cat /sys/module/nvidia/version 2>/dev/null)"),\"modules\":$(kernels_own | json_list),\"kernel\":$(json_text "$(uname -r)")"
   mv "$folder" "$copy"
 }

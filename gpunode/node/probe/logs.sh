@@ -64,8 +64,8 @@ if have journalctl; then
     # of the kubelet with the starts of its engine, behind which what it said of that is over
     if [ "$unit" = kubelet ]; then
       within 20 journalctl -b -q "$@" --no-pager -n 1 2>/dev/null | grep -q . || continue
-      set -- _SYSTEMD_UNIT=kubelet.service + UNIT=kubelet.service _PID=1 \
-        + UNIT=containerd.service _PID=1 + UNIT=crio.service _PID=1 + UNIT=docker.service _PID=1
+      set -- _SYSTEMD_UNIT=kubelet.service
+      for engine in kubelet.service $ENGINE_UNITS; do set -- "$@" + "UNIT=$engine" _PID=1; done
     fi
     within 20 journalctl -b "$@" --no-pager -o short-iso -n 50000 2>&1 | grep -v '^-- No entries' | reduced | log "$unit"
   done

@@ -384,6 +384,20 @@ containerd_checks() {
   fi
 }
 
+containerd_clean() {
+  local left
+  have ctr && ctr_ "$NAME" version || return 0
+  ctr_ "$NAME" tasks kill -s KILL "$NAME"
+  ctr_ "$NAME" tasks rm -f "$NAME"
+  for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" containers ls -q); do ctr_ "$NAME" containers rm "$left"; done
+  for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" images ls -q); do ctr_ "$NAME" images rm --sync "$left"; done
+  for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" snapshots ls | awk 'NR > 1 { print $1 }'); do ctr_ "$NAME" snapshots rm "$left"; done
+  ctr_ "$NAME" namespaces rm "$NAME"
+  have crictl || return 0
+  for left in $(cri_ pods -q --label gpunode=smoke | grep -E '^[0-9a-f]{12,}$'); do cri_ rmp -f "$left"; done
+  ctr_ k8s.io images rm --sync "$OWN_IMAGE"
+}
+
 containerd_image() {
   if [ "$image" = "$OWN_IMAGE" ]; then
     ctr_ "$1" images import "$GPUNODE_IN/image.tar"
@@ -558,6 +572,12 @@ docker_checks() {
   docker_check gpus-all '' --gpus all
 }
 
+docker_clean() {
+  have docker || return 0
+  docker_ rm -f "$NAME-runtime" "$NAME-default" "$NAME-gpus-all"
+  docker_ rmi "$OWN_IMAGE"
+}
+
 docker_image() {
   if [ "$image" = "$OWN_IMAGE" ]; then
     docker_ load -i "$GPUNODE_IN/image.tar"
@@ -590,26 +610,11 @@ docker_check() {
 # ---------------------------------------------------------------- clean up
 
 clean() {
-  local left pod
+  local engine
   # shellcheck disable=SC2086 # numbers
   [ -z "$at_work" ] || kill $at_work 2>/dev/null # each ends what it has begun
   wait
-  if requested runtimes | grep -qx containerd && have ctr && ctr_ "$NAME" version >/dev/null; then
-    ctr_ "$NAME" tasks kill -s KILL "$NAME" >/dev/null
-    ctr_ "$NAME" tasks rm -f "$NAME" >/dev/null
-    for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" containers ls -q); do ctr_ "$NAME" containers rm "$left" >/dev/null; done
-    for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" images ls -q); do ctr_ "$NAME" images rm --sync "$left" >/dev/null; done
-    for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" snapshots ls | awk 'NR > 1 { print $1 }'); do ctr_ "$NAME" snapshots rm "$left" >/dev/null; done
-    ctr_ "$NAME" namespaces rm "$NAME" >/dev/null
-    if have crictl; then
-      for pod in $(cri_ pods -q --label gpunode=smoke | grep -E '^[0-9a-f]{12,}$'); do cri_ rmp -f "$pod" >/dev/null; done
-      ctr_ k8s.io images rm --sync "$OWN_IMAGE" >/dev/null
-    fi
-  fi
-  if requested runtimes | grep -qx docker && have docker; then
-    docker_ rm -f "$NAME-runtime" "$NAME-default" "$NAME-gpus-all" >/dev/null
-    docker_ rmi "$OWN_IMAGE" >/dev/null
-  fi
+  for engine in $(requested runtimes); do "${engine}_clean"; done >/dev/null
   return 0
 }
 
