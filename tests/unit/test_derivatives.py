@@ -56,6 +56,7 @@ def test_a_derivative_gets_the_packages_of_what_it_is_made_from(
 def test_what_is_made_from_nothing_that_is_known_is_refused(release: str, key: str) -> None:
     (problem,) = solve(asked(machine(release)), KNOWLEDGE).problems
     assert problem.what == f"distribution {key!r} is not known"
+    assert problem.fix.startswith("gpunode solves ubuntu, debian, rhel, "), "names, no list of all releases"
 
 
 def test_ubuntu_and_debian_are_made_from_nothing_else() -> None:

@@ -226,7 +226,7 @@ def _fabric_data(fabric: FabricChoice) -> dict[str, Any]:
 
 
 def _check_machine(request: SolveRequest, row: DistroRow | None, knowledge: Knowledge, notes: Notes) -> None:
-    solved = ", ".join(knowledge.solved_distros())
+    solved = ", ".join(dict.fromkeys(key.partition(":")[0] for key in knowledge.solved_distros()))
     unread = knowledge.unread.get(request.distro) or knowledge.unread.get(request.distro.partition(".")[0])
     if row is None and unread:
         notes.refuse(f"{request.distro} is known, and cannot be set up: {unread.why}", unread.fix)
@@ -309,8 +309,9 @@ def _check_virtual(request: SolveRequest, knowledge: Knowledge, notes: Notes) ->
 
 def _known_releases(distro: str, knowledge: Knowledge, solved: str) -> str:
     """The releases that are known of a distribution; where none is, the one that may be meant, and all."""
-    name = distro.partition(":")[0].lower()
+    name, _, release = distro.lower().partition(":")
     known = [key for key in knowledge.distros if key.partition(":")[0] == name]
     if known:
         return f"known are {', '.join(known)}"
-    return f"{meant(distro, knowledge.distros)} gpunode solves {solved}".lstrip()
+    same = [key for key in knowledge.distros if key.partition(":")[2] in (release, release.partition(".")[0])]
+    return f"{meant(distro, same)} gpunode solves {solved}".lstrip()

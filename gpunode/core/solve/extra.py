@@ -82,7 +82,8 @@ def _by_a_person(case: SolveCase) -> bool:
         case.because("repositories", f"dkms comes from EPEL, which has to be set up before: {url}", case.distro.source)
         return True
     ready = f"codeready-builder-for-rhel-{case.distro.epel}-{case.request.arch}-rpms"
-    enable = f"subscription-manager repos --enable {ready}; " if case.distro.epel != "7" else ""
+    registered = case.request.distro.startswith("rhel:") and case.distro.epel != "7"
+    enable = f"subscription-manager repos --enable {ready}; " if registered else ""
     case.refuse(
         f"dkms comes from EPEL, which is not set up, and {case.request.distro} has no package for that",
         f"{enable}{'yum' if case.distro.epel == '7' else 'dnf'} install {url}; or name a mirror of all that the node "

@@ -163,16 +163,20 @@ def warn_of_kernels(case: SolveCase, branch: Branch, *, own: bool, instead: str 
             return
     lines = rules["kernel_lines"]
     for release in (kernel.release for kernel in case.request.kernels):
-        backported = re.search(r"\.(el\d+_\d+)", release)
-        line = backported[1] if backported else ".".join(release.split(".")[:2])
+        enterprise = re.search(r"\.(el\d+_\d+)", release)
+        number = version_tuple(enterprise[1] if enterprise else release)[:2]
+        known = {version_tuple(one): one for one in lines["since"] if one.startswith("el") == bool(enterprise)}
+        newest = max((one for one in known if not enterprise or one[0] == number[0]), default=number)
+        line = known.get(min(number, newest), "")
         came = lines["since"].get(line, "")
         last = lines["last"].get(str(branch.branch), "" if branch.eol == "past" else branch.eol)
         if came and branch.ended(case.knowledge.as_of) and last < came:
             ended = f"its updates ended ({last or 'years ago'}) before {line} came ({came})"
             case.warn("kernel", f"{version or branch.branch} may not compile for {release}: {ended}", lines["source"])
             return
-        if not backported and version_tuple(line) > max(version_tuple(one) for one in lines["since"] if "_" not in one):
-            why = f"no driver is known to compile for {release}: what is known ends before Linux {line}"
+        if number > newest:
+            end = enterprise[1] if enterprise else f"Linux {'.'.join(map(str, number))}"
+            why = f"no driver is known to compile for {release}: what is known ends before {end}"
             case.warn("kernel", why, lines["source"])
             return
 
