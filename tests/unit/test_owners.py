@@ -148,3 +148,10 @@ def test_a_licensed_driver_of_virtual_gpus_is_known_by_a_file_a_package_or_a_mod
     kind: dict[str, Any] = {"files": {mark: file}} if mark.startswith("/") else {"packages": {mark: package}}
     facts = NodeFacts(**({"modules": (mark,)} if "_" in mark else kind))
     assert request_of(facts, Spec()).licensed == mark
+
+
+def test_a_fabric_manager_that_is_installed_goes_for_no_runfile() -> None:
+    asked = replace(ASKED, installed=("nvidia-fabricmanager-580",), driver=DriverSpec(method="runfile"))
+    (problem,) = solve(asked, KNOWLEDGE).problems
+    assert problem.what.startswith("nvidia-fabricmanager-580 is installed: its manager must be of the driver's exact")
+    assert "where this node needs none, remove nvidia-fabricmanager-580 first" in problem.fix

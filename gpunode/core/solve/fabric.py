@@ -17,7 +17,7 @@ from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import version_pattern
 
 _COMPUTE = "github NVIDIA/cloud-native-docs 453: the IMEX service is disabled and masked next to ComputeDomains"
-_MANAGER = regex(r"(nvidia|cuda-drivers)-fabricmanager(-\d+)?\Z")
+MANAGER = regex(r"(nvidia|cuda-drivers)-fabricmanager(-\d+)?\Z")
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 
@@ -32,7 +32,7 @@ def joined(
         if model.fabric == "nvswitch":
             why = f"{model.name} is made for boards with NVSwitches: a node that has them also gets the fabric manager"
             case.because("fabric", f"{why}; none is known of here", rule["source"])
-    there = [] if switches else [name for name in case.request.installed if _MANAGER.match(name)]
+    there = [] if switches else [name for name in case.request.installed if MANAGER.match(name)]
     if not switches and not imex and not there:
         return [], ()
     if not {"fabric", "imex"} <= names.keys():
