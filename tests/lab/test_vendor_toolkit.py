@@ -185,7 +185,6 @@ def test_every_row_of_the_table_of_questions_is_taken(program: str, node: Vendor
 
 
 def test_a_container_gets_one_mig_device_by_the_specification(node: Vendor) -> None:
-    """In place of the kernel, which every container sees, the node's /lab is mounted."""
     node.sh("nvidia-smi -mig 1 && nvidia-smi mig -cgi 9,19,19 -C")
     try:
         devices = re.findall("MIG-[0-9a-f-]{36}", node.sh("nvidia-smi -L"))
@@ -194,7 +193,7 @@ def test_a_container_gets_one_mig_device_by_the_specification(node: Vendor) -> N
         assert stub == real
         node.sh(f"mkdir -p /run/cdi && nvidia-ctk cdi generate --output={SPECIFICATION} 2>/dev/null")
         node.sh(SMI_IMAGE)
-        run = "docker run --rm --network=none --runtime=nvidia -v /lab:/lab"
+        run = "docker run --rm --network=none --runtime=nvidia"
         ask = f"{run} -e NVIDIA_VISIBLE_DEVICES={{}} smi nvidia-smi -L"
         with node.config(nvidia_container_runtime__mode="cdi"):
             for name, wanted in (("0:1", devices[1:2]), (devices[3], devices[3:4]), ("all", devices)):

@@ -390,7 +390,6 @@ static nvmlReturn_t forget(const char *file, const struct gpu *gpu, const char *
 /* Set a field of that GPU for this process and all that come after it; NULL: as it is by itself. */
 static nvmlReturn_t set(const struct gpu *gpu, const char *field, const char *value)
 {
-    mkdir(root(), 0755); /* a container has none, where the real nvidia-container-runtime made it */
     nvmlReturn_t result = forget("standin-settings", gpu, &field, 1);
     FILE *file = !result && value ? fopen(path("%s/standin-settings", root()), "a") : NULL;
     if (!result && value && !file)
