@@ -330,11 +330,8 @@ def report_usage(error: click.ClickException) -> int:
     if ctx is not None and ctx.meta.get(FORMAT) == "json":
         print_json({"error": {"what": error.format_message(), "expected": "", "fix": fix, "exit": 2}})
     else:
-        text = (
-            error.message if isinstance(error, click.NoSuchOption) else error.format_message()
-        )  # without click's guess
-        shown = GpunodeError(text[:1].lower() + text[1:] if text[1:2].islower() else text, fix=fix)
-        echo(Styled("error: ", "red", bold=True), str(shown), err=True)
+        text = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
+        show_error(GpunodeError(text[:1].lower() + text[1:] if text[1:2].islower() else text, fix=fix))
     return int(Exit.INPUT)
 
 

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_FOREIGN = {  # words of other programs, and of people → words of gpunode, where these are known
-    **dict.fromkeys(("apply", "install", "setup", "deploy", "run", "update", "upgrade", "converge"), "provision"),
-    **dict.fromkeys(("remove", "undo", "delete", "destroy", "purge", "clean"), "uninstall"),
-    **dict.fromkeys(("check", "test", "status", "health", "validate"), "verify"),
-    **dict.fromkeys(("facts", "probe", "scan", "inspect", "info", "list"), "detect"),
-    **dict.fromkeys(("diagnose", "debug", "logs", "fix"), "doctor"),
-    **dict.fromkeys(("config", "new", "create"), "init"),
-    **dict.fromkeys(("history", "resume"), "runs"),
-    **dict.fromkeys(("latest", "newest", "stable", "default", "recommended"), "auto"),
-    **dict.fromkeys(("container_toolkit", "nvidia_container_toolkit", "nvidia_docker", "ctk"), "toolkit"),
-    **dict.fromkeys(("engine", "engines", "container_runtime", "container_engine"), "runtimes"),
-    **dict.fromkeys(("nvidia", "nvidia_driver"), "driver"),
-    **dict.fromkeys(("open", "kernel_open", "open_kernel_modules", "proprietary"), "flavour"),
-    **dict.fromkeys(("off", "absent"), "none"),
-    "repositories": "sources",
-    "mirrors": "sources",
-    "http_proxy": "proxy",
-    "https_proxy": "proxy",
-    "distribution": "distro",
-    "amd64": "x86_64",
-    "arm64": "aarch64",
-    "dry_run": "check",
-    "host": "limit",
-    "hosts": "limit",
-    "start": "up",
-    "stop": "down",
-}
+_ROWS = (  # a name of gpunode, and the words of other programs, and of people, for it
+    "provision apply install setup deploy run update upgrade converge",
+    "uninstall remove undo delete destroy purge clean; verify check test status health validate",
+    "detect facts probe scan inspect info list; doctor diagnose debug logs fix; init config new create",
+    "runs history resume; auto latest newest stable default recommended; none off absent; check dry_run",
+    "toolkit container_toolkit nvidia_container_toolkit nvidia_docker ctk; driver nvidia nvidia_driver",
+    "runtimes engine engines container_runtime container_engine; sources repositories mirrors; up start; down stop",
+    "flavour open kernel_open open_kernel_modules proprietary; proxy http_proxy https_proxy; distro distribution",
+    "x86_64 amd64; aarch64 arm64; limit host hosts",
+)
+_FOREIGN = {word: row.split()[0] for row in "; ".join(_ROWS).split(";") for word in row.split()[1:]}
 
 
 def nearest(word: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:

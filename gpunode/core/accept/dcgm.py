@@ -100,6 +100,6 @@ def _warning(value: Any) -> str:
     return brief(text) if isinstance(text, str) else ""
 
 
-_INSTALL = "datacenter-gpu-manager-4-core and datacenter-gpu-manager-4-cuda13 (or -cuda12) of NVIDIA's CUDA repository"
+_INSTALL = "fabric: {dcgm: auto} in gpunode.yml, or datacenter-gpu-manager-4-core and -cuda13 (or -cuda12) of NVIDIA"
 DIAG = Tool(name="dcgmi", programs=("dcgmi",), install=_INSTALL, call=_call, read=read_dcgm)
 TARGETED_POWER = Tool(name="dcgmi", programs=("dcgmi",), install=_INSTALL, call=_soak, read=read_dcgm)
