@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from gpunode.core.doctor import Diagnosis, Faults, diagnose, scan
 from gpunode.core.doctor.checks import parse_checks
+from gpunode.core.doctor.codes import parse_reports
 from gpunode.core.doctor.parts import Parts, Piece
 from gpunode.core.doctor.read import diagnose_logs, explained
 from gpunode.core.doctor.table import LAYERS, Codes, Fault, parse_codes, parse_faults, parse_messages
@@ -63,6 +64,7 @@ def load_faults() -> Faults:
         load_codes,
         lambda: parse_checks(_table(folder / "checks.toml")),
         Parts(_table(folder / "parts.toml")),
+        parse_reports(_table(folder / "codes.toml")),
     )
 
 

@@ -9,7 +9,6 @@ import pytest
 from rows import over
 
 from gpunode.core.doctor import diagnose, diagnosis_data, scan
-from gpunode.core.doctor.codes import REPORTS
 from gpunode.edge.doctor import load_faults
 
 FAULTS = load_faults()
@@ -32,7 +31,7 @@ LINES = [
 ]
 
 
-@over([*LINES, *[(report.line, None) for report in REPORTS]])
+@over([*LINES, *[(report.line, None) for report in FAULTS.reports]])
 def test_codes_that_programs_report_are_read_and_no_others(text: str, codes: list[int] | None) -> None:
     found = [xid.code for xid in diagnose(FAULTS, [scan(FAULTS, "log", [text])]).xids]
     assert found == codes if codes is not None else found

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 from gpunode.core.doctor.checks import Checks
-from gpunode.core.doctor.codes import REPORTS, CodeReport
+from gpunode.core.doctor.codes import CodeReport
 from gpunode.core.doctor.parts import Parts
 from gpunode.core.doctor.text import plain, small
 from gpunode.core.errors import InputError
@@ -169,6 +169,7 @@ class Faults:
     read_codes: Callable[[], Codes]
     read_checks: Callable[[], Checks] = Checks
     parts: Parts = Parts({"marks": [], "headings": ["(?!)"], "earlier": "(?!)", "programs": {}, "part": [], "over": []})
+    reports: tuple[CodeReport, ...] = ()
 
     @cached_property
     def faults(self) -> Mapping[str, Fault]:
@@ -188,7 +189,7 @@ class Faults:
         by_text: dict[str, Found] = {}
         for message in self.messages:
             by_text.setdefault(message.text, Found(message.text)).messages.append(message)
-        for report in REPORTS:
+        for report in self.reports:
             by_text.setdefault(report.text, Found(report.text)).reports.append(report)
         authors = [word for cause in self.checks.symptoms.get("", ()) for word in cause.words]
         for text in {*authors, *(text for one in self.messages for text in one.needs)}:
