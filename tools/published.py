@@ -330,7 +330,8 @@ def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]
     """repos.toml with the branches that Ubuntu has built modules of, and the kernels: distribution → name → stanza.
 
     Branches are those of the release's first line of kernels, which is kept to its end; a flavour counts where the
-    modules of its newest kernel take the driver that the archive has; its proprietary ones take each later one.
+    modules of its newest kernel take the driver that the archive has.  Those of which apt would install the proprietary
+    ones alone may be of an older driver: a node that can be asked decides.
     """
     document = tomlkit.parse(text)
     for row in document["distros"]:

@@ -137,10 +137,19 @@ def test_what_is_known_of_an_archive_refuses_no_node_whose_own_has_the_modules()
 
 def test_the_proprietary_modules_are_taken_where_the_archive_has_no_open_ones_that_fit() -> None:
     closed = MODULES.format(595, OLD).replace("-open", "")
-    there = (*ARCHIVE, f"offer {closed} 6.8 {COMMON.format(595)} >= 595.71.05")
+    there = (*ARCHIVE, f"offer {closed} 6.8 {COMMON.format(595)} >= 595.91.07")
     planned, _ = asked(ubuntu(OLD), [said(*there, *cannot("unmet dependencies")), said(*there, *RESOLVES)])
     assert planned.solution.driver and planned.solution.driver.flavour == "proprietary"
     assert closed in packages(planned) and not planned.plan.warnings
+
+
+def test_proprietary_modules_of_an_older_driver_are_not_taken_though_apt_would() -> None:
+    """Canonical's objects for 6.8.0-138 are of 595.71.05, and depend on that version or a later one."""
+    closed = MODULES.format(595, OLD).replace("-open", "")
+    there = (*ARCHIVE, f"offer {closed} 6.8 {COMMON.format(595)} >= 595.71.05")
+    planned, _ = asked(ubuntu(OLD), [said(*there, *cannot("unmet dependencies")), said(*there, *RESOLVES)])
+    assert planned.solution.driver and planned.solution.driver.flavour == "open" and closed not in packages(planned)
+    assert any("once the newest kernel, which comes along, has been booted" in text for text in planned.plan.warnings)
 
 
 def test_an_older_version_that_all_kernels_take_is_left_for_apt_brings_none_of_its_dependencies() -> None:

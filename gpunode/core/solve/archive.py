@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from gpunode.core.knowledge import Branch, DistroRow, Knowledge, Table
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Archive, Offer
+from gpunode.core.numbers import upstream
 from gpunode.core.solve.case import SolveCase, SolveRequest
 from gpunode.core.solve.deb_versions import fits, parse_relations, version_key
 from gpunode.core.solve.families import version_pattern
@@ -184,8 +185,13 @@ def _module(case: SolveCase, branch: Branch, flavour: str, release: str) -> str:
 
 
 def _takes(module: Offer, common: str, version: str) -> bool:
+    """Whether the driver of that version loads the module, which is of the oldest version that it depends on.
+
+    Closed modules have no upper bound: apt installs them beside newer libraries, which then refuse them.
+    """
     groups = (group for text in module.needs for group in parse_relations(text))
-    return all(fits(version, one) for group in groups for one in group if one.name == common)
+    bounds = [one for group in groups for one in group if one.name == common]
+    return all(fits(version, one) and (one.op != ">=" or upstream(one.version) == upstream(version)) for one in bounds)
 
 
 def _why_not(kernel: str, modules: list[Offer], version: str) -> str:
