@@ -733,6 +733,7 @@ ILL = {  # saved probe → the root causes in its state; a fresh node has no dri
     "ubuntu2004-cri-dockerd": "cgroup-driver-mismatch k8s-no-runtime",
     "ubuntu2204-hgx-h100-kubelet": "fm-state-in-progress nvlink-inactive dp-mig-none",
     "ubuntu2404-microk8s": "cgroup-driver-mismatch",
+    "ubuntu2404-h100-off-the-bus": "gpu-lost",
     "ubuntu2404-two-models": "reset-required module-next-kernel",
 }
 

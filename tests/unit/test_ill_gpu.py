@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.checks.health import health_checks
+from gpunode.core.doctor.state import state_faults
 from gpunode.core.facts import facts_to_data, parse_probe
 from gpunode.core.facts.vet import rules, vetted
 from gpunode.core.grammar import Grammar
@@ -105,6 +106,29 @@ def test_where_nvidia_smi_never_answers_the_gpu_is_named_that_the_kernel_log_nam
     assert count.message.startswith("nvidia-smi: no answer within 20 s; PCI shows 8 GPUs, the driver 0")
     named = f"{healthy.nvml[3].slot} (NVIDIA H100 80GB HBM3)"
     assert count.message.endswith(f"missing: {named}: «RmInitAdapter failed! (0x62:0x65:2028)»")
+
+
+def test_a_gpu_that_fell_off_the_bus_is_told_from_one_that_does_not_start() -> None:
+    """A machine in QEMU with NVIDIA's driver 580.178.04: of the second GPU all is ones, the first one never starts."""
+    facts = parse_probe(text_of("ubuntu2404-h100-off-the-bus"))
+    [count] = [one for one in health_checks(facts, load.load_knowledge()) if one.id == "gpu.count"]
+    first, second = count.message.partition("missing: ")[2].split(", ")
+    assert first == "0000:01:00.0 (NVIDIA H100 80GB HBM3): «RmInitAdapter failed! (0x62:0x65:2028)»"
+    assert second == "0000:02:00.0 (NVIDIA H100 80GB HBM3): «no answer on PCI: it has fallen off the bus»"
+    assert [one.words for one in facts.not_started if one.slot == "0000:02:00.0"][-1].endswith("(0x22:0x56:776)")
+    found = state_faults(facts, {}, None)
+    assert [one.text for one in found["gpu-lost"]] == [
+        "0000:02:00.0 does not answer on PCI: all that is read there is ones"
+    ]
+
+
+def test_a_gpu_that_no_driver_took_is_named_beside_those_that_do_not_start() -> None:
+    """Without a BAR, the driver's own words name it in a line of their own (NVRM: BAR2 is 0M @ 0x0)."""
+    text = text_of("ubuntu2404-h100-off-the-bus")
+    unbound = "0000:04:00.0 10de:2330 0302 subsystem=10de:16c1 driver=- vf=no"
+    facts = parse_probe(text.replace("#: lspci\n", f"| {unbound}\n#: lspci\n", 1))
+    [count] = [one for one in health_checks(facts, load.load_knowledge()) if one.id == "gpu.count"]
+    assert count.message.endswith("0000:04:00.0 (NVIDIA H100 80GB HBM3): «no driver has taken it»")
 
 
 # what all of a plan rests on; a version of what is installed changes what is to be installed, as it should

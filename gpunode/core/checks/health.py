@@ -340,6 +340,8 @@ def _missing(facts: NodeFacts, knowledge: Knowledge) -> str:
         return ""
     said = {xid.slot: xid.line.partition("NVRM: ")[2] for xid in facts.xids if xid.code not in knowledge.cleanup_xids}
     said |= {one.slot or (missing[0].slot if len(missing) == 1 else ""): one.words for one in facts.not_started}
+    said |= {gpu.slot: f"{gpu.driver or 'no driver'} has taken it" for gpu in missing if gpu.driver != "nvidia"}
+    said |= {link.slot: "no answer on PCI: it has fallen off the bus" for link in facts.pcie if link.silent}
     if not facts.nvml:  # of one that did not start nvidia-smi may say nothing of the others either
         missing = [gpu for gpu in missing if said.get(gpu.slot)] or missing
     named = []

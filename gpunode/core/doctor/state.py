@@ -75,6 +75,9 @@ def _driver(facts: NodeFacts) -> Signs:
                 yield "module-next-kernel", f"kernel {kernel.release} is installed and has no nvidia module"
     if driver.loaded and facts.nvml and len(facts.nvml) < len(facts.gpus):
         yield "gpu-lost", f"{len(facts.gpus)} GPUs on PCI, {len(facts.nvml)} in the driver"
+    for gpu in facts.gpus:
+        if any(link.slot == gpu.slot and link.silent for link in facts.pcie):
+            yield "gpu-lost", f"{gpu.slot} does not answer on PCI: all that is read there is ones"
     for word, name in _FAULT_SIGNS.items():
         if word in driver.smi:  # older ones end with the first GPU that they cannot open
             yield name, f"nvidia-smi: {driver.smi}"

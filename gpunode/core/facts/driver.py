@@ -245,9 +245,10 @@ def _kernel_lines(probe: Probe) -> Iterator[tuple[str, int, str]]:
 
 
 def read_not_started(probe: Probe) -> tuple[NotStarted, ...]:
-    """What the driver says since boot of GPUs that it could not start, in the order of their slots."""
-    found = {(m[1] or "", m[2].strip()) for line in probe.lines("xids") if (m := _NOT_STARTED.search(line))}
-    return tuple(NotStarted(slot=slot.lower(), words=words) for slot, words in sorted(found))
+    """What the driver says since boot of GPUs that it could not start, in the order of their slots, the newest last."""
+    lines = [(m[1] or "", m[2].strip()) for line in probe.lines("xids") if (m := _NOT_STARTED.search(line))]
+    found = sorted(dict.fromkeys(lines), key=lambda one: one[0])
+    return tuple(NotStarted(slot=slot.lower(), words=words) for slot, words in found)
 
 
 def read_nvlink(probe: Probe) -> tuple[str, ...]:

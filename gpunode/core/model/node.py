@@ -138,6 +138,11 @@ class PciLink:
     correctable: int | None = None
     iommu: Annotated[str, WORD] = ""  # type of its IOMMU domain: identity, DMA, DMA-FQ; none without an IOMMU
 
+    @property
+    def silent(self) -> bool:
+        """Whether all that it answers is ones: it has fallen off the bus."""
+        return self.width == self.max_width == 0x3F
+
 
 @dataclass(frozen=True, kw_only=True)
 class RdmaPort:
