@@ -43,7 +43,7 @@ class Node:
         self.spec.write_text(yaml.safe_dump(base | spec))
 
     def gpunode(self, verb: str, *args: object, exit: int | None = 0) -> subprocess.CompletedProcess[str]:
-        config = () if verb in ("detect", "doctor") else ("-c", self.spec)
+        config = () if verb in ("detect", "doctor", "check-boot") else ("-c", self.spec)
         return self._run(verb, "-i", self.lab.inventory, *config, *args, exit=exit)
 
     def json(self, verb: str, *args: object, exit: int | None = 0) -> dict[str, Any]:

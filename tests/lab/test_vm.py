@@ -103,8 +103,7 @@ def test_from_nothing_to_canonicals_signed_module_on_the_gpu_though_ssh_is_lost_
     with machine.timed("provision"), machine.during(APT, "kill -9 $(pgrep -f '[s]shd: root@notty')") as started:
         done = machine.json("provision", "--yes", exit=None)
     assert started.is_set(), "the sessions were ended while packages came"
-    failed = [check["id"] for check in done["checks"] if check["status"] == "failed"]
-    assert failed == ["driver.smi"], f"the GPU has no firmware that starts; all else works: {done}"
+    assert machine.failed(done) == ["driver.smi"], f"the GPU has no firmware that starts; all else works: {done}"
     changes = "\n".join(done["changed"])
     assert "installed nvidia-utils-580-server 580." in changes and "unloaded nouveau" in changes
     assert set(machine.bound().values()) == {"nvidia"} and modules(machine) == {"nvidia"}
@@ -152,6 +151,6 @@ def test_wherever_the_power_is_cut_the_machine_boots_and_the_next_run_converges(
             machine.wait_for_boot(was, UP)
     with machine.timed("the run after all"):
         done = machine.json("provision", "--yes", exit=None)
-    assert [check["id"] for check in done["checks"] if check["status"] == "failed"] == ["driver.smi"], done
+    assert machine.failed(done) == ["driver.smi"], done
     assert set(machine.bound().values()) == {"nvidia"}
     assert machine.json("provision", "--yes", exit=None)["changed"] == []

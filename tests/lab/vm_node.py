@@ -80,5 +80,10 @@ class Machine(Node):
                 found[slot] = line.rpartition(": ")[2]
         return found
 
+    @staticmethod
+    def failed(done: dict[str, Any]) -> list[str]:
+        """The checks that failed; of a GPU whose firmware does not start, `driver.smi` does."""
+        return [check["id"] for check in done["checks"] if check["status"] == "failed"]
+
     def signer(self, module: str) -> str:
         return self.sh(f"modinfo -F signer {module}").strip()

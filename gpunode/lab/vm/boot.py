@@ -1,7 +1,7 @@
 """Process 1 of a machine's container: joins it to the lab's network, starts its PCI devices, and then QEMU.
 
 Runs in the container: Python's library alone.  /vm is a folder of the node's; machine.json there says what to start.
-A device NAME whose file NAME.out is there is not plugged in.
+A device NAME whose file NAME.out or NAME.lost is there is not plugged in.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def arguments(machine: Mapping[str, Any]) -> Iterator[str]:
     for number, device in enumerate(machine["devices"]):
         name = device["name"]
         yield from ("-device", f"pcie-root-port,id=port-{name},chassis={number + 1},slot={number + 1}")
-        if not (FOLDER / f"{name}.out").exists():
+        if not any((FOLDER / f"{name}.{word}").exists() for word in ("out", "lost")):
             yield from ("-device", json.dumps(plugged(name)))
 
 

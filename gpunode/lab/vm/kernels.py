@@ -11,12 +11,14 @@ from gpunode.core.errors import GpunodeError
 from gpunode.lab.packages_ubuntu import Stanza
 
 
-def choose(index: Mapping[str, Stanza], there: Callable[[str], bool]) -> tuple[str, list[str]]:
-    """The newest kernel of the release's own line that has all files of its modules, and the newer ones' numbers.
+def choose(
+    index: Mapping[str, Stanza], there: Callable[[str], bool], meta: str = "linux-image-generic"
+) -> tuple[str, list[str]]:
+    """The newest kernel of a metapackage's line that has all files of its modules, and the newer ones' numbers.
 
     `there` says whether the archive has a file.  Raises GpunodeError where it has those of no kernel.
     """
-    line = re.sub(r"linux-image-([\d.]+)-\d+-generic.*", r"\1", index["linux-image-generic"]["Depends"])
+    line = re.sub(r"linux-image-([\d.]+)-\d+-generic.*", r"\1", index[meta]["Depends"])
     part = re.compile(
         rf"linux-(?:(?:modules|objects)-nvidia-\d+-server-open|signatures-nvidia)-({re.escape(line)}-\d+)-generic"
     )

@@ -100,7 +100,7 @@ def cut_power(node: Node) -> None:
 
 
 def lose(node: Node, device: str) -> None:
-    """Let a device (`pci0`) fall off the bus: it is there, and all that it answers is ones."""
+    """Let a device (`pci0`) fall off the bus: all that it answers is ones; at the next boot it is not there."""
     (node.directory / f"vm/{device}.lost").touch()
 
 
