@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from dataclasses import fields
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -76,6 +77,14 @@ def test_every_page_about_engines_names_each(page: str) -> None:
 def test_an_editor_has_cases(kind: str) -> None:
     assert cases(kind), f"tests/edits/{kind}/ has no case"
     assert any(case.after for case in cases(kind)), f"no case of tests/edits/{kind}/ has an `after`"
+
+
+@over([case for case in cases(*ENGINES, having="after") if not {"config", "drop_in", "flags"} & case.asked.keys()])
+def test_the_probe_sends_every_file_that_an_edit_of_an_engine_makes(case: EditCase) -> None:
+    row = ROWS[next(name for name in ENGINES if name == case.kind)]
+    sent = [row.config, row.below(row.config), *row.files]
+    for path in case.done.keys() - case.before.keys():
+        assert any(fnmatchcase(path, one) for one in sent), f"{path}: drop_ins or files of {case.kind}'s row lack it"
 
 
 # UTF-16, other spaces, and a folder that is nobody's: these go back by lines alone
