@@ -52,18 +52,11 @@ def _specs(word: str) -> tuple[GpuSpec, ...]:
 
 
 def _describe(name: str, spec: GpuSpec) -> dict[str, Any]:
-    vendor, device = (int(part, 16) for part in spec.id.split(":"))
-    sub_vendor, sub_device = (int(part, 16) for part in spec.subsystem.split(":"))
     known = load_knowledge().gpus.get(spec.id)
     chip, wide = (CHIPS.get(known.chip, 0), known.arch in ("Hopper", "Blackwell")) if known else (0, False)
-    ids = {
-        "vendor": vendor,
-        "device": device,
-        "subsystem_vendor": sub_vendor,
-        "subsystem_device": sub_device,
-        "class": spec.class_code << 8,
-        "chip": chip,
-    }
+    numbers = (int(part, 16) for part in f"{spec.id}:{spec.subsystem}".split(":"))
+    ids = dict(zip(("vendor", "device", "subsystem_vendor", "subsystem_device"), numbers, strict=True))
+    ids |= {"class": spec.class_code << 8, "chip": chip}
     return {"name": name, "ids": ids, "bars": _bars(spec, wide=wide)}
 
 
