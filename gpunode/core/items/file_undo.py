@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import dropwhile
 
@@ -99,6 +99,7 @@ class Files:
         self.kept = {path: None for path in self.brought if self._is_kept(path)}
         own = [p for p in first if p not in self.brought or (p in self.kept and self._is_edited(p))]
         back = {path: one for path in own if (one := self._file(path))}
+        self._name_what_an_undo_found()
         for path in (path for path in back if path in journal.moved):
             self._note(path, f"it was a link to {journal.moved[path]}, and is a file by now: both are undone")
         by_unit: dict[str, list[FileRestore]] = {}
@@ -151,12 +152,8 @@ class Files:
         found = known.replayed
         wanted, expect = found.wanted, "" if now == ABSENT else now
         by_lines = not wanted.exact and (found.changed_since or bool(known.unit) or bool(known.edits))
-        left_so = found.theirs and not known.edits and (now, path if now == ABSENT else "") in self._left_so
-        # what of theirs went with an entry, an undo that died has not said
-        self._name(path, now, known, found.theirs if left_so and now == known.own[0].before else (), by_lines=by_lines)
-        if left_so:
-            if wanted.hash != now:
-                self._note(path, "changed since, not by gpunode; their lines stay")
+        self._name(path, now, known, by_lines=by_lines)
+        if found.theirs and not known.edits and (now, path if now == ABSENT else "") in self._left_so:
             return None
         if by_lines:
             return self._changed_since(known, expect)
@@ -172,15 +169,15 @@ class Files:
         self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
         return None
 
-    def _name(self, path: str, now: str, known: _Known, gone: Iterable[str], *, by_lines: bool) -> None:
-        """Notes of what somebody else has written there; `gone` are versions that are not there any more."""
+    def _name(self, path: str, now: str, known: _Known, *, by_lines: bool) -> None:
+        """Notes of what somebody else has written there."""
         found = known.replayed
         if found.theirs:
             self._theirs[path] = None
         stays = f"changed since, not by gpunode; it stays as it is{self._former(known)}"
         # where gpunode has written a file as a whole since, nothing of theirs is in it
         versions = found.aside if by_lines else (*found.aside, *found.unmerged)
-        if aside := [known.copies[hash] for hash in (*versions, *gone) if hash in known.copies]:
+        if aside := [known.copies[hash] for hash in versions if hash in known.copies]:
             copies = ", ".join(f"{FOLDER}/{one}" for one in aside)
             self._note(path, f"what others wrote there, and is not there now, is in {copies}")
         wanted = found.wanted
@@ -200,12 +197,24 @@ class Files:
         self.notes.append(Note(f"{path}: {text}", (path,)))
 
     @cached_property
-    def _left_so(self) -> frozenset[tuple[str, str]]:
-        """(hash, path) of files as this undo, which has no end yet, has left them; "" for the path of bytes."""
+    def _by_undo(self) -> list[Mapping[str, str]]:
+        """The files that this undo, which has no end yet, has written."""
         records = self.journal.records
         began = max((n + 1 for n, r in enumerate(records) if r.op in UNDOES), default=0)
-        found = (file for r in records[began:] if r.undoes for file in r.more.get("files", ()))
-        return frozenset((file["after"], file["path"] if file["after"] == ABSENT else "") for file in found)
+        return [file for r in records[began:] if r.undoes for file in r.more.get("files", ())]
+
+    @cached_property
+    def _left_so(self) -> frozenset[tuple[str, str]]:
+        """(hash, path) of files as it has left them; "" for the path of bytes."""
+        return frozenset((one["after"], one["path"] if one["after"] == ABSENT else "") for one in self._by_undo)
+
+    def _name_what_an_undo_found(self) -> None:
+        """What others had written where an undo began that died before it said so: by now a link may lead elsewhere."""
+        own = (one for ones in self.scope.own_files.values() for one in ones if not one.record.undoes)
+        ours = {ABSENT, *(hash for one in own for hash in (one.before, one.after))}
+        for file in self._by_undo:
+            if file["before"] not in ours:
+                self._note(file["path"], "changed since, not by gpunode; their lines stay")
 
     def _dependencies_added(self) -> list[FileRestore]:
         """What packages have brought goes, unless somebody has changed it: then gpunode's part of it alone does."""
