@@ -212,6 +212,7 @@ class Files:
         """What others had written where an undo began that died before it said so: by now a link may lead elsewhere."""
         own = (one for ones in self.scope.own_files.values() for one in ones if not one.record.undoes)
         ours = {ABSENT, *(hash for one in own for hash in (one.before, one.after))}
+        ours |= {file["after"] for file in self._by_undo}
         for file in self._by_undo:
             if file["before"] not in ours:
                 self._note(file["path"], "changed since, not by gpunode; their lines stay")
