@@ -21,7 +21,7 @@ from gpunode.core.late import regex
 _CONTROLLER = regex(r"[A-Za-z0-9.-]+-[0-9a-f]{6}")
 
 
-OUTPUT = "the output"  # the name of the file that results are printed to
+OUTPUT = "stdout"  # the name of the file that results are printed to
 
 
 class StateError(GpunodeError):

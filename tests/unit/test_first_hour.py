@@ -245,7 +245,7 @@ def test_a_full_disk_behind_the_output_is_named_as_the_output() -> None:
     with Path("/dev/full").open("w") as full:
         words = [sys.executable, "-m", "gpunode", "explain"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert "cannot write the output: No space left" in done.stderr and "state directory" not in done.stderr
+    assert "cannot write stdout: No space left" in done.stderr and "state directory" not in done.stderr
 
 
 def test_lines_of_explain_are_as_narrow_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

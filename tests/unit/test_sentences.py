@@ -25,7 +25,8 @@ NVIDIA's driver and nvidia-smi
     Requested functionality | Not Active | Not Started | In Progress | NVSMI LOG | gpu id | NVRM: Xid | NVRM
     version | NVIDIA UNIX | Open Kernel Module | GPU recovery action changed from | Unable to retrieve NVLink
     information as all links are inactive | GPU UUID | Device Minor | Video BIOS | GPU Firmware | is not a valid
-    field to query | RmInitAdapter failed | No devices | All done | Installation has failed
+    field to query | RmInitAdapter failed | No devices | All done | Installation has failed | Kernel source path |
+    NVRM: loading NVIDIA UNIX
 NVIDIA's fabric manager, nvidia-smi of Blackwell
     Detected NVL5 | NVIDIA GB
 lspci
@@ -69,6 +70,8 @@ Ansible
     waiting for privilege escalation prompt
 Python
     most recent call last
+PyYAML
+    stream end
 dockerd and containerd
     Docker daemon with file | unknown flag | flag provided but not defined | cleanup warnings | Error running exec |
     failed to get sandbox image | no such image | has stopped | not running | in CONTAINER_EXITED | was killed |

@@ -56,7 +56,9 @@ def check_rollout(rollout: RolloutSpec) -> None:
     if share(rollout.max_unavailable, 100) == 0:
         raise InputError.of("rollout.max_unavailable", "is 0", expected="at least 1: nothing could ever be done")
     if not rollout.waves or rollout.waves[-1] != "100%":
-        raise InputError.of("rollout.waves", f"are {', '.join(rollout.waves) or 'none'}", expected="100% as the last")
+        raise InputError.of(
+            "rollout.waves", f"are {', '.join(rollout.waves) or 'none'}", expected="100% as the last wave"
+        )
     if min(rollout.drain.timeout, rollout.drain.ready_timeout) < 1:
         raise InputError.of("rollout.drain", "has a timeout below 1", expected="seconds")
     if rollout.soak < 0:
