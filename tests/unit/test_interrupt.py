@@ -187,7 +187,7 @@ def test_a_silent_host_costs_a_step_of_ansible_its_time_and_no_more(sshd: Sshd, 
     printed, _ = process.communicate(timeout=30)
     assert time.monotonic() - began < 10, printed
     assert process.returncode == 4, printed
-    assert "read_journal.sh did not end within 3 s" in printed and "--timeout" in printed
+    assert "its script did not end within 3 s" in printed and "--timeout" in printed
     assert not left_of(tmp_path / "state")
 
 
