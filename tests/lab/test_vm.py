@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from undo_node import TREE
-from vm_node import UP, Machine
+from vm_node import MARKS, UP, Machine
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.vm,
-    pytest.mark.timeout(7200),
-    pytest.mark.skipif(not shutil.which("podman"), reason="needs podman: QEMU is in an image of the lab's"),
-]
+pytestmark = MARKS
 
 SPEC = {
     "driver": {

@@ -5,20 +5,14 @@ Of four H100 the firmware finds memory for two, which never start; then one of t
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
-from vm_node import Machine
+from vm_node import MARKS, Machine
 
 from gpunode.lab.vm import nodes as vm
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.vm,
-    pytest.mark.timeout(7200),
-    pytest.mark.skipif(not shutil.which("podman"), reason="needs podman: QEMU is in an image of the lab's"),
-]
+pytestmark = MARKS
 SPEC = {
     "driver": {"branch": "580", "modules": "precompiled"},
     "toolkit": {"version": "none"},

@@ -5,22 +5,16 @@ Its kernels are Ubuntu 24.04's own: the release's, then the newest of the hardwa
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
-from vm_node import Machine
+from vm_node import MARKS, Machine
 
 from gpunode.lab import machine as host
 from gpunode.lab.packages_ubuntu import read_index
 from gpunode.lab.vm import kernels
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.vm,
-    pytest.mark.timeout(7200),
-    pytest.mark.skipif(not shutil.which("podman"), reason="needs podman: QEMU is in an image of the lab's"),
-]
+pytestmark = MARKS
 
 
 def spec(branch: str) -> dict[str, Any]:

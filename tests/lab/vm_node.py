@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from test_provision import Node
 
 from gpunode.lab.vm import nodes as vm
 
+MARKS = [
+    pytest.mark.lab,
+    pytest.mark.vm,
+    pytest.mark.timeout(7200),
+    pytest.mark.skipif(not shutil.which("podman"), reason="needs podman: QEMU is in an image of the lab's"),
+]
 UP = 900  # seconds of a boot that is emulated on a busy machine
 
 

@@ -116,7 +116,7 @@ def test_a_branch_that_a_repository_lacks_is_refused_before_the_package_manager_
 
 
 def test_a_driver_that_is_loaded_in_another_version_is_named_with_where_it_is_from() -> None:
-    """github illinois-scicomp/machine-shop-maintenance issue 70: NVML says Driver/library version mismatch."""
+    """Like github illinois-scicomp/machine-shop-maintenance issue 70, Driver/library version mismatch; by a runfile."""
     probe = PROBES / "debian12-driver-mismatch/probe.txt"
     done = CliRunner().invoke(cli, ["plan", "--probe", str(probe)], standalone_mode=False)
     assert done.return_value == 5 and "driver 535.247.01 was installed by NVIDIA's runfile" in done.output

@@ -12,7 +12,7 @@ import yaml
 from api_server import ApiServer
 from kube_cluster import node
 
-from gpunode.core.errors import Exit, InputError, RefusedError
+from gpunode.core.errors import Exit, InputError, RefusedError, UnreachableError
 from gpunode.core.model import Changed, DriverState, HostResult, Kubernetes, MigInstance, NodeFacts, Sharing
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.desired import DesiredState
@@ -103,6 +103,22 @@ def test_a_canary_that_fails_stops_the_rest(monkeypatch: pytest.MonkeyPatch, tmp
         ("pending", False),
     ]
     assert results["gpu2"].message.startswith("not started: pool all: 1 failed, 0 may")
+
+
+def test_what_was_undone_on_a_host_that_is_lost_then_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    amid = HostRun(exit=Exit.UNREACHABLE, message="the host is lost", changed=DONE.changed)
+    fleet = Fleet(monkeypatch, tmp_path, gpu1=amid)
+
+    def gone(hosts: Sequence[Detected], _: Targets) -> list[Detected]:
+        return [replace(one, error=UnreachableError("no answer")) for one in hosts]
+
+    fleet.during = lambda: monkeypatch.setattr(undo, "probe", gone)
+    lost = fleet.undo(["gpu1"], {})["gpu1"]
+    assert (lost.outcome, lost.message, [one.text for one in lost.changed]) == (
+        "unreachable",
+        "the host is lost",
+        ["removed x"],
+    )
 
 
 def test_a_pool_of_the_inventory_has_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

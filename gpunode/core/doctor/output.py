@@ -107,7 +107,7 @@ def _modules(text: str) -> Iterator[Told]:
 
 
 def built(text: str) -> Iterator[tuple[int, str]]:
-    """For which kernels the driver's module was built: where it stands in the text, and the kernel."""
+    """For which kernels the driver's module was built: its place in the text, and the kernel."""
     if ": installed" in text or "Kernel source path: " in text or "/nvidia.ko" in text:
         yield from ((row.start(), row[row.lastindex or 0]) for row in _BUILT.finditer(text))
 

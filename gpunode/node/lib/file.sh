@@ -107,4 +107,4 @@ why_not() {
   esac
 }
 
-last_reason() { last_words "$log" | sed 's/.*: //'; } # the program's name and the paths stand in the log
+last_reason() { last_words "$log" | sed 's/.*: //'; } # the program's name and the paths are in the log
