@@ -108,12 +108,14 @@ def wrong(there: Root, distro: str, release: str, gpu: str, secure_boot: bool) -
 
 
 def offered_module(there: Root, release: str) -> str:
-    """Modules of a supported branch for that kernel, which apt would install."""
-    for name in (
-        f"linux-modules-nvidia-{branch}-server{kind}-{release}" for branch in (595, 580) for kind in ("-open", "")
-    ):
-        if name in there.names and not there.fault([PackageWant(name=name)]):
-            return name
+    """Modules of a supported branch for that kernel, of the driver's newest version, which apt would install."""
+    for branch in (595, 580):
+        common = f"nvidia-kernel-common-{branch}-server"
+        version = there.apt("apt-cache", "policy", common).stdout.partition("Candidate: ")[2].partition("-")[0]
+        for name in (f"linux-modules-nvidia-{branch}-server{kind}-{release}" for kind in ("-open", "")):
+            shown = there.apt("apt-cache", "show", name).stdout if name in there.names else ""
+            if f"{common} (>= {version})" in shown and not there.fault([PackageWant(name=name)]):
+                return name
     return ""
 
 

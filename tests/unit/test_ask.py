@@ -152,6 +152,14 @@ def test_proprietary_modules_of_an_older_driver_are_not_taken_though_apt_would()
     assert any("once the newest kernel, which comes along, has been booted" in text for text in planned.plan.warnings)
 
 
+def test_a_line_of_kernels_whose_newest_has_modules_of_an_older_driver_brings_none_along() -> None:
+    """So nvidia-6.11 of Ubuntu 24.04: its last modules of 595 are of 595.71.05."""
+    meta = f"offer {MODULES.format(595, 'generic')} 6.8.0-138.138 {COMMON.format(595)} >= 595.71.05"
+    there = (*common(595, "595.91.07"), module(595, OLD, "595.71.05"), meta)
+    planned, _ = asked(ubuntu(OLD), [said(*there, *cannot("unmet dependencies"))])
+    assert planned.plan.problems and planned.plan.steps == ()
+
+
 def test_an_older_version_that_all_kernels_take_is_left_for_apt_brings_none_of_its_dependencies() -> None:
     older = (*ARCHIVE, *common(595, "595.71.05"), module(595, NEW, "595.71.05"))
     planned, _ = asked(ubuntu(NEW, OLD), [said(*older, *cannot("unmet dependencies")), said(*older, *RESOLVES)])

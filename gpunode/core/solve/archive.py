@@ -108,10 +108,7 @@ def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
         without = _not_read(case, kernels, _kind(case, branch, flavour))
         of_them = f"the archive had no modules of this driver for {', '.join(without)}"
         return Fit(without=without, why=f"as of {case.distro.own_read} {of_them}")
-    pattern = version_pattern(case, branch)
-    offers = (offer.version for offer in archive.of(common) if fnmatch.fnmatchcase(offer.version, pattern))
-    newest = max(offers, key=version_key, default="")
-    if not newest:
+    if not (newest := _newest(case, branch)):
         return Fit(without=tuple(kernels), why=f"the archive has no {branch.branch}")
     modules = {kernel: archive.of(_module(case, branch, flavour, kernel)) for kernel in kernels}
     without = tuple(kernel for kernel in kernels if not any(_takes(offer, common, newest) for offer in modules[kernel]))
@@ -148,10 +145,12 @@ def metapackages(case: SolveCase, branch: Branch, flavour: str) -> list[str]:
 def needed_without(case: SolveCase, branch: Branch, flavour: str, *, come: bool = False) -> tuple[str, ...]:
     """The kernels of `Fit.without` that a node cannot do without.
 
-    `come`: another one may come along in their place, with its modules, where the archive says that it has one.
+    `come`: another one may come along in their place, where the archive has one with modules of the driver.
     """
     without = built_fit(case, branch, flavour).without
-    comes = come and any(map(case.request.archive.of, metapackages(case, branch, flavour)))
+    common, newest = _COMMON.format(branch=branch.branch), _newest(case, branch)
+    offers = (offer for name in metapackages(case, branch, flavour) for offer in case.request.archive.of(name))
+    comes = come and any(_takes(offer, common, newest) for offer in offers)
     return () if comes else tuple(release for release in needed_kernels(case) if release in without)
 
 
@@ -182,6 +181,13 @@ def _name(case: SolveCase, which: str, branch: Branch, kind: str, **words: str) 
 
 def _module(case: SolveCase, branch: Branch, flavour: str, release: str) -> str:
     return _name(case, "modules", branch, flavour, release=release)
+
+
+def _newest(case: SolveCase, branch: Branch) -> str:
+    """The newest version of the driver that the archive has, "" for none."""
+    pattern = version_pattern(case, branch)
+    versions = (offer.version for offer in case.request.archive.of(_COMMON.format(branch=branch.branch)))
+    return max((one for one in versions if fnmatch.fnmatchcase(one, pattern)), key=version_key, default="")
 
 
 def _takes(module: Offer, common: str, version: str) -> bool:
