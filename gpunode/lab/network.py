@@ -50,6 +50,7 @@ def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Networ
     A server that podman counts as running and that does not answer is started again: podman does not notice when a
     container and the process that watches it were killed together.
     """
+    directory.mkdir(parents=True, exist_ok=True)
     wanted = f"true {directory}"
     state = '{{.State.Running}} {{index .Config.Labels "' + SERVED + '"}}'
     if podman("inspect", "--format", state, repository_name(), check=False).stdout.strip() == wanted:

@@ -325,6 +325,15 @@ def test_the_driver_in_force_is_the_one_that_the_linker_finds(shell: list[str], 
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_a_folder_beside_the_kernels_is_none_of_them(shell: list[str], tmp_path: Path) -> None:
+    for name in ("6.8.0-149-generic", "kernel", "extramodules-5.15-MANJARO"):
+        (tmp_path / name).mkdir()
+    text = SCRIPT.replace("/lib/modules/", f"{tmp_path}/")
+    _, facts = probe(shell, request={"sections": b"kernels"}, text=text)
+    assert [kernel.release for kernel in facts.kernels if not kernel.running] == ["6.8.0-149-generic"]
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_kernel_settings_are_read_whole(shell: list[str]) -> None:
     """In a network of its own: the kernel answers a read of a number at its beginning alone."""
     if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:

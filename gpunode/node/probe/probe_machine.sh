@@ -95,7 +95,7 @@ probe_secure_boot() {
 probe_kernels() {
   local modules folder release image headers file
   modules=
-  for folder in /lib/modules/*/; do
+  for folder in /lib/modules/[0-9]*/; do # others are folders that some program left
     [ -d "$folder" ] || continue
     folder=${folder%/}
     release=${folder##*/}
