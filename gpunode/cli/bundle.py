@@ -188,8 +188,9 @@ def verify(place: str, sha256: str, output_format: str) -> int:
 def sources(place: str, url: str, output: Path | None, spec_data: dict[str, Any], output_format: str) -> int:
     """Print the part of gpunode.yml that has nodes use a bundle, merged into what -c names."""
 
-    from gpunode.core.bundle.manifest import KEY, fragment, fragment_text
+    from gpunode.core.bundle.manifest import KEY, fragment
     from gpunode.core.spec import merge_spec, parse_spec
+    from gpunode.core.yaml_text import yaml_text
     from gpunode.edge.bundle.verify import place_of, read_manifest
     from gpunode.edge.state import write_private
 
@@ -202,7 +203,7 @@ def sources(place: str, url: str, output: Path | None, spec_data: dict[str, Any]
         part["bundle"]["path"] = str(Path(place).resolve())
     data = merge_spec(spec_data, part)
     parse_spec(data)
-    text = fragment_text(data) if output_format == "yaml" else json_text(data, indent=2) + "\n"
+    text = yaml_text(data) if output_format == "yaml" else json_text(data, indent=2) + "\n"
     if output:
         write_private(output, text)  # it may have a password of yours
     else:
@@ -224,7 +225,8 @@ def sources(place: str, url: str, output: Path | None, spec_data: dict[str, Any]
 @format_option("text", "json")
 def serve(folder: Path, address: str, port: int, output_format: str) -> int:
     """Serve a bundle over HTTP until Ctrl-C, once it is proven whole; sources.yml in it names the address."""
-    from gpunode.core.bundle.manifest import KEY, fragment, fragment_text
+    from gpunode.core.bundle.manifest import KEY, fragment
+    from gpunode.core.yaml_text import yaml_text
     from gpunode.edge.bundle.serve import own_address, server
     from gpunode.edge.bundle.verify import damages, place_of, read_manifest, refuse_damaged
 
@@ -234,7 +236,7 @@ def serve(folder: Path, address: str, port: int, output_format: str) -> int:
     with server(folder, address, port) as listening:
         host = own_address() if address == "0.0.0.0" else address  # noqa: S104
         url = f"http://{host}:{listening.server_port}"
-        text = fragment_text(fragment(manifest, url, (folder / KEY).read_text(), found))
+        text = yaml_text(fragment(manifest, url, (folder / KEY).read_text(), found))
         (folder / "sources.yml").write_text(text, encoding="utf-8")
         if output_format == "json":
             print_json({"url": url, "sources": str(folder / "sources.yml")})

@@ -76,7 +76,8 @@ MAY_LOAD = {
     "plan --probe probe.txt": (
         "jinja2 markupsafe tomli tomlkit yaml core.checks core.content core.diff core.edits core.facts core.items "
         "core.knowledge core.openpgp core.plan core.report core.rollout core.secrets core.sharing core.solve core.spec "
-        "core.untrusted core.validation edge.ansible edge.ask edge.desired edge.fleet edge.load edge.supervise node"
+        "core.untrusted core.validation core.yaml_text edge.ansible edge.ask edge.desired edge.fleet edge.load "
+        "edge.supervise node"
     ),
     "doctor --log line.log": "ahocorasick tomli core.checks core.doctor edge.doctor",
 }

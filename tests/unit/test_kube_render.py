@@ -16,8 +16,8 @@ from kube_cases import CASES, KNOWN, Case, complaint
 from kube_cluster import rendered
 
 from gpunode.core.spec import parse_spec
+from gpunode.core.yaml_text import yaml_text
 from gpunode.kube.core import cluster_of, render
-from gpunode.kube.core.plain import yaml_text
 from gpunode.kube.core.render import ORDER, Rendered
 from gpunode.kube.core.render.files import files_of
 

@@ -119,10 +119,9 @@ def test_connection_variables_host_names_and_groups_are_literals_too() -> None:
 
 # The modules below core, edge and lab that write YAML by other means than dump(), and who reads it: Ansible never does.
 OTHER_WRITERS = {
-    "manifest.py": "gpunode.yml",
     "scheduler_config.py": "kube-scheduler",
     "yamltext.py": "k3s, k0s, the kubelet",
-    "plain.py": "Kubernetes",
+    "yaml_text.py": "Kubernetes, and gpunode.yml",
     "mig.py": "NVIDIA's MIG manager",
     "device_plugin.py": "the device plugin",
     "starter.py": "gpunode.yml",

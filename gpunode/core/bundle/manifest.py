@@ -8,8 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from gpunode.core.errors import InputError
 from gpunode.core.late import asdict, dataclass, regex
 from gpunode.core.model import PackageWant, Problem
@@ -132,19 +130,6 @@ def fragment(manifest: Manifest, url: str, key: str, sha256: str) -> dict[str, A
             for name in names
         },
     }
-
-
-def fragment_text(data: Mapping[str, Any]) -> str:
-    """As YAML, keys as blocks."""
-
-    class Dumper(yaml.SafeDumper):
-        pass
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-    Dumper.add_representer(str, text)
-    return yaml.dump(dict(data), Dumper=Dumper, sort_keys=False, width=120)
 
 
 def lacking(manifest: Manifest, target: str, wants: Sequence[PackageWant]) -> tuple[Problem, ...]:

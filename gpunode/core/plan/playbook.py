@@ -19,6 +19,7 @@ from gpunode.core.late import regex
 from gpunode.core.model import Plan, Step
 from gpunode.core.plan import class_key, shared_value
 from gpunode.core.plan.steps import BY_ID, DONE, EXPECT, ROLES, VALUES
+from gpunode.core.yaml_text import PlainDumper
 
 HEADER = """\
 # Written by gpunode.  Run it with:  ansible-playbook playbook.yml  (in this folder)
@@ -34,11 +35,8 @@ NO_TEMPLATE = "!unsafe"  # Ansible's tag for a text that is never templated, whe
 _LINE_BREAKS = regex("[\r\x85\u2028\u2029]")  # they are kept by escapes alone: YAML folds them
 
 
-class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper; a text of several lines becomes a literal block, so that files can be read."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+class _Dumper(PlainDumper):
+    """With lists below their keys indented, as ansible-lint wants them."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

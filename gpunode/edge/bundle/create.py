@@ -25,7 +25,6 @@ from gpunode.core.bundle.manifest import (
     TargetPart,
     digest,
     fragment,
-    fragment_text,
     manifest_bytes,
     repository_folder,
     sums_text,
@@ -39,6 +38,7 @@ from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import NodeFacts
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.spec.source import DISTRIBUTION
+from gpunode.core.yaml_text import yaml_text
 from gpunode.edge.bundle.apt import apt_repository
 from gpunode.edge.bundle.choose import Package, Source, choose
 from gpunode.edge.bundle.cluster import ClusterNeeds, cluster_needs
@@ -311,7 +311,7 @@ def _lay_out(order: Order, fetched: Fetched, folder: Path, key: Signer, url: str
     (folder / MANIFEST).write_bytes(data)
     (folder / SIGNATURE).write_bytes(key.signature(data))
     if url:
-        text = fragment_text(fragment(manifest, url, key.public.decode(), digest(data).sha256))
+        text = yaml_text(fragment(manifest, url, key.public.decode(), digest(data).sha256))
         (folder / "sources.yml").write_text(text)
     return manifest
 

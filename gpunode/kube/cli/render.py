@@ -43,10 +43,10 @@ def render(
 ) -> int:
     """Write what the cluster needs: objects in the order of applying, values for helm charts, labels of nodes."""
     from gpunode.core.spec import merge_spec
+    from gpunode.core.yaml_text import yaml_documents
     from gpunode.edge.load import load_kube_knowledge
     from gpunode.kube.core import cluster_of
     from gpunode.kube.core import render as render_cluster
-    from gpunode.kube.core.plain import yaml_documents
     from gpunode.kube.core.render.files import files_of, rendered_data
     from gpunode.kube.edge import specs_of, write_files
 

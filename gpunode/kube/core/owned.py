@@ -13,8 +13,8 @@ from typing import Any
 
 from gpunode.core.errors import RefusedError
 from gpunode.core.late import dataclass, field
+from gpunode.core.yaml_text import yaml_text
 from gpunode.kube.core.cluster import OWNED, Object
-from gpunode.kube.core.plain import yaml_text
 
 MANAGER = "gpunode"  # the field manager of everything that we apply
 INVENTORY = "gpunode-inventory"

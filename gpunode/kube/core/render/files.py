@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gpunode.core.yaml_text import yaml_documents, yaml_text
 from gpunode.kube.core.cluster import Cluster
-from gpunode.kube.core.plain import yaml_documents, yaml_text
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.gpushare import EXTENDER
 from gpunode.kube.core.render.gpushare import PLUGIN as GPUSHARE_PLUGIN

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gpunode.core.yaml_text import yaml_text
 from gpunode.kube.core.cluster import Cluster
-from gpunode.kube.core.plain import yaml_text
 
 
 def handover_values(cluster: Cluster, name: str) -> dict[str, Any]:
