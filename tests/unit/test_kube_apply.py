@@ -519,6 +519,26 @@ def test_a_device_plugin_whose_pods_no_node_takes_is_named_with_the_taint(server
     assert f"waiting for {lacks}" in said, "no fix while it may pass"
 
 
+def test_a_policy_that_denies_the_plugins_pods_is_named_once_and_no_node_is_blamed(server: ApiServer, api: Api) -> None:
+    for name in ("gpu1", "gpu2"):
+        server.put(node(name, allocatable={"nvidia.com/gpu": "0"}))
+    spec = rendered({"kubernetes": {"feature_discovery": False}}, gpu1={}, gpu2={})
+    put(api, spec)
+    server.controllers.clear()
+    wanted = {"desiredNumberScheduled": 2, "updatedNumberScheduled": 0, "numberAvailable": 0}
+    server.edit("DaemonSet", "nvidia-device-plugin", "gpunode", lambda item: item["status"].update(wanted))
+    policy = 'pods "x" is forbidden: ValidatingAdmissionPolicy no-host-paths denied request'
+    server.put({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "gpunode"}, "type": "Warning",
+        "reason": "FailedCreate", "message": policy, "lastTimestamp": "2026",
+        "involvedObject": {"kind": "DaemonSet", "name": "nvidia-device-plugin"},
+    })  # fmt: skip
+    said: list[str] = []
+    (text,) = apply(api, spec, timeout=2, notify=said.append).waiting
+    assert text == f"{PLUGIN} is not ready: 0 of 2 pods; FailedCreate: {policy}"
+    assert "node gpu" not in "".join(said)
+
+
 CUT: dict[str, Any] = {
     "sharing": {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": {"1g.10gb": 7}}},
     "kubernetes": {"feature_discovery": False},

@@ -143,16 +143,37 @@ def test_pools_by_label_are_judged_one_by_one(server: ApiServer, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("nodes")
+def test_a_chosen_node_that_left_the_cluster_is_noted_until_the_next_apply(server: ApiServer, tmp_path: Path) -> None:
+    """Renamed: the selector chooses one node less, and no object of the cluster tells of it."""
+    spec = {"kubernetes": {"pools": {"p": {"nodes": "team"}}}}
+    left = "node b: it was in a pool when gpunode kube apply last ran, and has left the cluster"
+
+    def noted() -> list[str]:
+        done = run(server, tmp_path, "verify", "--timeout", "1", "--format", "json", spec=spec)
+        ((cluster),) = json.loads(done.stdout)["hosts"]
+        return [one["message"] for one in cluster["checks"] if one["status"] == "not-proven"]
+
+    run(server, tmp_path, "apply", "--no-wait", spec=spec)
+    assert noted() == []
+    server.gone(("v1", "nodes", "", "b"))
+    server.put(node("b9", allocatable={"nvidia.com/gpu": "4"}))
+    assert noted() == [left]
+    again = run(server, tmp_path, "apply", "--no-wait", spec=spec)
+    assert "note: node b: it was in a pool, and has left the cluster" in again.stderr
+    assert noted() == []
+
+
+@pytest.mark.usefixtures("nodes")
 def test_status_names_the_nodes_of_pools_that_offer_something_else(server: ApiServer, tmp_path: Path) -> None:
     server.edit("Node", "c", "", lambda item: item["status"].update(allocatable={"nvidia.com/gpu": "3"}))
     done = run(server, tmp_path, "status", spec=POOLS)
     assert done.return_value == Exit.OK
-    text = "node c of pool mps: it offers 3 nvidia.com/gpu, and should offer at least 4 nvidia.com/gpu"
+    text = "node c: it offers 3 nvidia.com/gpu, and should offer at least 4 nvidia.com/gpu (pool mps)"
     assert done.stdout.endswith(f"Not ready:\n  {text}\n")
     hosts = tmp_path / "hosts.yml"
     hosts.write_text(yaml.safe_dump({"all": {"hosts": {"c": {}, "d": {}}}}))
     by_host = run(server, tmp_path, "status", "-i", str(hosts), "d", spec={"sharing": {"strategy": "gpushare"}})
-    assert "node d of pool default: it offers 4 nvidia.com/gpu, and should offer at least 1 aliyun" in by_host.stdout
+    assert "node d: it offers 4 nvidia.com/gpu, and should offer at least 1 aliyun" in by_host.stdout
     assert "node c" not in by_host.stdout
 
 
@@ -171,7 +192,7 @@ def test_a_host_offers_as_many_gpus_as_its_last_good_run_found(
     hosts = tmp_path / "hosts.yml"
     hosts.write_text(yaml.safe_dump({"all": {"hosts": {"c": {}, "d": {}}}}))
     done = run(server, tmp_path, "status", "-i", str(hosts), spec={"kubernetes": {}})
-    assert "node d of pool default: it offers 4 nvidia.com/gpu, and should offer at least 6 nvidia" in done.stdout
+    assert "node d: it offers 4 nvidia.com/gpu, and should offer at least 6 nvidia" in done.stdout
     assert "node c" not in done.stdout
 
 

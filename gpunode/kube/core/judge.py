@@ -36,7 +36,7 @@ from gpunode.kube.core.owned import (
     owner_words,
     serves_as_ours,
 )
-from gpunode.kube.core.placing import selects, unserved
+from gpunode.kube.core.placing import pods_on, selects, unserved
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render import NodeWish
@@ -157,11 +157,20 @@ def findings(look: ClusterReading) -> tuple[ClusterFinding, ...]:
     return tuple(sorted(faults, key=lambda one: (CHECKS.index(one.check), one.about)))
 
 
+def node_faults(look: ClusterReading) -> tuple[ClusterFinding, ...]:
+    """Nodes of pools that are not Ready, or do not offer what their pool should."""
+    return (*_nodes(look), *_mig(look))
+
+
 def not_offering(look: ClusterReading) -> tuple[ClusterFinding, ...]:
-    """Ready nodes that a device plugin of ours is for, and that do not offer what their pool should."""
-    pools = {node["metadata"]["name"]: look.pool_of(node) for node in look.nodes}
-    ours = {f"node {name}" for name, pool in pools.items() if pool and look.plugin_of(pool)}
-    return tuple(one for one in (*_nodes(look), *_mig(look)) if one.check != "kube.node" and one.about in ours)
+    """Those that are Ready, and that a device plugin of ours is for, unless its pods are denied: that says it all."""
+    ours = set()
+    for node in look.nodes:
+        name, pool = node["metadata"]["name"], look.pool_of(node)
+        key = look.plugin_of(pool) if pool else None
+        if key and (key not in look.denied or any(pods_on(look.pods.get(key, ()), name))):
+            ours.add(f"node {name}")
+    return tuple(one for one in node_faults(look) if one.check != "kube.node" and one.about in ours)
 
 
 # ---------------------------------------------------------------- objects

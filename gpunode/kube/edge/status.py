@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.printable import printable
 from gpunode.edge.isolate import isolated
 from gpunode.kube.core.api_error import DeniedError
-from gpunode.kube.core.checks.preflight import counted, pool_nodes
 from gpunode.kube.core.checks.ready import WORKLOADS, readiness
-from gpunode.kube.core.cluster import Cluster, Object
-from gpunode.kube.core.offers import expected, lack, offered
+from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import OWNED_SELECTOR, ObjectKey
 from gpunode.kube.core.usage import Usage, usage
 from gpunode.kube.edge.client import Api
@@ -54,18 +51,6 @@ def unready(api: Api) -> tuple[str, ...]:
                 trouble = pods_missing(api, key, live)
                 lines.append(printable(f"{key}: {state.text}" + (f"; {trouble}" if trouble else "")))
     return tuple(lines)
-
-
-def otherwise(api: Api, cluster: Cluster, usage: Usage, names: tuple[str, ...] = ()) -> Iterator[str]:
-    """The nodes of pools, of these where there are names, that offer otherwise than their pool shares."""
-    nodes = {node["metadata"]["name"]: node for node in api.items("/api/v1/nodes", odd=[])}
-    there = {node.name: offered(node) for node in usage.nodes}
-    gpus = counted(cluster, list(nodes.values()))
-    for pool in cluster.pools:
-        for name in pool_nodes(pool, list(nodes.values())):
-            should = expected(pool.sharing, nodes[name]["metadata"].get("labels") or {}, gpus.get(name, 0))
-            if (not names or name in names) and (lacks := lack(should, there.get(name, {}))):
-                yield printable(f"node {name} of pool {pool.name}: {lacks}")
 
 
 def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object], list[Object]]:
