@@ -250,7 +250,7 @@ def test_it_waits_for_the_boot_the_kubelet_and_the_gpus(server: ApiServer, api: 
     ("allocatable", "ready", "says"),
     [
         ({"nvidia.com/gpu": "7"}, "True", "offers 7 nvidia.com/gpu, not 8"),
-        ({"nvidia.com/gpu": "8"}, "False", "NotReady: it says nothing"),
+        ({"nvidia.com/gpu": "8"}, "False", "the node is not Ready: it says nothing"),
     ],
 )
 def test_what_is_missing_is_said_at_the_timeout(

@@ -20,6 +20,7 @@ from gpunode.kube.core.checks.ready import (
     crash_loop,
     deletion_waits_for,
     event_time,
+    not_ready,
     pods_trouble,
     readiness,
 )
@@ -439,7 +440,7 @@ def _nodes(look: ClusterReading) -> Iterator[ClusterFinding]:
         name, pool = node["metadata"]["name"], look.pool_of(node)
         if pool is None:
             continue
-        if why := _not_ready(node):
+        if why := not_ready(node):
             fix = f"kubectl describe node {name}; the kubelet's log on it"
             if now := former.get(name):
                 fix = f"node {now} has its address now; if the machine was renamed: kubectl delete node {name}"
@@ -532,14 +533,6 @@ def _mig(look: ClusterReading) -> Iterator[ClusterFinding]:
             fix = f"the log of the MIG manager's pod on {name} (gpunode verify {name}, where gpunode cuts it)"
             passing = labels.get(MIG_STATE) != "failed"
             yield ClusterFinding(check="kube.mig", about=f"node {name}", message=text, fix=fix, passing=passing)
-
-
-def _not_ready(node: Object) -> str:
-    for condition in mapping(node, "status").get("conditions") or ():
-        if condition["type"] == "Ready" and condition["status"] != "True":
-            why = condition.get("message") or condition.get("reason") or ""
-            return printable(f"the node is not Ready: {why}".rstrip(": "))[:300]
-    return ""
 
 
 # ---------------------------------------------------------------- pools

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.late import asdict, dataclass
+from gpunode.kube.core.checks.ready import not_ready, unschedulable
 from gpunode.kube.core.cluster import POOL_LABEL, Object
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
@@ -362,21 +363,18 @@ def consumed_memory(result: Object) -> int | None:
 def _node_use(node: Object, uses: tuple[Use, ...]) -> NodeUse:
     status, labels = node.get("status") or {}, node["metadata"].get("labels") or {}
     addresses = {a["type"]: a["address"] for a in reversed(status.get("addresses") or [])}
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
     off = bool((node.get("spec") or {}).get("unschedulable"))
     return NodeUse(
         name=node["metadata"]["name"],
         address=addresses.get("InternalIP") or next(iter(addresses.values()), "unknown"),
         product=labels.get("nvidia.com/gpu.product", ""),
-        state=("Ready" if ready else "NotReady") + (",SchedulingDisabled" if off else ""),
+        state=("NotReady" if not_ready(node) else "Ready") + (",SchedulingDisabled" if off else ""),
         uses=uses,
         pool=labels.get(POOL_LABEL, ""),
     )
 
 
 def _waits(pod: Object, claims: Sequence[Object], classes: Collection[str]) -> Waiting | None:
-    from gpunode.kube.core.checks.ready import unschedulable
-
     resources = {
         name
         for container in (*(pod["spec"].get("containers") or []), *(pod["spec"].get("initContainers") or []))

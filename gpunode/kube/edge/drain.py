@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.core.api_error import ApiError
+from gpunode.kube.core.checks.ready import not_ready
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.draining import (
     CORDONED,
@@ -190,12 +191,11 @@ def _state(live: Object | None, offers: Mapping[str, int], boot: str, stale: str
     if live is None:
         return "is not in the cluster"
     status = live.get("status") or {}
-    ready: Object = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
     told = (status.get("nodeInfo") or {}).get("bootID", "")
     if (boot and told != boot) or (stale and told == stale):
         return "has not booted yet"
-    if ready.get("status") != "True":
-        return f"NotReady: {ready.get('message') or ready.get('reason') or 'it says nothing'}"
+    if why := not_ready(live):
+        return why
     there = gpus_offered(live)
     there[ANY] = sum(there.values())
     less = [name for name, count in offers.items() if there.get(name, 0) < count]

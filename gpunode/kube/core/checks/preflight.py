@@ -12,6 +12,7 @@ from gpunode.core.model import Problem
 from gpunode.core.numbers import release
 from gpunode.core.printable import few, printable
 from gpunode.core.sharing.rules import cuts
+from gpunode.kube.core.checks.ready import not_ready
 from gpunode.kube.core.cluster import MIG_LABEL, MIG_STATE, POD_SECURITY, Cluster, Object, Pool
 from gpunode.kube.core.owned import ObjectKey, is_ours, owner_words
 from gpunode.kube.core.plain import mapping, mappings
@@ -132,11 +133,11 @@ def _without_cdi(cluster: Cluster, node: Object) -> str:
 
 def renamed(nodes: Sequence[Object]) -> dict[str, str]:
     """Node that is not Ready → the Ready one that has its address now: what a machine's former name has left."""
-    now = {address: _name(node) for node in nodes if _is_ready(node) for address in _addresses(node, "InternalIP")}
+    now = {address: _name(node) for node in nodes if not not_ready(node) for address in _addresses(node, "InternalIP")}
     return {
         _name(node): now[address]
         for node in nodes
-        if not _is_ready(node)
+        if not_ready(node)
         for address in _addresses(node, "InternalIP")
         if address in now
     }
@@ -159,11 +160,6 @@ def _name(node: Object) -> str:
 def _addresses(node: Object, kind: str = "") -> list[str]:
     listed = (node.get("status") or {}).get("addresses") or []
     return [one["address"] for one in listed if kind in ("", one["type"])]
-
-
-def _is_ready(node: Object) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str, str], list[Problem]]:

@@ -43,6 +43,14 @@ def readiness(live: Object | None) -> Readiness:
     return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods")
 
 
+def not_ready(node: Object) -> str:
+    """Why a node is not Ready; "" where it is."""
+    listed = (node.get("status") or {}).get("conditions") or []
+    ready: Object = next((one for one in listed if one["type"] == "Ready"), {"status": ""})
+    why = printable(_short(ready.get("message") or ready.get("reason") or "it says nothing"))
+    return "" if ready["status"] == "True" else f"the node is not Ready: {why}"
+
+
 def wanted_pods(live: Object) -> int:
     """How many pods its controller wants to have."""
     status, spec = live.get("status") or {}, live.get("spec") or {}
