@@ -104,6 +104,7 @@ def test_a_configuration_that_configure_did_not_create_loses_the_extender_alone(
         left = applied(after, scheduler_target(request, RULES).unconfigure(after, records))
         assert yaml.safe_load(left[RULES.config_file]) == own
         assert last_value(flags_in(words_of(left, request)), "config"), "its --config stays"
+        assert left[MANIFEST] == mine[MANIFEST] != after[MANIFEST], "the kubelet starts the pod again"
 
 
 BAD = [

@@ -68,7 +68,8 @@ class EditTarget:
     `root` is the file that names the others: it is written last.  `label` says whose an undo record is.  `patterns`
     gives paths and globs, asked again with what was read until it names nothing new.  `edit` is what changes, `remove`
     what changes so that nothing of it is left; it gets the records that did not suffice.  `usable` says whether the
-    program can work with what the records leave of files that have changed since.
+    program can work with what the records leave of files that have changed since.  `noticed` adds to an edit what makes
+    the program take it up.
     """
 
     name: str
@@ -79,6 +80,7 @@ class EditTarget:
     remove: Callable[[Files, Records], Edit]
     activation: Callable[[Files, Edit], Activation]
     usable: Callable[[Files], bool] = lambda _: True
+    noticed: Callable[[Files, Edit], Edit] = lambda _, edit: edit
 
     def files(self, files: Files) -> tuple[str, ...]:
         """Paths and globs of the files that an edit has to be given; RefusedError where that cannot be said."""
@@ -90,13 +92,13 @@ class EditTarget:
 
         An Edit without changes and problems: they say so already.  Raises InputError for files that are broken.
         """
-        return _recorded(files, lambda: self.edit(files))
+        return _recorded(files, lambda: self.noticed(files, self.edit(files)))
 
     def unconfigure(self, files: Files, undo: Records = ()) -> Edit:
         """What undoes it: to the byte by configure's records, newest first, else only gpunode's own entries go."""
         return _recorded(
             files,
-            lambda: reverted(files, undo, lambda left: self.remove(left, undo), self.usable),
+            lambda: self.noticed(files, reverted(files, undo, lambda left: self.remove(left, undo), self.usable)),
         )
 
 

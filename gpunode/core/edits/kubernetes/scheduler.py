@@ -140,10 +140,6 @@ def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: Sc
     place = host.path_of(path)
     after, kept = {**files, place: data}, files.get(place) == data and last_value(host.flags, "config") == path
     reasons += _name_it(after, host, extender, Naming(path=path, file=place, kept=kept))
-    if host.pod and files.get(place, data) != data and after[host.pod.path] == files[host.pod.path]:
-        mark = hashlib.sha256(data).hexdigest()[:16]
-        after[host.pod.path] = scheduler_pod.with_mark(pod_of(host.pod.path, files[host.pod.path]), mark).text.encode()
-        reasons += (Reason(what=host.pod.path, why="an annotation makes the kubelet restart the pod"),)
     changes = {path: data for path, data in after.items() if files.get(path) != data}
     return Edit(changes=dict(changes), reasons=(*reasons, *_notes(files, host, request, extender)) if changes else ())
 
@@ -273,9 +269,6 @@ def _without_extender(files: Files, undo: Records, request: SchedulerRequest, ru
             after[host.pod.path] = scheduler_pod.without_file(pod, place).text.encode()
     elif data != files[place]:
         after[place] = data
-        if host.pod:
-            mark = hashlib.sha256(data).hexdigest()[:16]
-            after[host.pod.path] = scheduler_pod.with_mark(host.pod, mark).text.encode()
     changes = {path: after.get(path) for path in files if files[path] != after.get(path)}
     return Edit(changes=changes, reasons=reasons)
 
@@ -321,7 +314,18 @@ def scheduler_target(request: SchedulerRequest, rules: SchedulerRules) -> EditTa
         edit=lambda files: _configured(files, request, rules),
         remove=lambda files, undo: _without_extender(files, undo, request, rules),
         activation=lambda files, edit: _activation(files, edit, request),
+        noticed=lambda files, edit: _noticed(files, edit, request.manifest),
     )
+
+
+def _noticed(files: Files, edit: Edit, manifest: str) -> Edit:
+    """The edit, with an annotation that comes or goes where the manifest would be the same, and the pod go on."""
+    if not manifest or not edit.changes or manifest in edit.changes:
+        return edit
+    mark = hashlib.sha256(b"".join(data or b"" for data in edit.changes.values())).hexdigest()[:16]
+    pod = scheduler_pod.with_other_mark(pod_of(manifest, files[manifest]), mark)
+    why = Reason(what=manifest, why="an annotation makes the kubelet restart the pod")
+    return replace(edit, changes={**edit.changes, manifest: pod.text.encode()}, reasons=(*edit.reasons, why))
 
 
 def _activation(files: Files, edit: Edit, request: SchedulerRequest) -> Activation:

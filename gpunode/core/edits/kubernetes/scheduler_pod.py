@@ -197,8 +197,10 @@ def without_file(pod: Pod, file: str) -> Pod:
     return pod_of(pod.path, text.encode())
 
 
-def with_mark(pod: Pod, mark: str) -> Pod:
-    """The manifest with an annotation that differs, so that the kubelet starts the pod again."""
+def with_other_mark(pod: Pod, mark: str) -> Pod:
+    """The manifest with an annotation, or without the one that is there, so that the kubelet starts the pod again."""
+    if yamltext.value_at(pod.data, ("metadata", "annotations", _MARK)) is not None:
+        return without_mark(pod)
     return pod_of(pod.path, yamltext.set_value(pod.text, ("metadata", "annotations", _MARK), mark).encode())
 
 
