@@ -24,7 +24,8 @@ def place(text: str, offset: int) -> str:
 
 
 def decode(path: str, data: bytes) -> str:
-    """UTF-8 text of a file; InputError names the place of the first byte that is not."""
+    """UTF-8 text of a file; InputError for one that is too large, and with the place of the first byte that is not."""
+    check_size(path, data)
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -306,8 +306,15 @@ PLAIN = '[crio.runtime]\ndefault_runtime = "runc"\n[crio.runtime.runtimes.runc]\
         (CONTAINERD, RUNC, TABLE, TABLE.replace("]\n", "]\nmine = 1\n"), "", None),
         (CRIO, PLAIN, 'default_runtime = "nvidia"', 'default_runtime = "mine"', "", 1),
         (CRIO, PLAIN, NVIDIA, f"{NVIDIA}mine = 1\n", "", 1),
+        (CRIO, PLAIN, 'default_runtime = "nvidia"', 'default_runtime = "mine"', "was", None),
     ],
-    ids=["behind a new link", "a key in the entry that goes", "after an undo that died", "a key, after an undo died"],
+    ids=[
+        "behind a new link",
+        "a key in the entry that goes",
+        "after an undo that died",
+        "a key, after an undo died",
+        "behind a link of before",
+    ],
 )
 def test_what_others_set_next_to_what_goes(
     path: str, before: str, wrote: str, mine: str, link: str, dies: int | None

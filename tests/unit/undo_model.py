@@ -43,6 +43,11 @@ def sha(data: bytes | None) -> str:
     return "absent" if data is None else hashlib.sha256(data).hexdigest()
 
 
+def elsewhere(path: str) -> str:
+    """Where a person moves a file: the name says nothing of what is in it."""
+    return f"/srv/{sha(path.encode())[:8]}"
+
+
 class Killed(Exception):
     """The run's process is gone."""
 
@@ -100,7 +105,7 @@ class Fake:
     def person_moves(self, path: str) -> None:
         """The file is elsewhere, and its path leads there."""
         if path in self.files:
-            self.links[path] = f"/srv{path}"
+            self.links[path] = elsewhere(path)
             self.files[self.links[path]] = self.files.pop(path)
 
     def person_replaces_link(self, path: str, data: bytes) -> None:
@@ -427,7 +432,7 @@ class Real(Fake):
         raise Killed
 
     def person_moves(self, path: str) -> None:
-        target = Path(f"{self.root}/srv", Path(path).name)
+        target = Path(f"{self.root}{elsewhere(path)}")
         target.parent.mkdir(exist_ok=True)
         Path(path).rename(target)
         Path(path).symlink_to(target)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpunode.core.content import check_size, decode
+from gpunode.core.content import decode
 from gpunode.core.engines import BY_CDI, ROWS, RuntimeName
 from gpunode.core.errors import InputError
 from gpunode.core.late import regex
@@ -33,7 +33,6 @@ _MIG = regex(r"\d+:\d+\Z")
 @masked_errors()
 def read_spec(path: str, data: bytes) -> CdiSpec:
     """A specification's kind, devices, driver version and host paths; InputError (path:line:column) for broken ones."""
-    check_size(path, data)
     doc = _mapping(_parse(path, decode(path, data)), path, "the file")
     devices = _list(doc.get("devices"), path, "devices")
     names = [_text(_mapping(device, path, "a device").get("name"), path, "a device's name") for device in devices]

@@ -269,14 +269,14 @@ class Files:
         lost: list[Lost] = []
         why = ""
         for one in undo:
-            data, left = revert(data, one, path)
+            data, left = revert(data, one, known.called)
             lost += left
         engine = _ENGINES.get(known.unit)
         if engine and was is not None and (data == was or not all(one.theirs for one in lost)):
-            request = RuntimeRequest(runtime=engine, config=path)
-            edit = _unconfigured({path: was}, request, [{path: one} for one in undo])
-            if path in edit.changes and not edit.problems:
-                data = edit.changes[path]
+            request = RuntimeRequest(runtime=engine, config=known.called)
+            edit = _unconfigured({known.called: was}, request, [{known.called: one} for one in undo])
+            if known.called in edit.changes and not edit.problems:
+                data = edit.changes[known.called]
                 lost = [one if one.theirs else Lost(f"{one.text}: removed") for one in lost if one not in NOT_FOUND]
             why += "".join(f", because {problem.what}" for problem in edit.problems[:1])
         why += "".join(f"; {one.text}" for one in dict.fromkeys(lost))
@@ -301,7 +301,7 @@ class _Known:
     """What the journal and the node say of one file; `brought` where packages made it."""
 
     def __init__(self, path: str, journal: JournalSnapshot, scope: Scope, brought: bool) -> None:
-        self.path, self._journal, self._brought = path, journal, brought
+        self.path, self.called, self._journal, self._brought = path, journal.called.get(path, path), journal, brought
         self.all: Sequence[Recorded] = scope.files.get(path, ())
         self.own: Sequence[Recorded] = scope.own_files.get(path, ())
 
@@ -340,7 +340,7 @@ class _Known:
             )
             for one in self.all
         )
-        return replay_file(changes, self._journal.files.get(self.path, ABSENT), self._texts(), self.path)
+        return replay_file(changes, self._journal.files.get(self.path, ABSENT), self._texts(), self.called)
 
     def _texts(self) -> dict[str, bytes]:
         """What is known of the bytes of the file's versions, by hash."""

@@ -121,6 +121,7 @@ class JournalSnapshot:
     copies: Mapping[tuple[str, str], Copy] = field(default_factory=dict)  # by id and path
     undo: Mapping[str, Mapping[str, Undo]] = field(default_factory=dict)  # by id, then by path
     moved: Mapping[str, str] = field(default_factory=dict)  # file → where it led as a link, which it no longer is
+    called: Mapping[str, str] = field(default_factory=dict)  # file where links led → its path for the program
     follow: Mapping[str, PostCommit] = field(default_factory=dict)  # by id
     files: Mapping[str, str] = field(default_factory=dict)
     contents: Mapping[str, bytes] = field(default_factory=dict)

@@ -152,7 +152,7 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
     }
     undo = {id: _undo(_bytes(data)) for id, data in rows("undo", RECORD)}
     leads = {row[0]: row[1] for row in rows("leads", PATH, PATH)}
-    records, undo, moved = _by_links(_attributed([record for record in lines if record]), undo, leads)
+    records, undo, moved, called = _by_links(_attributed([record for record in lines if record]), undo, leads)
     copies |= {(id, path): copies[id, target] for id, path, target in moved if (id, target) in copies}
     made = [row[0] for row in rows("backup")]
     return JournalSnapshot(
@@ -161,6 +161,7 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
         copies=copies,
         undo=undo,
         moved={path: target for _, path, target in moved},
+        called=called,
         follow={
             row[0]: _follow(**dict(zip(("after", "validate", "health"), map(_bytes, row[1:]), strict=False)))
             for row in rows("follow", RECORD)
@@ -218,27 +219,28 @@ def _attributed(records: Sequence[Record]) -> tuple[Record, ...]:
 
 def _by_links(
     records: Sequence[Record], undo: Mapping[str, Mapping[str, Undo]], leads: Mapping[str, str]
-) -> tuple[tuple[Record, ...], dict[str, dict[str, Undo]], list[tuple[str, str, str]]]:
+) -> tuple[tuple[Record, ...], dict[str, dict[str, Undo]], list[tuple[str, str, str]], dict[str, str]]:
     """Records of edits by the files that were written, as those of files are.
 
     An edit names the program's own path, a record of files the one where links led from there.  Where they no longer
-    do, both files have what was written: (id, path, where it led) of those.
+    do, both files have what was written: (id, path, where it led) of those.  Last: place → path, where links led.
     """
     found: dict[str, dict[str, Undo]] = {id: dict(files) for id, files in undo.items()}
     moved: list[tuple[str, str, str]] = []
+    called: dict[str, str] = {}
     wrote = {r.id: {f["path"]: f["after"] for f in r.more["files"]} for r in records if r.more.get("files")}
     for id, files in undo.items():
         targets = {after: path for path, after in wrote.get(id, {}).items() if path not in files}
         for path in files.keys() & leads.keys():
             target = targets.get(files[path].sha256 or ABSENT)
             if target:
-                found[id][target] = files[path]
+                found[id][target], called[target] = files[path], path
             if target == leads[path]:
                 del found[id][path]
             elif target:
                 moved.append((id, path, target))
     names = {(id, target): path for id, path, target in moved}
-    return tuple(_with_links(record, names) for record in records), found, moved
+    return tuple(_with_links(record, names) for record in records), found, moved, called
 
 
 def _with_links(record: Record, names: Mapping[tuple[str, str], str]) -> Record:

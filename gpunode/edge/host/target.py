@@ -194,18 +194,14 @@ def _one_at_a_time() -> Iterator[None]:
 
 def _committed(find: Callable[[bool], H], *, undo: bool, check: bool) -> Result[H]:
     with nullcontext() if check else _one_at_a_time():
-        return _tried(find, undo=undo, check=check)
-
-
-def _tried(find: Callable[[bool], H], *, undo: bool, check: bool) -> Result[H]:
-    for left in reversed(range(TRIES)):
-        subject = look(find(left == TRIES - 1))
-        made, used = _undone(subject) if undo else (edit(subject), None)
-        if made.problems:
-            return subject, made, None
-        outcome = _send(subject, made, used, check=check)
-        if not outcome.stale:
-            break
+        for left in reversed(range(TRIES)):
+            subject = look(find(left == TRIES - 1))
+            made, used = _undone(subject) if undo else (edit(subject), None)
+            if made.problems:
+                return subject, made, None
+            outcome = _send(subject, made, used, check=check)
+            if not outcome.stale:
+                break
     return subject, made, outcome
 
 

@@ -209,16 +209,14 @@ note_foreign() {
 
 # last_of PATH: «ID HASH» of the last transaction that wrote the file and stands: what it left there
 last_of() {
-  journal_lines | grep -F "\"path\":$(json_text "$1"),\"before\":" | awk -v path="\"path\":$(json_text "$1" | sed 's/\\/\\\\/g'),\"before\":\"" '
-    match($0, /"id":"[^"]*"/) {
-      id = substr($0, RSTART + 6, RLENGTH - 7)
-      rest = substr($0, index($0, path) + length(path)); sub(/^[^"]*","after":"/, "", rest); sub(/".*/, "", rest)
+  journal_lines | of="\"path\":$(json_text "$1"),\"before\":\"" awk '
+    match($0, /"id":"[^"]*"/) { id = substr($0, RSTART + 6, RLENGTH - 7) }
+    /"op":"files","phase":"undone"/ { undone[id] }
+    (at = index($0, ENVIRON["of"])) {
+      rest = substr($0, at + length(ENVIRON["of"])); sub(/^[^"]*","after":"/, "", rest); sub(/".*/, "", rest)
       n++; ids[n] = id; after[n] = rest
     }
-    END { for (i = 1; i <= n; i++) print ids[i], after[i] }' >"$GPUNODE_IN/.wrote"
-  journal_lines | sed -n '/"op":"files","phase":"undone"/s/.*"id":"\([^"]*\)".*/\1/p' >"$GPUNODE_IN/.undone"
-  awk 'FILENAME == ARGV[1] { undone[$1]; next } !($1 in undone) { last = $0 } END { if (last != "") print last }' \
-    "$GPUNODE_IN/.undone" "$GPUNODE_IN/.wrote"
+    END { while (n && ids[n] in undone) n--; if (n) print ids[n], after[n] }'
 }
 
 # note_labels PATH: says what busybox's cp does not take along

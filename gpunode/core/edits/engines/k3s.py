@@ -234,7 +234,6 @@ class Rancher:
             unit=unit,
             verb="restart",
             config=runtime.config,
-            validate=(),
             socket=socket,
             plugin="cri",
             health=(

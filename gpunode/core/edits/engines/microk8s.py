@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpunode.core.content import check_size
 from gpunode.core.edits.engines import containerd
 from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml
@@ -96,7 +95,6 @@ def _edited(
         )
     if asked.config not in files:
         raise Refusal(f"{asked.config} is not there", "install MicroK8s first: snap install microk8s --classic")
-    check_size(asked.config, files[asked.config])
     meant = _meant(files)
     path = containerd.state(meant, asked).path
     if path.startswith(OPERATOR) and path != request.path:

@@ -267,7 +267,7 @@ def _without_extender(files: Files, undo: Records, request: SchedulerRequest, ru
         elif host.pod:
             pod = scheduler_pod.without_mark(scheduler_pod.with_words(host.pod, change))
             after[host.pod.path] = scheduler_pod.without_file(pod, place).text.encode()
-    elif data != files[place]:
+    else:
         after[place] = data
     changes = {path: after.get(path) for path in files if files[path] != after.get(path)}
     return Edit(changes=changes, reasons=reasons)
@@ -323,9 +323,9 @@ def _noticed(files: Files, edit: Edit, manifest: str) -> Edit:
     if not manifest or not edit.changes or manifest in edit.changes:
         return edit
     mark = hashlib.sha256(b"".join(data or b"" for data in edit.changes.values())).hexdigest()[:16]
-    pod = scheduler_pod.with_other_mark(pod_of(manifest, files[manifest]), mark)
+    data = scheduler_pod.with_other_mark(pod_of(manifest, files[manifest]), mark).text.encode()
     why = Reason(what=manifest, why="an annotation makes the kubelet restart the pod")
-    return replace(edit, changes={**edit.changes, manifest: pod.text.encode()}, reasons=(*edit.reasons, why))
+    return replace(edit, changes={**edit.changes, manifest: data}, reasons=(*edit.reasons, why))
 
 
 def _activation(files: Files, edit: Edit, request: SchedulerRequest) -> Activation:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli
 
-from gpunode.core.content import check_size, decode
+from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.edits.text.jsontext import leaves
 from gpunode.core.errors import InputError
@@ -50,7 +50,6 @@ def load(path: str, data: bytes) -> TomlDocument:
 
 def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
     """Text and plain values of a TOML file; InputError carries path:line:column."""
-    check_size(path, data)
     text = decode(path, data)
     try:
         plain = _read(text)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from yaml.composer import ComposerError
 
-from gpunode.core.content import check_size, decode
+from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
 from gpunode.core.late import regex
@@ -56,7 +56,6 @@ def _values(text: str) -> Any:
 
 def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
     """Text and plain values of a YAML mapping ({} for an empty file); InputError carries path:line:column."""
-    check_size(path, data)
     text = decode(path, data)
     try:
         found = load(text)
