@@ -1,6 +1,7 @@
 """Isolated roots of apt for a release of Debian or Ubuntu: real indexes, nothing installed, nothing of this machine.
 
-The indexes are kept below the user's cache for a day; a release has some 30 MB of them.
+The indexes are kept below the user's cache for a day, without what no question here can reach: three of four packages of
+Ubuntu 22.04 are modules of old kernels, and apt looks at each for every question.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import as_file, files
@@ -77,12 +78,59 @@ class Root:
 
     def kernels(self) -> Iterator[str]:
         """Releases of kernels that the archive has, by flavour and version, oldest first."""
-        found = {match[1] for name in self.names if (match := re.fullmatch(r"linux-image-(?:unsigned-)?(\d\S+)", name))}
-        yield from sorted(found - {name for name in found if name.endswith(("-dbg", "-dbgsym"))}, key=by_version)
+        yield from kernels_of(self.names)
+
+
+def kernels_of(names: Iterable[str]) -> list[str]:
+    found = {match[1] for name in names if (match := re.fullmatch(r"linux-image-(?:unsigned-)?(\d\S+)", name))}
+    return sorted(found - {name for name in found if name.endswith(("-dbg", "-dbgsym"))}, key=by_version)
 
 
 def by_version(release: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", release))
+
+
+def by_kind(releases: Iterable[str]) -> dict[tuple[str, str], list[str]]:
+    """The kernels of each line and flavour, in the order in which they come."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for release in releases:
+        if match := re.fullmatch(
+            r"(\d+\.\d+)\..*?-((?:rt-|cloud-)?(?:amd|arm)64|(?!.*(?:amd|arm)64)[a-z][a-z0-9-]*)", release
+        ):
+            found.setdefault((match[1], match[2]), []).append(release)
+    return found
+
+
+# where questions begin: kernels, drivers, and what the rows name beside those; the rest is what these depend on
+_ASKED = re.compile(r"(linux-(image|headers|modules|objects|signatures)|.*nvidia|libcuda|dkms\Z|infiniband-diags\Z)")
+_OF_KERNEL = re.compile(r"linux-[a-z0-9.+-]*?-\d+\.\d+\.\d+[-+]")
+_WORDS = re.compile(r"^(Package|Pre-Depends|Depends|Provides|Recommends): (.*)$", re.M)
+
+
+def without_the_rest(lists: Sequence[Path]) -> None:
+    """Leave in lists of packages what a question can reach: of each line of kernels the two newest and the oldest."""
+    stanzas = {path: path.read_text().split("\n\n") for path in lists}
+    rows = [dict(_WORDS.findall(stanza)) for some in stanzas.values() for stanza in some]
+    kinds = by_kind(kernels_of(row["Package"] for row in rows if row)).values()
+    asked = tuple(f"-{release}" for releases in kinds for release in {*releases[-2:], releases[0]})
+    leads: dict[str, set[str]] = {}  # a name, or what packages provide → names that it needs, or that provide it
+    for row in filter(None, rows):
+        needs = leads.setdefault(row["Package"], set())
+        for key in ("Pre-Depends", "Depends", "Recommends"):
+            needs.update(re.findall(r"(?:^|[,|])\s*([a-z0-9][a-z0-9+.-]*)", row.get(key, "")))
+        for name in re.findall(r"(?:^|,)\s*([a-z0-9][a-z0-9+.-]*)", row.get("Provides", "")):
+            leads.setdefault(name, set()).add(row["Package"])
+    todo = [name for name in leads if _ASKED.match(name) and (not _OF_KERNEL.match(name) or name.endswith(asked))]
+    kept = {name for name in leads if name.startswith("linux-image-")} - {*todo}
+    while todo:
+        name = todo.pop()
+        if name not in kept:
+            kept.add(name)
+            todo += leads.get(name, ())
+    for path, some in stanzas.items():
+        path.write_text(
+            "\n\n".join(one for one in some if dict(_WORDS.findall(one)).get("Package", "") in kept or not one.strip())
+        )
 
 
 def root(distro: str, arch: str = "amd64") -> Root:
@@ -103,6 +151,7 @@ def root(distro: str, arch: str = "amd64") -> Root:
         done = one.apt("apt-get", "--quiet=2", "update")
     if done.returncode:
         pytest.skip(f"needs the archives of Debian and Ubuntu: {done.stderr.strip()[-200:]}")
+    without_the_rest([*(home / "lists").glob("*_Packages")])
     (home / "lists").touch()  # newer than its sources, on file systems with coarse times, too
     fresh.touch()
     return one
