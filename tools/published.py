@@ -330,8 +330,7 @@ def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]
     """repos.toml with the branches that Ubuntu has built modules of, and the kernels: distribution → name → stanza.
 
     Branches are those of the release's first line of kernels, which is kept to its end; a flavour counts where the
-    modules of its newest kernel take the driver that the archive has.  Those of which apt would install the proprietary
-    ones alone may be of an older driver: a node that can be asked decides.
+    modules of its newest kernel take the driver that the archive has.
     """
     document = tomlkit.parse(text)
     for row in document["distros"]:
@@ -343,17 +342,12 @@ def update_own(text: str, indexes: Mapping[str, Mapping[str, Mapping[str, str]]]
                 newest[kind] = max(newest.get(kind, ""), match[1], key=version_tuple)
         main = newest.get((str(row.get("ga_kernel", "")), "generic"), "")
         own = [int(branch) for branch in _branches(index) if main and _built(index, branch, main)]
-        proprietary = [f"linux-modules-nvidia-{branch}-server-" for branch in own]
-        proprietary = [name for name in proprietary if name + main in index]
         built: dict[str, list[str]] = {}
-        alone: dict[str, list[str]] = {}
         for line, flavour in sorted(newest, key=lambda kind: (version_tuple(kind[0]), kind[1])):
             release = newest[line, flavour]
             if any(_built(index, str(branch), release) for branch in own):
                 built.setdefault(line, []).append(flavour)
-            elif proprietary and all(name + release in index for name in proprietary):
-                alone.setdefault(line, []).append(flavour)
-        found = {"own": own, "built_for": built, "built_proprietary": alone}
+        found = {"own": own, "built_for": built}
         for name, value in found.items() if own else ():
             if value != (row[name].unwrap() if name in row else {}):
                 row[name] = value

@@ -126,7 +126,7 @@ def test_where_it_runs_the_newest_kernel_has_to_be_booted() -> None:
 
 
 def test_what_is_known_of_an_archive_refuses_no_node_whose_own_has_the_modules() -> None:
-    odd = "6.11.0-29-generic"
+    odd = "6.11.0-1016-nvidia"
     known, _ = asked(ubuntu(odd), [said()])
     assert odd in known.plan.problems[0].what and known.plan.steps == ()
     there = (*ARCHIVE, module(595, odd, "595.91.07"))

@@ -147,7 +147,6 @@ class DistroRow:
     own_flavours: Mapping[int, str] = field(default_factory=dict)  # branches of its own that are there in one alone
     own_kernels: Mapping[int, str] = field(default_factory=dict)  # newest Linux that a branch of its own compiles for
     built_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kernels that modules are built for
-    built_proprietary: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # and those of these modules alone
     no_extra: tuple[str, ...] = ()  # kernel flavours without a package of extra modules
     components: tuple[str, ...] = ()
     codename: str = ""
@@ -403,8 +402,7 @@ def _distro(key: str, row: Table, file: Table) -> DistroRow:
     fields["read"], fields["own_read"] = _read(row, file)
     fields["own_flavours"] = {int(branch): flavour for branch, flavour in row.get("own_flavours", {}).items()}
     fields["own_kernels"] = {int(branch): kernel for branch, kernel in row.get("own_kernels", {}).items()}
-    for name in ("built_for", "built_proprietary"):
-        fields[name] = {version: tuple(flavours) for version, flavours in row.get(name, {}).items()}
+    fields["built_for"] = {version: tuple(flavours) for version, flavours in row.get("built_for", {}).items()}
     fields["repositories"] = _frozen(row.get("repositories", {}).get(distribution, []))
     fields["product"] = row.get("product", {}).get(distribution, "")
     fields["builder"] = row.get("builder", {}).get(distribution, "")

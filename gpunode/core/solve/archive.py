@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gpunode.core.knowledge import Branch, DistroRow, Knowledge, Table
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Archive, Offer
-from gpunode.core.numbers import upstream
+from gpunode.core.numbers import upstream, version_tuple
 from gpunode.core.solve.case import SolveCase, SolveRequest
 from gpunode.core.solve.deb_versions import fits, parse_relations, version_key
 from gpunode.core.solve.families import version_pattern
@@ -105,7 +105,7 @@ def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
         return Fit()
     kernels = [kernel.release for kernel in case.request.kernels]
     if common not in archive.asked:
-        without = _not_read(case, kernels, _kind(case, branch, flavour))
+        without = _not_read(case, kernels)
         of_them = f"the archive had no modules of this driver for {', '.join(without)}"
         return Fit(without=without, why=f"as of {case.distro.own_read} {of_them}")
     if not (newest := _newest(case, branch)):
@@ -115,16 +115,22 @@ def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
     return Fit(without=without, why="; ".join(_why_not(kernel, modules[kernel], newest) for kernel in without))
 
 
-def _not_read(case: SolveCase, kernels: Sequence[str], kind: str) -> tuple[str, ...]:
-    """Kernels that the archive had no modules for when it was read, which counts where the node's cannot be asked."""
-    built, pattern = case.distro.built_for, case.knowledge.packages["ubuntu"]["kernel"]
+def _not_read(case: SolveCase, kernels: Sequence[str], *, later: bool = False) -> tuple[str, ...]:
+    """Kernels that the archive had no modules for when it was read, which counts where the node's cannot be asked.
+
+    `later`: nor for a later line of theirs, which their metapackage brings.
+    """
+    built, family = case.distro.built_for, case.knowledge.packages["ubuntu"]
     if not built or case.request.arch != "x86_64":  # it was read for amd64 alone
         return ()
     without = []
     for release in kernels:
-        match, line = re.match(pattern, release), ".".join(release.split(".")[:2])
-        there = (*built.get(line, ()), *(case.distro.built_proprietary.get(line, ()) if kind == "proprietary" else ()))
-        if not match or match["flavour"] not in there:
+        match, line = re.match(family["kernel"], release), ".".join(release.split(".")[:2])
+        flavour = match["flavour"] if match else ""
+        follows = kernel_lines(case.distro, case.request, family, release)[0]
+        others = later and not re.match(rf"{flavour}-(lts-)?\d", follows)
+        lines = [one for one in built if one == line or (others and version_tuple(one) > version_tuple(line))]
+        if not any(flavour in built[one] for one in lines):
             without.append(release)
     return tuple(without)
 
@@ -148,10 +154,12 @@ def needed_without(case: SolveCase, branch: Branch, flavour: str, *, come: bool 
     `come`: another one may come along in their place, where the archive has one with modules of the driver.
     """
     without = built_fit(case, branch, flavour).without
+    needed = tuple(release for release in needed_kernels(case) if release in without)
     common, newest = _COMMON.format(branch=branch.branch), _newest(case, branch)
+    if come and common not in case.request.archive.asked:
+        return _not_read(case, needed, later=True)
     offers = (offer for name in metapackages(case, branch, flavour) for offer in case.request.archive.of(name))
-    comes = come and any(_takes(offer, common, newest) for offer in offers)
-    return () if comes else tuple(release for release in needed_kernels(case) if release in without)
+    return () if come and any(_takes(offer, common, newest) for offer in offers) else needed
 
 
 def needed_kernels(case: SolveCase) -> list[str]:

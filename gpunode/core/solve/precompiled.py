@@ -85,13 +85,9 @@ def for_kernels(case: SolveCase, built: Precompiled, flavour: str, kinds: Sequen
                 return wish, rule
     assert default
     kernels = ", ".join(needed_without(case, default, flavour))
-    other = not free and flavour == "open" and best("proprietary", serves_kernels(case, "proprietary"))
-    closed = "set driver.flavour to proprietary, of which there are modules; or " * bool(
-        other and not any(model.open == "only" for model in case.gpus)
-    )
     case.refuse(
         f"{built.signer} builds no NVIDIA modules for kernel {kernels}: {built_fit(case, default, flavour).why}",
-        f"{closed}boot another kernel (linux-image-generic, or the newest of the flavour) and remove this one; or set "
+        f"boot another kernel (linux-image-generic, or the newest of the flavour) and remove this one; or set "
         f"driver.modules to dkms{': modules of its own, with a MOK to enrol' * bool(case.request.secure_boot)}",
     )
     return None
