@@ -1,7 +1,7 @@
 """Isolated roots of apt for a release of Debian or Ubuntu: real indexes, nothing installed, nothing of this machine.
 
-The indexes are kept below the user's cache for a day, without what no question here can reach: three of four packages of
-Ubuntu 22.04 are modules of old kernels, and apt looks at each for every question.
+The indexes are kept below the user's cache for a day, without what no question here can reach: three of four packages
+of Ubuntu 22.04 are modules of old kernels, and apt looks at each for every question.
 """
 
 from __future__ import annotations
