@@ -133,6 +133,20 @@ def test_a_fabric_manager_is_kept_where_no_nvswitch_is_seen_and_somebody_is_aske
     assert not any("no NVSwitch is seen" in why for why in warnings(switched))
 
 
+def test_imex_is_kept_where_no_domain_is_seen_and_the_owner_is_asked() -> None:
+    request = replace(ASKED, installed=("nvidia-imex-550", "nvidia-fabricmanager-550"), driver=DriverSpec(branch="580"))
+    driver = solve(request, KNOWLEDGE).driver
+    assert driver
+    wanted = {want.name: want.version for want in driver.packages}
+    assert (wanted["nvidia-imex"], wanted["nvidia-fabricmanager"]) == ("580.*", "580.*")
+    assert {"nvidia-imex-550", "nvidia-fabricmanager-550"} <= {*driver.remove}
+    assert any(
+        "nvidia-imex-550 is installed, and no GPU of an NVLink domain is seen" in why for why in warnings(request)
+    )
+    of_domain = replace(request, gpus=("10de:2941",))
+    assert not any("nvidia-imex-550 is installed" in why for why in warnings(of_domain))
+
+
 def test_a_fabric_manager_that_the_distribution_does_not_have_is_a_question() -> None:
     request = replace(
         ASKED, distro="debian:12", installed=("nvidia-fabricmanager",), driver=DriverSpec(branch="distro")
@@ -153,5 +167,5 @@ def test_a_licensed_driver_of_virtual_gpus_is_known_by_a_file_a_package_or_a_mod
 def test_a_fabric_manager_that_is_installed_goes_for_no_runfile() -> None:
     asked = replace(ASKED, installed=("nvidia-fabricmanager-580",), driver=DriverSpec(method="runfile"))
     (problem,) = solve(asked, KNOWLEDGE).problems
-    assert problem.what.startswith("nvidia-fabricmanager-580 is installed: its manager must be of the driver's exact")
+    assert problem.what.startswith("nvidia-fabricmanager-580 is installed, which must be of the driver's exact")
     assert "where this node needs none, remove nvidia-fabricmanager-580 first" in problem.fix

@@ -111,7 +111,7 @@ def test_the_runfile_of_the_branch_is_chosen(
             "no checksum of driver.runfile.url",
             "sha256",
         ),
-        ({"nvswitches": ("10de:22a3",)}, "an NVLink fabric: its manager must be of the driver's", "packages"),
+        ({"nvswitches": ("10de:22a3",)}, "an NVLink fabric, whose manager must be of the driver's", "packages"),
         ({"driver": DriverSpec(branch="distro")}, "a distribution has no runfile", "driver.method"),
         (
             {"cuda": CudaSpec(versions=("12.8",), method="runfile")},

@@ -116,6 +116,35 @@ def test_every_answer_says_why_and_every_refusal_what_to_do(case: dict[str, Any]
     assert (solution.driver is not None) <= any(r.what == "branch" for r in solution.reasons)
 
 
+@pytest.mark.parametrize("driver", ["550-proprietary", "580.95.05-proprietary", "580.178.04-open"])
+def test_the_proprietary_modules_resize_no_bar(driver: str) -> None:
+    """Of Debian's 550.163.01 and Ubuntu's 580.178.04 only the open ones call pci_resize_resource (nv-pci.c)."""
+    later = Kernel(release="6.12.118+deb12-amd64", image=True)
+    asked = SolveRequest(gpus=("10de:2330",), distro="debian:12", driver=parse_driver(driver), kernels=(later,))
+    assert not any("does not compile" in reason.why for reason in solve(asked, KNOWLEDGE).reasons)
+
+
+def test_a_package_manager_that_judges_the_transaction_decides_on_a_branch_that_is_asked_for() -> None:
+    """The table of NVIDIA's repository for EL 9 does not have 510; dnf is asked before the plan is shown."""
+    asked = SolveRequest(
+        gpus=("10de:2204",), distro="rocky:9", driver=parse_driver("510-proprietary"), cuda=CudaSpec(versions=("11.6",))
+    )
+    known = solve(asked, KNOWLEDGE)
+    assert ["is not in NVIDIA's repository for rocky:9" in p.what for p in known.problems][:1] == [True]
+    solution = solve(replace(asked, package_manager="dnf"), KNOWLEDGE)
+    assert solution.problems == () and solution.driver and solution.driver.branch == 510
+    assert any("whether it has 510, the package manager says" in r.why for r in solution.reasons)
+    newest = replace(asked, distro="kylin:V10", driver=DriverSpec(), cuda=CudaSpec(versions=("newest",)))
+    chosen = solve(replace(newest, package_manager="dnf"), KNOWLEDGE).cuda
+    assert chosen and chosen.version == "13.0", "what nobody asked for by name is taken from the table"
+
+
+def test_the_name_of_a_generation_is_that_of_its_models() -> None:
+    with pytest.raises(InputError, match="'Rubin' is a name of") as error:
+        find_gpu("Rubin", KNOWLEDGE)
+    assert "10de:3002 GR100" in error.value.fix
+
+
 CUDA = st.from_regex(r"[0-9]{1,3}\.[0-9]{1,3}", fullmatch=True) | st.sampled_from(sorted(KNOWLEDGE.cuda))
 SPELLINGS = (
     st.sampled_from(sorted(KNOWLEDGE.gpus)) | st.text(max_size=12) | st.from_regex(r"10de:[0-9a-f]{4}", fullmatch=True)

@@ -17,7 +17,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.late import regex
 from gpunode.core.meant import meant
-from gpunode.core.model import FabricChoice, PackageWant, Solution
+from gpunode.core.model import CudaChoice, DriverChoice, FabricChoice, PackageWant, Solution, ToolkitChoice
 from gpunode.core.model.node import CONTAINERS
 from gpunode.core.printable import few
 from gpunode.core.solve.archive import as_asked
@@ -136,6 +136,7 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
     exact = whole or [i for i, name in names.items() if word and _unbranded(word) == _unbranded(name)]
     exact = exact or [i for i, name in names.items() if word and word == "".join(_unbranded(name))]
     part = [i for i, name in names.items() if word and f" {_plain(word)} " in f" {_plain(name)} "]
+    part = part or [i for i in names if word and word == knowledge.gpus[i].arch.lower()]
     ids = exact or part
     if len(ids) == 1:
         return ids[0]
@@ -144,7 +145,7 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
     if ids:
         listed = few([f"{i} {names[i]}" for i in ids], 12)
         raise InputError(
-            f"GPU {text!r} is the name of {len(ids)} models", expected="one model", fix=f"name one: {listed}"
+            f"GPU {text!r} is a name of {len(ids)} models", expected="one model", fix=f"name one: {listed}"
         )
     near = _nearest(word, {name.lower().removeprefix("nvidia ") for name in names.values()})
     where = f"-s {word}" if (slot := _SLOT.fullmatch(word)) else "-d 10de:"
@@ -192,29 +193,20 @@ def solution_data(solution: Solution) -> dict[str, Any]:
         and {
             "branch": driver.branch,
             "flavour": driver.flavour,
+            **_part_data(driver, *driver.repository_packages, *driver.kernel_packages),
             "version": driver.version or driver.newest,
-            "method": driver.method,
-            "packages": [p.name for p in (*driver.repository_packages, *driver.kernel_packages, *driver.packages)],
-            "repository": driver.repository or None,
         },
-        "cuda": cuda
-        and {
-            "version": cuda.version,
-            "packages": [p.name for p in cuda.packages],
-            "method": cuda.method,
-            "repository": cuda.repository or None,
-        },
-        "toolkit": toolkit
-        and {
-            "version": toolkit.version,
-            "packages": [p.name for p in toolkit.packages],
-            "method": toolkit.method,
-            "repository": toolkit.repository or None,
-        },
+        "cuda": cuda and _part_data(cuda),
+        "toolkit": toolkit and _part_data(toolkit),
         **({"fabric": _fabric_data(fabric)} if fabric else {}),
         "reasons": [r.data for r in solution.reasons],
         "problems": [{"what": p.what, "fix": p.fix} for p in solution.problems],
     }
+
+
+def _part_data(part: DriverChoice | CudaChoice | ToolkitChoice, *before: PackageWant) -> dict[str, Any]:
+    packages = [want.name for want in (*before, *part.packages)]
+    return {"version": part.version, "method": part.method, "packages": packages, "repository": part.repository or None}
 
 
 def _fabric_data(fabric: FabricChoice) -> dict[str, Any]:
@@ -280,9 +272,7 @@ def _check_virtual(request: SolveRequest, knowledge: Knowledge, notes: Notes) ->
     virtual = virtual_gpus(request, knowledge)
     if request.licensed and not virtual:
         host = request.licensed.startswith(MANAGER)
-        what = (
-            "this is a vGPU guest with a licensed driver, or is to be one, and an ordinary driver cannot drive a vGPU"
-        )
+        what = "this is a vGPU guest with a licensed driver, or to be one, and an ordinary driver cannot drive a vGPU"
         what = "it gives vGPUs to this host's guests, and an ordinary driver would take them away" if host else what
         end = "no guest has one" if host else "no licence is used"
         notes.refuse(

@@ -51,6 +51,7 @@ class SolveRequest:
     tegra: str = ""
     board: str = ""
     installed: tuple[str, ...] = ()  # names of installed packages that concern us
+    package_manager: str = ""  # of a node that was probed
     repositories: tuple[str, ...] = ()  # ids of dnf repositories that are enabled, of those that concern us
     pins: tuple[Pin, ...] = ()  # those of others that outweigh what is installed
     components: tuple[str, ...] | None = None  # of the node's Debian sources; None: not known
@@ -91,6 +92,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         tegra=facts.tegra,
         board=facts.board,
         installed=tuple(sorted(facts.packages)),
+        package_manager=facts.package_manager,
         repositories=enabled_repositories(facts.files),
         pins=strong_pins(facts.files),
         components=_components(facts) if facts.distro.id == "debian" else None,
@@ -169,8 +171,9 @@ class SolveCase:
     notes: Notes
 
     def offered(self, *names: str) -> bool:
-        """Whether NVIDIA's repository has one of these after all, by the node's lists; of a mirror it is not known."""
-        return "nvidia-cuda" in self.request.sources or any(map(self.request.archive.of, names))
+        """Whether NVIDIA's repository may have one after all: apt was asked, dnf and zypper will be, mirrors differ."""
+        asked = self.request.package_manager in ("dnf", "zypper")
+        return asked or "nvidia-cuda" in self.request.sources or any(map(self.request.archive.of, names))
 
     def because(self, what: str, why: str, source: str) -> None:
         """Note the reason of a decision."""

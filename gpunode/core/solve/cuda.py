@@ -9,7 +9,7 @@ from gpunode.core.knowledge import CudaRelease, Knowledge
 from gpunode.core.model import CudaChoice, DriverChoice, PackageWant
 from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import Notes, SolveCase
-from gpunode.core.solve.rules import forward_compatible
+from gpunode.core.solve.rules import as_of, forward_compatible
 from gpunode.core.solve.runfile import cuda_runfiles
 
 NEWEST = "newest"
@@ -136,15 +136,13 @@ def _works(case: SolveCase, version: str, *, in_repository: bool) -> bool:
             )
             good = False
     low, high = case.distro.cuda
-    before, after = (
-        low and version_tuple(version) < version_tuple(low),
-        high and version_tuple(version) > version_tuple(high),
-    )
+    before = low and version_tuple(version) < version_tuple(low)
+    after = high and version_tuple(version) > version_tuple(high)
     name = _packages("toolkit", [version], case.knowledge)[0].name
-    if in_repository and (before or after) and not case.offered(name):
+    by_name = version in case.request.cuda.versions  # not the newest
+    if in_repository and (before or after) and not (by_name and case.offered(name)):
         newest = max(case.knowledge.cuda, key=version_tuple)
-        read = f", as of {case.distro.read}" if case.distro.read else ""
-        span = f"{low or 'its first'} to {high or newest}{read}"
+        span = f"{low or 'its first'} to {high or newest}{as_of(case.distro.read)}"
         case.refuse(
             f"NVIDIA's repository for {case.distro.key} has no CUDA {version} (it has {span})",
             "take one of these, set cuda.method to runfile, or use CUDA in a container, which brings its own toolkit",

@@ -74,7 +74,7 @@ def solve_driver(case: SolveCase) -> DriverChoice | None:
     if built is None:
         newest = None if by_runfile else _best(case, [*needs(case, chosen), *builds(case)])
         runfile = f"; driver.method: runfile has {newest.latest or newest.branch}" if newest and own else ""
-        warn_of_kernels(case, branch, own=own, instead=runfile)
+        warn_of_kernels(case, branch, chosen, own=own, instead=runfile)
     if by_runfile:
         return runfile_driver(case, branch, chosen)
     return driver_choice(case, branch, chosen, own=own, built=built)

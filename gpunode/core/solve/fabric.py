@@ -17,7 +17,7 @@ from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import version_pattern
 
 _COMPUTE = "github NVIDIA/cloud-native-docs 453: the IMEX service is disabled and masked next to ComputeDomains"
-MANAGER = regex(r"(nvidia|cuda-drivers)-fabricmanager(-\d+)?\Z")
+OF_FABRIC = regex(r"(nvidia|cuda-drivers)-(?P<part>fabric|imex)(manager)?(-\d+)?\Z")
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 
@@ -32,11 +32,12 @@ def joined(
         if model.fabric == "nvswitch":
             why = f"{model.name} is made for boards with NVSwitches: a node that has them also gets the fabric manager"
             case.because("fabric", f"{why}; none is known of here", rule["source"])
-    there = [] if switches else [name for name in case.request.installed if MANAGER.match(name)]
+    seen = {"fabric": switches, "imex": imex}
+    there = {m["part"]: m[0] for m in map(OF_FABRIC.match, case.request.installed) if m and not seen[m["part"]]}
     if not switches and not imex and not there:
         return [], ()
     if not {"fabric", "imex"} <= names.keys():
-        has = f"{there[0]} installed" if there and not imex else "an NVSwitch fabric"
+        has = f"{next(iter(there.values()))} installed" if there and not imex else "an NVSwitch fabric"
         case.refuse(
             f"this node has {has}, and the distribution has no fabric manager",
             "set driver.branch to auto, on a distribution that NVIDIA has a repository for",
@@ -55,11 +56,12 @@ def joined(
     suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
     version = version_pattern(case, branch)
     equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
-    if there:
-        kept = names["fabric"][0].format(branch=branch.branch) + suffix
+    for part, name in there.items():
+        kept = names[part][0].format(branch=branch.branch) + suffix
         equal.append(kept)
-        why = f"{there[0]} is installed, and no NVSwitch is seen: {kept} keeps it at the driver's version, and nothing "
-        case.warn("fabric", f"{why}starts it; where this node needs none, remove {there[0]} first", rule["source"])
+        what = f"{name} is installed, and no {'NVSwitch' if part == 'fabric' else 'GPU of an NVLink domain'} is seen"
+        why = f"{what}: {kept} keeps it at the driver's version, and nothing starts it"
+        case.warn("fabric", f"{why}; where this node needs none, remove {name} first", rule["source"])
     separate: list[str] = []
     if case.request.nvlink5_fabric:
         separate = list(names["fabric_nvlink5"])

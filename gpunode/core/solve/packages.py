@@ -32,6 +32,7 @@ from gpunode.core.solve.families import (
     suse_own,
     version_pattern,
 )
+from gpunode.core.solve.rules import in_repository
 
 # Installed packages that belong to one driver branch: when another branch (or flavour) is installed, they go.
 _OF_BRANCH = regex(
@@ -125,6 +126,9 @@ def _names(packages: Sequence[PackageWant]) -> str:
 
 
 def _explain_version(case: SolveCase, branch: Branch, *, own: bool) -> None:
+    if not own and branch.branch not in case.distro.branches:
+        why = f"{in_repository(case, own=False).why}; whether it has {branch.branch}, the package manager says"
+        case.warn("branch", why, case.distro.source)
     if case.request.driver.version:
         case.because("version", f"{case.request.driver.version}, as asked", "driver.version")
     elif branch.latest:

@@ -140,7 +140,7 @@ def builds(case: SolveCase) -> list[Rule]:
     ]
 
 
-def warn_of_kernels(case: SolveCase, branch: Branch, *, own: bool, instead: str = "") -> None:
+def warn_of_kernels(case: SolveCase, branch: Branch, flavour: str, *, own: bool, instead: str = "") -> None:
     """Note the kernels that the version may not compile for: known to fail, or newer than all that it was made for.
 
     `own`: the distribution's own packages, which may have patches for later kernels; `instead`: what else there is.
@@ -154,7 +154,8 @@ def warn_of_kernels(case: SolveCase, branch: Branch, *, own: bool, instead: str 
                 case.warn("kernel", f"{what}, and {release} is newer{instead}", case.distro.source)
                 return
         return
-    for rule in (row for name, row in rules.items() if name.startswith("builds_")):
+    changes = (row for name, row in rules.items() if name.startswith("builds_"))
+    for rule in (row for row in changes if row.get("only", flavour) == flavour):
         first = rule["first"].get(str(branch.branch), "")
         too_old = branch.branch in rule["never"] or (first and version_tuple(version) < version_tuple(first))
         for release in (k.release for k in case.request.kernels if too_old and any(_reached(k.release, rule["from"]))):
@@ -206,7 +207,7 @@ def in_repository(case: SolveCase, own: bool, *, built: bool = False, flavour: s
             holds=lambda b: b.branch in fit,
             why=f"{row.key} itself has {what} {case.knowledge.ranges(fit or there)}"
             + f"{'' if fit else ', none of them'} with {flavour} modules{'' if fit else ' that fit'}" * (fit != there)
-            + _as_of(row.own_read),
+            + as_of(row.own_read),
             source=row.source,
         )
     number = "branch" if len(row.branches) == 1 else "branches"
@@ -218,7 +219,7 @@ def in_repository(case: SolveCase, own: bool, *, built: bool = False, flavour: s
         what=f"is not in NVIDIA's repository for {row.key}",
         holds=lambda b: b.branch in row.branches or (after_all and b.branch == asked),
         why=f"NVIDIA's repository for {row.key} has {number} {case.knowledge.ranges(row.branches)}{alone}"
-        + _as_of(row.read),
+        + as_of(row.read),
         source=row.source,
     )
 
@@ -234,7 +235,7 @@ def own_branches(row: DistroRow, *, built: bool) -> tuple[int, ...]:
     return row.own if built or not row.own_dkms else row.own_dkms
 
 
-def _as_of(day: str) -> str:
+def as_of(day: str) -> str:
     return f", as of {day}" if day else ""
 
 

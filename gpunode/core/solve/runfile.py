@@ -10,7 +10,7 @@ from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
 from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.extra import builder, repository_packages
-from gpunode.core.solve.fabric import MANAGER
+from gpunode.core.solve.fabric import OF_FABRIC
 from gpunode.core.solve.packages import DRIVER_PACKAGE, headers_of, lost_headers
 from gpunode.core.spec.runfile import RunfileSpec
 from gpunode.core.spec.source import filled_in
@@ -26,11 +26,11 @@ def runfile_driver(case: SolveCase, branch: Branch, flavour: Flavour) -> DriverC
         )
         return None
     fabric = case.request.nvswitches or case.request.nvlink5_fabric or any(g.fabric == "imex" for g in case.gpus)
-    manager = "" if fabric else next(filter(MANAGER.match, case.request.installed), "")
+    manager = "" if fabric else next(filter(OF_FABRIC.match, case.request.installed), "")
     if fabric or manager:
-        what = f"{manager} is installed" if manager else "this node has an NVLink fabric"
+        what = f"{manager} is installed, which" if manager else "this node has an NVLink fabric, whose manager"
         case.refuse(
-            f"{what}: its manager must be of the driver's exact version, and no runfile has it",
+            f"{what} must be of the driver's exact version, and no runfile has it",
             "set driver.method to packages" + f"; where this node needs none, remove {manager} first" * bool(manager),
         )
         return None
