@@ -13,6 +13,7 @@ from kube_cluster import foreign, hows, inventory, mutating, node, put, quick, r
 from urllib3.util.ssl_ import create_urllib3_context
 
 from gpunode.core.errors import Exit
+from gpunode.kube.core.cluster import required_affinity
 from gpunode.kube.edge.apply import remove
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
@@ -67,6 +68,20 @@ def test_refused_before_anything_is_changed(case: str, tmp_path: Path) -> None:
         assert server.unexpected == []
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("operator", ["NotIn", "In"])
+def test_another_device_plugin_is_let_be_where_its_affinity_keeps_it_off_our_nodes(
+    operator: str, server: ApiServer, api: Api
+) -> None:
+    server.put(node("gpu1", labels={"team": "ml"}, allocatable={"nvidia.com/gpu": "1"}))
+    theirs = {
+        "containers": [{"name": "ctr", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.14.0"}],
+        "affinity": required_affinity({"matchExpressions": [{"key": "team", "operator": operator, "values": ["ml"]}]}),
+    }
+    server.put(foreign("DaemonSet", "apps/v1", "theirs", "web", spec={"template": {"spec": theirs}}))
+    problems = put(api, rendered({}, gpu1={})).problems
+    assert ["hands out GPUs already" in one.what for one in problems] == [True] * (operator == "In")
 
 
 def node_of(engine: str, kubelet: str = "v1.34.1", name: str = "gpu1") -> dict[str, Any]:

@@ -254,8 +254,12 @@ def user_tolerations(cluster: Cluster) -> list[Object]:
 def pool_affinity(pools: Sequence[Pool], *also: Object) -> Object:
     """The nodes that are labelled for one of these pools, or fit one of the expressions `also`."""
     labelled = {"key": POOL_LABEL, "operator": "In", "values": [pool.name for pool in pools]}
-    terms = [{"matchExpressions": [one]} for one in (labelled, *also)]
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    return required_affinity(*({"matchExpressions": [one]} for one in (labelled, *also)))
+
+
+def required_affinity(*terms: Object) -> Object:
+    """Nodes that fit one of the terms."""
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
 
 
 def _pools(specs: Mapping[str, Spec]) -> tuple[Pool, ...]:

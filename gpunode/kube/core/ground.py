@@ -24,9 +24,10 @@ from gpunode.kube.core.checks.preflight import (
 )
 from gpunode.kube.core.checks.ready import deletion_waits_for
 from gpunode.kube.core.cluster import Object, Pool
+from gpunode.kube.core.judge import serves_as_ours
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.kube.core.offers import expected
-from gpunode.kube.core.owned import Inventory, NodeMarks, ObjectKey, digest, is_ours, key_of, serves_as_ours, shown
+from gpunode.kube.core.owned import Inventory, NodeMarks, ObjectKey, digest, is_ours, key_of, shown
 from gpunode.kube.core.plain import mapping
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.device_plugin import CONFIG, config_text

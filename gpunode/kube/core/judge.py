@@ -14,7 +14,7 @@ from typing import Any
 from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import few, printable
-from gpunode.kube.core.checks.preflight import fits, mig_state, node_names, offers_gpus, pool_nodes, renamed
+from gpunode.kube.core.checks.preflight import mig_state, node_names, offers_gpus, pool_nodes, renamed
 from gpunode.kube.core.checks.ready import (
     WORKLOADS,
     crash_loop,
@@ -35,7 +35,6 @@ from gpunode.kube.core.owned import (
     digest,
     is_ours,
     owner_words,
-    serves_as_ours,
 )
 from gpunode.kube.core.placing import pods_on, selects, unserved
 from gpunode.kube.core.plain import mapping, mappings
@@ -112,17 +111,15 @@ class ClusterReading:
             return None
         labels, capacity = node["metadata"].get("labels") or {}, resources_of(node, "capacity")
         there = self.offers(node) or any(capacity.values()) or quantity(labels.get(COUNT_LABEL, "0"))
-        plugins = [mapping(item, "spec", "template", "spec", "nodeSelector") for item in self.plugins.values()]
-        left = resources_of(node, "allocatable") and any(fits(selector, node) for selector in plugins)
+        left = resources_of(node, "allocatable") and not all(selects(one, node) for one in self._templates.values())
         marked = labels.get(POOL_LABEL) == pools[0].name or labels.get(GPUSHARE_LABEL) == "true"
         return pools[0] if there or left or marked else None
 
     def plugin_of(self, pool: Pool) -> ObjectKey | None:
         """The DaemonSet of ours that offers the GPUs of a pool: the one that takes nodes with the pool's labels."""
         labels = next(wish.labels for wish in self.marks or () if wish.pool == pool)
-        templates = {key: mapping(item, "spec", "template", "spec") for key, item in self.plugins.items()}
         marked = {"metadata": {"labels": labels}}
-        return next((key for key, template in templates.items() if not selects(template, marked)), None)
+        return next((key for key, template in self._templates.items() if not selects(template, marked)), None)
 
     def offers(self, node: Object) -> dict[str, int]:
         """Resource → how much pods can have of it there."""
@@ -132,6 +129,10 @@ class ClusterReading:
     def plugins(self) -> dict[ObjectKey, Object]:
         """The DaemonSets of ours that offer GPUs."""
         return {key: item for key, item in self.wanted.items() if key.kind == "DaemonSet" and offers_gpus(item)}
+
+    @property
+    def _templates(self) -> dict[ObjectKey, Object]:
+        return {key: mapping(item, "spec", "template", "spec") for key, item in self.plugins.items()}
 
 
 def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
@@ -229,6 +230,16 @@ def _drift(wanted: Object, live: Object, *, applied: bool) -> str:
     differ = differences(wanted, live, owned=(ours_in(live) or None) if applied else None)
     differ += additions(live)
     return f"differs from what was rendered: {few(differ, _MOST, '; ')}" if differ else ""
+
+
+def serves_as_ours(wanted: Object, live: Object) -> bool:
+    """Whether a foreign object already says everything that ours would, but for the labels that name us.
+
+    k3s, for one, makes a RuntimeClass nvidia of its own.
+    """
+    labels = {k: v for k, v in wanted["metadata"].get("labels", {}).items() if not k.startswith("app.kubernetes.io/")}
+    bare = {k: v for k, v in wanted.items() if k not in ("apiVersion", "metadata")}
+    return not differences({**bare, "metadata": {"labels": labels}}, live)
 
 
 def _workload(key: ObjectKey, live: Object, pods: Sequence[Object], look: ClusterReading) -> Iterator[ClusterFinding]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from gpunode.core.errors import RefusedError
 from gpunode.core.late import dataclass, field
@@ -63,24 +62,6 @@ def owner_words(live: Object) -> str:
         return str(managed)
     managers = dict.fromkeys(entry.get("manager", "") for entry in metadata.get("managedFields") or [])
     return ", ".join(filter(None, managers)) or "another program"
-
-
-def serves_as_ours(wanted: Object, live: Object) -> bool:
-    """Whether a foreign object already says everything that ours would, but for the labels that name us.
-
-    k3s, for one, makes a RuntimeClass nvidia of its own.
-    """
-    labels = {k: v for k, v in wanted["metadata"].get("labels", {}).items() if not k.startswith("app.kubernetes.io/")}
-    bare = {k: v for k, v in wanted.items() if k not in ("apiVersion", "metadata")}
-    return _within(bare, live) and _within(labels, live["metadata"].get("labels") or {})
-
-
-def _within(wanted: Any, live: Any) -> bool:
-    if isinstance(wanted, Mapping):
-        return isinstance(live, Mapping) and all(
-            key in live and _within(value, live[key]) for key, value in wanted.items()
-        )
-    return bool(wanted == live)
 
 
 # ---------------------------------------------------------------- the inventory

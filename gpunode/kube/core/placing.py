@@ -10,10 +10,13 @@ from gpunode.kube.core.checks.ready import pod_trouble
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.plain import mapping, mappings
+from gpunode.kube.core.selector import How, Requirement, fits
 
 # https://kubernetes.io/docs/concepts/workloads/controllers/daemonset/#taints-and-tolerations
 _ALWAYS = ("not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable")
 _OF_DAEMONS = [{"key": f"node.kubernetes.io/{name}", "operator": "Exists"} for name in _ALWAYS]
+
+_HOWS: Mapping[str, How] = {"In": "in", "NotIn": "notin", "DoesNotExist": "absent"}
 
 
 def selects(spec: Object, node: Object) -> str:
@@ -24,15 +27,13 @@ def selects(spec: Object, node: Object) -> str:
             return f"label {key}={value}"
     required = mapping(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
     terms = [list(mappings(term, "matchExpressions")) for term in mappings(required, "nodeSelectorTerms")]
-    if not terms or any(all(_met(one, labels) for one in term) for term in terms):
+    if not terms or any(fits(map(_requirement, term), labels) for term in terms):
         return ""
     return "label " + " or ".join(dict.fromkeys(str(one["key"]) for term in terms for one in term))
 
 
-def _met(one: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    there, values = labels.get(one["key"]), one.get("values") or ()
-    found = {"In": there in values, "NotIn": there not in values, "Exists": there is not None}
-    return found.get(one["operator"], there is None if one["operator"] == "DoesNotExist" else True)
+def _requirement(one: Mapping[str, Any]) -> Requirement:
+    return Requirement(key=one["key"], how=_HOWS.get(one["operator"], "present"), values=tuple(one.get("values") or ()))
 
 
 def untolerated(node: Object, tolerations: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -5,7 +5,7 @@ https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#label-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from gpunode.core.errors import InputError
@@ -19,12 +19,15 @@ _EQUAL = regex(r"([^\s=!]+)\s*(==|=|!=)\s*([^\s=!]*)")
 _PRESENT = regex(r"(!?)\s*([^\s=!()]+)")
 
 
+How = Literal["in", "notin", "present", "absent"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
     """One part of a selector: a label that has one of these values, or has none of them, or is (not) there."""
 
     key: str
-    how: Literal["in", "notin", "present", "absent"]
+    how: How
     values: tuple[str, ...] = ()
 
     def fits(self, labels: Mapping[str, str]) -> bool:
@@ -72,6 +75,6 @@ def _requirement(part: str, text: str, where: str) -> Requirement:
     return requirement
 
 
-def fits(selector: Selector, labels: Mapping[str, str] | None) -> bool:
+def fits(selector: Iterable[Requirement], labels: Mapping[str, str] | None) -> bool:
     """Whether a node with these labels is chosen."""
     return all(requirement.fits(labels or {}) for requirement in selector)

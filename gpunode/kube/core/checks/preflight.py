@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import Server
@@ -15,11 +15,11 @@ from gpunode.core.sharing.rules import cuts
 from gpunode.kube.core.checks.ready import not_ready
 from gpunode.kube.core.cluster import MIG_LABEL, MIG_STATE, POD_SECURITY, Cluster, Object, Pool
 from gpunode.kube.core.owned import ObjectKey, is_ours, owner_words
+from gpunode.kube.core.placing import selects
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.dra import DRIVER, claim, shares_memory
-from gpunode.kube.core.selector import fits as selected
-from gpunode.kube.core.selector import parse_selector
+from gpunode.kube.core.selector import fits, parse_selector
 
 GPU_OPERATOR = "/apis/nvidia.com/v1/clusterpolicies"
 # Images whose containers hand out GPUs to the kubelet: NVIDIA's device plugin, Aliyun's, NVIDIA's DRA driver
@@ -58,10 +58,6 @@ def pod_security_problem(key: ObjectKey, live: Object) -> Problem | None:
         what=printable(f"{key} is labelled {POD_SECURITY}={level}, and gpunode's pods mount paths of the host"),
         fix=f"kubectl label namespace {key.name} --overwrite {POD_SECURITY}=privileged, or set kubernetes.namespace",
     )
-
-
-def fits(selector: Mapping[str, str], node: Object) -> bool:
-    return set(selector.items()) <= set((node["metadata"].get("labels") or {}).items())
 
 
 def memory_claim(cluster: Cluster) -> Object | None:
@@ -105,7 +101,11 @@ def cdi_problems(cluster: Cluster, nodes: Sequence[Object], chosen: Sequence[str
     if not needs_cdi(cluster):
         return
     mine = [node for node in nodes if not chosen or node["metadata"]["name"] in chosen]
-    mine = [node for node in mine if fits(cluster.spec.node_selector, node)] if not chosen else mine
+    mine = (
+        [node for node in mine if not selects({"nodeSelector": cluster.spec.node_selector}, node)]
+        if not chosen
+        else mine
+    )
     lacking = {node["metadata"]["name"]: why for node in mine if (why := _without_cdi(cluster, node))}
     if lacking and (chosen or len(lacking) == len(mine)):
         strategy = ", ".join(cluster.spec.device_plugin.device_list_strategy)
@@ -214,7 +214,7 @@ def pool_nodes(pool: Pool, nodes: Sequence[Object]) -> tuple[str, ...]:
     if not pool.selector:
         return tuple(dict.fromkeys(node_names(pool.hosts, nodes)[0].values()))
     wanted = parse_selector(pool.selector)
-    return tuple(_name(node) for node in nodes if selected(wanted, node["metadata"].get("labels")))
+    return tuple(_name(node) for node in nodes if fits(wanted, node["metadata"].get("labels")))
 
 
 def counted(cluster: Cluster, nodes: Sequence[Object]) -> dict[str, int]:
@@ -296,9 +296,8 @@ def mig_state(node: Object) -> str:
 
 def _meets(daemon_set: Object, nodes: Sequence[Object]) -> bool:
     """Whether it runs where we want to: on one of these nodes, or anywhere where nobody knows them."""
-    selector = mapping(daemon_set, "spec", "template", "spec", "nodeSelector")
     if nodes:
-        return any(fits(selector, node) for node in nodes)
+        return any(not selects(mapping(daemon_set, "spec", "template", "spec"), node) for node in nodes)
     return bool((daemon_set.get("status") or {}).get("desiredNumberScheduled", 1))
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpunode.core.model import Check
 from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof
-from gpunode.kube.core.cluster import OWNED, POD_SECURITY, Cluster, Object, Pool, tolerations
+from gpunode.kube.core.cluster import OWNED, POD_SECURITY, Cluster, Object, Pool, required_affinity, tolerations
 from gpunode.kube.core.objects import pod, selector
 from gpunode.kube.core.offers import expected
 from gpunode.kube.core.placing import untolerated
@@ -291,13 +291,11 @@ def _spec(cluster: Cluster, node: str, limits: Mapping[str, str], *, hold: bool)
     main |= {"command": list(_LIST)} if hold else {}
     main |= {"resources": {"limits": dict(limits)}} if limits else {}
     fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
-    terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
-    there = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     return pod(
         cluster,
         containers=[main],
         restartPolicy="Never",
         terminationGracePeriodSeconds=1,
         automountServiceAccountToken=False,
-        affinity=there,
+        affinity=required_affinity({"matchFields": fields}),
     )

@@ -6,7 +6,7 @@ Upstream's manifests select and tolerate node-role.kubernetes.io/master only, wh
 from __future__ import annotations
 
 from gpunode.core.edits.kubernetes.scheduler import PREFIX
-from gpunode.kube.core.cluster import GPUSHARE_LABEL, Cluster, Object, tolerations, user_tolerations
+from gpunode.kube.core.cluster import GPUSHARE_LABEL, Cluster, Object, required_affinity, tolerations, user_tolerations
 from gpunode.kube.core.objects import (
     DEVICE_PLUGINS,
     UNPRIVILEGED,
@@ -87,8 +87,6 @@ def _extender(cluster: Cluster) -> Object:
         readinessProbe={"tcpSocket": {"port": "http"}, "periodSeconds": 5},
         securityContext=UNPRIVILEGED,
     )  # fmt: skip
-    terms = [{"matchExpressions": [{"key": _ROLE, "operator": "Exists"}]}]
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
     taints = (_ROLE, "node.cloudprovider.kubernetes.io/uninitialized")
     tolerated = [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
     spec = pod(
@@ -97,7 +95,7 @@ def _extender(cluster: Cluster) -> Object:
         priorityClassName="system-cluster-critical",
         terminationGracePeriodSeconds=5,  # it does not hear SIGTERM: as long does every removal and update wait
         hostNetwork=True,  # kube-scheduler asks it even while the pod network is down
-        affinity=affinity,
+        affinity=required_affinity({"matchExpressions": [{"key": _ROLE, "operator": "Exists"}]}),
         tolerations=tolerations(cluster, *tolerated),
     )  # fmt: skip
     return single(cluster, EXTENDER, spec)
