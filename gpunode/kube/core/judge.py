@@ -125,6 +125,13 @@ class ClusterReading:
         """Resource → how much pods can have of it there."""
         return offered(next((one for one in self.usage.nodes if one.name == node["metadata"]["name"]), None))
 
+    def offers_of(self, pool: Pool) -> list[tuple[str, Use]]:
+        """(node, use) of what a pool shares on its nodes that are Ready: others run no pod."""
+        mine = {node["metadata"]["name"] for node in self.nodes if self.pool_of(node) == pool}
+        shares = expected(pool.sharing)
+        there = [node for node in self.usage.nodes if node.is_ready and node.name in mine]
+        return [(node.name, use) for node in there for use in node.uses if not shares or use.name in shares]
+
     @property
     def plugins(self) -> dict[ObjectKey, Object]:
         """The DaemonSets of ours that offer GPUs."""

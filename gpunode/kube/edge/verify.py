@@ -11,9 +11,9 @@ from gpunode.core.late import dataclass
 from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.isolate import as_error, isolated
 from gpunode.kube.core.api_error import ApiError
-from gpunode.kube.core.checks.preflight import Right, pool_nodes
+from gpunode.kube.core.checks.preflight import Right
 from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof, ProofOutcome, is_done, judge
-from gpunode.kube.core.checks.proofs import closed_nodes, namespace_object, node_proofs, offers, pool_proofs
+from gpunode.kube.core.checks.proofs import closed_nodes, namespace_object, node_proofs, pool_proofs
 from gpunode.kube.core.checks.ready import gates, unschedulable
 from gpunode.kube.core.cluster import PROVEN, UNPROVEN, Object, Pool
 from gpunode.kube.core.gate import has_taint, is_proven, waiting_check
@@ -107,8 +107,7 @@ def _alone(name: str, call: Callable[[], HostResult]) -> HostResult:
 
 def _usable(rendered: Rendered, reading: ClusterReading, pool: Pool) -> tuple[list[tuple[str, Use]], str]:
     """(node, use) of what a pool offers where a proof pod may run; why there is none."""
-    nodes = pool_nodes(pool, reading.nodes)
-    there = [(node, use) for node, use in offers(pool, reading.usage, nodes) if use.total]
+    there = [(node, use) for node, use in reading.offers_of(pool) if use.total]
     closed = closed_nodes(rendered.cluster, reading.nodes)
     free = [(node, use) for node, use in there if node not in closed]
     shut = ", ".join(f"{node} ({closed[node]})" for node in dict.fromkeys(node for node, _ in there) if node in closed)

@@ -7,7 +7,7 @@ failure.  The edge starts the objects, waits for `until`, and asks `judge` what 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.core.model import Check
@@ -15,12 +15,11 @@ from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof
 from gpunode.kube.core.cluster import OWNED, POD_SECURITY, Cluster, Object, Pool, required_affinity, tolerations
 from gpunode.kube.core.objects import pod, selector
-from gpunode.kube.core.offers import expected
 from gpunode.kube.core.placing import untolerated
 from gpunode.kube.core.render.dra import DRIVER, claim, claim_template
 from gpunode.kube.core.render.gpushare import MEMORY
 from gpunode.kube.core.render.plugin_config import shared_resources
-from gpunode.kube.core.usage import Usage, Use
+from gpunode.kube.core.usage import Use
 
 IMAGE = "cuda-sample"
 _MIB_OF_GIB = 1024
@@ -31,23 +30,6 @@ _LIST = ("sh", "-c", "nvidia-smi -L && exec sleep 3600")  # nvidia-smi comes fro
 def namespace_object() -> Object:
     labels = {**OWNED, "app.kubernetes.io/part-of": "gpunode", POD_SECURITY: "baseline"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
-
-
-# ---------------------------------------------------------------- what a pool offers
-
-
-def offers(pool: Pool, usage: Usage, nodes: Collection[str]) -> list[tuple[str, Use]]:
-    """(node, use) of what this pool's sharing offers on nodes that are Ready: others run no pod.
-
-    `nodes`: the names of the pool's.
-    """
-    shares = expected(pool.sharing)
-    return [
-        (node.name, use)
-        for node in usage.nodes
-        for use in node.uses
-        if node.is_ready and (not shares or use.name in shares) and (not pool.has_known_nodes or node.name in nodes)
-    ]
 
 
 def closed_nodes(cluster: Cluster, nodes: Sequence[Object]) -> dict[str, str]:
