@@ -99,7 +99,7 @@ dnf-plugin-nvidia akmod-nvidia akmod-nvidia-470xx akmods xorg-x11-drv-nvidia xor
 nvidia-x11-drv nvidia-x11-drv-580xx-libs nvidia-kmod-common xorg-x11-nvidia glx-alternative-nvidia opencl-nvidia
 lib32-nvidia-utils
 lib32-opencl-nvidia cuda-drivers nvidia-open nvidia-open-kmod kmod-nvidia-open-6.17.9-300.fc43.x86_64
-nvidia-computeG05 x11-video-nvidiaG05 nvidia-vgpu-ubuntu-550 NVIDIA-vGPU-rhel
+nvidia-fabric-manager nvidia-computeG05 x11-video-nvidiaG05 nvidia-vgpu-ubuntu-550 NVIDIA-vGPU-rhel
 """
 
 

@@ -219,13 +219,14 @@ def _fabric_data(fabric: FabricChoice) -> dict[str, Any]:
 
 def _check_machine(request: SolveRequest, row: DistroRow | None, knowledge: Knowledge, notes: Notes) -> None:
     solved = ", ".join(dict.fromkeys(key.partition(":")[0] for key in knowledge.solved_distros()))
-    unread = knowledge.unread.get(request.distro) or knowledge.unread.get(request.distro.partition(".")[0])
+    names = (request.distro, request.distro.partition(".")[0], request.distro.partition(":")[0])
+    unread = next(filter(None, map(knowledge.unread.get, names)), None)
     if row is None and unread:
         notes.refuse(f"{request.distro} is known, and cannot be set up: {unread.why}", unread.fix)
     elif row is None:
         notes.refuse(
             f"distribution {request.distro or '(none)'!r} is not known",
-            _known_releases(request.distro, knowledge, solved),
+            _known_releases(request, knowledge, solved),
         )
     elif row.key not in (request.distro, request.distro.partition(".")[0]):
         why = f"{request.distro} is taken as {row.key}, which its os-release says that it is made from, untested"
@@ -297,11 +298,11 @@ def _check_virtual(request: SolveRequest, knowledge: Knowledge, notes: Notes) ->
             )
 
 
-def _known_releases(distro: str, knowledge: Knowledge, solved: str) -> str:
-    """The releases that are known of a distribution; where none is, the one that may be meant, and all."""
-    name, _, release = distro.lower().partition(":")
+def _known_releases(request: SolveRequest, knowledge: Knowledge, solved: str) -> str:
+    """The releases that are known of a distribution; where none is, the one that a person may have meant, and all."""
+    name, _, release = request.distro.lower().partition(":")
     known = [key for key in knowledge.distros if key.partition(":")[0] == name]
     if known:
         return f"known are {', '.join(known)}"
     same = [key for key in knowledge.distros if key.partition(":")[2] in (release, release.partition(".")[0])]
-    return f"{meant(distro, same)} gpunode solves {solved}".lstrip()
+    return f"{meant(request.distro, [] if request.package_manager else same)} gpunode solves {solved}".lstrip()

@@ -17,7 +17,7 @@ from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.families import version_pattern
 
 _COMPUTE = "github NVIDIA/cloud-native-docs 453: the IMEX service is disabled and masked next to ComputeDomains"
-OF_FABRIC = regex(r"(nvidia|cuda-drivers)-(?P<part>fabric|imex)(manager)?(-\d+)?\Z")
+OF_FABRIC = regex(r"(nvidia|cuda-drivers)-(?P<part>fabric|imex)(-?manager)?(-\d+)?\Z")
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 
@@ -53,11 +53,16 @@ def joined(
             else "set driver.branch to auto or a number: NVIDIA's repository has it",
         )
         return None
-    suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
     version = version_pattern(case, branch)
-    equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
+    of_branch = not own and branch.branch < names["fabric_unversioned_from"]
+
+    def named(name: str) -> str:
+        called = names.get("fabric_before", {}).get(name, f"{name}-{{branch}}") if of_branch else name
+        return str(called.format(branch=branch.branch))
+
+    equal = [named(name) for name in names["fabric"]] if switches else []
     for part, name in there.items():
-        kept = names[part][0].format(branch=branch.branch) + suffix
+        kept = named(names[part][0])
         equal.append(kept)
         what = f"{name} is installed, and no {'NVSwitch' if part == 'fabric' else 'GPU of an NVLink domain'} is seen"
         why = f"{what}: {kept} keeps it at the driver's version, and nothing starts it"
@@ -65,7 +70,7 @@ def joined(
     separate: list[str] = []
     if case.request.nvlink5_fabric:
         separate = list(names["fabric_nvlink5"])
-        equal += names["fabric_nvlink5_x86_64"] if case.request.arch == "x86_64" else []
+        equal += [named(name) for name in names["fabric_nvlink5_x86_64"] if case.request.arch == "x86_64"]
     if switches:
         case.because(
             "fabric", "NVSwitches are present: the fabric manager must run, at the driver's version", rule["source"]
@@ -76,7 +81,7 @@ def joined(
         why = f"NVLink 5: the subnet manager {needs['needs']}, and {modules} loaded before the fabric manager starts"
         case.because("fabric", why, needs["source"])
     if imex:
-        equal += [n.format(branch=branch.branch) + suffix for n in names["imex"]]
+        equal += [named(name) for name in names["imex"]]
         nodes = "fabric.imex_nodes names" if case.request.fabric.imex_nodes else "you write, or fabric.imex_nodes names"
         case.because(
             "fabric",
