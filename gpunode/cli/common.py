@@ -72,6 +72,13 @@ def options(*given: Callable[[Any], Any], section: str = "") -> Callable[[Comman
     return wrap
 
 
+def tree_option(untouched: str) -> Callable[[Any], Any]:
+    """--root: the files of another tree; help says what of it is left alone."""
+    tree = click.Path(exists=True, file_okay=False, path_type=Path)
+    words = f"Another tree, such as a mounted image: its files, {untouched}."
+    return click.option("--root", type=tree, default="/", show_default=True, help=words)
+
+
 _TARGETS = (
     click.argument("hosts", nargs=-1, metavar="[HOST]..."),
     click.option(

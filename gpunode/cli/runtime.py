@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import Command, format_option, options, show_error
+from gpunode.cli.common import Command, format_option, options, show_error, tree_option
 from gpunode.cli.edits import absolute, diffs, edit_data, pending, print_done
 from gpunode.cli.output import echo, print_json
 from gpunode.core.engines import ENGINES
@@ -123,13 +122,7 @@ _WHAT = (
         metavar="V",
         help="The engine's version, instead of the one that its binary says.",
     ),
-    click.option(
-        "--root",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        default="/",
-        show_default=True,
-        help="Another tree, such as a mounted image: its files, no service.",
-    ),
+    tree_option("no service"),
 )
 _HOW = (
     click.option("--dry-run", is_flag=True, help="Show what would change, change nothing."),

@@ -1,4 +1,4 @@
-"""The container engines, one row each: what every part of gpunode has to know of one.
+"""The container engines and the Kubernetes that brings one, a row each: what every part of gpunode has to know of it.
 
 What is particular to an engine is in its module of `core/edits/engines/`.
 """
@@ -16,22 +16,25 @@ class EngineRow(NamedTuple):
     """An engine as it is found.
 
     `daemon` is its process, "" for an engine without one: nothing restarts then, and no cgroup loses devices.  `unit`
-    is systemd's, "" for none, `sockets` are where it answers (`cri`: a kubelet, below /run/NAME), `packages` whose
-    version is the engine's, `installs` those that gpunode installs.  `config` is its root config, `drop_ins` a pattern
-    of the files that the engine reads on top of it ({config} stands for the root config), `files` are patterns of what
-    the probe reads besides; `config_flags` and `folder_flags` are the daemon's arguments that name another root config
-    or folder of drop-ins.  `by_cdi` engines get GPUs by a CDI specification and need no runtime for it; `cdi_0_7` is
-    the first version that reads specifications of CDI 0.7.0 (known issues of NVIDIA Container Toolkit 1.19.1 in its
-    release notes), "" where that is not known.  `smoke`: smoke.sh can start a container with it.
+    is systemd's, "" for none, `snap` that of its snap, `sockets` are where it answers (`cri`: a kubelet, below
+    /run/NAME), `packages` whose version is the engine's, `installs` those that gpunode installs, `recommends`
+    (distribution, package) what comes with them there.  `config` is its root config, `drop_ins` a pattern of the files
+    that the engine reads on top of it ({config} stands for the root config), `files` are patterns of what the probe
+    reads besides; `config_flags` and `folder_flags` are the daemon's arguments that name another root config or folder
+    of drop-ins.  `by_cdi` engines get GPUs by a CDI specification and need no runtime for it; `cdi_0_7` is the first
+    version that reads specifications of CDI 0.7.0 (known issues of NVIDIA Container Toolkit 1.19.1 in its release
+    notes), "" where that is not known.  `smoke`: smoke.sh can start a container with it.
     """
 
     unit: str
     packages: tuple[str, ...]
     config: str
+    snap: str = ""
     daemon: str = ""
     sockets: tuple[str, ...] = ()
     cri: bool = False
     installs: tuple[str, ...] = ()
+    recommends: tuple[tuple[str, str], ...] = ()
     config_flags: tuple[str, ...] = ()
     drop_ins: str = ""
     folder_flags: tuple[str, ...] = ()
@@ -63,9 +66,11 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
     "docker": EngineRow(
         daemon="dockerd",
         unit="docker",
+        snap="snap.docker.dockerd",
         sockets=("/run/docker.sock", "/var/run/docker.sock"),
         packages=("docker.io", "docker-ce", "moby-engine"),
         installs=("docker.io",),
+        recommends=(("debian:13", "docker-cli"),),  # since trixie the client is a package of its own
         config="/etc/docker/daemon.json",
         config_flags=("--config-file",),
         cdi_0_7="26.1",
@@ -99,6 +104,51 @@ DAEMONS: tuple[RuntimeName, ...] = tuple(name for name, row in ROWS.items() if r
 BY_CDI: tuple[RuntimeName, ...] = tuple(name for name, row in ROWS.items() if row.by_cdi)
 
 
+class DistributionRow(NamedTuple):
+    """A Kubernetes that brings its own containerd: units that may run it, where it answers, and the file to edit.
+
+    `kubelet` is where its kubelet's own configuration is: the first that is there counts.
+    """
+
+    units: tuple[str, ...]
+    socket: str
+    config: str
+    kubelet: tuple[str, ...] = ()
+
+
+DISTRIBUTIONS: Mapping[str, DistributionRow] = {
+    "k3s": DistributionRow(("k3s", "k3s-agent"), "/run/k3s/containerd/containerd.sock", "/etc/rancher/k3s/config.yaml"),
+    "rke2": DistributionRow(
+        ("rke2-server", "rke2-agent"), "/run/k3s/containerd/containerd.sock", "/etc/rancher/rke2/config.yaml"
+    ),
+    "k0s": DistributionRow(
+        units=("k0sworker", "k0scontroller"),
+        socket="/run/k0s/containerd.sock",
+        config="/etc/k0s/containerd.toml",
+        kubelet=("/run/k0s/kubelet/config.yaml", "/var/lib/k0s/kubelet-config.yaml"),
+    ),
+    "microk8s": DistributionRow(
+        units=("snap.microk8s.daemon-containerd",),
+        socket="/var/snap/microk8s/common/run/containerd.sock",
+        config="/var/snap/microk8s/current/args/containerd-template.toml",
+    ),
+}
+OTHER_UNITS = (
+    *(f"{name}.service" for row in DISTRIBUTIONS.values() for name in row.units),
+    *(f"{row.snap}.service" for row in ROWS.values() if row.snap),
+)
+# a kubelet of no distribution's: kubeadm's configuration, and that of Amazon EKS
+KUBELET_CONFIGS = ("/var/lib/kubelet/config.yaml", "/etc/kubernetes/kubelet/config.json")
+# files of its arguments, the last one of MicroK8s
+KUBELET_FLAGS = (
+    "/var/lib/kubelet/kubeadm-flags.env",
+    "/etc/default/kubelet",
+    "/etc/sysconfig/kubelet",
+    "/var/snap/microk8s/current/args/kubelet",
+)
+CRI_DOCKERD = ("/run/cri-dockerd.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")  # the second one: k3s and RKE2
+
+
 # NVIDIA's own services that keep GPUs open: stopped before the driver goes, and started again afterwards
 GPU_UNITS = "nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm dcgm-exporter nvsm".split()
 
@@ -113,6 +163,8 @@ def shell_variables() -> dict[str, str]:
     """The rows and units as node scripts know them: lists of words."""
     rows = ROWS.items()
     units = [row.unit if "." in row.unit else f"{row.unit}.service" for row in ROWS.values() if row.unit]
+    brought = DISTRIBUTIONS.values()
+    kubernetes = [*KUBELET_CONFIGS, *KUBELET_FLAGS, *(path for row in brought for path in (row.config, *row.kubelet))]
     # a root that no argument moves is read by its name, and those of the first two by ways of their own
     files = [(*row.files, *([] if row.config_flags else [row.config, row.below(row.config)])) for row in ROWS.values()]
     roots = [row for name, row in rows if row.config_flags and name not in ("containerd", "docker")]
@@ -120,8 +172,12 @@ def shell_variables() -> dict[str, str]:
         "ENGINE_DAEMONS": " ".join(row.daemon for row in ROWS.values() if row.daemon),
         "ENGINE_PROGRAMS": " ".join(f"{name}={row.daemon or name}" for name, row in rows),
         "ENGINE_UNITS": " ".join(units),
+        "OTHER_UNITS": " ".join(OTHER_UNITS),
+        "DOCKER_UNITS": f"{ROWS['docker'].unit} {ROWS['docker'].snap}",
         "ENGINE_SOCKETS": " ".join(socket for row in ROWS.values() for socket in row.sockets),
         "CRI_SOCKETS": " ".join(socket for row in ROWS.values() if row.cri for socket in row.sockets),
+        "OTHER_SOCKETS": " ".join(dict.fromkeys(row.socket for row in brought)),
+        "KUBERNETES_FILES": " ".join(kubernetes),
         "ENGINE_FILES": " ".join(pattern for patterns in files for pattern in patterns),
         "ENGINE_ROOTS": "\n".join(map(_root_words, roots)),
         "ENGINE_FOLDERS": " ".join(posixpath.dirname(row.config) for row in ROWS.values()),

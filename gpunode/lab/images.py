@@ -15,6 +15,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
 
+from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.late import dataclass, replace
 from gpunode.lab import families, machine
@@ -49,9 +50,10 @@ BOOT = {  # what a machine that boots needs besides
     "debian": (*BOOT_ANY, "linux-image-amd64"),
     "ubuntu": BOOT_ANY,  # and a kernel: see vm/kernels.py
 }
+CLIENT = tuple(name for _, name in ROWS["docker"].recommends)  # from trixie on
 PURGE = {
-    "docker": ("docker.io", "docker-cli"),
-    "containerd": ("containerd", "runc"),
+    "docker": (*ROWS["docker"].installs, *CLIENT),
+    "containerd": (*ROWS["containerd"].installs, "runc"),
     "python": ("python3*", "libpython3*"),
 }
 
@@ -90,14 +92,14 @@ DNF5 = tuple(
     "libnghttp3-9 libngtcp2* libstdc++6 libgcc-s1 gcc-16-base libc6 libc-bin libc6-dev libc-dev-bin".split()
 )
 UBUNTU = ("apt", "linux-base", "unattended-upgrades")
-TRIXIE = Release(codename="trixie", packages=("docker-cli",))  # a package of its own from trixie on
+TRIXIE = Release(codename="trixie", packages=CLIENT)
 RELEASES = {
     "debian:12": Release(codename="bookworm"),
     "debian:13": TRIXIE,
     "debian:12+non-free": Release(codename="bookworm", non_free=True),
     "debian:12+arm64": Release(codename="bookworm", arch="arm64"),
     "debian:13+non-free": replace(TRIXIE, non_free=True),
-    "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=("containerd", "runc", "docker.io", "docker-cli")),
+    "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=(*PURGE["containerd"], *PURGE["docker"])),
     "ubuntu:22.04": Release(codename="jammy", vendor="ubuntu", packages=UBUNTU),
     "ubuntu:24.04": Release(codename="noble", vendor="ubuntu", packages=UBUNTU),
     "ubuntu:26.04": Release(codename="resolute", vendor="ubuntu", packages=(*UBUNTU, "sudo-rs")),
@@ -107,7 +109,7 @@ RELEASES = {
     "fedora:43": replace(
         TRIXIE,
         family="rhel",
-        packages=("docker-cli", "dnf5", "dkms", *RPM),
+        packages=(*CLIENT, "dnf5", "dkms", *RPM),
         newer="forky",
         borrowed=DNF5,
     ),

@@ -9,6 +9,7 @@ from daemon_node import DaemonNode
 from edit_cases import edit_request
 
 from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
+from gpunode.core.items.kubelet import driver_in_force
 
 pytestmark = pytest.mark.lab
 
@@ -59,7 +60,7 @@ def test_docker_is_reloaded_once_it_knows_the_hook_and_its_containers_go_on(daem
 def test_a_restart_is_reported_with_the_names_of_the_containers_that_stop(daemons: DaemonNode) -> None:
     node = daemons
     facts = node.facts()
-    driver = "cgroupfs" if facts.runtime("docker").cgroup_driver == "systemd" else "systemd"  # type: ignore[union-attr]
+    driver = "cgroupfs" if driver_in_force(facts, facts.runtime("docker")) == "systemd" else "systemd"  # type: ignore[arg-type]
     request = RuntimeRequest(runtime="docker", cgroup_driver=driver)  # type: ignore[arg-type]
     reported = activation(facts, request, edit_runtime(facts, request))
     assert reported.disrupts.startswith("restarts docker.service: 2 running containers stop: ")

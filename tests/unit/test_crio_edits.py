@@ -7,6 +7,7 @@ before and after.
 from __future__ import annotations
 
 import os
+import posixpath
 import subprocess
 import tomllib
 from pathlib import Path
@@ -26,12 +27,14 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.engines.crio import FOLDER, NAME
+from gpunode.core.edits.engines.crio import NAME
+from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime
 
 ROOT = "/etc/crio/crio.conf"
+FOLDER = posixpath.dirname(ROWS["crio"].drop_ins)
 DROP_IN = f"{FOLDER}/{NAME}"
 STOCK = case("crio", "package-1.31").before["/etc/crio/crio.conf.d/10-crio.conf"]
 TABLE = b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'

@@ -19,6 +19,7 @@ from gpunode.core.edits import RuntimeRequest, edit_runtime
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe
 from gpunode.core.facts.driver import with_virtual
+from gpunode.core.items.kubelet import driver_in_force
 from gpunode.core.model import NodeFacts, NvmlGpu, PciDevice
 from gpunode.edge.load import load_knowledge
 
@@ -66,7 +67,7 @@ def seen(facts: NodeFacts) -> dict[str, object]:
         "distro": facts.distro.key,
         "gpus": [g.id for g in facts.gpus],
         "driver": (facts.driver.loaded, facts.driver.loaded_flavour, facts.driver.userspace),
-        "runtimes": {r.name: (r.version, r.cgroup_driver) for r in facts.runtimes},
+        "runtimes": {r.name: (r.version, driver_in_force(facts, r)) for r in facts.runtimes},
         "secure_boot": facts.secure_boot,
     }
 
@@ -118,7 +119,7 @@ def seen(facts: NodeFacts) -> dict[str, object]:
         ),
         (
             "debian12-no-root",
-            ("debian:12", ["10de:2236", "10de:2236"], ("", "", ""), {"containerd": ("1.6.20~ds1", "")}, None),
+            ("debian:12", ["10de:2236", "10de:2236"], ("", "", ""), {"containerd": ("1.6.20~ds1", None)}, None),
         ),
     ],
 )
@@ -327,7 +328,7 @@ def test_containerd_imports_are_resolved_where_there_is_no_dump() -> None:
     start, end = text.index("#: containerd_dump"), text.index("#: kubernetes")
     facts = parse_probe(text[:start] + text[end:])
     assert facts.runtimes[0].files == ("/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml")
-    assert facts.runtimes[0].cgroup_driver == "systemd"
+    assert driver_in_force(facts, facts.runtimes[0]) == "systemd"
 
 
 DOCKERD = (  # 26.1.5 and 20.10.24 of Debian, with a file that has an unknown key

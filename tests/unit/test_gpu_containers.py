@@ -31,6 +31,12 @@ def container(name: str, state: Any, *devices: str) -> GpuContainer:
     return GpuContainer(name=name, id="0" * 64, unit=f"docker-{name}.scope", state=state, devices=devices)
 
 
+def running(driver: str) -> Runtime:
+    """Docker with that cgroup driver; one whose file was not read where that is not known."""
+    flags = ("--exec-opt", f"native.cgroupdriver={driver}") if driver else ()
+    return Runtime(name="docker", flags=flags, files=() if driver else ("/etc/docker/daemon.json", "/unread"))
+
+
 def found(**facts: Any) -> list[tuple[str, str, str]]:
     return [(c.id, c.status, c.message) for c in container_checks(NodeFacts(**facts))]
 
@@ -48,7 +54,7 @@ def found(**facts: Any) -> list[tuple[str, str, str]]:
 def test_links_count_where_systemd_may_keep_the_devices(
     driver: str, nodes: tuple[DeviceNode, ...], status: str
 ) -> None:
-    docker = Runtime(name="docker", cgroup_driver=driver)
+    docker = running(driver)
     checks = found(device_nodes=nodes, runtimes=(docker,), toolkit="1.20.0")
     assert [c[:2] for c in checks] == ([("devices.char-links", status)] if status else [])
     assert found(device_nodes=nodes, runtimes=(docker,)) == [], "no toolkit, no container with a GPU"
@@ -112,7 +118,7 @@ def test_after_a_reload_nobody_says_that_they_will_lose_what_they_may_have_lost(
     ],
 )
 def test_links_are_wanted_where_the_driver_will_be_systemd_or_is_unknown(wanted: Any, has: str, needed: bool) -> None:
-    facts = NodeFacts(runtimes=(Runtime(name="docker", cgroup_driver=has),))
+    facts = NodeFacts(runtimes=(running(has),))
     assert needs_links(facts, RuntimeRequest(runtime="docker", cgroup_driver=wanted)) is needed
     assert needs_links(NodeFacts(), RuntimeRequest(runtime="docker")) is True
 

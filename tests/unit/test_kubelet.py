@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.engines import ROWS
 from gpunode.core.facts import parse_probe
-from gpunode.core.facts.kubelet import engine_driver, kubelet_driver, kubelet_engine
-from gpunode.core.items.kubelet import driver_mismatch, driver_problem, kubelet_checks, kubelet_warnings, wanted_driver
+from gpunode.core.facts.kubelet import kubelet_engine
+from gpunode.core.items.kubelet import (
+    driver_mismatch,
+    driver_problem,
+    engine_driver,
+    kubelet_checks,
+    kubelet_driver,
+    kubelet_warnings,
+    wanted_driver,
+)
 from gpunode.core.model import ConfigFile, Kubernetes, NodeFacts, Runtime
 
 PROBES = Path(__file__).parent.parent / "cases" / "probes"
@@ -22,8 +31,8 @@ CONTAINERD = Runtime(
     name="containerd", version="1.7.28", unit="containerd.service", socket="/run/containerd/containerd.sock"
 )
 K3S = Runtime(name="containerd", distribution="k3s", unit="k3s.service", socket="/run/k3s/containerd/containerd.sock")
-DOCKER = Runtime(name="docker", version="28.1.1", cgroup_driver="cgroupfs")
-CRIO = Runtime(name="crio", version="1.31.0", cgroup_driver="systemd")
+DOCKER = Runtime(name="docker", version="28.1.1")
+CRIO = Runtime(name="crio", version="1.31.0")
 
 
 def node(*runtimes: Runtime, read: bool = True, **kubernetes: Any) -> NodeFacts:
@@ -102,7 +111,7 @@ def test_a_plan_says_what_the_kubelet_gets_nothing_of(
 
 # ---------------------------------------------------------------- cgroup drivers
 
-TWO = replace(CONTAINERD, version="2.1.9", cgroup_driver="cgroupfs")
+TWO = replace(CONTAINERD, version="2.1.9")
 DRIVERS = [
     # kubelet, engine, what the kubelet has, who says so
     ({"cgroup_driver": "systemd", "cgroup_source": CONFIG}, CONTAINERD, "systemd", CONFIG),
@@ -132,7 +141,7 @@ def test_drivers_that_differ_are_explained_with_their_sources() -> None:
     facts = node(CONTAINERD, cgroup_driver="systemd", cgroup_source=CONFIG)
     assert driver_mismatch(facts) == (
         "cgroup drivers differ: the kubelet has systemd (/var/lib/kubelet/config.yaml), "
-        "containerd has cgroupfs (containerd's default)"
+        "containerd has cgroupfs (its default)"
     )
     [check] = kubelet_checks(facts)
     assert (check.id, check.status) == ("cgroup.driver-match", "failed")
@@ -151,6 +160,34 @@ def test_an_engine_that_is_asked_for_its_driver_is_left_as_it_is() -> None:
 def test_only_the_kubelets_engine_gets_the_kubelets_driver() -> None:
     facts = node(CONTAINERD, DOCKER, cgroup_driver="systemd")
     assert (wanted_driver(facts, DOCKER), wanted_driver(facts, None)) == ("", "")
+
+
+CRI = b'[plugins."io.containerd.cri.v1.runtime".containerd]\n'
+STATED = [
+    (replace(CRIO, flags=("--cgroup-manager=cgroupfs",)), b"", "cgroupfs"),
+    (CRIO, b'[crio.runtime]\n[crio.metrics]\ncgroup_manager = "cgroupfs"\n', "systemd"),
+    (DOCKER, b'{"exec-opts": ["Native.CgroupDriver = systemd"]}', "systemd"),
+    (TWO, b"version = 3\n" + CRI + b"runtimes.runc.options = {SystemdCgroup = true}\n", "systemd"),
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "driver"), STATED, ids=["an argument", "elsewhere", "any case", "in a line"]
+)
+def test_an_engines_driver_is_what_its_own_reading_of_the_files_gives(
+    engine: Runtime, text: bytes, driver: str
+) -> None:
+    path = ROWS[engine.name].config
+    runtime = replace(engine, config=path, files=(path,))
+    facts = NodeFacts(runtimes=(runtime,), files={path: ConfigFile(path=path, data=text)})
+    assert engine_driver(facts, runtime).value == driver
+
+
+@pytest.mark.parametrize(
+    ("facts", "driver"), [(NodeFacts(init="systemd", cgroups2=True), "systemd"), (NodeFacts(), "cgroupfs")]
+)
+def test_dockers_own_default_is_systemd_with_control_groups_of_version_2(facts: NodeFacts, driver: str) -> None:
+    assert engine_driver(facts, DOCKER).value == driver
 
 
 def test_what_could_not_be_read_proves_nothing() -> None:
@@ -174,8 +211,12 @@ def test_a_driver_in_the_spec_that_is_not_the_kubelets_is_refused(asked: str, pr
 
 
 def test_k3s_sets_both_drivers_and_is_not_reported_one() -> None:
-    k3s = replace(K3S, version="2.1.4-k3s2", cgroup_driver="systemd")
+    rendered = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+    table = b"plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options"
+    text = b"version = 3\n[%s]\nSystemdCgroup = true\n" % table
+    k3s = replace(K3S, version="2.1.4-k3s2", files=(rendered,))
     facts = node(k3s, kind="k3s", kubelet="1.30.4+k3s1", cri_socket=K3S.socket, read=False)
+    facts = replace(facts, files={rendered: ConfigFile(path=rendered, data=text)})
     assert kubelet_driver(facts).source == "k3s, which sets both alike"
     assert [check.status for check in kubelet_checks(facts)] == ["passed"]
 

@@ -53,7 +53,6 @@ TOGETHER: Mapping[tuple[type, str], str] = {
     (CdiGpu, "mig_devices"): "a number of files, of which there may be none",
     (Cdi, "missing"): "goes with cdi as a whole",
     (MigInstance, "computes"): "a number of rows, of which there may be none",
-    (Runtime, "cgroup_driver"): "read from `files`; that they name none is an answer",
     (Runtime, "files"): "found with `files`",
     (Runtime, "effective_error"): "an error is no answer that could be missing",
     (Runtime, "distribution"): "the engine's own name",
@@ -119,8 +118,8 @@ def full() -> NodeFacts:
         needs=("/usr/bin/nvidia-smi",),
         version="0.5.0",
     )
-    runtime = Runtime(name="docker", version="27.0.0", binary="/usr/bin/dockerd", cgroup_driver="systemd", active=True)
-    podman = Runtime(name="podman", version="5.0.0", binary="/usr/bin/podman", cgroup_driver="systemd")
+    runtime = Runtime(name="docker", version="27.0.0", binary="/usr/bin/dockerd", active=True)
+    podman = Runtime(name="podman", version="5.0.0", binary="/usr/bin/podman")
     mig = Service(name="gpunode-mig", active="active", enabled="enabled")
     engine = Service(name="docker", active="active", enabled="enabled", memlock="infinity")
     imex = Service(name="nvidia-imex", active="inactive", enabled="masked")

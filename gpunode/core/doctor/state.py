@@ -370,12 +370,10 @@ def _pods(facts: NodeFacts, sections: Sections) -> Signs:
 
 def _in_force(facts: NodeFacts, engine: Runtime) -> RuntimeState | None:
     """What an engine's configuration says; None where it cannot be read, which others say."""
-    from gpunode.core.edits import RuntimeRequest, completed, probed_runtime_files, runtime_state, runtime_target
-    from gpunode.core.edits.target import texts
+    from gpunode.core.edits import RuntimeRequest, probed_state
 
-    request = completed(RuntimeRequest(runtime=engine.name), engine)
     try:
-        return runtime_state(texts(probed_runtime_files(facts, engine, runtime_target(request))), request)
+        return probed_state(facts, engine, RuntimeRequest(runtime=engine.name))
     except GpunodeError:
         return None
 

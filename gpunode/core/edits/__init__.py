@@ -27,7 +27,7 @@ from gpunode.core.edits.target import (
     refused,
     texts,
 )
-from gpunode.core.engines import ENGINES, ROWS
+from gpunode.core.engines import DISTRIBUTIONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.flags import flag_value
 from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Problem, Reason, Runtime, Undo
@@ -42,6 +42,7 @@ __all__ = [
     "configure_runtime",
     "edit_runtime",
     "probed_runtime_files",
+    "probed_state",
     "runtime_files",
     "runtime_state",
     "runtime_target",
@@ -55,11 +56,16 @@ _EDITORS = (*ENGINES, *filter(None, get_args(Distribution)))
 _PLACES = {"/rancher/k3s/": "k3s", "/rancher/rke2/": "rke2", "/etc/k0s/": "k0s", "/snap/microk8s/": "microk8s"}
 
 
+def _name(request: RuntimeRequest) -> str:
+    """The distribution that brings the engine, else the engine."""
+    place = next((kind for part, kind in _PLACES.items() if part in request.config), "")
+    return request.distribution or (place if request.runtime == "containerd" else "") or request.runtime
+
+
 def _engine(request: RuntimeRequest) -> Engine:
     """The editor of a distribution's engine, or of a runtime: a call is about one engine, and imports that alone."""
     check_request(request)
-    place = next((kind for part, kind in _PLACES.items() if part in request.config), "")
-    name = request.distribution or (place if request.runtime == "containerd" else "") or request.runtime
+    name = _name(request)
     if name not in _EDITORS:
         raise RefusedError(
             f"gpunode does not rewrite the configuration of {name} yet",
@@ -166,6 +172,12 @@ def edit_runtime(facts: NodeFacts, request: RuntimeRequest) -> Edit:
         return Edit(problems=(problem_of(error),))
 
 
+def probed_state(facts: NodeFacts, runtime: Runtime, request: RuntimeRequest) -> RuntimeState:
+    """What an engine has in force as the probe found it; raises as `runtime_state` does, and for a missing file."""
+    request = completed(request, runtime)
+    return runtime_state(texts(probed_runtime_files(facts, runtime, runtime_target(request))), request)
+
+
 def probed_runtime_files(facts: NodeFacts, runtime: Runtime, target: EditTarget) -> dict[str, ConfigFile | None]:
     """The files that the edit needs, out of those that the probe read; RefusedError when one of them is not there."""
     for path in runtime.files:
@@ -199,6 +211,12 @@ def flag_config(runtime: Runtime) -> str:
 def activation(facts: NodeFacts, request: RuntimeRequest, edit: Edit) -> Activation:
     """How the engine takes an edit up.  An Edit without changes disturbs nothing."""
     runtime = facts.runtime(request.runtime) or Runtime(name=request.runtime, distribution=request.distribution)
-    engine = _engine(completed(request, runtime))
-    runtime = replace(runtime, config=flag_config(runtime) or runtime.config or engine.CONFIG)
+    known = completed(request, runtime)
+    engine, brought, row = _engine(known), DISTRIBUTIONS.get(_name(known)), ROWS[request.runtime]
+    runtime = replace(
+        runtime,
+        config=known.config or engine.CONFIG,
+        unit=runtime.unit or f"{brought.units[0] if brought else row.unit}.service",
+        socket=runtime.socket or (brought.socket if brought else row.sockets[0]),
+    )
     return replace(engine.activation(facts, runtime, edit), handlers=(request.name,))

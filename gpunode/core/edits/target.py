@@ -11,7 +11,7 @@ import fnmatch
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from gpunode.core.edits.refusal import Refusal as Refusal  # noqa: PLC0414  # editors have it from here
 from gpunode.core.edits.undo import record, reverted
@@ -338,6 +338,18 @@ class RuntimeState:
     cgroup_driver: str = ""  # systemd, cgroupfs, "" when the files do not say
     files: tuple[str, ...] = ()  # in force, root first
     notes: tuple[Reason, ...] = ()
+
+
+def restarted(runtime: Runtime, edit: Edit, keeps: str = "running containers keep running", **more: Any) -> Activation:
+    """That the engine's unit is restarted, and what that means."""
+    return Activation(
+        unit=runtime.unit,
+        verb="restart",
+        config=runtime.config,
+        socket=runtime.socket,
+        disrupts=f"restarts {runtime.unit}: {keeps}" if edit.changes or edit.restart else "",
+        **more,
+    )
 
 
 class Engine(Protocol):

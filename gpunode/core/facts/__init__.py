@@ -130,6 +130,7 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
         "distro": machine.read_distro(probe),
         "boot_id": probe.value("system", "boot_id"),
         "init": init,
+        "cgroups2": "/sys/fs/cgroup/cgroup.controllers" in probe.values("system", "exists"),
         "virtualization": virtualization,
         "container": container,
         "tegra": tegra,

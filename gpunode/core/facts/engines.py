@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import cast, get_args
 
-from gpunode.core.engines import ENGINES, ROWS
+from gpunode.core.engines import ENGINES, ROWS, EngineRow
 from gpunode.core.errors import InputError
 from gpunode.core.facts.cdi import FOLDERS, read_spec
 from gpunode.core.facts.flags import flag_value
@@ -30,14 +30,10 @@ from gpunode.core.model import (
 from gpunode.core.numbers import whole
 
 _UNLIMITED = {"18446744073709551615": "infinity", "unlimited": "infinity"}  # systemd before 231, the kernel
-_DOTTED = regex(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
+DOTTED = regex(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
 _ARGV = regex(r"argv\[\]=([^;]*)")
 _IMPORTS = regex(r"^ *imports *= *\[([^\]]*)\]", re.MULTILINE)
 _QUOTED = regex(r"\"([^\"]*)\"|'([^']*)'")
-_RUNC_OPTIONS = regex(r"\[.*\.containerd\.runtimes\.[\"']?runc[\"']?\.options\]\Z")
-_SYSTEMD_CGROUP = regex(r"SystemdCgroup *= *(true|false)\b")
-_EXEC_OPT = regex(r"native\.cgroupdriver=(systemd|cgroupfs)\b")
-_CGROUP_MANAGER = regex(r"^ *cgroup_manager *= *[\"'](systemd|cgroupfs)[\"']", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +94,13 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
     sockets = probe.values("runtimes", "socket")
     found = []
     for name, binary, version in _binaries(probe):
-        unit = "snap.docker.dockerd" if binary.startswith("/snap/docker/") else ROWS[name].unit
+        row = ROWS[name]
+        unit = row.snap if row.snap and binary.startswith("/snap/") else row.unit
         service = units.services.get(unit, Service(name=unit))
-        command = units.commands.get(unit) or _process(units, ROWS[name].daemon)
+        command = units.commands.get(unit) or _process(units, row.daemon)
         flags = command[1:]
         config = _root_config(probe, name, flags)
         dump = probe.text("containerd_dump") if name == "containerd" else ""
-        in_force = _in_force(name, config, files, dump, flags)
         found.append(
             Runtime(
                 name=name,
@@ -115,11 +111,10 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
                 or (not service.active and bool(command)),
                 enabled=service.enabled in ("enabled", "enabled-runtime", "alias"),
                 flags=flags,
-                socket=next((s for s in ROWS[name].sockets if s in sockets), ""),
+                socket=next((s for s in row.sockets if s in sockets), ""),
                 config=config,
-                files=in_force,
+                files=_in_force(name, config, files, dump, flags),
                 effective_error=_error(probe, name),
-                cgroup_driver=_cgroup_driver(probe, name, flags, dump, [text_of(files, path) for path in in_force]),
             )
         )
     return tuple(found)
@@ -133,7 +128,7 @@ def _binaries(probe: Probe) -> list[tuple[RuntimeName, str, str]]:
         name = next((n for n in ENGINES if n == words[1]), None) if words[0] == "binary" and len(words) == 3 else None
         if name:
             found.append((name, words[2].strip(), ""))
-        elif found and not found[-1][2] and "level=" not in line and (match := _DOTTED.search(line)):
+        elif found and not found[-1][2] and "level=" not in line and (match := DOTTED.search(line)):
             found[-1] = (*found[-1][:2], match[1])
     return found
 
@@ -193,33 +188,6 @@ def _error(probe: Probe, name: RuntimeName) -> str:
     stated = [line.strip() for line in lines if "level=" not in line and line.strip()]
     said = stated[-1] if stated else f"exit code {failed}"
     return said.partition("Docker daemon with file ")[2].partition(": ")[2] or said
-
-
-def _cgroup_driver(probe: Probe, name: RuntimeName, flags: tuple[str, ...], dump: str, texts: list[str]) -> str:
-    systemd = probe.value("system", "init") == "systemd"
-    if name == "containerd":
-        return containerd_cgroup(dump or "\n".join(texts))
-    if name == "docker":
-        if match := _EXEC_OPT.search("\n".join([*flags, *texts])):
-            return match[1]
-        # dockerd's own default: systemd where systemd runs and cgroups are of version 2
-        unified = "/sys/fs/cgroup/cgroup.controllers" in probe.values("system", "exists")
-        return "systemd" if systemd and unified else "cgroupfs"
-    stated = [m[1] for text in texts for m in _CGROUP_MANAGER.finditer(text)]
-    return stated[-1] if stated else "systemd" if systemd else "cgroupfs"
-
-
-def containerd_cgroup(toml: str) -> str:
-    """SystemdCgroup of the runc runtime: the last one said counts."""
-    section = ""
-    found = ""
-    for line in toml.splitlines():
-        text = line.strip()
-        if text.startswith("["):
-            section = text
-        elif (match := _SYSTEMD_CGROUP.match(text)) and _RUNC_OPTIONS.match(section):
-            found = "systemd" if match[1] == "true" else "cgroupfs"
-    return found
 
 
 # ---------------------------------------------------------------- what runs in them, and the devices it has
@@ -308,7 +276,7 @@ def read_containers(probe: Probe) -> dict[str, Running]:
             live_restore={"true": True, "false": False}.get(live),
             runtimes=tuple(values.get("runtimes", [""])[-1].split()),
             knows_hook=started is not None and hook is not None and hook + 1 < started,
-            reloads=engine == "docker" and _reloads(probe, ("docker.service", "snap.docker.dockerd.service")),
+            reloads=engine == "docker" and _reloads(probe, ROWS["docker"]),
         )
     probe.notes += [
         f"containers: user {user} runs a rootless Docker, whose containers gpunode does not see"
@@ -335,10 +303,10 @@ def _number(values: dict[str, list[str]], *keys: str) -> int | None:
     return max((int(text) for text in texts if text.isdecimal() and len(text) < 16), default=None)
 
 
-def _reloads(probe: Probe, units: tuple[str, ...]) -> bool:
-    """Whether the first of these units that runs can be reloaded."""
+def _reloads(probe: Probe, row: EngineRow) -> bool:
+    """Whether the first of an engine's units that runs can be reloaded."""
     for block in "\n".join(probe.sections.get("units", ())).split("\n\n"):
         said = dict(line.partition("=")[::2] for line in block.splitlines())
-        if said.get("Id") in units and said.get("MainPID", "0") != "0":
+        if said.get("Id") in (f"{row.unit}.service", f"{row.snap}.service") and said.get("MainPID", "0") != "0":
             return said.get("CanReload") == "yes"
     return False

@@ -1,4 +1,4 @@
-"""Which engine the kubelet runs pods on, and which cgroup driver each of the two has.
+"""Which engine the kubelet runs pods on, and whether it asks that for its cgroup driver.
 
 Sources: kubernetes.io container-runtimes and kubelet-config-v1beta1; KEP-4033 (the kubelet asks the engine for the
 driver: containerd 2.0 and CRI-O 1.28 answer; asked by default from 1.31 on).
@@ -10,21 +10,9 @@ import posixpath
 import re
 from collections.abc import Iterable
 
-from gpunode.core.engines import ROWS
-from gpunode.core.late import dataclass
+from gpunode.core.engines import CRI_DOCKERD, DISTRIBUTIONS, ROWS
 from gpunode.core.model import Kubernetes, NodeFacts, Runtime
 from gpunode.core.numbers import release
-
-_DOCKER_SOCKETS = ("/run/cri-dockerd.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
-# what says the kubelet's driver where no flag does
-_KUBELET_CONFIGS = (
-    "/var/lib/kubelet/config.yaml",
-    "/etc/kubernetes/kubelet/config.json",
-    "/run/k0s/kubelet/config.yaml",
-    "/var/lib/k0s/kubelet-config.yaml",
-    "/var/snap/microk8s/current/args/kubelet",
-)
-_DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
 
 
 def kubelet_engine(facts: NodeFacts) -> Runtime | None:
@@ -51,57 +39,21 @@ def _engine(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> Runtime | No
     if not kubernetes.present:
         return None
     socket = re.sub(r"\A/var/run/", "/run/", kubernetes.cri_socket)
-    if socket in _DOCKER_SOCKETS:
+    if socket in CRI_DOCKERD:
         return _named(runtimes, "docker")
     other = next((n for n, row in ROWS.items() if n != "containerd" and _same_name(socket, row.sockets)), "")
     if other:
         return _named(runtimes, other)
     containerds = [runtime for runtime in runtimes if runtime.name == "containerd"]
-    if socket in ("", "/run/containerd/containerd.sock"):
+    if socket in ("", *ROWS["containerd"].sockets):
         return next((one for one in containerds if not one.distribution), None)
-    if kubernetes.kind in _DISTRIBUTIONS:
+    if kubernetes.kind in DISTRIBUTIONS:
         return next((one for one in containerds if one.distribution == kubernetes.kind), None)
     return next((one for one in containerds if one.socket == socket), None)
 
 
 def _named(runtimes: Iterable[Runtime], name: str) -> Runtime | None:
     return next((runtime for runtime in runtimes if runtime.name == name), None)
-
-
-# ---------------------------------------------------------------- cgroup drivers
-
-
-@dataclass(frozen=True)
-class Driver:
-    """A cgroup driver, systemd or cgroupfs, and what says so; ("", why not) where it is not known."""
-
-    value: str
-    source: str
-
-
-def engine_driver(facts: NodeFacts, runtime: Runtime) -> Driver:
-    """The driver of an engine's default runtime."""
-    unread = [path for path in runtime.files if path not in facts.files or facts.files[path].data is None]
-    if runtime.cgroup_driver:
-        root = next(iter(runtime.files), runtime.config)
-        return Driver(runtime.cgroup_driver, f"its configuration, {root}" if runtime.files else "its default")
-    if unread or runtime.effective_error or "files" in facts.unread:
-        return Driver("", f"{runtime.name}'s configuration could not be read")
-    return Driver("cgroupfs", f"{runtime.name}'s default")
-
-
-def kubelet_driver(facts: NodeFacts) -> Driver:
-    """The driver that the kubelet uses: asked of the engine, given by a flag or a file, or its default."""
-    kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
-    if engine and follows_engine(engine, kubernetes):
-        found = engine_driver(facts, engine)
-        return Driver(found.value, f"{engine.name}, which this kubelet asks (KubeletCgroupDriverFromCRI)")
-    if kubernetes.cgroup_driver:
-        return Driver(kubernetes.cgroup_driver, kubernetes.cgroup_source or "its configuration")
-    if engine and engine.distribution in ("k3s", "rke2"):
-        return Driver(engine_driver(facts, engine).value, f"{engine.distribution}, which sets both alike")
-    known = any(path in facts.files and facts.files[path].data is not None for path in _KUBELET_CONFIGS)
-    return Driver("cgroupfs", "its default") if known else Driver("", "no kubelet configuration was read")
 
 
 def follows_engine(engine: Runtime, kubernetes: Kubernetes) -> bool:

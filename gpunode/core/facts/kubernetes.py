@@ -8,55 +8,21 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from gpunode.core.engines import CRI_DOCKERD, DISTRIBUTIONS, KUBELET_CONFIGS, KUBELET_FLAGS
 from gpunode.core.errors import InputError
-from gpunode.core.facts.engines import Units, containerd_cgroup, text_of
+from gpunode.core.facts.engines import DOTTED, Units, text_of
 from gpunode.core.facts.flags import flag_value
 from gpunode.core.facts.text import Probe
 from gpunode.core.late import regex
 from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime
 from gpunode.core.untrusted import load_yaml
 
-_DOTTED = regex(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
 _CGROUP_ARG = regex(r"\bcgroup-driver=(systemd|cgroupfs)\b")
 _FROM_CRI = regex(r"\bKubeletCgroupDriverFromCRI=(true|false)\b")
 _RANCHER_ENDPOINT = regex(r"^ *[\"']?container-runtime-endpoint[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
 _RANCHER_DOCKER = regex(r"^ *[\"']?docker[\"']? *: *[\"']?true\b", re.MULTILINE)
 _RANCHER_DATA = regex(r"^ *[\"']?data-dir[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
-# the socket of the engine that each kind brings
-SOCKETS: Mapping[str, str] = {
-    "k3s": "/run/k3s/containerd/containerd.sock",
-    "rke2": "/run/k3s/containerd/containerd.sock",
-    "k0s": "/run/k0s/containerd.sock",
-    "microk8s": "/var/snap/microk8s/common/run/containerd.sock",
-}
-_RANCHER_CRI_DOCKERD = "/run/k3s/cri-dockerd/cri-dockerd.sock"
-UNITS: Mapping[str, tuple[str, ...]] = {
-    "k3s": ("k3s", "k3s-agent"),
-    "rke2": ("rke2-server", "rke2-agent"),
-    "k0s": ("k0sworker", "k0scontroller"),
-    "microk8s": ("snap.microk8s.daemon-containerd",),
-}
-_CONFIGS: Mapping[str, str] = {
-    "k3s": "/etc/rancher/k3s/config.yaml",
-    "rke2": "/etc/rancher/rke2/config.yaml",
-    "k0s": "/etc/k0s/containerd.toml",
-    "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
-}
-# where the kubelet's own configuration is; where there is none, a file of a former kubelet does not count
-_KUBELET_CONFIGS: Mapping[str, tuple[str, ...]] = {
-    "k3s": (),
-    "rke2": (),
-    "microk8s": (),
-    "kubeadm": ("/var/lib/kubelet/config.yaml", "/etc/kubernetes/kubelet/config.json"),  # the second one: Amazon EKS
-    "k0s": ("/run/k0s/kubelet/config.yaml", "/var/lib/k0s/kubelet-config.yaml"),
-}
 _DRIVER_CONTAINER = "/run/nvidia/validations/.driver-ctr-ready"
-_KUBELET_FLAGS = (
-    "/var/lib/kubelet/kubeadm-flags.env",
-    "/etc/default/kubelet",
-    "/etc/sysconfig/kubelet",
-    "/var/snap/microk8s/current/args/kubelet",
-)
 
 
 def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -> Kubernetes:
@@ -65,11 +31,13 @@ def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile])
     operator = any(m in marks for m in ("/run/nvidia/validations", "/run/nvidia/driver", "/usr/local/nvidia/toolkit"))
     container = _DRIVER_CONTAINER in marks or "false" in probe.values("kubernetes", "host_driver")
     kind = _kind(marks)
-    kubelet = _DOTTED.search("\n".join(line for line in probe.lines("kubernetes") if not line.startswith("exists ")))
+    kubelet = DOTTED.search("\n".join(line for line in probe.lines("kubernetes") if not line.startswith("exists ")))
     if not kind and not kubelet:
         return Kubernetes(gpu_operator=operator, driver_container=container)
     flags = _kubelet_flags(kind, units, files)
-    paths = [path for path in _KUBELET_CONFIGS.get(kind, _KUBELET_CONFIGS["kubeadm"]) if path in files][:1]
+    # where there is none of its own, a file of a former kubelet does not count
+    own = DISTRIBUTIONS[kind].kubelet if kind in DISTRIBUTIONS else KUBELET_CONFIGS
+    paths = [path for path in own if path in files][:1]
     folder = flag_value(flags, "--config-dir").rstrip("/")
     paths += sorted(path for path in files if folder and posixpath.dirname(path) == folder and path.endswith(".conf"))
     config: dict[str, Any] = {}
@@ -105,9 +73,9 @@ def _kubelet_config(files: Mapping[str, ConfigFile], path: str) -> dict[str, Any
 
 def _kubelet_flags(kind: str, units: Units, files: Mapping[str, ConfigFile]) -> tuple[str, ...]:
     """Arguments in the files that the kubelet's unit takes some from, and of its process: the last ones count."""
-    lines = [line for path in _KUBELET_FLAGS for line in text_of(files, path).splitlines()]
+    lines = [line for path in KUBELET_FLAGS for line in text_of(files, path).splitlines()]
     written = [word for line in lines if not line.lstrip().startswith("#") for word in line.split()]
-    words = (*written, *(units.commands.get("kubelet", ())[1:] if kind not in SOCKETS else ()))
+    words = (*written, *(units.commands.get("kubelet", ())[1:] if kind not in DISTRIBUTIONS else ()))
     return tuple(re.sub(r"\A[\"']?(?:KUBELET_[A-Z_]+=)?[\"']?|[\"']\Z", "", word) for word in words)
 
 
@@ -126,18 +94,19 @@ def _cgroup_driver(kind: str, flags: tuple[str, ...], units: Units, files: Mappi
 def _socket(
     kind: str, flags: tuple[str, ...], config: Mapping[str, Any], units: Units, files: Mapping[str, ConfigFile]
 ) -> str:
+    usual = DISTRIBUTIONS[kind].socket if kind in DISTRIBUTIONS else ""
     if kind in ("k3s", "rke2"):
         start = _start(kind, units)
         text = "\n".join(text_of(files, path) for path in _rancher_configs(kind, units, files))
         if "--docker" in start or _RANCHER_DOCKER.search(text):
-            return _RANCHER_CRI_DOCKERD
+            return CRI_DOCKERD[1]
         stated = _RANCHER_ENDPOINT.search(text)
-        return flag_value(start, "--container-runtime-endpoint") or (stated[1] if stated else SOCKETS[kind])
+        return flag_value(start, "--container-runtime-endpoint") or (stated[1] if stated else usual)
     if kind == "k0s":
-        return flag_value(_start(kind, units), "--cri-socket") or SOCKETS[kind]
+        return flag_value(_start(kind, units), "--cri-socket") or usual
     stated = config.get("containerRuntimeEndpoint")
     asked = flag_value(flags, "--container-runtime-endpoint").replace("${SNAP_COMMON}", "/var/snap/microk8s/common")
-    return asked or (stated if isinstance(stated, str) and stated else SOCKETS.get(kind, ""))
+    return asked or (stated if isinstance(stated, str) and stated else usual)
 
 
 def _kind(marks: list[str]) -> str:
@@ -174,11 +143,8 @@ def read_bundled(
 ) -> tuple[Runtime, ...]:
     """The containerd of each distribution on the node: its version, else that of the distribution itself."""
     found = _binaries(probe)
-    if (
-        kubernetes.kind in SOCKETS
-        and kubernetes.kind not in found
-        and kubernetes.cri_socket == SOCKETS[kubernetes.kind]
-    ):
+    row = DISTRIBUTIONS.get(kubernetes.kind)
+    if row and kubernetes.kind not in found and kubernetes.cri_socket == row.socket:
         found[kubernetes.kind] = ("", "")
     return tuple(
         _bundled(kind, path, version or (kubernetes.kubelet if kind == kubernetes.kind else ""), probe, units, files)
@@ -194,9 +160,9 @@ def _binaries(probe: Probe) -> dict[str, tuple[str, str]]:
         word, _, rest = line.partition(" ")
         if word in ("bundled", "binary", "socket", "config", "rendered"):
             kind, _, path = rest.partition(" ") if word == "bundled" else ("", "", "")
-            if kind in SOCKETS:
+            if kind in DISTRIBUTIONS:
                 found[kind] = (path.strip(), "")
-        elif kind in found and not found[kind][1] and (match := _DOTTED.search(line.replace("k3s-io/", ""))):
+        elif kind in found and not found[kind][1] and (match := DOTTED.search(line.replace("k3s-io/", ""))):
             found[kind] = (found[kind][0], match[1])
     return found
 
@@ -204,13 +170,12 @@ def _binaries(probe: Probe) -> dict[str, tuple[str, str]]:
 def _bundled(
     kind: str, path: str, version: str, probe: Probe, units: Units, files: Mapping[str, ConfigFile]
 ) -> Runtime:
-    unit = _unit(kind, units)
+    row, unit = DISTRIBUTIONS[kind], _unit(kind, units)
     service = units.services.get(unit)
     rancher = kind in ("k3s", "rke2")
     flags = _start(kind, units)[2:] if rancher else ()
-    config = flag_value(flags, "--config", "-c") or _CONFIGS[kind]
+    config = flag_value(flags, "--config", "-c") or row.config
     in_force = _in_force(kind, config, units, files)
-    texts = [text_of(files, name) for name in in_force if name.endswith(".toml")]
     return Runtime(
         name="containerd",
         distribution=next(name for name in get_args(Distribution) if name == kind),
@@ -220,16 +185,15 @@ def _bundled(
         active=bool(service and service.active in ("active", "reloading", "activating")),
         enabled=bool(service and service.enabled in ("enabled", "enabled-runtime", "alias")),
         flags=flags,
-        socket=SOCKETS[kind] if SOCKETS[kind] in probe.values("runtimes", "socket") else "",
+        socket=row.socket if row.socket in probe.values("runtimes", "socket") else "",
         config=config,
         files=in_force,
-        cgroup_driver=containerd_cgroup("\n".join(texts)),
         rendered=kind in probe.values("runtimes", "rendered"),
     )
 
 
 def _unit(kind: str, units: Units) -> str:
-    there = [name for name in UNITS[kind] if name in units.services]
+    there = [name for name in DISTRIBUTIONS[kind].units if name in units.services]
     running = [name for name in there if units.services[name].active in ("active", "reloading", "activating")]
     return next(iter([*running, *there, ""]))
 
@@ -240,7 +204,7 @@ def _start(kind: str, units: Units) -> tuple[str, ...]:
 
 
 def _rancher_configs(kind: str, units: Units, files: Mapping[str, ConfigFile]) -> list[str]:
-    config = flag_value(_start(kind, units), "--config", "-c") or _CONFIGS[kind]
+    config = flag_value(_start(kind, units), "--config", "-c") or DISTRIBUTIONS[kind].config
     dropped = sorted(p for p in files if posixpath.dirname(p) == f"{config}.d" and p.endswith((".yaml", ".yml")))
     return [path for path in (config, *dropped) if path in files]
 

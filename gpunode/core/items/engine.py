@@ -221,8 +221,8 @@ def _without_cri(facts: NodeFacts, name: str) -> bool:
 def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, templates: Mapping[str, str]) -> Found:
     installed = facts.runtime(request.runtime)
     if engine.manage == "install":
-        separate = ("docker-cli",) if request.runtime == "docker" and facts.distro.key in DOCKER_CLI_SEPARATE else ()
-        for name in (*ROWS[request.runtime].installs, *separate):
+        row = ROWS[request.runtime]
+        for name in (*row.installs, *(name for distro, name in row.recommends if distro == facts.distro.key)):
             yield PackageItem(role="runtime", package=PackageWant(name=name))
         yield ServiceItem(role="runtime", unit=request.runtime)
     elif installed and stopped(installed):
@@ -266,9 +266,6 @@ def _kernel(templates: Mapping[str, str]) -> Iterator[Item]:
         yield Module(role="runtime", module=module)
     for setting, needed in SYSCTL.items():
         yield Sysctl(setting=setting, value=needed)
-
-
-DOCKER_CLI_SEPARATE = ("debian:13",)  # since trixie the client is a package of its own, which docker.io recommends
 
 
 def _edit(facts: NodeFacts, request: RuntimeRequest, installed: Runtime | None) -> Edit:

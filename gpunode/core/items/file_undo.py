@@ -33,7 +33,7 @@ BY_PACKAGES = "packages"  # in a record of files: packages made them
 # engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them
 _ENGINES: Mapping[str, RuntimeName] = {
     **{f"{ROWS[name].unit}.service": name for name in DAEMONS},
-    "snap.docker.dockerd.service": "docker",
+    **{f"{ROWS[name].snap}.service": name for name in DAEMONS if ROWS[name].snap},
 }
 
 

@@ -13,6 +13,7 @@ from gpunode.core.edits import RuntimeRequest
 from gpunode.core.engines import DAEMONS
 from gpunode.core.items.activation import UNITS
 from gpunode.core.items.item import HostCase, Item, ItemKey, StateKind
+from gpunode.core.items.kubelet import driver_in_force
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, Step
 
@@ -57,7 +58,7 @@ class Links(Item):
 def needs_links(facts: NodeFacts, request: RuntimeRequest) -> bool:
     """Whether an engine may leave its containers' devices to systemd; unknown is as good as yes."""
     found = facts.runtime(request.runtime)
-    return (request.cgroup_driver or (found.cgroup_driver if found else "")) != "cgroupfs"
+    return (request.cgroup_driver or (found and driver_in_force(facts, found))) != "cgroupfs"
 
 
 def links_found(facts: NodeFacts) -> str:
@@ -120,7 +121,7 @@ def container_checks(facts: NodeFacts) -> Iterator[Check]:
 
 
 def _link_checks(facts: NodeFacts) -> Iterator[Check]:
-    drivers = {r.cgroup_driver for r in facts.runtimes if r.name in DAEMONS}
+    drivers = {driver_in_force(facts, r) for r in facts.runtimes if r.name in DAEMONS}
     if not facts.device_nodes or not drivers - {"cgroupfs"} or not facts.toolkit:
         return
     found = links_found(facts)

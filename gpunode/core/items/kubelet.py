@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from gpunode.core.engines import DAEMONS
-from gpunode.core.facts.kubelet import engine_driver, follows_engine, kubelet_driver, kubelet_engine
+from gpunode.core.edits import RuntimeRequest, probed_state
+from gpunode.core.engines import DAEMONS, DISTRIBUTIONS, KUBELET_CONFIGS, KUBELET_FLAGS
+from gpunode.core.errors import GpunodeError
+from gpunode.core.facts.kubelet import follows_engine, kubelet_engine
+from gpunode.core.late import dataclass
 from gpunode.core.model import Check, NodeFacts, Problem, Runtime
 
 DefaultRuntime = Literal["nvidia", "runc", "keep"]
@@ -32,6 +35,58 @@ def default_reason(facts: NodeFacts, engine: str) -> str:
     return f"left as it is: no kubelet uses {engine} (runtimes.{engine}.default_runtime: auto)"
 
 
+# ---------------------------------------------------------------- cgroup drivers
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A cgroup driver, systemd or cgroupfs, and what says so; ("", why not) where it is not known."""
+
+    value: str
+    source: str
+
+
+def driver_in_force(facts: NodeFacts, runtime: Runtime) -> str | None:
+    """What an engine's files have in force, or else is built in; "" where that is not known, None where unread."""
+    try:
+        stated = probed_state(facts, runtime, RuntimeRequest(runtime=runtime.name)).cgroup_driver
+    except GpunodeError:
+        return None
+    if stated or runtime.distribution:
+        return stated
+    if runtime.effective_error or "files" in facts.unread:
+        return None
+    # dockerd's own default is systemd where that runs and control groups are of version 2
+    return "systemd" if runtime.name == "docker" and facts.init == "systemd" and facts.cgroups2 else "cgroupfs"
+
+
+def engine_driver(facts: NodeFacts, runtime: Runtime) -> Driver:
+    """The driver of an engine's default runtime."""
+    value = driver_in_force(facts, runtime)
+    if value is None:
+        return Driver("", f"{runtime.name}'s configuration could not be read")
+    if not value:
+        return Driver("cgroupfs", f"{runtime.name}'s default")
+    root = next(iter(runtime.files), "")
+    return Driver(value, f"its configuration, {root}" if root else "its default")
+
+
+def kubelet_driver(facts: NodeFacts) -> Driver:
+    """The driver that the kubelet uses: asked of the engine, given by a flag or a file, or its default."""
+    kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
+    if engine and follows_engine(engine, kubernetes):
+        found = engine_driver(facts, engine)
+        return Driver(found.value, f"{engine.name}, which this kubelet asks (KubeletCgroupDriverFromCRI)")
+    if kubernetes.cgroup_driver:
+        return Driver(kubernetes.cgroup_driver, kubernetes.cgroup_source or "its configuration")
+    if engine and engine.distribution in ("k3s", "rke2"):
+        return Driver(engine_driver(facts, engine).value, f"{engine.distribution}, which sets both alike")
+    own = (path for row in DISTRIBUTIONS.values() for path in row.kubelet)
+    places = (*KUBELET_CONFIGS, *own, KUBELET_FLAGS[-1])
+    known = any(path in facts.files and facts.files[path].data is not None for path in places)
+    return Driver("cgroupfs", "its default") if known else Driver("", "no kubelet configuration was read")
+
+
 def wanted_driver(facts: NodeFacts, runtime: Runtime | None) -> str:
     """The driver that an engine has to be given so that it fits the kubelet; "" where none has to be."""
     engine = kubelet_engine(facts)
@@ -39,7 +94,7 @@ def wanted_driver(facts: NodeFacts, runtime: Runtime | None) -> str:
         return ""
     if follows_engine(engine, facts.kubernetes) or engine_driver(facts, engine).value == "":
         return ""
-    return kubelet_driver(facts).value if facts.kubernetes.cgroup_driver or engine.cgroup_driver else ""
+    return kubelet_driver(facts).value if facts.kubernetes.cgroup_driver or driver_in_force(facts, engine) else ""
 
 
 def driver_problem(facts: NodeFacts, name: str, setting: str) -> Problem | None:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from gpunode.core.edits.commit import FileChange, commit_request
-from gpunode.core.engines import DAEMONS, ROWS
+from gpunode.core.engines import DAEMONS, OTHER_UNITS, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.grouped import grouped
 from gpunode.core.items.activation import ACTIVE, ENABLED, REBOOTS, UNITS, Enabled, ServiceItem
@@ -352,7 +352,7 @@ def mig_value(facts: NodeFacts, spec: Spec, choice: SharingChoice, texts: Mappin
     ]
     if choice.mig is None:
         return {"gpus": gpus, "remove": True, **reboots(spec)}
-    engines = " ".join(f"{ROWS[name].unit}.service" for name in DAEMONS)
+    engines = " ".join((*(f"{ROWS[name].unit}.service" for name in DAEMONS), "kubelet.service", *OTHER_UNITS))
     return {
         "gpus": gpus,
         "unit": texts["mig.service.j2"].replace("@ENGINES@", engines),

@@ -291,7 +291,6 @@ class Runtime:
     files: tuple[Annotated[str, PATH], ...] = ()
     # what the engine itself says against its configuration: containerd, dockerd
     effective_error: Annotated[str, ARGUMENT] = ""
-    cgroup_driver: Annotated[str, WORD] = ""  # systemd | cgroupfs | ""
     rendered: bool = False  # k3s, RKE2: their files for containerd are newer than the nvidia runtime and all settings
 
 
@@ -493,6 +492,7 @@ class NodeFacts:
     distro: Distro = Distro()
     boot_id: Annotated[str, UUID] = field(default="", metadata=VOLATILE)
     init: Annotated[str, WORD] = ""  # systemd, other
+    cgroups2: bool = False  # control groups are of version 2 alone
     virtualization: Annotated[str, WORD] = ""  # none, kvm, wsl, docker, podman, lxc, …: systemd-detect-virt's words
     container: bool = False  # the target is a container without an init of its own
     tegra: Annotated[str, LINE] = ""  # device-tree model of a Jetson/Tegra board

@@ -63,11 +63,7 @@ def check_metadata(data: bytes, where: str, suffix: str, upstream: Upstream, key
 
 def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
     """The lists of an upstream.  Where its key signs the metadata, that is compared here, else each package later."""
-    base = upstream.url.rstrip("/")
-    where = f"{base}/repodata/repomd.xml"
-    data = web.read(where)
-    if data is None:
-        raise GpunodeError(f"{where} is not there", fix="is it a repository of rpm? see --repositories")
+    base, where, data = _metadata(upstream, web, "--repositories")
     check_metadata(data, where, ".asc", upstream, keys, web)
     texts = _texts(base, data, where, web, ("primary", "filelists", "modules"))
     packages = parse_primary(
@@ -76,16 +72,21 @@ def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
     return RpmLists(upstream=upstream, packages=tuple(packages), **texts)
 
 
+def _metadata(upstream: Upstream, web: Web, named_by: str) -> tuple[str, str, bytes]:
+    """Where an upstream is, where its metadata is, and that."""
+    base = upstream.url.rstrip("/")
+    where = f"{base}/repodata/repomd.xml"
+    if (data := web.read(where)) is None:
+        raise GpunodeError(f"{where} is not there", fix=f"is it a repository of rpm? see {named_by}")
+    return base, where, data
+
+
 def read_names(upstream: Upstream, web: Web, keys: Sequence[bytes] = ()) -> RpmLists:
     """The packages and modules without a look at files: to know what there is.
 
     With `keys`, lists that the upstream's key signs are compared first.  Raises GpunodeError, RefusedError.
     """
-    base = upstream.url.rstrip("/")
-    where = f"{base}/repodata/repomd.xml"
-    data = web.read(where)
-    if data is None:
-        raise GpunodeError(f"{where} is not there", fix="is it a repository of rpm? see sources")
+    base, where, data = _metadata(upstream, web, "sources")
     if keys:
         check_metadata(data, where, ".asc", upstream, keys, web)
     texts = _texts(base, data, where, web, ("primary", "modules"))

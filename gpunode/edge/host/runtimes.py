@@ -12,9 +12,8 @@ from typing import Literal
 from gpunode.core.edits import SECTIONS, RuntimeRequest, RuntimeState, completed, runtime_state, runtime_target
 from gpunode.core.edits.target import PATH, Activation, EditTarget, Files, Refusal, gathered, texts
 from gpunode.core.edits.text.unitfile import FOLDERS, program_of, unit_patterns
-from gpunode.core.engines import ROWS
+from gpunode.core.engines import DISTRIBUTIONS, ROWS
 from gpunode.core.errors import InputError
-from gpunode.core.facts.kubernetes import UNITS
 from gpunode.core.items.kubelet import default_runtime, wanted_driver
 from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Distribution, Edit, NodeFacts, Reason, Runtime, RuntimeName
@@ -73,7 +72,7 @@ def probed(root: Path = Path("/")) -> NodeFacts:
 def _started(options: Options) -> tuple[Runtime | None, tuple[Reason, ...]]:
     """The engine of another tree as its units start it, None where none does so by plain words; and what is unclear."""
     engine = {"": (ROWS[options.runtime].daemon, (ROWS[options.runtime].unit,))}
-    brought = {kind: (kind, UNITS[kind]) for kind in ("k3s", "rke2") if options.runtime == "containerd"}
+    brought = {kind: (kind, DISTRIBUTIONS[kind].units) for kind in ("k3s", "rke2") if options.runtime == "containerd"}
     tree, unclear = Tree(options.root), list[Reason]()
     for distribution, (name, units) in {} if options.here else (engine | brought).items():
         for unit in (f"{folder}/{one}.service" for one in units for folder in FOLDERS):

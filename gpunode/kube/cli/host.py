@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, options
+from gpunode.cli.common import format_option, options, tree_option
 from gpunode.cli.edits import diffs, edit_data, pending, print_done
 from gpunode.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from gpunode.edge.host.target import Host, Subject
 
-ROOT = click.option(
-    "--root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default="/",
-    show_default=True,
-    help="Another tree, such as a mounted image: its files, nothing is restarted.",
-)
+ROOT = tree_option("nothing is restarted")
 VERSION = click.option(
     "--server-version", metavar="V", default="", help="Release of Kubernetes here, such as 1.34 or v1.34.2."
 )

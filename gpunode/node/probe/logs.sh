@@ -55,8 +55,7 @@ whole() {
 
 kernel_messages | reduced | log kernel
 if have journalctl; then
-  for unit in kubelet k3s k3s-agent rke2-server rke2-agent k0scontroller k0sworker snap.microk8s.daemon-kubelite \
-    snap.microk8s.daemon-containerd snap.docker.dockerd $ENGINE_UNITS nvidia-persistenced nvidia-fabricmanager \
+  for unit in kubelet $OTHER_UNITS snap.microk8s.daemon-kubelite $ENGINE_UNITS nvidia-persistenced nvidia-fabricmanager \
     nvidia-imex nvidia-cdi-refresh nvidia-dcgm gpunode-firstboot gpunode-mig gpunode-mps; do
     case $unit in *.socket) continue ;; esac
     unit=${unit%.service}

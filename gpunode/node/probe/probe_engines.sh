@@ -3,14 +3,11 @@
 # The probe's sections about what uses the GPUs: CUDA, the toolkit, services, container engines, Kubernetes.  Stands
 # before probe.sh.
 
-UNITS="$ENGINE_UNITS docker.socket kubelet.service
+UNITS="$ENGINE_UNITS $OTHER_UNITS docker.socket kubelet.service snap.microk8s.daemon-kubelite.service cri-docker.service
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
-nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
-rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
-snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
+nvidia-cdi-refresh.service nvidia-cdi-refresh.path
 gpunode-firstboot.service gpunode-gpu.service gpunode-host.service gpunode-mig.service gpunode-mps.service nvidia-mig-manager.service
 unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
-OTHER_SOCKETS="/run/k3s/containerd/containerd.sock /run/k0s/containerd.sock /var/snap/microk8s/common/run/containerd.sock"
 
 # ---------------------------------------------------------------- CUDA and the container toolkit
 
@@ -296,7 +293,8 @@ EOF
 docker_root() {
   docker_config=/etc/docker/daemon.json
   have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
-  daemon dockerd docker snap.docker.dockerd
+  # shellcheck disable=SC2086 # a list of names
+  daemon dockerd $DOCKER_UNITS
   docker_runs=$REPLY
   option --config-file --config-file
   docker_config=${REPLY:-$docker_config}
@@ -337,7 +335,8 @@ dockers() {
     user=${socket#/run/user/}
     line "docker rootless ${user%%/*}"
   done
-  daemon dockerd docker snap.docker.dockerd
+  # shellcheck disable=SC2086 # a list of names
+  daemon dockerd $DOCKER_UNITS
   [ "$REPLY" ] || return 0
   started "$REPLY"
   for tool in nvidia-container-runtime-hook nvidia-cdi-hook; do # dockerd looks for them when it starts

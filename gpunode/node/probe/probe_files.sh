@@ -90,15 +90,11 @@ probe_files() {
 # configuration_files ENGINE_FILE…: those, and all others whose content counts
 configuration_files() {
   local kind sent file
+  # shellcheck disable=SC2086 # a list of paths
   set -- "$@" /etc/nvidia-container-runtime/config.toml /etc/nvidia-container-toolkit/*.env /etc/cdi/* /run/cdi/* \
-    /etc/rancher/k3s/config.yaml /etc/rancher/k3s/config.yaml.d/* /etc/rancher/rke2/config.yaml \
-    /etc/rancher/rke2/config.yaml.d/* /run/k0s/kubelet/config.yaml /var/lib/k0s/kubelet-config.yaml \
-    /var/snap/microk8s/current/args/kubelet /var/lib/rancher/*/agent/etc/containerd/config*.toml.d/*.toml \
+    $KUBERNETES_FILES /etc/rancher/*/config.yaml.d/* /var/lib/rancher/*/agent/etc/containerd/config*.toml.d/*.toml \
     /var/lib/rancher/*/agent/etc/containerd/*.toml /var/lib/rancher/*/agent/etc/containerd/*.tmpl \
-    /etc/k0s/containerd.toml /etc/k0s/containerd.d/*.toml /var/snap/microk8s/current/args/containerd-template.toml \
-    /var/lib/kubelet/config.yaml /etc/kubernetes/kubelet/config.json \
-    /etc/kubernetes/kubelet/config.json.d/*.conf /etc/kubernetes/kubelet.conf.d/*.conf \
-    /var/lib/kubelet/kubeadm-flags.env /etc/default/kubelet /etc/sysconfig/kubelet \
+    /etc/k0s/containerd.d/*.toml /etc/kubernetes/kubelet/config.json.d/*.conf /etc/kubernetes/kubelet.conf.d/*.conf \
     /etc/kubernetes/manifests/kube-scheduler.yaml /etc/systemd/system/containerd.service.d/*.conf \
     /etc/systemd/system/docker.service.d/*.conf /etc/systemd/system/kubelet.service.d/*.conf \
     /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/preferences /etc/apt/preferences.d/* /etc/apt/trusted.gpg \

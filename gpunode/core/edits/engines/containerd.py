@@ -39,7 +39,7 @@ from gpunode.core.edits.engines.containerd_files import (
     unmeant,
 )
 from gpunode.core.edits.engines.dropin import encode
-from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed
+from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed, restarted
 from gpunode.core.edits.text import jsontext, toml
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
@@ -392,21 +392,21 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """containerd reads its configuration only when it starts."""
-    unit = runtime.unit or "containerd.service"
     read = {path: facts.files[path].data for path in runtime.files if path in facts.files}
     files = {path: data for path, data in {**read, **edit.changes}.items() if data is not None}
     request = RuntimeRequest(runtime="containerd", version=runtime.version, config=runtime.config)
-    socket = runtime.socket or "/run/containerd/containerd.sock"
-    return Activation(
-        unit=unit,
-        verb="restart",
-        config=runtime.config,
-        validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump"),
-        socket=socket,
+    return restarted(
+        runtime,
+        edit,
+        validate=judge(runtime),
         plugin="" if _off(files, request) else "cri",
-        health=(("ctr", "--address", socket, "version"),),
-        disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
+        health=(("ctr", "--address", runtime.socket, "version"),),
     )
+
+
+def judge(runtime: Runtime) -> tuple[str, ...]:
+    """How a containerd prints what it has in force of a file."""
+    return (runtime.binary or "containerd", "-c", "@FILE@", "config", "dump")
 
 
 def _off(files: Mapping[str, bytes], request: RuntimeRequest) -> bool:

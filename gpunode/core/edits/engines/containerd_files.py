@@ -21,12 +21,13 @@ from gpunode.core.content import place
 from gpunode.core.edits.engines.dropin import BOM, spelled_as_known
 from gpunode.core.edits.target import Refusal, RuntimeRequest, switches_cdi
 from gpunode.core.edits.text import toml
+from gpunode.core.engines import ROWS
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.numbers import whole
 
 # ---------------------------------------------------------------- one file
 
-CONFIG = "/etc/containerd/config.toml"
+CONFIG = ROWS["containerd"].config
 V1, GRPC, RUNTIME = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 NAMES = (V1, GRPC, RUNTIME)  # of the plugin that holds the runtimes: version 1, 2, 3 and later
 IMAGES = "io.containerd.cri.v1.images"

@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.engines import dropin
-from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed, switches_cdi
+from gpunode.core.edits.engines.toolkit import CONFIG as TOOLKIT
+from gpunode.core.edits.refusal import Refusal
+from gpunode.core.edits.target import PATH, Activation, RuntimeRequest, RuntimeState, changed, restarted, switches_cdi
 from gpunode.core.edits.text import toml
+from gpunode.core.engines import ROWS
 from gpunode.core.facts.flags import flag_values
 from gpunode.core.late import dataclass
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
-CONFIG = "/etc/crio/crio.conf"
-FOLDER = "/etc/crio/crio.conf.d"
+ROW = ROWS["crio"]
+CONFIG = ROW.config
 NAME = "99-nvidia.toml"
 DEFAULT, CGROUP, CONMON_CGROUP, CDI = "default_runtime", "cgroup_manager", "conmon_cgroup", "cdi_spec_dirs"
 # settings as arguments of the daemon, which overrule its files
@@ -78,11 +81,11 @@ def folder(request: RuntimeRequest) -> str:
     A root config of one's own, which no daemon's arguments name, has its own folder beside it: to try an edit there
     must not write into /etc.
     """
-    named = flag_values(request.flags, "--config-dir", "-d")
+    named = flag_values(request.flags, *ROW.folder_flags)
     if named:
         return named[-1]
     if request.config in ("", CONFIG) or request.flags:
-        return FOLDER
+        return posixpath.dirname(ROW.drop_ins)
     return posixpath.dirname(request.drop_in) if request.drop_in else f"{request.config}.d"
 
 
@@ -146,12 +149,11 @@ def _built_in(version: tuple[int, int]) -> dict[str, Any]:
 
 
 # where nvidia-container-toolkit 1.18.0 to 1.19.0 wrote the drop-in: CRI-O does not look there
-UNREAD = f"/etc/crio/conf.d/{NAME}"
+UNREAD = f"{posixpath.dirname(ROW.files[0])}/{NAME}"
 SOURCE = "https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md"
 _SECTION = ("crio", "runtime")
 LOW_LEVEL = "nvidia-container-toolkit internal/oci/runtime_low_level.go"
 _CDI_DIRS = ["/etc/cdi", "/var/run/cdi"]
-TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 _CANDIDATES = ("nvidia-container-runtime", "runtimes")  # what nvidia-container-runtime may wrap: the first found
 
 
@@ -422,19 +424,14 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     On SIGHUP 1.26 and later read the runtimes again (pkg/config/reload.go) and say so, but go on with those that they
     started with: 1.36.3 then does not find a runtime that is new.
     """
-    unit = runtime.unit or "crio.service"
-    socket = runtime.socket or "/run/crio/crio.sock"
     request = RuntimeRequest(runtime="crio", config=runtime.config, flags=runtime.flags)
     root = ("--config", "@FILE@") if runtime.config in facts.files or runtime.config in edit.changes else ()
-    return Activation(
-        unit=unit,
-        verb="restart",
-        config=runtime.config,
+    return restarted(
+        runtime,
+        edit,
         validate=(runtime.binary or "crio", *root, "--config-dir", folder(request), "config"),
-        socket=socket,
         health=(
-            ("crictl", "--runtime-endpoint", f"unix://{socket}", "version"),
-            ("curl", "-fsS", "-m", "10", "--unix-socket", socket, "http://localhost/info"),
+            ("crictl", "--runtime-endpoint", f"unix://{runtime.socket}", "version"),
+            ("curl", "-fsS", "-m", "10", "--unix-socket", runtime.socket, "http://localhost/info"),
         ),
-        disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
     )

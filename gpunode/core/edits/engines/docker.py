@@ -12,6 +12,7 @@ from typing import Any
 from gpunode.core.edits.engines.docker_file import CGROUP_KEY, DaemonFile, DaemonRuntime, arguments, read
 from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed, switches_cdi
 from gpunode.core.edits.text import jsontext
+from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.late import regex
 from gpunode.core.model import Edit, NodeFacts, Reason, Running, Runtime
@@ -22,14 +23,14 @@ _NAMES = 5  # of containers, in a sentence
 
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """How the engine takes the edit up; an edit without changes disturbs nothing, one to the same bytes restarts it."""
-    config, socket = runtime.config, runtime.socket or "/run/docker.sock"
+    config, socket = runtime.config, runtime.socket
     before, after = _files(facts, runtime, edit)
     validate = (runtime.binary or "dockerd", "--validate", *_given(runtime), "--config-file", "@FILE@")
     if is_rootless(config):
         words = f"nothing: the rootless Docker of {config} takes it up when its user restarts it"
         fix = f"{words} (systemctl --user restart docker)"
         return Activation(unit="", verb="", config=config, validate=validate, disrupts=fix if edit.changes else "")
-    unit = "snap.docker.dockerd.service" if is_snap(config) else runtime.unit or "docker.service"
+    unit = f"{ROW.snap}.service" if is_snap(config) else runtime.unit
     running = facts.containers.get("docker", Running())
     verb = "reload" if _reload_serves(runtime, running, before, after) else "restart"
     live = after.live_restore if running.live_restore is None else running.live_restore
@@ -130,7 +131,8 @@ def _health(socket: str, before: DaemonFile, after: DaemonFile) -> Iterator[tupl
     yield "sh", "-c", f"command -v curl >/dev/null || exit 0; {asked}{tests}"
 
 
-CONFIG = "/etc/docker/daemon.json"
+ROW = ROWS["docker"]
+CONFIG = ROW.config
 SOURCE = "https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file"
 _SNAP = "/snap/docker/"
 RUNC_SHIM = "io.containerd.runc.v2"

@@ -19,14 +19,14 @@ from dataclasses import replace
 from gpunode.core.edits.engines import containerd
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml
+from gpunode.core.engines import DISTRIBUTIONS
 from gpunode.core.model import Edit, NodeFacts, Runtime
 from gpunode.core.numbers import release
 
-CONFIG = "/etc/k0s/containerd.toml"
+CONFIG = DISTRIBUTIONS["k0s"].config
 DROP_INS = "/etc/k0s/containerd.d/*.toml"
 DROP_IN = "/etc/k0s/containerd.d/99-nvidia.toml"
 SOURCE = "k0s docs/runtime.md"
-SOCKET = "/run/k0s/containerd.sock"
 MAGIC = b"# k0s_managed=true"
 _OLD_CRI = "io.containerd.grpc.v1.cri"
 # md5 of the file that k0s wrote before 1.27: 1.27 to 1.35 take it for theirs
@@ -71,8 +71,7 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """k0s watches the drop-ins; a containerd.toml of the user's own is read when k0s starts."""
-    unit = runtime.unit or "k0sworker.service"
-    socket = runtime.socket or SOCKET
+    unit, socket = runtime.unit, runtime.socket
     watched = runtime.config not in edit.changes
     root = facts.files[runtime.config].data if runtime.config in facts.files else None
     imports = posixpath.dirname(DROP_INS).encode() in (root or b"")  # k0s 1.35 merges, and imports nothing
@@ -82,7 +81,7 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
         unit=unit,
         verb="" if watched else "restart",
         config=runtime.config,
-        validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump") if imports or not watched else (),
+        validate=containerd.judge(runtime) if imports or not watched else (),
         socket=socket,
         plugin="cri",
         health=(("k0s", "ctr", "--address", socket, "version"), ("ctr", "--address", socket, "version")),

@@ -19,15 +19,15 @@ from typing import Any
 
 from gpunode.core.content import decode
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState
+from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState, restarted
 from gpunode.core.edits.text import toml, yamltext
+from gpunode.core.engines import DISTRIBUTIONS
 from gpunode.core.facts.flags import flag_values
 from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 SETTING = "default-runtime"
 SOURCE = "docs.k3s.io/advanced"
-SOCKET = "/run/k3s/containerd/containerd.sock"
 _FOLDERS = ("/usr/local/nvidia/toolkit", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/sbin", "/bin")
 _GO_COMMENT = regex(r"\{\{-?\s*/\*")
 _LINE_COMMENT = regex(r"^[ \t]*#[^\n]*", re.MULTILINE)
@@ -50,7 +50,7 @@ class Node:
     def config(self) -> str:
         """config.yaml, also where the request names a file of containerd's: a template, or the rendered one."""
         named = "" if self.request.config.endswith((".tmpl", ".toml")) else self.request.config
-        return named or f"/etc/rancher/{self.kind}/config.yaml"
+        return named or DISTRIBUTIONS[self.kind].config
 
     @cached_property
     def documents(self) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -167,7 +167,7 @@ class Rancher:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.CONFIG = f"/etc/rancher/{kind}/config.yaml"
+        self.CONFIG = DISTRIBUTIONS[kind].config
 
     def patterns(self, files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
         """config.yaml and its drop-ins, the rendered file, templates, and containerd's drop-ins."""
@@ -227,21 +227,17 @@ class Rancher:
 
     def activation(self, facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
         """config.toml is rendered, and containerd started, when the service starts."""
-        unit = runtime.unit or ("rke2-server.service" if self.kind == "rke2" else "k3s.service")
-        socket = runtime.socket or SOCKET
-        away = f"restarts {unit}: running containers keep running, Kubernetes on this node is away for up to a minute"
-        return Activation(
-            unit=unit,
-            verb="restart",
-            config=runtime.config,
-            socket=socket,
+        socket = runtime.socket
+        return restarted(
+            runtime,
+            edit,
+            "running containers keep running, Kubernetes on this node is away for up to a minute",
             plugin="cri",
             health=(
                 ("k3s", "ctr", "--address", socket, "version"),  # rke2 has no such command
                 (f"/var/lib/rancher/{self.kind}/bin/ctr", "--address", socket, "version"),
                 ("ctr", "--address", socket, "version"),
             ),
-            disrupts=away if edit.changes or edit.restart else "",
         )
 
 

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState
+from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState, restarted
 from gpunode.core.edits.text import toml
+from gpunode.core.engines import DISTRIBUTIONS
 from gpunode.core.model import Edit, NodeFacts, Runtime
 
-CONFIG = "/var/snap/microk8s/current/args/containerd-template.toml"
+CONFIG = DISTRIBUTIONS["microk8s"].config
 SOURCE = "microk8s run-containerd-with-args"
-SOCKET = "/var/snap/microk8s/common/run/containerd.sock"
-UNIT = "snap.microk8s.daemon-containerd.service"
 _PLUGIN = "io.containerd.grpc.v1.cri"  # the template is of version 2, under containerd 2 as well
 # what the snap's wrapper fills in for every node (the type is runc.v1 on cgroup v1, which containerd 2 has no more)
 _MEANS = {b'"${RUNTIME}"': b'"runc"', b'"${RUNTIME_TYPE}"': b'"io.containerd.runc.v2"'}
@@ -56,17 +55,8 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """The template is filled in when the snap's containerd starts."""
-    unit = runtime.unit or UNIT
-    socket = runtime.socket or SOCKET
-    return Activation(
-        unit=unit,
-        verb="restart",
-        config=runtime.config,
-        socket=socket,
-        plugin="cri",
-        health=(("ctr", "--address", socket, "version"), ("microk8s.ctr", "version")),
-        disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
-    )
+    health = (("ctr", "--address", runtime.socket, "version"), ("microk8s.ctr", "version"))
+    return restarted(runtime, edit, plugin="cri", health=health)
 
 
 def _as_containerd(request: RuntimeRequest) -> RuntimeRequest:

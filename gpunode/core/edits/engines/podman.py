@@ -17,11 +17,13 @@ from typing import Any
 from gpunode.core.edits.engines import dropin
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
+from gpunode.core.engines import ROWS
 from gpunode.core.late import dataclass
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
-CONFIG = "/etc/containers/containers.conf"
-VENDOR = "/usr/share/containers/containers.conf"  # the distribution's, read first and never written
+ROW = ROWS["podman"]
+CONFIG = ROW.config
+VENDOR = ROW.files[0]  # the distribution's, read first and never written
 NAME = "99-nvidia.conf"
 SOURCE = "https://github.com/containers/common/blob/main/docs/containers.conf.5.md"
 
@@ -47,7 +49,7 @@ def drop_in_of(request: RuntimeRequest) -> str:
 def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
     """The distribution's file, the root, and its drop-ins."""
     root = request.config or CONFIG
-    return (VENDOR, root, f"{root}.d/*.conf")
+    return (VENDOR, root, ROW.below(root))
 
 
 def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
@@ -76,7 +78,7 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
 
 def _documents(files: Mapping[str, bytes], request: RuntimeRequest) -> list[PodmanFile]:
     root = request.config or CONFIG
-    below = sorted(path for path in files if fnmatch.fnmatchcase(path, f"{root}.d/*.conf"))
+    below = sorted(path for path in files if fnmatch.fnmatchcase(path, ROW.below(root)))
     here = [path for path in below if posixpath.dirname(path) == f"{root}.d"]
     return [_read(path, files[path]) for path in dict.fromkeys((VENDOR, root, *here)) if path in files]
 
@@ -133,7 +135,7 @@ def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
     if not left:
         return
     raise Refusal(
-        f"podman does not read {drop_in_of(request)}", f"give it a name in {request.config or CONFIG}.d/*.conf"
+        f"podman does not read {drop_in_of(request)}", f"give it a name in {ROW.below(request.config or CONFIG)}"
     )
 
 

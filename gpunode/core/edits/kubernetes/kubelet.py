@@ -22,6 +22,7 @@ from gpunode.core.edits.text.unitfile import (
     program_of,
     unit_patterns,
 )
+from gpunode.core.engines import KUBELET_CONFIGS, KUBELET_FLAGS
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
@@ -30,7 +31,7 @@ from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Edit, Reason
 
 NAME = "kubelet"
-CONFIG = "/var/lib/kubelet/config.yaml"
+CONFIG = KUBELET_CONFIGS[0]
 EXTRA = "KUBELET_EXTRA_ARGS"  # the variable that kubeadm's drop-in leaves to people
 _FLAGS = "https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/"
 _FLAGS_FILES = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
@@ -246,7 +247,7 @@ def _notes(changes: Mapping[str, bytes], request: KubeletRequest, rules: Schedul
         if path.startswith(("/etc/kubernetes/kubelet/", "/etc/eks/")):
             why = "is rewritten by Amazon EKS' nodeadm at boot: set it in the NodeConfig of the instance as well"
             yield Reason(what=path, why=why, source="https://awslabs.github.io/amazon-eks-ami/nodeadm/")
-        if path in (CONFIG, posixpath.join(posixpath.dirname(CONFIG), "kubeadm-flags.env")):
+        if path in (CONFIG, KUBELET_FLAGS[0]):
             why = "is rewritten by kubeadm upgrade: set it in the ConfigMap kubelet-config as well, or run this again"
             yield Reason(what=path, why=why, source=f"{KUBEADM}kubeadm-reconfigure/")
     if request.cgroup_driver:

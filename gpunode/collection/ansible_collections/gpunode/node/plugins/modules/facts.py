@@ -102,6 +102,9 @@ facts:
     init:
       description: Systemd, other.
       type: str
+    cgroups2:
+      description: Control groups are of version 2 alone.
+      type: bool
     virtualization:
       description: 'None, kvm, wsl, docker, podman, lxc, …: systemd-detect-virt''s words.'
       type: str
@@ -159,7 +162,7 @@ facts:
       type: str
     runtimes:
       description: 'Runtimes. Keys: name, distribution, version, binary, unit, active, enabled,
-        flags, socket, config, files, effective_error, cgroup_driver, rendered.'
+        flags, socket, config, files, effective_error, rendered.'
       type: list
     containers:
       description: 'By engine. Keys: count, names, live_restore, runtimes, knows_hook, reloads.'
