@@ -45,7 +45,7 @@ def test_the_collection_is_what_make_docs_would_write() -> None:
 def test_a_row_of_the_table_is_enough_for_all_that_names_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "STEPS", (*STEPS, StepRow("runtime", "limits", "Set limits", file.STEP)))
     before, after = collected(), collection.collection_files()
-    assert {path for path, text in after.items() if before[path] != text} == {"roles/runtime/tasks/apply.yml"}
+    assert {path for path, text in after.items() if before[path] != text} == {"roles/plan/tasks/runtime.yml"}
 
 
 def collected() -> dict[str, str]:

@@ -143,8 +143,8 @@ def test_run_once_among_batches_of_one_host_is_that_hosts_own(monkeypatch: pytes
 
 def test_the_result_of_tags_says_which_parts_of_the_plan_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     made = task(ResultAction, check_mode=True)
-    steps = [{"role": role} for role in ("preflight", "driver", "driver", "toolkit", "runtime")]
-    monkeypatch.setattr(made, "own_plan", lambda plan: {"plan": {"steps": steps}}, raising=False)
+    parts = ["preflight", "driver", "toolkit", "runtime"]
+    monkeypatch.setattr(made, "own_plan", lambda plan: {"parts": parts}, raising=False)
     monkeypatch.setattr(made, "probe", lambda *sections: ("", NodeFacts()), raising=False)
     made._vars |= {f"gpunode_done_{name}": {} for name in ("preflight_expect", "driver_packages", "toolkit_packages")}
     done = made.act({})

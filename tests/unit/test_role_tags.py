@@ -32,11 +32,15 @@ SITE = """
   gather_facts: false
   vars:
     gpunode_spec: {driver: {branch: none}, toolkit: {version: none}}
+  pre_tasks:
+    - name: Before
+      ansible.builtin.debug: {msg: before}
+      tags: [base]
   roles:
     - {role: gpunode.node.node, tags: [gpu]}
 """
-PLAN = "node: Probe the node and plan it on the controller"
-EXPECT = "node: Make sure that this is the node the plan was made for"
+PLAN = "plan: Probe the node and plan it on the controller"
+READY = "plan: Make the node ready for its plan"
 PARTS = set(NAMES) - {"preflight"}
 
 
@@ -70,45 +74,43 @@ def ran(done: subprocess.CompletedProcess[str], *, skipped: bool = True) -> list
     return [title for title in titles if "Validating arguments" not in title]
 
 
-def roles_of(titles: list[str]) -> set[str]:
-    return {title.partition(":")[0] for title in titles if ":" in title}
+def parts_of(titles: list[str]) -> set[str]:
+    return {found[1] for title in titles if (found := re.fullmatch("Run the part (.*) of the plan", title))}
 
 
 def test_a_tag_of_somebody_elses_runs_nothing_of_the_role(site: Path) -> None:
-    assert ran(play(site, "--tags", "base"), skipped=False) == ["Base"]
+    assert ran(play(site, "--tags", "base"), skipped=False) == ["Base", "Before"]
 
 
 def test_a_tag_of_the_whole_role_runs_all_of_it_and_nothing_else(site: Path) -> None:
     titles = ran(play(site, "--tags", "gpu"))
     assert "Base" not in titles and titles.count(PLAN) == 1
-    assert roles_of(titles) == {"node", *PARTS}
+    assert parts_of(titles) == PARTS
 
 
 def test_a_part_alone_is_planned_and_checked_first(site: Path) -> None:
     titles = ran(play(site, "--tags", "gpunode_driver", "--check"))
-    assert titles[0] == PLAN and titles.index(EXPECT) < 4
-    assert roles_of(titles) == {"node", "driver"}
+    assert titles[:2] == [PLAN, READY] and parts_of(titles) == {"driver"}
 
 
 def test_a_part_that_is_left_out_takes_neither_the_plan_nor_the_check_along(site: Path) -> None:
     titles = ran(play(site, "--skip-tags", "gpunode_driver"))
-    assert titles.count(PLAN) == titles.count(EXPECT) == 1 and titles.index(EXPECT) < titles.index("Base") + 7
-    assert roles_of(titles) == {"node", *PARTS} - {"driver"}
+    assert titles.count(PLAN) == titles.count(READY) == 1 and titles.index(READY) < titles.index("Before") + 4
+    assert parts_of(titles) == PARTS - {"driver"}
     assert "Base" in titles
 
 
 def test_the_tasks_can_be_started_at_the_plan_and_nowhere_behind_it(site: Path) -> None:
-    whole = play(site, "--start-at-task", PLAN.partition(": ")[2])
-    assert "Base" not in ran(whole) and "failed=0" in whole.stdout
+    titles = ran(play(site, "--start-at-task", PLAN.partition(": ")[2]))
+    assert titles[0] == PLAN and parts_of(titles) == PARTS
     behind = play(site, "--start-at-task", "Keep nouveau off the GPU")
-    assert behind.returncode != 0
-    assert "«Probe the node and plan it on the controller»" in behind.stdout and "begin with that task" in behind.stdout
+    assert ran(behind) == [] and "No matching task" in behind.stderr
 
 
 def test_the_tasks_can_be_confirmed_one_by_one_but_not_without_the_plan(site: Path) -> None:
-    base, validation, plan, rest = "n\n", "n\n", "y\n", "c\n"
-    assert ran(play(site, "--step", answers=base + validation + plan + rest))[0] == PLAN
-    without = play(site, "--step", answers=base + validation + "n\n" + rest)
+    base = "n\n" * 2
+    assert ran(play(site, "--step", answers=f"{base}y\nc\n"))[0] == PLAN
+    without = play(site, "--step", answers=f"{base}n\nc\n")
     assert without.returncode != 0 and "«Probe the node and plan it on the controller»" in without.stdout
 
 
@@ -116,7 +118,21 @@ def test_the_parts_and_their_tags_can_be_listed(site: Path) -> None:
     listed = play(site, "--list-tags").stdout
     assert all(f"gpunode_{role}" in listed for role in NAMES)
     tasks = play(site, "--list-tasks", "--tags", "gpunode_toolkit").stdout
-    assert "Install the NVIDIA Container Toolkit" in tasks and "Install the NVIDIA driver" not in tasks
+    assert "Run the part toolkit" in tasks and "Run the part driver" not in tasks
+
+
+PARAMETERS = {  # of a role → what is printed, in less than the documentation of all that there are
+    "gpunode_driver_brnach: '580'": "gpunode_driver_brnach is no variable of gpunode: did you mean gpunode_driver_bran",
+    "gpunode_verify: sometimes": "gpunode_verify is 'sometimes'",
+}
+
+
+@pytest.mark.parametrize("given", PARAMETERS)
+def test_a_misspelt_parameter_takes_a_line(given: str, site: Path) -> None:
+    (site / "site.yml").write_text(SITE.replace("tags: [gpu]", given))
+    done = play(site)
+    assert done.returncode == 2 and PARAMETERS[given] in " ".join(done.stdout.split())
+    assert len(done.stdout + done.stderr) < 4000 and "Probe the node" in done.stdout
 
 
 def test_the_parts_of_a_plan_folder_are_chosen_by_the_same_tags_and_the_check_of_the_node_stays(site: Path) -> None:

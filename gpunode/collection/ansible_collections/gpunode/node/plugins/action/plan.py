@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gpunode.edge.desired import DesiredState, Planned
 
 
+VERIFY = ("changed", "always", "never")  # when the GPUs are used for real
+
+
 class ActionModule(NodeAction):
     """Probe the node, plan it on the controller, give back the variables of the roles."""
 
@@ -25,7 +28,7 @@ class ActionModule(NodeAction):
     def act(self, args: Result) -> Result:
         from gpunode.core.errors import Exit, InputError
         from gpunode.core.mask import mask
-        from gpunode.core.plan.steps import role_variables
+        from gpunode.core.plan.steps import STEPS, role_variables
         from gpunode.core.printable import printable
         from gpunode.core.report.text import Detail, chosen_text, plan_data, plan_text
         from gpunode.core.spec import merge_spec
@@ -42,6 +45,7 @@ class ActionModule(NodeAction):
                     expected=f"a plan made on {host} for {host}, and on each other host for itself",
                     fix=f"remove {keyword} from the task, the role or the play",
                 )
+        verify = self._parameters()
         config = args["config"] or self._templar.template(self._vars.get("gpunode_config") or "")
         desired = DesiredState(load_spec_data(config) if config else {}, source=config or "gpunode_spec")
         over = merge_spec(self.inventory_spec(), args["spec"])
@@ -51,7 +55,7 @@ class ActionModule(NodeAction):
             for one in (error, *error.others):
                 one.excerpt = self._set_by(one.key)
             raise
-        asked = sha256(repr(spec).encode()).hexdigest()
+        asked = sha256(repr((spec, verify)).encode()).hexdigest()
         earlier = self._earlier(asked)
         if earlier:
             return earlier
@@ -62,9 +66,13 @@ class ActionModule(NodeAction):
         warnings = [*plan.warnings, *self.clashes, *misspelt(self._vars)]
         chosen = chosen_text(planned.solution, planned.facts)
         smoke = {} if plan.problems else desired.smoke(planned)
+        variables = role_variables(plan)
+        variables["verify_smoke"] = {"changed": variables["verify_smoke"], "always": smoke, "never": {}}[verify]
+        parts = [row.role for row in STEPS if variables[row.variable] != row.kind.shape.empty]
         result: Result = {
             "plan": plan_data(plan),
-            "variables": role_variables(plan),
+            "variables": variables,
+            "parts": list(dict.fromkeys(parts)),
             "warnings": warnings,
             "asked": asked,
         }
@@ -101,10 +109,9 @@ class ActionModule(NodeAction):
         plan = self.own_plan(self._vars.get("gpunode_plan"))
         if plan.get("asked") != asked:
             return {}
-        kept = {key: plan[key] for key in ("plan", "variables", "asked", "chosen", "smoke")}
-        checked = {name: type(value)() for name, value in kept["variables"].items() if name.startswith("preflight_")}
-        kept["variables"] = {**kept["variables"], **checked}
-        return {**kept, "digest": self.digest(kept), "msg": f"planned by {roles[place - 1].get_name()}"}
+        kept = {key: plan[key] for key in ("plan", "variables", "asked", "chosen", "smoke", "digest")}
+        parts = [part for part in plan["parts"] if part != "preflight"]
+        return {**kept, "parts": parts, "msg": f"planned by {roles[place - 1].get_name()}"}
 
     def _asked(self, desired: DesiredState, host: str, facts: NodeFacts, over: Result) -> Planned:
         """The plan as the node's own package manager can carry it out."""
@@ -120,6 +127,22 @@ class ActionModule(NodeAction):
             lambda requests: {n: self.send("packages.sh", request, changes=False) for n, request in requests.items()},
         )
         return talk.planned
+
+    def _parameters(self) -> str:
+        """The value of gpunode_verify.
+
+        A misspelt parameter of a role is refused in a line, before Ansible prints the documentation of all others.
+        """
+        from gpunode.core.errors import InputError
+        from gpunode.core.spec.flat import misspelt
+
+        role = self._task._role
+        if wrong := misspelt(role.get_role_params(self._task.get_dep_chain()) if role else ()):
+            raise InputError(wrong[0], fix="correct it where the role is named")
+        verify = self._templar.template(self._vars.get("gpunode_verify") or VERIFY[0])
+        if verify not in VERIFY:
+            raise InputError(f"gpunode_verify is {verify!r}", expected=", ".join(VERIFY))
+        return str(verify)
 
     def _set_by(self, key: str) -> str:
         """The variable, file and line that a key's value is from, as an excerpt; "" where it is from gpunode.yml."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, say
-
-DONE = "gpunode_done_"  # what the tasks of the roles register
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import DONE, NodeAction, Result, say
 
 
 class ActionModule(NodeAction):
@@ -18,16 +16,19 @@ class ActionModule(NodeAction):
     def act(self, args: Result) -> Result:
         from gpunode.core.plan.steps import STEPS
 
-        done = {row.variable: self._vars.get(f"{DONE}{row.variable}") or {} for row in STEPS}
-        plan = self.own_plan(self._vars.get("gpunode_plan")).get("plan") or {}
-        ran = {row.role for row in STEPS if f"{DONE}{row.variable}" in self._vars}
+        due = self.own_plan(self._vars.get("gpunode_plan")).get("parts") or ()
+        rows = [row for row in STEPS if row.role in due]
+        ran = {row.role for row in rows if f"{DONE}{row.variable}" in self._vars}
+        done = {row.variable: {} for row in STEPS} | {
+            row.variable: self._vars.get(f"{DONE}{row.variable}") or {} for row in rows
+        }
         changed = [row.role for row in STEPS if row.role != "preflight" and done[row.variable].get("changed")]
         parts = list(dict.fromkeys(changed))
         changes = [one for result in done.values() for one in result.get("changes") or ()]
         _text, facts = self.probe("pci", "driver", "nvidia_smi", "cuda", "toolkit", "units", "runtimes")
         result = {
             "parts": parts,
-            "left_out": list(dict.fromkeys(s["role"] for s in plan.get("steps", ()) if s["role"] not in ran)),
+            "left_out": [part for part in due if part not in ran],
             "changes": changes,
             "rebooted": any(result.get("rebooted") for result in done.values()),
             "reboot_needed": any(result.get("reboot_needed") for result in done.values()),

@@ -51,6 +51,11 @@ variables:
   description: Every option of the roles, with the value of its step or empty.
   type: dict
   returned: always
+parts:
+  description: The roles that have something to do, in the order of the plan.
+  type: list
+  elements: str
+  returned: always
 chosen:
   description: The versions that were chosen, in a few words.
   type: str

@@ -65,6 +65,7 @@ OPTION = regex(rf"(?:-\w, )?--({'|'.join(KEYS)})(?![\w-])(?: PATH)?")
 NO_TTY = ("must have a tty", "no tty present")
 READ = ("probe.sh", "read_journal.sh")
 LEAST_ANSIBLE = (2, 19)
+DONE = "gpunode_done_"  # what the tasks of the roles register
 OWN = ("gpunode_plan", "gpunode_result", "gpunode_expect", "gpunode_values")  # variables that nobody else sets
 
 
@@ -164,7 +165,7 @@ class NodeAction(ActionBase):
         """A plan, and what a generated play has in its inventory, are refused where another has set the variable."""
         manager = self._task.get_variable_manager()
         for name in manager.extra_vars:
-            if name in OWN or name.startswith("gpunode_done_"):
+            if name in OWN or name.startswith(DONE):
                 raise _not_ours(name, "-e")
         plan, default = self._vars.get("gpunode_plan"), self._of_role("gpunode_plan")
         name, made = self._vars["inventory_hostname"], plan.get("plan") if isinstance(plan, dict) else None
@@ -316,7 +317,9 @@ class NodeAction(ActionBase):
         )
 
     def _part(self) -> str:
-        """The role at work; of a generated play, which has tasks alone, their tag."""
+        """The part whose result a task registers, or the role; in a generated play, which has tasks alone, the tag."""
+        if (self._task.register or "").startswith(DONE):
+            return self._task.register.removeprefix(DONE).partition("_")[0]
         if self._task._role:
             return self._task._role.get_name().rpartition(".")[2]
         tags = (str(tag) for tag in self._task.tags)
