@@ -381,8 +381,8 @@ def _main(role: Role) -> str:
 - name: Say what was done
   gpunode.node.result:
   register: gpunode_result {NOT_OURS}
-{_REACHED}  tags: [{", ".join(_tags(role))}]
-"""
+{_REACHED}  tags:
+{"".join(f"    - {tag}{chr(10)}" for tag in _tags(role))}"""
 
 
 _REACHED = f"  when: {PLAN} is not unreachable # with ignore_unreachable\n"

@@ -11,6 +11,10 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 notes:
   - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
+  - Where the node was asked, the result has C(changes), each with kind, name, text, and of packages was and now; in
+    check mode these would be made. It has C(notes), too, the remarks of the script.
+  - A failure has C(fix), what to do next, and C(log), the end of what the commands on the node printed before anything
+    was rolled back. In a run of gpunode C(log_file) is the file on the controller that has all of it.
 requirements:
   - gpunode, the Python package of the same version, on the controller
 attributes:

@@ -29,23 +29,4 @@ msg:
   description: What was done, in a sentence.
   type: str
   returned: always
-changes:
-  description: Each thing changed, or that would be in check mode, with kind, name, text, and of packages was and now.
-  type: list
-  elements: dict
-  returned: when the node was asked
-notes:
-  description: Remarks of the script.
-  type: list
-  elements: str
-  returned: when the node was asked
-fix:
-  description: What to do next.
-  type: str
-  returned: on failure
-log:
-  description: The end of what the commands on the node printed.
-  type: list
-  elements: str
-  returned: on failure
 """

@@ -35,29 +35,6 @@ msg:
   description: What was done, in a sentence.
   type: str
   returned: always
-changes:
-  description: Each thing changed, or that would be in check mode, with kind, name, text, and of packages was and now.
-  type: list
-  elements: dict
-  returned: when the node was asked
-notes:
-  description: Remarks of the script.
-  type: list
-  elements: str
-  returned: when the node was asked
-fix:
-  description: What to do next.
-  type: str
-  returned: on failure
-log:
-  description: The end of what the commands on the node printed, before anything was rolled back.
-  type: list
-  elements: str
-  returned: on failure
-log_file:
-  description: The file on the controller that has all of it.
-  type: str
-  returned: on failure in a run of gpunode provision, runs resume or uninstall
 installed:
   description: What was installed, in a few words.
   type: str
