@@ -83,7 +83,7 @@ class Root:
 
 def kernels_of(names: Iterable[str]) -> list[str]:
     found = {match[1] for name in names if (match := re.fullmatch(r"linux-image-(?:unsigned-)?(\d\S+)", name))}
-    return sorted(found - {name for name in found if name.endswith(("-dbg", "-dbgsym"))}, key=by_version)
+    return sorted(found - {name for name in found if name.endswith(("-dbg", "-dbgsym", "-unsigned"))}, key=by_version)
 
 
 def by_version(release: str) -> tuple[int, ...]:

@@ -135,6 +135,20 @@ def test_what_is_known_of_an_archive_refuses_no_node_whose_own_has_the_modules()
     assert requests[0].get("install", b"") == b"", "a refused plan has no transaction: names are asked alone"
 
 
+def test_a_branch_that_the_archive_has_by_now_needs_no_row() -> None:
+    there = (*ARCHIVE, *common(620, "620.70.06"), module(620, NEW, "620.70.06"))
+    planned, requests = asked(ubuntu(NEW), [said(*there, *RESOLVES)] * 2)
+    assert COMMON.format(620) in requests[0]["names"].decode().split()
+    assert planned.plan.problems == () and MODULES.format(620, NEW) in packages(planned)
+    assert COMMON.format(590) not in requests[0]["names"].decode(), "of a kind that nothing takes unasked"
+
+
+def test_a_branch_that_the_archive_has_no_more_is_not_chosen() -> None:
+    there = (*common(580, "580.178.04"), module(580, NEW, "580.178.04"))
+    planned, _ = asked(ubuntu(NEW), [said(*there, *RESOLVES)] * 2)
+    assert planned.plan.problems == () and MODULES.format(580, NEW) in packages(planned)
+
+
 def test_the_proprietary_modules_are_taken_where_the_archive_has_no_open_ones_that_fit() -> None:
     closed = MODULES.format(595, OLD).replace("-open", "")
     there = (*ARCHIVE, f"offer {closed} 6.8 {COMMON.format(595)} >= 595.91.07")

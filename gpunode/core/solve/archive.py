@@ -16,7 +16,7 @@ from gpunode.core.numbers import upstream, version_tuple
 from gpunode.core.solve.case import SolveCase, SolveRequest
 from gpunode.core.solve.deb_versions import fits, parse_relations, version_key
 from gpunode.core.solve.families import version_pattern
-from gpunode.core.solve.rules import Rule, of_branch
+from gpunode.core.solve.rules import SUPPORTED, Rule, of_branch
 
 _COMMON = "nvidia-kernel-common-{branch}-server"  # has the version of the whole driver; modules name it with bounds
 _ARCH_DRIVER = "nvidia-utils"  # of the one version of the driver that Arch has
@@ -39,12 +39,12 @@ def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]
         lines = kernel_lines(row, request, family, kernel.release)
         packages += (name for line in lines for name in of_line(line))
         if row.family == "ubuntu":
-            words = [{"branch": branch, "open": kind} for branch in row.own for kind in ("", "-open")]
+            words = [{"branch": branch, "open": kind} for branch in _own(row, knowledge) for kind in ("", "-open")]
             packages += (own["modules"].format(release=kernel.release, **one) for one in words)
             packages += (own["modules_meta"].format(flavour=line, **one) for one in words for line in lines)
             packages.append(family["modules_extra"].format(release=kernel.release))
     if row.family == "ubuntu":
-        packages += (_COMMON.format(branch=branch) for branch in row.own)
+        packages += (_COMMON.format(branch=branch) for branch in _own(row, knowledge))
     if request.driver.number:
         packages += of_branch(knowledge, request.driver.number)
     releases = (version.split(".") for version in request.cuda.versions if version in knowledge.cuda)
@@ -53,12 +53,18 @@ def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]
 
 
 def as_asked(row: DistroRow, archive: Archive, knowledge: Knowledge) -> DistroRow:
-    """The distribution, on Arch with the branch that the node's own lists have, where that is known."""
-    branches = {
-        int(offer.version.partition(".")[0]) for offer in archive.of(_ARCH_DRIVER) if offer.version[:3].isdigit()
-    }
-    own = tuple(branch for branch in knowledge.branches if branch in branches)
+    """The distribution with the branches of its own that the node's lists have, where that is known."""
+    offers = [offer for branch in _own(row, knowledge) for offer in archive.of(_COMMON.format(branch=branch))]
+    versions = [offer.version[:3] for offer in (*archive.of(_ARCH_DRIVER), *offers)]
+    own = tuple(branch for branch in knowledge.branches if str(branch) in versions)
     return replace(row, own=own, own_read="") if own else row
+
+
+def _own(row: DistroRow, knowledge: Knowledge) -> tuple[int, ...]:
+    """The branches of which Ubuntu's archive had modules when it was read, and later ones that it may have by now."""
+    last = max(row.own, default=0) if row.family == "ubuntu" else max(knowledge.branches)
+    later = (branch.branch for branch in knowledge.branches.values() if branch.kind in SUPPORTED)
+    return (*row.own, *(number for number in later if number > last))
 
 
 def kernel_lines(row: DistroRow, request: SolveRequest, family: Table, release: str) -> list[str]:
