@@ -116,7 +116,7 @@ def built_fit(case: SolveCase, branch: Branch, flavour: str) -> Fit:
         return Fit(without=without, why=f"as of {case.distro.own_read} {of_them}")
     if not (newest := _newest(case, branch)):
         return Fit(without=tuple(kernels), why=f"the archive has no {branch.branch}")
-    modules = {kernel: archive.of(_module(case, branch, flavour, kernel)) for kernel in kernels}
+    modules = {one: archive.of(_name(case, "modules", branch, flavour, release=one)) for one in kernels}
     without = tuple(kernel for kernel in kernels if not any(_takes(offer, common, newest) for offer in modules[kernel]))
     return Fit(without=without, why="; ".join(_why_not(kernel, modules[kernel], newest) for kernel in without))
 
@@ -134,7 +134,8 @@ def _not_read(case: SolveCase, kernels: Sequence[str], *, later: bool = False) -
         match, line = re.match(family["kernel"], release), ".".join(release.split(".")[:2])
         flavour = match["flavour"] if match else ""
         follows = kernel_lines(case.distro, case.request, family, release)[0]
-        others = later and not re.match(rf"{flavour}-(lts-)?\d", follows)
+        stays = flavour in family["first_line"] or follows == "generic" or re.match(rf"{flavour}-(lts-)?\d", follows)
+        others = later and not stays
         lines = [one for one in built if one == line or (others and version_tuple(one) > version_tuple(line))]
         if not any(flavour in built[one] for one in lines):
             without.append(release)
@@ -191,10 +192,6 @@ def _kind(case: SolveCase, branch: Branch, flavour: str) -> str:
 def _name(case: SolveCase, which: str, branch: Branch, kind: str, **words: str) -> str:
     words |= {"branch": str(branch.branch), "open": "-open" if _kind(case, branch, kind) == "open" else ""}
     return str(case.knowledge.packages["ubuntu-own"][which]).format(**words)
-
-
-def _module(case: SolveCase, branch: Branch, flavour: str, release: str) -> str:
-    return _name(case, "modules", branch, flavour, release=release)
 
 
 def _newest(case: SolveCase, branch: Branch) -> str:

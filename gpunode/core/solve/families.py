@@ -36,13 +36,8 @@ def precompiled_rpm(case: SolveCase, branch: Branch, built: Precompiled) -> list
 
 def stream(case: SolveCase, branch: Branch, flavour: Flavour, built: Precompiled | None) -> str:
     """The stream of the dnf module that holds the branch (nvidia-driver:580-open), "" where there are no modules."""
-    if built and built.stream:
-        return built.stream.format(branch=branch.branch)
-    return (
-        str(case.knowledge.packages["rhel"]["stream"][flavour].format(branch=branch.branch))
-        if case.distro.modular
-        else ""
-    )
+    of_dkms = case.knowledge.packages["rhel"]["stream"][flavour] if case.distro.modular else ""
+    return str((built and built.stream) or of_dkms).format(branch=branch.branch)
 
 
 def suse_leftovers(installed: Sequence[str], branch: Branch, flavour: Flavour, names: Table) -> list[str]:
