@@ -40,9 +40,9 @@ def commit(node: Node, binary: Path, more: Mapping[bytes, bytes]) -> Outcome:
     edit = configure_runtime(files, request)
     changes = dict(edit.changes)
     for old, new in more.items():
-        text = changes.get(str(node.config), files[str(node.config)])
-        assert text and old in text
-        changes[str(node.config)] = text.replace(old, new)
+        texts = {**files, **changes}
+        path = next(path for path in (str(node.config), *texts) if old in (texts[path] or b""))  # 2.x: the drop-in
+        changes[path] = (texts[path] or b"").replace(old, new)
     after = Activation(
         unit="",
         verb="",
