@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edit_cases import applied
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from undo_model import Fake, Killed, Real, take_back
@@ -380,6 +381,43 @@ def test_an_engine_works_with_what_is_left_where_a_person_has_come_to_need_what_
             said = said.get(key, {})
         assert {*said.get("runtimes", {})} == runtimes
         assert next((said[key] for key in names if key in said), "") == default
+
+
+MIGRATED = """version = 3
+[plugins.'io.containerd.cri.v1.runtime'.containerd]
+default_runtime_name = 'nvidia'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+BinaryName = '/usr/bin/nvidia-container-runtime'
+[metrics]
+address = '127.0.0.1:1338'
+"""
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("before", [RUNC, MIGRATED.partition("[metrics]")[0]])
+def test_a_runtime_that_containerd_config_migrate_has_moved_goes(before: str, in_place: bool) -> None:
+    """It is not where the records know it, and its program goes.  One that was there before gpunode stays."""
+    request = RuntimeRequest(
+        runtime="containerd",
+        version="2.1.9",
+        config=CONTAINERD,
+        in_place=in_place,
+        default_runtime="nvidia",
+        cgroup_driver="systemd",
+    )
+    edit = configure_runtime({CONTAINERD: before.encode()}, request)
+    node = Fake(files={CONTAINERD: before.encode()})
+    node.commit(edit.changes, undo=edit.undo, unit=UNITS[CONTAINERD], who=WHO)
+    node.person_writes(CONTAINERD, MIGRATED.encode())
+    files = {path: data for path in edit.changes if (data := node.read(path)) is not None}
+    there = applied(files, unconfigure_runtime(files, request, [edit.undo]))[CONTAINERD]
+    take_back(node, "uninstall")
+    for left in (node.read(CONTAINERD), there):
+        said = tomllib.loads((left or b"").decode())
+        assert said["metrics"] == {"address": "127.0.0.1:1338"}
+        assert ("nvidia" in str(said)) is (before != RUNC)
 
 
 # ---------------------------------------------------------------- the readers' cases

@@ -81,28 +81,27 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
     engine = _engine(request)
     name, root = request.distribution or request.runtime, request.config or engine.CONFIG
 
-    def binary(files: Mapping[str, bytes | None]) -> str:
+    def found(files: Mapping[str, bytes | None]) -> RuntimeState | None:
         try:
-            return runtime_state({path: data for path, data in files.items() if data is not None}, request).path
+            return runtime_state({path: data for path, data in files.items() if data is not None}, request)
         except GpunodeError:
-            return ""
+            return None
 
     def configured(files: Files) -> Edit:
         """The engine's edit, with whose entry it replaces where that is another tool's."""
         edit = engine.configure(files, request)
-        owner = binary(files) if edit.changes else ""
-        if not owner.startswith(OPERATOR) or owner == binary({**files, **edit.changes}):
+        was, now = found(files), found({**files, **edit.changes})
+        if not edit.changes or not was or not was.path.startswith(OPERATOR) or (now and now.path == was.path):
             return edit
-        why = f"another tool owns this entry: the GPU Operator's toolkit container writes {owner} again when it starts"
-        return replace(edit, reasons=(*edit.reasons, Reason(what=f"the runtime {request.name}", why=why)))
+        why = f"the GPU Operator's toolkit container writes {was.path} again when it starts"
+        reason = Reason(what=f"the runtime {request.name}", why=f"another tool owns this entry: {why}")
+        return replace(edit, reasons=(*edit.reasons, reason))
 
-    def usable(files: Files) -> bool:
-        """Whether files can be read, and have the default runtime, which another file may name."""
-        try:
-            state = runtime_state(files, request)
-        except GpunodeError:
-            return False
-        return state.default != request.name or request.name in state.runtimes
+    def faults(files: Files) -> set[str]:
+        """What an undo must not leave: `containerd config migrate` moves the runtime to where no record looks."""
+        if (state := found(files)) is None:
+            return {"unreadable"}
+        return ({state.default} & {request.name} - {*state.runtimes}) | ({state.path} & {request.path})
 
     return EditTarget(
         name=name,
@@ -112,7 +111,7 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
         edit=configured,
         remove=lambda files, _undo: engine.unconfigure(files, request),
         activation=lambda _files, edit: activation(facts or NodeFacts(), request, edit),
-        usable=usable,
+        usable=lambda left, before: faults(left) <= faults(before),
     )
 
 

@@ -68,8 +68,8 @@ class EditTarget:
     `root` is the file that names the others: it is written last.  `label` says whose an undo record is.  `patterns`
     gives paths and globs, asked again with what was read until it names nothing new.  `edit` is what changes, `remove`
     what changes so that nothing of it is left; it gets the records that did not suffice.  `usable` says whether the
-    program can work with what the records leave of files that have changed since.  `noticed` adds to an edit what makes
-    the program take it up.
+    program can work with what the records leave of files that have changed since as with those before them, and without
+    gpunode.  `noticed` adds to an edit what makes the program take it up.
     """
 
     name: str
@@ -79,7 +79,7 @@ class EditTarget:
     edit: Callable[[Files], Edit]
     remove: Callable[[Files, Records], Edit]
     activation: Callable[[Files, Edit], Activation]
-    usable: Callable[[Files], bool] = lambda _: True
+    usable: Callable[[Files, Files], bool] = lambda _left, _before: True
     noticed: Callable[[Files, Edit], Edit] = lambda _, edit: edit
 
     def files(self, files: Files) -> tuple[str, ...]:

@@ -150,7 +150,7 @@ def revert(data: bytes | None, undo: Undo, path: str = "") -> tuple[bytes | None
     base = base_of(undo)
     if base is None or not path:
         return left, lost
-    before = b"" if undo.created else _replayed(base, undo.hunks)
+    before = former(undo, base) or b""
     said = [values(path, one) for one in (data, before, base)]
     if any(one is None for one in said):
         return left, lost
@@ -182,6 +182,12 @@ def base_of(undo: Undo) -> bytes | None:
     """The whole file as the edit left it, where the first hunk has all of it around itself."""
     whole = undo.hunks[0].lead + undo.hunks[0].after + undo.hunks[0].trail if undo.hunks else b""
     return whole if _sha256(whole) == undo.sha256 else None
+
+
+def former(undo: Undo, data: bytes | None) -> bytes | None:
+    """The file as it was before the edit; `data` where the record does not have all of it."""
+    base = base_of(undo)
+    return None if undo.created else data if base is None else _replayed(base, undo.hunks)
 
 
 def _ended(lines: bytes, data: bytes, end: int) -> bytes:
@@ -339,22 +345,23 @@ def reverted(
     files: Files,
     undo: Sequence[Mapping[str, Undo]],
     take_out: Callable[[Files], Edit],
-    usable: Callable[[Files], bool],
+    usable: Callable[[Files, Files], bool],
 ) -> Edit:
     """What takes the edits of the records back, newest first, to the byte.
 
-    Where a record does not fit any more, or files have changed since and what the records leave is not `usable`,
-    `take_out` takes our own entries out of that; without a record, or where that does not help either, of the files.
+    Where a record does not fit any more, or what is left of files that have changed since is not as `usable` as those
+    before, `take_out` takes our own entries out of that; without a record, or where that does not help, of the files.
     """
-    after, lost, touched = dict(files), dict[str, tuple[Lost, ...]](), False
+    after, was, lost, touched = dict(files), dict(files), dict[str, tuple[Lost, ...]](), False
     for path, how in (item for one in undo for item in one.items()):
         touched = touched or not untouched(after.get(path), how)
         data, missing = revert(after.get(path), how, path)
         lost[path] = (*lost.get(path, ()), *missing)
         _put(after, path, data)
+        _put(was, path, former(how, files.get(path)))
     if not undo:
         return take_out(files)
-    broken = touched and not usable(after)
+    broken = touched and not usable(after, was)
     changes = _changes(files, after)
     reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes]
     reasons += [Reason(what=path, why=f"{SINCE}{one.text}") for path in lost for one in lost[path] if one.theirs]
@@ -371,7 +378,7 @@ def reverted(
         return take_out(files) if broken else rest
     for path, data in rest.changes.items():
         _put(after, path, data)
-    if broken and not usable(after):
+    if broken and not usable(after, was):
         return take_out(files)
     made = {path: how for one in undo for path, how in one.items() if how.created}
     for path in [path for path, data in after.items() if path in made and remnant(data, made[path])]:

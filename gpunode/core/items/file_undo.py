@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import dropwhile
 
-from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
+from gpunode.core.edits import RuntimeRequest, runtime_target, unconfigure_runtime
 from gpunode.core.edits.target import problem_of
-from gpunode.core.edits.undo import NOT_FOUND, base_of, revert
+from gpunode.core.edits.undo import NOT_FOUND, base_of, former, revert
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import GpunodeError
@@ -151,7 +151,8 @@ class Files:
         now, known = self.journal.files.get(path, ABSENT), self.at(path)
         found = known.replayed
         wanted, expect = found.wanted, "" if now == ABSENT else now
-        by_lines = not wanted.exact and (found.changed_since or bool(known.unit) or bool(known.edits))
+        inexact = not wanted.exact and (found.changed_since or bool(known.unit) or bool(known.edits))
+        by_lines = inexact or self._has_moved(known)
         self._name(path, now, known, by_lines=by_lines)
         if found.theirs and not known.edits and (now, path if now == ABSENT else "") in self._left_so:
             return None
@@ -168,6 +169,15 @@ class Files:
         what = f"the copy of {path} from before {at} is gone"
         self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
         return None
+
+    def _has_moved(self, known: _Known) -> bool:
+        """Whether an engine would have the runtime at a place of its file that no record knows."""
+        engine, wanted = _ENGINES.get(known.unit), known.replayed.wanted
+        data = wanted.data or known.texts.get(wanted.hash)
+        if not engine or not known.edits or data is None or not known.replayed.changed_since:
+            return False
+        target = runtime_target(RuntimeRequest(runtime=engine, config=known.called))
+        return not target.usable({known.called: data}, {known.called: former(known.edits[0], data) or b""})
 
     def _name(self, path: str, now: str, known: _Known, *, by_lines: bool) -> None:
         """Notes of what somebody else has written there."""
@@ -272,7 +282,7 @@ class Files:
             data, left = revert(data, one, known.called)
             lost += left
         engine = _ENGINES.get(known.unit)
-        if engine and was is not None and (data == was or not all(one.theirs for one in lost)):
+        if engine and was is not None:
             request = RuntimeRequest(runtime=engine, config=known.called)
             edit = _unconfigured({known.called: was}, request, [{known.called: one} for one in undo])
             if known.called in edit.changes and not edit.problems:
@@ -340,9 +350,10 @@ class _Known:
             )
             for one in self.all
         )
-        return replay_file(changes, self._journal.files.get(self.path, ABSENT), self._texts(), self.called)
+        return replay_file(changes, self._journal.files.get(self.path, ABSENT), self.texts, self.called)
 
-    def _texts(self) -> dict[str, bytes]:
+    @cached_property
+    def texts(self) -> dict[str, bytes]:
         """What is known of the bytes of the file's versions, by hash."""
         journal, path = self._journal, self.path
         found = [*journal.bytes_of.get(path, ()), *([journal.contents[path]] if path in journal.contents else ())]

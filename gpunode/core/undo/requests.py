@@ -78,9 +78,11 @@ def undo_requests(back: UndoPlan, *, check: bool = False) -> list[Ask]:
     asks += [_installer(name, check) for name in back.installers]
     asks.append(_files("Put files back", back.files, check))
     if not back.packages.nothing:
-        asks.append(Ask(title="Put packages back", script="packages.sh", request=_packages(back, check)))
+        packages = packages_request(back.packages.value, check=check)
+        asks.append(Ask(title="Put packages back", script="packages.sh", request=packages))
     asks.append(_files("Take repositories back", back.sources, check))
-    asks.append(_activate("Load the driver that is installed now", _exchange(back), check))
+    exchange = {"load": list(back.exchange), "reboot": "never"} if back.exchange else {}
+    asks.append(_activate("Load the driver that is installed now", exchange, check))
     asks.append(_restore("Put settings back", _last(back, check), check))
     return [ask for ask in asks if ask]
 
@@ -113,14 +115,6 @@ def close_request(asked: UndoRequest, to: str, *, keep: bool = False) -> dict[st
     """restore.sh writes into the journal that the verb is done; `keep` leaves the copies of files where they are."""
     request = {"close": f"{asked.verb}\n".encode(), "to": f"{to}\n".encode()}
     return request | ({"keep": b"1\n"} if keep else {})
-
-
-def _packages(back: UndoPlan, check: bool) -> dict[str, bytes]:
-    return packages_request(back.packages.value, check=check)
-
-
-def _exchange(back: UndoPlan) -> dict[str, Any]:
-    return {"load": list(back.exchange), "reboot": "never"} if back.exchange else {}
 
 
 def _last(back: UndoPlan, check: bool) -> dict[str, Sequence[str]]:

@@ -139,7 +139,7 @@ def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: Sc
     path, data, reasons = _configuration(files, host, request, extender)
     place = host.path_of(path)
     after, kept = {**files, place: data}, files.get(place) == data and last_value(host.flags, "config") == path
-    reasons += _name_it(after, host, extender, Naming(path=path, file=place, kept=kept))
+    reasons += _name_it(after, host, extender, path, file=place, kept=kept)
     changes = {path: data for path, data in after.items() if files.get(path) != data}
     return Edit(changes=dict(changes), reasons=(*reasons, *_notes(files, host, request, extender)) if changes else ())
 
@@ -164,20 +164,13 @@ def _there(files: Mapping[str, bytes], host: Host, path: str) -> tuple[str, byte
     return place, files[place]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Naming:
-    """The path that --config names; `file` is where the host has that path."""
-
-    path: str
-    file: str
-    kept: bool  # named and mounted already, as somebody wants it
-
-
-def _name_it(after: dict[str, bytes], host: Host, extender: Extender, naming: Naming) -> tuple[Reason, ...]:
-    """Flags and mounts: the configuration named, what is gone taken away; changes `after`."""
+def _name_it(
+    after: dict[str, bytes], host: Host, extender: Extender, path: str, *, file: str, kept: bool
+) -> tuple[Reason, ...]:
+    """Flags and mounts: `path` named, the host's `file` mounted unless `kept`, what is gone taken away; in `after`."""
     gone = extender.rules.gone_flags(extender.minor)
     drop = {one.name for one in host.flags if one.name in gone}
-    change = change_flags(host.words, drop=drop, want={"config": naming.path})
+    change = change_flags(host.words, drop=drop, want={"config": path})
     reasons = [
         Reason(
             what=f"--{name}",
@@ -187,13 +180,13 @@ def _name_it(after: dict[str, bytes], host: Host, extender: Extender, naming: Na
         for name in sorted(drop)
     ]
     if change.more or change.rewritten:
-        reasons.append(Reason(what="--config", why=f"names {naming.path}", source=extender.rules.api_source))
+        reasons.append(Reason(what="--config", why=f"names {path}", source=extender.rules.api_source))
     if host.program:
         after |= change_program(after, host.program, change)
     elif host.pod:
         pod = scheduler_pod.with_words(host.pod, change)
-        if not naming.kept:
-            pod, more = scheduler_pod.with_file(pod, naming.path, naming.file)
+        if not kept:
+            pod, more = scheduler_pod.with_file(pod, path, file)
             reasons += more
         after[host.pod.path] = pod.text.encode()
     return tuple(reasons)
