@@ -157,7 +157,8 @@ KERNEL_MESSAGES = [
     for name in ("nvidia.ko", "linux")
     for source in tomllib.loads((KNOWLEDGE / f"faults/messages/{name}.toml").read_text())["source"]
     for message in source["message"]
-    if message["fault"] == "driver-hang" or "NV_ERR_RESET_REQUIRED" in message["line"]
+    if message["fault"] == "driver-hang"
+    or any(words in message["line"].lower() for words in ("nv_err_reset_required", "marked for reset"))
 ]
 
 

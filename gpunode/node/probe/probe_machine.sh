@@ -388,10 +388,10 @@ gpu_faults() {
     match($0, /NVRM: Xid \([^)]*\): [0-9]+/) { add("xid", substr($0, RSTART, RLENGTH), $0) }
     /NVRM: .*RmInitAdapter failed/ { words = $0; sub(/.*NVRM: /, "", words); add("start", words, $0) }
     /Nvlink Core is being initialized/ { loads++ }
-    /NVRM: .*[Hh]eartbeat timed out/ { add("gsp", "", $0) }
-    /NVRM: .*NV_ERR_RESET_REQUIRED/ { add("reset", "", $0) }
+    /NVRM: .*([Hh]eartbeat timed out|[*] GSP Timeout [*]|PMU has halted|Bad sequence number)/ { add("gsp", "", $0) }
+    /NVRM: .*(NV_ERR_RESET_REQUIRED|G[Pp][Uu] marked for reset)/ { add("reset", "", $0) }
     /NVRM: .*recovery action changed from .* \(None\)/ { since["reset "] = -1 }
-    /NVRM: .*GPU is probably locked|soft lockup - CPU.*\[(nvidia|nv-hostengine)/ { add("hung", "", $0) }
+    /NVRM: .*(GPU is probably locked|out when waiting for .*scrub)|waiting for GPU progress|soft lockup - CPU.*\[(nvidia|nv-hostengine)/ { add("hung", "", $0) }
     / blocked for more than [0-9]+ seconds/ { task = $0; left = 60 }
     left && (/\[nvidia[a-z_]*\]/ || (left == 60 && /task (nvidia|nv-hostengine)/)) { add("hung", "", task); left = 0 }
     left { left-- }
