@@ -24,8 +24,6 @@ from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as ansible_version
 from ansible.utils.display import Display
 
-from gpunode.core.late import regex
-
 VERSION = "0.1.0"
 Result = dict[str, Any]
 Request = dict[str, bytes]
@@ -39,6 +37,7 @@ try:
     from gpunode import __version__
     from gpunode.core.errors import Exit, GpunodeError, RefusedError
     from gpunode.core.facts import parse_probe
+    from gpunode.core.late import regex
     from gpunode.core.mask import mask
     from gpunode.core.remote import CALL, FOLLOWS, STARTED, fix_of, parse_outcome, program
     from gpunode.core.validation import as_lines
@@ -48,9 +47,9 @@ except ImportError as error:
     GPUNODE_MISSING = str(error)
 else:
     GPUNODE_MISSING = ""
+    RUN = regex(r"[0-9A-Za-z]+-[0-9a-f]+")  # a run's name
 
 LOG_TAIL = 40
-RUN = regex(r"[0-9A-Za-z]+-[0-9a-f]+")  # a run's name
 MOST_MEMORY = 96 << 20  # bytes in which an answer of at most 16 MiB is read
 HEARTBEAT = 60  # seconds
 RECONNECT = 120  # seconds for a connection that broke while a script ran
@@ -61,7 +60,6 @@ KEYS = {  # what options of the command line are called in a play
     "timeout": "gpunode_timeout",
     "unit": "unit",
 }
-OPTION = regex(rf"(?:-\w, )?--({'|'.join(KEYS)})(?![\w-])(?: PATH)?")
 NO_TTY = ("must have a tty", "no tty present")
 READ = ("probe.sh", "read_journal.sh")
 LEAST_ANSIBLE = (2, 19)
@@ -292,7 +290,8 @@ class NodeAction(ActionBase):
         request = target_request(target, edit, seen, after, used=used, check=self.check)
         outcome, text = self.node("commit.sh", request | (more or {}))
         result = result_of(outcome) | {"diff": self.diff(edit.changes, seen), "stale": list(outcome.stale)}
-        return result | ({"settling": found} if (found := settling_of(text)) else {})
+        found = settling_of(text)
+        return result | ({"settling": found} if found else {})
 
     def diff(self, changes: Mapping[str, bytes | None], files: Mapping[str, ConfigFile | None]) -> list[Result]:
         """Masked unified diffs of what changes, with --diff."""
@@ -490,7 +489,8 @@ def _needs_gpunode(error: object) -> Result:
 
 def in_ansibles_words(failed: Result) -> Result:
     """A failure whose texts name the key where they name an option of the command line."""
-    texts = {key: OPTION.sub(lambda match: KEYS[match[1]], failed[key]) for key in ("msg", "fix")}
+    option = regex(rf"(?:-\w, )?--({'|'.join(KEYS)})(?![\w-])(?: PATH)?")
+    texts = {key: option.sub(lambda match: KEYS[match[1]], failed[key]) for key in ("msg", "fix")}
     return failed | texts
 
 
