@@ -162,3 +162,11 @@ def test_nothing_in_the_collection_gathers_facts_or_needs_python_on_the_node() -
         assert all(play["gather_facts"] is False for play in load(playbook))
     for name in ACTIONS:
         assert "_execute_module" not in (COLLECTION / f"plugins/action/{name}.py").read_text()
+
+
+def test_without_the_python_package_an_action_names_it() -> None:
+    name = "ansible_collections.gpunode.node.plugins.plugin_utils.node"
+    program = f"import sys; sys.modules['gpunode'] = None; import {name} as node; print(node._needs_gpunode(1)['msg'])"
+    environment = {"PYTHONPATH": str(ROOT / "gpunode/collection")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert f"pip install gpunode=={gpunode.__version__}" in done.stdout, done.stderr
