@@ -267,7 +267,7 @@ def inventory_mistake(source: str | Path) -> InputError | None:
     import yaml
 
     path = Path(source)
-    if path.is_dir() and not any(path.iterdir()):
+    if path.is_dir() and not any(path.glob("[!.]*")):
         return InputError(f"the folder {path} is empty", expected="an inventory", fix="gpunode init writes hosts.yml")
     if path.suffix not in (".yml", ".yaml") or not path.is_file():
         return None

@@ -181,6 +181,7 @@ def test_a_mistake_in_an_inventory_is_said_in_our_words(text: str, what: str, fi
 
 def test_a_folder_as_inventory_is_answered_with_what_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
+    (tmp_path / "site/.gitkeep").touch()
     assert "the folder site is empty" in run("detect", "-i", "site").output
     (tmp_path / "site/Containerfile").write_text("FROM scratch\n")
     assert "Containerfile of the folder site is no inventory" in run("detect", "-i", "site").output

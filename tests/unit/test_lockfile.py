@@ -183,3 +183,8 @@ def test_a_broken_file_is_repaired_by_the_command_that_the_error_names(
     code, said = locked(monkeypatch, file, BOTH, "--update")
     assert code == 0 and "replaced: " in said
     assert parse_lock(tomllib.loads(file.read_text()), "x") == make_lock([(o.host, o.facts) for o in BOTH if o.facts])
+
+
+def test_an_empty_file_is_called_empty() -> None:
+    with pytest.raises(InputError, match="x.lock: it is empty"):
+        parse_lock({}, "x.lock")

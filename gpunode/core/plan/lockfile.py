@@ -129,7 +129,8 @@ def lock_text(lock: Lock) -> str:
 def parse_lock(data: Mapping[str, Any], where: str) -> Lock:
     """Parsed TOML → lock.  Raises InputError."""
     if data.get("format") != FORMAT:
-        raise InputError(f"{where}: format is {data.get('format')!r}", expected=str(FORMAT), fix=REPAIR)
+        what = f"format is {data.get('format')!r}" if data else "it is empty"
+        raise InputError(f"{where}: {what}", expected=f"format = {FORMAT}", fix=REPAIR)
     lock: dict[str, Locked] = {}
     for key, row in (data.get("class") or {}).items():
         unknown = set(row) - set(_FIELDS) if isinstance(row, dict) else {str(row)}
