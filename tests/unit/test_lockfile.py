@@ -186,5 +186,5 @@ def test_a_broken_file_is_repaired_by_the_command_that_the_error_names(
 
 
 def test_an_empty_file_is_called_empty() -> None:
-    with pytest.raises(InputError, match="x.lock: it is empty"):
+    with pytest.raises(InputError, match="it is empty"):
         parse_lock({}, "x.lock")
