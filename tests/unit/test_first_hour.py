@@ -219,6 +219,7 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("plan --inventory=", "inventory '' does not exist"),
     ("detect root:secret@127.0.0.1", "leave the password out"),
     ("detect 127.0.0.1:99999", "a port of at most 65535"),
+    ("detect @127.0.0.1", "leave @ out"),
 ]
 
 

@@ -129,7 +129,7 @@ def parse_host(text: str, *, ssh_args: tuple[str, ...] = ()) -> Target:
             expected="[user@]host[:port]",
             fix="an inventory is given by -i, a saved probe by --probe; gpunode plan -o DIR writes a plan's folder",
         )
-    user, _, rest = bare.rpartition("@")
+    user, at, rest = bare.rpartition("@")
     host, port = rest, ""
     if rest.startswith("["):
         host, _, port = rest[1:].partition("]")
@@ -139,6 +139,8 @@ def parse_host(text: str, *, ssh_args: tuple[str, ...] = ()) -> Target:
     fix = "an IPv6 address with a port: [::1]:22"
     if ":" in user:
         host, text, fix = "", f"…@{rest}", "leave the password out: gpunode uses the agent, keys and ~/.ssh/config"
+    elif at and not user:
+        host, fix = "", "write the user before @, or leave @ out"
     elif host.startswith(_DASHES):
         fix = f"write -- in place of {host[0]}, if it is an option"
     if not host or host.startswith(("-", *_DASHES)) or any(c.isspace() for c in host) or (port and not port.isdigit()):
