@@ -213,3 +213,18 @@ def test_an_older_ansible_is_named_with_the_least_one_and_where_it_is(monkeypatc
     failed = run(task(), {}, monkeypatch)
     assert failed["failed"] and "needs ansible-core 2.19 or newer; this is 2.18.19 of /" in failed["msg"]
     assert "environment of its own" in failed["fix"]
+
+
+@pytest.mark.parametrize(
+    ("role", "path", "part"),
+    [
+        ("gpunode.node.plan", "/c/roles/plan/tasks/toolkit.yml:3", "toolkit"),
+        ("gpunode.node.undo", "/c/roles/undo/tasks/main.yml:2", "undo"),
+    ],
+)
+def test_the_part_is_known_by_the_file_of_its_tasks(role: str, path: str, part: str) -> None:
+    """What a task registers is a mapping in ansible-core 2.21."""
+    made = task(ResultAction)
+    made._task._role = SimpleNamespace(get_name=lambda: role)
+    made._task.get_path = lambda: path
+    assert made._part() == part

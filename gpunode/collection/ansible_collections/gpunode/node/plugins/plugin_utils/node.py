@@ -316,11 +316,10 @@ class NodeAction(ActionBase):
         )
 
     def _part(self) -> str:
-        """The part whose result a task registers, or the role; in a generated play, which has tasks alone, the tag."""
-        if (self._task.register or "").startswith(DONE):
-            return self._task.register.removeprefix(DONE).partition("_")[0]
+        """The role at work, of the role plan the file of its tasks; in a generated play, which has no role, the tag."""
         if self._task._role:
-            return self._task._role.get_name().rpartition(".")[2]
+            name = self._task._role.get_name().rpartition(".")[2]
+            return Path(self._task.get_path()).name.partition(".")[0] if name == "plan" else name
         tags = (str(tag) for tag in self._task.tags)
         return next((tag.removeprefix("gpunode_") for tag in tags if tag.startswith("gpunode_")), "")
 
