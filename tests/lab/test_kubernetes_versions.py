@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster import FOLDER, GPU, REASON, Cluster, failed, pod, wait_for
+from cluster import FOLDER, GPU, REASON, SAMPLE, Cluster, failed, pod, wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
 
@@ -145,11 +145,11 @@ def test_the_scheduler_packs_by_memory_and_is_given_back_to_the_byte(way: str, p
 
 
 def packs_by_memory(cluster: Cluster, edit: dict[str, str]) -> None:
-    """Pods of 3 and 5 of 16 GiB on one GPU, one of 17 on none."""
+    """Of eight GPUs of 16 GiB: pods of 3 and 5 on one GPU, one of 17 on none, three of 3 of a StatefulSet on one."""
     spec = cluster.spec({"kubernetes": {}, "sharing": {"strategy": "gpushare"}})
     cluster.kube("apply", spec, "--no-wait")
     (node,) = cluster.lab.nodes
-    capacity = {"status": {"capacity": {MEMORY: "32", "aliyun.com/gpu-count": "2"}}}
+    capacity = {"status": {"capacity": {MEMORY: "128", "aliyun.com/gpu-count": "8"}}}
     patch(cluster, node.name, "merge", capacity)
     scheduler(cluster, edit)
     wait_for(lambda: cluster.get("-n", "gpunode", "deploy")["items"][0]["status"].get("readyReplicas") == 1, 120)
@@ -160,11 +160,31 @@ def packs_by_memory(cluster: Cluster, edit: dict[str, str]) -> None:
     cards = {cluster.get("pod", name)["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for name in small}
     assert len(cards) == 1, "both on one GPU, as bin packing has it"
     assert "nodeName" not in cluster.get("pod", "too-large")["spec"]
-    assert "8/16" in cluster.kube_text("status")
+    head, row, *_ = cluster.kube_text("status").splitlines()
+    assert head.split()[2:] == [*(f"GPU{index}(Allocated/Total)" for index in range(8)), "GPU", "Memory(GiB)"]
+    assert sorted(row.split()[2:]) == sorted(["8/16", *["0/16"] * 7, "8/128"])
     cluster.kubectl("delete", "pod", *wanted, "--force", "--grace-period=0")
+    is_packed(cluster, spec)
     cluster.kube("remove", spec)
     gone = [{"op": "remove", "path": f"/status/capacity/aliyun.com~1gpu-{what}"} for what in ("mem", "count")]
     patch(cluster, node.name, "json", gone)
+
+
+def is_packed(cluster: Cluster, spec: Path) -> None:
+    """The example that is rendered: three pods of a StatefulSet, with an image that the node has."""
+    folder = cluster.folder / "packed"
+    cluster.gpunode("kube", "render", "-c", spec, "--server-version", f"1.{minor_of(cluster)}", "-o", folder)
+    (example,) = yaml.safe_load_all((folder / "examples/examples.yml").read_text())
+    name, template = example["metadata"]["name"], example["spec"]["template"]["spec"]
+    template["containers"][0] |= {"image": SAMPLE, "command": ["sh", "-c", "exec sleep 3600"]}
+    template["terminationGracePeriodSeconds"] = 1
+    cluster.apply(example)
+    pods = [f"{name}-{number}" for number in range(3)]
+    wait_for(lambda: all(cluster.get("pod", one)["spec"].get("nodeName") for one in pods), 120)
+    cards = [cluster.get("pod", one)["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for one in pods]
+    assert len(set(cards)) == 1 and "9/16" in cluster.kube_text("status")
+    cluster.kubectl("delete", "statefulset", name)
+    cluster.kubectl("delete", "pod", *pods, "--force", "--grace-period=0", "--ignore-not-found")
 
 
 def patch(cluster: Cluster, node: str, kind: str, change: object) -> None:
