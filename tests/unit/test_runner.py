@@ -128,21 +128,6 @@ def test_a_result_that_cannot_be_read_is_a_failure_of_its_host(
     assert hosts["good"] == HostRun()
 
 
-@pytest.mark.parametrize(
-    "printed",
-    [
-        'Task failed: Data could not be sent to remote host "::1". Make sure this host can be reached over ssh: WORDS',
-        "Task failed: Failed to connect to the host via ssh: WORDS",
-    ],
-)
-def test_of_a_host_that_is_not_reached_ssh_itself_says_why(printed: str) -> None:
-    hosts: dict[str, HostRun] = {}
-    result = {"msg": printed.replace("WORDS", "ssh: connect to host ::1 port 9: Connection timed out")}
-    _read({"event": "runner_on_unreachable", "event_data": {"host": "gpu1", "task": "x", "res": result}}, hosts)
-    assert hosts["gpu1"].message == "ssh: connect to host ::1 port 9: Connection timed out"
-    assert "gpunode detect" in hosts["gpu1"].fix
-
-
 def test_a_sudo_whose_question_ansible_does_not_know_has_a_way_out() -> None:
     """As ansible-core 2.19 says of sudo-rs 0.2.13."""
     hosts: dict[str, HostRun] = {}

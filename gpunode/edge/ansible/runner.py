@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
-from gpunode.core.late import dataclass, field, fields, regex
+from gpunode.core.late import dataclass, field, fields
 from gpunode.core.mask import mask
 from gpunode.core.model import Changed
 from gpunode.core.printable import printable
@@ -315,7 +315,6 @@ def _event(data: dict[str, Any]) -> Event | None:
     )
 
 
-_BY_SSH = regex(r"^.*?(?:reached over|host via) ssh: ")  # before what ssh itself says
 _SUDO_RS = (
     "where sudo is the one in Rust (Ubuntu 26.04), Ansible does not know its question for a password: "
     "ansible_become_exe: sudo.ws in the inventory, or NOPASSWD in sudoers"
@@ -335,9 +334,8 @@ def _note(host: HostRun, event: Event) -> None:
         host.message = f"{event.task}: {event.message}" if event.task else event.message
         host.fix = _message_of(event.result.get("fix", ""))
     if event.kind == "unreachable":
-        host.exit, host.message = Exit.UNREACHABLE, _BY_SSH.sub("", event.message, count=1)
-        sudo = "waiting for privilege escalation prompt" in event.message
-        host.fix = _SUDO_RS if sudo else "gpunode detect, for the same host, says what is wrong with the connection"
+        host.exit, host.message = Exit.UNREACHABLE, event.message
+        host.fix = _SUDO_RS if "waiting for privilege escalation prompt" in event.message else ""
     if event.kind == "changed":
         host.changed += [_change(one) for one in event.result.get("changes", [])] or [Changed(text=event.task)]
     for diff in _as_list(event.result.get("diff")):

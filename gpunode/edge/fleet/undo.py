@@ -135,6 +135,9 @@ class _Undo:
     def _work(self, work: Work, hosts: Sequence[str], *, check: bool) -> None:
         self.run.play(work, hosts, PLAYBOOK, check=check, on_event=self._heard)
         work.results |= each(work.left, lambda h: _result(h, work.ran.get(h), self._printed.get(h, ""), check=check))
+        lost = [h for h in hosts if (one := work.results[h]).outcome == "unreachable" and not one.changed]
+        found = probe([self.run.hosts[host] for host in lost], self.run.targets)  # which says why in its own words
+        work.results |= {one.host: error_result(one.host, one.error) for one in found if one.error}
 
     def _heard(self, event: Event) -> None:
         if event.task == TASK and event.message:
