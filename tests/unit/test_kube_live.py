@@ -14,6 +14,7 @@ from kubernetes.utils import parse_quantity
 from gpunode.core.errors import RefusedError
 from gpunode.kube.core.checks.preflight import node_names
 from gpunode.kube.core.checks.ready import deletion_waits_for, pod_trouble, readiness
+from gpunode.kube.core.judge import serves_as_ours
 from gpunode.kube.core.marks import parse_taint, taints_patch
 from gpunode.kube.core.owned import (
     Inventory,
@@ -22,7 +23,6 @@ from gpunode.kube.core.owned import (
     inventory_object,
     owner_words,
     parse_inventory,
-    serves_as_ours,
 )
 from gpunode.kube.core.quantity import quantity
 
