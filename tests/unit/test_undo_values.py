@@ -19,7 +19,7 @@ import pytest
 from edit_cases import applied
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from undo_model import Fake, Killed, Real, take_back
+from undo_model import MOVED, Fake, Killed, Real, take_back
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
 from gpunode.core.edits.undo import record, revert
@@ -268,7 +268,8 @@ def by_value(story: Story, left: bytes | None, notes: Sequence[str], *, ended: b
             # what starts a program that goes with gpunode goes with it
             with_program = isinstance(there, dict) and "/usr/bin/nvidia-container-runtime" in str(there)
             assert undone in (there, old if with_program else there) or isinstance(undone, dict), (key, notes)
-            named = [note for note in notes if (".".join(key) if ended else story.path) in note]
+            places = (".".join(key),) if ended else (story.path, MOVED)
+            named = [note for note in notes if any(place in note for place in places)]
             assert named, (key, notes)
 
 

@@ -43,9 +43,12 @@ def sha(data: bytes | None) -> str:
     return "absent" if data is None else hashlib.sha256(data).hexdigest()
 
 
+MOVED = "/srv/"
+
+
 def elsewhere(path: str) -> str:
     """Where a person moves a file: the name says nothing of what is in it."""
-    return f"/srv/{sha(path.encode())[:8]}"
+    return f"{MOVED}{sha(path.encode())[:8]}"
 
 
 class Killed(Exception):
