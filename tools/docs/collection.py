@@ -161,7 +161,7 @@ _VERIFY = {
     "default": "changed",
 }
 _UNPLANNED = f"""\
-# What the first task registers. Until then whoever asks for it is told where to begin.
+# What the first task registers. Until then whoever asks for it learns where to begin.
 {PLAN}: >- {NOT_OURS}
   {{{{ undef(hint='it is what the task «Probe the node and plan it on the controller» of gpunode.node.plan registers: '
   + 'begin with that task') }}}}
