@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from apt_roots import CODENAMES, Root, by_kind, root
+from apt_roots import CODENAMES, LEFT_BEHIND, Root, by_kind, by_version, root
 from asked_nodes import desired, node, planned, quick_answer
 from test_solve_matrix import asked, driver_of
 
@@ -89,6 +89,26 @@ def test_every_plan_resolves_or_is_refused_truly(distro: str, gpu: str, secure_b
     found = {release: wrong(there, distro, release, gpu, secure_boot) for release in some_of_each(there)}
     assert len(found) > 6
     assert {release: text for release, text in found.items() if text} == {}
+
+
+@pytest.mark.parametrize(("distro", "release"), [(name, one) for name, some in LEFT_BEHIND.items() for one in some])
+def test_a_kernel_that_the_archive_has_left_behind_gets_the_newest_of_its_line(distro: str, release: str) -> None:
+    there, ubuntu = archive(distro), distro.startswith("ubuntu")
+    one = planned(there, node(distro, GPUS["H100"], (release,), secure_boot=ubuntu), quick_answer)
+    driver = one.solution.driver
+    assert driver and not one.plan.problems
+    assert driver.without == (release,)
+    (said,) = (text for text in one.plan.warnings if text.startswith("kernel: "))
+    assert f"{release} runs and gets no module" in said and "the newest kernel, which comes along," in said
+
+    assert fault(there, driver) == ""
+    own = driver.packages if ubuntu else ()
+    words = [want.name for want in (*driver.kernel_packages, *own)]
+    found = re.findall(r"^Inst (\S+)", there.apt("apt-get", "--simulate", "install", *words).stdout, re.M)
+    (comes,) = (name.removeprefix("linux-image-") for name in found if re.match(r"linux-image-\d", name))
+    assert by_version(comes) > by_version(release)
+    needs = f"linux-modules-nvidia-{driver.branch}-server-open" if ubuntu else "linux-headers"
+    assert f"{needs}-{comes}" in found
 
 
 def wrong(there: Root, distro: str, release: str, gpu: str, secure_boot: bool) -> str:
