@@ -232,11 +232,22 @@ class _Searches:
 def parse_messages(files: Mapping[str, Mapping[str, Any]]) -> tuple[Message, ...]:
     """The parsed files of messages by program.  Raises InputError for a message that cannot be used."""
     return tuple(
-        _message(row, program, source["from"])
+        _message(one, program, source["from"])
         for program, data in files.items()
         for source in data["source"]
         for row in source["message"]
+        for one in _each(row, data.get("codes", {}))
     )
+
+
+def _each(row: Mapping[str, Any], codes: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+    """A row, or where it has no fault one for each fault that has numbers, which are at {code} (messages/cuda.toml)."""
+    if "fault" in row or not codes:
+        yield row
+        return
+    for fault, numbers in codes.items():
+        line = row["line"].replace("{code}", numbers.rpartition("|")[2])
+        yield {**row, "fault": fault, "pattern": row["pattern"].replace("{code}", numbers), "line": line}
 
 
 def _message(row: Mapping[str, Any], program: str, source: str) -> Message:
@@ -279,19 +290,7 @@ def _fault(row: Mapping[str, Any], layer: str, actions: Mapping[str, Action]) ->
 def parse_codes(xids: Mapping[str, Any], sxids: Mapping[str, Any]) -> Codes:
     return Codes(
         xids={row["code"]: XidRow(**row) for row in xids["xid"]},
-        sxids={row["code"]: _sxid(row, sxids["class"]) for row in sxids["sxid"]},
+        sxids={row["code"]: XidRow(**{**sxids["class"][row["severity"]], **row}) for row in sxids["sxid"]},
         xid_source=str(xids["source"]),
         sxid_source=str(sxids["source"]),
-    )
-
-
-def _sxid(row: Mapping[str, Any], classes: Mapping[str, Mapping[str, str]]) -> XidRow:
-    """What the row does not say, its class does."""
-    known = classes[row["class"]]
-    return XidRow(
-        code=row["code"],
-        severity=row["class"],
-        description=row["description"],
-        immediate=row.get("immediate", known.get("immediate", "")),
-        plain=row.get("plain", known["plain"]),
     )
