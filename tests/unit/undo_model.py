@@ -10,12 +10,14 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from posixpath import dirname
 from typing import Any, NoReturn
 
 from journal_text import coded, line, recall_text
 
 from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.edits.undo import undo_data
+from gpunode.core.engines import ROWS
 from gpunode.core.items.file_undo import FileTransaction
 from gpunode.core.model import Undo
 from gpunode.core.model.journal import JournalSnapshot
@@ -77,6 +79,7 @@ class Fake:
     links: dict[str, str] = field(default_factory=dict)  # where a person has moved a file
     led: dict[str, str] = field(default_factory=dict)  # where links led that are none any more
     unfinished: Callable[[Mapping[str, str]], None] | None = None  # finishes a package transaction
+    engine: str = ""  # what its engine says of its version
     dies: int | None = None  # after how many more records the process is gone
     count: int = 0
 
@@ -297,9 +300,14 @@ class Fake:
             wrote = {f["path"] for one in self.journal if one["id"] == id for f in one.get("files", ())}
             more += [("leads", path, self.links.get(path, path)) for path in undo.keys() - wrote]
             paths |= undo.keys()
-        more += [
-            ("follow", id, coded(f"unit {unit}\nverb restart\n".encode()), "", "") for id, unit in self.units.items()
-        ]
+        for id, undo in self.meant.items():
+            folders = {dirname(row.config): row.config for row in ROWS.values()}
+            config = next((folders[top] for path in undo for top in folders if path.startswith(f"{top}/")), "")
+            words = {"unit": self.units.get(id, ""), "verb": "restart", "config": config}
+            after = "".join(f"{key} {word}\n" for key, word in words.items() if word)
+            more.append(("follow", id, coded(after.encode()), coded(f"{self.engine}\n".encode()), ""))
+            paths |= {path for path in self.files if config and path.startswith(f"{dirname(config)}/")}
+        more += [("engine", self.engine, self.engine)] if self.engine else []
         more += [("content", p, coded(data)) for p in sorted(paths) if (data := self.read(p)) is not None]
         more += self.rows()
         more += [("version", f"{id}/0.old", p, coded(data)) for (id, p), data in self.copies.items()]
@@ -387,7 +395,7 @@ class Fake:
             self.forever |= {id for id, _ in self.copies} if keep else set()
             self.copies = {key: data for key, data in self.copies.items() if key[0] in self.forever}
             if not keep:
-                self.written, self.undo, self.units = {}, {}, {}
+                self.written, self.undo, self.units, self.meant = {}, {}, {}, {}
         else:
             self.line("rollback", id=self.new_id("rollback"), part=verb, to=to)
 

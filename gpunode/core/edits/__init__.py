@@ -103,6 +103,11 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
             return {"unreadable"}
         return ({state.default} & {request.name} - {*state.runtimes}) | ({state.path} & {request.path})
 
+    def usable(left: Files, before: Files) -> bool:
+        """No engine works with a default that is not there, whoever has named it."""
+        found = faults(left)
+        return request.name not in found and found <= faults(before)
+
     return EditTarget(
         name=name,
         root=root,
@@ -111,7 +116,8 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
         edit=configured,
         remove=lambda files, _undo: engine.unconfigure(files, request),
         activation=lambda _files, edit: activation(facts or NodeFacts(), request, edit),
-        usable=lambda left, before: faults(left) <= faults(before),
+        usable=usable,
+        kept=lambda *files: engine.kept(*files, request) if hasattr(engine, "kept") else Edit(),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -69,7 +69,8 @@ class EditTarget:
     gives paths and globs, asked again with what was read until it names nothing new.  `edit` is what changes, `remove`
     what changes so that nothing of it is left; it gets the records that did not suffice.  `usable` says whether the
     program can work with what the records leave of files that have changed since as with those before them, and without
-    gpunode.  `noticed` adds to an edit what makes the program take it up.
+    gpunode.  `kept` is what has to be in the files that an undo leaves so that those of others stay in force.
+    `noticed` adds to an edit what makes the program take it up.
     """
 
     name: str
@@ -80,6 +81,7 @@ class EditTarget:
     remove: Callable[[Files, Records], Edit]
     activation: Callable[[Files, Edit], Activation]
     usable: Callable[[Files, Files], bool] = lambda _left, _before: True
+    kept: Callable[[Files, Files, Collection[str]], Edit] = lambda _files, _left, _theirs: Edit()
     noticed: Callable[[Files, Edit], Edit] = lambda _, edit: edit
 
     def files(self, files: Files) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ class EditTarget:
         """What undoes it: to the byte by configure's records, newest first, else only gpunode's own entries go."""
         return _recorded(
             files,
-            lambda: self.noticed(files, reverted(files, undo, lambda left: self.remove(left, undo), self.usable)),
+            lambda: self.noticed(files, reverted(files, undo, self)),
         )
 
 

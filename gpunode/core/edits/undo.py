@@ -7,10 +7,10 @@ import codecs
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gpunode.core.edits.values import Lost, same, undone, values, written
 from gpunode.core.errors import GpunodeError, InputError
@@ -25,6 +25,7 @@ _REMNANT = regex(rb"\s*(#|version\s*=)")
 _WRITTEN = "what gpunode runtime configure wrote"
 NOT_FOUND = (Lost("lines that gpunode wrote are no longer in it"),)
 SINCE = "changed since: "  # why a value stays
+NEEDED = f"{SINCE}others need what is still in it"
 _BYTES = ("before", "after", "lead", "trail")
 
 T = TypeVar("T")
@@ -341,56 +342,87 @@ def _is(kind: type[T], value: Any) -> T:
 Files = Mapping[str, bytes]
 
 
-def reverted(
-    files: Files,
-    undo: Sequence[Mapping[str, Undo]],
-    take_out: Callable[[Files], Edit],
-    usable: Callable[[Files, Files], bool],
-) -> Edit:
-    """What takes the edits of the records back, newest first, to the byte.
+class Program(Protocol):
+    """What an undo asks of an EditTarget (core/edits/target.py)."""
 
-    Where a record does not fit any more, or what is left of files that have changed since is not as `usable` as those
-    before, `take_out` takes our own entries out of that; without a record, or where that does not help, of the files.
-    """
-    after, was, lost, touched = dict(files), dict(files), dict[str, tuple[Lost, ...]](), False
+    @property
+    def remove(self) -> Callable[[Files, Sequence[Mapping[str, Undo]]], Edit]: ...
+    @property
+    def usable(self) -> Callable[[Files, Files], bool]: ...
+    @property
+    def kept(self) -> Callable[[Files, Files, Collection[str]], Edit]: ...
+
+
+def reverted(files: Files, undo: Sequence[Mapping[str, Undo]], program: Program) -> Edit:
+    """What takes the edits of the records back, newest first, to the byte; without a record only our own entries go."""
+    if not undo:
+        return program.remove(files, undo)
+    after, was, lost = dict(files), dict(files), dict[str, tuple[Lost, ...]]()
     for path, how in (item for one in undo for item in one.items()):
-        touched = touched or not untouched(after.get(path), how)
         data, missing = revert(after.get(path), how, path)
         lost[path] = (*lost.get(path, ()), *missing)
-        _put(after, path, data)
-        _put(was, path, former(how, files.get(path)))
-    if not undo:
-        return take_out(files)
-    broken = touched and not usable(after, was)
-    changes = _changes(files, after)
-    reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes]
-    reasons += [Reason(what=path, why=f"{SINCE}{one.text}") for path in lost for one in lost[path] if one.theirs]
-    edit = Edit(changes=changes, reasons=tuple(reasons))
-    if not broken and all(one.theirs for path in lost for one in lost[path]):
-        return edit
+        after = put(after, {path: data})
+        was = put(was, {path: former(how, files.get(path))})
+    return settled(files, after, was, undo, program, lost)
+
+
+def settled(
+    files: Files,
+    after: Files,
+    was: Files,
+    undo: Sequence[Mapping[str, Undo]],
+    program: Program,
+    lost: Mapping[str, Sequence[Lost]] = {},
+) -> Edit:
+    """What changes in all of a program's files, of which the records leave `after`, and `lost` what they do not undo.
+
+    What others have in files that are left stays in force.  Where the records do not fit any more, or the program
+    cannot work with what is left as with what `was` before gpunode, our own entries go out of that, but for our files
+    that are as they were; where that does not help, out of `files`.
+    """
+    own = {path for one in undo for path in one}
+
+    def kept(left: Files) -> Edit:
+        theirs = {path for path, data in left.items() if path not in own or data != was.get(path)}
+        return program.kept(files, left, theirs)
+
+    def done(left: Files, more: Edit) -> Edit:
+        needed = kept(left)
+        changes = _changes(files, put(left, needed.changes))
+        reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes if path in own]
+        reasons += [
+            Reason(what=path, why=f"{SINCE}what named a runtime that goes is out of it")
+            for path in changes
+            if path not in own
+        ]
+        reasons += [Reason(what=path, why=f"{SINCE}{one.text}") for path in lost for one in lost[path] if one.theirs]
+        return replace(more, changes=changes, reasons=(*reasons, *needed.reasons, *more.reasons))
+
+    read = put(after, kept(after).changes)
+    whole, broken = all(one.theirs for path in lost for one in lost[path]), not program.usable(read, was)
+    if whole and not broken:
+        return done(after, Edit())
     try:
-        rest = take_out(after)
+        rest = program.remove(read, undo)
     except GpunodeError:
         if not broken:
             raise
-        return take_out(files)
+        return program.remove(files, undo)
     if rest.problems:
-        return take_out(files) if broken else rest
-    for path, data in rest.changes.items():
-        _put(after, path, data)
-    if broken and not usable(after, was):
-        return take_out(files)
+        return program.remove(files, undo) if broken else rest
+    changes = {path: data for path, data in rest.changes.items() if path not in own or read.get(path) != was.get(path)}
+    if whole and not changes:
+        return done(after, Edit())
+    left = put(after, changes)
+    if broken and not program.usable(put(left, kept(left).changes), was):
+        return program.remove(files, undo)
     made = {path: how for one in undo for path, how in one.items() if how.created}
-    for path in [path for path, data in after.items() if path in made and remnant(data, made[path])]:
-        del after[path]
-    return replace(rest, changes=_changes(files, after), reasons=(*edit.reasons, *rest.reasons))
+    return done({p: data for p, data in left.items() if p not in made or not remnant(data, made[p])}, rest)
 
 
-def _put(files: dict[str, bytes], path: str, data: bytes | None) -> None:
-    if data is None:
-        files.pop(path, None)
-    else:
-        files[path] = data
+def put(files: Files, changes: Mapping[str, bytes | None]) -> dict[str, bytes]:
+    """The files with the changes made to them."""
+    return {path: data for path, data in {**files, **changes}.items() if data is not None}
 
 
 def _changes(files: Files, after: Files) -> dict[str, bytes | None]:

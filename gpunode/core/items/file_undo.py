@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import dropwhile
 
 from gpunode.core.edits import RuntimeRequest, runtime_target, unconfigure_runtime
-from gpunode.core.edits.target import problem_of
-from gpunode.core.edits.undo import NOT_FOUND, base_of, former, revert
+from gpunode.core.edits.target import EditTarget, Refusal, problem_of
+from gpunode.core.edits.undo import NEEDED, NOT_FOUND, SINCE, base_of, former, put, revert, settled
 from gpunode.core.edits.values import Lost
-from gpunode.core.engines import DAEMONS, ROWS
+from gpunode.core.engines import DAEMONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
+from gpunode.core.facts.engines import DOTTED
 from gpunode.core.items.file_history import Change, Replayed, replay_file
 from gpunode.core.items.item import ABSENT, Back, Thing
 from gpunode.core.items.package_undo import Packages, versions_before
@@ -30,10 +32,12 @@ AT_BOOT = (
     "/etc/mkinitcpio",
 )
 BY_PACKAGES = "packages"  # in a record of files: packages made them
-# engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them
+# engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them: by
+# unit, or the configuration of those without one
 _ENGINES: Mapping[str, RuntimeName] = {
     **{f"{ROWS[name].unit}.service": name for name in DAEMONS},
     **{f"{ROWS[name].snap}.service": name for name in DAEMONS if ROWS[name].snap},
+    **{ROWS[name].config: name for name in ENGINES if name not in DAEMONS},
 }
 
 
@@ -81,6 +85,18 @@ def _unconfigured(files: Mapping[str, bytes], request: RuntimeRequest, undo: Seq
         return Edit(problems=(problem_of(error),))
 
 
+def _sha256(data: bytes | None) -> str:
+    return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _read_by(target: EditTarget, contents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Those of the files that a program reads."""
+    found: dict[str, bytes] = {}
+    while more := {p for pattern in target.files(found) for p in fnmatch.filter(contents, pattern)} - found.keys():
+        found |= {path: contents[path] for path in more}
+    return found
+
+
 class Files:
     """The files of a scope, sorted into transactions."""
 
@@ -90,6 +106,7 @@ class Files:
         self.problems: list[Problem] = []
         self._theirs: dict[str, None] = {}
         self._known: dict[str, _Known] = {}
+        self._needed: set[str] = set()  # records of edits of which something stays as gpunode wrote it
         first = {path: ones[0].record for path, ones in scope.own_files.items()}
         # what a service of the packages writes again and again is there or not, whatever is in it
         generated = {r.more["name"] for r in scope.known if r.op == "state" and r.more["kind"] == "cdi"}
@@ -99,12 +116,13 @@ class Files:
         self.kept = {path: None for path in self.brought if self._is_kept(path)}
         own = [p for p in first if p not in self.brought or (p in self.kept and self._is_edited(p))]
         back = {path: one for path in own if (one := self._file(path))}
+        units = {path: self.at(path).unit for path in back} | self._settle(back)
         self._name_what_an_undo_found()
         for path in (path for path in back if path in journal.moved):
             self._note(path, f"it was a link to {journal.moved[path]}, and is a file by now: both are undone")
         by_unit: dict[str, list[FileRestore]] = {}
         for path, file in back.items():
-            by_unit.setdefault(self.at(path).unit, []).append(file)
+            by_unit.setdefault(units[path], []).append(file)
         plain = by_unit.pop("", [])
         self.engines = tuple(self._together(by_unit[unit], follow) for unit, follow in self._follows(by_unit))
         records = {id(first[file.path]): first[file.path] for file in plain if _is_source(file)}
@@ -152,11 +170,14 @@ class Files:
         found = known.replayed
         wanted, expect = found.wanted, "" if now == ABSENT else now
         inexact = not wanted.exact and (found.changed_since or bool(known.unit) or bool(known.edits))
-        by_lines = inexact or self._has_moved(known)
-        self._name(path, now, known, by_lines=by_lines)
-        if found.theirs and not known.edits and (now, path if now == ABSENT else "") in self._left_so:
+        records_used = not known.edits and (found.theirs or known.follow.after)
+        left = bool(records_used) and (now, path if now == ABSENT else "") in self._left_so
+        self._name(path, now, known, by_lines=inexact or left)
+        if left:
+            if wanted.exact and now != wanted.hash and not found.theirs:
+                self._note(path, NEEDED)
             return None
-        if by_lines:
+        if inexact:
             return self._changed_since(known, expect)
         if wanted.hash == now or (not wanted.exact and known.is_undone(now)):
             return None
@@ -170,14 +191,39 @@ class Files:
         self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
         return None
 
-    def _has_moved(self, known: _Known) -> bool:
-        """Whether an engine would have the runtime at a place of its file that no record knows."""
-        engine, wanted = _ENGINES.get(known.unit), known.replayed.wanted
-        data = wanted.data or known.texts.get(wanted.hash)
-        if not engine or not known.edits or data is None or not known.replayed.changed_since:
-            return False
-        target = runtime_target(RuntimeRequest(runtime=engine, config=known.called))
-        return not target.usable({known.called: data}, {known.called: former(known.edits[0], data) or b""})
+    def _settle(self, back: dict[str, FileRestore]) -> dict[str, str]:
+        """Whether all files of an engine together are as they are to be, or else by path its unit.
+
+        What others have written there, in whatever file, stays in force and works without gpunode.
+        """
+        found: dict[str, str] = {}
+        for engine, (follow, ours) in self._engines().items():
+            version = DOTTED.search(self.journal.engines.get(follow.binary, ""))
+            request = RuntimeRequest(runtime=engine, version=version[1] if version else "", config=follow.config)
+            target = runtime_target(request)
+            try:
+                files = _read_by(target, self.journal.contents)
+                after = put(files, {path: known.left(back.get(known.path)) for path, known in ours.items()})
+                was = put(files, {p: former(known.edits[0], files.get(p)) for p, known in ours.items()})
+                undo = [{path: one} for path, known in ours.items() for one in known.edits[::-1]]
+                edit = settled(files, after, was, undo, target)
+            except (GpunodeError, Refusal, LookupError):
+                continue  # broken files, or bytes that a copy alone has: each file for itself has to do
+            if edit.problems:
+                self._note(follow.config, f"others need what goes, and {edit.problems[0].what}")
+                continue
+            wanted = put(files, edit.changes)
+            for path in (path for path in {*files, *after} if wanted.get(path) != after.get(path)):
+                place, data = ours[path].path if path in ours else path, wanted.get(path)
+                back.pop(place, None)
+                found[place] = follow.unit
+                if data == files.get(path):
+                    self._needed |= {one.record.id for one in self.scope.own_files.get(place, ())}
+                else:
+                    back[place] = FileRestore(path=place, expect=_sha256(files.get(path)), data=data)
+            for reason in (one for one in edit.reasons if one.why.startswith(SINCE)):
+                self._note(reason.what, reason.why)
+        return found
 
     def _name(self, path: str, now: str, known: _Known, *, by_lines: bool) -> None:
         """Notes of what somebody else has written there."""
@@ -195,7 +241,7 @@ class Files:
             self._note(path, stays)
         elif wanted.exact and wanted.hash not in (now, ABSENT) and found.theirs:
             self._note(path, "changed since, not by gpunode; their lines stay")
-        elif not wanted.exact and now != wanted.hash and known.is_undone(now) and not known.unit:
+        elif not wanted.exact and now != wanted.hash and known.is_undone(now) and not known.unit and not by_lines:
             self._note(path, stays)
 
     def _former(self, known: _Known) -> str:
@@ -296,6 +342,16 @@ class Files:
         self._note(path, f"changed since, not by gpunode; their lines stay{why}")
         return FileRestore(path=path, expect=expect, data=data)
 
+    def _engines(self) -> dict[RuntimeName, tuple[PostCommit, dict[str, _Known]]]:
+        """Those whose files are undone: what follows, and the files by their paths for the engine."""
+        found: dict[RuntimeName, tuple[PostCommit, dict[str, _Known]]] = {}
+        for known in map(self.at, self.scope.own_files):
+            engine = _ENGINES.get(known.unit or known.follow.config) if known.edits else None
+            if engine:
+                ours = found.setdefault(engine, (known.follow, {}))[1]
+                ours[known.called] = self.at(known.called) if known.called in self.scope.own_files else known
+        return found
+
     def _follows(self, units: Mapping[str, object]) -> Iterator[tuple[str, PostCommit]]:
         """What follows for each unit, as its latest transaction has it."""
         found = {follow.unit: follow for _id, follow in sorted(self.journal.follow.items(), key=lambda one: one[0])}
@@ -303,7 +359,8 @@ class Files:
 
     def _together(self, files: Sequence[FileRestore], follow: PostCommit | None = None) -> FileTransaction:
         own = (one for path in dict.fromkeys(f.path for f in files) for one in self.scope.own_files.get(path, ()))
-        used = dict.fromkeys(one.record.id for one in sorted(own, key=lambda one: one.at))
+        ids = (one.record.id for one in sorted(own, key=lambda one: one.at))
+        used = dict.fromkeys(id for id in ids if id not in self._needed)
         return FileTransaction(files=tuple(files), used=tuple(used), follow=follow)
 
 
@@ -323,9 +380,23 @@ class _Known:
 
     @cached_property
     def unit(self) -> str:
-        """The unit that reads it, by the last transaction that has one."""
-        follow = (self._journal.follow.get(one.record.id) for one in reversed(self.own))
-        return next((one.unit for one in follow if one and one.unit), "")
+        """The unit that reads it."""
+        return self.follow.unit
+
+    @cached_property
+    def follow(self) -> PostCommit:
+        """What followed the last transaction that has a unit, or else a configuration."""
+        found = [one for own in reversed(self.own) if (one := self._journal.follow.get(own.record.id))]
+        return max(found, key=lambda one: (bool(one.unit), bool(one.config)), default=PostCommit(after=b""))
+
+    def left(self, back: FileRestore | None) -> bytes | None:
+        """What is in it then; LookupError where only a copy on the node has that."""
+        data = self._journal.contents.get(self.path)
+        if not back or not back.held:
+            return back.data if back else data
+        for one in self.edits[::-1]:
+            data, _ = revert(data, one, self.called)
+        return {**self.texts, _sha256(data): data}[self.replayed.wanted.hash]
 
     @cached_property
     def copies(self) -> Mapping[str, str]:
@@ -358,7 +429,7 @@ class _Known:
         journal, path = self._journal, self.path
         found = [*journal.bytes_of.get(path, ()), *([journal.contents[path]] if path in journal.contents else ())]
         bases = (base_of(undo) for undo in journal.edits.get(path, {}).values())
-        return {hashlib.sha256(data).hexdigest(): data for data in (*found, *bases) if data is not None}
+        return {_sha256(data): data for data in (*found, *bases) if data is not None}
 
     def is_undone(self, now: str) -> bool:
         """Whether an undo has left it so."""

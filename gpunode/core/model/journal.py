@@ -58,8 +58,21 @@ class PostCommit:
 
     @property
     def unit(self) -> str:
+        return self._word(b"unit")
+
+    @property
+    def config(self) -> str:
+        """The file that names the others."""
+        return self._word(b"config")
+
+    @property
+    def binary(self) -> str:
+        """The program that judges the files, as far as one does."""
+        return self.validate.split(b"\n", 1)[0].decode()
+
+    def _word(self, key: bytes) -> str:
         lines = (line.split(b" ", 1) for line in self.after.splitlines())
-        return next((words[1].decode() for words in lines if words[0] == b"unit" and len(words) == 2), "")
+        return next((words[1].decode() for words in lines if words[0] == key and len(words) == 2), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +127,8 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True)
 class JournalSnapshot:
-    """A node's journal and the present.  Files by path are sha256 or "absent"; `contents` only of files with `undo`."""
+    """A node's journal and the present.  Files by path are sha256 or "absent"; `contents` only of files with `undo`
+    and of all others that their engines read."""
 
     records: tuple[Record, ...] = ()
     damage: Damage = field(default_factory=Damage)
@@ -125,6 +139,7 @@ class JournalSnapshot:
     follow: Mapping[str, PostCommit] = field(default_factory=dict)  # by id
     files: Mapping[str, str] = field(default_factory=dict)
     contents: Mapping[str, bytes] = field(default_factory=dict)
+    engines: Mapping[str, str] = field(default_factory=dict)  # binary → what it says of its version
     versions: Mapping[tuple[str, str], bytes] = field(default_factory=dict)  # by ID/N.old or ID/N.new, and path
     states: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by kind and name
     manager: str = ""  # apt dnf zypper pacman

@@ -168,6 +168,7 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
         },
         files={row[0]: row[1] for row in rows("file", PATH, HASH)},
         contents={path: _bytes(data) for path, data in rows("content", PATH)},
+        engines={row[0]: row[1] for row in rows("engine", NAME, VALUE)},
         versions={(place, path): _bytes(data) for place, path, data in rows("version", COPY, PATH)},
         states={(kind, row[0]): row[1] if len(row) > 1 else "" for kind in KINDS for row in rows(kind, NAME, VALUE)},
         manager=rows("manager", WORD)[0][0] if rows("manager") else "",

@@ -50,7 +50,7 @@ damage() {
 states() { requested states | sed -n "s/^$1$TAB//p"; }
 
 files() {
-  local plan id there n made path
+  local plan id there n made path config binary
   for plan in "$GPUNODE_STATE"/backup/*/plan; do
     [ -e "$plan" ] || continue
     id=${plan%/plan} id=${id##*/}
@@ -64,12 +64,21 @@ files() {
     [ -e "${plan%plan}undo.json" ] || continue
     report undo "$id" "$(coded "${plan%plan}undo.json")"
     cut -f 8 "$plan" >>"$GPUNODE_IN/.contents"
+    sed -n 's/^config //p' "${plan%plan}after" >>"$GPUNODE_IN/.configs"
+    head -n 1 "${plan%plan}validate" >>"$GPUNODE_IN/.binaries"
     # of the files that were links at that time: where they lead now
     grep -o '"/[^"\\]*": {"created"' "${plan%plan}undo.json" | sed 's/^"//; s/": {"created"$//' | while IFS= read -r path; do
       ! cut -f 8 "$plan" | grep -Fxq "$path" || continue
       report leads "$path" "$(readlink -f "$path" || echo /)"
       echo "$path" | tee -a "$GPUNODE_IN/.paths" >>"$GPUNODE_IN/.contents"
     done
+  done
+  # all that the engines read, whoever wrote it
+  sort -u "$GPUNODE_IN/.configs" | while IFS= read -r config; do
+    { echo "$config" && containerd_imports "$config" 3 && find "$config.d/" -type f; } 2>/dev/null
+  done | sed -n '/^[A-Za-z0-9._@+:,=~/-]*$/p' >>"$GPUNODE_IN/.contents"
+  sort -u "$GPUNODE_IN/.binaries" | while IFS= read -r binary; do
+    report engine "$binary" "$("$binary" --version 2>/dev/null | head -n 1 | tr -cd '[:alnum:] ._+~/-')."
   done
   requested paths >>"$GPUNODE_IN/.paths"
   sort -u "$GPUNODE_IN/.contents" | while read -r path; do [ ! -f "$path" ] || report content "$path" "$(coded "$path")"; done
@@ -239,6 +248,8 @@ damage
 [ -e "$GPUNODE_IN/states" ] || finish unchanged "the journal of this node"
 : >"$GPUNODE_IN/.paths"
 : >"$GPUNODE_IN/.contents"
+: >"$GPUNODE_IN/.configs"
+: >"$GPUNODE_IN/.binaries"
 files
 versions
 services

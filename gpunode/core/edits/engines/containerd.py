@@ -41,6 +41,7 @@ from gpunode.core.edits.engines.containerd_files import (
 from gpunode.core.edits.engines.dropin import encode
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed, restarted
 from gpunode.core.edits.text import jsontext, toml
+from gpunode.core.edits.undo import NEEDED
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
@@ -169,16 +170,47 @@ def _stays(after: ContainerdConfig, request: RuntimeRequest, without: str) -> li
     return [Reason(what=what, why=f"stays: {why}", source=SOURCE) for what, why in stays]
 
 
-def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
-    """The root, what it imports as far as it was read, and the drop-in's folder: a glob import brings in all of it."""
-    found, drop_in = [request.config or CONFIG], drop_in_path(request)
+def kept(
+    files: Mapping[str, bytes], left: Mapping[str, bytes], theirs: Collection[str], request: RuntimeRequest
+) -> Edit:
+    """The imports of `files` without which files of others would no longer be read of those that are `left`."""
+    lost = set(theirs) & {*_imported(files, request)} - {*_imported(left, request)}
+    changes: dict[str, bytes | None] = {}
+    reasons = []
+    for path in _imported(files, request) if lost else ():
+        stated = parse(path, left.get(path, b""), request)
+        have = stated.doc.get("imports", [])
+        items = {item: resolve(full, lost) for item, full in _imports(path, files, request) if item not in have}
+        if any(items.values()):
+            wrote = parse(path, files[path], request) if not stated.doc else stated
+            content = wrote.edit({("imports",): [*have, *(item for item, brings in items.items() if brings)]})
+            changes[path] = encode(content.text, files[path])
+            names = ", ".join(sorted({one for brings in items.values() for one in brings}))
+            reasons.append(Reason(what=path, why=f"{NEEDED}, the import of {names}"))
+    return Edit(changes=changes, reasons=tuple(reasons))
+
+
+def _imports(path: str, files: Mapping[str, bytes], request: RuntimeRequest) -> Iterator[tuple[str, str]]:
+    """What a file imports, as it says it and in full."""
+    items = parse(path, files[path], request).doc.get("imports") if path in files else None
+    for item in items if isinstance(items, list) else []:
+        if isinstance(item, str):
+            yield item, posixpath.normpath(posixpath.join(posixpath.dirname(path), item))
+
+
+def _imported(files: Mapping[str, bytes], request: RuntimeRequest) -> list[str]:
+    """The root and what it imports, as far as it was read."""
+    found = [request.config or CONFIG]
     for path in found:
-        imports = parse(path, files[path], request).doc.get("imports") if path in files else None
-        for item in imports if isinstance(imports, list) else []:
-            if isinstance(item, str):
-                full = posixpath.normpath(posixpath.join(posixpath.dirname(path), item))
-                found += [one for one in (full, *resolve(full, files)) if one not in found]
-    return tuple(dict.fromkeys((*found, drop_in, f"{posixpath.dirname(drop_in)}/*.toml")))
+        for _, full in _imports(path, files, request):
+            found += [one for one in (full, *resolve(full, files)) if one not in found]
+    return found
+
+
+def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
+    """What is imported, and the drop-in's folder: a glob import brings in all of it."""
+    drop_in = drop_in_path(request)
+    return tuple(dict.fromkeys((*_imported(files, request), drop_in, f"{posixpath.dirname(drop_in)}/*.toml")))
 
 
 def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
