@@ -28,9 +28,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpunode.core.edits import RuntimeRequest, completed, probed_runtime_files, runtime_target
+from gpunode.core.edits import RuntimeRequest, completed, runtime_target
 from gpunode.core.edits.commit import target_request
-from gpunode.core.edits.target import texts
+from gpunode.core.edits.target import probed_files, texts
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import Edit, NodeFacts, Undo
 from tests import rows
@@ -300,5 +300,5 @@ def edit_request(facts: NodeFacts, request: RuntimeRequest, edit: Edit, *, check
     if runtime is None:
         raise InputError(f"{request.runtime} is not installed", expected="an engine that the probe found")
     target = runtime_target(completed(request, runtime), facts)
-    seen = probed_runtime_files(facts, runtime, target)
+    seen = probed_files(facts.files, target.files)
     return target_request(target, edit, seen, target.activation(texts(seen), edit), check=check)

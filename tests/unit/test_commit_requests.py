@@ -26,7 +26,7 @@ def test_an_edit_compares_all_that_was_read_and_writes_the_root_last() -> None:
         "/etc/containerd/conf.d/10.toml",
         "/etc/containerd/conf.d/99-nvidia.toml",
     )
-    runtime = Runtime(name="containerd", version="2.1.9", unit="containerd.service", config=root, files=(root, site))
+    runtime = Runtime(name="containerd", version="2.1.9", unit="containerd.service", config=root)
     files = {
         root: ConfigFile(path=root, sha256="aa", mode=0o600, data=b"version = 3\n"),
         site: ConfigFile(path=site, sha256="bb", data=b""),
@@ -89,7 +89,7 @@ class Action(ActionModule):
 
     def probe(self, *sections: str) -> tuple[str, NodeFacts]:
         path, data = "/etc/docker/daemon.json", self.texts.pop(0)
-        runtime = Runtime(name="docker", version="28.5.2", unit="docker.service", config=path, files=(path,))
+        runtime = Runtime(name="docker", version="28.5.2", unit="docker.service", config=path)
         file = ConfigFile(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), data=data)
         toolkit = self.toolkit if "toolkit" in sections else ""
         return "", NodeFacts(runtimes=(runtime,), files={path: file}, toolkit=toolkit)

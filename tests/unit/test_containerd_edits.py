@@ -271,7 +271,7 @@ def test_a_drop_in_that_cannot_be_is_explained() -> None:
 
 def test_containerd_is_restarted_and_its_cri_plugin_asked_for_unless_it_is_off() -> None:
     def plugin(text: str) -> str:
-        engine = Runtime(name="containerd", version="2.1.9", unit="containerd.service", config=CONFIG, files=(CONFIG,))
+        engine = Runtime(name="containerd", version="2.1.9", unit="containerd.service", config=CONFIG)
         facts = NodeFacts(runtimes=(engine,), files={CONFIG: ConfigFile(path=CONFIG, data=text.encode())})
         wanted = RuntimeRequest(runtime="containerd")
         how = activation(facts, wanted, edit_runtime(facts, wanted))

@@ -883,9 +883,8 @@ def test_what_kubelet_and_scheduler_have_on_disk_is_judged(sections: dict[str, s
 def kubelets(name: str = "ubuntu2204-hgx-h100-kubelet", *, without: str = "", **change: Any) -> NodeFacts:
     """A saved node with a kubelet, without one of its engine's files."""
     facts = parse_probe((PROBES / name / "probe.txt").read_text(encoding="utf-8"))
-    runtimes = tuple(replace(r, files=tuple(f for f in r.files if f != without)) for r in facts.runtimes)
     files = {path: file for path, file in facts.files.items() if path != without}
-    return replace(facts, runtimes=runtimes, files=files, **change)
+    return replace(facts, files=files, **change)
 
 
 KUBEADM = Kubernetes(kind="kubeadm", kubelet="1.33.1", cri_socket="/run/containerd/containerd.sock")
@@ -916,7 +915,7 @@ def test_a_default_that_no_runtime_class_replaces_is_why_the_plugin_offers_nothi
     text = b'imports = []\nversion = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n'
     (engine,) = [r for r in kubelets().runtimes if r.name == "containerd"]
     file = replace(kubelets().files[engine.config], data=text)
-    facts = replace(kubelets(), runtimes=(replace(engine, files=(engine.config,)),), files={engine.config: file})
+    facts = replace(kubelets(), runtimes=(engine,), files={engine.config: file})
     for sections, there in ((NONE_OFFERED | OTHER_CLASS, True), (NONE_OFFERED | CLASS, False), (NONE_OFFERED, False)):
         assert ("dp-nvml-load" in state_faults(facts, sections, None, FAULTS.checks)) is there
     findings = diagnose(FAULTS, [], state_faults(facts, NONE_OFFERED | OTHER_CLASS, None, FAULTS.checks)).findings

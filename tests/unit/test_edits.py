@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
@@ -228,7 +228,6 @@ def node(data: bytes | None, *, version: str = "1.7.24", size: int = 0, flags: t
         version=version,
         unit="containerd.service",
         config=CONTAINERD,
-        files=(CONTAINERD,),
         flags=flags,
     )
     file = ConfigFile(path=CONTAINERD, data=data, size=size, mode=0o600, sha256="aa")
@@ -265,11 +264,17 @@ def test_a_broken_file_is_a_problem_with_its_place() -> None:
     assert edit.problems[0].what.startswith(f"{CONTAINERD}:2:1: ")
 
 
-def test_a_file_in_force_that_the_probe_did_not_send_is_a_problem() -> None:
-    facts = node(b"version = 2\n")
-    runtime = Runtime(name="containerd", version="1.7.24", config=CONTAINERD, files=(CONTAINERD, "/etc/x.toml"))
-    edit = edit_runtime(NodeFacts(runtimes=(runtime,), files=facts.files), REQUEST)
-    assert [p.what for p in edit.problems] == ["/etc/x.toml is in force, and the probe did not read it"]
+def test_what_containerd_says_against_its_files_is_a_problem_unless_our_own_drop_in_is_missing() -> None:
+    drop_in = "/etc/containerd/conf.d/99-nvidia.toml"
+    said = "failed to unmarshal TOML: (2, 1): Can't convert x(string) to int"  # containerd 1.7.24
+    for text, refused in (
+        ("", [f"containerd does not start with {CONTAINERD}: {said}"]),
+        (f'imports = ["{drop_in}"]\n', []),
+    ):
+        facts = node(f"{text}version = 3\noom_score = 1\n".encode(), version="2.1.9")
+        facts = replace(facts, runtimes=(replace(facts.runtimes[0], effective_error=said),))
+        edit = edit_runtime(facts, REQUEST)
+        assert [p.what for p in edit.problems] == refused and (drop_in in edit.changes) is not bool(refused)
 
 
 def test_the_config_that_the_daemon_is_started_with_is_edited() -> None:

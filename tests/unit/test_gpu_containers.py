@@ -16,7 +16,7 @@ from gpunode.core.edits import RuntimeRequest
 from gpunode.core.facts import facts_hash, parse_probe
 from gpunode.core.items.activation import Enabled, activate_request
 from gpunode.core.items.gpu_containers import Links, container_checks, describe_gpu_containers, needs_links
-from gpunode.core.model import DeviceNode, GpuContainer, NodeFacts, Outcome, Plan, Runtime
+from gpunode.core.model import ConfigFile, DeviceNode, GpuContainer, NodeFacts, Outcome, Plan, Runtime
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
 
@@ -34,7 +34,7 @@ def container(name: str, state: Any, *devices: str) -> GpuContainer:
 def running(driver: str) -> Runtime:
     """Docker with that cgroup driver; one whose file was not read where that is not known."""
     flags = ("--exec-opt", f"native.cgroupdriver={driver}") if driver else ()
-    return Runtime(name="docker", flags=flags, files=() if driver else ("/etc/docker/daemon.json", "/unread"))
+    return Runtime(name="docker", flags=flags)
 
 
 def found(**facts: Any) -> list[tuple[str, str, str]]:
@@ -55,7 +55,8 @@ def test_links_count_where_systemd_may_keep_the_devices(
     driver: str, nodes: tuple[DeviceNode, ...], status: str
 ) -> None:
     docker = running(driver)
-    checks = found(device_nodes=nodes, runtimes=(docker,), toolkit="1.20.0")
+    unread = {} if driver else {"/etc/docker/daemon.json": ConfigFile(path="/etc/docker/daemon.json")}
+    checks = found(device_nodes=nodes, runtimes=(docker,), toolkit="1.20.0", files=unread)
     assert [c[:2] for c in checks] == ([("devices.char-links", status)] if status else [])
     assert found(device_nodes=nodes, runtimes=(docker,)) == [], "no toolkit, no container with a GPU"
     if status in ("failed", "warning"):

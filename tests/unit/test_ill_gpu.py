@@ -184,4 +184,4 @@ def test_an_engine_whose_file_has_an_invalid_name_is_left_as_it_is_and_the_rest_
     healthy, plan = plan_of(parse_probe(text)), plan_of(parse_probe(text.replace("99-nvidia.toml", "99{{ a }}.toml")))
     assert {step.role for step in healthy.steps} - {step.role for step in plan.steps} == {"runtime"}
     assert [s for s in plan.steps if s.role == "driver"] == [s for s in healthy.steps if s.role == "driver"]
-    assert not plan.problems and any(one.startswith("runtimes: containerd: '/etc/cont") for one in plan.warnings)
+    assert not plan.problems and any(one.startswith("files: /etc/containerd/conf.d: '/etc") for one in plan.warnings)

@@ -178,7 +178,7 @@ def test_an_engines_driver_is_what_its_own_reading_of_the_files_gives(
     engine: Runtime, text: bytes, driver: str
 ) -> None:
     path = ROWS[engine.name].config
-    runtime = replace(engine, config=path, files=(path,))
+    runtime = replace(engine, config=path)
     facts = NodeFacts(runtimes=(runtime,), files={path: ConfigFile(path=path, data=text)})
     assert engine_driver(facts, runtime).value == driver
 
@@ -192,13 +192,12 @@ def test_dockers_own_default_is_systemd_with_control_groups_of_version_2(facts: 
 
 def test_what_could_not_be_read_proves_nothing() -> None:
     unread = ConfigFile(path="/etc/containerd/config.toml", data=None)
-    runtime = replace(CONTAINERD, files=("/etc/containerd/config.toml",))
-    facts = replace(node(runtime, cgroup_driver="systemd"), files={unread.path: unread})
-    assert engine_driver(facts, runtime).value == ""
+    facts = replace(node(CONTAINERD, cgroup_driver="systemd"), files={unread.path: unread})
+    assert engine_driver(facts, CONTAINERD).value == ""
     assert [(c.status, c.message) for c in kubelet_checks(facts)] == [
         ("not-proven", "containerd's configuration could not be read")
     ]
-    assert wanted_driver(facts, runtime) == ""
+    assert wanted_driver(facts, CONTAINERD) == ""
 
 
 @pytest.mark.parametrize(("asked", "problem"), [("auto", False), ("systemd", False), ("cgroupfs", True)])
@@ -214,7 +213,7 @@ def test_k3s_sets_both_drivers_and_is_not_reported_one() -> None:
     rendered = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
     table = b"plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options"
     text = b"version = 3\n[%s]\nSystemdCgroup = true\n" % table
-    k3s = replace(K3S, version="2.1.4-k3s2", files=(rendered,))
+    k3s = replace(K3S, version="2.1.4-k3s2")
     facts = node(k3s, kind="k3s", kubelet="1.30.4+k3s1", cri_socket=K3S.socket, read=False)
     facts = replace(facts, files={rendered: ConfigFile(path=rendered, data=text)})
     assert kubelet_driver(facts).source == "k3s, which sets both alike"

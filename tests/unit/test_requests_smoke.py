@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.core.items.smoke import engine_log, parse_checks, smoke_files
-from gpunode.core.model import Check, Runtime
+from gpunode.core.model import Check, ConfigFile, NodeFacts, Runtime
 
 
 def test_every_key_becomes_one_file_of_lines() -> None:
@@ -71,7 +71,7 @@ RANCHER = "/var/lib/rancher/k3s/agent/containerd/containerd.log"
                 name="containerd",
                 distribution="rke2",
                 unit="rke2-server.service",
-                files=("/etc/rancher/rke2/config.yaml", "/data/rke2/agent/etc/containerd/config.toml"),
+                flags=("--data-dir=/data/rke2",),
             ),
             "/data/rke2/agent/containerd/containerd.log and journalctl -u rke2-server",
         ),
@@ -84,7 +84,9 @@ RANCHER = "/var/lib/rancher/k3s/agent/containerd/containerd.log"
     ],
 )
 def test_the_log_of_an_engine_is_reported_where_its_name_does_not_tell_it(runtime: Runtime, log: str) -> None:
-    assert engine_log(runtime) == log
+    rendered = "/data/rke2/agent/etc/containerd/config.toml"
+    facts = NodeFacts(runtimes=(runtime,), files={rendered: ConfigFile(path=rendered, data=b"version = 2\n")})
+    assert engine_log(facts, runtime) == log
 
 
 def test_check_lines_become_checks() -> None:

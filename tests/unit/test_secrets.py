@@ -219,8 +219,8 @@ def with_files(facts: NodeFacts, password: str, more: str = "") -> NodeFacts:
     flags = (f"--label=token={password}",)
     error = f'[r.auth]\n  password = "{password}"\n'
     runtimes = tuple(
-        replace(r, files=tuple(ON_THE_NODE)[:2], flags=flags, effective_error="" if r.name == "docker" else error)
-        for r in facts.runtimes  # one that dockerd refuses is refused
+        replace(r, flags=flags, effective_error="" if r.name in ("docker", "containerd") else error)
+        for r in facts.runtimes  # what its own daemon refuses is refused
     )
     return replace(facts, runtimes=runtimes, files={**facts.files, **files})
 

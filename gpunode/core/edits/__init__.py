@@ -7,7 +7,7 @@ takes the change up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import cast, get_args
@@ -30,7 +30,7 @@ from gpunode.core.edits.target import (
 from gpunode.core.engines import DISTRIBUTIONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.flags import flag_value
-from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Problem, Reason, Runtime, Undo
+from gpunode.core.model import Distribution, Edit, NodeFacts, Problem, Reason, Runtime, Undo
 
 __all__ = [
     "SECTIONS",
@@ -172,7 +172,7 @@ def edit_runtime(facts: NodeFacts, request: RuntimeRequest) -> Edit:
         )
     try:
         target = runtime_target(completed(request, runtime))
-        return target.configure(texts(probed_runtime_files(facts, runtime, target)))
+        return target.configure(texts(probed_files(facts.files, target.files)))
     except GpunodeError as error:
         return Edit(problems=(problem_of(error),))
 
@@ -180,19 +180,16 @@ def edit_runtime(facts: NodeFacts, request: RuntimeRequest) -> Edit:
 def probed_state(facts: NodeFacts, runtime: Runtime, request: RuntimeRequest) -> RuntimeState:
     """What an engine has in force as the probe found it; raises as `runtime_state` does, and for a missing file."""
     request = completed(request, runtime)
-    return runtime_state(texts(probed_runtime_files(facts, runtime, runtime_target(request))), request)
+    return runtime_state(texts(probed_files(facts.files, runtime_target(request).files)), request)
 
 
-def probed_runtime_files(facts: NodeFacts, runtime: Runtime, target: EditTarget) -> dict[str, ConfigFile | None]:
-    """The files that the edit needs, out of those that the probe read; RefusedError when one of them is not there."""
-    for path in runtime.files:
-        if path != target.root and path not in facts.files:
-            raise RefusedError(f"{path} is in force, and the probe did not read it", fix="probe again as root")
-
-    def wanted(files: Files) -> Iterable[str]:
-        return (*runtime.files, *target.files(files))
-
-    return probed_files(facts.files, wanted)
+def probed_runtime_files(facts: NodeFacts, runtime: Runtime) -> tuple[str, ...]:
+    """The paths of an engine's files, in force or not, which the probe found; none where it could not read one."""
+    target = runtime_target(completed(RuntimeRequest(runtime=runtime.name), runtime))
+    try:
+        return tuple(path for path, file in probed_files(facts.files, target.files).items() if file)
+    except GpunodeError:  # the edit says what is wrong
+        return ()
 
 
 def completed(request: RuntimeRequest, runtime: Runtime) -> RuntimeRequest:
@@ -204,7 +201,7 @@ def completed(request: RuntimeRequest, runtime: Runtime) -> RuntimeRequest:
         version=runtime.version,
         flags=runtime.flags,
         rendered=runtime.rendered,
-        refused=runtime.effective_error if runtime.name == "docker" else "",
+        refused=runtime.effective_error,
     )
 
 

@@ -277,9 +277,9 @@ class RuntimeRequest:
     of itself ("1.6.20~ds1", "" unknown: then only what every version reads is written).  `config` and `drop_in` are
     absolute paths, "" takes the engine's own; `in_place` asks for no drop-in.  `default_runtime` keep, `cdi` None and
     `cgroup_driver` "" leave what is there.  `flags` are the daemon's arguments: what they set cannot be set in a file
-    as well.  `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.  `refused` is what dockerd says
-    against its file as it is; `judged`: a daemon of this machine reads the file, and can judge it before it is there;
-    `rendered`: k3s or RKE2 has made containerd's files since the runtime and all settings came.
+    as well.  `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.  `refused` is what dockerd or
+    containerd says against its files as they are; `judged`: a daemon of this machine reads the file, and can judge it
+    before it is there; `rendered`: k3s or RKE2 has made containerd's files since the runtime and all settings came.
     """
 
     runtime: RuntimeName

@@ -123,7 +123,7 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
     manager, packages, broken = machine.read_packages(probe, arch)
     cuda, cuda_default = _cuda(probe)
     kubernetes = read_kubernetes(probe, units, files)
-    runtimes = (*engines.read_runtimes(probe, units, files), *read_bundled(probe, units, files, kubernetes))
+    runtimes = (*engines.read_runtimes(probe, units), *read_bundled(probe, units, kubernetes))
     facts = {
         "hostname": probe.value("system", "hostname"),
         "arch": arch,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
 import posixpath
-import re
 from collections.abc import Iterator, Mapping
 from typing import cast, get_args
 
@@ -32,8 +30,6 @@ from gpunode.core.numbers import whole
 _UNLIMITED = {"18446744073709551615": "infinity", "unlimited": "infinity"}  # systemd before 231, the kernel
 DOTTED = regex(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
 _ARGV = regex(r"argv\[\]=([^;]*)")
-_IMPORTS = regex(r"^ *imports *= *\[([^\]]*)\]", re.MULTILINE)
-_QUOTED = regex(r"\"([^\"]*)\"|'([^']*)'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +85,7 @@ def _masked(block: Mapping[str, str]) -> str:
     return "masked" if block.get("LoadState") == "masked" else ""
 
 
-def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -> tuple[Runtime, ...]:
+def read_runtimes(probe: Probe, units: Units) -> tuple[Runtime, ...]:
     """The engines whose daemon binary is on the node."""
     sockets = probe.values("runtimes", "socket")
     found = []
@@ -100,7 +96,6 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
         command = units.commands.get(unit) or _process(units, row.daemon)
         flags = command[1:]
         config = _root_config(probe, name, flags)
-        dump = probe.text("containerd_dump") if name == "containerd" else ""
         found.append(
             Runtime(
                 name=name,
@@ -113,7 +108,6 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
                 flags=flags,
                 socket=next((s for s in row.sockets if s in sockets), ""),
                 config=config,
-                files=_in_force(name, config, files, dump, flags),
                 effective_error=_error(probe, name),
             )
         )
@@ -142,35 +136,6 @@ def _root_config(probe: Probe, name: RuntimeName, flags: tuple[str, ...]) -> str
     return flag_value(flags, *ROWS[name].config_flags) or found or ROWS[name].config
 
 
-def _in_force(
-    name: RuntimeName, config: str, files: Mapping[str, ConfigFile], dump: str, flags: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Config files in the order in which the engine reads them, root first."""
-    root = [config] if config in files else []
-    if name == "containerd":
-        # the dump lists what was loaded; where there is none, the globs are resolved here
-        listed = _imports(dump) if dump else _resolved(config, files, depth=3)
-        return tuple(dict.fromkeys([*root, *(path for path in listed if path in files)]))
-    pattern = ROWS[name].below(config, flag_value(flags, *ROWS[name].folder_flags))
-    return (*root, *sorted((path for path in files if fnmatch.fnmatchcase(path, pattern)), key=lambda p: p.split("/")))
-
-
-def _imports(toml: str) -> list[str]:
-    """The strings of a TOML text's `imports` array."""
-    match = _IMPORTS.search(toml)
-    return [a or b for a, b in _QUOTED.findall(match[1])] if match else []
-
-
-def _resolved(path: str, files: Mapping[str, ConfigFile], *, depth: int) -> list[str]:
-    found: list[str] = []
-    for glob in _imports(text_of(files, path)) if depth else ():
-        pattern = glob if glob.startswith("/") else posixpath.join(posixpath.dirname(path), glob)
-        folder = posixpath.dirname(pattern)
-        for match in sorted(p for p in files if posixpath.dirname(p) == folder and fnmatch.fnmatchcase(p, pattern)):
-            found += [match, *_resolved(match, files, depth=depth - 1)]
-    return found
-
-
 def text_of(files: Mapping[str, ConfigFile], path: str) -> str:
     data = files[path].data if path in files else None
     return data.decode("utf-8", "replace") if data else ""
@@ -178,16 +143,13 @@ def text_of(files: Mapping[str, ConfigFile], path: str) -> str:
 
 def _error(probe: Probe, name: RuntimeName) -> str:
     """What `containerd config dump`, or `dockerd --validate` of 23.0 and later, said when it failed."""
-    if name == "containerd":
-        lines, _ = probe.answer("containerd_error")
-        return "\n".join(line.strip() for line in lines)
-    lines, failed = probe.answer("docker_check") if name == "docker" else ([], "")
+    lines, failed = probe.answer(f"{name}_check")
     silent = ("unknown flag: --validate", "permission denied")  # of 20.10; of who may not read the file
     if not failed.isdecimal() or any(one in line for line in lines for one in silent):
         return ""
     stated = [line.strip() for line in lines if "level=" not in line and line.strip()]
     said = stated[-1] if stated else f"exit code {failed}"
-    return said.partition("Docker daemon with file ")[2].partition(": ")[2] or said
+    return said.partition("Docker daemon with file ")[2].partition(": ")[2] or said.removeprefix("containerd: ")
 
 
 # ---------------------------------------------------------------- what runs in them, and the devices it has

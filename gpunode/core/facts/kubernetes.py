@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import posixpath
 import re
 from collections.abc import Mapping
@@ -21,7 +20,6 @@ _CGROUP_ARG = regex(r"\bcgroup-driver=(systemd|cgroupfs)\b")
 _FROM_CRI = regex(r"\bKubeletCgroupDriverFromCRI=(true|false)\b")
 _RANCHER_ENDPOINT = regex(r"^ *[\"']?container-runtime-endpoint[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
 _RANCHER_DOCKER = regex(r"^ *[\"']?docker[\"']? *: *[\"']?true\b", re.MULTILINE)
-_RANCHER_DATA = regex(r"^ *[\"']?data-dir[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
 _DRIVER_CONTAINER = "/run/nvidia/validations/.driver-ctr-ready"
 
 
@@ -138,16 +136,14 @@ def _role(kind: str, marks: list[str], units: Units) -> str:
 # ---------------------------------------------------------------- the engine that a distribution brings
 
 
-def read_bundled(
-    probe: Probe, units: Units, files: Mapping[str, ConfigFile], kubernetes: Kubernetes
-) -> tuple[Runtime, ...]:
+def read_bundled(probe: Probe, units: Units, kubernetes: Kubernetes) -> tuple[Runtime, ...]:
     """The containerd of each distribution on the node: its version, else that of the distribution itself."""
     found = _binaries(probe)
     row = DISTRIBUTIONS.get(kubernetes.kind)
     if row and kubernetes.kind not in found and kubernetes.cri_socket == row.socket:
         found[kubernetes.kind] = ("", "")
     return tuple(
-        _bundled(kind, path, version or (kubernetes.kubelet if kind == kubernetes.kind else ""), probe, units, files)
+        _bundled(kind, path, version or (kubernetes.kubelet if kind == kubernetes.kind else ""), probe, units)
         for kind, (path, version) in found.items()
     )
 
@@ -167,15 +163,12 @@ def _binaries(probe: Probe) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _bundled(
-    kind: str, path: str, version: str, probe: Probe, units: Units, files: Mapping[str, ConfigFile]
-) -> Runtime:
+def _bundled(kind: str, path: str, version: str, probe: Probe, units: Units) -> Runtime:
     row, unit = DISTRIBUTIONS[kind], _unit(kind, units)
     service = units.services.get(unit)
     rancher = kind in ("k3s", "rke2")
     flags = _start(kind, units)[2:] if rancher else ()
     config = flag_value(flags, "--config", "-c") or row.config
-    in_force = _in_force(kind, config, units, files)
     return Runtime(
         name="containerd",
         distribution=next(name for name in get_args(Distribution) if name == kind),
@@ -187,7 +180,6 @@ def _bundled(
         flags=flags,
         socket=row.socket if row.socket in probe.values("runtimes", "socket") else "",
         config=config,
-        files=in_force,
         rendered=kind in probe.values("runtimes", "rendered"),
     )
 
@@ -207,22 +199,3 @@ def _rancher_configs(kind: str, units: Units, files: Mapping[str, ConfigFile]) -
     config = flag_value(_start(kind, units), "--config", "-c") or DISTRIBUTIONS[kind].config
     dropped = sorted(p for p in files if posixpath.dirname(p) == f"{config}.d" and p.endswith((".yaml", ".yml")))
     return [path for path in (config, *dropped) if path in files]
-
-
-def _in_force(kind: str, config: str, units: Units, files: Mapping[str, ConfigFile]) -> tuple[str, ...]:
-    """The files that the engine's configuration comes from, root first."""
-    if kind == "k0s":
-        return tuple(path for path in (config, *_matching(files, "/etc/k0s/containerd.d/*.toml")) if path in files)
-    if kind == "microk8s":
-        return (config,) if config in files else ()
-    configs = _rancher_configs(kind, units, files)
-    stated = [found[1] for path in configs if (found := _RANCHER_DATA.search(text_of(files, path)))]
-    data = flag_value(_start(kind, units), "--data-dir", "-d") or next(reversed(stated), f"/var/lib/rancher/{kind}")
-    folder = f"{data.rstrip('/')}/agent/etc/containerd"
-    names = ("config.toml", "*.tmpl", "config.toml.d/*.toml", "config-v3.toml.d/*.toml")
-    return (*configs, *(path for name in names for path in _matching(files, f"{folder}/{name}")))
-
-
-def _matching(files: Mapping[str, ConfigFile], pattern: str) -> list[str]:
-    folder = posixpath.dirname(pattern)
-    return sorted(p for p in files if posixpath.dirname(p) == folder and fnmatch.fnmatchcase(p, pattern))

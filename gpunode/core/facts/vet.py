@@ -9,11 +9,12 @@ rests on the fact.  Prose, such as the name of a distribution, is kept with its 
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from gpunode.core.grammar import Grammar, Prose
+from gpunode.core.grammar import PATH, Grammar, Prose
 from gpunode.core.late import MISSING, dataclass, fields, is_dataclass, replace
 from gpunode.core.model import Invalid, Kernel, NodeFacts
 from gpunode.core.model.node import volatile_fields
@@ -124,13 +125,14 @@ def _kernel(part: Any, text: str) -> bool:
 
 
 def _called(part: Any) -> str:
-    """What a thing is called: its first field; "" where that is no name, and of a text."""
+    """What a thing is called: its first field; "" where that is no name, and of a text.  Of a path the folder may be."""
     if not is_dataclass(part):
         return ""
     kind: Any = type(part)
     name = fields(kind)[0].name
     rule, called = rules(kind)[name], str(getattr(part, name))
-    return called if not isinstance(rule, Grammar) or rule.fits(called) else ""
+    names = (called, posixpath.dirname(called) if rule is PATH else "")
+    return next((one for one in names if not isinstance(rule, Grammar) or rule.fits(one)), "")
 
 
 # ---------------------------------------------------------------- vetting values

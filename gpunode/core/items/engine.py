@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from gpunode.core.edits import (
     probed_runtime_files,
     runtime_target,
 )
-from gpunode.core.edits.target import refused, texts
+from gpunode.core.edits.target import probed_files, refused, texts
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import masked_hash
@@ -94,7 +95,8 @@ class Configured(Item):
     def request(self, case: HostCase) -> Mapping[str, Any]:
         """The edit, with the files that it was worked out on."""
         facts, runtime = case.facts, case.facts.runtime(self.name)
-        expect = {p: masked_hash(facts.files[p]) for p in (runtime.files if runtime else ()) if p in facts.files}
+        rests_on = probed_runtime_files(facts, runtime) if runtime else ()
+        expect = {path: masked_hash(facts.files[path]) for path in rests_on}
         again = self.name in DAEMONS and not self.edit.changes
         return {key: getattr(self.asked, name) for key, name in _FIELDS.items()} | {"restart": again, "expect": expect}
 
@@ -103,7 +105,7 @@ class Configured(Item):
         facts, edit = _with_new_toolkit(case), self.edit
         runtime = facts.runtime(self.name)
         if not edit.changes and runtime:
-            again = {path: facts.files[path].data for path in runtime.files if path in facts.files}
+            again = {path: facts.files[path].data for path in probed_runtime_files(facts, runtime)}
             edit = replace(edit, changes=again)
         return activation(facts, self.asked, edit).disrupts
 
@@ -187,7 +189,13 @@ def _cdi_of_pods(facts: NodeFacts, spec: Spec, name: str) -> Literal[True] | Non
 
 def unjudged(facts: NodeFacts, name: str) -> bool:
     """Whether a value of the engine, or of the kubelet that may use it, was invalid: then it is left as it is."""
-    return any((one.section, one.thing) in (("runtimes", name), ("kubernetes", "")) for one in facts.invalid)
+    runtime = facts.runtime(name)
+    folder = posixpath.dirname(runtime.config) if runtime else ""
+    return any(
+        (one.section, one.thing) in (("runtimes", name), ("kubernetes", ""))
+        or (one.section == "files" and one.thing.startswith(folder))
+        for one in facts.invalid
+    )
 
 
 def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
@@ -211,7 +219,7 @@ def _without_cri(facts: NodeFacts, name: str) -> bool:
 
     request = completed(RuntimeRequest(runtime="containerd"), found)
     try:
-        files = texts(probed_runtime_files(facts, found, runtime_target(request)))
+        files = texts(probed_files(facts.files, runtime_target(request).files))
         with refused(files):
             return in_force(files, request).without_cri is not None
     except GpunodeError:  # the edit says what is wrong

@@ -67,8 +67,8 @@ def engine_driver(facts: NodeFacts, runtime: Runtime) -> Driver:
         return Driver("", f"{runtime.name}'s configuration could not be read")
     if not value:
         return Driver("cgroupfs", f"{runtime.name}'s default")
-    root = next(iter(runtime.files), "")
-    return Driver(value, f"its configuration, {root}" if root else "its default")
+    root = runtime.config
+    return Driver(value, f"its configuration, {root}" if root in facts.files else "its default")
 
 
 def kubelet_driver(facts: NodeFacts) -> Driver:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast, get_args, get_type_hints
 
+from gpunode.core.edits import probed_runtime_files
 from gpunode.core.engines import ROWS
 from gpunode.core.grammar import IMAGE, WORD
 from gpunode.core.items.engine import requests
@@ -101,7 +102,7 @@ def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str,
     asked = [request for request, _ in requests(facts, spec)] if solution.toolkit else []
     engines = {request.runtime: request.default_runtime for request in asked if ROWS[request.runtime].smoke}
     containerd = facts.runtime("containerd")
-    logs = {name: log for name in engines if (found := facts.runtime(name)) and (log := engine_log(found))}
+    logs = {name: log for name in engines if (found := facts.runtime(name)) and (log := engine_log(facts, found))}
     return {
         **({"socket": containerd.socket} if containerd and containerd.distribution and containerd.socket else {}),
         "runtimes": list(engines),
@@ -114,14 +115,15 @@ def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str,
     }
 
 
-def engine_log(runtime: Runtime) -> str:
+def engine_log(facts: NodeFacts, runtime: Runtime) -> str:
     """What shows an engine's log, as a person types it; "" where that is the unit of the engine's own name.
 
     k3s and rke2 have containerd write to a file below their data directory (https://docs.rke2.io/reference/logging).
     """
     shown = f"journalctl -u {runtime.unit.removesuffix('.service')}" if runtime.unit else ""
     if runtime.distribution in ("k3s", "rke2"):
-        rendered = next((path for path in runtime.files if path.endswith(_RENDERED)), "")
+        paths = probed_runtime_files(facts, runtime)
+        rendered = next((path for path in paths if path.endswith(_RENDERED)), "")
         data = rendered.removesuffix(_RENDERED) or f"/var/lib/rancher/{runtime.distribution}"
         return " and ".join(filter(None, (f"{data}/agent/containerd/containerd.log", shown)))
     if runtime.distribution:

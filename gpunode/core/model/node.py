@@ -287,9 +287,7 @@ class Runtime:
     flags: tuple[Annotated[str, ARGUMENT], ...] = ()  # arguments of the running daemon, or of the unit's ExecStart
     socket: Annotated[str, SOCKET] = ""  # a socket that exists
     config: Annotated[str, PATH] = ""  # path of the root config file, whether or not it exists
-    # config files in force, root first; their contents are in NodeFacts.files
-    files: tuple[Annotated[str, PATH], ...] = ()
-    # what the engine itself says against its configuration: containerd, dockerd
+    # what the engine itself says against its configuration: containerd, dockerd; empty where it says nothing
     effective_error: Annotated[str, ARGUMENT] = ""
     rendered: bool = False  # k3s, RKE2: their files for containerd are newer than the nvidia runtime and all settings
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.core.diff import unified
+from gpunode.core.edits import probed_runtime_files
 from gpunode.core.edits.target import OPERATOR
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, masked_hash
@@ -51,8 +52,8 @@ def operator_problems(facts: NodeFacts, solution: Solution, engines: Sequence[st
 def _toolkits(facts: NodeFacts, name: str) -> bool:
     """Whether a file that the engine reads names the operator's runtime."""
     runtime = facts.runtime(name)
-    files = (facts.files.get(path) for path in (runtime.files if runtime else ()))
-    return any(place.encode() in file.data for file in files if file and file.data for place in OPERATOR)
+    read = [facts.files[path].data or b"" for path in (probed_runtime_files(facts, runtime) if runtime else ())]
+    return any(place.encode() in data for data in read for place in OPERATOR)
 
 
 def reasons(case: HostCase, mine: Sequence[Item]) -> tuple[Reason, ...]:
@@ -256,6 +257,6 @@ def _files_rested_on(facts: NodeFacts, want: Wanted) -> dict[str, str]:
             for key, item in want.items.items()
             if key.option in ("sources", "upgrades", "files") and isinstance(item, File)
         ),
-        *(p for r in facts.runtimes for p in r.files),
+        *(path for runtime in facts.runtimes for path in probed_runtime_files(facts, runtime)),
     ]
     return {p: masked_hash(facts.files[p]) if p in facts.files else "" for p in paths}

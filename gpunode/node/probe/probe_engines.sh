@@ -128,25 +128,17 @@ probe_runtimes() {
     [ -S "$socket" ] && line "socket $socket"
   done
   bundled_containerd
-  containerd_dump
+  containerd_check
   docker_check # sections of their own follow: nothing of the runtimes comes behind
 }
 
-# containerd_dump: what is in force of containerd
-containerd_dump() {
-  local show dump
+# containerd_check: what containerd says against its files; without one the daemon goes by its defaults
+containerd_check() {
   have containerd || return 0
   containerd_root
-  echo "#: containerd_dump"
-  # without a file the daemon goes by its defaults, while `config dump` fails
-  show=dump
-  [ -e "$containerd_config" ] || show=default
-  if dump=$(within 5 containerd --config "$containerd_config" config "$show" 2>/dev/null </dev/null); then
-    printf '%s\n' "$dump" | quote
-  else
-    echo "#: containerd_error"
-    ask 5 containerd --config "$containerd_config" config "$show" | grep -v '^| *$' | tail -n 5
-  fi
+  [ -e "$containerd_config" ] || return 0
+  echo "#: containerd_check"
+  ask 5 sh -c 'exec containerd --config "$1" config dump 2>&1 >/dev/null' sh "$containerd_config" | tail -n 5
 }
 
 # docker_check: what dockerd itself says of its file, with the arguments of the one that runs: from 23.0 on it can, and

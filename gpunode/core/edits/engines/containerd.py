@@ -217,6 +217,9 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  `files` has every file in force by its absolute path; a missing root counts as not there."""
     enabled = _enable_cri(files, request) if request.enable_cri else {}
     config = in_force({**files, **enabled}, request, repair=True)
+    ours, root = drop_in_path(request), config.root
+    if request.refused and (config.file(ours) or ours not in root.imports):  # else it is the drop-in, which comes back
+        raise Refusal(f"containerd does not start with {root.path}: {request.refused}", f"fix {root.path} first")
     wanted = difference(config, request)
     if not wanted:
         config = in_force({**files, **enabled}, request)
@@ -424,7 +427,7 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """containerd reads its configuration only when it starts."""
-    read = {path: facts.files[path].data for path in runtime.files if path in facts.files}
+    read = {path: file.data for path, file in facts.files.items()}
     files = {path: data for path, data in {**read, **edit.changes}.items() if data is not None}
     request = RuntimeRequest(runtime="containerd", version=runtime.version, config=runtime.config)
     return restarted(

@@ -129,8 +129,8 @@ class ActionModule(NodeAction):
         return self.commit(target, target.configure(texts(seen)), seen)
 
     def _attempt(self, value: Result, more: Request) -> Result:
-        from gpunode.core.edits import SECTIONS, completed, probed_runtime_files, runtime_target
-        from gpunode.core.edits.target import texts
+        from gpunode.core.edits import SECTIONS, completed, runtime_target
+        from gpunode.core.edits.target import probed_files, texts
         from gpunode.core.errors import RefusedError, StaleError
         from gpunode.core.items.activation import activate_request
         from gpunode.core.items.engine import changed_files, runtime_request
@@ -147,7 +147,7 @@ class ActionModule(NodeAction):
                 f"{request.runtime} is not installed", fix=f"set runtimes.{request.runtime}.manage to install"
             )
         target = runtime_target(completed(request, runtime), facts)
-        seen = probed_runtime_files(facts, runtime, target)
+        seen = probed_files(facts.files, target.files)
         edit = target.configure(texts(seen))
         warnings = [] if self.check else _without_toolkit(request, facts)
         warnings += self._overwritten(edit.changes, facts) if edit.changes else []

@@ -162,7 +162,7 @@ facts:
       type: str
     runtimes:
       description: 'Runtimes. Keys: name, distribution, version, binary, unit, active, enabled,
-        flags, socket, config, files, effective_error, rendered.'
+        flags, socket, config, effective_error, rendered.'
       type: list
     containers:
       description: 'By engine. Keys: count, names, live_restore, runtimes, knows_hook, reloads.'
