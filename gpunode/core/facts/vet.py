@@ -125,7 +125,7 @@ def _kernel(part: Any, text: str) -> bool:
 
 
 def _called(part: Any) -> str:
-    """What a thing is called: its first field; "" where that is no name, and of a text.  Of a path the folder may be."""
+    """What a thing is called: its first field, of a path the folder where that is none; "" of a text, or without."""
     if not is_dataclass(part):
         return ""
     kind: Any = type(part)
