@@ -36,9 +36,7 @@ def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str,
     for name, pool in spec.pools.items():
         yield from _wrong_pool(name, pool)
     for one in spec.tolerations:
-        yield from (
-            ("tolerations", reported.removeprefix("[]"), "fix it") for reported in words.toleration(one.given, "")
-        )
+        yield from (("tolerations", reported, "fix it") for reported in words.toleration(one.given))
     for component, image in spec.images.names.items():
         if reported := words.image(image):
             yield f"images.names.{component}", reported, "write NAME:TAG, with its registry in front"
@@ -60,10 +58,7 @@ def _wrong_labels(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tupl
         "runtime_class.node_selector": spec.runtime_class.node_selector,
     }
     for key, labels in (*selectors.items(), ("monitoring.labels", spec.monitoring.labels)):
-        yield from (
-            (key, reported.removeprefix(": "), "see kubectl get nodes --show-labels")
-            for reported in words.labels(labels, "")
-        )
+        yield from ((key, reported, "see kubectl get nodes --show-labels") for reported in words.labels(labels))
     for key, labels in selectors.items():
         yield from _typos(key, labels, known)
 

@@ -26,6 +26,16 @@ def thing(kind: str, api: str, name: str, component: str, body: Mapping[str, Any
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
 
 
+def image_values(cluster: Cluster, component: str) -> dict[str, Any]:
+    """A component's image as most charts want it."""
+    repository, tag = cluster.image_parts(component)
+    images = cluster.spec.images
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": images.pull_policy},
+        "imagePullSecrets": [{"name": name} for name in images.pull_secrets],
+    }
+
+
 def container(cluster: Cluster, component: str, name: str, **fields: Any) -> Object:
     """A container of a component's image; empty fields are left out."""
     body = {

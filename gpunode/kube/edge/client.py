@@ -58,7 +58,6 @@ class Resource:
 class Retry:
     """When a request is sent again: after an HTTP status of `statuses`, and after a lost update."""
 
-    attempts: int = ATTEMPTS
     statuses: frozenset[int] = AGAIN
     lost_update: bool = True
 
@@ -133,7 +132,7 @@ class Api:
             try:
                 return self._once(method, path, query, body, content)
             except (ApiError, UnreachableError) as error:
-                most = rule.attempts if self.answered else min(rule.attempts, FIRST_ATTEMPTS)
+                most = ATTEMPTS if self.answered else FIRST_ATTEMPTS
                 waits = self.answered and isinstance(error, UnreachableError) and self.clock() < self._until
                 if not _may_pass(error, rule) or (attempt >= most and not waits):
                     raise

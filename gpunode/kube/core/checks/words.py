@@ -51,18 +51,15 @@ def image(value: Any) -> str:
     return "" if right else f"{value!r} is no image, such as registry.lan:5000/gpu/plugin:v1"
 
 
-def labels(mapping: Any, where: str, *, values: bool = True) -> Iterator[str]:
-    """What is wrong with a mapping of labels (or annotations, whose values are free)."""
-    if not isinstance(mapping, Mapping):
-        return
-    for key, value in mapping.items():
-        wrong = (label_key(key), label_value(value) if values else "")
-        yield from (f"{where}: {reported}" for reported in wrong if reported)
+def labels(given: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with labels."""
+    for key, value in given.items():
+        yield from filter(None, (label_key(key), label_value(value)))
 
 
-def toleration(fields: Mapping[str, Any], at: str) -> Iterator[str]:
+def toleration(fields: Mapping[str, Any]) -> Iterator[str]:
     operator = fields.get("operator", "Equal")
-    at = f"{at}[{fields.get('key', '')}]"
+    at = f"[{fields['key']}]" if fields.get("key") else ""
     if fields.get("effect", "") not in _EFFECTS:
         yield f"{at}.effect is {fields['effect']!r}: one of {', '.join(_EFFECTS[1:])}"
     if operator not in ("Exists", "Equal", "Lt", "Gt"):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gpunode.core.knowledge.support import untried
 from gpunode.core.late import dataclass
 from gpunode.core.model import Problem, Reason
+from gpunode.core.sharing.rules import cuts
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POD_SECURITY, POOL_LABEL, Cluster, Object, Pool
 from gpunode.kube.core.objects import labels, thing
 from gpunode.kube.core.render.dcgm import monitoring
@@ -171,17 +172,13 @@ def _notes(cluster: Cluster) -> Iterator[Reason]:
             what=f"NVIDIA's MIG manager has to read the ConfigMap {spec.namespace}/{LAYOUTS}",
             why="its DaemonSet mounts the file config.yaml that CONFIG_FILE names; gpunode installs no MIG manager",
         )
-    if any(pool not in cluster.mig_managed for pool in _cut(cluster)):
+    if any(cuts(pool.sharing) and pool not in cluster.mig_managed for pool in cluster.pools):
         yield Reason(what="MIG instances are made on the hosts", why="gpunode provision; objects only offer them")
     if cluster.runtime_class and cluster.plugin_pools:
         yield Reason(
             what=f"pods that use a GPU have to say runtimeClassName: {cluster.runtime_class}",
             why="an engine's default runtime is not nvidia (runtimes.*.default_runtime)",
         )
-
-
-def _cut(cluster: Cluster) -> list[Pool]:
-    return [pool for pool in cluster.pools if pool.sharing.strategy == "mig" or pool.sharing.mig.profiles]
 
 
 def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:

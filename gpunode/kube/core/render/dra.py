@@ -15,7 +15,7 @@ from gpunode.kube.core.cluster import (
     tolerations,
     user_tolerations,
 )
-from gpunode.kube.core.objects import pod, thing
+from gpunode.kube.core.objects import image_values, pod, thing
 from gpunode.kube.core.render.handover import handover_values
 
 DRIVER = "gpu.nvidia.com"
@@ -24,13 +24,11 @@ MEMORY_CLASS = "gpu-memory.gpunode"
 
 def dra_values(cluster: Cluster) -> dict[str, Any]:
     """Values of the chart dra-driver-nvidia-gpu, for the nodes of the pools that share by DRA."""
-    repository, tag = cluster.image_parts("dra-driver")
     spec = cluster.spec
     shares = {"featureGates": memory_gates(cluster), "consumableShares": "memory"} if shares_memory(cluster) else {}
     host = handover_values(cluster, "dra-driver")
     return {
-        "image": {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy},
-        "imagePullSecrets": [{"name": name} for name in spec.images.pull_secrets],
+        **image_values(cluster, "dra-driver"),
         **host,
         "resourceApiVersion": cluster.knowledge.api("DeviceClass", cluster.server),
         "gpuResourcesEnabledOverride": True,  # asked for where no device plugin runs beside it: gpunode sees to that

@@ -8,6 +8,7 @@ from typing import Any
 from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.core.late import dataclass
 from gpunode.kube.core.cluster import Cluster, tolerations
+from gpunode.kube.core.objects import image_values
 from gpunode.kube.core.render.dcgm import COUNTERS, EXPORTER, exporter_monitor
 from gpunode.kube.core.render.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs
 from gpunode.kube.core.render.dra import dra_values
@@ -93,13 +94,3 @@ def exporter_values(cluster: Cluster) -> dict[str, Any]:
 
 def _release(cluster: Cluster, name: str, values: Mapping[str, Any]) -> Release:
     return Release(name=name, chart=cluster.knowledge.charts[name], namespace=cluster.spec.namespace, values=values)
-
-
-def image_values(cluster: Cluster, component: str) -> dict[str, Any]:
-    """A component's image as most charts want it."""
-    repository, tag = cluster.image_parts(component)
-    images = cluster.spec.images
-    return {
-        "image": {"repository": repository, "tag": tag, "pullPolicy": images.pull_policy},
-        "imagePullSecrets": [{"name": name} for name in images.pull_secrets],
-    }

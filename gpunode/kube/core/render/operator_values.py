@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.kube.core.cluster import Cluster, tolerations
+from gpunode.kube.core.objects import image_values
 from gpunode.kube.core.render.dcgm import COUNTERS, exporter_monitor
 from gpunode.kube.core.render.device_plugin import default_config, plugin_configs
 from gpunode.kube.core.render.dra import memory_gates, shares_memory
 from gpunode.kube.core.render.handover import handover_values
-from gpunode.kube.core.render.helm import Release, image_values
+from gpunode.kube.core.render.helm import Release
 from gpunode.kube.core.render.mig import COMPONENT as MIG_MANAGER
 from gpunode.kube.core.render.mig import mig_values
 from gpunode.kube.core.render.plugin_config import mig_strategy

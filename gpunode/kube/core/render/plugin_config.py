@@ -10,7 +10,7 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Problem
-from gpunode.core.sharing.rules import mig_profiles, sharing_problems
+from gpunode.core.sharing.rules import cuts, mig_profiles, sharing_problems
 from gpunode.core.spec.kubernetes import DevicePluginSpec, SharingSpec
 from gpunode.core.untrusted import load_yaml
 from gpunode.kube.core.cluster import Pool
@@ -54,8 +54,7 @@ def sharing_of(text: str) -> tuple[Any, Any]:
 
 def mig_strategy(sharing: SharingSpec) -> str:
     """none where no GPU is cut."""
-    cut = sharing.strategy == "mig" or (sharing.strategy == "time-slicing" and mig_profiles(sharing))
-    return sharing.mig.strategy if cut else "none"
+    return sharing.mig.strategy if cuts(sharing) else "none"
 
 
 def shared_resources(sharing: SharingSpec) -> tuple[str, ...]:
