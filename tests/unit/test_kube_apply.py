@@ -22,7 +22,7 @@ from gpunode.kube.core.usage import usage_data, usage_text
 from gpunode.kube.edge.apply import apply, remove
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
-from gpunode.kube.edge.status import read_usage, unready
+from gpunode.kube.edge.status import read_usage, unready_workloads
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -585,7 +585,7 @@ def test_pods_that_hold_what_their_node_would_share_otherwise_are_named_and_noth
 
 def test_status_says_why_pods_are_not_there(server: ApiServer, api: Api) -> None:
     put(api, rendered({"kubernetes": {"feature_discovery": False}}))
-    assert unready(api) == ()
+    assert unready_workloads(api) == ()
     server.controllers.clear()
 
     def become(item: dict[str, Any]) -> None:
@@ -598,6 +598,6 @@ def test_status_says_why_pods_are_not_there(server: ApiServer, api: Api) -> None
         "involvedObject": {"kind": "DaemonSet", "name": "nvidia-device-plugin"},
     })  # fmt: skip
     why = f"{PLUGIN}: 0 of 2 pods; FailedCreate: pods is forbidden: exceeded quota: none"
-    found = replace(read_usage(api), unready=unready(api))
+    found = replace(read_usage(api), unready=unready_workloads(api))
     assert found.unready == (why,)
     assert f"Not ready:\n  {why}" in usage_text(found) and usage_data(found)["unready"] == [why]

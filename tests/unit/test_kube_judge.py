@@ -72,11 +72,11 @@ def watcher(api: Api, spec: dict[str, Any] | None = None) -> Watched:
 
 
 def seen(watched: Watched) -> dict[tuple[str, str], str]:
-    return {one.name: one.message for one in watched.findings()}
+    return {(one.check, one.about): one.message for one in watched.findings()}
 
 
-def plugin_set(server: ApiServer) -> dict[str, Any]:
-    found = server.get("DaemonSet", PLUGIN, "gpunode")
+def plugin_set(server: ApiServer, name: str = PLUGIN) -> dict[str, Any]:
+    found = server.get("DaemonSet", name, "gpunode")
     assert found is not None
     return found
 
@@ -273,8 +273,8 @@ WHY: list[tuple[str, dict[str, Any], Plugin, list[Plugin], bool, str, str]] = [
     ("a node selector of somebody else's", {}, {"nodeSelector": {"disk": "ssd"}}, [], False,
      "does not select it by its label disk=ssd", "kube apply --dry-run"),
     ("denied", {}, {}, [], True, "the pods of DaemonSet nvidia-device-plugin are denied", "describe daemonset"),
-    ("there, and finds none", {}, {}, [CREATED], True, "pod p-1: is Running, and offers none", "logs p-1"),
-    ("there, and waits", {}, {}, [WAITS], False, "pod p-2: 0/1 nodes: Insufficient cpu", "logs p-2"),
+    ("there, and finds none", {}, {}, [CREATED], True, "pod p-1: is Running", "logs p-1"),
+    ("there, and waits", {}, {}, [WAITS], False, "pod p-2: 0/1 nodes: Insufficient cpu", "describe pod p-2"),
 ]  # fmt: skip
 
 
@@ -337,7 +337,9 @@ def test_pods_that_wait_for_what_nobody_has_free(server: ApiServer, api: Api) ->
         }
         server.put(pod)
     found = seen(watched)
-    assert found[("kube.waiting", GPU)] == "2 pods wait for it, and 0 are free: team/b, team/c"
+    assert (
+        found[("kube.waiting", GPU)] == "2 pods wait for it, and no node that takes pods has any free: team/b, team/c"
+    )
     assert found[("kube.waiting", "nvidia.com/mig-1g.5gb")] == "1 pod waits for it, and no node offers it: team/d"
 
 
@@ -356,6 +358,8 @@ UNLIKE: list[tuple[str, Any, Any, list[str]]] = [
     ("gone item", [{"name": "a"}], [], ["[a]: gone"]),
     ("length", {"a": ["x"]}, {"a": ["x", "y"]}, ["a: ['x', 'y'], not ['x']"]),
     ("number", {"a": "8"}, {"a": "9"}, ["a: 9, not 8"]),
+    ("a line", {"a": "x\ny\nz\n"}, {"a": "x\nv\nz\n"}, ["a, line 2: v, not y"]),
+    ("its end", {"a": "x\n"}, {"a": "x"}, ["a, line 2: nothing, not "]),
     ("nothing", {"a": 1}, None, [": nothing, not {'a': 1}"]),
     ("true", {"a": True}, {}, ["a: nothing, not True"]),
 ]
@@ -434,9 +438,11 @@ def test_an_object_of_no_kubernetes_is_named_and_the_rest_is_looked_at(server: A
     watched = watcher(api)
     server.edit("DaemonSet", PLUGIN, "gpunode", lambda d: d["spec"]["selector"].update(matchLabels="\x1b[31m"))
     assert seen(watched) == {("kube.gpus", "node gpu1"): f"3 of 4 {GPU} can be allocated (pool default)"}
-    (unread,) = watched.unread
-    assert unread.startswith(f"DaemonSet gpunode/{PLUGIN}: ")
-    assert "\x1b" not in unread
+    assert [one.partition(": ")[0] for one in watched.unread] == [
+        f"DaemonSet gpunode/{PLUGIN}",
+        "who else hands out GPUs",
+    ]
+    assert "\x1b" not in str(watched.unread)
 
 
 def test_a_single_pool_without_labels_that_lost_its_gpus_is_found_at_the_first_look(
@@ -639,7 +645,7 @@ def test_memory_that_claims_wait_for_is_compared_with_memory_and_devices_with_de
         return [one.message for one in findings(look) if one.check == "kube.waiting"]
 
     assert found({"gpu.nvidia.com/gpu (MiB)": 3072}) == []
-    assert found({"gpu.nvidia.com/gpu": 1}) == ["1 pod waits for it, and 0 are free: team/p"]
+    assert found({"gpu.nvidia.com/gpu": 1}) == ["1 pod waits for it, and no node that takes pods has any free: team/p"]
 
 
 # ---------------------------------------------------------------- healthy and broken states of one cluster
@@ -681,6 +687,47 @@ def denied(server: ApiServer) -> None:
         "reason": "FailedCreate", "message": 'pods "x" is forbidden: exceeded quota: one', "lastTimestamp": "2026",
         "involvedObject": {"kind": "DaemonSet", "name": SLICED, "namespace": "gpunode"},
     })  # fmt: skip
+
+
+def denied_alike(server: ApiServer) -> None:
+    """The same event of a DaemonSet whose name begins as ours does; ours has a pod that an event alone explains."""
+    denied(server)
+    server.edit("Event", "e", "gpunode", lambda item: item["involvedObject"].update(name=f"{SLICED}-of-theirs"))
+    labels = plugin_set(server, SLICED)["spec"]["selector"]["matchLabels"]
+    server.put({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "gpunode", "labels": labels},
+        "spec": {"nodeName": "gpu2", "containers": [{"name": "c"}]}, "status": {"phase": "Pending"},
+    })  # fmt: skip
+    server.put({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "m", "namespace": "gpunode"}, "type": "Warning",
+        "reason": "FailedMount", "message": "hostPath type check failed", "lastTimestamp": "2026",
+        "involvedObject": {"kind": "Pod", "name": "p", "namespace": "gpunode"},
+    })  # fmt: skip
+
+
+def waits_for(resource: str, amount: str, of: Change = lambda server: None) -> Change:
+    def change(server: ApiServer) -> None:
+        of(server)
+        server.put({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w", "namespace": "team"},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": {resource: amount}}}]},
+            "status": {"phase": "Pending"},
+        })  # fmt: skip
+
+    return change
+
+
+def another_plugin(server: ApiServer) -> None:
+    template = {"spec": {"containers": [{"name": "c", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"}]}}
+    server.put({
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "nvdp", "namespace": "kube-system"},
+        "spec": {"template": template},
+    })  # fmt: skip
+
+
+def all_cordoned(server: ApiServer) -> None:
+    for name in ("gpu1", "gpu2"):
+        on_node(lambda item: item.update(spec={"unschedulable": True}), name)(server)
 
 
 def no_pods(server: ApiServer) -> None:
@@ -729,6 +776,13 @@ STATES: list[tuple[str, Change, dict[str, str]]] = [
         {"kube.gpus": "0 of 8 nvidia.com/gpu can be allocated"},
     ),
     ("a quota denies pods", denied, {"kube.ready": "FailedCreate: pods"}),
+    ("a pod waits for a volume", denied_alike, {"kube.ready": "1 pods; pod p: FailedMount: hostPath type check"}),
+    ("another plugin came later", another_plugin, {"kube.pool": "DaemonSet kube-system/nvdp hands out GPUs already"}),
+    ("a pod waits for a node that it chose", waits_for(GPU, "1"), {}),
+    ("a pod waits for what other hardware has", waits_for("amd.com/gpu", "1"), {}),
+    ("a resource's name is mistyped", waits_for("nvidia.com/gpus", "1"), {"kube.waiting": "no node offers it: team/w"}),
+    ("more than a node has", waits_for(GPU, "12"), {"kube.waiting": "no node that takes pods has more than 8 free"}),
+    ("all are cordoned", waits_for(GPU, "1", all_cordoned), {"kube.waiting": "no node that takes pods has any free"}),
     (
         "no node fits",
         no_pods,

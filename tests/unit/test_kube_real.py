@@ -25,9 +25,8 @@ from gpunode.kube.core.judge import findings
 from gpunode.kube.core.marks import node_key
 from gpunode.kube.core.owned import OWNED_SELECTOR, ObjectKey, shown
 from gpunode.kube.core.render import Rendered
-from gpunode.kube.edge.apply import remove
+from gpunode.kube.edge.apply import mark_node, remove
 from gpunode.kube.edge.client import Api
-from gpunode.kube.edge.gate import mark_node
 from gpunode.kube.edge.kubeconfig import connect
 from gpunode.kube.edge.nodes import ClusterNodes
 from gpunode.kube.edge.reading import read

@@ -163,8 +163,9 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "of a resource than there is; its kubelet refused a pod lately for devices that no pod holds, or for a DRA "
         "driver of NVIDIA that is not registered",
         "kube.mig": "the MIG layout that a node's label asks for is not in force (`nvidia.com/mig.config.state`)",
-        "kube.pool": "no node offers a GPU; not proven where a selector chooses no node, or a chosen node left",
-        "kube.waiting": "(warning) pods wait for GPUs, and no node has them free, or none offers them",
+        "kube.pool": "no node offers a GPU, or another program offers or cuts the same ones; not proven where a "
+        "selector chooses no node, or a chosen node left",
+        "kube.waiting": "(warning) pods wait for more GPUs than any node has free, or for what none offers",
         "kube.unread": "not proven: it could not be read, and the rest was judged without it",
         "kube.error": "a pool or a node could not be proven; the others were",
         "kube.pool-proof": "not proven where each node of the pool is cordoned, tainted or down",

@@ -46,13 +46,13 @@ def status(
     from gpunode.kube.core.judge import node_faults
     from gpunode.kube.core.usage import usage_data, usage_text
     from gpunode.kube.edge.reading import read
-    from gpunode.kube.edge.status import read_usage, unready
+    from gpunode.kube.edge.status import read_usage, unready_workloads
 
     api = connect()
     usage = read_usage(api, nodes)
     faults = node_faults(read(api, rendered(api))[0]) if rendered else ()
     lacks = (f"{one.about}: {one.message}" for one in faults if not nodes or one.about.partition(" ")[2] in nodes)
-    usage = replace(usage, unready=(*unready(api), *lacks))
+    usage = replace(usage, unready=(*unready_workloads(api), *lacks))
     if output_format == "json":
         print_json(usage_data(usage))
     else:

@@ -18,11 +18,6 @@ def has_taint(node: Object) -> bool:
     return any((one["key"], one.get("effect")) == (UNPROVEN, "NoSchedule") for one in taints)
 
 
-def is_marked(node: Object) -> bool:
-    """Whether it has the taint or the label."""
-    return has_taint(node) or PROVEN in (node["metadata"].get("labels") or {})
-
-
 def is_proven(checks: Sequence[Check]) -> bool:
     """Everything that was to be proven of a node was: what is not proven leaves it where it is."""
     return bool(checks) and all(check.status == "passed" for check in checks)

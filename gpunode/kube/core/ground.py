@@ -18,7 +18,6 @@ from gpunode.kube.core.checks.preflight import (
     memory_claim,
     memory_problems,
     node_names,
-    other_problems,
     pod_security_problem,
     pool_nodes,
 )
@@ -53,8 +52,7 @@ class Ground:
     lacking: list[Right] = field(default_factory=list)
     live: dict[ObjectKey, Object | None] = field(default_factory=dict)
     nodes: dict[str, Object] = field(default_factory=dict)  # by name; {} where nothing depends on them
-    daemon_sets: list[Object] = field(default_factory=list)
-    policies: list[Object] = field(default_factory=list)  # of the GPU Operator
+    others: list[Problem] = field(default_factory=list)  # who else hands out the same GPUs, or cuts them
     usage: Usage = field(default_factory=lambda: Usage(nodes=(), waiting=()))
     claims_served: bool = True
     claim: Object | None = None  # what the server would keep of one for a part of a device's memory
@@ -118,7 +116,7 @@ def ground_problems(ground: Ground) -> list[Problem]:
     if ground.unserved:
         return list(_kinds(ground.unserved))
     lacking = right_problems(ground.account, ground.lacking)
-    return [*(lacking or (*_objects(ground), *_nodes(ground), *_others(ground))), *_memory_shares(ground)]
+    return [*(lacking or (*_objects(ground), *_nodes(ground), *ground.others)), *_memory_shares(ground)]
 
 
 def _kinds(unserved: Mapping[str, list[str]]) -> Iterator[Problem]:
@@ -159,11 +157,6 @@ def _nodes(ground: Ground) -> Iterator[Problem]:
     cluster, nodes = ground.rendered.cluster, list(ground.nodes.values())
     yield from node_names([host for pool in cluster.pools if not pool.selector for host in pool.hosts], nodes)[1]
     yield from cdi_problems(cluster, nodes, ground.nodes_of(cluster.plugin_pools))
-
-
-def _others(ground: Ground) -> Iterator[Problem]:
-    nodes = [ground.nodes[name] for name in ground.nodes_of(ground.rendered.cluster.pools)]
-    yield from other_problems(ground.rendered, ground.daemon_sets, ground.policies, nodes)
 
 
 def held_problems(ground: Ground) -> Iterator[Problem]:

@@ -6,13 +6,15 @@ Everything is judged from one reading: no dry run, which would need the right to
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 from gpunode.core.late import dataclass, field, regex
-from gpunode.core.model import Check, HostResult
+from gpunode.core.meant import meant
+from gpunode.core.model import Check, HostResult, Problem
 from gpunode.core.printable import few, printable
 from gpunode.kube.core.checks.preflight import mig_state, node_names, offers_gpus, pool_nodes, renamed
 from gpunode.kube.core.checks.ready import (
@@ -21,12 +23,13 @@ from gpunode.kube.core.checks.ready import (
     deletion_waits_for,
     event_time,
     not_ready,
+    pod_trouble,
     pods_trouble,
     readiness,
 )
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
-from gpunode.kube.core.marks import parse_taint
-from gpunode.kube.core.offers import expected, lack, offered
+from gpunode.kube.core.marks import taints_patch
+from gpunode.kube.core.offers import expected, lack
 from gpunode.kube.core.owned import (
     MANAGER,
     Inventory,
@@ -63,10 +66,6 @@ class ClusterFinding:
     fix: str
     passing: bool = False
 
-    @property
-    def name(self) -> tuple[str, str]:
-        return self.check, self.about
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterReading:
@@ -82,10 +81,12 @@ class ClusterReading:
     nodes: Sequence[Object]
     usage: Usage
     refusals: Sequence[Object] = ()  # events of REFUSALS
+    others: Sequence[Problem] = ()  # who else hands out the same GPUs, or cuts them
     charts: Mapping[ObjectKey, Object] = field(default_factory=dict)  # workloads that helm made of our releases
     marks: Sequence[NodeWish] | None = None
     recorded: Inventory = field(default_factory=Inventory)
     denied: Mapping[ObjectKey, str] = field(default_factory=dict)  # workload → why its pods are not even created
+    said: Mapping[str, str] = field(default_factory=dict)  # pod that waits → what an event warns of
     gpus: Mapping[str, int] = field(default_factory=dict)  # of nodes, where they are known otherwise than by labels
     handler: str = ""  # the runtime that pods with GPUs name, "" for the engine's default
     recently: str = ""
@@ -123,7 +124,8 @@ class ClusterReading:
 
     def offers(self, node: Object) -> dict[str, int]:
         """Resource → how much pods can have of it there."""
-        return offered(next((one for one in self.usage.nodes if one.name == node["metadata"]["name"]), None))
+        mine = (one for one in self.usage.nodes if one.name == node["metadata"]["name"])
+        return {use.name: use.total for one in mine for use in one.uses if use.total}
 
     def offers_of(self, pool: Pool) -> list[tuple[str, Use]]:
         """(node, use) of what a pool shares on its nodes that are Ready: others run no pod."""
@@ -161,6 +163,7 @@ def findings(look: ClusterReading) -> tuple[ClusterFinding, ...]:
         *_refused(look),
         *_mig(look),
         *_pools(look),
+        *(ClusterFinding(check="kube.pool", about="the cluster", message=one.what, fix=one.fix) for one in look.others),
         *_waiting(look),
     ]
     return tuple(sorted(faults, key=lambda one: (CHECKS.index(one.check), one.about)))
@@ -250,15 +253,20 @@ def serves_as_ours(wanted: Object, live: Object) -> bool:
 
 
 def _workload(key: ObjectKey, live: Object, pods: Sequence[Object], look: ClusterReading) -> Iterator[ClusterFinding]:
-    loops = [f"pod {pod['metadata']['name']}: {text}" for pod in pods if (text := crash_loop(pod, look.recently))]
-    state, trouble = readiness(live), tuple(dict.fromkeys((*pods_trouble(pods), *loops)))
+    loops = [
+        f"pod {pod['metadata']['name']}: {text}"
+        for pod in pods
+        if not pod_trouble(pod) and (text := crash_loop(pod, look.recently))
+    ]
+    state, trouble = readiness(live), (*pods_trouble(pods, look.said), *loops)
     if state.ready and not trouble:
         return
     denied = look.denied.get(key, "")
     text = "; ".join((*(() if state.ready else (state.text,)), *((denied,) if denied else ()), *trouble[:_MOST]))
-    fix = f"kubectl -n {key.namespace} describe pods; kubectl -n {key.namespace} logs"
+    kubectl = f"kubectl -n {key.namespace}"
+    fix = f"{kubectl} describe pods; {kubectl} logs {key.kind.lower()}/{key.name}"
     if denied:
-        fix = f"what the message names: a quota, the namespace's pod security or a webhook of {key.namespace}"
+        fix = f"what the message names: a quota, limits, a webhook or the pod security of {key.namespace}"
     lasting = any("CrashLoop" in one or "ImagePull" in one for one in trouble)
     passing = not (state.failed or loops or denied or lasting)
     yield ClusterFinding(check="kube.ready", about=str(key), message=printable(text), fix=fix, passing=passing)
@@ -382,6 +390,11 @@ def _same_quantity(wanted: Any, live: Any) -> bool:
 
 
 def _differ(at: str, live: Any, wanted: Any) -> str:
+    """Of texts of several lines the first that differ."""
+    if isinstance(live, str) and isinstance(wanted, str) and "\n" in wanted:
+        lines = zip_longest(live.split("\n"), wanted.split("\n"))
+        number, (live, wanted) = next((number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1])
+        at = f"{at}, line {number}"
     return f"{_in_a_line(at)}: {_short(live)}, not {_short(wanted)}"
 
 
@@ -443,10 +456,7 @@ def _labels(node: Object, wanted: Mapping[str, str]) -> Iterator[str]:
 
 
 def _taints(node: Object, wanted: Sequence[str]) -> Iterator[str]:
-    there = mapping(node, "spec").get("taints") or ()
-    for text in wanted:
-        if parse_taint(text) not in [{k: v for k, v in one.items() if v and k != "timeAdded"} for one in there]:
-            yield f"the taint {text} is missing"
+    yield from (f"the taint {text} is missing" for text in wanted if taints_patch(node, [text], ()))
 
 
 # ---------------------------------------------------------------- nodes
@@ -487,7 +497,7 @@ def _why(look: ClusterReading, node: Object, pool: Pool) -> tuple[str, str]:
     """Why no pod of the pool's device plugin serves the node, and what to do; "" where its DaemonSet is not there."""
     key = look.plugin_of(pool)
     if key and (live := look.live.get(key)):
-        return unserved(key, live, node, look.pods.get(key, ()), denied=key in look.denied)
+        return unserved(key, live, node, look.pods.get(key, ()), look.said, denied=key in look.denied)
     return "", f"gpunode verify {node['metadata']['name']} and gpunode doctor for it"
 
 
@@ -558,34 +568,37 @@ def _mig(look: ClusterReading) -> Iterator[ClusterFinding]:
 
 def _pools(look: ClusterReading) -> Iterator[ClusterFinding]:
     """No node that offers a GPU, where none is known to be of a pool: these have findings of their own."""
-    able = any(node.is_ready and offered(node) for node in look.usage.nodes)
+    able = any(node.is_ready and any(use.total for use in node.uses) for node in look.usage.nodes)
     if look.plugins and not able and not any(map(look.pool_of, look.nodes)):
         text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify"
         yield ClusterFinding(check="kube.pool", about="the cluster", message=text, fix=fix, passing=True)
 
 
 def _free(use: Use) -> Iterator[tuple[str, int]]:
-    """What is free of a resource, by the names that waiting pods ask for it."""
-    yield use.name, use.free
+    """What one pod can get of a resource, by the names that waiting pods ask for it: by several claims of them all."""
+    yield use.name, use.free if use.kind == "dra-memory" else use.most
     if use.kind == "dra-memory":  # claims ask for memory, or for whole devices
         yield use.resource, sum(not gpu.allocated for gpu in use.gpus)
 
 
 def _waiting(look: ClusterReading) -> Iterator[ClusterFinding]:
-    """Resources that pods wait for: none free anywhere, or offered by no node."""
-    free: dict[str, int] = defaultdict(int)
+    """Resources that pods wait for: more than any node has free, or offered by none."""
+    free: dict[str, int] = {}
     for node in look.usage.nodes:
         for use in node.uses:
             for name, amount in _free(use):
-                free[name] += amount if node.is_ready else 0
+                free[name] = max(free.get(name, 0), amount if node.state == "Ready" else 0)
     for resource in sorted({name for pod in look.usage.waiting for name in pod.asks}):
-        pods = [pod for pod in look.usage.waiting if resource in pod.asks]
-        if free.get(resource, 0) >= min(pod.asks[resource] for pod in pods):
-            continue  # the scheduler has another reason, and says it
+        # of the others the scheduler has another reason, and says it
+        pods = [pod for pod in look.usage.waiting if pod.asks.get(resource, 0) > free.get(resource, 0)]
+        if not pods:
+            continue
         names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods[:_MOST])
-        why = f"{free[resource]} are free" if resource in free else "no node offers it"
+        most = f"more than {free[resource]}" if free.get(resource) else "any"
+        why = f"no node that takes pods has {most} free" if resource in free else "no node offers it"
         text = f"{len(pods)} pod{'s'[: len(pods) > 1]} wait{'s'[: len(pods) == 1]} for it, and {why}: {names}"
         fix = "gpunode kube status --details shows who has them"
+        fix = fix if resource in free else meant(resource, free, fix, cutoff=0.9)
         yield ClusterFinding(check="kube.waiting", about=resource, message=printable(text), fix=fix, passing=True)
 
 

@@ -11,7 +11,7 @@ from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render.dra import DRIVER
 from gpunode.kube.core.render.gpushare import MEMORY
 from gpunode.kube.core.render.plugin_config import mig_resource, mig_strategy, shared_resources
-from gpunode.kube.core.usage import WHOLE, NodeUse
+from gpunode.kube.core.usage import WHOLE
 
 
 def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}, gpus: int = 0) -> dict[str, int]:
@@ -52,11 +52,6 @@ def _unshared(sharing: SharingSpec, gpus: int) -> Mapping[str, int]:
     others = {name: 0 for name, count in mig.profiles.items() if count}
     found = {mig_resource(name): count for name, count in {**others, **instances}.items()}
     return {**found, WHOLE: len(whole) if gpus else 0} if uncut else found
-
-
-def offered(use: NodeUse | None) -> dict[str, int]:
-    """Resource → how much pods can have of it on a node."""
-    return {one.name: one.total for one in use.uses if one.total} if use else {}
 
 
 def lack(should: Mapping[str, int], there: Mapping[str, int]) -> str:

@@ -60,7 +60,8 @@ def owner_words(live: Object) -> str:
         return "k3s"
     if managed := labels.get(_LABEL):
         return str(managed)
-    managers = dict.fromkeys(entry.get("manager", "") for entry in metadata.get("managedFields") or [])
+    entries = [one for one in metadata.get("managedFields") or [] if not one.get("subresource")]  # of status: anybody
+    managers = dict.fromkeys(entry.get("manager", "") for entry in entries)
     return ", ".join(filter(None, managers)) or "another program"
 
 

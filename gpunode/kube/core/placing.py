@@ -64,14 +64,18 @@ def pods_on(pods: Sequence[Object], node: str) -> Iterator[Object]:
             yield pod
 
 
-def unserved(key: ObjectKey, live: Object, node: Object, pods: Sequence[Object], *, denied: bool) -> tuple[str, str]:
+def unserved(
+    key: ObjectKey, live: Object, node: Object, pods: Sequence[Object], said: Mapping[str, str], *, denied: bool
+) -> tuple[str, str]:
     """Why no pod of a DaemonSet serves a node, or what its pod does there; and what to do about it."""
     name, spec = node["metadata"]["name"], mapping(live, "spec", "template", "spec")
     kubectl, daemon_set = f"kubectl -n {key.namespace}", f"DaemonSet {key.name}"
     for pod in pods_on(pods, name):
         its = pod["metadata"]["name"]
-        text = pod_trouble(pod) or f"is {mapping(pod, 'status').get('phase', 'new')}, and offers none"
-        return printable(f"pod {its}: {text}"), f"{kubectl} logs {its}; gpunode verify {name} and gpunode doctor for it"
+        phase = mapping(pod, "status").get("phase", "new")
+        text = pod_trouble(pod) or said.get(its) or f"is {phase}"
+        look = f"{kubectl} {'logs' if phase == 'Running' else 'describe pod'} {its}"
+        return printable(f"pod {its}: {text}"), f"{look}; gpunode verify {name} and gpunode doctor for it"
     if label := selects(spec, node):
         return printable(f"{daemon_set} does not select it by its {label}"), "gpunode kube apply --dry-run"
     if taints := untolerated(node, [*mappings(spec, "tolerations"), *_OF_DAEMONS]):

@@ -7,7 +7,7 @@ and single GPUs for gpushare (annotations of the pods) and DRA (claims name devi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -17,14 +17,14 @@ from gpunode.kube.core.checks.ready import not_ready, unschedulable
 from gpunode.kube.core.cluster import POOL_LABEL, Object
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
+from gpunode.kube.core.render.dra import DRIVER
 from gpunode.kube.core.render.gpushare import COUNT, MEMORY
 
 Kind = Literal["gpu", "slices", "mig", "gpushare", "dra", "dra-memory"]
 WHOLE = "nvidia.com/gpu"
 _SHARED = ".shared"
 _MIG = "nvidia.com/mig-"
-_DRA_DRIVERS = ("gpu.nvidia.com",)
-_INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 _MOST_GPUS = 1024  # of a node: what it offers is its kubelet's word
 _STATUSES = "resourceClaimStatuses"
 _ENDED = ("Succeeded", "Failed")
@@ -76,6 +76,12 @@ class Use:
     def free(self) -> int:
         return max(0, self.total - self.allocated)
 
+    @property
+    def most(self) -> int:
+        """What one request can have: of memory that of one GPU."""
+        by_gpu = self.kind in ("gpushare", "dra-memory")
+        return max((gpu.total - gpu.allocated for gpu in self.gpus), default=0) if by_gpu else self.free
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUse:
@@ -117,7 +123,7 @@ Guard = Callable[[str, Callable[[], Found]], Found | GpunodeError]
 
 
 def usage(
-    nodes: Iterable[Object],
+    nodes: Sequence[Object],
     pods: Sequence[Object],
     *,
     slices: Sequence[Object] = (),
@@ -142,8 +148,10 @@ def usage(
 
     node_uses = [guard(f"node {node['metadata']['name']}", partial(used, node)) for node in nodes]
     ours = {one["metadata"]["name"] for one in classes if _names_driver(one.get("spec"))}
+    known = {name for node in nodes for name in mapping(node, "status", "allocatable")}
     waiting = [
-        guard(f"pod {'/'.join(_name(pod).values())}", partial(_waits, pod, claims, ours)) for pod in by_node.get("", [])
+        guard(f"pod {'/'.join(_name(pod).values())}", partial(_waits, pod, claims, ours, known))
+        for pod in by_node.get("", [])
     ]
     return Usage(
         nodes=tuple(sorted((one for one in node_uses if isinstance(one, NodeUse)), key=lambda n: n.name)),
@@ -228,7 +236,7 @@ def _gpushare(total: int, count: int, holders: Sequence[tuple[Object, int]]) -> 
     held = []
     pending = 0
     for pod, amount in holders:
-        index = (pod["metadata"].get("annotations") or {}).get(_INDEX, "")
+        index = (pod["metadata"].get("annotations") or {}).get(INDEX, "")
         known = index in on
         if known:
             on[index] += amount
@@ -291,7 +299,7 @@ def _dra(node: str, slices: Sequence[Object], claims: Sequence[Object]) -> Itera
                     on[device.name] = on.get(device.name, 0) + amount if shared else 1
         yield Use(
             kind="dra-memory" if shared else "dra",
-            resource=f"{_DRA_DRIVERS[0]}/{kind}",
+            resource=f"{DRIVER}/{kind}",
             allocated=sum(gpu.allocated for gpu in gpus),
             total=sum(gpu.total for gpu in gpus),
             gpus=tuple(gpus),
@@ -318,7 +326,7 @@ def _amount(one: _Taken, device: _Device) -> int:
 
 def _devices(node: str, slices: Sequence[Object]) -> Iterator[_Device]:
     newest: dict[str, int] = {}
-    mine = [s["spec"] for s in slices if s["spec"].get("nodeName") == node and s["spec"].get("driver") in _DRA_DRIVERS]
+    mine = [s["spec"] for s in slices if s["spec"].get("nodeName") == node and s["spec"].get("driver") == DRIVER]
     for spec in mine:
         newest[spec["pool"]["name"]] = max(newest.get(spec["pool"]["name"], 0), spec["pool"].get("generation", 0))
     for spec in mine:
@@ -341,7 +349,7 @@ def _taken(claims: Sequence[Object]) -> dict[tuple[str, str], list[_Taken]]:
         users = tuple((namespace, name) for name in pods or [f"(claim {claim['metadata']['name']})"])
         results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
         for result in results:
-            if result.get("driver") in _DRA_DRIVERS and not result.get("adminAccess"):
+            if result.get("driver") == DRIVER and not result.get("adminAccess"):
                 at = result["pool"], result["device"]
                 taken.setdefault(at, []).append(_Taken(users, consumed_memory(result)))
     return taken
@@ -353,7 +361,7 @@ def consumed_memory(result: Object) -> int | None:
     A name without a domain is the driver's own: https://kubernetes.io/docs/reference/kubernetes-api/resource/resource-slice-v1/
     """
     consumed = result.get("consumedCapacity") or {}
-    amount = consumed.get("memory", consumed.get(f"{_DRA_DRIVERS[0]}/memory"))
+    amount = consumed.get("memory", consumed.get(f"{DRIVER}/memory"))
     return None if amount is None else -(-quantity(amount) // _MIB)
 
 
@@ -374,14 +382,16 @@ def _node_use(node: Object, uses: tuple[Use, ...]) -> NodeUse:
     )
 
 
-def _waits(pod: Object, claims: Sequence[Object], classes: Collection[str]) -> Waiting | None:
+def _waits(pod: Object, claims: Sequence[Object], classes: Collection[str], known: Collection[str]) -> Waiting | None:
+    """`known`: what any node has; of what none has a name of the vendor's may be one that was mistyped."""
+    domains = (WHOLE.partition("/")[0], MEMORY.partition("/")[0])
     resources = {
         name
         for container in (*(pod["spec"].get("containers") or []), *(pod["spec"].get("initContainers") or []))
         for given in (container.get("resources") or {}).values()
         if isinstance(given, Mapping)
         for name in given
-        if is_gpu_resource(name)
+        if is_gpu_resource(name) or (name not in known and name.partition("/")[0] in domains)
     }
     asks = {name: asked(pod, name) for name in sorted(resources)} | _claimed(pod, claims, classes)
     return Waiting(**_name(pod), asks=asks, why=unschedulable(pod)) if asks else None
@@ -410,7 +420,7 @@ def _claimed(pod: Object, claims: Sequence[Object], classes: Collection[str]) ->
             if kind := _KINDS.get(device_class, "gpu" if ours else ""):
                 memory = mapping(one, "capacity", "requests").get("memory")
                 amount = quantity(memory) // _MIB if memory else quantity(one.get("count") or 1)
-                name = f"{_DRA_DRIVERS[0]}/{kind}" + (" (MiB)" if memory else "")
+                name = f"{DRIVER}/{kind}" + (" (MiB)" if memory else "")
                 asks[name] = asks.get(name, 0) + amount
     return asks
 
@@ -418,7 +428,7 @@ def _claimed(pod: Object, claims: Sequence[Object], classes: Collection[str]) ->
 def _names_driver(holder: Any) -> bool:
     """Whether a selector of a class or a request names NVIDIA's driver of GPUs as a text of CEL."""
     expressions = [str(mapping(one, "cel").get("expression", "")) for one in mappings(holder, "selectors")]
-    return any(f"{quote}{name}{quote}" in text for text in expressions for name in _DRA_DRIVERS for quote in "'\"")
+    return any(f"{quote}{DRIVER}{quote}" in text for text in expressions for quote in "'\"")
 
 
 def _name(pod: Object) -> dict[str, str]:

@@ -9,7 +9,8 @@ from gpunode.core.late import dataclass, field
 from gpunode.kube.core.api_error import ApiError, DeniedError
 from gpunode.kube.core.applied import Applied, How, ObjectChange
 from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, deletion_waits_for, readiness
-from gpunode.kube.core.cluster import MIG_LABEL, Object
+from gpunode.kube.core.cluster import MIG_LABEL, PROVEN, UNPROVEN, Object
+from gpunode.kube.core.gate import gate_patch, has_taint
 from gpunode.kube.core.ground import Ground
 from gpunode.kube.core.judge import additions, again, not_offering
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
@@ -25,8 +26,7 @@ from gpunode.kube.core.owned import (
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.mig import LAYOUTS
 from gpunode.kube.edge.client import Api
-from gpunode.kube.edge.gate import mark_node, marked_nodes
-from gpunode.kube.edge.pods import pods_missing
+from gpunode.kube.edge.pods import unready
 from gpunode.kube.edge.preflight import (
     inventories,
     look,
@@ -158,6 +158,21 @@ def _mark(api: Api, name: str, labels: dict[str, str], taints: tuple[str, ...], 
     api.change(node_key(name), lambda live: taints_patch(live, taints, stale))
 
 
+def mark_node(api: Api, name: str, *, label: bool, taint: bool) -> bool:
+    """Give or take the label of kubernetes.gate, and take its taint unless it is to stay; is there such a node?"""
+    return api.change(node_key(name), lambda node: gate_patch(node, label=label, taint=taint)) is not None
+
+
+def _gated(api: Api, notify: Notify) -> list[str]:
+    """The nodes that have that label or taint; without the right to list nodes none, and a notice that they stay."""
+    try:
+        nodes = [(node["metadata"], has_taint(node)) for node in api.items("/api/v1/nodes")]
+        return [one["name"] for one, tainted in nodes if tainted or PROVEN in (one.get("labels") or {})]
+    except DeniedError:
+        notify(f"nodes may not be listed: those with the taint {UNPROVEN} or the label {PROVEN} keep it")
+        return []
+
+
 # ---------------------------------------------------------------- waiting
 
 
@@ -204,8 +219,7 @@ def wait_ready(api: Api, workloads: list[ObjectKey], timeout: float, notify: Not
 
         found = api.follow(key, judge, max(0.0, deadline - api.clock()))
         if found is None or found.failed:
-            trouble = pods_missing(api, key, api.find(api.path(key)) or {})
-            waiting.append(f"{key} is not ready: {last[-1].text}" + (f"; {trouble}" if trouble else ""))
+            waiting.append(f"{key} is not ready: {unready(api, key, api.find(api.path(key))) or last[-1].text}")
     return tuple(waiting)
 
 
@@ -225,7 +239,7 @@ def remove(
     keys = before.without(())
     served = [key for key in keys if api.resource(key.api, key.kind)]
     rights = [right_of(api, key, verb) for key in (*served, *places) for verb in ("get", "delete")]
-    gated = marked_nodes(api, notify)
+    gated = _gated(api, notify)
     rights += [right_of(api, node_key(""), "patch")] if before.nodes or gated else []
     if problems := missing_rights(api, rights):
         return Applied(problems=tuple(problems), dry_run=dry_run)

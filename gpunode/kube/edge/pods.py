@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from gpunode.kube.core.api_error import ApiError
-from gpunode.kube.core.checks.ready import last_warning, pods_trouble, wanted_pods
+from gpunode.kube.core.checks.ready import last_warning, pod_trouble, pods_trouble, readiness, wanted_pods
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.plain import mapping
@@ -20,40 +23,45 @@ def pods_of(api: Api, key: ObjectKey, live: Object) -> list[Object]:
 def creation_denied(api: Api, key: ObjectKey) -> str:
     """Why pods of a workload are not even created (quota, pod security, limits, a webhook); "" for nothing known.
 
-    The controller says it of the workload itself, of a Deployment's ReplicaSet.
+    The controller says it of the workload itself, of a Deployment's ReplicaSet.  Raises ApiError.
     """
     mine = []
     for event in events(api, "reason=FailedCreate", key.namespace):
-        about = mapping(event, "involvedObject")
-        if about.get("kind") != "Pod" and f"{about.get('name', '')}-".startswith(f"{key.name}-"):
-            mine.append(event)
+        kind, name = (str(mapping(event, "involvedObject").get(one, "")) for one in ("kind", "name"))
+        of_set = kind == "ReplicaSet" and name.rpartition("-")[0] == key.name
+        mine += [event] if (kind, name) == (key.kind, key.name) or of_set else []
     return last_warning(mine)
 
 
 def pod_warning(api: Api, namespace: str, name: str) -> str:
     """The latest event that warns of a pod; "" for none, and where nobody lets us look."""
-    return last_warning(events(api, f"involvedObject.kind=Pod,involvedObject.name={name}", namespace))
+    with suppress(ApiError):
+        return last_warning(events(api, f"involvedObject.kind=Pod,involvedObject.name={name}", namespace))
+    return ""
+
+
+def warnings_of(api: Api, pods: Sequence[Object]) -> dict[str, str]:
+    """Of pods that wait and do not say for what: the latest event that warns of each."""
+    waits = [
+        pod["metadata"] for pod in pods if mapping(pod, "status").get("phase") == "Pending" and not pod_trouble(pod)
+    ]
+    said = {one["name"]: pod_warning(api, one["namespace"], one["name"]) for one in waits}
+    return {name: text for name, text in said.items() if text}
 
 
 def events(api: Api, chosen: str, namespace: str = "") -> list[Object]:
-    """Events of a namespace, or of all, by a field selector; none where nobody lets us look."""
-    try:
-        return api.items(
-            f"/api/v1/{f'namespaces/{segment(namespace)}/' * bool(namespace)}events", odd=[], fieldSelector=chosen
-        )
-    except ApiError:
-        return []
+    """Events of a namespace, or of all, by a field selector.  Raises ApiError."""
+    place = f"namespaces/{segment(namespace)}/" if namespace else ""
+    return api.items(f"/api/v1/{place}events", odd=[], fieldSelector=chosen)
 
 
-def pods_missing(api: Api, key: ObjectKey, live: Object) -> str:
-    """What is wrong with a workload's pods; "" when nothing is seen, or nobody lets us look."""
-    try:
-        pods = pods_of(api, key, live)
-    except ApiError:
+def unready(api: Api, key: ObjectKey, live: Object | None) -> str:
+    """Why a workload is not ready: its state, and what is wrong with its pods, as far as we may look; "" for ready."""
+    state, found = readiness(live), list[str]()
+    if state.ready:
         return ""
-    if found := pods_trouble(pods):
-        return "; ".join(found[:3])
-    if len(pods) < wanted_pods(live) and (denied := creation_denied(api, key)):
-        return denied
-    waits = [pod["metadata"]["name"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"][:3]
-    return "; ".join(f"pod {name}: {text}" for name in waits if (text := pod_warning(api, key.namespace, name)))
+    with suppress(ApiError):
+        pods = pods_of(api, key, live or {})
+        found += pods_trouble(pods, warnings_of(api, pods))[:3]
+        found += [] if found or len(pods) >= wanted_pods(live or {}) else [creation_denied(api, key)]
+    return "; ".join(filter(None, [state.text, *found]))

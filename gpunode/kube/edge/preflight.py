@@ -8,7 +8,15 @@ from contextlib import suppress
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Problem
 from gpunode.kube.core.api_error import ApiError, DeniedError
-from gpunode.kube.core.checks.preflight import GPU_OPERATOR, Right, memory_claim, needs_cdi, server_problems
+from gpunode.kube.core.checks.preflight import (
+    GPU_OPERATOR,
+    Right,
+    memory_claim,
+    needs_cdi,
+    other_problems,
+    pool_nodes,
+    server_problems,
+)
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.ground import (
     Ground,
@@ -85,9 +93,16 @@ def _depends_on_nodes(ground: Ground) -> bool:
 def _read_others(api: Api, ground: Ground) -> None:
     """Who else hands out GPUs, and which pods hold them; nothing for who may not look."""
     with suppress(DeniedError):
-        policies = api.items(GPU_OPERATOR) if api.resource("nvidia.com/v1", "ClusterPolicy") else []
-        ground.daemon_sets, ground.policies = api.items("/apis/apps/v1/daemonsets"), policies
+        ground.others = others(api, ground.rendered, list(ground.nodes.values()))
         ground.usage = read_usage(api)
+
+
+def others(api: Api, rendered: Rendered, nodes: Sequence[Object]) -> list[Problem]:
+    """Who else hands out the GPUs of our nodes, or cuts them.  Raises DeniedError."""
+    policies = api.items(GPU_OPERATOR) if api.resource("nvidia.com/v1", "ClusterPolicy") else []
+    chosen = {name for pool in rendered.cluster.pools for name in pool_nodes(pool, nodes)}
+    ours = [node for node in nodes if node["metadata"]["name"] in chosen]
+    return list(other_problems(rendered, api.items("/apis/apps/v1/daemonsets"), policies, ours))
 
 
 def _read_claim(api: Api, ground: Ground) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from gpunode.core.errors import GpunodeError, UnreachableError
+from gpunode.core.model import Problem
 from gpunode.kube.core.checks.preflight import counted
 from gpunode.kube.core.checks.ready import WORKLOADS, wanted_pods
 from gpunode.kube.core.cluster import Object
@@ -14,8 +15,8 @@ from gpunode.kube.core.judge import REFUSALS, ClusterReading
 from gpunode.kube.core.owned import Inventory, ObjectKey, key_of
 from gpunode.kube.core.render import Rendered, node_wishes
 from gpunode.kube.edge.client import Api, segment
-from gpunode.kube.edge.pods import creation_denied, events, pods_of
-from gpunode.kube.edge.preflight import inventories
+from gpunode.kube.edge.pods import creation_denied, events, pods_of, warnings_of
+from gpunode.kube.edge.preflight import inventories, others
 from gpunode.kube.edge.status import read_usage
 
 _RECENT = timedelta(minutes=10)
@@ -28,25 +29,30 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
     live: dict[ObjectKey, Object | None] = {}
     pods: dict[ObjectKey, Sequence[Object]] = {}
     denied: dict[ObjectKey, str] = {}
+    said: dict[str, str] = {}
     unread: list[str] = []
-    for key in wanted:
-        with _noting(key, unread):
+    recorded = Inventory()
+    with _noting("what apply recorded", unread):
+        recorded, _ = inventories(api, rendered.cluster.spec.namespace)
+    for key in (*wanted, *recorded.without(wanted)):
+        with _noting(key, unread if key in wanted else []):  # of the others no account has to have the right
             live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
     charts = _of_charts(api, rendered, unread)
-    for key, there in (*live.items(), *charts.items()):
+    for key, there in (*((key, live.get(key)) for key in wanted), *charts.items()):
         if key.kind not in WORKLOADS or there is None:
             continue
         with _noting(key, unread):
             pods[key] = pods_of(api, key, there)
             if len(pods[key]) < wanted_pods(there) and (why := creation_denied(api, key)):
                 denied[key] = why
-    recorded = Inventory()
-    with _noting("what apply recorded", unread):
-        recorded, _ = inventories(api, rendered.cluster.spec.namespace)
-    for key in recorded.without(wanted):
-        with _noting(key, []):  # no account has to have the right to
-            live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
+            said |= warnings_of(api, pods[key])
     nodes = api.items("/api/v1/nodes", odd=[])  # what the usage names
+    strangers: list[Problem] = []
+    with _noting("who else hands out GPUs", unread):
+        strangers += others(api, rendered, nodes)
+    refusals: list[Object] = []
+    with _noting("what kubelets refused", unread):
+        refusals += [event for reason in REFUSALS for event in events(api, f"reason={reason}")]
     usage = read_usage(api)
     unread += usage.errors
     reading = ClusterReading(
@@ -54,9 +60,11 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
         live=live,
         pods=pods,
         denied=denied,
+        said=said,
         nodes=nodes,
         usage=usage,
-        refusals=[event for reason in REFUSALS for event in events(api, f"reason={reason}")],
+        refusals=refusals,
+        others=strangers,
         charts=charts,
         marks=tuple(node_wishes(rendered.cluster)),
         recorded=recorded,

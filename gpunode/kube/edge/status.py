@@ -5,17 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.printable import printable
+from gpunode.core.printable import few, printable
 from gpunode.edge.isolate import isolated
 from gpunode.kube.core.api_error import DeniedError
-from gpunode.kube.core.checks.ready import WORKLOADS, readiness
+from gpunode.kube.core.checks.ready import WORKLOADS
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import OWNED_SELECTOR, ObjectKey
 from gpunode.kube.core.usage import Usage, usage
 from gpunode.kube.edge.client import Api
-from gpunode.kube.edge.pods import pods_missing
+from gpunode.kube.edge.pods import unready
 
-_NAMED = 20  # nodes that a message names
 _DRA = ("resource.k8s.io/v1", "resource.k8s.io/v1beta2", "resource.k8s.io/v1beta1")
 
 
@@ -29,8 +28,7 @@ def read_usage(api: Api, names: tuple[str, ...] = ()) -> Usage:
     there = {node["metadata"]["name"] for node in nodes}
     if lost := [name for name in names if name not in there]:
         unread = f" ({odd[0].what})" if odd else ""
-        known = ", ".join(sorted(there)[:_NAMED]) + (" …" if len(there) > _NAMED else "")
-        raise InputError(f"there is no node {', '.join(lost)}{unread}", expected=f"one of {known}")
+        raise InputError(f"there is no node {', '.join(lost)}{unread}", expected=f"one of {few(sorted(there), 20)}")
     chosen = [node for node in nodes if not names or node["metadata"]["name"] in names]
     found = api.items("/api/v1/pods", odd=odd)
     slices, claims, classes = _dra(api, odd)
@@ -39,17 +37,14 @@ def read_usage(api: Api, names: tuple[str, ...] = ()) -> Usage:
     return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting, errors=tuple(errors))
 
 
-def unready(api: Api) -> tuple[str, ...]:
+def unready_workloads(api: Api) -> tuple[str, ...]:
     """gpunode's workloads that are not ready, and why their pods are not there, as apply says it."""
     lines: list[str] = []
     for kind in filter(partial(api.resource, "apps/v1"), WORKLOADS):
         for item in _readable(api, f"/apis/apps/v1/{kind.lower()}s", labelSelector=OWNED_SELECTOR):
-            live = {"kind": kind, **item}  # items of a list come without their kind
-            state = readiness(live)
-            if not state.ready:
-                key = ObjectKey("apps/v1", kind, live["metadata"]["namespace"], live["metadata"]["name"])
-                trouble = pods_missing(api, key, live)
-                lines.append(printable(f"{key}: {state.text}" + (f"; {trouble}" if trouble else "")))
+            key = ObjectKey("apps/v1", kind, item["metadata"]["namespace"], item["metadata"]["name"])
+            if why := unready(api, key, {"kind": kind, **item}):  # items of a list come without their kind
+                lines.append(printable(f"{key}: {why}"))
     return tuple(lines)
 
 

@@ -21,9 +21,8 @@ from gpunode.kube.core.judge import ClusterReading, checks_of, findings
 from gpunode.kube.core.owned import ObjectKey, is_ours, key_of
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.usage import Use
-from gpunode.kube.edge.apply import await_gone
+from gpunode.kube.edge.apply import await_gone, mark_node
 from gpunode.kube.edge.client import Api
-from gpunode.kube.edge.gate import mark_node
 from gpunode.kube.edge.pods import pod_warning
 from gpunode.kube.edge.preflight import missing_rights
 from gpunode.kube.edge.reading import read

@@ -100,12 +100,8 @@ def cdi_problems(cluster: Cluster, nodes: Sequence[Object], chosen: Sequence[str
     """
     if not needs_cdi(cluster):
         return
-    mine = [node for node in nodes if not chosen or node["metadata"]["name"] in chosen]
-    mine = (
-        [node for node in mine if not selects({"nodeSelector": cluster.spec.node_selector}, node)]
-        if not chosen
-        else mine
-    )
+    own = {"nodeSelector": cluster.spec.node_selector}
+    mine = [node for node in nodes if (_name(node) in chosen if chosen else not selects(own, node))]
     lacking = {node["metadata"]["name"]: why for node in mine if (why := _without_cdi(cluster, node))}
     if lacking and (chosen or len(lacking) == len(mine)):
         strategy = ", ".join(cluster.spec.device_plugin.device_list_strategy)
@@ -194,8 +190,7 @@ def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
             owners.setdefault(node, []).append(pool)
     if twice := {node: found for node, found in owners.items() if len(found) > 1}:
         raise RefusedError(
-            "; ".join(f"node {node} is in the pools {_how_chosen(found)}" for node, found in list(twice.items())[:5])
-            + (f"; and {len(twice) - 5} more nodes are in several" if len(twice) > 5 else ""),
+            few([f"node {node} is in the pools {_how_chosen(found)}" for node, found in twice.items()], 5, "; "),
             expected="each node in one pool: one way of sharing is chosen by its label",
             fix="make the selectors of kubernetes.pools exclude each other, such as pool=a and pool!=a",
         )

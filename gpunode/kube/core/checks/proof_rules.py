@@ -12,10 +12,9 @@ from gpunode.core.model import Check
 from gpunode.kube.core.checks.ready import gates, pod_trouble, unschedulable
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.render.gpushare import MEMORY
-from gpunode.kube.core.usage import consumed_memory
+from gpunode.kube.core.usage import INDEX, consumed_memory
 
 NAMESPACE = "gpunode-verify"
-_INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 _SMI = regex(r"^[ \t]*(GPU|MIG)\b.*\(UUID: ([^)]+)\)", re.MULTILINE)
 Until = Literal["ended", "running", "unschedulable"]
 Rule = Literal["passed", "one-gpu", "shared", "pending", "cards", "packed", "claimed"]
@@ -148,7 +147,7 @@ def _cards(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:
     """Every pod knows its card, and no card carries more than it has."""
     cards = [_card(live) for live in outcome.pods]
     if "" in cards:
-        return f"{proof.pods[cards.index('')]} runs without {_INDEX}: the extender did not bind it", ""
+        return f"{proof.pods[cards.index('')]} runs without {INDEX}: the extender did not bind it", ""
     on: Counter[str] = Counter()
     for live, card in zip(outcome.pods, cards, strict=True):
         on[card] += sum(int(c["resources"]["limits"][MEMORY]) for c in live["spec"]["containers"]) if live else 0
@@ -217,7 +216,7 @@ def _node(live: Object | None) -> str:
 
 
 def _card(live: Object | None) -> str:
-    return str((((live or {}).get("metadata") or {}).get("annotations") or {}).get(_INDEX, ""))
+    return str((((live or {}).get("metadata") or {}).get("annotations") or {}).get(INDEX, ""))
 
 
 def _why(live: Object | None, warning: str = "") -> str:

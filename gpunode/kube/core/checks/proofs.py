@@ -54,8 +54,8 @@ def proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> It
         return
     gpushare = pool.sharing.strategy == "gpushare"
     one = _unit(there) if gpushare else 1
-    node, use = max(there, key=lambda at: _largest_gap(at[1]))
-    if _largest_gap(use) < one:
+    node, use = max(there, key=lambda at: at[1].most)
+    if use.most < one:
         ids = ("kube.vectoradd", "kube.which-gpu")
         yield from (_busy(found, f"all {use.resource} are in use") for found in ids)
     else:
@@ -110,7 +110,7 @@ def _gpushare_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]], unit: i
     """3 + 5 of a GPU's memory; more than the largest GPU has; a StatefulSet that is packed onto one GPU."""
     card, node = max(((gpu.total, name) for name, use in there for gpu in use.gpus), default=(0, there[0][0]))
     check = "kube.gpushare-two-pods"
-    fit = next(((node, use) for node, use in there if _largest_gap(use) >= 8 * unit), None)
+    fit = next(((node, use) for node, use in there if use.most >= 8 * unit), None)
     if fit:
         limits = [{MEMORY: str(3 * unit)}, {MEMORY: str(5 * unit)}]
         title = f"pods with {3 * unit} and {5 * unit} {fit[1].unit} run side by side"
@@ -190,7 +190,7 @@ def _memory_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Iterat
     """A GiB that adds vectors; 3 + 5 GiB; a GiB more than the largest GPU has.  Of devices that are whole GPUs."""
     api = cluster.knowledge.api("ResourceClaimTemplate", cluster.server)
     gpus = [(node, use) for node, use in there if use.resource == f"{DRIVER}/gpu"]
-    free = [(node, _largest_gap(use) // _MIB_OF_GIB) for node, use in gpus]
+    free = [(node, use.most // _MIB_OF_GIB) for node, use in gpus]
     one = next((node for node, gap in free if gap >= 1), "")
     if one:
         template = claim_template(api, "gpu", DRIVER, memory="1Gi")
@@ -233,13 +233,6 @@ def _claims(cluster: Cluster, node: str, name: str, source: Mapping[str, str], *
     spec["resourceClaims"] = [{"name": "gpu", **source}]
     spec["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(name), "spec": spec}
-
-
-def _largest_gap(use: Use) -> int:
-    """What one pod can have at most: of memory all of it on one GPU."""
-    if use.kind in ("gpushare", "dra-memory"):
-        return max((gpu.total - gpu.allocated for gpu in use.gpus), default=0)
-    return use.free
 
 
 def _unit(there: Sequence[tuple[str, Use]]) -> int:

@@ -57,9 +57,10 @@ def wanted_pods(live: Object) -> int:
     return int(status.get("desiredNumberScheduled", 0) if live.get("kind") == "DaemonSet" else spec.get("replicas", 1))
 
 
-def pods_trouble(pods: Iterable[Object]) -> tuple[str, ...]:
-    """What is wrong with each pod that is not ready, one line each."""
-    return tuple(f"pod {pod['metadata']['name']}: {trouble}" for pod in pods if (trouble := pod_trouble(pod)))
+def pods_trouble(pods: Iterable[Object], said: Mapping[str, str]) -> tuple[str, ...]:
+    """What is wrong with each pod that is not ready, one line each; `said` of pods by events."""
+    names = ((pod["metadata"]["name"], pod) for pod in pods)
+    return tuple(f"pod {name}: {text}" for name, pod in names if (text := pod_trouble(pod) or said.get(name)))
 
 
 def pod_trouble(pod: Object) -> str:
