@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import FOLDER, GPU, REASON, Cluster, pod, wait_for
+from cluster import FOLDER, GPU, REASON, Cluster, failed, pod, wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON), pytest.mark.timeout(2400)]
 
@@ -72,14 +72,19 @@ def a_taint_of_its_own(cluster: Cluster) -> Iterator[None]:
     cluster.kubectl("taint", "node", NODE, "dedicated-")
 
 
-@contextmanager
-def images_rewritten_by_a_policy(cluster: Cluster) -> Iterator[None]:
-    """As a mirror of a registry is enforced; the nodes have the images under both names."""
-    if "MutatingAdmissionPolicy" not in cluster.kubectl("get", f"--raw=/apis/{ADMISSION}"):
-        pytest.skip(f"this server has no MutatingAdmissionPolicy of {ADMISSION}")
+def mirrored(cluster: Cluster) -> None:
+    """The nodes have NVIDIA's images under the names of a registry of one's own, too."""
     tag = "ctr -n k8s.io images ls -q | grep ^nvcr.io/ | while read -r i; do "
     for name in (FIRST, NODE):
         cluster.lab.run(name, f"{tag} ctr -n k8s.io images tag --force $i mirror.lan/${{i#*/}}; done")
+
+
+@contextmanager
+def images_rewritten_by_a_policy(cluster: Cluster) -> Iterator[None]:
+    """As a mirror of a registry is enforced."""
+    if "MutatingAdmissionPolicy" not in cluster.kubectl("get", f"--raw=/apis/{ADMISSION}"):
+        pytest.skip(f"this server has no MutatingAdmissionPolicy of {ADMISSION}")
+    mirrored(cluster)
     image = "object.spec.template.spec.containers[0].image"
     path, value = "/spec/template/spec/containers/0/image", f'{image}.replace("nvcr.io/", "mirror.lan/")'
     patch = f'JSONPatch{{op: "replace", path: "{path}", value: {value}}}'
@@ -214,10 +219,39 @@ def test_a_healthy_state_raises_no_alarm_and_a_broken_one_is_found(
     patience = 20 if expected else 60  # what is broken stays so
     with state(healthy):
         found = healthy.checks("verify", healthy.spec(SPEC), *(["--smoke", "--timeout", patience] if smoke else []))
-    failed = {name: text for checks in found.values() for name, status, text in checks if status == "failed"}
-    assert set(expected) <= set(failed) <= set(expected) | (FOLLOWS if expected else set()), found
+    wrong = {name: text for checks in found.values() for name, status, text in checks if status == "failed"}
+    assert set(expected) <= set(wrong) <= set(expected) | (FOLLOWS if expected else set()), found
     for name, text in expected.items():
-        assert text in failed[name], failed
+        assert text in wrong[name], wrong
+
+
+def plugin_pods(cluster: Cluster) -> dict[str, str]:
+    """Node → image of the device plugin's pod on it."""
+    pods = cluster.get("-n", "gpunode", "pods", "-l", "app.kubernetes.io/name=nvidia-device-plugin")["items"]
+    return {item["spec"]["nodeName"]: item["spec"]["containers"][0]["image"] for item in pods}
+
+
+def test_a_pool_is_the_nodes_that_it_names_and_a_label_taken_off_is_found(healthy: Cluster) -> None:
+    spec = healthy.spec({**SPEC, "kubernetes": {"pools": {"p": {"nodes": f"kubernetes.io/hostname in ({FIRST})"}}}})
+    healthy.kube("apply", spec)
+    wait_for(lambda: set(plugin_pods(healthy)) == {FIRST})
+    assert failed(healthy.checks("verify", spec)) == []
+    label = "nvidia.com/device-plugin.config"
+    healthy.kubectl("label", "node", FIRST, f"{label}-")
+    wait_for(lambda: not plugin_pods(healthy))
+    lost = {name: text for name, status, text in healthy.checks("verify", spec)["cluster"] if status == "failed"}
+    assert lost["kube.drift"] == f"node {FIRST}: the label {label} is nothing, not p"
+    assert f"Node {FIRST}: changed" in healthy.kube("apply", spec).stdout
+    wait_for(lambda: set(plugin_pods(healthy)) == {FIRST})
+    assert failed(healthy.checks("verify", spec)) == []
+
+
+def test_images_come_from_a_registry_of_ones_own(healthy: Cluster) -> None:
+    mirrored(healthy)
+    spec = healthy.spec({**SPEC, "kubernetes": {"images": {"registry": "mirror.lan", "pull_secrets": ["mirror"]}}})
+    healthy.kube("apply", spec)
+    wait_for(lambda: {image.partition("/")[0] for image in plugin_pods(healthy).values()} == {"mirror.lan"})
+    assert failed(healthy.checks("verify", spec, "--smoke", "--timeout", 60)) == []
 
 
 def test_an_account_that_may_only_read_is_enough(healthy: Cluster, tmp_path: Path) -> None:
