@@ -1,4 +1,4 @@
-"""A machine that boots gets another kernel by apt, and reboots into it, under Secure Boot.
+"""A machine that boots gets another branch of the driver, and another kernel by apt, under Secure Boot.
 
 Its kernels are Ubuntu 24.04's own: the release's, then the newest of the hardware line that has its signed modules.
 """
@@ -66,6 +66,23 @@ def converged(machine: Machine) -> None:
 def bound(machine: Machine, version: str) -> None:
     assert set(machine.bound().values()) == {"nvidia"} and "Canonical" in machine.signer("nvidia")
     assert f" {version}." in machine.sh("cat /proc/driver/nvidia/version")
+
+
+def test_another_branch_is_bound_after_a_reboot_and_the_former_after_a_rollback_and_a_reboot(machine: Machine) -> None:
+    machine.set(spec("595"))
+    with machine.timed("switch to 595"):
+        done = machine.json("provision", "--yes", exit=None)
+    assert machine.failed(done) == ["driver.smi"], done
+    machine.reboot()
+    bound(machine, "595")
+    converged(machine)
+
+    with machine.timed("rollback"):
+        machine.gpunode("rollback", "--yes", exit=None)
+    machine.reboot()
+    bound(machine, "580")
+    machine.set(spec("580"))
+    converged(machine)
 
 
 def test_before_the_boot_it_is_told_that_the_newer_kernel_has_no_module(machine: Machine, newer: str) -> None:

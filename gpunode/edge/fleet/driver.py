@@ -422,7 +422,8 @@ class Run:
                 arguments=[*words, *arguments, "--limit", f"@{limit}"], cancelled=self.cancelled.is_set,
             )  # fmt: skip
             work.ran |= ran
-            ended = {host: "failed" if run.exit else "done" for host, run in ran.items() if self.stands}
+            # the proofs come behind all changes: a run that they failed has ended, and the next one is another
+            ended = {h: "failed" if one.exit and not one.checks else "done" for h, one in ran.items() if self.stands}
         except PlayInterrupted as error:
             work.ran |= {host: run for host, run in error.hosts.items() if run.exit}
             work.results |= {host: error_result(host, error) for host in hosts if host not in work.ran}

@@ -6,12 +6,11 @@
 CDI=/var/run/cdi/nvidia.yaml # of nvidia-cdi-refresh
 UNITS=/etc/systemd/system
 
-# gpu_units: lines `idle UNIT` and `runs UNIT` of NVIDIA's units that are there; package scripts start them, and stop them
+# gpu_units: lines `runs UNIT` of NVIDIA's units; package scripts start them, and stop them
 gpu_units() {
   local unit
   ! have systemctl || for unit in $GPU_UNITS; do
-    case $(systemctl is-active "$unit.service" 2>/dev/null) in active | activating | reloading) echo "runs $unit.service" && continue ;; esac
-    case $(systemctl is-enabled "$unit.service" 2>/dev/null) in '' | not-found) ;; *) echo "idle $unit.service" ;; esac
+    case $(systemctl is-active "$unit.service" 2>/dev/null) in active | activating | reloading) echo "runs $unit.service" ;; esac
   done
 }
 
@@ -33,6 +32,9 @@ list_side_effects() {
 # whole_list FILE: nobody was killed while it was made
 whole_list() { [ "$(tail -n 1 "$1" 2>/dev/null)" = end ] && grep -qx 'user root' "$1" && grep -qx 'file /etc/passwd' "$1"; }
 
+# runs_only_in FILE OTHER: the units that run in a list, and not in another
+runs_only_in() { awk 'NR == FNR { other[$0]; next } /^runs / && !($0 in other) { print $2 }' "$2" "$1"; }
+
 # came_along: what of that is new, in the journal, and which units no longer stand still, or no longer run
 came_along() {
   whole_list "$GPUNODE_IN/.beside" && list_side_effects "$GPUNODE_IN/.beside.after" && whole_list "$GPUNODE_IN/.beside.after" || return 0
@@ -41,10 +43,8 @@ came_along() {
   sed -n 's/^link \([A-Za-z0-9@:._/-]*\)$/\1/p' "$GPUNODE_IN/.new" | while IFS= read -r name; do prior link "$name" absent "$(readlink "$name")"; done
   # nvidia-cdi-refresh makes it in its own time
   grep -q '^cdi ' "$GPUNODE_IN/.beside" || ! have nvidia-ctk || prior cdi "$CDI" absent present
-  awk 'NR == FNR { after[$0]; next } /^idle / && !($0 in after) { print $2 }' "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" |
-    while read -r unit; do ! systemctl is-active -q "$unit" || prior active "$unit" inactive active; done
-  awk 'NR == FNR { after[$0]; next } /^runs / && !($0 in after) { print $2 }' "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" |
-    while read -r unit; do prior active "$unit" active inactive; done
+  runs_only_in "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" | while read -r unit; do prior active "$unit" inactive active; done
+  runs_only_in "$GPUNODE_IN/.beside" "$GPUNODE_IN/.beside.after" | while read -r unit; do prior active "$unit" active inactive; done
   sed -n 's/^folder //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.folders"
   sed -n 's/^file //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.files"
   [ ! -s "$GPUNODE_IN/.files" ] || remember_made
