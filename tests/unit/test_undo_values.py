@@ -147,7 +147,8 @@ def changed_toml(draw: st.DrawFn, data: bytes) -> bytes:
     elif how == "table":
         lines.insert(draw(st.sampled_from([*heads, len(lines)])), "[mine]\nx = 1\n\n")
     elif how == "key" and heads:
-        lines.insert(draw(st.sampled_from(heads)) + 1, "  mine = 'y'\n")
+        below = [n for n, line in enumerate(lines) if n >= heads[0] and (n in heads or " = " in line)]
+        lines.insert(draw(st.sampled_from(below)) + 1, "  mine = 'y'\n")
     elif pairs and how in ("set", "remove"):
         at = draw(st.sampled_from(pairs))
         lines[at] = re.sub(r'".*"', '"mine"', lines[at]) if how == "set" else ""
@@ -292,7 +293,11 @@ LONG = [pytest.mark.extended, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize(
-    ("count", "part"), [(2, 0), *(pytest.param(MANY // PARTS, part, marks=LONG) for part in range(1, PARTS + 1))]
+    ("count", "part"),
+    [
+        pytest.param(2, 0, marks=pytest.mark.slow),
+        *(pytest.param(MANY // PARTS, part, marks=LONG) for part in range(1, PARTS + 1)),
+    ],
 )
 def test_settings_are_as_before_with_the_scripts(count: int, part: int, tmp_path: Path) -> None:
     how = settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
@@ -347,6 +352,7 @@ SINCE: dict[
     "runc": (CONTAINERD, lambda text: text.replace("NoPivotRoot = false", "NoPivotRoot = true"), {"runc"}, ""),
     "default": (CONTAINERD, lambda text: text + DEFAULT, set(), ""),
     "key in the entry": (CONTAINERD, lambda text: text.replace(".nvidia]\n", ".nvidia]\nmine = 1\n"), set(), ""),
+    "key at its end": (CONTAINERD, lambda text: re.sub("(BinaryName = .*nvidia.*)", r"\1\nmine = 1", text), set(), ""),
     "default runc": (CONTAINERD, lambda text: text + DEFAULT.replace("nvidia", "runc"), set(), "runc"),
     "default of Docker": (DOCKER, lambda text: text.replace("{", '{"default-runtime": "nvidia", ', 1), set(), ""),
     "default of CRI-O": (
@@ -601,6 +607,17 @@ def test_a_file_that_is_nested_deeply_or_has_other_keys_is_undone_by_its_lines(p
     now = after.replace(b"3", b"4")
     assert values(path, now) is None
     assert revert(now, record(before, after), path) == (before.replace(b"3", b"4"), ())
+
+
+def test_what_a_person_has_set_in_a_kubelets_conf_stays_and_is_named() -> None:
+    path = "/etc/kubernetes/kubelet.conf.d/99-reserved.conf"
+    before, after, now = (
+        f"# reserved\napiVersion: kubelet.config.k8s.io/v1beta1\nsystemReserved:\n  memory: {value}\n".encode()
+        for value in ("200Mi", "1Gi", "2Gi")
+    )
+    left, [lost] = revert(now, record(before, after), path)
+    assert left == now and lost.theirs
+    assert lost.text == 'systemReserved.memory is "2Gi", and was "200Mi" before gpunode'
 
 
 def test_a_setting_that_was_null_is_null_again() -> None:

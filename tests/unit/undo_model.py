@@ -17,7 +17,7 @@ from journal_text import coded, line, recall_text
 
 from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.edits.undo import undo_data
-from gpunode.core.engines import ROWS
+from gpunode.core.engines import DISTRIBUTIONS, ROWS
 from gpunode.core.items.file_undo import FileTransaction
 from gpunode.core.model import Undo
 from gpunode.core.model.journal import JournalSnapshot
@@ -301,7 +301,7 @@ class Fake:
             more += [("leads", path, self.links.get(path, path)) for path in undo.keys() - wrote]
             paths |= undo.keys()
         for id, undo in self.meant.items():
-            folders = {dirname(row.config): row.config for row in ROWS.values()}
+            folders = {dirname(row.config): row.config for row in (*ROWS.values(), *DISTRIBUTIONS.values())}
             config = next((folders[top] for path in undo for top in folders if path.startswith(f"{top}/")), "")
             words = {"unit": self.units.get(id, ""), "verb": "restart", "config": config}
             after = "".join(f"{key} {word}\n" for key, word in words.items() if word)

@@ -22,6 +22,7 @@ Values = dict[str, Any]
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "not set"})()
 _BOM = b"\xef\xbb\xbf"
 _JSON = regex(rb"\s*\{")
+_MANIFEST = regex(rb"(?m)^apiVersion:")  # a kubelet's *.conf is YAML
 _FOLDERS = "|".join(row.config.split("/")[-2] for row in ROWS.values() if not row.config.endswith(".json"))
 _TOML = regex(rf"\.toml\Z|/({_FOLDERS})(\.conf)?(\.d)?/[^/]*\Z")  # CRI-O reads every file, whatever its suffix
 _VERSION = ("version",)  # of a TOML file: it says how all the others are read, and goes with the last of them
@@ -57,7 +58,7 @@ def _format(path: str, data: bytes) -> _Format | None:
         return _Format(parse=json_parsed, edit=jsontext.edit)
     if _TOML.search(path):
         return _Format(parse=toml.parse, edit=toml.edit)
-    if path.endswith((".yaml", ".yml")):
+    if path.endswith((".yaml", ".yml")) or _MANIFEST.search(data):
         return _Format(parse=yamltext.parse, edit=yaml_edited)
     return None
 
@@ -113,7 +114,12 @@ def undone(now: Values, before: Values, after: Values) -> tuple[Values, list[Los
         if held and (ours or value is not None):
             _put(wanted, path, value, before)
             continue
-        words = f"{'.'.join(path)} is {_said(there, path)}, and was {_said(old, path)} before gpunode"
+        name, now_is = ".".join(path), _said(there, path)
+        if isinstance(there, dict) and not _is_theirs(there, new):
+            _put(wanted, path, old, before)
+            lost.append(Lost(f"{name} was {now_is} and goes, as its program does", theirs=True))
+            continue
+        words = f"{name} is {now_is}, and was {_said(old, path)} before gpunode"
         lost.append(Lost(words, theirs=_is_theirs(there, new)))
     for path, value, why in [*_bound(wanted, before, after)]:
         lost.append(Lost(f"{'.'.join(path)} is {_said(value, path)}{why}", theirs=True))

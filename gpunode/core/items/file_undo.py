@@ -12,7 +12,7 @@ from gpunode.core.edits import RuntimeRequest, runtime_target, unconfigure_runti
 from gpunode.core.edits.target import EditTarget, Refusal, problem_of
 from gpunode.core.edits.undo import NEEDED, NOT_FOUND, SINCE, base_of, former, put, revert, settled
 from gpunode.core.edits.values import Lost
-from gpunode.core.engines import DAEMONS, ENGINES, ROWS
+from gpunode.core.engines import DAEMONS, DISTRIBUTIONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts.engines import DOTTED
 from gpunode.core.items.file_history import Change, Replayed, replay_file
@@ -38,6 +38,7 @@ _ENGINES: Mapping[str, RuntimeName] = {
     **{f"{ROWS[name].unit}.service": name for name in DAEMONS},
     **{f"{ROWS[name].snap}.service": name for name in DAEMONS if ROWS[name].snap},
     **{ROWS[name].config: name for name in ENGINES if name not in DAEMONS},
+    **{f"{unit}.service": "containerd" for row in DISTRIBUTIONS.values() for unit in row.units},
 }
 
 
