@@ -308,6 +308,20 @@ def test_what_a_failed_transaction_had_installed_leaves_no_configuration_behind(
     assert "purge new\n" in call(f"{fake}\nput_back", tmp_path).stdout
 
 
+def test_a_user_that_goes_with_the_last_file_of_a_branch_is_made_again_by_the_packages_that_name_it(
+    tmp_path: Path,
+) -> None:
+    """As Canonical's nvidia-compute-utils-595-server takes that of 580 away; its script of 580 makes it when asked."""
+    (tmp_path / "info").mkdir()
+    for name, text in (("utils-580", "adduser --system daemon"), ("other", "adduser daemons"), ("third:i386", "")):
+        (tmp_path / f"info/{name}.postinst").write_text(text)
+    fake = f"""DPKG_ADMINDIR={tmp_path}
+      id() {{ [ "$2" != daemon ] || [ ! -e "$GPUNODE_IN/purged" ]; }}
+      attempt() {{ case $2 in --purge) : >"$GPUNODE_IN/purged" ;; *) echo "$1 $3" ;; esac; }}"""
+    assert call(f"{fake}\napt_purge utils-595", tmp_path).stdout == "dpkg-reconfigure utils-580\n"
+    assert call(f"{fake}\nid() {{ :; }}\napt_purge utils-595", tmp_path).stdout == ""
+
+
 def dkms_missing(dkms: str, modules: Path, tree: Path, request: Path) -> subprocess.CompletedProcess[str]:
     """What packages.sh finds that DKMS has to build, where kernels' folders are in `modules` and DKMS's in `tree`."""
     text = script("packages.sh").rpartition("\nmain\n")[0]

@@ -43,7 +43,18 @@ apt_remnants() {
   done
 }
 
-apt_purge() { attempt dpkg --purge "$@"; }
+# Canonical's script of nvidia-compute-utils takes nvidia-persistenced away with a branch's last file, though the user
+# be that of another branch, which has come: the packages that name it are configured again
+apt_purge() {
+  local users user name
+  users=$(cut -d : -f 1 /etc/passwd)
+  attempt dpkg --purge "$@" || return
+  for user in $users; do
+    id -u "$user" >/dev/null 2>&1 || grep -lFw -e "$user" "${DPKG_ADMINDIR:-/var/lib/dpkg}/info/"*.postinst
+  done | sed 's|.*/||; s|[.]postinst$||' | sort -u | while read -r name; do
+    attempt dpkg-reconfigure --frontend=noninteractive "$name" </dev/null || return
+  done
+}
 
 apt_texts() {
   local name
