@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from journal_text import OLD, OURS, back, line, packages, recall_text, state, wrote
 from undo_model import Fake, Killed, take_back
@@ -137,6 +137,11 @@ DEED = st.tuples(st.sampled_from(list(DEEDS)), st.integers(0, 5))
 UNDO = st.tuples(st.sampled_from(["uninstall", "uninstall", "rollback"]), st.none() | st.integers(0, 12))
 
 
+NONE = dict.fromkeys((EDITED, WHOLE, DAEMON, "a"), False)
+
+
+@example(NONE, [("edits", 0), ("installs", 0)], [], None, [("uninstall", 1), ("rollback", 1)])
+@example(NONE, [("configures", 0), ("installs", 0)], [], None, [("uninstall", 1), ("rollback", 1)])
 @given(
     first=st.fixed_dictionaries({path: st.booleans() for path in (EDITED, WHOLE, DAEMON, "a")}),
     deeds=st.lists(DEED, min_size=1, max_size=6),

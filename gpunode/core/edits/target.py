@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
 from gpunode.core.edits.refusal import Refusal as Refusal  # noqa: PLC0414  # editors have it from here
-from gpunode.core.edits.undo import record, reverted
+from gpunode.core.edits.undo import SINCE, changes_of, former, put, record, remnant, revert
+from gpunode.core.edits.values import Lost
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.mask import mask_quoted, masked_errors
@@ -100,8 +101,72 @@ class EditTarget:
         """What undoes it: to the byte by configure's records, newest first, else only gpunode's own entries go."""
         return _recorded(
             files,
-            lambda: self.noticed(files, reverted(files, undo, self)),
+            lambda: self.noticed(files, self._reverted(files, undo)),
         )
+
+    def _reverted(self, files: Files, undo: Records) -> Edit:
+        """What takes the edits of the records back, newest first; without a record only our own entries go."""
+        if not undo:
+            return self.remove(files, undo)
+        after, was, lost = dict(files), dict(files), dict[str, tuple[Lost, ...]]()
+        for path, how in (item for one in undo for item in one.items()):
+            data, missing = revert(after.get(path), how, path)
+            lost[path] = (*lost.get(path, ()), *missing)
+            after = put(after, {path: data})
+            was = put(was, {path: former(how, files.get(path))})
+        return self.settled(files, after, was, undo, lost)
+
+    def settled(
+        self, files: Files, after: Files, was: Files, undo: Records, lost: Mapping[str, Sequence[Lost]] = {}
+    ) -> Edit:
+        """What changes in all of a program's files: the records leave `after`, and do not undo what is `lost`.
+
+        What others have in files that are left stays in force.  Where the records do not fit any more, or the program
+        cannot work with what is left as with what `was` before gpunode, our own entries go out of that, but for our
+        files that are as they were; where that does not help, out of `files`.
+        """
+        own = {path for one in undo for path in one}
+
+        def kept(left: Files) -> Edit:
+            theirs = {path for path, data in left.items() if path not in own or data != was.get(path)}
+            return self.kept(files, left, theirs)
+
+        def done(left: Files, more: Edit) -> Edit:
+            needed = kept(left)
+            changes = changes_of(files, put(left, needed.changes))
+            reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes if path in own]
+            reasons += [
+                Reason(what=path, why=f"{SINCE}what named a runtime that goes is out of it")
+                for path in changes
+                if path not in own
+            ]
+            reasons += [
+                Reason(what=path, why=f"{SINCE}{one.text}") for path in lost for one in lost[path] if one.theirs
+            ]
+            return replace(more, changes=changes, reasons=(*reasons, *needed.reasons, *more.reasons))
+
+        read = put(after, kept(after).changes)
+        whole, broken = all(one.theirs for path in lost for one in lost[path]), not self.usable(read, was)
+        if whole and not broken:
+            return done(after, Edit())
+        try:
+            rest = self.remove(read, undo)
+        except GpunodeError:
+            if not broken:
+                raise
+            return self.remove(files, undo)
+        if rest.problems:
+            return self.remove(files, undo) if broken else rest
+        changes = {
+            path: data for path, data in rest.changes.items() if path not in own or read.get(path) != was.get(path)
+        }
+        if whole and not changes:
+            return done(after, Edit())
+        left = put(after, changes)
+        if broken and not self.usable(put(left, kept(left).changes), was):
+            return self.remove(files, undo)
+        made = {path: how for one in undo for path, how in one.items() if how.created}
+        return done({p: data for p, data in left.items() if p not in made or not remnant(data, made[p])}, rest)
 
 
 def _recorded(files: Files, make: Callable[[], Edit]) -> Edit:

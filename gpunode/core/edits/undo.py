@@ -7,15 +7,15 @@ import codecs
 import hashlib
 import io
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gpunode.core.edits.values import Lost, same, undone, values, written
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.late import regex
-from gpunode.core.model import Edit, Hunk, Reason, Undo
+from gpunode.core.model import Hunk, Undo
 
 FORMAT = 1
 _AROUND = 3  # lines of context
@@ -337,87 +337,9 @@ def _is(kind: type[T], value: Any) -> T:
     return value
 
 
-# ---------------------------------------------------------------- back by records
+# ---------------------------------------------------------------- all files together
 
 Files = Mapping[str, bytes]
-
-
-class Program(Protocol):
-    """What an undo asks of an EditTarget (core/edits/target.py)."""
-
-    @property
-    def remove(self) -> Callable[[Files, Sequence[Mapping[str, Undo]]], Edit]: ...
-    @property
-    def usable(self) -> Callable[[Files, Files], bool]: ...
-    @property
-    def kept(self) -> Callable[[Files, Files, Collection[str]], Edit]: ...
-
-
-def reverted(files: Files, undo: Sequence[Mapping[str, Undo]], program: Program) -> Edit:
-    """What takes the edits of the records back, newest first, to the byte; without a record only our own entries go."""
-    if not undo:
-        return program.remove(files, undo)
-    after, was, lost = dict(files), dict(files), dict[str, tuple[Lost, ...]]()
-    for path, how in (item for one in undo for item in one.items()):
-        data, missing = revert(after.get(path), how, path)
-        lost[path] = (*lost.get(path, ()), *missing)
-        after = put(after, {path: data})
-        was = put(was, {path: former(how, files.get(path))})
-    return settled(files, after, was, undo, program, lost)
-
-
-def settled(
-    files: Files,
-    after: Files,
-    was: Files,
-    undo: Sequence[Mapping[str, Undo]],
-    program: Program,
-    lost: Mapping[str, Sequence[Lost]] = {},
-) -> Edit:
-    """What changes in all of a program's files, of which the records leave `after`, and `lost` what they do not undo.
-
-    What others have in files that are left stays in force.  Where the records do not fit any more, or the program
-    cannot work with what is left as with what `was` before gpunode, our own entries go out of that, but for our files
-    that are as they were; where that does not help, out of `files`.
-    """
-    own = {path for one in undo for path in one}
-
-    def kept(left: Files) -> Edit:
-        theirs = {path for path, data in left.items() if path not in own or data != was.get(path)}
-        return program.kept(files, left, theirs)
-
-    def done(left: Files, more: Edit) -> Edit:
-        needed = kept(left)
-        changes = _changes(files, put(left, needed.changes))
-        reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes if path in own]
-        reasons += [
-            Reason(what=path, why=f"{SINCE}what named a runtime that goes is out of it")
-            for path in changes
-            if path not in own
-        ]
-        reasons += [Reason(what=path, why=f"{SINCE}{one.text}") for path in lost for one in lost[path] if one.theirs]
-        return replace(more, changes=changes, reasons=(*reasons, *needed.reasons, *more.reasons))
-
-    read = put(after, kept(after).changes)
-    whole, broken = all(one.theirs for path in lost for one in lost[path]), not program.usable(read, was)
-    if whole and not broken:
-        return done(after, Edit())
-    try:
-        rest = program.remove(read, undo)
-    except GpunodeError:
-        if not broken:
-            raise
-        return program.remove(files, undo)
-    if rest.problems:
-        return program.remove(files, undo) if broken else rest
-    changes = {path: data for path, data in rest.changes.items() if path not in own or read.get(path) != was.get(path)}
-    if whole and not changes:
-        return done(after, Edit())
-    left = put(after, changes)
-    if broken and not program.usable(put(left, kept(left).changes), was):
-        return program.remove(files, undo)
-    made = {path: how for one in undo for path, how in one.items() if how.created}
-    return done({p: data for p, data in left.items() if p not in made or not remnant(data, made[p])}, rest)
 
 
 def put(files: Files, changes: Mapping[str, bytes | None]) -> dict[str, bytes]:
@@ -425,5 +347,5 @@ def put(files: Files, changes: Mapping[str, bytes | None]) -> dict[str, bytes]:
     return {path: data for path, data in {**files, **changes}.items() if data is not None}
 
 
-def _changes(files: Files, after: Files) -> dict[str, bytes | None]:
+def changes_of(files: Files, after: Files) -> dict[str, bytes | None]:
     return {path: after.get(path) for path in sorted({*files, *after}) if files.get(path) != after.get(path)}

@@ -10,7 +10,7 @@ from itertools import dropwhile
 
 from gpunode.core.edits import RuntimeRequest, runtime_target, unconfigure_runtime
 from gpunode.core.edits.target import EditTarget, Refusal, problem_of
-from gpunode.core.edits.undo import NEEDED, NOT_FOUND, SINCE, base_of, former, put, revert, settled
+from gpunode.core.edits.undo import NEEDED, NOT_FOUND, SINCE, base_of, former, put, revert
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import DAEMONS, DISTRIBUTIONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
@@ -171,8 +171,9 @@ class Files:
         found = known.replayed
         wanted, expect = found.wanted, "" if now == ABSENT else now
         inexact = not wanted.exact and (found.changed_since or bool(known.unit) or bool(known.edits))
-        records_used = not known.edits and (found.theirs or known.follow.after)
-        left = bool(records_used) and (now, path if now == ABSENT else "") in self._left_so
+        here = (now, path if now == ABSENT else "")
+        left_so = found.theirs and here in self._left_so
+        left = not known.edits and bool(left_so or (known.follow.after and (*here, self.scope.verb) in self._left_so))
         self._name(path, now, known, by_lines=inexact or left)
         if left:
             if wanted.exact and now != wanted.hash and not found.theirs:
@@ -207,7 +208,7 @@ class Files:
                 after = put(files, {path: known.left(back.get(known.path)) for path, known in ours.items()})
                 was = put(files, {p: former(known.edits[0], files.get(p)) for p, known in ours.items()})
                 undo = [{path: one} for path, known in ours.items() for one in known.edits[::-1]]
-                edit = settled(files, after, was, undo, target)
+                edit = target.settled(files, after, was, undo)
             except (GpunodeError, Refusal, LookupError):
                 continue  # broken files, or bytes that a copy alone has: each file for itself has to do
             if edit.problems:
@@ -258,12 +259,13 @@ class Files:
         """The files that this undo, which has no end yet, has written."""
         records = self.journal.records
         began = max((n + 1 for n, r in enumerate(records) if r.op in UNDOES), default=0)
-        return [file for r in records[began:] if r.undoes for file in r.more.get("files", ())]
+        return [{**file, "part": r.part} for r in records[began:] if r.undoes for file in r.more.get("files", ())]
 
     @cached_property
-    def _left_so(self) -> frozenset[tuple[str, str]]:
-        """(hash, path) of files as it has left them; "" for the path of bytes."""
-        return frozenset((one["after"], one["path"] if one["after"] == ABSENT else "") for one in self._by_undo)
+    def _left_so(self) -> frozenset[tuple[str, ...]]:
+        """(hash, path) of files as it has left them; "" for the path of bytes, and again with the verb behind it."""
+        left = [(one["after"], one["path"] if one["after"] == ABSENT else "", one["part"]) for one in self._by_undo]
+        return frozenset((*left, *(one[:2] for one in left)))
 
     def _name_what_an_undo_found(self) -> None:
         """What others had written where an undo began that died before it said so: by now a link may lead elsewhere."""

@@ -198,6 +198,7 @@ class Scope:
     records: tuple[Record, ...]
     known: tuple[Record, ...]
     to: str = ""  # the run after which the node is to be again
+    verb: str = "uninstall"
     whole: bool = True  # nothing of gpunode's stays
 
     @cached_property

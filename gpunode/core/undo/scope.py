@@ -27,7 +27,9 @@ def scope_of(journal: JournalSnapshot, *, verb: str, parts: Sequence[str] = (), 
         mine = tuple(record for at, record in known if began + at >= since)
     else:
         mine, run = tuple(record for _, record in known if not parts or record.part in parts), ""
-    return Scope(records=mine, known=tuple(r for _, r in known), to=run, whole=verb == "uninstall" and not parts)
+    return Scope(
+        verb=verb, records=mine, known=tuple(r for _, r in known), to=run, whole=verb == "uninstall" and not parts
+    )
 
 
 def _of_gpunode(records: Sequence[Record]) -> list[tuple[int, Record]]:
