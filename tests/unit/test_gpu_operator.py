@@ -63,7 +63,7 @@ def test_a_driver_container_is_not_fought() -> None:
 def test_an_engine_that_the_operators_toolkit_configures_is_not_fought() -> None:
     engine = node().runtime("containerd")
     assert engine
-    path = engine.files[0]
+    path = engine.config
     file = replace(node().files[path], data=b'BinaryName = "/usr/local/nvidia/toolkit/nvidia-container-runtime"\n')
     facts = replace(node(), files={**node().files, path: file})
     [(what, fix)] = problems(facts)

@@ -115,7 +115,7 @@ def undone(now: Values, before: Values, after: Values) -> tuple[Values, list[Los
             _put(wanted, path, value, before)
             continue
         name, now_is = ".".join(path), _said(there, path)
-        if isinstance(there, dict) and not _is_theirs(there, new):
+        if path[-2:-1] == ("runtimes",) and isinstance(there, dict) and not _is_theirs(there, new):
             _put(wanted, path, old, before)
             lost.append(Lost(f"{name} was {now_is} and goes, as its program does", theirs=True))
             continue
