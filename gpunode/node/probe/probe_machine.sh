@@ -391,8 +391,8 @@ gpu_faults() {
     /NVRM: .*([Hh]eartbeat timed out|[*] GSP Timeout [*]|PMU has halted|Bad sequence number)/ { add("gsp", "", $0) }
     /NVRM: .*(NV_ERR_RESET_REQUIRED|G[Pp][Uu] marked for reset)/ { add("reset", "", $0) }
     /NVRM: .*recovery action changed from .* \(None\)/ { since["reset "] = -1 }
-    /NVRM: .*(GPU is probably locked|out when waiting for .*scrub)|waiting for GPU progress|soft lockup - CPU.*\[(nvidia|nv-hostengine)/ { add("hung", "", $0) }
-    / blocked for more than [0-9]+ seconds/ { task = $0; left = 60 }
+    /NVRM: .*(GPU is probably locked|out when waiting for .*scrub)|waiting for GPU progress|soft lockup - CPU.*\[(nvidia|nv-hostengine)|likely last held by task nvidia/ { add("hung", "", $0) }
+    / blocked for more than [0-9]+ seconds/ || (!left && /task:[^ ]+ +state:D /) { task = $0; left = 60 }
     left && (/\[nvidia[a-z_]*\]/ || (left == 60 && /task (nvidia|nv-hostengine)/)) { add("hung", "", task); left = 0 }
     left { left-- }
     END {
