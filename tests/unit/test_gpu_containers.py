@@ -32,9 +32,14 @@ def container(name: str, state: Any, *devices: str) -> GpuContainer:
 
 
 def running(driver: str) -> Runtime:
-    """Docker with that cgroup driver; one whose file was not read where that is not known."""
+    """Docker with that cgroup driver."""
     flags = ("--exec-opt", f"native.cgroupdriver={driver}") if driver else ()
     return Runtime(name="docker", flags=flags)
+
+
+def unread(driver: str) -> dict[str, ConfigFile]:
+    """Docker's file, which was not read, where its driver is not to be known."""
+    return {} if driver else {"/etc/docker/daemon.json": ConfigFile(path="/etc/docker/daemon.json")}
 
 
 def found(**facts: Any) -> list[tuple[str, str, str]]:
@@ -55,8 +60,7 @@ def test_links_count_where_systemd_may_keep_the_devices(
     driver: str, nodes: tuple[DeviceNode, ...], status: str
 ) -> None:
     docker = running(driver)
-    unread = {} if driver else {"/etc/docker/daemon.json": ConfigFile(path="/etc/docker/daemon.json")}
-    checks = found(device_nodes=nodes, runtimes=(docker,), toolkit="1.20.0", files=unread)
+    checks = found(device_nodes=nodes, runtimes=(docker,), toolkit="1.20.0", files=unread(driver))
     assert [c[:2] for c in checks] == ([("devices.char-links", status)] if status else [])
     assert found(device_nodes=nodes, runtimes=(docker,)) == [], "no toolkit, no container with a GPU"
     if status in ("failed", "warning"):
@@ -119,7 +123,7 @@ def test_after_a_reload_nobody_says_that_they_will_lose_what_they_may_have_lost(
     ],
 )
 def test_links_are_wanted_where_the_driver_will_be_systemd_or_is_unknown(wanted: Any, has: str, needed: bool) -> None:
-    facts = NodeFacts(runtimes=(running(has),))
+    facts = NodeFacts(runtimes=(running(has),), files=unread(has))
     assert needs_links(facts, RuntimeRequest(runtime="docker", cgroup_driver=wanted)) is needed
     assert needs_links(NodeFacts(), RuntimeRequest(runtime="docker")) is True
 

@@ -185,8 +185,8 @@ def probed_state(facts: NodeFacts, runtime: Runtime, request: RuntimeRequest) ->
 
 def probed_runtime_files(facts: NodeFacts, runtime: Runtime) -> tuple[str, ...]:
     """The paths of an engine's files, in force or not, which the probe found; none where it could not read one."""
-    target = runtime_target(completed(RuntimeRequest(runtime=runtime.name), runtime))
     try:
+        target = runtime_target(completed(RuntimeRequest(runtime=runtime.name), runtime))
         return tuple(path for path, file in probed_files(facts.files, target.files).items() if file)
     except GpunodeError:  # the edit says what is wrong
         return ()
