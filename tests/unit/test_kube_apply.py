@@ -22,6 +22,7 @@ from gpunode.kube.core.usage import usage_data, usage_text
 from gpunode.kube.edge.apply import apply, remove
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
+from gpunode.kube.edge.pods import creation_denied
 from gpunode.kube.edge.status import read_usage, unready_workloads
 
 pytest_plugins = ("kube_fixtures",)
@@ -601,3 +602,17 @@ def test_status_says_why_pods_are_not_there(server: ApiServer, api: Api) -> None
     found = replace(read_usage(api), unready=unready_workloads(api))
     assert found.unready == (why,)
     assert f"Not ready:\n  {why}" in usage_text(found) and usage_data(found)["unready"] == [why]
+
+
+@pytest.mark.parametrize(("second", "said"), [(2, "FailedCreate: pods is forbidden"), (4, "")])
+def test_what_denied_pods_until_one_was_created_denies_none_now(
+    second: int, said: str, server: ApiServer, api: Api
+) -> None:
+    for reason, kind, at in (("FailedCreate", "Warning", 3), ("SuccessfulCreate", "Normal", second)):
+        server.put({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"name": reason.lower(), "namespace": "gpunode"},
+            "type": kind, "reason": reason, "message": "pods is forbidden",
+            "lastTimestamp": f"2026-11-29T10:00:0{at}Z",
+            "involvedObject": {"kind": "DaemonSet", "name": "nvidia-device-plugin"},
+        })  # fmt: skip
+    assert creation_denied(api, ObjectKey("apps/v1", "DaemonSet", "gpunode", "nvidia-device-plugin")) == said

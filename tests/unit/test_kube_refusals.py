@@ -12,11 +12,12 @@ from api_server import ApiServer, Fault
 from kube_cluster import foreign, hows, inventory, mutating, node, put, quick, rendered, silent
 from urllib3.util.ssl_ import create_urllib3_context
 
-from gpunode.core.errors import Exit
+from gpunode.core.errors import Exit, RefusedError
 from gpunode.kube.core.cluster import required_affinity
 from gpunode.kube.edge.apply import remove
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
+from gpunode.kube.edge.verify import verify
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -64,6 +65,9 @@ def test_refused_before_anything_is_changed(case: str, tmp_path: Path) -> None:
         assert applied.exit == Exit.REFUSED
         assert [p.what for p in applied.problems if what in p.what] == [p.what for p in applied.problems]
         assert applied.problems and all(p.fix for p in applied.problems)
+        if case == "a spec for another version":
+            with pytest.raises(RefusedError, match=what):
+                verify(api, rendered(spec, version="1.34"), notify=print)
         assert mutating(server) == []
         assert server.unexpected == []
     finally:

@@ -90,6 +90,14 @@ def test_memory_in_mib_is_known_by_its_size() -> None:
     assert found.uses[0].unit == "MiB"
 
 
+def test_a_node_whose_gpus_are_all_ill_is_shown() -> None:
+    there = node("n1", allocatable={GPU: "0"})
+    assert usage([there], []).nodes == (), "its plugin went, and the kubelet forgets it when it restarts"
+    there["status"]["capacity"] = {GPU: "8"}
+    (found,) = usage([there], []).nodes
+    assert [(use.resource, use.total) for use in found.uses] == [(GPU, 0)]
+
+
 # (labels and allocatable of a node, its pods' limits) → (kind, resource, allocated, total, shares per GPU)
 KINDS = {
     "whole GPUs": ({}, {GPU: "8"}, [{GPU: "1"}, {GPU: "4"}, {"cpu": "2"}], [("gpu", GPU, 5, 8, 1)]),

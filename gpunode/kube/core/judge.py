@@ -298,10 +298,8 @@ def additions(live: Object) -> list[str]:
         paths = [*_beside(theirs, mine, _DECIDES, "")]
         for kind in ("f:containers", "f:initContainers"):
             for name, fields in mapping(theirs, kind).items():
-                if name in mapping(mine, kind):  # another container is a sidecar of its own
-                    paths += _beside(
-                        mapping(fields), mapping(mine, kind, name), _DECIDES_IN_CONTAINERS, f"{_name(name)}."
-                    )
+                if own := mapping(mine, kind, name):  # another container is a sidecar of its own
+                    paths += _beside(mapping(fields), own, _DECIDES_IN_CONTAINERS, f"{_name(name)}.")
         if paths:
             who = f"{entry.get('manager')} at {entry.get('time', 'an unknown time')}"
             texts.append(printable(f"{who} added {', '.join(paths[:_MOST])}"))
@@ -442,10 +440,8 @@ def _stale_marks(look: ClusterReading) -> Iterator[ClusterFinding]:
         stale += [f"the taint {one}" for one in taints if not wish or one not in wish.taints]
         if stale:
             text = printable(f"applied earlier, and no longer in gpunode.yml: {', '.join(stale)}")
-            yield ClusterFinding(
-                check="kube.drift", about=f"marks of node {name}", message=text, fix=_APPLY,
-                passing=True,
-            )  # fmt: skip
+            about = f"marks of node {name}"
+            yield ClusterFinding(check="kube.drift", about=about, message=text, fix=_APPLY, passing=True)
 
 
 def _labels(node: Object, wanted: Mapping[str, str]) -> Iterator[str]:
@@ -522,9 +518,8 @@ def _overcommitted(look: ClusterReading) -> Iterator[ClusterFinding]:
             for about, one in full:
                 if one.allocated > one.total:
                     text = printable(f"its pods hold {one.allocated} of {one.total} {use.unit or use.resource}")
-                    yield ClusterFinding(
-                        check="kube.gpus", about=printable(about), message=text, fix=fix, passing=True,
-                    )  # fmt: skip
+                    where = printable(about)
+                    yield ClusterFinding(check="kube.gpus", about=where, message=text, fix=fix, passing=True)
 
 
 def _refused(look: ClusterReading) -> Iterator[ClusterFinding]:

@@ -197,11 +197,11 @@ def _of(container: Object, resource: str) -> int:
 
 def _uses(node: Object, pods: Sequence[Object]) -> Iterator[Use]:
     status = node.get("status") or {}
-    allocatable = status.get("allocatable") or {}
+    allocatable, has = status.get("allocatable") or {}, resources_of(node, "capacity")
     for resource in sorted(filter(is_gpu_resource, allocatable)):
         total = quantity(allocatable[resource])
         holders = [(pod, amount) for pod in pods if (amount := asked(pod, resource))]
-        if not total and not holders:
+        if not (total or holders or has.get(resource)):
             continue  # a device plugin that went leaves a zero behind: kubelets forget it when they restart
         if resource == MEMORY:
             yield _gpushare(total, quantity(allocatable.get(COUNT, "0")), holders)

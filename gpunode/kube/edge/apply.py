@@ -96,7 +96,7 @@ def _apply_all(run: _Run, namespace: str, ground: Ground) -> None:
     for key in first:
         _apply_one(run, ground, key, planned[key])
     _record(run.api, ground.before + ground.after, namespace)
-    early = [key for key in ground.wanted if key.kind == "ConfigMap" and key.name == LAYOUTS]
+    early = [key for key in ground.wanted if (key.kind, key.name) == ("ConfigMap", LAYOUTS)]
     for key in early:
         _apply_one(run, ground, key, planned[key])
     if any(planned[key] in ("created", "changed") for key in early):
@@ -184,7 +184,7 @@ def _await_all(api: Api, rendered: Rendered, ground: Ground, timeout: float, not
 
 def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify) -> tuple[str, ...]:
     """Wait until each node offers what its pool should: a device plugin that is ready may have found no GPU."""
-    printed: tuple[str, ...] = ()
+    printed: list[str] = []
     while True:
         try:
             reading, _ = read(api, rendered)
@@ -195,10 +195,9 @@ def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify)
         texts = tuple(f"{one.about}: {one.message} ({one.fix})" for one in lacking)
         if not lacking or api.clock() >= deadline or not any(one.passing for one in lacking):
             return texts
-        waits = tuple(f"waiting for {one.about}: {one.message}" for one in lacking)
-        for text in waits:
-            if text not in printed:
-                notify(text)
+        waits = [f"waiting for {one.about}: {one.message}" for one in lacking]
+        for text in (one for one in waits if one not in printed):
+            notify(text)
         printed = waits
         api.pause(2)
 

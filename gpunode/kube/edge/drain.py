@@ -173,7 +173,7 @@ def wait_ready(
     if found is None:
         raise GpunodeError(
             f"{node} is not ready after {timeout:g} s: {last}",
-            expected=f"Ready, with at least {_amounts(offers)}" if offers else "Ready",
+            expected=", ".join(["Ready", *(f"at least {count} {name}" for name, count in offers.items())]),
             fix=f"kubectl describe node {node}; gpunode verify {node}",
         )
 
@@ -200,10 +200,6 @@ def _state(live: Object | None, offers: Mapping[str, int], boot: str, stale: str
     there[ANY] = sum(there.values())
     less = [name for name, count in offers.items() if there.get(name, 0) < count]
     return ", ".join(f"offers {there.get(name, 0)} {name}, not {offers[name]}" for name in less)
-
-
-def _amounts(offers: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in offers.items())
 
 
 def _change(api: Api, node: str, patch: Callable[[Object], Object | None]) -> Object:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from gpunode.kube.core.api_error import ApiError
-from gpunode.kube.core.checks.ready import last_warning, pod_trouble, pods_trouble, readiness, wanted_pods
+from gpunode.kube.core.checks.ready import event_time, last_warning, pod_trouble, pods_trouble, readiness, wanted_pods
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.plain import mapping
@@ -23,14 +23,18 @@ def pods_of(api: Api, key: ObjectKey, live: Object) -> list[Object]:
 def creation_denied(api: Api, key: ObjectKey) -> str:
     """Why pods of a workload are not even created (quota, pod security, limits, a webhook); "" for nothing known.
 
-    The controller says it of the workload itself, of a Deployment's ReplicaSet.  Raises ApiError.
+    The controller says it of the workload itself, of a Deployment's ReplicaSet.  A pod that it has created since says
+    that nothing denies them any more.  Raises ApiError.
     """
-    mine = []
-    for event in events(api, "reason=FailedCreate", key.namespace):
-        kind, name = (str(mapping(event, "involvedObject").get(one, "")) for one in ("kind", "name"))
-        of_set = kind == "ReplicaSet" and name.rpartition("-")[0] == key.name
-        mine += [event] if (kind, name) == (key.kind, key.name) or of_set else []
-    return last_warning(mine)
+
+    def said(reason: str) -> Iterator[Object]:
+        for event in events(api, f"reason={reason}", key.namespace):
+            kind, name = (str(mapping(event, "involvedObject").get(one, "")) for one in ("kind", "name"))
+            if (kind, name) == (key.kind, key.name) or (kind == "ReplicaSet" and name.rpartition("-")[0] == key.name):
+                yield event
+
+    created = max(map(event_time, said("SuccessfulCreate")), default="")
+    return last_warning(event for event in said("FailedCreate") if event_time(event) >= created)
 
 
 def pod_warning(api: Api, namespace: str, name: str) -> str:

@@ -44,9 +44,7 @@ from gpunode.kube.edge.status import read_usage
 
 def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
     """What apply builds on, and all that stands against it: read once, judged, rehearsed.  Changes nothing."""
-    where = f"{api.server} (context {api.context or 'of this pod'})"
-    cluster = rendered.cluster
-    if problems := [*server_problems(cluster.server, cluster.spec.server_version, where)] or [*rendered.problems]:
+    if problems := problems_at_once(api, rendered):
         return Ground(rendered=rendered, account=_account(api)), problems
     ground = read_ground(api, rendered)
     if problems := ground_problems(ground):
@@ -54,6 +52,13 @@ def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
     rehearsal = _rehearse(api, ground)
     ground.changes = planned_changes(ground, rehearsal)
     return ground, [*rehearsal_problems(ground, rehearsal), *held_problems(ground)]
+
+
+def problems_at_once(api: Api, rendered: Rendered) -> list[Problem]:
+    """Another cluster than the spec's, or what no cluster can have: known before anything is read."""
+    where = f"{api.server} (context {api.context or 'of this pod'})"
+    cluster = rendered.cluster
+    return [*server_problems(cluster.server, cluster.spec.server_version, where)] or [*rendered.problems]
 
 
 def read_ground(api: Api, rendered: Rendered) -> Ground:

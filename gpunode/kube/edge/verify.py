@@ -24,7 +24,7 @@ from gpunode.kube.core.usage import Use
 from gpunode.kube.edge.apply import await_gone, mark_node
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.pods import pod_warning
-from gpunode.kube.edge.preflight import missing_rights
+from gpunode.kube.edge.preflight import missing_rights, problems_at_once
 from gpunode.kube.edge.reading import read
 
 Notify = Callable[[str], None]
@@ -57,8 +57,8 @@ class ProofOptions:
 def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *, notify: Notify) -> list[HostResult]:
     """What `gpunode kube verify` reports: the cluster as a whole; with `smoke` also each pool, and each node."""
     how, gate = options or ProofOptions(), rendered.cluster.spec.gate
-    if rendered.problems:
-        raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
+    if problems := problems_at_once(api, rendered):
+        raise RefusedError(problems[0].what, fix=problems[0].fix)
     if how.unproven and not gate:
         raise InputError("--unproven is for the taint of kubernetes.gate", expected="kubernetes: {gate: true}")
     notify("reading the cluster")
