@@ -739,6 +739,16 @@ def no_pods(server: ApiServer) -> None:
     server.put(shared_node("gpu2", "0"))
 
 
+def deleted(server: ApiServer) -> None:
+    server.gone(("apps/v1", "daemonsets", "gpunode", SLICED))
+    server.put(shared_node("gpu2", "0"))
+
+
+def unseen(server: ApiServer) -> None:
+    denied_alike(server)
+    server.edit("Pod", "p", "gpunode", lambda item: item["spec"].pop("nodeName", None))
+
+
 def mirrored(item: dict[str, Any]) -> None:
     item["spec"]["template"]["spec"]["containers"][0]["image"] = "mirror.lan/plugin:1"
     item["status"]["observedGeneration"] = 99
@@ -795,9 +805,10 @@ STATES: list[tuple[str, Change, dict[str, str]]] = [
     ),
     (
         "the plugin is deleted",
-        lambda server: server.gone(("apps/v1", "daemonsets", "gpunode", SLICED)),
-        {"kube.drift": "it is gone"},
+        deleted,
+        {"kube.drift": "it is gone", "kube.gpus": f"DaemonSet gpunode/{SLICED} is gone"},
     ),
+    ("the scheduler is dead", unseen, {"kube.ready": "pod p: no scheduler has looked at it yet"}),
     (
         "a kubelet is dead",
         on_node(lambda item: item["status"].update(conditions=[{"type": "Ready", "status": "Unknown"}])),

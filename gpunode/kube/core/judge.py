@@ -298,8 +298,9 @@ def additions(live: Object) -> list[str]:
         paths = [*_beside(theirs, mine, _DECIDES, "")]
         for kind in ("f:containers", "f:initContainers"):
             for name, fields in mapping(theirs, kind).items():
-                if own := mapping(mine, kind, name):  # another container is a sidecar of its own
-                    paths += _beside(mapping(fields), own, _DECIDES_IN_CONTAINERS, f"{_name(name)}.")
+                if name in mapping(mine, kind):  # another container is a sidecar of its own
+                    own, at = mapping(mine, kind, name), f"{_name(name)}."
+                    paths += _beside(mapping(fields), own, _DECIDES_IN_CONTAINERS, at)
         if paths:
             who = f"{entry.get('manager')} at {entry.get('time', 'an unknown time')}"
             texts.append(printable(f"{who} added {', '.join(paths[:_MOST])}"))
@@ -490,10 +491,11 @@ def _lost_gpus(look: ClusterReading, pool: Pool, node: Object) -> str:
 
 
 def _why(look: ClusterReading, node: Object, pool: Pool) -> tuple[str, str]:
-    """Why no pod of the pool's device plugin serves the node, and what to do; "" where its DaemonSet is not there."""
-    key = look.plugin_of(pool)
-    if key and (live := look.live.get(key)):
-        return unserved(key, live, node, look.pods.get(key, ()), look.said, denied=key in look.denied)
+    """Why no pod of the pool's device plugin serves the node, and what to do; "" where its DaemonSet was not read."""
+    if (key := look.plugin_of(pool)) and key in look.live:
+        if live := look.live[key]:
+            return unserved(key, live, node, look.pods.get(key, ()), look.said, denied=key in look.denied)
+        return f"{key} is gone", _APPLY
     return "", f"gpunode verify {node['metadata']['name']} and gpunode doctor for it"
 
 
@@ -605,12 +607,8 @@ def checks_of(look: ClusterReading, found: Sequence[ClusterFinding]) -> Iterator
     for check in CHECKS:
         mine = [one for one in found if one.check == check]
         for one in mine:
-            yield Check(
-                id=check,
-                status="warning" if check == "kube.waiting" else "failed",  # those who wait may just be many
-                message=f"{one.about}: {one.message}",
-                fix=one.fix,
-            )
+            text = f"{one.about}: {one.message}"  # those who wait may just be many
+            yield Check(id=check, status="warning" if check == "kube.waiting" else "failed", message=text, fix=one.fix)
         if not mine and (text := _good(look, check)):
             yield Check(id=check, status="passed", message=text)
     chosen = {wish.pool.name for wishes in look.wishes.values() for wish in wishes}

@@ -8,6 +8,7 @@ from typing import Any
 from gpunode.core.late import dataclass
 from gpunode.core.printable import printable
 from gpunode.kube.core.cluster import Object
+from gpunode.kube.core.plain import mapping
 
 WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
 # Waiting reasons that pass by themselves
@@ -87,7 +88,8 @@ def pod_trouble(pod: Object) -> str:
             return f"{container['name']} ended with exit status {ended['exitCode']}" + (
                 f": {_short(text)}" if text else ""
             )
-    return ""
+    unseen = status.get("phase") == "Pending" and not (status.get("conditions") or mapping(pod, "spec").get("nodeName"))
+    return "no scheduler has looked at it yet: is kube-scheduler running?" if unseen else ""
 
 
 def deletion_waits_for(live: Object) -> str:
