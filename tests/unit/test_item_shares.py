@@ -90,7 +90,7 @@ def kinds(base: type[Item] = Item) -> Iterator[type[Item]]:
     for module in pkgutil.iter_modules(items.__path__):
         importlib.import_module(f"{items.__name__}.{module.name}")
     for kind in base.__subclasses__():
-        if kind.__module__.startswith(items.__name__):
+        if kind.__module__.startswith(items.__name__) and not kind.__name__.startswith("_"):
             yield kind
         yield from kinds(kind)
 

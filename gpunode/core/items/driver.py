@@ -60,16 +60,22 @@ PIN_CONF = "/etc/apt/preferences.d/gpunode-nvidia-driver"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Version(Item):
-    """The version of the driver that is loaded."""
+class _Loaded(Item):
+    """Something of the modules that are loaded."""
 
-    NAME = "module version"
     BACK = (LOADED,)
     ENDS = "driver"
     FIRST_BOOT = "smoke"
-    ASKED_BY = "driver.version"
     role: str = "driver"
     option: str = "activate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version(_Loaded):
+    """The version of the driver that is loaded."""
+
+    NAME = "module version"
+    ASKED_BY = "driver.version"
     always: bool = True
     version: str  # empty: any
     asked: str  # the one that has to be loaded; empty: that of the libraries on the node
@@ -86,16 +92,11 @@ class Version(Item):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedFlavour(Item):
+class LoadedFlavour(_Loaded):
     """The flavour of the modules that are loaded."""
 
     NAME = "module flavour"
-    BACK = (LOADED,)
-    ENDS = "driver"
-    FIRST_BOOT = "smoke"
     WANTED = "{flavour}"
-    role: str = "driver"
-    option: str = "activate"
     flavour: str
 
     def actual(self, facts: NodeFacts) -> str:
@@ -106,17 +107,12 @@ class LoadedFlavour(Item):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedParameters(Item):
+class LoadedParameters(_Loaded):
     """Parameters of the driver's modules, as the loaded ones have them."""
 
     NAME = "parameters"
-    BACK = (LOADED,)
-    ENDS = "driver"
-    FIRST_BOOT = "smoke"
     ASKED_BY = "driver.module_parameters"
     WANTED = "in force"
-    role: str = "driver"
-    option: str = "activate"
     always: bool = True
     parameters: Parameters
 

@@ -19,41 +19,41 @@ VALUES = "/etc/gpunode/host-settings"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Governor(Item):
-    """The frequency governor of all CPUs."""
+class _ByUnit(Item):
+    """What the unit sets when it starts, and undoes when it stops."""
 
-    NAME = "frequency governor"
-    BACK = (ACTIVE,)  # its unit undoes it when it stops
-    ASKED_BY = "tuning"
-    WANTED = "{governor}"
+    BACK = (ACTIVE,)
     role: str = "fabric"
     option: str = "activate"
-    governor: str
-
-    def actual(self, facts: NodeFacts) -> str:
-        return ", ".join(sorted(facts.tuning.governors))
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return restarted(case, self.role, UNIT) if case.pending(self) else {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acs(Item):
+class Governor(_ByUnit):
+    """The frequency governor of all CPUs."""
+
+    NAME = "frequency governor"
+    ASKED_BY = "tuning"
+    WANTED = "{governor}"
+    governor: str
+
+    def actual(self, facts: NodeFacts) -> str:
+        return ", ".join(sorted(facts.tuning.governors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acs(_ByUnit):
     """A bridge that does not send what two devices say to each other up to the CPU."""
 
     NAME = "ACS of {slot}"
-    BACK = (ACTIVE,)
     WANTED = "no redirect"
-    role: str = "fabric"
-    option: str = "activate"
     slot: str
 
     def actual(self, facts: NodeFacts) -> str:
         acs = next((link.acs for link in facts.pcie if link.slot == self.slot), "")
         return "redirects" if redirects(acs) else self.wanted
-
-    def request(self, case: HostCase) -> Mapping[str, Any]:
-        return restarted(case, self.role, UNIT) if case.pending(self) else {}
 
 
 def wanted(question: Question) -> Found:
