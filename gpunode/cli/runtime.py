@@ -12,7 +12,7 @@ import click
 from gpunode.cli.common import Command, format_option, options, show_error, tree_option
 from gpunode.cli.edits import absolute, diffs, edit_data, pending, print_done
 from gpunode.cli.output import echo, print_json
-from gpunode.core.engines import ENGINES
+from gpunode.core.engines import ENGINES, NVIDIA_RUNTIME
 from gpunode.core.errors import GpunodeError, InputError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ _WHAT = (
     click.option(
         "--nvidia-runtime-path",
         "--runtime-path",
-        default="/usr/bin/nvidia-container-runtime",
+        default=NVIDIA_RUNTIME,
         show_default=True,
         metavar="PATH",
         help="The binary of the nvidia runtime; a name alone is looked for on the PATH of services.",

@@ -9,6 +9,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+FILE = "@FILE@"  # stands for the root config in a command
 RuntimeName = Literal["containerd", "docker", "crio", "podman"]
 
 
@@ -23,7 +24,8 @@ class EngineRow(NamedTuple):
     reads besides; `config_flags` and `folder_flags` are the daemon's arguments that name another root config or folder
     of drop-ins.  `by_cdi` engines get GPUs by a CDI specification and need no runtime for it; `cdi_0_7` is the first
     version that reads specifications of CDI 0.7.0 (known issues of NVIDIA Container Toolkit 1.19.1 in its release
-    notes), "" where that is not known.  `smoke`: smoke.sh can start a container with it.
+    notes), "" where that is not known.  `smoke`: smoke.sh can start a container with it.  `judge` are the daemon's
+    arguments with which it checks its root config, FILE, and starts nothing.
     """
 
     unit: str
@@ -42,6 +44,7 @@ class EngineRow(NamedTuple):
     by_cdi: bool = False
     cdi_0_7: str = ""
     smoke: bool = False
+    judge: tuple[str, ...] = ()
 
     def below(self, config: str, folder: str = "") -> str:
         """The pattern of the drop-ins of that root config, in `folder` where an argument names one."""
@@ -62,6 +65,7 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         files=("/etc/containerd/conf.d/*.toml", "/etc/containerd/config.d/*.toml"),
         cdi_0_7="1.7.16",
         smoke=True,
+        judge=("-c", FILE, "config", "dump"),
     ),
     "docker": EngineRow(
         daemon="dockerd",
@@ -75,6 +79,7 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         config_flags=("--config-file",),
         cdi_0_7="26.1",
         smoke=True,
+        judge=("--validate", "--config-file", FILE),
     ),
     "crio": EngineRow(
         daemon="crio",
@@ -149,6 +154,9 @@ KUBELET_FLAGS = (
 CRI_DOCKERD = ("/run/cri-dockerd.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")  # the second one: k3s and RKE2
 
 
+PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # of daemons, by systemd
+NVIDIA_RUNTIME = "/usr/bin/nvidia-container-runtime"
+TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 # NVIDIA's own services that keep GPUs open: stopped before the driver goes, and started again afterwards
 GPU_UNITS = "nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm dcgm-exporter nvsm".split()
 
@@ -183,4 +191,7 @@ def shell_variables() -> dict[str, str]:
         "ENGINE_FOLDERS": " ".join(posixpath.dirname(row.config) for row in ROWS.values()),
         "ENGINE_PACKAGES": "|".join([*ROWS, *(package for row in ROWS.values() for package in row.packages)]),
         "GPU_UNITS": " ".join(GPU_UNITS),
+        "NVIDIA_RUNTIME": NVIDIA_RUNTIME,
+        "TOOLKIT_CONFIG": TOOLKIT_CONFIG,
+        **{f"{name.upper()}_JUDGE": " ".join(row.judge).replace(FILE, '"$0"') for name, row in rows if row.judge},
     }

@@ -112,14 +112,14 @@ def test_the_daemons_own_check_gets_the_arguments_that_may_clash_with_the_file()
     runtime = {"binary": "/usr/sbin/dockerd", "flags": flags, "config": DOCKER}
     assert taken_up(b"{}", CONVERGED, active=True, **runtime).validate == (
         "/usr/sbin/dockerd",
-        "--validate",
         "-H",
         "fd://",
         "--live-restore",
+        "--validate",
         "--config-file",
         "@FILE@",
     )
-    assert taken_up(b"{}", CONVERGED, **runtime).validate[2:] == ("--config-file", "@FILE@")
+    assert taken_up(b"{}", CONVERGED, **runtime).validate[1:] == ("--validate", "--config-file", "@FILE@")
 
 
 def test_health_asks_for_what_is_new_and_says_how_docker_is_asked() -> None:

@@ -16,8 +16,8 @@ from test_edits import KINDS as ENGINES
 
 from gpunode.core.diff import unified
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_files, runtime_state, unconfigure_runtime
-from gpunode.core.edits.engines.toolkit import CONFIG as TOOLKIT
 from gpunode.core.edits.engines.toolkit import toolkit_target
+from gpunode.core.engines import TOOLKIT_CONFIG as TOOLKIT
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Edit
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.edits.commit import target_request
-from gpunode.core.edits.engines.toolkit import CONFIG, toolkit_target
+from gpunode.core.edits.engines.toolkit import toolkit_target
 from gpunode.core.edits.undo import revert
+from gpunode.core.engines import TOOLKIT_CONFIG as CONFIG
 from gpunode.core.errors import InputError
 from gpunode.core.items.item import Question
 from gpunode.core.items.toolkit import config_edit, config_hints, toolkit_settings, wanted

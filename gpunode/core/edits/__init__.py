@@ -27,7 +27,7 @@ from gpunode.core.edits.target import (
     refused,
     texts,
 )
-from gpunode.core.engines import DISTRIBUTIONS, ENGINES, ROWS
+from gpunode.core.engines import DISTRIBUTIONS, ENGINES, ROWS, DistributionRow, EngineRow
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.flags import flag_value
 from gpunode.core.model import Distribution, Edit, NodeFacts, Problem, Reason, Runtime, Undo
@@ -62,6 +62,10 @@ def _name(request: RuntimeRequest) -> str:
     return request.distribution or (place if request.runtime == "containerd" else "") or request.runtime
 
 
+def _row(request: RuntimeRequest) -> EngineRow | DistributionRow:
+    return DISTRIBUTIONS.get(_name(request)) or ROWS[request.runtime]
+
+
 def _engine(request: RuntimeRequest) -> Engine:
     """The editor of a distribution's engine, or of a runtime: a call is about one engine, and imports that alone."""
     check_request(request)
@@ -73,13 +77,13 @@ def _engine(request: RuntimeRequest) -> Engine:
             fix=f"configure {request.runtime} with nvidia-ctk",
         )
     home = import_module(f"gpunode.core.edits.engines.{'k3s' if name == 'rke2' else name}")
-    return cast(Engine, getattr(home, name, home))  # k3s.py has one for each of two
+    return cast(Engine, getattr(home, "RKE2" if name == "rke2" else "ENGINE"))
 
 
 def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> EditTarget:
     """What is asked of an engine; `facts` say how it takes an edit up."""
     engine = _engine(request)
-    name, root = request.distribution or request.runtime, request.config or engine.CONFIG
+    name, root = request.distribution or request.runtime, request.config or _row(request).config
 
     def found(files: Mapping[str, bytes | None]) -> RuntimeState | None:
         try:
@@ -117,7 +121,7 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
         remove=lambda files, _undo: engine.unconfigure(files, request),
         activation=lambda _files, edit: activation(facts or NodeFacts(), request, edit),
         usable=usable,
-        kept=lambda *files: engine.kept(*files, request) if hasattr(engine, "kept") else Edit(),
+        kept=lambda files, left, theirs: engine.kept(files, left, theirs, request),
     )
 
 
@@ -172,7 +176,8 @@ def edit_runtime(facts: NodeFacts, request: RuntimeRequest) -> Edit:
         )
     try:
         target = runtime_target(completed(request, runtime))
-        return target.configure(texts(probed_files(facts.files, target.files)))
+        read = texts(probed_files(facts.files, target.files))
+        return replace(target.configure(read), files=tuple(read))
     except GpunodeError as error:
         return Edit(problems=(problem_of(error),))
 
@@ -187,7 +192,7 @@ def probed_runtime_files(facts: NodeFacts, runtime: Runtime) -> tuple[str, ...]:
     """The paths of an engine's files, in force or not, which the probe found; none where it could not read one."""
     try:
         target = runtime_target(completed(RuntimeRequest(runtime=runtime.name), runtime))
-        return tuple(path for path, file in probed_files(facts.files, target.files).items() if file)
+        return tuple(texts(probed_files(facts.files, target.files)))
     except GpunodeError:  # the edit says what is wrong
         return ()
 
@@ -214,11 +219,11 @@ def activation(facts: NodeFacts, request: RuntimeRequest, edit: Edit) -> Activat
     """How the engine takes an edit up.  An Edit without changes disturbs nothing."""
     runtime = facts.runtime(request.runtime) or Runtime(name=request.runtime, distribution=request.distribution)
     known = completed(request, runtime)
-    engine, brought, row = _engine(known), DISTRIBUTIONS.get(_name(known)), ROWS[request.runtime]
+    brought, row = DISTRIBUTIONS.get(_name(known)), ROWS[request.runtime]
     runtime = replace(
         runtime,
-        config=known.config or engine.CONFIG,
+        config=known.config or _row(known).config,
         unit=runtime.unit or f"{brought.units[0] if brought else row.unit}.service",
         socket=runtime.socket or (brought.socket if brought else row.sockets[0]),
     )
-    return replace(engine.activation(facts, runtime, edit), handlers=(request.name,))
+    return replace(_engine(known).activation(facts, runtime, edit), handlers=(request.name,))

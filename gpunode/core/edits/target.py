@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from gpunode.core.edits.refusal import Refusal as Refusal  # noqa: PLC0414  # editors have it from here
 from gpunode.core.edits.undo import SINCE, changes_of, former, put, record, remnant, revert
 from gpunode.core.edits.values import Lost
+from gpunode.core.engines import NVIDIA_RUNTIME
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.mask import mask_quoted, masked_errors
@@ -330,7 +331,6 @@ def units_changed(edit: Edit) -> bool:
 # ---------------------------------------------------------------- container engines
 
 OPERATOR = ("/usr/local/nvidia/toolkit/", "/opt/nvidia/toolkit/")  # where the GPU Operator's toolkit container installs
-PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # of daemons, by systemd
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
@@ -355,7 +355,7 @@ class RuntimeRequest:
     version: str = ""
     default_runtime: Literal["nvidia", "runc", "keep"] = "nvidia"
     name: str = "nvidia"
-    path: str = "/usr/bin/nvidia-container-runtime"
+    path: str = NVIDIA_RUNTIME
     cdi: bool | None = None
     cgroup_driver: Literal["systemd", "cgroupfs", ""] = ""
     flags: tuple[str, ...] = ()
@@ -419,30 +419,19 @@ def restarted(runtime: Runtime, edit: Edit, keeps: str = "running containers kee
     )
 
 
-class Engine(Protocol):
-    """A module of this package.  `files` holds absolute paths and their bytes; a path not in it does not exist."""
+@dataclass(frozen=True)
+class Engine:
+    """What an engine's module offers as ENGINE, as functions of its files (absolute path → bytes) and a request.
 
-    CONFIG: str  # the root config file's usual path
+    `patterns` and `kept` are its `EditTarget`'s.  `configure` and `unconfigure` raise Refusal or InputError, the latter
+    takes only nvidia's entries out, and says what stays.  `activation` gets the engine as the probe found it.
+    """
 
-    def patterns(self, files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
-        """Paths and globs of all files the edit has to be given, as far as the files that are there tell.
-
-        Called again with what was read, until it names nothing new: imports name further files.
-        """
-        ...
-
-    def configure(self, files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
-        """What changes so that the engine knows the nvidia runtime; raises Refusal or InputError."""
-        ...
-
-    def unconfigure(self, files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
-        """What changes so that the engine no longer knows it: only nvidia's entries go, reasons say what stays."""
-        ...
-
-    def state(self, files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
-        """What is in force."""
-        ...
-
-    def activation(self, facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
-        """How the engine takes the edit up; `runtime` is the engine as the probe found it."""
-        ...
+    patterns: Callable[[Files, RuntimeRequest], tuple[str, ...]]
+    configure: Callable[[Files, RuntimeRequest], Edit]
+    unconfigure: Callable[[Files, RuntimeRequest], Edit]
+    state: Callable[[Files, RuntimeRequest], RuntimeState]
+    activation: Callable[[NodeFacts, Runtime, Edit], Activation]
+    kept: Callable[[Files, Files, Collection[str], RuntimeRequest], Edit] = lambda _files, _left, _theirs, _asked: (
+        Edit()
+    )

@@ -6,14 +6,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from gpunode.core.edits import (
-    RuntimeRequest,
-    activation,
-    completed,
-    edit_runtime,
-    probed_runtime_files,
-    runtime_target,
-)
+from gpunode.core.edits import RuntimeRequest, activation, completed, edit_runtime, runtime_target
 from gpunode.core.edits.target import probed_files, refused, texts
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
@@ -94,19 +87,15 @@ class Configured(Item):
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         """The edit, with the files that it was worked out on."""
-        facts, runtime = case.facts, case.facts.runtime(self.name)
-        rests_on = probed_runtime_files(facts, runtime) if runtime else ()
-        expect = {path: masked_hash(facts.files[path]) for path in rests_on}
+        expect = {path: masked_hash(case.facts.files[path]) for path in self.edit.files}
         again = self.name in DAEMONS and not self.edit.changes
         return {key: getattr(self.asked, name) for key, name in _FIELDS.items()} | {"restart": again, "expect": expect}
 
     def disrupts(self, case: HostCase) -> str:
         """What applying the configuration disturbs: one whose files stay as they are is restarted."""
         facts, edit = _with_new_toolkit(case), self.edit
-        runtime = facts.runtime(self.name)
-        if not edit.changes and runtime:
-            again = {path: facts.files[path].data for path in probed_runtime_files(facts, runtime)}
-            edit = replace(edit, changes=again)
+        if not edit.changes:
+            edit = replace(edit, changes={path: facts.files[path].data for path in edit.files})
         return activation(facts, self.asked, edit).disrupts
 
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:

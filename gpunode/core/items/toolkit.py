@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
-from gpunode.core.edits.engines.toolkit import CONFIG, toolkit_target
+from gpunode.core.edits.engines.toolkit import toolkit_target
 from gpunode.core.edits.target import probed_files, problem_of, texts
+from gpunode.core.engines import TOOLKIT_CONFIG as CONFIG
 from gpunode.core.errors import GpunodeError
 from gpunode.core.items.file import FILES
 from gpunode.core.items.item import Found, HostCase, Item, KeyOf, Question, StepKind

@@ -262,6 +262,7 @@ class Edit:
 
     `meant` are the settings that may differ in what the engine has in force afterwards: dotted paths without quotes,
     a table's path stands for all below it.  `restart`: the files are right, but the engine has not read them.
+    `files` are those that it rests on, of a node that was probed.
     """
 
     changes: Mapping[str, bytes | None] = field(default_factory=dict)
@@ -270,6 +271,7 @@ class Edit:
     problems: tuple[Problem, ...] = ()
     meant: tuple[str, ...] = ()
     restart: bool = False
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from gpunode.core.edits import SECTIONS, RuntimeRequest, RuntimeState, completed, runtime_state, runtime_target
-from gpunode.core.edits.target import PATH, Activation, EditTarget, Files, Refusal, gathered, texts
+from gpunode.core.edits.target import Activation, EditTarget, Files, Refusal, gathered, texts
 from gpunode.core.edits.text.unitfile import FOLDERS, program_of, unit_patterns
-from gpunode.core.engines import DISTRIBUTIONS, ROWS
+from gpunode.core.engines import DISTRIBUTIONS, NVIDIA_RUNTIME, PATH, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.items.kubelet import default_runtime, wanted_driver
 from gpunode.core.late import dataclass, field, replace
@@ -36,7 +36,7 @@ class Options:
     config: str = ""
     drop_in: str | None = None  # "": no drop-in, edit the config itself
     name: str = "nvidia"
-    path: str = "/usr/bin/nvidia-container-runtime"
+    path: str = NVIDIA_RUNTIME
     default_runtime: Literal["auto", "nvidia", "runc", "keep"] = "auto"
     cdi: bool | None = None
     cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = "auto"

@@ -138,7 +138,7 @@ containerd_check() {
   containerd_root
   [ -e "$containerd_config" ] || return 0
   echo "#: containerd_check"
-  ask 5 sh -c 'exec containerd --config "$1" config dump 2>&1 >/dev/null' sh "$containerd_config" | tail -n 5
+  ask 5 sh -c "exec containerd $CONTAINERD_JUDGE 2>&1 >/dev/null" "$containerd_config" | tail -n 5
 }
 
 # docker_check: what dockerd itself says of its file, with the arguments of the one that runs: from 23.0 on it can, and
@@ -156,7 +156,7 @@ EOF
     shift
   fi
   echo "#: docker_check"
-  ask 5 dockerd --validate "$@" --config-file "$docker_config"
+  ask 5 sh -c "exec dockerd \"\$@\" $DOCKER_JUDGE" "$docker_config" "$@"
 }
 
 # the containerd that a Kubernetes distribution brings

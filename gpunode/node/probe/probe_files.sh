@@ -91,7 +91,7 @@ probe_files() {
 configuration_files() {
   local kind sent file
   # shellcheck disable=SC2086 # a list of paths
-  set -- "$@" /etc/nvidia-container-runtime/config.toml /etc/nvidia-container-toolkit/*.env /etc/cdi/* /run/cdi/* \
+  set -- "$@" "$TOOLKIT_CONFIG" /etc/nvidia-container-toolkit/*.env /etc/cdi/* /run/cdi/* \
     $KUBERNETES_FILES /etc/rancher/*/config.yaml.d/* /var/lib/rancher/*/agent/etc/containerd/config*.toml.d/*.toml \
     /var/lib/rancher/*/agent/etc/containerd/*.toml /var/lib/rancher/*/agent/etc/containerd/*.tmpl \
     /etc/k0s/containerd.d/*.toml /etc/kubernetes/kubelet/config.json.d/*.conf /etc/kubernetes/kubelet.conf.d/*.conf \

@@ -3,7 +3,7 @@
 # through the nvidia runtime.  Leaves nothing behind: own names, removed at the end, and at the start what a killed run left.
 # Request and output: core/items/smoke.py.  Runs behind common.sh.
 
-NVIDIA_RUNTIME=$(command -v nvidia-container-runtime || echo /usr/bin/nvidia-container-runtime)
+NVIDIA_RUNTIME=$(command -v nvidia-container-runtime || echo "$NVIDIA_RUNTIME")
 OWN_IMAGE=localhost/gpunode-smoke:1
 NAME=gpunode-smoke
 # What is asked of every GPU: one that cannot answer says so in place of the value, and nvidia-smi ends with 0 (core/facts/driver.py)
@@ -14,7 +14,6 @@ ASKED=index,temperature.gpu,utilization.gpu,memory.used
 INSIDE='if command -v nvidia-smi >/dev/null; then nvidia-smi -L 2>&1; echo "gpunode-smoke-list $?"; nvidia-smi --query-gpu='$ASKED' --format=csv,noheader 2>&1; echo "gpunode-smoke-query $?"; fi; for d in /dev/nvidia[0-9]*; do [ ! -e "$d" ] || echo "gpunode-smoke-device $d"; done; echo gpunode-smoke-ran; exit 0'
 # What NVIDIA's runtime brings into a container (nvidia-container-toolkit pkg/nvcdi/driver-nvml.go, newDriverBinariesDiscoverer)
 MOUNTED="nvidia-smi nvidia-debugdump nvidia-persistenced nvidia-cuda-mps-control nvidia-cuda-mps-server nvidia-imex nvidia-imex-ctl"
-CONFIG=/etc/nvidia-container-runtime/config.toml
 # shellcheck disable=SC2154 # cuda.py, put before this
 CUDA_NEEDS='import base64, ctypes, os, signal, sys, time' CUDA="import base64; exec(base64.b64decode('$CUDA_PROGRAM'))"
 # Without python3 NVIDIA's sample does it, where it is: $1 is the program, $2 the devices; prints what cuda.py prints
@@ -266,7 +265,7 @@ own_image() {
 # toolkit_says KEY DEFAULT: a setting above the first table of the toolkit's configuration
 toolkit_says() {
   local stated
-  stated=$(sed -n '/^[[:space:]]*\[/q; s/^[[:space:]]*'"$1"'[[:space:]]*=[[:space:]]*\([a-z]*\).*/\1/p' "$CONFIG" 2>/dev/null | tail -n 1)
+  stated=$(sed -n '/^[[:space:]]*\[/q; s/^[[:space:]]*'"$1"'[[:space:]]*=[[:space:]]*\([a-z]*\).*/\1/p' "$TOOLKIT_CONFIG" 2>/dev/null | tail -n 1)
   echo "${stated:-$2}"
 }
 
@@ -287,7 +286,7 @@ judge() {
   case $2 in
     *gpunode-smoke-ran*) ;;
     # NVIDIA's hook in the modes cdi and jit-cdi: a choice of the toolkit's configuration, no fault
-    *'invoking the NVIDIA Container Runtime Hook directly'*) check "$1" not-proven "$3: $(last_line "$2")" "containers get GPUs by --runtime=nvidia or --device nvidia.com/gpu=all; --gpus needs nvidia-container-runtime.mode auto or legacy in $CONFIG" && return 1 ;;
+    *'invoking the NVIDIA Container Runtime Hook directly'*) check "$1" not-proven "$3: $(last_line "$2")" "containers get GPUs by --runtime=nvidia or --device nvidia.com/gpu=all; --gpus needs nvidia-container-runtime.mode auto or legacy in $TOOLKIT_CONFIG" && return 1 ;;
     *) check "$1" failed "$3 could not start a container: $(last_line "$2")" "$(log_of "${1%%.*}"), on the node" && return 1 ;;
   esac
   check "$1" passed "$3 ran a container"
@@ -312,13 +311,13 @@ judge_files() {
   id=$1 why=$2
   shift 2
   if [ "$#" = 0 ] && [ "$(how_to_ask)" = none ]; then
-    check "$id.gpus" not-proven "$why, and no /dev/nvidiaN: by $CONFIG an unprivileged container gets GPUs neither by NVIDIA_VISIBLE_DEVICES (accept-nvidia-visible-devices-envvar-when-unprivileged = false) nor by mounts (accept-nvidia-visible-devices-as-volume-mounts)" \
+    check "$id.gpus" not-proven "$why, and no /dev/nvidiaN: by $TOOLKIT_CONFIG an unprivileged container gets GPUs neither by NVIDIA_VISIBLE_DEVICES (accept-nvidia-visible-devices-envvar-when-unprivileged = false) nor by mounts (accept-nvidia-visible-devices-as-volume-mounts)" \
       "it may get them by CDI (--device nvidia.com/gpu=…); accept-nvidia-visible-devices-as-volume-mounts = true lets gpunode prove it"
   elif [ "$#" = "$gpus" ]; then
     check "$id.gpus" not-proven "$why; it has the device files of $(gpus_text) ($*), which proves no more than that they are there" \
       "the image has to have the C library that nvidia-smi needs: leave verify.image empty"
   else
-    check "$id.gpus" failed "$why, and it has $# device files of GPUs (${*:-no /dev/nvidiaN}); the node has $gpus" "does the engine start $NVIDIA_RUNTIME?  Its own log: $CONFIG, debug"
+    check "$id.gpus" failed "$why, and it has $# device files of GPUs (${*:-no /dev/nvidiaN}); the node has $gpus" "does the engine start $NVIDIA_RUNTIME?  Its own log: $TOOLKIT_CONFIG, debug"
   fi
 }
 

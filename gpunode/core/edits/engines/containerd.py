@@ -39,9 +39,10 @@ from gpunode.core.edits.engines.containerd_files import (
     unmeant,
 )
 from gpunode.core.edits.engines.dropin import encode
-from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed, restarted
+from gpunode.core.edits.target import Activation, Engine, Refusal, RuntimeRequest, RuntimeState, changed, restarted
 from gpunode.core.edits.text import jsontext, toml
 from gpunode.core.edits.undo import NEEDED
+from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
@@ -441,7 +442,7 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
 
 def judge(runtime: Runtime) -> tuple[str, ...]:
     """How a containerd prints what it has in force of a file."""
-    return (runtime.binary or "containerd", "-c", "@FILE@", "config", "dump")
+    return (runtime.binary or "containerd", *ROWS["containerd"].judge)
 
 
 def _off(files: Mapping[str, bytes], request: RuntimeRequest) -> bool:
@@ -450,3 +451,6 @@ def _off(files: Mapping[str, bytes], request: RuntimeRequest) -> bool:
         return in_force(files, request).without_cri is not None
     except (InputError, Refusal):
         return False
+
+
+ENGINE = Engine(patterns, configure, unconfigure, state, activation, kept)

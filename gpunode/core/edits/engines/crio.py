@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.engines import dropin
-from gpunode.core.edits.engines.toolkit import CONFIG as TOOLKIT
 from gpunode.core.edits.refusal import Refusal
-from gpunode.core.edits.target import PATH, Activation, RuntimeRequest, RuntimeState, changed, restarted, switches_cdi
+from gpunode.core.edits.target import Activation, Engine, RuntimeRequest, RuntimeState, changed, restarted, switches_cdi
 from gpunode.core.edits.text import toml
-from gpunode.core.engines import ROWS
+from gpunode.core.engines import FILE, PATH, ROWS
+from gpunode.core.engines import TOOLKIT_CONFIG as TOOLKIT
 from gpunode.core.facts.flags import flag_values
 from gpunode.core.late import dataclass
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
@@ -425,7 +425,7 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     started with: 1.36.3 then does not find a runtime that is new.
     """
     request = RuntimeRequest(runtime="crio", config=runtime.config, flags=runtime.flags)
-    root = ("--config", "@FILE@") if runtime.config in facts.files or runtime.config in edit.changes else ()
+    root = ("--config", FILE) if runtime.config in facts.files or runtime.config in edit.changes else ()
     return restarted(
         runtime,
         edit,
@@ -435,3 +435,6 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
             ("curl", "-fsS", "-m", "10", "--unix-socket", runtime.socket, "http://localhost/info"),
         ),
     )
+
+
+ENGINE = Engine(patterns, configure, unconfigure, state, activation)

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from gpunode.core.edits.engines.docker_file import CGROUP_KEY, DaemonFile, DaemonRuntime, arguments, read
-from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed, switches_cdi
+from gpunode.core.edits.target import Activation, Engine, Refusal, RuntimeRequest, RuntimeState, changed, switches_cdi
 from gpunode.core.edits.text import jsontext
-from gpunode.core.engines import ROWS
+from gpunode.core.engines import PATH, ROWS, TOOLKIT_CONFIG
 from gpunode.core.errors import InputError
 from gpunode.core.late import regex
 from gpunode.core.model import Edit, NodeFacts, Reason, Running, Runtime
@@ -25,7 +25,7 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """How the engine takes the edit up; an edit without changes disturbs nothing, one to the same bytes restarts it."""
     config, socket = runtime.config, runtime.socket
     before, after = _files(facts, runtime, edit)
-    validate = (runtime.binary or "dockerd", "--validate", *_given(runtime), "--config-file", "@FILE@")
+    validate = (runtime.binary or "dockerd", *_given(runtime), *ROW.judge)
     if is_rootless(config):
         words = f"nothing: the rootless Docker of {config} takes it up when its user restarts it"
         fix = f"{words} (systemctl --user restart docker)"
@@ -218,7 +218,7 @@ def _elsewhere(path: str, request: RuntimeRequest) -> tuple[Reason, ...]:
     if is_rootless(path):
         why = (
             "rootless Docker: its user restarts it (systemctl --user restart docker), and NVIDIA's runtime needs "
-            "no-cgroups = true in /etc/nvidia-container-runtime/config.toml there"
+            f"no-cgroups = true in {TOOLKIT_CONFIG} there"
         )
         return (Reason(what=path, why=why, source="https://docs.docker.com/engine/security/rootless/"),)
     if is_snap(path) and not request.path.startswith(_SNAP):
@@ -285,14 +285,18 @@ def _flag(right: bool, flag: str, choice: str) -> None:
         )
 
 
+def finds(default: str, runtimes: Collection[str], release: tuple[int, int]) -> bool:
+    """Whether dockerd starts with that default: one of its runtimes, or from 25.0 on the name of a shim."""
+    shim = not (0, 0) < release < (25, 0) and "/" not in default and default.find(".") > 0
+    return shim or default in _STOCK or default in runtimes
+
+
 def _check_default(file: DaemonFile, sets: Sets, request: RuntimeRequest) -> None:
-    """A default that no runtime has keeps dockerd from starting; from 25.0 on it may be the name of a shim."""
+    """A default that no runtime has keeps dockerd from starting."""
     flags = arguments(request.flags)
     default = sets.get(("default-runtime",)) or _default_now(file, flags)
     added = [word.partition("=")[0] for word in flags.get("runtimes", ())]
-    known = {*_STOCK, *file.runtimes, *added, request.name}
-    shim = not (0, 0) < request.release < (25, 0) and "/" not in default and default.find(".") > 0
-    if default not in known and not shim:
+    if not finds(default, {*file.runtimes, *added, request.name}, request.release):
         raise Refusal(
             f"the default runtime {default} is none of the runtimes: dockerd does not start so",
             "name the default runtime (--set-as-default, or runtimes.docker.default_runtime), or add that runtime",
@@ -418,3 +422,6 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
         cgroup_driver=drivers[-1] if drivers else "",
         files=(path,) if path in files else (),
     )
+
+
+ENGINE = Engine(patterns, configure, unconfigure, state, activation)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState
+from gpunode.core.edits.target import Activation, Engine, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml
 from gpunode.core.engines import DISTRIBUTIONS
 from gpunode.core.model import Edit, NodeFacts, Runtime
@@ -176,3 +176,6 @@ def _versioned(path: str, data: bytes, version: int) -> bytes:
     """A drop-in that names no version, which k0s allows, with one: containerd's editor takes it for version 1 else."""
     doc = toml.parse(path, data)[1]
     return data if not doc or "version" in doc else _version_line(version) + data
+
+
+ENGINE = Engine(patterns, configure, unconfigure, state, activation)

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpunode.core.content import decode
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState, restarted
+from gpunode.core.edits.target import OPERATOR, Activation, Engine, Refusal, RuntimeRequest, RuntimeState, restarted
 from gpunode.core.edits.text import toml, yamltext
 from gpunode.core.engines import DISTRIBUTIONS
 from gpunode.core.facts.flags import flag_values
@@ -167,7 +167,6 @@ class Rancher:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.CONFIG = DISTRIBUTIONS[kind].config
 
     def patterns(self, files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
         """config.yaml and its drop-ins, the rendered file, templates, and containerd's drop-ins."""
@@ -241,7 +240,10 @@ class Rancher:
         )
 
 
-k3s, rke2 = Rancher("k3s"), Rancher("rke2")
+ENGINE, RKE2 = (
+    Engine(one.patterns, one.configure, one.unconfigure, one.state, one.activation)
+    for one in (Rancher("k3s"), Rancher("rke2"))
+)
 
 
 # ---------------------------------------------------------------- what cannot be

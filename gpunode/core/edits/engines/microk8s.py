@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.target import OPERATOR, Activation, Refusal, RuntimeRequest, RuntimeState, restarted
+from gpunode.core.edits.target import OPERATOR, Activation, Engine, Refusal, RuntimeRequest, RuntimeState, restarted
 from gpunode.core.edits.text import toml
 from gpunode.core.engines import DISTRIBUTIONS
 from gpunode.core.model import Edit, NodeFacts, Runtime
@@ -105,3 +105,6 @@ def _carried(written: bytes, meant: bytes, edited: bytes) -> bytes:
     old, before, after = (data.splitlines(keepends=True) for data in (written, meant, edited))
     same = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     return b"".join(b"".join(old[i1:i2] if tag == "equal" else after[j1:j2]) for tag, i1, i2, j1, j2 in same)
+
+
+ENGINE = Engine(patterns, configure, unconfigure, state, activation)

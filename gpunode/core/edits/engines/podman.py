@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.engines import dropin
-from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed
+from gpunode.core.edits.target import Activation, Engine, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.engines import ROWS
 from gpunode.core.late import dataclass
@@ -176,3 +176,6 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """Every podman command reads its files again: nothing is restarted."""
     return Activation(unit="", verb="", config=runtime.config)
+
+
+ENGINE = Engine(patterns, configure, unconfigure, state, activation)

@@ -13,10 +13,10 @@ from typing import Any
 from gpunode.core.edits.engines import dropin
 from gpunode.core.edits.target import Activation, EditTarget, Files, Records, Refusal
 from gpunode.core.edits.text import toml
+from gpunode.core.engines import TOOLKIT_CONFIG as CONFIG
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, Reason
 
-CONFIG = "/etc/nvidia-container-runtime/config.toml"
 SOURCE = "github NVIDIA/nvidia-container-toolkit api/config/v1/config.go"
 _CLI, _RUNTIME = "nvidia-container-cli", "nvidia-container-runtime"
 _PLACES: Mapping[str, toml.Path] = {
