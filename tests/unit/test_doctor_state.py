@@ -42,17 +42,18 @@ def faults(daemon_json: bytes) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "holds a list, dockerd wants an object"),
-        ("null", "holds null"),
-        ("1", "holds 1"),
-        ('"x"', 'holds "x"'),
-        ('{"default-runtime": ["x"]}', "default-runtime is a list, dockerd wants a text"),
+        ("[]", "(expected: a JSON object)"),
+        ("1", "is 1"),
+        ('"x"', 'is "x"'),
+        ('{"default-runtime": ["x"]}', "default-runtime is a list (expected: a string)"),
         ('{"default-runtime": {}}', "default-runtime is an object"),
-        ('{"runtimes": ["nvidia"]}', "runtimes is a list, dockerd wants an object"),
+        ('{"runtimes": ["nvidia"]}', "runtimes is a list (expected: an object)"),
         ("[" * 2_000, PATH),
-        ("[" * 200_000, "nested too deeply"),
-        ('{"a": ' * 200_000, "nested too deeply"),
-        ("9" * 5_000, "integer"),
+        ("[" * 200_000, "recursion"),
+        ('{"a": ' * 100_000, PATH),
+        ('{"a": ' * 200_000, "1200000 bytes"),
+        ("9" * 5_000, "digits"),
+        ('{"runtimes": {"x": {}}}', "neither path nor runtimeType"),
     ],
     ids=lambda text: text[:24],
 )
@@ -62,7 +63,8 @@ def test_a_daemon_json_that_dockerd_refuses_is_a_finding(text: str, words: str) 
 
 
 def test_a_daemon_json_that_dockerd_reads_is_none() -> None:
-    assert faults(b'{"runtimes": null, "default-runtime": null}') == {}
+    for text in ("null", '{"runtimes": null, "default-runtime": null}', '{"default-runtime": "io.containerd.kata.v2"}'):
+        assert faults(text.encode()) == faults(text.encode("utf-8-sig")) == {}
     assert faults(b'{"default-runtime": "nvidia", "runtimes": {"nvidia": {}}}') == {}
     assert set(faults(b'{"default-runtime": "nvidia", "runtimes": {}}')) == {"docker-default-runtime-missing"}
 
@@ -87,7 +89,7 @@ def test_any_json_is_judged_and_can_be_printed(value: Any) -> None:
         *(e.text for s in of_kubelet.values() for e in s),
     ]:
         assert len(printed.encode("utf-8")) < 2_000
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | None):
         assert set(found) == {"docker-daemon-json"} and "kubelet-checkpoint" in of_kubelet
 
 

@@ -11,6 +11,7 @@ from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
 from gpunode.core.checks.health import drift_checks, sharing_checks
 from gpunode.core.doctor.checks import Checks, decided, ruled_out
 from gpunode.core.doctor.text import Evidence
+from gpunode.core.engines import NVIDIA_RUNTIME, ROWS, TOOLKIT_CONFIG
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts.cdi import KIND, of_others, stale
 from gpunode.core.facts.kubelet import kubelet_engine
@@ -23,7 +24,7 @@ from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.knowledge.support import too_old
 from gpunode.core.late import regex
 from gpunode.core.model import NodeFacts, PciDevice, Running, Runtime
-from gpunode.core.numbers import version_tuple
+from gpunode.core.numbers import release, version_tuple
 
 if TYPE_CHECKING:
     from gpunode.core.edits import RuntimeState
@@ -46,8 +47,6 @@ _DRIVER_PACKAGE = regex(
 _VERSION = regex(r"(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)")
 _NO_ANSWER = {"1": "connection refused, or no such host", "124": "no answer in time"}  # exit codes, of bash and timeout
 _TOOLKIT = {"nvidia-container-toolkit", "nvidia-container-toolkit-base"}  # packages
-_RUNTIME = "/usr/bin/nvidia-container-runtime"
-_TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 _UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _NODE = regex(r"/dev/nvidia[\w/-]{0,80}")
 _CDI_NAME = regex(r"nvidia\.com/gpu=([\w:-]{1,80})")
@@ -154,14 +153,14 @@ def _has_runtime(facts: NodeFacts) -> bool:
     return (
         bool(facts.toolkit)
         and not facts.packages.keys().isdisjoint(_TOOLKIT)
-        and all(state and state.path in ("", _RUNTIME.rpartition("/")[2], _RUNTIME) for state in states)
+        and all(state and state.path in ("", NVIDIA_RUNTIME.rpartition("/")[2], NVIDIA_RUNTIME) for state in states)
     )
 
 
 def _toolkit_config(facts: NodeFacts) -> dict[str, Any] | None:
     import tomli
 
-    file = facts.files.get(_TOOLKIT_CONFIG)
+    file = facts.files.get(TOOLKIT_CONFIG)
     try:
         return tomli.loads(file.data.decode()) if file and file.data is not None else None
     except (ValueError, RecursionError):
@@ -258,9 +257,8 @@ def _mig(facts: NodeFacts) -> Signs:
 
 
 def _engines(facts: NodeFacts) -> Signs:
-    for runtime in facts.runtimes:
-        if runtime.name == "docker":
-            yield from _daemon_json(facts, runtime.config)
+    if docker := facts.runtime("docker"):
+        yield from _daemon_json(facts, docker)
     if facts.cdi.gpus and any(spec.kind == KIND for spec in facts.cdi.specs):
         others = of_others(facts)
         yield from (("cdi-foreign" if reason in others else "cdi-stale", reason) for reason in stale(facts))
@@ -269,43 +267,25 @@ def _engines(facts: NodeFacts) -> Signs:
         yield "apt-docker2-conflict", f"nvidia-docker2 {old} next to nvidia-container-toolkit {new}"
 
 
-def _daemon_json(facts: NodeFacts, path: str) -> Signs:
-    file = facts.files.get(path)
-    if not file or not file.data:
+def _daemon_json(facts: NodeFacts, docker: Runtime) -> Signs:
+    """What dockerd does not start with, by its own word or by its file; one that was not read says nothing."""
+    from gpunode.core.edits import RuntimeRequest, probed_state
+    from gpunode.core.edits.engines.docker import finds
+    from gpunode.core.edits.target import problem_of
+
+    path = docker.config
+    if path not in facts.files or not facts.files[path].data:
         return
     try:
-        config = _parsed(file.data)
-    except ValueError as error:
-        yield "docker-daemon-json", f"{path}: {_cut(str(error))}"
+        state = probed_state(facts, docker, RuntimeRequest(runtime="docker"))
+    except GpunodeError as error:
+        yield "docker-daemon-json", _cut(problem_of(error).what)
         return
-    if not isinstance(config, dict):
-        yield "docker-daemon-json", f"{path} holds {_word(config)}, dockerd wants an object: {{…}}"
-        return
-    default, known = config.get("default-runtime"), config.get("runtimes")
-    if not isinstance(default, str | None):
-        yield "docker-daemon-json", f"{path}: default-runtime is {_word(default)}, dockerd wants a text"
-        return
-    if not isinstance(known, dict | None):
-        yield "docker-daemon-json", f"{path}: runtimes is {_word(known)}, dockerd wants an object"
-        return
-    if default and default not in (known or {}) and default not in ("runc", "io.containerd.runc.v2"):
-        reported = _cut(default)
-        yield "docker-default-runtime-missing", f"{path}: default-runtime is {reported}, runtimes has no {reported}"
-
-
-def _parsed(data: bytes | str) -> Any:
-    """JSON of a node.  Raises ValueError for whatever cannot be read, however deep it is nested."""
-    try:
-        return json.loads(data)
-    except RecursionError as error:
-        raise ValueError("nested too deeply to be read") from error
-
-
-def _word(value: object) -> str:
-    """A value of JSON for people; of a list or an object just which of the two it is."""
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    return _cut(json.dumps(value))
+    if docker.effective_error:
+        yield "docker-daemon-json", f"{path}: {_cut(docker.effective_error)}"
+    elif not finds(state.default, state.runtimes, release(docker.version)):
+        default = _cut(state.default)
+        yield "docker-default-runtime-missing", f"{path}: default-runtime is {default}, runtimes has no {default}"
 
 
 def _cut(text: str) -> str:
@@ -320,9 +300,9 @@ def _kubelet_devices(sections: Sections) -> Signs:
     if not text:
         return
     try:
-        registered = _parsed(text)["Data"]["RegisteredDevices"] or {}
+        registered = json.loads(text)["Data"]["RegisteredDevices"] or {}
         ours = {name: devices for name, devices in registered.items() if _OURS.match(name)}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield "kubelet-checkpoint", "kubelet_internal_checkpoint cannot be read as the kubelet writes it"
         return
     if not ours:
@@ -351,7 +331,7 @@ def _pods(facts: NodeFacts, sections: Sections) -> Signs:
     rows = [line.partition("=")[::2] for line in classes if _ASKED in classes]
     named = [(name, handler) for name, handler in rows if handler.startswith("nvidia")]
     for name, handler in named:
-        if handler not in state.runtimes and engine.name != "docker":
+        if handler not in state.runtimes and ROWS[engine.name].cri:
             yield (
                 "k8s-no-runtime",
                 f"RuntimeClass {_cut(name)} asks for {_cut(handler)}, {engine.name} has no such runtime",
@@ -360,7 +340,7 @@ def _pods(facts: NodeFacts, sections: Sections) -> Signs:
         return
     if not ours and not named:
         yield "k8s-no-runtime", f"{engine.name}, which the kubelet runs pods on, has no runtime nvidia"
-    asked = engine.name == "docker" or (_ASKED in classes and not named)
+    asked = not ROWS[engine.name].cri or (_ASKED in classes and not named)
     if ours and devices and asked and state.default not in ours:
         yield (
             "dp-nvml-load",
