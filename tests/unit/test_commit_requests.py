@@ -43,7 +43,8 @@ def test_an_edit_compares_all_that_was_read_and_writes_the_root_last() -> None:
     assert request["validate"] == b"containerd\n-c\n@FILE@\nconfig\ndump\n"
     assert b"unit containerd.service\nverb restart\n" in request["after"]
     assert b"\ndump yes\nhandlers nvidia\n" in request["after"]
-    assert json.loads(request["undo"]) == {"label": f"containerd {root} nvidia", **undo_data(edit.undo)}
+    written = json.loads(json.dumps(undo_data(edit.undo)))
+    assert json.loads(request["undo"]) == {"label": f"containerd {root} nvidia", **written}
 
 
 def test_files_of_a_role_become_changes() -> None:

@@ -109,8 +109,8 @@ def test_unconfigure_leaves_another_default_alone() -> None:
 def test_the_built_in_runtime_of_a_release_is_known_next_to_those_of_the_files() -> None:
     table = {DROP_IN: b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'}
     old, new = (runtime_state(table, request(version=version)) for version in ("1.30.4", "1.31.0"))
-    assert (old.runtimes, old.default) == (("runc", "nvidia"), "runc")
-    assert (new.runtimes, new.default) == (("crun", "nvidia"), "crun")
+    assert ((*old.runtimes,), old.default) == (("runc", "nvidia"), "runc")
+    assert ((*new.runtimes,), new.default) == (("crun", "nvidia"), "crun")
     assert runtime_state(table, request(version="")).default == ""
 
 

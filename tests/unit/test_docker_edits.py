@@ -61,7 +61,7 @@ def test_halves_of_surrogate_pairs_are_kept_as_they_are_written() -> None:
     asked = request(version="26.1.5", cgroup_driver="systemd")
     after = configure_runtime({DOCKER: text.encode()}, asked).changes[DOCKER] or b""
     assert after.count(rb'"\ud800=x"') == after.count(rb'"\udfff": {"path": "\ud800"}') == 1
-    assert runtime_state({DOCKER: after}, asked).runtimes == ("\ufffd", "nvidia")
+    assert runtime_state({DOCKER: after}, asked).runtimes == {"\ufffd": "\ud800", "nvidia": asked.path}
 
 
 @pytest.mark.parametrize("text", [r'{"features": {"\ud800": "\ud800"}}', '{"log-opts": {"a": 1e999}}'])
@@ -177,18 +177,18 @@ def test_of_keys_written_twice_none_stays_in_force(text: str) -> None:
         (
             '{"runtimes": {"nvidia": {"Path": "/n"}}, "default-runtime": "nvidia", "features": {"cdi": null}}',
             {},
-            RuntimeState(runtimes=("nvidia",), default="nvidia", path="/n", cdi=False, files=(DOCKER,)),
+            RuntimeState(runtimes={"nvidia": "/n"}, default="nvidia", path="/n", cdi=False, files=(DOCKER,)),
         ),
         (
             '{"runtimes": {"nvidia": {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/b"}}}}',
             {},
-            RuntimeState(runtimes=("nvidia",), default="runc", path="/b", cdi=True, files=(DOCKER,)),
+            RuntimeState(runtimes={"nvidia": "/b"}, default="runc", path="/b", cdi=True, files=(DOCKER,)),
         ),
         (
             '{"runtimes": {"kata": {"path": "/k"}}, "exec-opts": [" Native.CgroupDriver = cgroupfs"]}',
             {"flags": ("--add-runtime", "nvidia=/flag", "--default-runtime=nvidia", "--feature=cdi=false")},
             RuntimeState(
-                runtimes=("nvidia", "kata"),
+                runtimes={"nvidia": "/flag", "kata": "/k"},
                 default="nvidia",
                 path="/flag",
                 cdi=False,

@@ -255,7 +255,7 @@ def test_a_drop_in_of_k0s_is_removed_when_nothing_else_is_in_it() -> None:
 )
 def test_state_is_what_the_engine_has_in_force(case: str, runtimes: tuple[str, ...], default: str, path: str) -> None:
     state = runtime_state(after_of(case), request_of(case))
-    assert (state.runtimes, state.default, state.path) == (runtimes, default, path)
+    assert ((*state.runtimes,), state.default, state.path) == (runtimes, default, path)
 
 
 # ---------------------------------------------------------------- from probes

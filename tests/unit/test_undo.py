@@ -262,7 +262,7 @@ def test_a_runc_that_somebody_has_come_to_need_stays() -> None:
     after = (edit.changes[path] or b"") + own
     left = unconfigure_runtime({path: after}, request, [edit.undo]).changes[path] or b""
     state = runtime_state({path: left}, request)
-    assert (state.runtimes, state.default, b"nvidia" in left) == (("runc", "kata"), "runc", False)
+    assert ((*state.runtimes,), state.default, b"nvidia" in left) == (("runc", "kata"), "runc", False)
 
 
 def test_a_table_of_somebody_elses_stays_and_the_rest_goes_back_to_the_byte() -> None:

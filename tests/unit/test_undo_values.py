@@ -510,6 +510,86 @@ def test_what_others_have_in_an_engines_files_stays_in_force_or_goes_with_its_ne
     assert take_back(node, "uninstall").notes == ()
 
 
+NEEDY = (
+    f'version = 2\n{DEFAULT}{TABLE}{CRI}.runtimes.nvidia.options]\nBinaryName = "/usr/bin/nvidia-container-runtime"\n'
+)
+ENTRIES: dict[str, tuple[str, str, dict[str, str], str, str, str]] = {
+    # path and version, the files before, the file that a person writes since, and what its entry is called
+    "an import of theirs, 1.x": (
+        CONTAINERD,
+        "1.7.24",
+        {CONTAINERD: f'imports = ["{BELOW}/*.toml"]\n{RUNC}'},
+        f"{BELOW}/zz.toml",
+        NEEDY,
+        "the default runtime nvidia",
+    ),
+    "a table of theirs, CRI-O": (
+        CRIO,
+        "1.36.3",
+        {CRIO: PLAIN},
+        f"{CRIO}.d/zz.conf",
+        '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\nmonitor_env = ["A=b"]\n',
+        "the runtime nvidia",
+    ),
+    "another name, docker": (
+        DOCKER,
+        "28.5.2",
+        {DOCKER: "{}"},
+        DOCKER,
+        '{"runtimes": {"gpu": {"path": "nvidia-container-runtime"}}}',
+        "the runtime gpu",
+    ),
+    "another of its programs, Podman": (
+        PODMAN,
+        "5.4.2",
+        {PODMAN: ""},
+        f"{PODMAN}.d/zz.conf",
+        '[engine.runtimes]\ncdi = ["/usr/bin/nvidia-container-runtime.cdi"]\n',
+        "the runtime cdi",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENTRIES)
+def test_an_entry_of_a_persons_own_whose_program_goes_is_named_with_its_file(what: str) -> None:
+    path, version, first, place, text, called = ENTRIES[what]
+    before = {one: data.encode() for one, data in first.items()}
+    engine: Any = UNITS.get(path, "podman").removesuffix(".service")
+    request = RuntimeRequest(runtime=engine, version=version, config=path, default_runtime="nvidia")
+    edit = configure_runtime(before, request)
+    node = Fake(files=dict(before), engine=f"{engine} {version}")
+    node.commit(edit.changes, undo=edit.undo, unit=UNITS.get(path, ""), who=WHO)
+    node.person_writes(place, text.encode())
+    undone = unconfigure_runtime(dict(node.files), request, [edit.undo])
+    notes = take_back(node, "uninstall").notes
+    assert node.read(place) == text.encode()
+    said = [note for note in notes if note.startswith(f"{place}: not gpunode's, and stays: {called} runs ")]
+    assert len(said) == 1, notes
+    assert f"{place}: " + next(one.why for one in undone.reasons if one.why.startswith("not gpunode's")) == said[0]
+
+
+def test_a_file_that_an_undo_rids_of_what_a_person_pasted_is_not_said_to_stay_as_it_is() -> None:
+    before = {CONTAINERD: b'version = 3\n[debug]\n  level = "info"\n'}
+    request = RuntimeRequest(runtime="containerd", version="2.1.9", config=CONTAINERD, default_runtime="nvidia")
+    edit = configure_runtime(before, request)
+    node = Fake(files=dict(before), engine="containerd 2.1.9")
+    node.commit(edit.changes, undo=edit.undo, unit=UNITS[CONTAINERD], who=WHO)
+    pasted = (node.read(f"{BELOW}/99-nvidia.toml") or b"").replace(b"version = 3\n", b"")
+    node.person_writes(CONTAINERD, before[CONTAINERD] + pasted)
+    notes = take_back(node, "uninstall").notes
+    assert dict(node.files) == before
+    assert [note.partition("; ")[0] for note in notes] == [f"{CONTAINERD}: changed since, not by gpunode"]
+    assert "their lines stay" in notes[0]
+
+
+def test_a_runtime_that_was_there_before_gpunode_is_not_named_again() -> None:
+    before = {DOCKER: b'{"runtimes": {"gpu": {"path": "/usr/bin/nvidia-container-runtime"}}}'}
+    request = RuntimeRequest(runtime="docker", version="28.5.2", default_runtime="nvidia")
+    edit = configure_runtime(before, request)
+    undone = unconfigure_runtime(applied(before, edit), request, [edit.undo])
+    assert not any("stays" in one.why for one in undone.reasons)
+
+
 @pytest.mark.slow
 def test_the_scripts_read_all_that_an_engine_reads(tmp_path: Path) -> None:
     """Also what gpunode has not written: a file below its import stays in force, one that needs nvidia changes."""

@@ -387,17 +387,13 @@ def _packages(facts: NodeFacts) -> Signs:
     broken = [name for name in facts.broken_packages if re.search(r"nvidia|cuda", name)]
     if broken:
         yield "dpkg-nvidia-configure", f"broken: {', '.join(broken[:5])}"
-    versions = {name: found[1] for name, one in facts.packages.items() if (found := _of_driver(name, one.version))}
+    of_driver = {name: one.version for name, one in facts.packages.items() if _DRIVER_PACKAGE.match(name)}
+    versions = {name: found[1] for name, version in of_driver.items() if (found := _VERSION.match(version))}
     held = {name for name in versions if facts.packages[name].held}
     newest = max(versions.values(), key=version_tuple, default="")
     behind = [f"{name} {versions[name]}" for name in sorted(held) if versions[name] != newest]
     if behind:
         yield "apt-held-broken", f"held: {', '.join(behind[:5])}; other packages of the driver are {newest}"
-
-
-def _of_driver(name: str, version: str) -> re.Match[str] | None:
-    """The driver's version in that of one of its packages."""
-    return _VERSION.match(version) if _DRIVER_PACKAGE.match(name) else None
 
 
 def _device_nodes(facts: NodeFacts) -> Signs:

@@ -7,6 +7,7 @@ takes the change up.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -112,6 +113,17 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
         found = faults(left)
         return request.name not in found and found <= faults(before)
 
+    def needy(files: Files) -> dict[str, str]:
+        """The runtimes whose program the toolkit brings."""
+        entries, state = dict[str, str](), found(files) or RuntimeState()
+        for runtime, program in state.runtimes.items():
+            if f"{posixpath.join(posixpath.dirname(request.path), program)}.".startswith(f"{request.path}."):
+                without = ((p, found({**files, p: b""})) for p in reversed(state.files))
+                place = next((p for p, rest in without if rest and rest.runtimes.get(runtime) != program), root)
+                which = f"the {'default ' if runtime == state.default else ''}runtime {runtime}"
+                entries[f"{which} runs {program}, without which none of its containers starts"] = place
+        return entries
+
     return EditTarget(
         name=name,
         root=root,
@@ -121,6 +133,7 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
         remove=lambda files, _undo: engine.unconfigure(files, request),
         activation=lambda _files, edit: activation(facts or NodeFacts(), request, edit),
         usable=usable,
+        needy=needy,
         kept=lambda files, left, theirs: engine.kept(files, left, theirs, request),
     )
 
@@ -202,17 +215,12 @@ def completed(request: RuntimeRequest, runtime: Runtime) -> RuntimeRequest:
     return replace(
         request,
         distribution=runtime.distribution,
-        config=flag_config(runtime) or runtime.config,
+        config=flag_value(runtime.flags, *ROWS[runtime.name].config_flags) or runtime.config,
         version=runtime.version,
         flags=runtime.flags,
         rendered=runtime.rendered,
         refused=runtime.effective_error,
     )
-
-
-def flag_config(runtime: Runtime) -> str:
-    """The config file that the daemon's own arguments name, "" when they name none."""
-    return flag_value(runtime.flags, *ROWS[runtime.name].config_flags)
 
 
 def activation(facts: NodeFacts, request: RuntimeRequest, edit: Edit) -> Activation:

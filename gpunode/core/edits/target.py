@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
 from gpunode.core.edits.refusal import Refusal as Refusal  # noqa: PLC0414  # editors have it from here
-from gpunode.core.edits.undo import SINCE, changes_of, former, put, record, remnant, revert
+from gpunode.core.edits.undo import SINCE, THEIRS, changes_of, former, put, record, remnant, revert
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import NVIDIA_RUNTIME
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
-from gpunode.core.late import dataclass, regex, replace
+from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.mask import mask_quoted, masked_errors
 from gpunode.core.model import (
     ConfigFile,
@@ -71,7 +71,8 @@ class EditTarget:
     gives paths and globs, asked again with what was read until it names nothing new.  `edit` is what changes, `remove`
     what changes so that nothing of it is left; it gets the records that did not suffice.  `usable` says whether the
     program can work with what the records leave of files that have changed since as with those before them, and without
-    gpunode.  `kept` is what has to be in the files that an undo leaves so that those of others stay in force.
+    gpunode.  `kept` is what has to be in the files that an undo leaves so that those of others stay in force.  `needy`
+    are entries that need a program which goes with gpunode, each with its file.
     `noticed` adds to an edit what makes the program take it up.
     """
 
@@ -84,6 +85,7 @@ class EditTarget:
     activation: Callable[[Files, Edit], Activation]
     usable: Callable[[Files, Files], bool] = lambda _left, _before: True
     kept: Callable[[Files, Files, Collection[str]], Edit] = lambda _files, _left, _theirs: Edit()
+    needy: Callable[[Files], Mapping[str, str]] = lambda _files: {}
     noticed: Callable[[Files, Edit], Edit] = lambda _, edit: edit
 
     def files(self, files: Files) -> tuple[str, ...]:
@@ -126,6 +128,18 @@ class EditTarget:
         cannot work with what is left as with what `was` before gpunode, our own entries go out of that, but for our
         files that are as they were; where that does not help, out of `files`.
         """
+        edit = self._settled(files, after, was, undo, lost)
+        before = self.needy({path: was[path] for one in undo for path in one if path in was})
+        named = (
+            Reason(what=path, why=f"{THEIRS}{entry}: remove it, or keep the toolkit")
+            for entry, path in self.needy(put(files, edit.changes)).items()
+            if entry not in before
+        )
+        return replace(edit, reasons=(*edit.reasons, *named))
+
+    def _settled(
+        self, files: Files, after: Files, was: Files, undo: Records, lost: Mapping[str, Sequence[Lost]]
+    ) -> Edit:
         own = {path for one in undo for path in one}
 
         def kept(left: Files) -> Edit:
@@ -398,7 +412,7 @@ def switches_cdi(request: RuntimeRequest, engine: str, since: tuple[int, int]) -
 class RuntimeState:
     """What an engine has in force: its runtimes, the default one, and what belongs to the nvidia runtime."""
 
-    runtimes: tuple[str, ...] = ()
+    runtimes: Mapping[str, str] = field(default_factory=dict)  # by name, the binary; "" for the engine's own
     default: str = ""
     path: str = ""  # the binary of the nvidia runtime, "" when the engine does not know that runtime
     cdi: bool | None = None  # None: this engine has no such setting

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ _REMNANT = regex(rb"\s*(#|version\s*=)")
 _WRITTEN = "what gpunode runtime configure wrote"
 NOT_FOUND = (Lost("lines that gpunode wrote are no longer in it"),)
 SINCE = "changed since: "  # why a value stays
+THEIRS = "not gpunode's, and stays: "
 NEEDED = f"{SINCE}others need what is still in it"
 _BYTES = ("before", "after", "lead", "trail")
 
@@ -277,15 +278,11 @@ def _ends_line(data: bytes, at: int, newline: bytes) -> bool:
 
 def undo_data(undo: Mapping[str, Undo]) -> dict[str, Any]:
     """As plain data for JSON; bytes in base64."""
-    return {"version": FORMAT, "files": {path: _data(one) for path, one in undo.items()}}
 
+    def plain(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        return {key: base64.b64encode(one).decode() if isinstance(one, bytes) else one for key, one in items}
 
-def _data(undo: Undo) -> dict[str, Any]:
-    return {"created": undo.created, "sha256": undo.sha256, "hunks": [_hunk_data(hunk) for hunk in undo.hunks]}
-
-
-def _hunk_data(hunk: Hunk) -> dict[str, Any]:
-    return {"at": hunk.at} | {key: base64.b64encode(getattr(hunk, key)).decode() for key in _BYTES}
+    return {"version": FORMAT, "files": {path: asdict(one, dict_factory=plain) for path, one in undo.items()}}
 
 
 def undo_from_data(data: Any) -> dict[str, Undo]:

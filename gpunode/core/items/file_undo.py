@@ -10,7 +10,7 @@ from itertools import dropwhile
 
 from gpunode.core.edits import RuntimeRequest, runtime_target, unconfigure_runtime
 from gpunode.core.edits.target import EditTarget, Refusal, problem_of
-from gpunode.core.edits.undo import NEEDED, NOT_FOUND, SINCE, base_of, former, put, revert
+from gpunode.core.edits.undo import NEEDED, NOT_FOUND, SINCE, THEIRS, base_of, former, put, revert
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import DAEMONS, DISTRIBUTIONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
@@ -31,6 +31,7 @@ AT_BOOT = (
     "/etc/initramfs-tools/",
     "/etc/mkinitcpio",
 )
+_AS_IT_IS, _LINES = (f"changed since, not by gpunode; {what}" for what in ("it stays as it is", "their lines stay"))
 BY_PACKAGES = "packages"  # in a record of files: packages made them
 # engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them: by
 # unit, or the configuration of those without one
@@ -78,14 +79,6 @@ def _is_source(file: FileRestore) -> bool:
     return not file.held and file.data is None and file.path.startswith(SOURCES)
 
 
-def _unconfigured(files: Mapping[str, bytes], request: RuntimeRequest, undo: Sequence[Mapping[str, Undo]]) -> Edit:
-    """What takes nvidia's entries out of an engine's file; why that cannot be read is the Edit's problem."""
-    try:
-        return unconfigure_runtime(files, request, undo)
-    except GpunodeError as error:
-        return Edit(problems=(problem_of(error),))
-
-
 def _sha256(data: bytes | None) -> str:
     return "" if data is None else hashlib.sha256(data).hexdigest()
 
@@ -115,7 +108,9 @@ class Files:
         first = {path: one for path, one in first.items() if path not in self.others}
         self.brought = {path: None for path, record in first.items() if record.more.get("by") == BY_PACKAGES}
         self.kept = {path: None for path in self.brought if self._is_kept(path)}
-        own = [p for p in first if p not in self.brought or (p in self.kept and self._is_edited(p))]
+        # by gpunode itself, too
+        edited = (p for p in self.kept if any(x.record.more.get("by") != BY_PACKAGES for x in scope.own_files[p]))
+        own = [p for p in first if p not in self.brought.keys() - {*edited}]
         back = {path: one for path in own if (one := self._file(path))}
         units = {path: self.at(path).unit for path in back} | self._settle(back)
         self._name_what_an_undo_found()
@@ -223,7 +218,11 @@ class Files:
                     self._needed |= {one.record.id for one in self.scope.own_files.get(place, ())}
                 else:
                     back[place] = FileRestore(path=place, expect=_sha256(files.get(path)), data=data)
-            for reason in (one for one in edit.reasons if one.why.startswith(SINCE)):
+                    self.notes = [
+                        Note(one.text.replace(_AS_IT_IS, _LINES), one.about) if one.about == (place,) else one
+                        for one in self.notes
+                    ]
+            for reason in (one for one in edit.reasons if one.why.startswith((SINCE, THEIRS))):
                 self._note(reason.what, reason.why)
         return found
 
@@ -232,7 +231,7 @@ class Files:
         found = known.replayed
         if found.theirs:
             self._theirs[path] = None
-        stays = f"changed since, not by gpunode; it stays as it is{self._former(known)}"
+        stays = f"{_AS_IT_IS}{self._former(known)}"
         # where gpunode has written a file as a whole since, nothing of theirs is in it
         versions = found.aside if by_lines else (*found.aside, *found.unmerged)
         if aside := [known.copies[hash] for hash in versions if hash in known.copies]:
@@ -242,7 +241,7 @@ class Files:
         if wanted.exact and wanted.hash == now and found.changed_since:
             self._note(path, stays)
         elif wanted.exact and wanted.hash not in (now, ABSENT) and found.theirs:
-            self._note(path, "changed since, not by gpunode; their lines stay")
+            self._note(path, _LINES)
         elif not wanted.exact and now != wanted.hash and known.is_undone(now) and not known.unit and not by_lines:
             self._note(path, stays)
 
@@ -274,7 +273,7 @@ class Files:
         ours |= {file["after"] for file in self._by_undo}
         for file in self._by_undo:
             if file["before"] not in ours:
-                self._note(file["path"], "changed since, not by gpunode; their lines stay")
+                self._note(file["path"], _LINES)
 
     def _dependencies_added(self) -> list[FileRestore]:
         """What packages have brought goes, unless somebody has changed it: then gpunode's part of it alone does."""
@@ -313,10 +312,6 @@ class Files:
         self._theirs[path] = None
         return True
 
-    def _is_edited(self, path: str) -> bool:
-        """Whether gpunode itself has written it, too."""
-        return any(one.record.more.get("by") != BY_PACKAGES for one in self.scope.own_files[path])
-
     def _changed_since(self, known: _Known, expect: str) -> FileRestore | None:
         """Of a file that somebody has changed since, only gpunode's own lines go, where they can be found.
 
@@ -333,16 +328,19 @@ class Files:
         engine = _ENGINES.get(known.unit)
         if engine and was is not None:
             request = RuntimeRequest(runtime=engine, config=known.called)
-            edit = _unconfigured({known.called: was}, request, [{known.called: one} for one in undo])
+            try:
+                edit = unconfigure_runtime({known.called: was}, request, [{known.called: one} for one in undo])
+            except GpunodeError as error:
+                edit = Edit(problems=(problem_of(error),))
             if known.called in edit.changes and not edit.problems:
                 data = edit.changes[known.called]
                 lost = [one if one.theirs else Lost(f"{one.text}: removed") for one in lost if one not in NOT_FOUND]
             why += "".join(f", because {problem.what}" for problem in edit.problems[:1])
         why += "".join(f"; {one.text}" for one in dict.fromkeys(lost))
         if data == was:
-            self._note(path, f"changed since, not by gpunode; it stays as it is{why}{self._former(known)}")
+            self._note(path, f"{_AS_IT_IS}{why}{self._former(known)}")
             return None
-        self._note(path, f"changed since, not by gpunode; their lines stay{why}")
+        self._note(path, f"{_LINES}{why}")
         return FileRestore(path=path, expect=expect, data=data)
 
     def _engines(self) -> dict[RuntimeName, tuple[PostCommit, dict[str, _Known]]]:

@@ -59,7 +59,9 @@ class PackageBack(Back):
 
         `restored` are sources that come back, `theirs` files of which somebody has written a version.
         """
-        records, ours = scope.records, _ours(scope.known)
+        # (package, version) that gpunode has installed
+        ours = {(name, before if after == ABSENT else after) for name, before, after in versions(scope.known)}
+        records = scope.records
         before = versions_before(records)
         things: tuple[Thing[Back], ...] = tuple(
             Thing(kind=self, name=name, was=version, now=journal.packages.get(name, (ABSENT, ""))[0])
@@ -183,11 +185,6 @@ def _asked_for(journal: JournalSnapshot, records: Sequence[Record]) -> dict[str,
 
 def _manual(marks: Iterable[str]) -> set[str]:
     return {mark.removeprefix("manual ") for mark in marks if mark.startswith("manual ")}
-
-
-def _ours(known: Sequence[Record]) -> set[tuple[str, str]]:
-    """(package, version) that gpunode has installed."""
-    return {(name, before if after == ABSENT else after) for name, before, after in versions(known)}
 
 
 def _files(known: Sequence[Record]) -> set[str]:

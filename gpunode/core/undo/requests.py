@@ -28,6 +28,7 @@ from gpunode.core.undo.scope import PARTS
 from gpunode.core.validation import as_lines, check_value, mapping, text, texts
 
 VERBS = ("uninstall", "rollback")
+_OF_THAT_TIME = (b"handlers", b"plugin_was", b"broken")  # lines of a transaction's `after` that do not hold again
 SHAPE = mapping(
     "What is undone.",
     verb=text("By default C(uninstall).", choices=VERBS),
@@ -153,19 +154,15 @@ def _files(title: str, files: FileTransaction | None, check: bool) -> Ask | None
     changes = [FileChange(path=f.path, data=f.data, expect=f.expect, held=f.held) for f in files.files]
     request = commit_request(changes, check=check)
     if files.follow:
+        still = (x for x in files.follow.after.splitlines() if x.split(b" ", 1)[0] not in _OF_THAT_TIME)
         request |= {
-            "after": b"".join(b"%s\n" % line for line in files.follow.after.splitlines() if _still(line)),
+            "after": b"".join(b"%s\n" % line for line in still),
             "validate": files.follow.validate,
             # the others prove that the engine knows the nvidia runtime
             "health": b"".join(b"%s\n" % n for n in files.follow.health.splitlines() if n.endswith(b"\tversion")),
         }
     request |= {"used": as_lines(files.used)}
     return Ask(title=title, script="commit.sh", request=request)
-
-
-def _still(line: bytes) -> bool:
-    """Whether a line of an earlier transaction's `after` holds again."""
-    return line.split(b" ", 1)[0] not in (b"handlers", b"plugin_was", b"broken")
 
 
 def _check(check: bool) -> dict[str, bytes]:

@@ -412,13 +412,14 @@ def _remarks(config: ContainerdConfig) -> tuple[Reason, ...]:
 def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     """What is in force, with the built-in runc."""
     config = in_force(files, request)
-    runtimes = runtimes_in_force(config)
-    driver = toml.lookup(runtimes.get("runc", {}), ("options", "SystemdCgroup"))
+    tables = runtimes_in_force(config)
+    runtimes = {name: str(toml.lookup(one, ("options", "BinaryName")) or "") for name, one in tables.items()}
+    driver = toml.lookup(tables.get("runc", {}), ("options", "SystemdCgroup"))
     cdi = None if (1, 0) < config.daemon < (1, 7) else bool(config.cri.get("enable_cdi", config.merges))
     return RuntimeState(
-        runtimes=tuple(runtimes),
+        runtimes=runtimes,
         default=default_in_force(config),
-        path=str(toml.lookup(runtimes.get(request.name, {}), ("options", "BinaryName")) or ""),
+        path=runtimes.get(request.name, ""),
         cdi=cdi,
         cgroup_driver="" if driver is None else "systemd" if driver else "cgroupfs",
         files=tuple(file.path for file in config.files if file.path in files),

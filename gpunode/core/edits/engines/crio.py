@@ -130,7 +130,8 @@ def in_force(documents: Sequence[CrioFile], request: RuntimeRequest) -> CrioSett
     version = request.release
     own = "" if version == (0, 0) else "crun" if version >= (1, 31) else "runc"
     section: dict[str, Any] = {}
-    runtimes: dict[str, dict[str, Any]] = {own: _built_in(version)} if own else {}
+    built_in = next(({"allowed_annotations": found} for first, found in _ANNOTATIONS if version >= first), {})
+    runtimes: dict[str, dict[str, Any]] = {own: built_in} if own else {}
     for document in documents:
         section |= document.section
         runtimes |= document.runtimes
@@ -142,10 +143,6 @@ def in_force(documents: Sequence[CrioFile], request: RuntimeRequest) -> CrioSett
         if given := flag_values(request.flags, flag):
             section[key] = given[-1]
     return CrioSettings(section, runtimes, section.get(DEFAULT) or own)
-
-
-def _built_in(version: tuple[int, int]) -> dict[str, Any]:
-    return next(({"allowed_annotations": found} for first, found in _ANNOTATIONS if version >= first), {})
 
 
 # where nvidia-container-toolkit 1.18.0 to 1.19.0 wrote the drop-in: CRI-O does not look there
@@ -406,11 +403,12 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     """What is in force."""
     documents = documents_of(files, request)
     now = in_force(documents, request)
+    runtimes = {name: str(one.get("runtime_path", "")) for name, one in now.runtimes.items()}
     dirs = now.section.get(CDI, _CDI_DIRS)
     return RuntimeState(
-        runtimes=tuple(now.runtimes),
+        runtimes=runtimes,
         default=now.default,
-        path=str(now.runtimes.get(request.name, {}).get("runtime_path", "")),
+        path=runtimes.get(request.name, ""),
         cdi=None if (0, 0) < request.release < (1, 24) else bool(dirs),
         cgroup_driver=now.section.get(CGROUP) or "systemd",
         files=tuple(document.path for document in documents),

@@ -248,7 +248,9 @@ def _runtime(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
         )
     if is_snap(file.path) and now.path.startswith(_SNAP) and not request.path.startswith(_SNAP):
         return {}  # the toolkit that the snap brings, which it has entered itself
-    if _same(now.path, request.path) or (added and not now.keys and not _needs_entry(flags, request)):
+    # before 25.0 the file's default has to be one of the file's runtimes: it is checked by itself
+    needed = request.default_runtime == "nvidia" and "default-runtime" not in flags and request.release < (25, 0)
+    if _same(now.path, request.path) or (added and not now.keys and not needed):
         return {}
     sets: Sets = {("runtimes", request.name, now.keys.get("path", "path")): request.path}
     return sets if "args" in now.keys else sets | {("runtimes", request.name, "runtimeArgs"): []}
@@ -257,11 +259,6 @@ def _runtime(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
 def _same(path: str, wanted: str) -> bool:
     """Whether an entry means that binary: by its path, or by its name, which dockerd looks for on its PATH."""
     return path == wanted or (path == posixpath.basename(wanted) and posixpath.dirname(wanted) in PATH)
-
-
-def _needs_entry(flags: Flags, request: RuntimeRequest) -> bool:
-    """Whether the file's default has to be one of the file's runtimes: before 25.0 it is checked by itself."""
-    return request.default_runtime == "nvidia" and "default-runtime" not in flags and request.release < (25, 0)
 
 
 def _default(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
@@ -409,15 +406,17 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     file = read(files, path, request)
     flags = arguments(request.flags)
     given = dict(word.partition("=")[::2] for word in flags.get("runtimes", ()))
-    runtimes = {name: DaemonRuntime(path=binary) for name, binary in given.items()} | dict(file.runtimes)
-    mine = runtimes.get(request.name, DaemonRuntime())
+    runtimes = given | {
+        name: one.path or (str(one.options.get("BinaryName", "")) if one.kind == RUNC_SHIM else "")
+        for name, one in file.runtimes.items()
+    }
     drivers = _cgroup_drivers([*flags.get("exec-opts", ()), *file.exec_opts])
     number = request.release
     cdi = _features(file, flags).get("cdi", number >= (28, 2) if number >= (25, 0) else None)
     return RuntimeState(
-        runtimes=tuple(runtimes),
+        runtimes=runtimes,
         default=_default_now(file, flags),
-        path=mine.path or (str(mine.options.get("BinaryName", "")) if mine.kind == RUNC_SHIM else ""),
+        path=runtimes.get(request.name, ""),
         cdi=cdi,
         cgroup_driver=drivers[-1] if drivers else "",
         files=(path,) if path in files else (),

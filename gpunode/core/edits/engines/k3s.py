@@ -221,8 +221,9 @@ class Rancher:
         node = Node(self.kind, files, request)
         found, setting = node.in_force, "" if node.root else node.setting(SETTING)[0]
         paths = (*node.documents, node.template, node.rendered, *found.files)
-        default = setting or found.default
-        return replace(found, default=default, files=tuple(dict.fromkeys(path for path in paths if path in files)))
+        there = tuple(dict.fromkeys(path for path in paths if path in files))
+        theirs = found.runtimes if node.decides or node.dropped_in else dict.fromkeys(found.runtimes, "")
+        return replace(found, runtimes=theirs, default=setting or found.default, files=there)
 
     def activation(self, facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
         """config.toml is rendered, and containerd started, when the service starts."""

@@ -163,11 +163,11 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     """What is in force; podman has no switch for CDI."""
     documents = _documents(files, request)
     now = _in_force(documents)
-    paths = now["runtimes"].get(request.name) or [""]
+    runtimes = {name: str((paths or [""])[0]) for name, paths in now["runtimes"].items()}
     return RuntimeState(
-        runtimes=tuple(now["runtimes"]),
+        runtimes=runtimes,
         default=now.get("runtime", ""),
-        path=str(paths[0]),
+        path=runtimes.get(request.name, ""),
         cgroup_driver=now.get("cgroup_manager", ""),
         files=tuple(document.path for document in documents),
     )

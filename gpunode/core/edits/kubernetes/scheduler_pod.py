@@ -132,7 +132,7 @@ def host_path(pod: Pod, path: str) -> str | None:
             best = mount
     if best is None:
         return None
-    volume = _volume(pod, str(best.get("name")))
+    volume = next((one for one in _volumes(pod) if one.get("name") == str(best.get("name"))), {})
     source = yamltext.value_at(volume, ("hostPath", "path"))
     if not isinstance(source, str):
         raise Refusal(f"{pod.path}: {path} lies in the volume {best.get('name')}, which is no hostPath", _FIX)
@@ -147,10 +147,6 @@ def _top(mount: Mapping[str, Any]) -> str:
 def _volumes(pod: Pod) -> list[Mapping[str, Any]]:
     found = yamltext.value_at(pod.data, ("spec", "volumes"))
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
-def _volume(pod: Pod, name: str) -> Mapping[str, Any]:
-    return next((one for one in _volumes(pod) if one.get("name") == name), {})
 
 
 def with_file(pod: Pod, path: str, file: str) -> tuple[Pod, tuple[Reason, ...]]:

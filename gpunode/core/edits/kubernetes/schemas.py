@@ -169,7 +169,9 @@ def extender_faults(extenders: Any) -> Iterator[str]:
         if not isinstance(extender, dict):
             continue
         binders += bool(extender.get("bindVerb"))
-        if extender.get("prioritizeVerb") and not _positive(extender.get("weight")):
+        weight = extender.get("weight")
+        positive = isinstance(weight, int) and not isinstance(weight, bool) and weight > 0
+        if extender.get("prioritizeVerb") and not positive:
             yield f"extenders[{at}].weight: a prioritizeVerb needs a positive weight"
         resources = extender.get("managedResources")
         for resource in resources if isinstance(resources, list) else []:
@@ -181,10 +183,6 @@ def extender_faults(extenders: Any) -> Iterator[str]:
             managed.add(name)
     if binders > 1:
         yield f"extenders: {binders} of them bind, and only one can"
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 # ---------------------------------------------------------------- fields
