@@ -348,8 +348,10 @@ def _meant_option(error: click.ClickException) -> str:
 
     if isinstance(error, click.NoSuchOption) and error.ctx:
         words = [word for word in sys.argv if word.startswith(error.option_name) and not word.startswith("--")]
-        known = [name.lstrip("-") for param in error.ctx.command.params for name in param.opts if name[:2] == "--"]
-        return meant((words or [error.option_name])[0].strip("-"), known, prefix="--")
+        names = [name for param in error.ctx.command.params for name in param.opts if name[:1] == "-"]
+        short = f"its short options: {', '.join(name for name in names if name[:2] != '--')}" if words else ""
+        known = [name.lstrip("-") for name in names if name[:2] == "--"]
+        return meant((words or [error.option_name])[0].strip("-"), known, short, prefix="--")
     if isinstance(error, click.BadParameter) and isinstance(choice := getattr(error.param, "type", None), click.Choice):
         return meant(error.message.split("'")[1], choice.choices)
     return ""

@@ -148,10 +148,11 @@ def find_hosts(targets: Targets) -> list[Detected]:
     ways = [name for name in ("hosts", "inventory", "local") if getattr(targets, name)]
     if len(ways) != 1:
         by_limit = f"choose hosts of an inventory by --limit {','.join(targets.hosts)}".rstrip()
+        below = next((f"-i {path}" for path in sorted(Path().glob("*/hosts.y*ml"))), "for this machine itself: --local")
         raise InputError(
             f"{' and '.join(ways)} given together" if ways else "no host given",
             expected="one of: HOST…, -i INVENTORY, --local",
-            fix=by_limit if ways else "for this machine itself: --local",
+            fix=by_limit if ways else below,
         )
     if targets.limit and not targets.inventory:
         raise InputError("--limit without an inventory", fix="name just the hosts you want")

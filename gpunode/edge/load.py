@@ -45,6 +45,8 @@ _NOT_HERE = {  # in a line with a mistake: what is no part of gpunode.yml, or of
     r"\$\{?[A-Z_]+": "write the value itself: variables of the shell are not read",
     r"!vault": "a vaulted value belongs into gpunode_spec of an inventory",
     r"^\s*\w+:[{\['\"]": "write a blank behind the colon",
+    r"^---": "a file is one document: remove this line",
+    r"(^|\s)(//|/\*)": "a comment begins with #, also in a file that is JSON otherwise",
 }
 _LOOKALIKES = dict(zip("：，｛｝［］＃“”„‘’–—\u00a0\u3000", ':,{}[]#"""\'\'--  ', strict=True))
 

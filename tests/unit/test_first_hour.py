@@ -124,7 +124,8 @@ SPECS = [  # a mistake in gpunode.yml: text, where, what to do
     ("# 显卡：驱动\ndriver：\n  branch: '580'", "3:9", "write ':' in place of '：' in line 2"),
     ("driver: {branch: {{ b }} }", "1:19", "templates are read in gpunode_spec of an inventory"),
     ("driver: {branch: '{{ b }}'}", "1:18", "templates are read in gpunode_spec of an inventory"),
-    ("driver: {}\n---\ndriver: {}", "2:1: expected a single document in the stream, but", "fix that line"),
+    ("driver: {}\n---\ndriver: {}", "2:1: expected a single document in the stream, but", "remove this line"),
+    ('{"driver": {"branch": "580"} // mine\n}', "1:30", "a comment begins with #"),
     ("driver: {}\ncuda: {}\ndriver: {}", "3:1: the key 'driver' stands here and in line 1", "put both under one"),
     ("container-toolkit: {version: '1.17'}", "1:1", "did you mean 'toolkit'?"),
     ("driver: {open: true}", "1:16", "did you mean 'driver.flavour'?"),
@@ -220,6 +221,9 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("detect root:secret@127.0.0.1", "leave the password out"),
     ("detect 127.0.0.1:99999", "a port of at most 65535"),
     ("detect @127.0.0.1", "leave @ out"),
+    ("plan -s gpunode.yml", "its short options: -i, -b, -K, -c"),
+    ("doctor --log noise", "name the log itself: this is no UTF-8"),
+    ("detect", "-i site/hosts.yml"),
 ]
 
 
@@ -228,6 +232,9 @@ def test_a_mistake_on_the_command_line_is_answered_with_what_is_meant(words: str
     Path("a.journal").write_bytes(b"LPKSHHRH\0\0")
     Path("program").write_bytes(b"\x7fELF\0\0")
     Path("program.log").write_bytes(b"")
+    Path("noise").write_bytes(bytes(range(255, -1, -1)) * 99)
+    Path("site").mkdir()
+    Path("site/hosts.yml").touch()
     done = typed(*words.split())
     assert done.returncode == 2 and fix in done.stderr and "secret" not in done.stderr, done.stderr
 
