@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -88,7 +89,10 @@ def node(lab_up: Callable[..., Lab]) -> Lab:
 
 @pytest.fixture(scope="module")
 def play(node: Lab, tmp_path_factory: pytest.TempPathFactory) -> Play:
-    folder = tmp_path_factory.mktemp("site")
+    return player(node, tmp_path_factory.mktemp("site"))
+
+
+def player(node: Lab, folder: Path) -> Play:
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(node.inventory), "site.yml"]
     environment = os.environ | {
         "ANSIBLE_NOCOLOR": "1",
@@ -180,9 +184,26 @@ def test_another_value_for_a_plan_is_refused_and_named(name: str, way: str, play
         assert ran(play(site, "--check", *words).stdout)[DRIVER] == "changed"
 
 
-def test_a_callback_whose_reader_is_a_program_gets_nothing_else(play: Play) -> None:
-    done = play(NODE, "--check", "--diff", ANSIBLE_STDOUT_CALLBACK="ansible.posix.jsonl")
-    assert all(line.startswith("{") for line in done.stdout.splitlines() if line.strip())
+CALLBACK = """
+from ansible.plugins.callback import CallbackBase
+
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION, CALLBACK_TYPE, CALLBACK_NAME = 2.0, "stdout", "lines"
+
+    def v2_runner_on_ok(self, result):
+        print("{}")
+"""
+
+
+@pytest.mark.parametrize("callback", ["lines", "ansible.posix.jsonl"])
+def test_a_callback_whose_reader_is_a_program_gets_nothing_else(callback: str, play: Play, tmp_path: Path) -> None:
+    if callback != "lines":
+        pytest.importorskip("ansible_collections.ansible.posix", reason="the package ansible has it")
+    (tmp_path / "lines.py").write_text(CALLBACK)
+    asked = {"ANSIBLE_STDOUT_CALLBACK": callback, "ANSIBLE_CALLBACK_PLUGINS": str(tmp_path)}
+    done = play(NODE, "--check", "--diff", **asked)
+    assert {line[:1] for line in done.stdout.splitlines() if line.strip()} == {"{"}
     assert "because:" in done.stderr
 
 
@@ -225,6 +246,50 @@ def test_a_file_that_another_role_has_written_is_named(node: Lab, play: Play) ->
     done = play(NODE)
     said = " ".join((done.stdout + done.stderr).split())
     assert "/etc/docker/daemon.json: changed, not by gpunode, since its edit" in said
+
+
+KEYWORDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    # of the play, of the role; where all is done, and where the toolkit is installed, when the second host's fails
+    "none": ({}, {}, "13", "13"),
+    "throttle": ({}, {"throttle": 1}, "13", "13"),
+    "free": ({"strategy": "free"}, {}, "13", "13"),
+    "serial": ({"serial": 1}, {}, "1", "1"),
+    "half may fail": ({"max_fail_percentage": 50}, {}, "13", "13"),
+    "none may fail": ({"max_fail_percentage": 0}, {}, "", "13"),
+    "any error is fatal": ({"any_errors_fatal": True}, {}, "", "13"),
+}
+FAILS = "/etc/apt/apt.conf.d/zz-fails"
+
+
+@pytest.fixture(scope="module")
+def three(lab_up: Callable[..., Lab]) -> Lab:
+    return lab_up(3, name="t-three", engines=("containerd",))
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_step_that_fails_on_one_host_ends_the_others_as_the_play_says(
+    keyword: str, three: Lab, tmp_path: Path, run_gpunode: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    of_play, of_role, done, installed = KEYWORDS[keyword]
+    after = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} has {{ gpunode_result.parts }}"}}
+    roles = [{"role": "gpunode.node.node", "gpunode_driver_branch": "none", **of_role}]
+    text = yaml.safe_dump([{"hosts": "all", "gather_facts": False, "roles": roles, "tasks": [after], **of_play}])
+
+    def there(command: str) -> str:
+        return "".join(str(i) for i, one in enumerate(three.nodes, 1) if not three.run(one, command).returncode)
+
+    three.run(three.nodes[1], f"printf 'DPkg::Pre-Invoke {{\"exit 7\";}};' >{FAILS}")
+    play = player(three, tmp_path)
+    first = play(text, rc=2).stdout
+    assert ran(first)["Install the NVIDIA Container Toolkit"] and "exit 7" in first
+    assert "".join(sorted(re.findall(r"t-three-(\d) has \['toolkit', 'runtime'\]", first))) == done, first
+    assert there("command -v nvidia-ctk") == installed
+    three.run(three.nodes[1], f"rm {FAILS}")
+    second = play(text).stdout
+    assert len(re.findall(r"t-three-\d has", second)) == 3 and count(second, "failed") == 0
+    assert there("command -v nvidia-ctk") == "123" and "changed=0" in play(text).stdout
+    run_gpunode("uninstall", "-i", three.inventory, "--yes")
+    assert there("command -v nvidia-ctk") == ""
 
 
 @pytest.mark.parametrize("name", ["geerlingguy", "deepops", "kubespray"])
