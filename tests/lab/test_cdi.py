@@ -52,6 +52,26 @@ def cdi(node: DaemonNode, **value: str) -> Outcome:
     return parse_outcome(done.stdout, done.returncode)
 
 
+# as for root; in a node of the lab a user may mount neither /proc nor /sys
+_ROOTLESS = f"""
+DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends uidmap slirp4netns >/dev/null 2>&1
+useradd -m anna
+install -d -o anna -m 700 /tmp/anna
+cat >/tmp/anna/run <<'END'
+export XDG_RUNTIME_DIR=/tmp/anna
+tar -C /tmp/image -c . | {PODMAN} import --quiet - test:1
+{PODMAN} run --rm --network host --pid host --device nvidia.com/gpu=all test:1 /bin/busybox ls $@
+END
+"""
+
+
+def test_a_container_of_a_user_without_root_has_them_too(node: DaemonNode) -> None:
+    node.sh(_ROOTLESS)
+    found = node.sh("su - anna -c 'sh /tmp/anna/run /dev /usr/lib/x86_64-linux-gnu'").split()
+    assert {"nvidia0", "nvidia1", "nvidiactl"} < set(found)
+    assert any(name.startswith("libcuda.so.") for name in found)
+
+
 def test_a_container_has_the_gpus_it_asks_for(node: DaemonNode) -> None:
     ls = "/bin/busybox ls /dev /usr/lib/x86_64-linux-gnu"
     found = node.sh(f"{RUN} --device nvidia.com/gpu=all test:1 {ls}").split()
