@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpunode.cli import common
 from gpunode.cli.common import cluster_options, format_option, late_spec_option, show_errors, target_options, worst_exit
 from gpunode.cli.completion import complete_run_names
 from gpunode.cli.lazy import Verb
@@ -27,9 +28,14 @@ if TYPE_CHECKING:
 
 _PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
 FEW = 8  # lines that are shown without headings
-_CHECK = click.option("--check", is_flag=True, help="Show what would be undone, change nothing.")
-_DIFF = click.option("--diff", is_flag=True, help="Show changes of files as diffs (secrets masked).")
-_YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+_CODES = """Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to undo (--check), 4 unreachable,
+5 refused, 130 declined."""
+_HOW = common.options(
+    click.option("--check", is_flag=True, help="Show what would be undone, change nothing."),
+    click.option("--diff", is_flag=True, help="Show changes of files as diffs (secrets masked)."),
+    click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+    *(late_spec_option, rollout_options, cluster_options, format_option("text", "json")),
+)
 
 
 @click.command(
@@ -38,19 +44,11 @@ _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
     "  gpunode uninstall -i inventory/hosts.yml --check --diff\n"
     "  gpunode uninstall -i inventory/hosts.yml\n"
     "  gpunode uninstall root@node7 --part toolkit --part runtime --yes\n"
-    "  gpunode uninstall --local\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to undo (--check), 4 unreachable, "
-    "5 refused, 130 declined.",
+    "  gpunode uninstall --local\n\n" + _CODES,
 )
 @target_options
 @click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part. Repeatable.")
-@_CHECK
-@_DIFF
-@_YES
-@late_spec_option
-@rollout_options
-@cluster_options
-@format_option("text", "json")
+@_HOW
 def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **how: Any) -> int:
     """Remove everything that gpunode installed or changed: packages, files, units, modules, settings.
 
@@ -66,9 +64,7 @@ def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **ho
     "  gpunode rollback -i inventory/hosts.yml --list\n"
     "  gpunode rollback -i inventory/hosts.yml                    (the last run)\n"
     "  gpunode rollback -i inventory/hosts.yml --to 20261122T013821Z-1f2e3d --check\n"
-    "  gpunode rollback root@node7 --to 2026-11-22T01:00:00Z --yes\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to undo (--check), 4 unreachable, "
-    "5 refused, 130 declined.",
+    "  gpunode rollback root@node7 --to 2026-11-22T01:00:00Z --yes\n\n" + _CODES,
 )
 @target_options
 @click.option(
@@ -78,13 +74,7 @@ def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **ho
     help="The run to return to (the beginning of its name will do), or a time (default: the one before the last).",
 )
 @click.option("--list", "show_runs", is_flag=True, help="Show the runs in the journals, and change nothing.")
-@_CHECK
-@_DIFF
-@_YES
-@late_spec_option
-@rollout_options
-@cluster_options
-@format_option("text", "json")
+@_HOW
 def rollback(targets: Targets, to: str | None, show_runs: bool, output_format: str, **how: Any) -> int:
     """Undo the last run, or all runs after an earlier one: the node is in the state after that run."""
     if show_runs:

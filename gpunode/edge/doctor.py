@@ -205,11 +205,9 @@ def _chunks_of(stream: IO[bytes]) -> Iterator[str]:
     rest: list[bytes] = []
     while block := stream.read(CHUNK):
         odd = block[:4096].decode(errors="replace").count("\ufffd") > 1024  # a log of another charset is mostly ASCII
-        otherwise = "name the log itself: this is no UTF-8" if odd else ""
-        if not rest and (
-            found := next((hint for magic, hint in _NO_TEXT.items() if block.startswith(magic)), otherwise)
-        ):
-            raise InputError(f"log {stream.name} is no text", expected="a log, also as .gz or .xz", fix=found)
+        found = ("this is no UTF-8: name the log itself",) * odd
+        if not rest and (found := tuple(hint for magic, hint in _NO_TEXT.items() if block.startswith(magic)) + found):
+            raise InputError(f"log {stream.name} is no text", expected="a log, also as .gz or .xz", fix=found[0])
         whole, newline, tail = block.rpartition(b"\n")
         if newline:
             yield b"".join([*rest, whole, newline]).decode("utf-8", errors="replace")

@@ -222,7 +222,7 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("detect 127.0.0.1:99999", "a port of at most 65535"),
     ("detect @127.0.0.1", "leave @ out"),
     ("plan -s gpunode.yml", "its short options: -i, -b, -K, -c"),
-    ("doctor --log noise", "name the log itself: this is no UTF-8"),
+    ("doctor --log noise", "this is no UTF-8: name the log itself"),
     ("detect", "-i site/hosts.yml"),
 ]
 

@@ -7,6 +7,7 @@ import logging
 import select
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ from gpunode.edge.ssh.shell import (
 if TYPE_CHECKING:
     import paramiko
 
+sys.modules.setdefault("invoke", None)  # type: ignore[arg-type]  # paramiko's for `Match exec`, which ssh -G reads here
 _MAX_JUMPS = 8
 _PIECE = 1 << 15  # bytes that are handed to a channel at a time
 _SILENCE = 1.0  # seconds without output after which a program that has ended is not waited for any longer
