@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
 from gpunode.core.edits.refusal import Refusal as Refusal  # noqa: PLC0414  # editors have it from here
-from gpunode.core.edits.undo import SINCE, THEIRS, changes_of, former, put, record, remnant, revert
+from gpunode.core.edits.undo import changes_of, former, put, record, remnant, revert
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import NVIDIA_RUNTIME
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
@@ -131,7 +131,7 @@ class EditTarget:
         edit = self._settled(files, after, was, undo, lost)
         before = self.needy({path: was[path] for one in undo for path in one if path in was})
         named = (
-            Reason(what=path, why=f"{THEIRS}{entry}: remove it, or keep the toolkit")
+            Reason(what=path, why=f"not gpunode's, and stays: {entry}: remove it, or keep the toolkit", level="stays")
             for entry, path in self.needy(put(files, edit.changes)).items()
             if entry not in before
         )
@@ -150,14 +150,9 @@ class EditTarget:
             needed = kept(left)
             changes = changes_of(files, put(left, needed.changes))
             reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes if path in own]
-            reasons += [
-                Reason(what=path, why=f"{SINCE}what named a runtime that goes is out of it")
-                for path in changes
-                if path not in own
-            ]
-            reasons += [
-                Reason(what=path, why=f"{SINCE}{one.text}") for path in lost for one in lost[path] if one.theirs
-            ]
+            stays = [(path, "what named a runtime that goes is out of it") for path in changes if path not in own]
+            stays += [(path, one.text) for path in lost for one in lost[path] if one.theirs]
+            reasons += [Reason(what=path, why=f"changed since: {text}", level="stays") for path, text in stays]
             return replace(more, changes=changes, reasons=(*reasons, *needed.reasons, *more.reasons))
 
         read = put(after, kept(after).changes)

@@ -24,9 +24,7 @@ _AHEAD = 400  # lines that are looked through for the next line that both have; 
 _REMNANT = regex(rb"\s*(#|version\s*=)")
 _WRITTEN = "what gpunode runtime configure wrote"
 NOT_FOUND = (Lost("lines that gpunode wrote are no longer in it"),)
-SINCE = "changed since: "  # why a value stays
-THEIRS = "not gpunode's, and stays: "
-NEEDED = f"{SINCE}others need what is still in it"
+NEEDED = "changed since: others need what is still in it"
 _BYTES = ("before", "after", "lead", "trail")
 
 T = TypeVar("T")

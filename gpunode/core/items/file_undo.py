@@ -10,7 +10,7 @@ from itertools import dropwhile
 
 from gpunode.core.edits import RuntimeRequest, runtime_target, unconfigure_runtime
 from gpunode.core.edits.target import EditTarget, Refusal, problem_of
-from gpunode.core.edits.undo import NEEDED, NOT_FOUND, SINCE, THEIRS, base_of, former, put, revert
+from gpunode.core.edits.undo import NEEDED, NOT_FOUND, base_of, former, put, revert
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import DAEMONS, DISTRIBUTIONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
@@ -222,7 +222,7 @@ class Files:
                         Note(one.text.replace(_AS_IT_IS, _LINES), one.about) if one.about == (place,) else one
                         for one in self.notes
                     ]
-            for reason in (one for one in edit.reasons if one.why.startswith((SINCE, THEIRS))):
+            for reason in (one for one in edit.reasons if one.level == "stays"):
                 self._note(reason.what, reason.why)
         return found
 

@@ -12,16 +12,19 @@ Flavour = Literal["open", "proprietary"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why something was chosen: a person can check `why` at `source`; a warning is about what it brings along."""
+    """Why something was chosen: a person can check `why` at `source`; a warning is about what it brings along.
+
+    `stays`: of an undo, about what others have in a file.
+    """
 
     what: str
     why: str
     source: str = ""
-    level: Literal["info", "warning"] = "info"
+    level: Literal["info", "warning", "stays"] = "info"
 
     @property
     def data(self) -> dict[str, str]:
-        """As JSON data; its level only where that is a warning."""
+        """As JSON data; its level only where that is no information."""
         level = {"level": self.level} if self.level != "info" else {}
         return {"what": self.what, "why": self.why, "source": self.source, **level}
 

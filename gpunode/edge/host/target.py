@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from gpunode.core.edits.commit import TRIES, target_request
 from gpunode.core.edits.target import Activation, EditTarget, gathered
 from gpunode.core.edits.target import texts as texts_of
-from gpunode.core.edits.undo import SINCE, recorded_edits
+from gpunode.core.edits.undo import recorded_edits
 from gpunode.core.errors import InputError
 from gpunode.core.facts.machine import unfinished
 from gpunode.core.late import dataclass, field, replace
@@ -221,7 +221,7 @@ def _send(subject: Subject[H], edit: Edit, used: Sequence[str] | None, *, check:
 
         return run("activate.sh", activate_request({"restart": [found.unit]}, check=check))
     if not edit.changes and not interrupted(host.root):
-        stays = any(reason.why.startswith(SINCE) for reason in edit.reasons)
+        stays = any(reason.level == "stays" for reason in edit.reasons)
         message = "nothing to undo: what others have set since stays" if stays else "every file is as it should be"
         return Outcome(status="unchanged", message=message)
     unseen = {path: Tree(host.root).read(path) for path in edit.changes if path not in subject.seen}

@@ -187,7 +187,7 @@ def kept(
             content = wrote.edit({("imports",): [*have, *(item for item, brings in items.items() if brings)]})
             changes[path] = encode(content.text, files[path])
             names = ", ".join(sorted({one for brings in items.values() for one in brings}))
-            reasons.append(Reason(what=path, why=f"{NEEDED}, the import of {names}"))
+            reasons.append(Reason(what=path, why=f"{NEEDED}, the import of {names}", level="stays"))
     return Edit(changes=changes, reasons=tuple(reasons))
 
 
