@@ -808,7 +808,7 @@ STATES: list[tuple[str, Change, dict[str, str]]] = [
         deleted,
         {"kube.drift": "it is gone", "kube.gpus": f"DaemonSet gpunode/{SLICED} is gone"},
     ),
-    ("the scheduler is dead", unseen, {"kube.ready": "pod p: no scheduler has looked at it yet"}),
+    ("the scheduler is dead", unseen, {"kube.ready": "pod p: no scheduler has seen it"}),
     (
         "a kubelet is dead",
         on_node(lambda item: item["status"].update(conditions=[{"type": "Ready", "status": "Unknown"}])),

@@ -159,6 +159,7 @@ def container(**state: Any) -> list[dict[str, Any]]:
          "c: ErrImagePull: no such host"),
         (pod("Running", initContainerStatuses=container(waiting={"reason": "CrashLoopBackOff"})),
          "c: CrashLoopBackOff"),
+        (pod("Pending"), "no scheduler has seen it: is kube-scheduler running?"),
         (pod("Failed", reason="UnexpectedAdmissionError", message="Allocate failed"),
          "UnexpectedAdmissionError: Allocate failed"),
         (pod("Failed", containerStatuses=container(terminated={"exitCode": 127, "reason": "Error"})),

@@ -88,8 +88,8 @@ def pod_trouble(pod: Object) -> str:
             return f"{container['name']} ended with exit status {ended['exitCode']}" + (
                 f": {_short(text)}" if text else ""
             )
-    unseen = status.get("phase") == "Pending" and not (status.get("conditions") or mapping(pod, "spec").get("nodeName"))
-    return "no scheduler has looked at it yet: is kube-scheduler running?" if unseen else ""
+    seen = status.keys() & {"conditions", "containerStatuses"} or mapping(pod, "spec").get("nodeName")
+    return "" if seen or status.get("phase") != "Pending" else "no scheduler has seen it: is kube-scheduler running?"
 
 
 def deletion_waits_for(live: Object) -> str:
