@@ -26,6 +26,7 @@ from gpunode.core.items.engine import requests
 from gpunode.core.items.item import Question
 from gpunode.core.items.sysctl import Sysctl
 from gpunode.core.model import (
+    ConfigFile,
     GpuContainer,
     KernelFault,
     NodeFacts,
@@ -356,6 +357,16 @@ def test_a_plan_that_is_only_looked_at_needs_no_key(monkeypatch: pytest.MonkeyPa
     assert [w for w in plan.warnings if "cannot fetch it" in w and "nvidia-cuda" in w]
     with pytest.raises(GpunodeError, match="cannot fetch it"):
         DesiredState({}).plan("node1", probe("debian12-h100-fresh"))
+
+
+@pytest.mark.parametrize(("text", "what"), [(b'{"a": ', "/etc/docker/daemon.json:1:7"), (b'{"debug": true}', "")])
+def test_a_file_that_is_there_before_its_engine_is_judged_by_the_plan(text: bytes, what: str) -> None:
+    """The run would install Docker, which does not start with it, and then refuse to edit it."""
+    path, there = "/etc/docker/daemon.json", probe("debian12-h100-fresh")
+    others = tuple(one for one in there.runtimes if one.name != "docker")
+    facts = replace(there, runtimes=others, files={**there.files, path: ConfigFile(path=path, data=text)})
+    plan = DesiredState({"runtimes": {"docker": {"manage": "install"}}}, to_run=False).plan("node1", facts).plan
+    assert [problem.what.partition(" ")[0].rstrip(":") for problem in plan.problems] == [what] * bool(what)
 
 
 def test_a_wrong_key_is_refused_even_in_a_plan_that_is_only_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,11 +266,11 @@ def _kernel(templates: Mapping[str, str]) -> Iterator[Item]:
 
 
 def _edit(facts: NodeFacts, request: RuntimeRequest, installed: Runtime | None) -> Edit:
-    if installed is None:
-        return Edit(
-            reasons=(Reason(what=request.runtime, why="it is installed first, then its configuration is edited"),)
-        )
-    return edit_runtime(facts, request)
+    if installed:
+        return edit_runtime(facts, request)
+    there = replace(facts, runtimes=(*facts.runtimes, Runtime(name=request.runtime)))  # its file may be there before it
+    first = Reason(what=request.runtime, why="it is installed first, then its configuration is edited")
+    return Edit(reasons=(first,), problems=edit_runtime(there, request).problems)
 
 
 def _not_installable(name: RuntimeName, engine: RuntimeSpec) -> bool:
