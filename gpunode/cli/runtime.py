@@ -296,12 +296,12 @@ def _known(subject: Subject[Engine]) -> dict[str, str]:
 def _status_data(subject: Subject[Engine], edit: Edit, misfits: tuple[str, ...]) -> dict[str, Any]:
     from gpunode.edge.host.runtimes import state
 
-    data = edit_data(_known(subject), subject, edit)
+    data, found = edit_data(_known(subject), subject, edit), state(subject)
     return {
         "configured": not edit.changes and not edit.restart and not edit.problems and not misfits,
         "cdi": misfits,
         "pending": [change["path"] for change in data.pop("changes")],
-        "state": _quoted(asdict(state(subject))),
+        "state": _quoted(asdict(found) | {"runtimes": [*found.runtimes]}),
         **data,
     }
 

@@ -169,7 +169,7 @@ def test_status_names_the_nodes_of_pools_that_offer_something_else(server: ApiSe
     done = run(server, tmp_path, "status", spec=POOLS)
     assert done.return_value == Exit.OK
     text = "node c: it offers 3 nvidia.com/gpu, and should offer at least 4 nvidia.com/gpu (pool mps)"
-    assert done.stdout.endswith(f"Not ready:\n  {text}\n")
+    assert done.stdout.endswith(f"Not ready:\n  {text}: DaemonSet gpunode/nvidia-device-plugin-mps is gone\n")
     hosts = tmp_path / "hosts.yml"
     hosts.write_text(yaml.safe_dump({"all": {"hosts": {"c": {}, "d": {}}}}))
     by_host = run(server, tmp_path, "status", "-i", str(hosts), "d", spec={"sharing": {"strategy": "gpushare"}})

@@ -109,8 +109,8 @@ class Files:
         self.brought = {path: None for path, record in first.items() if record.more.get("by") == BY_PACKAGES}
         self.kept = {path: None for path in self.brought if self._is_kept(path)}
         # by gpunode itself, too
-        edited = (p for p in self.kept if any(x.record.more.get("by") != BY_PACKAGES for x in scope.own_files[p]))
-        own = [p for p in first if p not in self.brought.keys() - {*edited}]
+        edited = {p for p in self.kept if any(x.record.more.get("by") != BY_PACKAGES for x in scope.own_files[p])}
+        own = [p for p in first if p not in self.brought or p in edited]
         back = {path: one for path in own if (one := self._file(path))}
         units = {path: self.at(path).unit for path in back} | self._settle(back)
         self._name_what_an_undo_found()

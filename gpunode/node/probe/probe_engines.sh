@@ -138,7 +138,7 @@ containerd_check() {
   containerd_root
   [ -e "$containerd_config" ] || return 0
   echo "#: containerd_check"
-  ask 5 sh -c "exec containerd $CONTAINERD_JUDGE 2>&1 >/dev/null" "$containerd_config" | tail -n 5
+  ask 5 sh -c "exec containerd $CONTAINERD_JUDGE 2>&1 >/dev/null " "$containerd_config" | tail -n 5
 }
 
 # docker_check: what dockerd itself says of its file, with the arguments of the one that runs: from 23.0 on it can, and
