@@ -8,22 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vm_node import MARKS, Machine
+from vm_node import MARKS, Machine, driver_alone
 
 from gpunode.lab.vm import nodes as vm
 
 pytestmark = MARKS
-SPEC = {
-    "driver": {"branch": "580", "modules": "precompiled"},
-    "toolkit": {"version": "none"},
-    "runtimes": {"containerd": {"manage": "ignore"}},
-}
 
 
 @pytest.fixture(scope="module")
 def machine(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     lab = lab_up(distro="ubuntu:24.04", machine="vm", engines=("containerd",), gpus=("h100",) * 4, name="t-vm-ill")
-    made = Machine(lab, run_gpunode, tmp_path_factory.mktemp("spec"), SPEC)
+    made = Machine(lab, run_gpunode, tmp_path_factory.mktemp("spec"), driver_alone())
     with made.timed("provision"):
         made.gpunode("provision", "--yes", exit=None)
     return made

@@ -9,23 +9,18 @@ from typing import Any
 
 import pytest
 from test_golden_image import PREPARE, check
-from vm_node import MARKS, Machine
+from vm_node import MARKS, Machine, driver_alone
 
 from gpunode.lab.vm import nodes as vm
 
 pytestmark = MARKS
-SPEC = {
-    "driver": {"branch": "580", "modules": "precompiled"},
-    "toolkit": {"version": "none"},
-    "runtimes": {"containerd": {"manage": "ignore"}},
-}
 
 
 @pytest.fixture(scope="module")
 def machine(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """Its H100 is out of its slot."""
     lab = lab_up(distro="ubuntu:24.04", machine="vm", engines=("containerd",), gpus=("h100",), name="t-vm-image")
-    made = Machine(lab, run_gpunode, tmp_path_factory.mktemp("spec"), SPEC)
+    made = Machine(lab, run_gpunode, tmp_path_factory.mktemp("spec"), driver_alone())
     vm.unplug(made.node, "pci0")
     made.reboot()
     assert made.bound() == {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vm_node import MARKS, Machine
+from vm_node import MARKS, Machine, driver_alone
 
 from gpunode.lab import machine as host
 from gpunode.lab.packages_ubuntu import read_index
@@ -17,19 +17,11 @@ from gpunode.lab.vm import kernels
 pytestmark = MARKS
 
 
-def spec(branch: str) -> dict[str, Any]:
-    return {
-        "driver": {"branch": branch, "modules": "precompiled"},
-        "toolkit": {"version": "none"},
-        "runtimes": {"containerd": {"manage": "ignore"}},
-    }
-
-
 @pytest.fixture(scope="module")
 def machine(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """With an H100 and 580 on the kernel of the release."""
     lab = lab_up(distro="ubuntu:24.04", machine="vm", engines=("containerd",), gpus=("h100",), name="t-vm-kernels")
-    made = Machine(lab, run_gpunode, tmp_path_factory.mktemp("spec"), spec("580"))
+    made = Machine(lab, run_gpunode, tmp_path_factory.mktemp("spec"), driver_alone("580"))
     with made.timed("provision"):
         made.gpunode("provision", "--yes", exit=None)
     bound(made, "580")
@@ -69,7 +61,7 @@ def bound(machine: Machine, version: str) -> None:
 
 
 def test_another_branch_is_bound_after_a_reboot_and_the_former_after_a_rollback_and_a_reboot(machine: Machine) -> None:
-    machine.set(spec("595"))
+    machine.set(driver_alone("595"))
     with machine.timed("switch to 595"):
         done = machine.json("provision", "--yes", exit=None)
     assert machine.failed(done) == ["driver.smi"], done
@@ -81,7 +73,7 @@ def test_another_branch_is_bound_after_a_reboot_and_the_former_after_a_rollback_
         machine.gpunode("rollback", "--yes", exit=None)
     machine.reboot()
     bound(machine, "580")
-    machine.set(spec("580"))
+    machine.set(driver_alone("580"))
     converged(machine)
 
 

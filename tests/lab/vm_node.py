@@ -23,6 +23,15 @@ MARKS = [
 UP = 900  # seconds of a boot that is emulated on a busy machine
 
 
+def driver_alone(branch: str = "580") -> dict[str, Any]:
+    """A spec of Canonical's signed driver and nothing else."""
+    return {
+        "driver": {"branch": branch, "modules": "precompiled"},
+        "toolkit": {"version": "none"},
+        "runtimes": {"containerd": {"manage": "ignore"}},
+    }
+
+
 class Machine(Node):
     """One machine and gpunode on it."""
 
