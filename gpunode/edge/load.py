@@ -62,7 +62,7 @@ def load_kube_knowledge() -> KubeKnowledge:
     """knowledge/kubernetes.toml and the Xids; read once a process."""
     from gpunode.core.knowledge.kubernetes import parse_kube_knowledge
 
-    return parse_kube_knowledge(_table("kubernetes"), _table("xids"), load_support())
+    return parse_kube_knowledge(_table("kubernetes"), load_support())
 
 
 @cache

@@ -1,18 +1,17 @@
-"""What gpunode renders under a real kubelet: the MIG manager's contract, the Prometheus operator's objects.
+"""What gpunode renders under a real kubelet: the MIG manager's contract.
 
-GPUNODE_KUBERNETES names the folder of programs (test_kubernetes.py); the Prometheus operator's objects need its
-definitions in crds/.  Not real: the GPUs, and the MIG manager (a double that plays its part at the API).
+GPUNODE_KUBERNETES names the folder of programs (test_kubernetes.py).  Not real: the GPUs, and the MIG manager (a double
+that plays its part at the API).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from cluster import FOLDER, REASON, Cluster, failed, wait_for
+from cluster import FOLDER, REASON, Cluster, wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
 
@@ -100,35 +99,3 @@ def test_the_mig_manager_s_labels_are_given_and_its_answers_are_read(clean: Clus
         clean.kubectl("label", "node", NODE, *(f"{name}-" for name in left if name.startswith("nvidia.com/")))
     assert "nvidia.com/mig.config" not in left
     assert "nvidia.com/gpu.deploy.client" not in left
-
-
-# ---------------------------------------------------------------- the Prometheus operator
-
-CRDS = sorted(Path(FOLDER, "crds").glob("*.yaml"))
-
-
-@pytest.mark.skipif(not CRDS, reason=f"{REASON} with crds/ of the Prometheus operator")
-def test_the_prometheus_operator_s_objects_fit_its_definitions(clean: Cluster) -> None:
-    """The alerts, by the operator's own schemas."""
-    for path in CRDS:
-        clean.kubectl("apply", "--server-side", "-f", path)
-    monitoring = {"enabled": True, "prometheus_operator": True, "labels": {"release": "p"}, "interval": "15s"}
-    spec = clean.spec({"kubernetes": {"monitoring": monitoring}})
-    try:
-        wait_for(lambda: "prometheusrules" in clean.kubectl("api-resources", "--api-group=monitoring.coreos.com"))
-        clean.kubectl("wait", "--for=condition=Established", "crd", "--all")
-        clean.gpunode("kube", "render", "-c", spec, "--server-version", "1.36", "-o", clean.folder / "operator")
-        texts = [path.read_text() for path in (clean.folder / "operator").glob("*.yml")]
-        every = [one for text in texts for one in yaml.safe_load_all(text) if one]
-        objects = [one for one in every if one.get("kind") == "PrometheusRule"]
-        assert len(objects) == 1
-        clean.kubectl("create", "namespace", "gpunode")
-        words = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
-        clean.kubectl(*words, stdin=yaml.safe_dump_all(objects))
-        clean.kubectl("delete", "namespace", "gpunode")
-        clean.kube("apply", spec)
-        assert "nothing to do" in clean.kube("apply", spec).stdout
-        assert failed(clean.checks("verify", spec)) == []
-    finally:
-        clean.kube("remove", clean.spec({"kubernetes": {}}, "remove.yml"))
-        clean.kubectl("delete", "crd", "-l", "app.kubernetes.io/managed-by!=gpunode", "--ignore-not-found")

@@ -33,15 +33,15 @@ def refusal(tmp_path: Path, spec: Any, *args: str, version: str = "1.36") -> tup
 
 def test_a_folder_gets_files_and_a_second_run_changes_none(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
-    spec = {"kubernetes": {"monitoring": {"enabled": True}}}
+    spec = {"sharing": {"strategy": "gpushare"}}
     run = render(tmp_path, spec, "-o", str(folder))
     assert run.return_value == Exit.OK
     written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert sorted(line.removeprefix(f"{folder}/") for line in run.stdout.splitlines()) == written
-    assert "20-dcgm-exporter.yml" in written
+    assert "20-gpushare-extender.yml" in written
     assert render(tmp_path, spec, "-o", str(folder)).stdout == f"{folder} is as it should be\n"
     render(tmp_path, {}, "-o", str(folder))
-    assert not (folder / "20-dcgm-exporter.yml").exists()
+    assert not (folder / "20-gpushare-extender.yml").exists()
 
 
 def test_a_file_of_somebody_else_is_not_written_over(tmp_path: Path) -> None:

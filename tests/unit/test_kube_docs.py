@@ -12,7 +12,6 @@ from kube_cases import KNOWN, NEWEST, OLDEST, complaint
 from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.spec import parse_spec
 from gpunode.kube.core import cluster_of, render
-from gpunode.kube.core.render.dcgm import alert_rules
 
 PAGE = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -55,8 +54,3 @@ def test_the_versions_of_charts_are_those_that_are_known() -> None:
     }
     text = " ".join(PAGE.split())
     assert [name for name, words in named.items() if f"{words} {KNOWN.charts[name].version}" not in text] == []
-
-
-def test_there_are_eight_alerts() -> None:
-    assert len(alert_rules(())) == 8
-    assert "eight alerts" in PAGE

@@ -42,8 +42,7 @@ REFUSED = {
         [], {"kubernetes": {"server_version": "1.31"}}, "kubernetes.server_version is 1.31, and http",
     ),
     "a kind that the server does not serve": (
-        [], {"kubernetes": {"monitoring": {"enabled": True, "prometheus_operator": True}}},
-        "the server does not serve PrometheusRule of monitoring.coreos.com/v1",
+        [], {"sharing": {"strategy": "dra"}}, "the server does not serve ResourceClaimTemplate of resource.k8s.io/v1",
     ),
     "an object that is still being deleted": (
         [{"apiVersion": "v1", "kind": "Namespace", "metadata": {

@@ -84,17 +84,15 @@ class KubeKnowledge:
     handovers: Mapping[str, Handover]
     memory_shares: MemoryShares
     labels: frozenset[str]  # that nodes are known to carry
-    ignored_xids: tuple[int, ...]  # by NVIDIA's device plugin: the GPU stays allocatable
 
     def api(self, kind: str, server: Server) -> str:
         """The best apiVersion of the kind that the server serves, "" when it serves none."""
         return next((row.api for row in self.apis[kind] if row.served(server)), "")
 
 
-def parse_kube_knowledge(table: Table, xids: Table, support: Mapping[str, Support]) -> KubeKnowledge:
-    """The parsed knowledge/kubernetes.toml, xids.toml and support.toml → KubeKnowledge."""
+def parse_kube_knowledge(table: Table, support: Mapping[str, Support]) -> KubeKnowledge:
+    """The parsed knowledge/kubernetes.toml and support.toml → KubeKnowledge."""
     return KubeKnowledge(
-        ignored_xids=tuple(sorted(row["code"] for row in xids["xid"] if row.get("ignored"))),
         support=support,
         apis={row["kind"]: tuple(map(_api, row["versions"])) for row in table["apis"]},
         images={row["component"]: row["image"] for row in table["images"]},

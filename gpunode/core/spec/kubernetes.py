@@ -171,10 +171,8 @@ class GpushareSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringSpec:
-    enabled: bool = option(False, "DCGM exporter by its helm chart, and a Grafana dashboard")
-    prometheus_operator: bool = option(
-        False, "ServiceMonitor and PrometheusRule; needs the Prometheus operator's resource definitions"
-    )
+    enabled: bool = option(False, "DCGM exporter by its helm chart")
+    prometheus_operator: bool = option(False, "ServiceMonitor; needs the Prometheus operator's resource definitions")
     labels: Mapping[str, str] = option({}, "labels by which Prometheus selects them, such as {release: prometheus}")
     interval: str = option("30s", "how often Prometheus asks the exporter")
 

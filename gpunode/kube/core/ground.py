@@ -121,12 +121,9 @@ def ground_problems(ground: Ground) -> list[Problem]:
 
 def _kinds(unserved: Mapping[str, list[str]]) -> Iterator[Problem]:
     for version, kinds in unserved.items():
-        operator = version.startswith("monitoring.coreos.com/")
         yield Problem(
             what=f"the server does not serve {', '.join(kinds)} of {version}",
-            fix="install the Prometheus operator, or set kubernetes.monitoring.prometheus_operator: false"
-            if operator
-            else "kubectl api-resources; is the server's version the one that was rendered for?",
+            fix="kubectl api-resources; is the server's version the one that was rendered for?",
         )
 
 

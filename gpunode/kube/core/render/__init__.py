@@ -11,7 +11,6 @@ from gpunode.core.model import Problem, Reason
 from gpunode.core.sharing.rules import cuts
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POD_SECURITY, POOL_LABEL, Cluster, Object, Pool
 from gpunode.kube.core.objects import labels, thing
-from gpunode.kube.core.render.dcgm import monitoring
 from gpunode.kube.core.render.device_plugin import PLUGIN, device_plugin
 from gpunode.kube.core.render.dra import dra_examples, dra_notes, dra_problems
 from gpunode.kube.core.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
@@ -47,7 +46,7 @@ def runtime_class(cluster: Cluster) -> list[Object]:
 ORDER = (
     "Namespace", "RuntimeClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding",
     "ConfigMap", "Service", "DeviceClass", "ResourceClaimTemplate", "Deployment", "DaemonSet",
-    "StatefulSet", "Pod", "PrometheusRule",
+    "StatefulSet", "Pod",
 )  # fmt: skip
 
 
@@ -85,7 +84,7 @@ class Rendered:
 def render(cluster: Cluster) -> Rendered:
     """Everything; equal input gives equal bytes."""
     operator = cluster.spec.install == "operator"
-    objects = [*namespace(cluster), *gpushare(cluster), *monitoring(cluster)]
+    objects = [*namespace(cluster), *gpushare(cluster)]
     objects += [] if operator else runtime_class(cluster)  # the operator makes its own
     objects += mig_objects(cluster)
     objects += device_plugin(cluster) if cluster.spec.install == "manifest" else []

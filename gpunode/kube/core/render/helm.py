@@ -9,7 +9,6 @@ from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.core.late import dataclass
 from gpunode.kube.core.cluster import Cluster, tolerations
 from gpunode.kube.core.objects import image_values
-from gpunode.kube.core.render.dcgm import COUNTERS, EXPORTER, exporter_monitor
 from gpunode.kube.core.render.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs
 from gpunode.kube.core.render.dra import dra_values
 
@@ -48,7 +47,7 @@ def releases(cluster: Cluster) -> list[Release]:
     if cluster.spec.install != "operator" and cluster.pools_of("dra"):
         charts.append(_release(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
     if cluster.spec.install != "operator" and cluster.spec.monitoring.enabled:
-        charts.append(_release(cluster, EXPORTER, exporter_values(cluster)))
+        charts.append(_release(cluster, "dcgm-exporter", exporter_values(cluster)))
     return charts
 
 
@@ -81,14 +80,24 @@ def discovery_values(cluster: Cluster) -> dict[str, Any]:
 
 def exporter_values(cluster: Cluster) -> dict[str, Any]:
     return {
-        **image_values(cluster, EXPORTER),
+        **image_values(cluster, "dcgm-exporter"),
         "runtimeClassName": cluster.runtime_class,
         "priorityClassName": cluster.spec.device_plugin.priority_class,
         "nodeSelector": cluster.gpu_selector,
         "tolerations": tolerations(cluster),
         "kubeletPath": f"{cluster.spec.kubelet_dir}/pod-resources",
-        "customMetrics": COUNTERS,  # the chart's own list lacks what the alerts read
         "serviceMonitor": exporter_monitor(cluster),
+    }
+
+
+def exporter_monitor(cluster: Cluster) -> dict[str, Any]:
+    """The values of the exporter's ServiceMonitor, in its own chart and in the operator's."""
+    watched = cluster.spec.monitoring
+    return {
+        "enabled": watched.prometheus_operator,
+        "interval": watched.interval,
+        "honorLabels": True,  # pod and namespace are those of the program on the GPU
+        "additionalLabels": dict(watched.labels),
     }
 
 

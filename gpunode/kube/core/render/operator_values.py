@@ -10,11 +10,10 @@ from typing import Any
 
 from gpunode.kube.core.cluster import Cluster, tolerations
 from gpunode.kube.core.objects import image_values
-from gpunode.kube.core.render.dcgm import COUNTERS, exporter_monitor
 from gpunode.kube.core.render.device_plugin import default_config, plugin_configs
 from gpunode.kube.core.render.dra import memory_gates, shares_memory
 from gpunode.kube.core.render.handover import handover_values
-from gpunode.kube.core.render.helm import Release
+from gpunode.kube.core.render.helm import Release, exporter_monitor
 from gpunode.kube.core.render.mig import COMPONENT as MIG_MANAGER
 from gpunode.kube.core.render.mig import mig_values
 from gpunode.kube.core.render.plugin_config import mig_strategy
@@ -94,7 +93,6 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
         shares = {"name": "CONSUMABLE_SHARES", "value": "memory"}
         values["draDriver"] = {"featureGates": memory_gates(cluster), "gpus": {"kubeletPlugin": {"env": [shares]}}}
     if spec.monitoring.enabled:
-        values["dcgmExporter"]["config"] = {"create": True, "name": "dcgm-counters", "data": COUNTERS}
         values["dcgmExporter"]["serviceMonitor"] = exporter_monitor(cluster)
     if spec.images.registry or spec.images.names or spec.images.pull_secrets:
         for key, component in _OPERANDS.items():
