@@ -48,6 +48,8 @@ def test_the_present_is_asked_for_by_the_names_in_the_journal() -> None:
         "paths": b"/etc/a b\n/etc/b\n",
         "packages": b"dkms\nlibc6\nold\n",
         "changed": b"libc6\nold\n",
+        "configs": b"/etc/containerd/config.toml\n/etc/docker/daemon.json\n/etc/crio/crio.conf\n"
+        b"/etc/containers/containers.conf\n",
     }
 
 

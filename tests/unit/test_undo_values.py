@@ -510,6 +510,7 @@ def test_what_others_have_in_an_engines_files_stays_in_force_or_goes_with_its_ne
     assert take_back(node, "uninstall").notes == ()
 
 
+TOOLKIT = "nvidia-container-toolkit-base"
 NEEDY = (
     f'version = 2\n{DEFAULT}{TABLE}{CRI}.runtimes.nvidia.options]\nBinaryName = "/usr/bin/nvidia-container-runtime"\n'
 )
@@ -558,6 +559,7 @@ def test_an_entry_of_a_persons_own_whose_program_goes_is_named_with_its_file(wha
     request = RuntimeRequest(runtime=engine, version=version, config=path, default_runtime="nvidia")
     edit = configure_runtime(before, request)
     node = Fake(files=dict(before), engine=f"{engine} {version}")
+    node.set_packages({TOOLKIT: "1.18.1-1"}, **WHO)
     node.commit(edit.changes, undo=edit.undo, unit=UNITS.get(path, ""), who=WHO)
     node.person_writes(place, text.encode())
     undone = unconfigure_runtime(dict(node.files), request, [edit.undo])
@@ -566,6 +568,22 @@ def test_an_entry_of_a_persons_own_whose_program_goes_is_named_with_its_file(wha
     said = [note for note in notes if note.startswith(f"{place}: not gpunode's, and stays: {called} runs ")]
     assert len(said) == 1, notes
     assert f"{place}: " + next(one.why for one in undone.reasons if one.why.startswith("not gpunode's")) == said[0]
+
+
+@pytest.mark.parametrize("what", ENTRIES)
+@pytest.mark.parametrize("goes", [True, False], ids=["toolkit goes", "toolkit stays"])
+def test_an_entry_in_an_engine_that_gpunode_never_edited_is_named_if_the_toolkit_goes(what: str, goes: bool) -> None:
+    _path, version, first, place, text, called = ENTRIES[what]
+    node = Fake(files={one: data.encode() for one, data in first.items()}, engine=f"engine {version}")
+    node.others = {*first, place}
+    if not goes:
+        node.packages[TOOLKIT] = "1.17.9-1"
+    node.set_packages({TOOLKIT: "1.18.1-1"}, **WHO)
+    node.person_writes(place, text.encode())
+    before, notes = dict(node.files), take_back(node, "uninstall").notes
+    assert node.files == before
+    start = f"{place}: not gpunode's, and stays: {called} runs "
+    assert [note.startswith(start) for note in notes] == [True] * goes, notes
 
 
 def test_a_file_that_an_undo_rids_of_what_a_person_pasted_is_not_said_to_stay_as_it_is() -> None:

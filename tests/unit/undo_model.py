@@ -80,6 +80,7 @@ class Fake:
     led: dict[str, str] = field(default_factory=dict)  # where links led that are none any more
     unfinished: Callable[[Mapping[str, str]], None] | None = None  # finishes a package transaction
     engine: str = ""  # what its engine says of its version
+    others: set[str] = field(default_factory=set)  # files of engines that gpunode has not edited
     dies: int | None = None  # after how many more records the process is gone
     count: int = 0
 
@@ -293,7 +294,7 @@ class Fake:
         return [text for i in items if i["name"] == name for key, text in i.items() if key != "name"]
 
     def snapshot(self) -> JournalSnapshot:
-        paths = {f["path"] for one in self.journal for f in one.get("files", ())}
+        paths = {f["path"] for one in self.journal for f in one.get("files", ())} | self.others
         more: list[Sequence[str]] = []
         for id, undo in self.undo.items():
             more.append(("undo", id, coded(json.dumps({"label": "x", **undo_data(undo)}).encode())))

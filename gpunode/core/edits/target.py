@@ -117,7 +117,17 @@ class EditTarget:
             lost[path] = (*lost.get(path, ()), *missing)
             after = put(after, {path: data})
             was = put(was, {path: former(how, files.get(path))})
-        return self.settled(files, after, was, undo, lost)
+        edit = self.settled(files, after, was, undo, lost)
+        named = self.stranded(put(files, edit.changes), {path: was[path] for path in lost if path in was})
+        return replace(edit, reasons=(*edit.reasons, *named))
+
+    def stranded(self, files: Files, before: Files) -> Iterator[Reason]:
+        """The entries of others, not there `before`, that need a program which goes."""
+        known = self.needy(before)
+        for entry, path in self.needy(files).items():
+            if entry not in known:
+                why = f"not gpunode's, and stays: {entry}: remove it, or keep the toolkit"
+                yield Reason(what=path, why=why, level="stays")
 
     def settled(
         self, files: Files, after: Files, was: Files, undo: Records, lost: Mapping[str, Sequence[Lost]] = {}
@@ -128,18 +138,6 @@ class EditTarget:
         cannot work with what is left as with what `was` before gpunode, our own entries go out of that, but for our
         files that are as they were; where that does not help, out of `files`.
         """
-        edit = self._settled(files, after, was, undo, lost)
-        before = self.needy({path: was[path] for one in undo for path in one if path in was})
-        named = (
-            Reason(what=path, why=f"not gpunode's, and stays: {entry}: remove it, or keep the toolkit", level="stays")
-            for entry, path in self.needy(put(files, edit.changes)).items()
-            if entry not in before
-        )
-        return replace(edit, reasons=(*edit.reasons, *named))
-
-    def _settled(
-        self, files: Files, after: Files, was: Files, undo: Records, lost: Mapping[str, Sequence[Lost]]
-    ) -> Edit:
         own = {path for one in undo for path in one}
 
         def kept(left: Files) -> Edit:

@@ -32,6 +32,7 @@ AT_BOOT = (
     "/etc/mkinitcpio",
 )
 _AS_IT_IS, _LINES = (f"changed since, not by gpunode; {what}" for what in ("it stays as it is", "their lines stay"))
+_TOOLKIT = "nvidia-container-toolkit"  # how its packages' names begin
 BY_PACKAGES = "packages"  # in a record of files: packages made them
 # engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them: by
 # unit, or the configuration of those without one
@@ -99,6 +100,8 @@ class Files:
         self.notes: list[Note] = []
         self.problems: list[Problem] = []
         self._theirs: dict[str, None] = {}
+        self._changed: dict[str, str] = {}  # what somebody has changed since → why it stays, and more
+        self._resumed: set[str] = set()  # of which this undo took gpunode's part before it was interrupted
         self._known: dict[str, _Known] = {}
         self._needed: set[str] = set()  # records of edits of which something stays as gpunode wrote it
         first = {path: ones[0].record for path, ones in scope.own_files.items()}
@@ -113,6 +116,11 @@ class Files:
         own = [p for p in first if p not in self.brought or p in edited]
         back = {path: one for path in own if (one := self._file(path))}
         units = {path: self.at(path).unit for path in back} | self._settle(back)
+        for path, more in self._changed.items():
+            known, gone = self.at(path), path in back or path in self._resumed
+            held = "" if gone else known.copies.get(known.own[0].before, "")
+            copy = f"; the one before gpunode: {FOLDER}/{held}" if held else ""
+            self._note(path, f"{_LINES if gone else _AS_IT_IS}{more}{copy}")
         self._name_what_an_undo_found()
         for path in (path for path in back if path in journal.moved):
             self._note(path, f"it was a link to {journal.moved[path]}, and is a file by now: both are undone")
@@ -171,6 +179,7 @@ class Files:
         left = not known.edits and bool(left_so or (known.follow.after and (*here, self.scope.verb) in self._left_so))
         self._name(path, now, known, by_lines=inexact or left)
         if left:
+            self._resumed.add(path)
             if wanted.exact and now != wanted.hash and not found.theirs:
                 self._note(path, NEEDED)
             return None
@@ -194,6 +203,7 @@ class Files:
         What others have written there, in whatever file, stays in force and works without gpunode.
         """
         found: dict[str, str] = {}
+        goes = any(name.startswith(_TOOLKIT) and was == ABSENT for name, was in self._packages.items())
         for engine, (follow, ours) in self._engines().items():
             version = DOTTED.search(self.journal.engines.get(follow.binary, ""))
             request = RuntimeRequest(runtime=engine, version=version[1] if version else "", config=follow.config)
@@ -203,13 +213,14 @@ class Files:
                 after = put(files, {path: known.left(back.get(known.path)) for path, known in ours.items()})
                 was = put(files, {p: former(known.edits[0], files.get(p)) for p, known in ours.items()})
                 undo = [{path: one} for path, known in ours.items() for one in known.edits[::-1]]
-                edit = target.settled(files, after, was, undo)
+                edit = target.settled(files, after, was, undo) if ours else Edit()
+                wanted = put(files, edit.changes)
+                named = [*target.stranded(wanted, {p: was[p] for p in ours if p in was})] if goes else []
             except (GpunodeError, Refusal, LookupError):
                 continue  # broken files, or bytes that a copy alone has: each file for itself has to do
             if edit.problems:
                 self._note(follow.config, f"others need what goes, and {edit.problems[0].what}")
                 continue
-            wanted = put(files, edit.changes)
             for path in (path for path in {*files, *after} if wanted.get(path) != after.get(path)):
                 place, data = ours[path].path if path in ours else path, wanted.get(path)
                 back.pop(place, None)
@@ -218,11 +229,7 @@ class Files:
                     self._needed |= {one.record.id for one in self.scope.own_files.get(place, ())}
                 else:
                     back[place] = FileRestore(path=place, expect=_sha256(files.get(path)), data=data)
-                    self.notes = [
-                        Note(one.text.replace(_AS_IT_IS, _LINES), one.about) if one.about == (place,) else one
-                        for one in self.notes
-                    ]
-            for reason in (one for one in edit.reasons if one.level == "stays"):
+            for reason in (*(one for one in edit.reasons if one.level == "stays"), *named):
                 self._note(reason.what, reason.why)
         return found
 
@@ -231,24 +238,18 @@ class Files:
         found = known.replayed
         if found.theirs:
             self._theirs[path] = None
-        stays = f"{_AS_IT_IS}{self._former(known)}"
         # where gpunode has written a file as a whole since, nothing of theirs is in it
         versions = found.aside if by_lines else (*found.aside, *found.unmerged)
         if aside := [known.copies[hash] for hash in versions if hash in known.copies]:
             copies = ", ".join(f"{FOLDER}/{one}" for one in aside)
             self._note(path, f"what others wrote there, and is not there now, is in {copies}")
         wanted = found.wanted
-        if wanted.exact and wanted.hash == now and found.changed_since:
-            self._note(path, stays)
-        elif wanted.exact and wanted.hash not in (now, ABSENT) and found.theirs:
-            self._note(path, _LINES)
-        elif not wanted.exact and now != wanted.hash and known.is_undone(now) and not known.unit and not by_lines:
-            self._note(path, stays)
-
-    def _former(self, known: _Known) -> str:
-        """Where the file is as it was before gpunode."""
-        held = known.copies.get(known.own[0].before)
-        return f"; the one before gpunode: {FOLDER}/{held}" if held else ""
+        if (
+            (found.changed_since if wanted.hash == now else found.theirs and wanted.hash != ABSENT)
+            if wanted.exact
+            else now != wanted.hash and known.is_undone(now) and not known.unit and not by_lines
+        ):
+            self._changed[path] = ""
 
     def _note(self, path: str, text: str) -> None:
         self.notes.append(Note(f"{path}: {text}", (path,)))
@@ -284,14 +285,14 @@ class Files:
         ]
 
     @cached_property
-    def _packages(self) -> frozenset[str]:
-        """Those that gpunode changed."""
-        return frozenset(versions_before(self.scope.records))
+    def _packages(self) -> Mapping[str, str]:
+        """Those that gpunode changed, and how each was before."""
+        return versions_before(self.scope.records)
 
     def _is_taken(self, path: str, first: Record) -> bool:
         """Whether a file that packages have brought is by now, as it is, that of another package, which stays."""
         owners = self.journal.unchanged.get(path, frozenset()) & self.journal.packages.keys()
-        return first.more.get("by") == BY_PACKAGES and bool(owners - self._packages)
+        return first.more.get("by") == BY_PACKAGES and bool(owners - self._packages.keys())
 
     def _is_kept(self, path: str) -> bool:
         """Whether a file that packages have brought has become a person's."""
@@ -337,21 +338,20 @@ class Files:
                 lost = [one if one.theirs else Lost(f"{one.text}: removed") for one in lost if one not in NOT_FOUND]
             why += "".join(f", because {problem.what}" for problem in edit.problems[:1])
         why += "".join(f"; {one.text}" for one in dict.fromkeys(lost))
-        if data == was:
-            self._note(path, f"{_AS_IT_IS}{why}{self._former(known)}")
-            return None
-        self._note(path, f"{_LINES}{why}")
-        return FileRestore(path=path, expect=expect, data=data)
+        self._changed[path] = why
+        return None if data == was else FileRestore(path=path, expect=expect, data=data)
 
     def _engines(self) -> dict[RuntimeName, tuple[PostCommit, dict[str, _Known]]]:
-        """Those whose files are undone: what follows, and the files by their paths for the engine."""
+        """What follows for each, and its files that are undone, by their paths for it: none where none was edited."""
         found: dict[RuntimeName, tuple[PostCommit, dict[str, _Known]]] = {}
         for known in map(self.at, self.scope.own_files):
             engine = _ENGINES.get(known.unit or known.follow.config) if known.edits else None
             if engine:
                 ours = found.setdefault(engine, (known.follow, {}))[1]
                 ours[known.called] = self.at(known.called) if known.called in self.scope.own_files else known
-        return found
+        follows = (self.journal.follow.get(record.id, PostCommit(after=b"")) for record in self.scope.known)
+        edited = {_ENGINES.get(one.unit or one.config) for one in follows}
+        return {**{engine: (PostCommit(after=b""), {}) for engine in ENGINES if engine not in edited}, **found}
 
     def _follows(self, units: Mapping[str, object]) -> Iterator[tuple[str, PostCommit]]:
         """What follows for each unit, as its latest transaction has it."""

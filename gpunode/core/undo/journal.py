@@ -2,10 +2,10 @@
 
 node/undo/read_journal.sh prints lines `recall<TAB>KIND<TAB>FIELD…`; `parse_snapshot` makes values of them.  Without a
 request it prints the journal alone; `present_request` names the things in it whose present state a second run prints:
-`states` (lines KIND<TAB>NAME), `paths`, `packages`, and `changed` (packages that had another version before).  A record
-is one JSON object (docs/uninstall.md describes it): `id` ties the intent of an operation and its outcome together,
-`run` is the controller's run and `part` the role at work (of an undo: uninstall or rollback), both "" where nobody
-said.
+`states` (lines KIND<TAB>NAME), `paths`, `packages`, `changed` (packages that had another version before), and `configs`
+of engines, edited or not.  A record is one JSON object (docs/uninstall.md describes it): `id` ties the intent of an
+operation and its outcome together, `run` is the controller's run and `part` the role at work (of an undo: uninstall or
+rollback), both "" where nobody said.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
+from gpunode.core.engines import ROWS
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.grammar import (
     COPY,
@@ -106,6 +107,7 @@ def present_request(records: Sequence[Record]) -> dict[str, bytes]:
         "paths": as_lines(sorted({file["path"] for r in records for file in r.more.get("files", ())})),
         "packages": as_lines(sorted(names)),
         "changed": as_lines(sorted(gone)),  # which a rollback may install again: has a repository them?
+        "configs": as_lines(row.config for row in ROWS.values()),
     }
 
 

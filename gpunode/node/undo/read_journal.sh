@@ -74,7 +74,7 @@ files() {
     done
   done
   # all that the engines read, whoever wrote it
-  sort -u "$GPUNODE_IN/.configs" | while IFS= read -r config; do
+  { requested configs && cat "$GPUNODE_IN/.configs"; } | sort -u | while IFS= read -r config; do
     { echo "$config" && containerd_imports "$config" 3 && find "$config.d/" -type f; } 2>/dev/null
   done | sed -n '/^[A-Za-z0-9._@+:,=~/-]*$/p' >>"$GPUNODE_IN/.contents"
   sort -u "$GPUNODE_IN/.binaries" | while IFS= read -r binary; do
