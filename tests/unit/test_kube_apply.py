@@ -88,13 +88,12 @@ def test_what_is_no_longer_wanted_goes_and_nothing_else(server: ApiServer, api: 
 
 
 def earlier(what: Rendered) -> Rendered:
-    """What a gpunode made that had Node Feature Discovery, the DCGM exporter, its dashboard and alerts as objects."""
+    """What a gpunode made that had Node Feature Discovery, the DCGM exporter, its dashboard as objects."""
     pods = {"spec": {"template": {"spec": {"containers": [{"name": "x", "image": "x"}]}}}}
     rbac = "rbac.authorization.k8s.io/v1"
     more = [
         thing("CustomResourceDefinition", "apiextensions.k8s.io/v1", "nodefeatures.nfd.k8s-sigs.io", "nfd", {}),
         thing("Role", rbac, "gpunode-nfd-worker", "nfd-worker", {"rules": []}, namespace="gpunode"),
-        thing("PrometheusRule", "monitoring.coreos.com/v1", "gpunode", "alerts", {"spec": {}}, namespace="gpunode"),
         thing("ConfigMap", "v1", "gpunode-dashboard", "dcgm-exporter", {"data": {}}, namespace="gpunode"),
         thing("ConfigMap", "v1", "dcgm-counters", "dcgm-exporter", {"data": {}}, namespace="gpunode"),
         thing("Service", "v1", "dcgm-exporter", "dcgm-exporter", {"spec": {}}, namespace="gpunode"),
@@ -116,7 +115,7 @@ def test_objects_of_an_earlier_gpunode_that_come_by_charts_now_go(server: ApiSer
     put(api, old)
     moved = {str(key_of(item)) for item in old.objects} - {str(key_of(item)) for item in rendered(MOVED).objects}
     applied = put(api, rendered(MOVED)) if how == "apply" else remove(api, "gpunode", notify=silent)
-    assert {key for key, done in hows(applied).items() if done == "deleted"} >= moved and len(moved) == 8
+    assert {key for key, done in hows(applied).items() if done == "deleted"} >= moved and len(moved) == 7
     assert server.names("CustomResourceDefinition") == server.names("Role") == []
     if how == "apply":
         releases = [note.split()[8] for note in applied.notes if note.startswith("helm is yours to run: ")]

@@ -42,7 +42,7 @@ REFUSED = {
         [], {"kubernetes": {"server_version": "1.31"}}, "kubernetes.server_version is 1.31, and http",
     ),
     "a kind that the server does not serve": (
-        [], {"sharing": {"strategy": "dra"}}, "the server does not serve ResourceClaimTemplate of resource.k8s.io/v1",
+        [], {}, "the server does not serve RuntimeClass of node.k8s.io/v1",
     ),
     "an object that is still being deleted": (
         [{"apiVersion": "v1", "kind": "Namespace", "metadata": {
@@ -56,6 +56,8 @@ REFUSED = {
 def test_refused_before_anything_is_changed(case: str, tmp_path: Path) -> None:
     objects, spec, what = REFUSED[case]
     server = ApiServer(resources=OPERATOR)
+    if case == "a kind that the server does not serve":
+        del server.resources["node.k8s.io/v1"]
     try:
         for item in objects:
             server.put(item)
