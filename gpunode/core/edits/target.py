@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
 from gpunode.core.edits.refusal import Refusal as Refusal  # noqa: PLC0414  # editors have it from here
-from gpunode.core.edits.undo import changes_of, former, put, record, remnant, revert
+from gpunode.core.edits.undo import former, put, record, remnant, revert
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import NVIDIA_RUNTIME
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
@@ -146,7 +146,7 @@ class EditTarget:
 
         def done(left: Files, more: Edit) -> Edit:
             needed = kept(left)
-            changes = changes_of(files, put(left, needed.changes))
+            changes = changed(files, {**dict.fromkeys(sorted(files)), **put(left, needed.changes)})
             reasons = [Reason(what=path, why="undoes what configure wrote") for path in changes if path in own]
             stays = [(path, "what named a runtime that goes is out of it") for path in changes if path not in own]
             stays += [(path, one.text) for path in lost for one in lost[path] if one.theirs]
@@ -296,7 +296,7 @@ def probed_files(
 KUBEADM = "https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/"
 
 
-def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes]:
+def changed(before: Files, after: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
     """Those files of `after` that differ from `before`."""
     return {path: data for path, data in after.items() if before.get(path) != data}
 

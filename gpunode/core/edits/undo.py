@@ -340,7 +340,3 @@ Files = Mapping[str, bytes]
 def put(files: Files, changes: Mapping[str, bytes | None]) -> dict[str, bytes]:
     """The files with the changes made to them."""
     return {path: data for path, data in {**files, **changes}.items() if data is not None}
-
-
-def changes_of(files: Files, after: Files) -> dict[str, bytes | None]:
-    return {path: after.get(path) for path in sorted({*files, *after}) if files.get(path) != after.get(path)}

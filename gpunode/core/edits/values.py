@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
-from gpunode.core.late import dataclass, regex
+from gpunode.core.late import regex
 from gpunode.core.mask import shown
 
 Path = tuple[str, ...]
@@ -35,13 +36,13 @@ class Lost(NamedTuple):
     theirs: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Format:
+class _Format(NamedTuple):
     parse: Callable[[str, bytes], tuple[str, Values]]
     edit: Callable[[str, Mapping[Path, Any], Sequence[Path]], str]
 
 
-def _format(path: str, data: bytes) -> _Format | None:
+@cache
+def _formats() -> tuple[_Format, _Format, _Format]:
     from gpunode.core.edits.text import jsontext, toml, yamltext  # slow to import, and seldom needed
 
     def json_parsed(path: str, data: bytes) -> tuple[str, Values]:
@@ -54,13 +55,16 @@ def _format(path: str, data: bytes) -> _Format | None:
             text = yamltext.set_value(text, one, value)
         return text
 
+    return _Format(json_parsed, jsontext.edit), _Format(toml.parse, toml.edit), _Format(yamltext.parse, yaml_edited)
+
+
+def _format(path: str, data: bytes) -> _Format | None:
+    json, toml, yaml = _formats()
     if _JSON.match(data):
-        return _Format(parse=json_parsed, edit=jsontext.edit)
+        return json
     if _TOML.search(path):
-        return _Format(parse=toml.parse, edit=toml.edit)
-    if path.endswith((".yaml", ".yml")) or _MANIFEST.search(data):
-        return _Format(parse=yamltext.parse, edit=yaml_edited)
-    return None
+        return toml
+    return yaml if path.endswith((".yaml", ".yml")) or _MANIFEST.search(data) else None
 
 
 def values(path: str, data: bytes) -> Values | None:

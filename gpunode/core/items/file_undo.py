@@ -349,7 +349,7 @@ class Files:
             if engine:
                 ours = found.setdefault(engine, (known.follow, {}))[1]
                 ours[known.called] = self.at(known.called) if known.called in self.scope.own_files else known
-        follows = (self.journal.follow.get(record.id, PostCommit(after=b"")) for record in self.scope.known)
+        follows = (one for record in self.scope.known if (one := self.journal.follow.get(record.id)))
         edited = {_ENGINES.get(one.unit or one.config) for one in follows}
         return {**{engine: (PostCommit(after=b""), {}) for engine in ENGINES if engine not in edited}, **found}
 

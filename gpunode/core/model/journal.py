@@ -58,21 +58,21 @@ class PostCommit:
 
     @property
     def unit(self) -> str:
-        return self._word(b"unit")
+        return self._words.get(b"unit", b"").decode()
 
     @property
     def config(self) -> str:
         """The file that names the others."""
-        return self._word(b"config")
+        return self._words.get(b"config", b"").decode()
 
     @property
     def binary(self) -> str:
         """The program that judges the files, as far as one does."""
         return self.validate.split(b"\n", 1)[0].decode()
 
-    def _word(self, key: bytes) -> str:
-        lines = (line.split(b" ", 1) for line in self.after.splitlines())
-        return next((words[1].decode() for words in lines if words[0] == key and len(words) == 2), "")
+    @cached_property
+    def _words(self) -> Mapping[bytes, bytes]:
+        return {key: word for key, _, word in (line.partition(b" ") for line in self.after.splitlines())}
 
 
 @dataclass(frozen=True, kw_only=True)

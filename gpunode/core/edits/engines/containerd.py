@@ -377,7 +377,7 @@ def _no_drop_in(changes: Mapping[str, ContainerdFile], refused: Refusal | None, 
 
 
 def _reasons(
-    files: Mapping[str, bytes], wanted: Difference, changes: Mapping[str, bytes], enabled: bool, instead: str
+    files: Mapping[str, bytes], wanted: Difference, changes: Mapping[str, Any], enabled: bool, instead: str
 ) -> list[Reason]:
     def name(path: toml.Path) -> str:
         return ".".join(path[1:] if path[0] == "containerd" else path)

@@ -323,7 +323,7 @@ def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
 
 
 def _reasons(
-    sets: Mapping[toml.Path, Any], unset: Sequence[str], candidates: Sequence[str], changes: Mapping[str, bytes]
+    sets: Mapping[toml.Path, Any], unset: Sequence[str], candidates: Sequence[str], changes: Mapping[str, Any]
 ) -> Iterator[Reason]:
     stated = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
     stated += [f"unsets {DEFAULT} in {path}" for path in unset]
