@@ -26,6 +26,8 @@ from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.edits.target import Activation
 from gpunode.core.edits.undo import record, revert, undo_data
 from gpunode.core.edits.values import values
+from gpunode.core.undo.plan import plan_undo
+from gpunode.core.undo.scope import scope_of
 
 DOCKER, PODMAN = "/etc/docker/daemon.json", "/etc/containers/containers.conf"
 CONTAINERD, CRIO = "/etc/containerd/config.toml", "/etc/crio/crio.conf"
@@ -584,6 +586,21 @@ def test_an_entry_in_an_engine_that_gpunode_never_edited_is_named_if_the_toolkit
     assert node.files == before
     start = f"{place}: not gpunode's, and stays: {called} runs "
     assert [note.startswith(start) for note in notes] == [True] * goes, notes
+
+
+def test_an_entry_is_named_after_the_engine_s_edit_was_undone_before_the_toolkit_goes() -> None:
+    node = Fake(files={DOCKER: b"{}"}, engine="docker 28.5.2")
+    node.set_packages({TOOLKIT: "1.18.1-1"}, **WHO)
+    edit = configure_runtime({DOCKER: b"{}"}, RuntimeRequest(runtime="docker", version="28.5.2"))
+    node.commit(edit.changes, undo=edit.undo, unit=UNITS[DOCKER], who=WHO)
+    recall = node.snapshot()
+    files = plan_undo(recall, scope_of(recall, verb="uninstall", parts=("runtime",))).engines[0].files
+    used = [*node.undo]
+    node.commit({one.path: b"{}" for one in files}, used=used, who={"run": "u", "part": "uninstall"})
+    node.person_writes(DOCKER, b'{"runtimes": {"gpu": {"path": "nvidia-container-runtime"}}}')
+    recall = node.snapshot()
+    notes = plan_undo(recall, scope_of(recall, verb="uninstall")).notes
+    assert any(": not gpunode's, and stays: the runtime gpu runs " in note for note in notes), notes
 
 
 def test_a_file_that_an_undo_rids_of_what_a_person_pasted_is_not_said_to_stay_as_it_is() -> None:

@@ -349,8 +349,8 @@ class Files:
             if engine:
                 ours = found.setdefault(engine, (known.follow, {}))[1]
                 ours[known.called] = self.at(known.called) if known.called in self.scope.own_files else known
-        follows = (one for record in self.scope.known if (one := self.journal.follow.get(record.id)))
-        edited = {_ENGINES.get(one.unit or one.config) for one in follows}
+        standing = (one.id for one in self.scope.known if one.id in self.journal.undo and one.id in self.journal.follow)
+        edited = {_ENGINES.get(one.unit or one.config) for one in map(self.journal.follow.__getitem__, standing)}
         return {**{engine: (PostCommit(after=b""), {}) for engine in ENGINES if engine not in edited}, **found}
 
     def _follows(self, units: Mapping[str, object]) -> Iterator[tuple[str, PostCommit]]:
