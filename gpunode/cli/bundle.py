@@ -140,13 +140,7 @@ def verify(place: str, sha256: str, output_format: str) -> int:
     from dataclasses import asdict
 
     from gpunode.edge.bundle.agree import disagreements
-    from gpunode.edge.bundle.verify import (
-        check_manifest_signature,
-        damages,
-        inconsistencies,
-        place_of,
-        read_manifest,
-    )
+    from gpunode.edge.bundle.verify import check_manifest_signature, damages, inconsistencies, place_of, read_manifest
 
     where = place_of(place)
     manifest, found = read_manifest(where, sha256)

@@ -232,10 +232,7 @@ def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
     yield "driver", [f"loaded {loaded}, user space {driver.userspace or 'none'}{where}"]
     yield "CUDA", [", ".join(facts.cuda) + (f" (default {facts.cuda_default})" if facts.cuda_default else "") or "none"]
     yield "toolkit", [facts.toolkit or "none"]
-    yield (
-        "engines",
-        [_engine(r) for r in facts.runtimes] or ["none"],
-    )
+    yield ("engines", [_engine(r) for r in facts.runtimes] or ["none"])
     kube = " ".join(filter(None, (kubernetes.kind, kubernetes.role, kubernetes.kubelet)))
     yield "Kubernetes", [(kube or "none") + (", GPU Operator" if kubernetes.gpu_operator else "")]
     held = sorted(p.name for p in facts.packages.values() if p.held)

@@ -57,14 +57,15 @@ def read_lock(path: Path) -> Lock:
 def _old(path: Path, *, replace_broken: bool) -> Lock:
     """What the file has, {} where there is none, or where one that cannot be read is replaced."""
     from gpunode.core.errors import InputError
+    from gpunode.core.plan.lockfile import Lock
 
     try:
-        return read_lock(path) if path.exists() else {}
+        return read_lock(path) if path.exists() else Lock()
     except InputError as error:
         if not replace_broken:
             raise
         echo(f"replaced: {error.what}", err=True)
-        return {}
+        return Lock()
 
 
 @click.command(
@@ -86,7 +87,7 @@ def _old(path: Path, *, replace_broken: bool) -> Lock:
 def lock(targets: Targets, probes: tuple[Path, ...], output: Path, update: bool, output_format: str) -> int:
     """Record the exact driver, kernel, CUDA and toolkit of each class of hosts, or say what has changed since."""
     from gpunode.cli.progress import probing
-    from gpunode.core.plan.lockfile import lock_differences, lock_text, make_lock
+    from gpunode.core.plan.lockfile import Lock, lock_differences, lock_text, make_lock
     from gpunode.edge.detect import detect
 
     targets = with_probes(targets, probes)
@@ -98,7 +99,7 @@ def lock(targets: Targets, probes: tuple[Path, ...], output: Path, update: bool,
     new = make_lock([(one.host, one.facts) for one in found if one.facts])
     whole = bool(targets.inventory and not targets.limit and not errors)  # all that the file is about has answered
     old = _old(output, replace_broken=update and whole)
-    new = new if whole else {**old, **new}
+    new = new if whole else Lock({**old, **new})
     differs = lock_differences(old, new)
     written = not errors and bool(differs) and (update or not output.exists())
     if written:

@@ -124,7 +124,7 @@ def provision(
             saved=run.saved,
             callbacks=with_log(callbacks, events),
         )
-    show_results(results, output_format, shown={h.host for h in hosts if h.error})
+    show_results(results, output_format, shown={h.host for h in hosts if h.error or (h.plan and h.plan.problems)})
     return worst_exit(r.outcome for r in results)
 
 

@@ -51,10 +51,7 @@ def _without_meaning(_: click.Context, option: click.Parameter, value: str | Non
 
 
 _ENGINE = click.option(
-    "--runtime",
-    "name",
-    type=click.Choice(ENGINES),
-    help="Which engine; may be left out where there is only one.",
+    "--runtime", "name", type=click.Choice(ENGINES), help="Which engine; may be left out where there is only one."
 )
 _WHAT = (
     _ENGINE,
@@ -91,10 +88,7 @@ _WHAT = (
         help="Runtime of containers that name none; auto: nvidia for the kubelet's engine, else as it is.",
     ),
     click.option(
-        "--set-as-default",
-        "--nvidia-set-as-default",
-        is_flag=True,
-        help="The same as --default-runtime nvidia.",
+        "--set-as-default", "--nvidia-set-as-default", is_flag=True, help="The same as --default-runtime nvidia."
     ),
     click.option(
         "--cdi/--no-cdi",

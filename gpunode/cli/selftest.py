@@ -40,13 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option("--list", "listed", is_flag=True, help="Print the checks and what they compare, and nothing else.")
 @format_option("text", "json")
-def selftest(
-    limit: float,
-    output: Path | None,
-    source: Path | None,
-    listed: bool,
-    output_format: str,
-) -> int:
+def selftest(limit: float, output: Path | None, source: Path | None, listed: bool, output_format: str) -> int:
     """Find out on this machine whether gpunode reports its GPUs correctly.
 
     Facts are compared field by field with nvidia-smi, NVML, lspci, sysfs and /proc, the knowledge with the devices.

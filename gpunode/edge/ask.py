@@ -120,12 +120,20 @@ class Talk:
         return (f"{', '.join(new)}: {why}",) if new else ()
 
     def _left(self, repositories: Sequence[str]) -> tuple[str, ...]:
-        """What to say of repositories that the plan sets up; of those whose index was looked up nothing."""
+        """What to say of repositories that the plan sets up, and what comes from them; nothing of those looked up."""
         left = [name for name in repositories if name not in self.planned.looked_up]
+        steps, solution = self.planned.plan.steps, self.planned.solution
+        roles = [
+            s
+            for s in steps
+            if s.option == "packages" and getattr(getattr(solution, s.role, None), "repository", "") in left
+        ]
+        packages = ", ".join(one["name"] for step in roles for one in step.value["install"])
+        dead = ", ".join(one.name for one in solution.repositories if one.url.rstrip("/") in self._unread)
+        why = self._unread.replace("read it:", f"read {dead or 'it'}:") or "no index was read"
         one = "repository" if len(left) == 1 else "repositories"
-        why = self._unread or "no index was read"
         text = f"{one} {', '.join(left)}: set up by this plan, and {why} (--check-repositories)"
-        return (text,) if left else ()
+        return (f"{text}; from there: {packages}" if packages else text,) if left else ()
 
     def end(self, plan: Plan) -> bool:
         """The plan as it stands."""

@@ -14,6 +14,7 @@ from gpunode.core.facts import facts_hash, secret_parts
 from gpunode.core.items.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
 from gpunode.core.items.gpu_containers import describe_gpu_containers
 from gpunode.core.items.item import ItemKey
+from gpunode.core.items.package import PackageItem
 from gpunode.core.items.smoke import smoke_now
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import dataclass, field, replace
@@ -91,11 +92,7 @@ class DesiredState:
         self._planned: dict[tuple[object, ...], Planned] = {}
         self._runfiles: dict[Runfile, Problem | None] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
-        self._indexes: Indexes | None = None
-        if look_up:
-            from gpunode.edge.bundle.lookup import Indexes
-
-            self._indexes = Indexes(self._known_key)
+        self._look_up = look_up
         # secrets that a recorded spec lacks may be in the inventory: then they are asked for host by host
         sealed, self.secrets = seal_spec(self._given, where=source, recorded=True)
         self.spec_data: Mapping[str, Any] = sealed
@@ -222,7 +219,7 @@ class DesiredState:
             plan = replace(plan, steps=(), problems=sealed)
         elif opened.bundle.sha256:
             looked_up = frozenset(one.name for one in solution.repositories)  # the bundle has been compared
-        elif self._indexes:
+        elif self._look_up and any(step.option == "packages" for step in plan.steps):
             looked_up = frozenset(one.name for one in solution.repositories)
             plan, solution = self._looked_up(self._indexes, facts, solution, plan, secrets, opened.proxy)
         return Planned(plan=plan, facts=facts, spec=spec, solution=solution, secrets=secrets, looked_up=looked_up)
@@ -230,17 +227,15 @@ class DesiredState:
     def _offered(self, facts: NodeFacts, spec: Spec, secrets: Secrets, archive: Archive) -> Solution:
         """The solution; where the toolkit's repository lacks the newest known, with the newest that it offers."""
         solution = self.solution(facts, spec, archive=archive)
-        toolkit = solution.toolkit
-        opened = secrets.open_spec(spec)
-        if not (self._indexes and toolkit and toolkit.repository and spec.toolkit.version == "auto"):
-            return solution
+        toolkit, opened = solution.toolkit, secrets.open_spec(spec)
+        asked = self._look_up and spec.toolkit.version == "auto" and not opened.bundle.sha256
+        wants = toolkit.packages if toolkit and toolkit.repository and asked else ()
+        items = [PackageItem(role="toolkit", package=want) for want in wants]
+        if not toolkit or not any(item.differs(item.actual(facts)) for item in items):
+            return solution  # it has what is to be there: no index is read
         (repository,) = [one for one in solution.repositories if one.name == toolkit.repository]
         repository = replace(repository, url=secrets.open(repository.url))
-        offered = (
-            ""
-            if opened.bundle.sha256
-            else self._indexes.newest(toolkit.packages, repository, facts, self.knowledge, opened.proxy)
-        )
+        offered = self._indexes.newest(wants, repository, facts, self.knowledge, opened.proxy)
         return self.solution(facts, spec, offered_toolkit=offered, archive=archive) if offered else solution
 
     def _looked_up(
@@ -301,6 +296,12 @@ class DesiredState:
 
     def smoke(self, planned: Planned) -> dict[str, Any]:
         return smoke_now(planned.facts, planned.spec, planned.solution)
+
+    @cached_property
+    def _indexes(self) -> Indexes:
+        from gpunode.edge.bundle.lookup import Indexes
+
+        return Indexes(self._known_key)
 
     def _known_key(self, repository: Repository) -> bytes:
         """The key that a repository's lists are compared by, b"" where none can be had now."""

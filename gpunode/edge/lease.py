@@ -73,11 +73,7 @@ def give_back(
 
 
 def _give_back(
-    hosts: Sequence[Detected],
-    targets: Targets,
-    folder: Path,
-    inventory: Sequence[str],
-    request: Mapping[str, bytes],
+    hosts: Sequence[Detected], targets: Targets, folder: Path, inventory: Sequence[str], request: Mapping[str, bytes]
 ) -> None:
     text = program(script("release.sh"), request)
     # a `stop` of its own: at the end of a run that was interrupted its hosts are given back, too

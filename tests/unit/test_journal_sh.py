@@ -12,7 +12,7 @@ import pytest
 
 from gpunode.core.items.activation import activate_request
 from gpunode.core.remote import parse_outcome, program
-from gpunode.node import script
+from gpunode.node import part, script
 
 SHELLS = [shell for shell in (["dash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(shell[0])]
 SYSTEMCTL = """#!/bin/sh
@@ -36,6 +36,27 @@ def fakes(folder: Path, **bodies: str) -> str:
 
 def records(state: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (state / "journal.jsonl").read_text().splitlines()]
+
+
+FULL = (  # as apt, dpkg, libdnf, rpm and libalpm have it
+    "E: You don't have enough free space in /var/cache/apt/archives/.",
+    "cannot copy extracted data for './usr/a' to '/usr/a.dpkg-new': failed to write (No space left on device)",
+    "Not enough free space in /var/cache/dnf: needed 90 MB, available 3 MB",
+    "installing package nvidia-open-595.71.05 needs 3 more inodes on the / filesystem",
+    "installing package nvidia-open-595.71.05 needs 12MB more space on the / filesystem",
+    "error: Partition /usr too full: 900 blocks needed, 3 blocks free",
+    "error: failed to commit transaction (not enough free disk space)",
+)
+
+
+@pytest.mark.parametrize("words", FULL)
+def test_a_failure_of_a_full_disk_is_answered_with_room_and_no_other(shell: list[str], words: str) -> None:
+    text = program(f"{part('common.sh').read_text()}\nneed_root\nfinish failed \"{words}\" 'check the network'")
+    done = subprocess.run([*shell, "-s"], input=text, capture_output=True, text=True, check=False)
+    assert parse_outcome(done.stdout, done.returncode).fix.startswith("make room on that file system"), done
+    other = text.replace(words, "connection refused")
+    done = subprocess.run([*shell, "-s"], input=other, capture_output=True, text=True, check=False)
+    assert parse_outcome(done.stdout, done.returncode).fix == "check the network"
 
 
 def test_a_unit_that_ran_before_is_not_recorded_as_stopped(shell: list[str], tmp_path: Path) -> None:

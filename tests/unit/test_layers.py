@@ -165,6 +165,12 @@ def test_the_runtime_command_does_with_what_a_node_may_have() -> None:
     assert set(loaded) & {"ansible", "ansible_runner", "cattrs", "paramiko", "rich"} == set()
 
 
+def test_a_run_with_nothing_to_do_loads_neither_acceptance_nor_what_reads_repositories() -> None:
+    code = "import sys, gpunode.edge.desired, gpunode.edge.fleet.provision; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) & {"gpunode.edge.accept", "gpunode.core.accept", "gpunode.edge.bundle", "ssl", "http"} == set()
+
+
 @cache
 def used_names() -> Counter[str]:
     return Counter(name for path in modules(".") for name in re.findall(r"\w+", path.read_text()))

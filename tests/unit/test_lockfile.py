@@ -16,8 +16,18 @@ from hypothesis import strategies as st
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError, UnreachableError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import Distro, DriverState, Kernel, NodeFacts, PciDevice
-from gpunode.core.plan.lockfile import Locked, class_of, lock_differences, lock_text, make_lock, parse_lock, with_lock
+from gpunode.core.model import Distro, DriverState, Kernel, NodeFacts, PciDevice, Plan, Problem
+from gpunode.core.plan.lockfile import (
+    Lock,
+    Locked,
+    class_of,
+    lock_differences,
+    lock_text,
+    make_lock,
+    name_lock,
+    parse_lock,
+    with_lock,
+)
 from gpunode.core.spec import parse_spec
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected
@@ -68,14 +78,14 @@ def test_differences_are_reported_by_class() -> None:
 
 
 def test_the_spec_gets_the_locked_versions() -> None:
-    spec, problems = with_lock(parse_spec({}), {KEY: LOCKED}, FACTS)
+    spec, problems = with_lock(parse_spec({}), Lock({KEY: LOCKED}), FACTS)
     assert (spec.driver.version, spec.toolkit.version, problems) == ("580.95.05", "1.18.1", ())
 
 
 def test_a_branch_that_is_not_the_locked_one_is_reported_as_the_locks_and_once() -> None:
     """The lock's version under driver.version would be a value that nobody wrote."""
     asked = parse_spec({"driver": {"branch": "595"}})
-    spec, [problem] = with_lock(asked, {KEY: LOCKED}, FACTS)
+    spec, [problem] = with_lock(asked, Lock({KEY: LOCKED}), FACTS)
     assert problem.what == f"driver.branch is 595, gpunode.lock has 580 for {KEY}" and spec == asked
     assert problem.fix == "provision without --locked, then gpunode lock --update"
 
@@ -92,7 +102,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Locked], NodeFacts, str]] = [
 def test_anything_else_is_refused(
     name: str, spec: dict[str, Any], lock: dict[str, Locked], facts: NodeFacts, message: str
 ) -> None:
-    _, problems = with_lock(parse_spec(spec), lock, facts)
+    _, problems = with_lock(parse_spec(spec), Lock(lock), facts)
     assert len(problems) == 1 and message in problems[0].what
 
 
@@ -104,11 +114,30 @@ def test_another_file_is_refused(data: dict[str, Any]) -> None:
         parse_lock(data, "gpunode.lock")
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "nvidia-cuda (http://a) has no nvidia-open 580.95.05-*",
+        "the node's package manager cannot install it: E: Version '1.18.1-1' for 'a' was not found",
+        "driver branch 580 does not drive NVIDIA A",
+    ],
+)
+def test_a_plan_that_is_refused_for_the_locks_versions_names_the_file(what: str) -> None:
+    lock = parse_lock(tomllib.loads(lock_text({KEY: LOCKED})), "old.lock")
+    plan = name_lock(Plan(host="h", problems=(Problem(what=what, fix=""),)), lock, FACTS)
+    assert [problem.what for problem in plan.problems[1:]] == [
+        f"old.lock has driver 580.95.05 and toolkit 1.18.1 for {KEY}"
+    ]
+    assert plan.problems[1].fix == "provision without --locked, then gpunode lock --update"
+    other = Plan(host="h", problems=(Problem(what="/etc/docker/daemon.json: line 3: not JSON", fix=""),))
+    assert name_lock(other, lock, FACTS) == other and name_lock(plan, lock, FACTS) == plan
+
+
 def test_a_plan_holds_to_the_lock() -> None:
     facts = parse_probe((PROBES / "debian12-h100-fresh" / "probe.txt").read_text())
     free = DesiredState(to_run=False).plan("h", facts).plan
     assert free.steps and not free.problems
-    refused = DesiredState(to_run=False, lock={}).plan("h", facts).plan
+    refused = DesiredState(to_run=False, lock=Lock()).plan("h", facts).plan
     assert not refused.steps and "has no class" in refused.problems[0].what
 
 

@@ -16,7 +16,8 @@ from gpunode.cli.main import cli
 from gpunode.core.bundle.index import Index, lacking, nearest_versions, newest_of_all
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import NodeFacts, PackageWant, Plan
+from gpunode.core.late import replace
+from gpunode.core.model import InstalledPackage, NodeFacts, PackageWant, Plan
 from gpunode.core.report.text import chosen_text
 from gpunode.edge import load
 from gpunode.edge.bundle import lookup
@@ -113,6 +114,14 @@ def test_an_index_as_large_as_the_vendors_is_read_once_for_many_hosts(root: Path
     desired = DesiredState(spec(site.url), look_up=True)
     assert desired.plan("node1", DEBIAN).plan.problems == desired.plan("node2", DEBIAN).plan.problems == ()
     assert [name for name, _ in site.asked].count("Packages.gz") == 2  # one of each repository
+
+
+def test_no_index_is_read_for_a_node_that_has_its_packages(root: Path, site: Server) -> None:
+    fill(root, DRIVER, toolkit("1.20.1"))
+    facts = probed("debian12-h100-provisioned")
+    there = {name: InstalledPackage(name=name, version="1.20.1-1") for name in TOOLKIT}
+    plan(replace(facts, packages={**facts.packages, **there}), site.url, driver={"branch": "none"})
+    assert site.asked == []
 
 
 def test_what_is_not_there_is_a_problem_with_the_nearest_and_nothing_is_done(root: Path, site: Server) -> None:

@@ -6,13 +6,14 @@ its version), the kernel, CUDA and the container toolkit.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import asdict, dataclass, replace
-from gpunode.core.model import NodeFacts, Problem
+from gpunode.core.model import NodeFacts, Plan, Problem
 from gpunode.core.spec import Spec
 
 FORMAT = 1
@@ -20,6 +21,7 @@ HEAD = (
     "# Written by `gpunode lock`: the exact versions of each class of hosts.  Keep it in version control;\n"
     "# `--locked` refuses anything else, `gpunode lock --update` shows what has changed and rewrites it.\n"
 )
+_UNLOCKED = "provision without --locked, then gpunode lock --update"
 REPAIR = "restore it from version control, or write it again: gpunode lock -i INVENTORY --update"
 _FIELDS = ("driver", "kernel", "cuda", "toolkit")
 
@@ -34,7 +36,10 @@ class Locked:
     toolkit: str = ""
 
 
-Lock = Mapping[str, Locked]
+class Lock(dict[str, Locked]):
+    """Class → its versions; `where` names the file."""
+
+    where = "gpunode.lock"
 
 
 def class_of(facts: NodeFacts) -> str:
@@ -66,7 +71,7 @@ def make_lock(hosts: Sequence[tuple[str, NodeFacts]]) -> Lock:
                 expected="the same versions on all hosts of a class",
                 fix="provision them first, or lock only those that are as they should be (--limit)",
             )
-    return {key: mine for key, (_, mine) in sorted(found.items())}
+    return Lock({key: mine for key, (_, mine) in sorted(found.items())})
 
 
 def differences(old: Locked, new: Locked) -> list[str]:
@@ -95,10 +100,10 @@ def with_lock(spec: Spec, lock: Lock, facts: NodeFacts) -> tuple[Spec, tuple[Pro
     locked = lock.get(key)
     if locked is None:
         known = ", ".join(lock) or "none"
-        return spec, (Problem(what=f"gpunode.lock has no class {key} (it has {known})", fix="gpunode lock --update"),)
+        return spec, (Problem(what=f"{lock.where} has no class {key} (it has {known})", fix="gpunode lock --update"),)
     problems = []
     if locked.kernel and facts.kernel != locked.kernel:
-        what = f"the running kernel is {facts.kernel}, gpunode.lock has {locked.kernel} for {key}"
+        what = f"the running kernel is {facts.kernel}, {lock.where} has {locked.kernel} for {key}"
         problems.append(Problem(what=what, fix="boot that kernel, or gpunode lock --update"))
     for name, asked, have in (
         ("driver.version", spec.driver.version, locked.driver),
@@ -106,13 +111,27 @@ def with_lock(spec: Spec, lock: Lock, facts: NodeFacts) -> tuple[Spec, tuple[Pro
         ("toolkit.version", spec.toolkit.version, locked.toolkit),
     ):
         if asked[:1].isdigit() and asked != have:
-            what = f"{name} is {asked}, gpunode.lock has {have or 'none'} for {key}"
-            problems.append(Problem(what=what, fix="provision without --locked, then gpunode lock --update"))
+            what = f"{name} is {asked}, {lock.where} has {have or 'none'} for {key}"
+            problems.append(Problem(what=what, fix=_UNLOCKED))
     if problems:
         return spec, tuple(problems)
     driver = replace(spec.driver, version=locked.driver) if spec.driver.branch != "none" else spec.driver
     toolkit = replace(spec.toolkit, version=locked.toolkit or spec.toolkit.version)
     return replace(spec, driver=driver, toolkit=toolkit), ()
+
+
+def name_lock(plan: Plan, lock: Lock | None, facts: NodeFacts) -> Plan:
+    """The plan, with the file named whose versions are the reason for its problems."""
+    where, locked = (lock.where, lock.get(class_of(facts))) if lock is not None else ("", None)
+    said = " ".join(problem.what for problem in plan.problems)
+    if not locked or where in said:
+        return plan
+    versions = "|".join(
+        re.escape(one) for one in (locked.driver, locked.driver.partition(".")[0], locked.toolkit) if one
+    )
+    what = f"{where} has driver {locked.driver or 'none'} and toolkit {locked.toolkit or 'none'} for {class_of(facts)}"
+    stale = (Problem(what=what, fix=_UNLOCKED),) if versions and re.search(rf"\b({versions})\b", said) else ()
+    return replace(plan, problems=(*plan.problems, *stale))
 
 
 def lock_text(lock: Lock) -> str:
@@ -131,7 +150,8 @@ def parse_lock(data: Mapping[str, Any], where: str) -> Lock:
     if data.get("format") != FORMAT:
         what = f"format is {data.get('format')!r}" if data else "it is empty"
         raise InputError(f"{where}: {what}", expected=f"format = {FORMAT}", fix=REPAIR)
-    lock: dict[str, Locked] = {}
+    lock = Lock()
+    lock.where = where
     for key, row in (data.get("class") or {}).items():
         unknown = set(row) - set(_FIELDS) if isinstance(row, dict) else {str(row)}
         if unknown:

@@ -26,8 +26,7 @@ def read_repositories(path: Path, target: BundleTarget) -> tuple[Upstream, ...]:
             found += (_with_key(one, file.parent) for one in parse_sources(text, str(file), words))
     if not found:
         raise InputError(
-            f"{path} has no files that name repositories",
-            expected=f"files that end in {', '.join(ENDINGS)}",
+            f"{path} has no files that name repositories", expected=f"files that end in {', '.join(ENDINGS)}"
         )
     return tuple(found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpunode.core.checks.health import Expected
 from gpunode.core.errors import Exit
@@ -14,8 +14,6 @@ from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, Shape, dump, group_names, make_playbook
 from gpunode.core.report.text import MANY
-from gpunode.edge.accept.model import AcceptRun
-from gpunode.edge.accept.run import measure
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
@@ -29,6 +27,9 @@ from gpunode.edge.fleet.workflow import INVENTORY, expected_gpus, inventory_sour
 from gpunode.edge.saved import SavedPlan
 from gpunode.edge.secrets import handed_over
 from gpunode.edge.state import write_private
+
+if TYPE_CHECKING:
+    from gpunode.edge.accept.model import AcceptRun
 
 
 def provision(
@@ -90,6 +91,8 @@ class _Provision:
 
     @cached_property
     def _acceptance(self) -> AcceptRun:
+        from gpunode.edge.accept.model import AcceptRun
+
         return AcceptRun(
             folder=self.run.folder / "accept", targets=self.run.targets, level="quick", say=self._measuring,
         )  # fmt: skip
@@ -131,6 +134,8 @@ class _Provision:
 
     def _measure(self, work: Work, hosts: Sequence[str]) -> None:
         """The results of hosts that have come to a good end, with what `gpunode accept` says of them."""
+        from gpunode.edge.accept.run import measure
+
         for host in hosts:
             self._measuring(host, "")
         found = measure([work.after[host] for host in hosts], self._acceptance, self.run.desired)

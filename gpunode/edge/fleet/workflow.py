@@ -18,7 +18,7 @@ from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import smoke_files
 from gpunode.core.late import regex
 from gpunode.core.model import Archive, Check, HostOutcome, HostResult
-from gpunode.core.plan.lockfile import lock_text
+from gpunode.core.plan.lockfile import lock_text, name_lock
 from gpunode.core.plan.manifest import make_manifest
 from gpunode.core.plan.playbook import HEADER, Template, dump, make_inventory, make_playbook
 from gpunode.core.plan.question import Request
@@ -260,6 +260,8 @@ def plan_all(found: Sequence[Detected], targets: Targets, desired: DesiredState)
         return _ask({number: (hosts[names[number]].detected, request) for number, request in requests.items()}, targets)
 
     settle(list(talks.values()), ask)
+    for talk in talks.values():
+        talk.end(name_lock(talk.planned.plan, desired.lock, talk.planned.facts))
     return [replace(host, planned=talks[name].planned) if name in talks else host for name, host in hosts.items()]
 
 

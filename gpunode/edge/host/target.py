@@ -226,13 +226,7 @@ def _send(subject: Subject[H], edit: Edit, used: Sequence[str] | None, *, check:
         return Outcome(status="unchanged", message=message)
     unseen = {path: Tree(host.root).read(path) for path in edit.changes if path not in subject.seen}
     request = target_request(
-        host.target,
-        edit,
-        {**subject.seen, **unseen},
-        found,
-        used=used,
-        place=partial(placed, host.root),
-        check=check,
+        host.target, edit, {**subject.seen, **unseen}, found, used=used, place=partial(placed, host.root), check=check
     )
     return run("commit.sh", request | journal_request(host.root, edit))
 

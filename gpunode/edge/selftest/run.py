@@ -18,14 +18,7 @@ from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.remote import program
 from gpunode.core.selftest.checks import SHELLS, RecordEvidence, judge
-from gpunode.core.selftest.record import (
-    Capture,
-    Result,
-    SelftestRecord,
-    archive_files,
-    lines_about_nvidia,
-    read_record,
-)
+from gpunode.core.selftest.record import Capture, Result, SelftestRecord, archive_files, lines_about_nvidia, read_record
 from gpunode.edge.host.nvml import nvml_dump
 from gpunode.edge.load import load_knowledge, load_mig
 from gpunode.edge.programs import python_module

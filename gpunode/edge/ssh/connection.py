@@ -20,15 +20,7 @@ from gpunode.core.meant import meant
 from gpunode.edge.side_by_side import OUTPUT, SENDING, Deadline
 from gpunode.edge.ssh import config as sshconfig
 from gpunode.edge.ssh.hostkeys import HostKeyChanged, add_host_key, check_host_key, known_keys
-from gpunode.edge.ssh.shell import (
-    OUTPUT_LIMIT,
-    Target,
-    parse_host,
-    shell_command,
-    shell_input,
-    shell_started,
-    too_much,
-)
+from gpunode.edge.ssh.shell import OUTPUT_LIMIT, Target, parse_host, shell_command, shell_input, shell_started, too_much
 
 if TYPE_CHECKING:
     import paramiko

@@ -49,6 +49,11 @@ finish() {
   }
   say status "$1"
   say message "$2"
+  case $2 in # by the words of libc, apt, libdnf, rpm and libalpm
+    *[Nn]'o space left'* | *'uota exceeded'* | *'free space'* | *'disk space'* | *'more space on'* | *'more inodes'* | *'too full'*)
+      set -- "$1" "$2" "make room on that file system (df -h, df -i), then run again" ;;
+    *'Read-only file system'*) set -- "$1" "$2" "make the file system writable, then run again" ;;
+  esac
   [ -z "${3:-}" ] || say fix "$3"
   [ -z "${locked:-}" ] || [ ! -e "$GPUNODE_IN/call" ] ||
     (umask 077 && cd "$GPUNODE_IN" && cat call .printed .errors >"$GPUNODE_STATE/.outcome" && mv -f "$GPUNODE_STATE/.outcome" "$GPUNODE_STATE/outcome") 2>/dev/null || :

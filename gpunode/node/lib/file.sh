@@ -97,8 +97,6 @@ own() {
 # why_not: a hint at what fixes the failure that $log ends with
 why_not() {
   case $(last_words "$log") in
-    *'No space left'* | *'uota exceeded'*) echo "make room on that file system, then run again" ;;
-    *'Read-only file system'*) echo "make the file system writable, then run again" ;;
     *'not permitted'*) echo "the file or its folder may be immutable (lsattr, chattr -i); then run again" ;;
     *'ermission denied'*) echo "run as root; look whether a security module forbids it, then run again" ;;
     *'put/output error'*) echo "the disk fails: look at dmesg" ;;
