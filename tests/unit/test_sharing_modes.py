@@ -31,7 +31,8 @@ def test_a_way_of_sharing_has_a_name_a_row_a_case_and_pages(name: Strategy) -> N
 @pytest.mark.parametrize("name", [name for name, mode in MODES.items() if mode.most])
 def test_a_node_offers_as_many_shares_as_its_way_of_sharing_has(name: Strategy) -> None:
     sharing = SharingSpec(strategy=name, replicas=2)
-    assert "sharing" in plugin_config(sharing, parse_spec({}).kubernetes.device_plugin), "plugin_config.py lacks it"
+    shared = "sharing" in plugin_config(sharing, parse_spec({}).kubernetes.device_plugin)
+    assert shared != MODES[name].in_cluster, "plugin_config.py lacks it, or its row lacks in_cluster"
     assert expected(sharing) == {"nvidia.com/gpu": 2}, "kube/core/offers.py counts other resources"
 
 

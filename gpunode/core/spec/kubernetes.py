@@ -16,7 +16,7 @@ class Mode(NamedTuple):
 
     `words` say what its name does not.  `most` is how many shares a GPU may have, 0 where it has none by number, and
     `limit` why.  `no_mig` says why it does not go with MIG instances, "" where it does.  `on_host`: provision does it,
-    which needs the driver; `in_cluster`: there is none without Kubernetes.
+    which needs the driver; `in_cluster`: there is none without Kubernetes, nor by NVIDIA's device plugin.
     """
 
     words: str = ""

@@ -13,7 +13,7 @@ from gpunode.core.late import dataclass, field, regex
 from gpunode.core.meant import meant
 from gpunode.core.numbers import whole
 from gpunode.core.spec import Spec
-from gpunode.core.spec.kubernetes import KubernetesSpec, PoolSpec, SharingSpec
+from gpunode.core.spec.kubernetes import MODES, KubernetesSpec, PoolSpec, SharingSpec
 from gpunode.kube.core.checks import words
 from gpunode.kube.core.selector import parse_selector
 
@@ -110,7 +110,7 @@ POOL_LABEL = "nvidia.com/device-plugin.config"
 GPUSHARE_LABEL = "gpushare"
 UNPROVEN, PROVEN = "gpunode/unproven", "gpunode/proven"  # taint and label of kubernetes.gate
 OWNED = {"app.kubernetes.io/managed-by": "gpunode"}
-NEEDS_PLUGIN = ("none", "time-slicing", "mps", "mig")  # strategies whose GPUs NVIDIA's device plugin offers
+NEEDS_PLUGIN = tuple(name for name, mode in MODES.items() if not mode.in_cluster)
 _GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
