@@ -360,6 +360,8 @@ def test_a_request_is_a_line_a_gpu_and_the_program_of_the_boot_has_the_same() ->
     written = f"0\twrite\t0644\tany\t-\t{unit}\n".encode()
     assert mps_request({"replicas": 4, "unit": "x"}) == {"replicas": b"4\n", "changes": written, "data.0": b"x"}
     assert removed(mps_request({"remove": True}, check=True)) == [unit, MPS_SETTINGS]
+    with pytest.raises(InputError, match="2 to 48"):
+        mps_request({"replicas": 49, "unit": "x"})
 
 
 def asked(id: int = 9, *, start: int | None = None, profile: str = "3g.40gb") -> dict[str, Any]:

@@ -34,6 +34,7 @@ from gpunode.core.model.journal import JournalSnapshot, Scope
 from gpunode.core.remote import program
 from gpunode.core.sharing.mig import Group, mig_parted
 from gpunode.core.spec import Spec
+from gpunode.core.spec.kubernetes import MODES
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, rows
 from gpunode.core.validation import text as text_shape
 
@@ -60,7 +61,7 @@ MIG = mapping(
 )
 MPS = mapping(
     "CUDA MPS on the host's GPUs.",
-    replicas=number("Clients of each GPU, 2 to 100."),
+    replicas=number(f"Clients of each GPU, 2 to {MODES['mps'].most}."),
     unit=text_shape("Text of the unit that runs the control daemon."),
     remove=flag("Whether it is stopped, and nothing is left of it."),
 )
@@ -145,8 +146,8 @@ def mps_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, b
     if value.get("remove"):
         return {"remove": b"1\n", **_transaction({unit: None, MPS_SETTINGS: None}, check=check)}
     replicas = value.get("replicas")
-    if not isinstance(replicas, int) or not 2 <= replicas <= 100 or not value.get("unit"):
-        raise InputError(f"mps: replicas is {replicas!r}", expected="a number from 2 to 100, and the text of the unit")
+    if not isinstance(replicas, int) or not 2 <= replicas <= MODES["mps"].most or not value.get("unit"):
+        raise InputError(f"mps: replicas is {replicas!r}", expected=f"2 to {MODES['mps'].most}, and the unit's text")
     return {"replicas": f"{replicas}\n".encode(), **_transaction({unit: value["unit"].encode()}, check=check)}
 
 

@@ -76,11 +76,8 @@ def _mps(facts: NodeFacts, sharing: SharingSpec, knowledge: Knowledge, problems:
     found = [*problems]
     for gpu in facts.gpus:
         model = knowledge.gpu(gpu.id)
-        capability = model.compute_capability if model else ""
-        if capability and version_tuple(capability) < VOLTA:
-            what = (
-                f"{model.name if model else gpu.id} has compute capability {capability}: MPS parts nothing before 7.0"
-            )
+        if model and model.compute_capability and version_tuple(model.compute_capability) < VOLTA:
+            what = f"{model.name} has compute capability {model.compute_capability}: MPS parts nothing before 7.0"
             found.append(Problem(what=what, fix="share it by time-slicing"))
     if found:
         return SharingChoice(problems=tuple(found))

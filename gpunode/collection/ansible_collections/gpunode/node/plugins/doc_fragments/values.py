@@ -853,7 +853,7 @@ options:
       replicas:
         type: int
         description:
-          - Clients of each GPU, 2 to 100.
+          - Clients of each GPU, 2 to 48.
       unit:
         type: str
         description:
