@@ -406,7 +406,7 @@ class RuntimeState:
     """What an engine has in force: its runtimes, the default one, and what belongs to the nvidia runtime."""
 
     runtimes: Mapping[str, str] = field(default_factory=dict)  # by name, the binary; "" for the engine's own
-    default: str = ""
+    default: str = ""  # one of them: undo repairs files that name another; "" for the engine's own
     path: str = ""  # the binary of the nvidia runtime, "" when the engine does not know that runtime
     cdi: bool | None = None  # None: this engine has no such setting
     cgroup_driver: str = ""  # systemd, cgroupfs, "" when the files do not say

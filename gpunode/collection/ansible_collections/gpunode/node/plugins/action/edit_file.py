@@ -167,7 +167,9 @@ class ActionModule(NodeAction):
 
 def _without_toolkit(request: RuntimeRequest, facts: NodeFacts) -> list[str]:
     """The warning that the runtime is not on the node: a role that is used alone may have left the toolkit out."""
-    if facts.toolkit or request.runtime == "podman" or request.path != type(request).path:
+    from gpunode.core.engines import BY_CDI
+
+    if facts.toolkit or request.runtime in BY_CDI or request.path != type(request).path:
         return []
     harm = "no container starts" if request.default_runtime == "nvidia" else "no container of that runtime starts"
     text = f"{request.runtime} has the runtime {request.path}, and no NVIDIA Container Toolkit was found"
