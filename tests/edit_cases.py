@@ -10,8 +10,9 @@ The first part is the request as JSON; then sections, each behind a line `-- WOR
     error          the message of a file that cannot be read; `error 3.13` where a later Python words it differently
     lost           lines of a person's that may change
 
-A file that an edit leaves alone has no `after`.  HOW is `no newline at end`, `crlf` or `base64` (other bytes).  A file
-that several cases begin with is there once: `before PATH (as NAME)` is tests/edits/KIND/before/NAME.
+A case of the request alone has no file before.  A file that an edit leaves alone has no `after`.  HOW is `no newline at
+end`, `crlf` or `base64` (other bytes).  A file that several cases begin with is there once: `before PATH (as NAME)` is
+tests/edits/KIND/before/NAME.
 """
 
 from __future__ import annotations
@@ -83,7 +84,6 @@ def case(kind: str, name: str) -> EditCase:
 def read_case(path: Path) -> EditCase:
     text = path.read_bytes().decode()
     heads = list(HEAD.finditer(text))
-    assert heads, f"{path}: behind the request comes a line such as `-- before PATH --`; see edit_cases.py"
     found: dict[str, Any] = {"before": {}, "after": {}, "left": {}, "gone": []}
     shared: dict[str, str] = {}
     notes: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections import Counter
 from dataclasses import fields, replace
@@ -47,6 +48,13 @@ def request_of(case: EditCase) -> RuntimeRequest:
     return RuntimeRequest(runtime=case.kind, **options)  # type: ignore[arg-type]
 
 
+RECORDED = {
+    engine["name"]
+    for path in Path(__file__).parents[1].glob("cases/probes/*/facts.json")
+    for engine in json.loads(path.read_text()).get("runtimes", [])
+}
+
+
 @pytest.mark.parametrize("name", sorted({*get_args(RuntimeName), *ROWS, *(one.name for one in fields(RuntimesSpec))}))
 def test_an_engine_has_a_name_a_row_a_key_an_editor_and_cases(name: RuntimeName) -> None:
     assert name in get_args(RuntimeName), "RuntimeName of gpunode/core/engines.py does not have it"
@@ -57,6 +65,7 @@ def test_an_engine_has_a_name_a_row_a_key_an_editor_and_cases(name: RuntimeName)
     functions = [f"{name}_{part}" for part in ("checks", "clean") if f"\n{name}_{part}() {{" in script("smoke.sh")]
     wanted = [f"{name}_checks", f"{name}_clean"] if ROWS[name].smoke else []
     assert functions == wanted, "smoke of its row differs from the functions of gpunode/node/smoke/smoke.sh"
+    assert name in RECORDED, "no node of tests/cases/probes has it: add the lines that its probe prints to one"
     listed = any(identity.startswith(f"{name}.") for group in CHECKS.values() for identity in group)
     assert listed == ROWS[name].smoke, f"no check {name}.… is in gpunode/core/checks/ids.py, or its row has no smoke"
 
@@ -119,12 +128,12 @@ def test_edited_files_are_those_of_the_case(case: EditCase) -> None:
     edit = configure_runtime(before, request)
     after = {**before, **edit.changes}
     assert edit.problems == ()
-    assert after == case.done
+    assert after == case.done, "what the edit makes differs from the sections `after`"
     undone = unconfigure_runtime(after, request, [edit.undo])
     left = {p: d for p, d in {**after, **undone.changes}.items() if d is not None}
     if case.name == "default-without-table":  # CRI-O did not start with that, and does now
         before = {path: data.replace(b'default_runtime = "nvidia"\n', b"") for path, data in before.items()}
-    assert left == before
+    assert left == before, "an edit and its undo do not leave the files as before"
     assert configure_runtime(after, request).changes == {}, "editing twice equals editing once"
 
 
@@ -176,7 +185,7 @@ def test_every_line_that_was_there_is_still_there(case: EditCase) -> None:
             and line.strip() not in ("", "null", "{}")
             and not line.strip().startswith(('{"', '"runtimes": null', '"nvidia": null'))
         ]
-        assert lost in ([], case.lost), "the section `lost` names the lines that go"
+        assert lost in ([], case.lost), "write the lines that go into the section `lost`"
 
 
 def test_edits_are_undone_by_what_they_carry() -> None:

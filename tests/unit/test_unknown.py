@@ -354,7 +354,7 @@ RESTS: Mapping[str, tuple[str, ...]] = {
 def test_a_check_does_not_pass_without_what_it_rests_on(node: str) -> None:
     facts = NODES[node]()
     passed = {name for name, status in statuses(facts).items() if status == "passed"}
-    assert passed and passed <= RESTS.keys(), "say what the new check rests on"
+    assert passed and passed <= RESTS.keys(), "RESTS of test_unknown.py has no row of these"
     after = {where: statuses(left) for where, left in unread(facts)}
     kept = [
         f"{check_id} passes without {where}"
@@ -369,11 +369,11 @@ def test_what_a_check_rests_on_is_there_in_some_node() -> None:
     there = {where for node in ("full", "ubuntu2404-k3s", "ubuntu2204-rke2") for where, _ in unread(NODES[node]())}
     assert {where for each in RESTS.values() for where in each} <= there
     everywhere = {name for node in NODES for name, status in statuses(NODES[node]()).items() if status == "passed"}
-    assert everywhere == RESTS.keys()
+    assert everywhere == RESTS.keys(), "RESTS and the checks that pass on a node of NODES differ"
 
 
 def test_a_gpu_that_was_never_asked_proves_nothing() -> None:
     facts = recorded("debian12-h100-provisioned")
     bare = replace(facts, nvml=(NvmlGpu(index=0, slot=facts.gpus[0].slot),), unread=tuple(SECTIONS.values()))
     passed = {name for name, status in statuses(bare).items() if status == "passed"}
-    assert passed <= {"driver.loaded", "driver.versions-match", "gpu.count"}
+    assert passed <= {"driver.loaded", "driver.versions-match", "gpu.count"}, "these pass by a fact that was not read"
