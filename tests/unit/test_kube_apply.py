@@ -587,7 +587,7 @@ def test_pods_that_hold_what_their_node_would_share_otherwise_are_named_and_noth
 
 def test_status_says_why_pods_are_not_there(server: ApiServer, api: Api) -> None:
     put(api, rendered({"kubernetes": {"feature_discovery": False}}))
-    assert unready_workloads(api) == ()
+    assert unready_workloads(api) == ((), ())
     server.controllers.clear()
 
     def become(item: dict[str, Any]) -> None:
@@ -600,9 +600,16 @@ def test_status_says_why_pods_are_not_there(server: ApiServer, api: Api) -> None
         "involvedObject": {"kind": "DaemonSet", "name": "nvidia-device-plugin"},
     })  # fmt: skip
     why = f"{PLUGIN}: 0 of 2 pods; FailedCreate: pods is forbidden: exceeded quota: none"
-    found = replace(read_usage(api), unready=unready_workloads(api))
+    found = replace(read_usage(api), unready=unready_workloads(api)[0])
     assert found.unready == (why,)
     assert f"Not ready:\n  {why}" in usage_text(found) and usage_data(found)["unready"] == [why]
+
+
+def test_status_names_the_workloads_that_it_may_not_read(server: ApiServer, api: Api) -> None:
+    put(api, rendered({"kubernetes": {"feature_discovery": False}}))
+    server.faults.append(Fault("^GET /apis/apps/v1/daemonsets", 403, "Forbidden", "daemonsets.apps is forbidden"))
+    ready, unread = unready_workloads(api)
+    assert (ready, [("daemonsets" in line, "(fix: " in line) for line in unread]) == ((), [(True, True)])
 
 
 @pytest.mark.parametrize(("second", "said"), [(2, "FailedCreate: pods is forbidden"), (4, "")])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from api_objects import DRA
-from api_server import ApiServer
+from api_server import ApiServer, Fault
 from click.testing import CliRunner, Result
 from kube_cluster import node
 
@@ -314,6 +314,22 @@ def test_the_command_reads_a_cluster_in_chunks(tmp_path: Path) -> None:
             "GET /api/v1/nodes?limit=500&continue=1000",
         ]  # fmt: skip
         assert server.unexpected == []
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("claims", [[], [{"name": "gpu", "resourceClaimName": "c"}]], ids=["no claim", "a claim"])
+def test_claims_that_may_not_be_read_are_missed_where_a_pod_has_one(claims: list[Any], tmp_path: Path) -> None:
+    server = ApiServer(resources=DRA)
+    try:
+        holder = pod("p", "archlinux", {})
+        holder["spec"]["resourceClaims"] = claims
+        server.put(ARCH)
+        server.put(holder)
+        server.faults.append(Fault("^GET /apis/resource.*/resource", 403, "Forbidden", "may not list resourceslices", times=3))
+        ran = status(server, tmp_path)
+        assert ran.return_value == (1 if claims else 0)
+        assert ("Not read, and missing above:" in ran.stdout) == ("resourceslices" in ran.stdout) == bool(claims)
     finally:
         server.close()
 

@@ -52,7 +52,8 @@ def status(
     usage = read_usage(api, nodes)
     faults = node_faults(read(api, rendered(api))[0]) if rendered else ()
     lacks = (f"{one.about}: {one.message}" for one in faults if not nodes or one.about.partition(" ")[2] in nodes)
-    usage = replace(usage, unready=(*unready_workloads(api), *lacks))
+    unready, unread = unready_workloads(api)
+    usage = replace(usage, unready=(*unready, *lacks), errors=(*usage.errors, *unread))
     if output_format == "json":
         print_json(usage_data(usage))
     else:

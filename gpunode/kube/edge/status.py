@@ -21,7 +21,7 @@ _DRA = ("resource.k8s.io/v1", "resource.k8s.io/v1beta2", "resource.k8s.io/v1beta
 def read_usage(api: Api, names: tuple[str, ...] = ()) -> Usage:
     """Usage of these nodes, of all without names.  Raises InputError for a node that is not there.
 
-    Objects that cannot be read are left out, and named in `errors`.
+    Objects that cannot be read are left out, and named in `errors`; those of DRA where a pod has a claim.
     """
     odd: list[GpunodeError] = []
     nodes = api.items("/api/v1/nodes", odd=odd)
@@ -31,21 +31,23 @@ def read_usage(api: Api, names: tuple[str, ...] = ()) -> Usage:
         raise InputError(f"there is no node {', '.join(lost)}{unread}", expected=f"one of {few(sorted(there), 20)}")
     chosen = [node for node in nodes if not names or node["metadata"]["name"] in names]
     found = api.items("/api/v1/pods", odd=odd)
-    slices, claims, classes = _dra(api, odd)
+    claimed = any((pod.get("spec") or {}).get("resourceClaims") for pod in found)
+    slices, claims, classes = _dra(api, odd if claimed else [])
     seen = usage(chosen, found, slices=slices, claims=claims, classes=classes, guard=isolated)
-    errors = (*(f"{error.what} (fix: {error.fix})" for error in odd), *seen.errors)
+    errors = (*map(_said, odd), *seen.errors)
     return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting, errors=tuple(errors))
 
 
-def unready_workloads(api: Api) -> tuple[str, ...]:
-    """gpunode's workloads that are not ready, and why their pods are not there, as apply says it."""
+def unready_workloads(api: Api) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """gpunode's workloads that are not ready, and why their pods are not there, as apply says it; what was not read."""
     lines: list[str] = []
+    odd: list[GpunodeError] = []
     for kind in filter(partial(api.resource, "apps/v1"), WORKLOADS):
-        for item in _readable(api, f"/apis/apps/v1/{kind.lower()}s", labelSelector=OWNED_SELECTOR):
+        for item in _readable(api, f"/apis/apps/v1/{kind.lower()}s", odd, labelSelector=OWNED_SELECTOR):
             key = ObjectKey("apps/v1", kind, item["metadata"]["namespace"], item["metadata"]["name"])
             if why := unready(api, key, {"kind": kind, **item}):  # items of a list come without their kind
                 lines.append(printable(f"{key}: {why}"))
-    return tuple(lines)
+    return tuple(lines), tuple(map(_said, odd))
 
 
 def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object], list[Object]]:
@@ -54,14 +56,19 @@ def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object],
         slices, claims = api.resource(version, "ResourceSlice"), api.resource(version, "ResourceClaim")
         if slices and claims:
             classes = api.resource(version, "DeviceClass")
-            offered = _readable(api, f"{slices.base}/{slices.plural}", odd=odd)
-            made = _readable(api, f"{claims.base}/{claims.plural}", odd=odd)
-            return offered, made, _readable(api, f"{classes.base}/{classes.plural}", odd=odd) if classes else []
+            offered = _readable(api, f"{slices.base}/{slices.plural}", odd)
+            made = _readable(api, f"{claims.base}/{claims.plural}", odd)
+            return offered, made, _readable(api, f"{classes.base}/{classes.plural}", odd) if classes else []
     return [], [], []
 
 
-def _readable(api: Api, path: str, *, odd: list[GpunodeError] | None = None, **query: str) -> list[Object]:
+def _readable(api: Api, path: str, odd: list[GpunodeError], **query: str) -> list[Object]:
     try:
         return api.items(path, odd=odd, **query)
-    except DeniedError:
+    except DeniedError as error:
+        odd.append(error)
         return []
+
+
+def _said(error: GpunodeError) -> str:
+    return f"{error.what} (fix: {error.fix})"
