@@ -45,7 +45,6 @@ def node(*kernels: Kernel, gpu: str = "10de:2330", userspace: str = "580.95.05",
         ({}, "10de:2330", "passed", "nvidia module 580.95.05, open"),
         ({"module": "570.1"}, "10de:2330", "failed", "its nvidia module is 570.1, user space is 580.95.05"),
         ({"module": "", "dkms": "built"}, "10de:2330", "failed", "DKMS has the nvidia module as built"),
-        ({"module": "", "headers": False}, "10de:2330", "failed", "no headers to build one with"),
         ({"module": ""}, "10de:2330", "failed", "no nvidia module"),
         ({"flavour": "proprietary"}, "10de:2901", "failed", "the proprietary module does not drive NVIDIA B200"),
         ({}, "10de:15f8", "failed", "the open module does not drive"),
@@ -58,6 +57,20 @@ def test_each_kernel_is_judged_by_what_stands_ready_for_it(
     assert (check.id, check.status) == ("boot.6.1.0-41-amd64", status)
     assert printed in check.message
     assert bool(check.fix) is (status == "failed")
+
+
+@pytest.mark.parametrize(
+    ("package", "message", "fix"),
+    [
+        ("nvidia-dkms-580-server-open", "no nvidia module, and no headers to build one with", "installs headers"),
+        ("nvidia-headless-no-dkms-580-server-open", "no nvidia module", "gpunode provision"),
+    ],
+)
+def test_headers_are_missed_where_dkms_builds(package: str, message: str, fix: str) -> None:
+    packages = {package: InstalledPackage(name=package, version="580.178.04-0ubuntu0.24.04.1")}
+    bare = replace(READY, module="", headers=False)
+    (check,) = boot_checks(node(bare, packages=packages), load_knowledge())
+    assert (check.status, check.message) == ("failed", message) and fix in check.fix and "dkms" not in check.fix
 
 
 def test_the_newest_kernel_comes_first_and_one_without_an_image_does_not_count() -> None:

@@ -615,12 +615,15 @@ def unloaded(*, module: str = "580.95.05", driver: str = "", **kernel: Any) -> N
 NEVER_LOADED = {
     "/etc/modprobe.d/no.conf": ConfigFile(path="/etc/modprobe.d/no.conf", data=b"install nvidia /bin/false\n")
 }
+CANONICALS = {name: InstalledPackage(name=name, version="1") for name in ("nvidia-headless-no-dkms-580-server-open",)}
 UNLOADED: list[tuple[str, NodeFacts]] = [
     ("driver-missing", replace(unloaded(module="", dkms=""), driver=DriverState(), packages={})),
     ("dkms-no-headers", unloaded(module="", headers=False, dkms="")),
     ("dkms-bad-exit", unloaded(module="", dkms="added")),
     ("modprobe-not-found", unloaded(module="", dkms="")),
     ("modprobe-not-found", replace(unloaded(module="", headers=False, dkms=""), packages={})),  # not built here
+    ("modprobe-not-found", replace(unloaded(module="", headers=False, dkms=""), packages=CANONICALS)),
+    ("module-not-loaded", replace(unloaded(dkms=""), packages=CANONICALS, secure_boot=True)),
     ("modprobe-not-found", unloaded(module="570.1")),
     ("nouveau-in-use", unloaded(driver="nouveau")),
     ("modprobe-blocked", replace(unloaded(), files=NEVER_LOADED)),

@@ -57,14 +57,15 @@ def _trouble(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge) -> tuple[st
         return "no driver is installed", "gpunode provision"
     if not kernel.module and kernel.dkms in ("added", "built"):
         return f"DKMS has the nvidia module as {kernel.dkms}, not installed", f"dkms autoinstall -k {kernel.release}"
-    if not kernel.module and not kernel.headers:
+    build = f"dkms autoinstall -k {kernel.release}, or " if facts.by_dkms else ""
+    if not kernel.module and not kernel.headers and build:
         return "no nvidia module, and no headers to build one with", "gpunode provision installs headers and builds it"
     if not kernel.module:
-        return "no nvidia module", f"dkms autoinstall -k {kernel.release}, or gpunode provision"
+        return "no nvidia module", f"{build}gpunode provision"
     if facts.driver.userspace and kernel.module != facts.driver.userspace:
         return (
             f"its nvidia module is {kernel.module}, user space is {facts.driver.userspace}: nvidia-smi would fail",
-            f"dkms autoinstall -k {kernel.release}, or gpunode provision",
+            f"{build}gpunode provision",
         )
     firmware = facts.driver.firmware
     if firmware and kernel.flavour == "open" and kernel.module not in firmware:

@@ -176,8 +176,7 @@ def _seen(facts: NodeFacts) -> dict[str, str]:
     """The facts that decide why no module is loaded: words where one holds, "" where it does not."""
     gpus = _waiting(facts)
     kernel = next(k for k in facts.kernels if k.running)
-    release, packages, userspace = kernel.release, facts.packages, facts.driver.userspace
-    by_dkms = kernel.dkms or any("dkms" in name and "nvidia" in name for name in packages)
+    release, userspace = kernel.release, facts.driver.userspace
     nouveau = [gpu.slot for gpu in gpus if gpu.driver in ("nouveau", "nova_core")]
     kept_out = [
         path for path, file in facts.files.items() if "/modprobe.d/" in path and _NEVER.search(file.data or b"")
@@ -189,7 +188,7 @@ def _seen(facts: NodeFacts) -> dict[str, str]:
             f"no driver is installed, and {gpus[0].slot} is an NVIDIA GPU",
         ),
         "no-headers": (
-            not kernel.module and not kernel.headers and by_dkms,
+            not kernel.module and not kernel.headers and facts.by_dkms,
             f"kernel {release} has no module, and no headers to build one with",
         ),
         "dkms-unfinished": (
@@ -205,7 +204,7 @@ def _seen(facts: NodeFacts) -> dict[str, str]:
         "nouveau": (bool(nouveau), f"nouveau drives {', '.join(nouveau)}"),
         "blocked": (bool(kept_out), f"{', '.join(kept_out)}: nvidia is never loaded"),
         "secure-boot": (
-            facts.secure_boot and bool(by_dkms),
+            bool(facts.secure_boot) and facts.by_dkms,
             f"Secure Boot is on, and the module for {release} was built here",
         ),
         "not-loaded": (bool(kernel.module), f"the module {kernel.module} is there for {release} and is not loaded"),

@@ -568,6 +568,12 @@ class NodeFacts:
         return next((k.release for k in self.kernels if k.running), "")
 
     @property
+    def by_dkms(self) -> bool:
+        """Whether DKMS builds the driver's modules here: dkms(8) says so, or a package (not nvidia-headless-no-dkms)."""
+        packages = any("nvidia" in name and "dkms" in name.replace("no-dkms", "") for name in self.packages)
+        return packages or any(kernel.dkms for kernel in self.kernels)
+
+    @property
     def has_gpu(self) -> bool:
         """Whether it has an NVIDIA GPU: not all are on PCI."""
         return bool(self.gpus or self.tegra) or self.virtualization == "wsl"
