@@ -326,7 +326,7 @@ def test_claims_that_may_not_be_read_are_missed_where_a_pod_has_one(claims: list
         holder["spec"]["resourceClaims"] = claims
         server.put(ARCH)
         server.put(holder)
-        server.faults.append(Fault("^GET /apis/resource.*/resource", 403, "Forbidden", "may not list resourceslices", times=3))
+        server.faults.append(Fault("^GET /apis/resource.*/resource", 403, "Forbidden", "no resourceslices", times=3))
         ran = status(server, tmp_path)
         assert ran.return_value == (1 if claims else 0)
         assert ("Not read, and missing above:" in ran.stdout) == ("resourceslices" in ran.stdout) == bool(claims)

@@ -569,7 +569,7 @@ class NodeFacts:
 
     @property
     def by_dkms(self) -> bool:
-        """Whether DKMS builds the driver's modules here: dkms(8) says so, or a package (not nvidia-headless-no-dkms)."""
+        """Whether DKMS builds the driver's modules here: it says so, or a package (no nvidia-headless-no-dkms)."""
         packages = any("nvidia" in name and "dkms" in name.replace("no-dkms", "") for name in self.packages)
         return packages or any(kernel.dkms for kernel in self.kernels)
 

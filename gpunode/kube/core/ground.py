@@ -114,17 +114,11 @@ class Ground:
 def ground_problems(ground: Ground) -> list[Problem]:
     """In an order in which one mistake is not reported as many."""
     if ground.unserved:
-        return list(_kinds(ground.unserved))
+        fix = "kubectl api-resources; is the server's version the one that was rendered for?"
+        kinds = {version: ", ".join(names) for version, names in ground.unserved.items()}
+        return [Problem(what=f"the server does not serve {kinds[one]} of {one}", fix=fix) for one in kinds]
     lacking = right_problems(ground.account, ground.lacking)
     return [*(lacking or (*_objects(ground), *_nodes(ground), *ground.others)), *_memory_shares(ground)]
-
-
-def _kinds(unserved: Mapping[str, list[str]]) -> Iterator[Problem]:
-    for version, kinds in unserved.items():
-        yield Problem(
-            what=f"the server does not serve {', '.join(kinds)} of {version}",
-            fix="kubectl api-resources; is the server's version the one that was rendered for?",
-        )
 
 
 def right_problems(account: str, lacking: Iterable[Right]) -> list[Problem]:

@@ -34,8 +34,7 @@ def read_usage(api: Api, names: tuple[str, ...] = ()) -> Usage:
     claimed = any((pod.get("spec") or {}).get("resourceClaims") for pod in found)
     slices, claims, classes = _dra(api, odd if claimed else [])
     seen = usage(chosen, found, slices=slices, claims=claims, classes=classes, guard=isolated)
-    errors = (*map(_said, odd), *seen.errors)
-    return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting, errors=tuple(errors))
+    return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting, errors=(*_said(odd), *seen.errors))
 
 
 def unready_workloads(api: Api) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -47,7 +46,7 @@ def unready_workloads(api: Api) -> tuple[tuple[str, ...], tuple[str, ...]]:
             key = ObjectKey("apps/v1", kind, item["metadata"]["namespace"], item["metadata"]["name"])
             if why := unready(api, key, {"kind": kind, **item}):  # items of a list come without their kind
                 lines.append(printable(f"{key}: {why}"))
-    return tuple(lines), tuple(map(_said, odd))
+    return tuple(lines), _said(odd)
 
 
 def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object], list[Object]]:
@@ -70,5 +69,5 @@ def _readable(api: Api, path: str, odd: list[GpunodeError], **query: str) -> lis
         return []
 
 
-def _said(error: GpunodeError) -> str:
-    return f"{error.what} (fix: {error.fix})"
+def _said(odd: list[GpunodeError]) -> tuple[str, ...]:
+    return tuple(f"{error.what} (fix: {error.fix})" for error in odd)
