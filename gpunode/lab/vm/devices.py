@@ -8,29 +8,13 @@ from typing import Any
 from gpunode.core.late import regex
 from gpunode.edge.load import load_knowledge
 from gpunode.lab.hardware import BRIDGE, BUNDLES, GpuSpec, parse_gpu
-from gpunode.lab.vm.pci import MEMORY_64, PREFETCHABLE
+from gpunode.lab.vm.pci import WIDE
 
 MIB = 1 << 20
-WIDE = MEMORY_64 | PREFETCHABLE
 # the number of a chip in its first register (nouveau: nvkm/engine/device/base.c)
-CHIPS = {
-    "GK104": 0x0E4,
-    "GK110": 0x0F0,
-    "GM107": 0x117,
-    "GM200": 0x120,
-    "GP100": 0x130,
-    "GP102": 0x132,
-    "GP104": 0x134,
-    "GV100": 0x140,
-    "TU102": 0x162,
-    "TU104": 0x164,
-    "GA100": 0x170,
-    "GA102": 0x172,
-    "AD102": 0x192,
-    "AD104": 0x194,
-    "GH100": 0x180,
-    "GB100": 0x1A0,
-}
+_CHIPS = "GK104:e4 GK110:f0 GM107:117 GM200:120 GP100:130 GP102:132 GP104:134 GV100:140 TU102:162"
+_CHIPS += " TU104:164 GA100:170 GA102:172 AD102:192 AD104:194 GH100:180 GB100:1a0"
+CHIPS = {word[:5]: int(word[6:], 16) for word in _CHIPS.split()}
 OTHER = regex(r"([0-9a-f]{4}):([0-9a-f]{4}):([0-9a-f]{4})")
 
 

@@ -20,7 +20,7 @@ VERSION, DMA_MAP, DMA_UNMAP, DEVICE_INFO, REGION_INFO, IRQ_INFO = 1, 2, 3, 4, 5,
 SET_IRQS, REGION_READ, REGION_WRITE, RESET = 8, 9, 10, 13
 REGIONS, IRQS, CONFIG, INTX = 9, 5, 7, 0
 READ_WRITE = 3
-MEMORY_64, PREFETCHABLE = 0x04, 0x08
+WIDE = 0x0C  # of a memory region: 64 bits, prefetchable
 POWER, EXPRESS = 0x60, 0x78  # where the capabilities are
 
 
