@@ -271,3 +271,15 @@ def test_gpus_without_device_files_get_them_before_they_are_linked(node: Path, t
     outcome, _ = run(node, "nvidia", activate_request({"links": True}))
     assert set(outcome.texts) == {f"link {node}/dev/char/195:{n} to {node}/dev/{name}" for name, n in numbers.items()}
     assert (node / "asked").exists() == (len(there) < 3)
+
+
+def test_the_cause_of_a_refused_module_is_the_first_thing_that_modprobe_says(node: Path) -> None:
+    """As on Debian 13, where nvidia is an install command that loads nvidia-current."""
+    said = (
+        "modprobe: ERROR: could not insert 'nvidia_current': Key was rejected by service",
+        "modprobe: ERROR: Error running install command 'modprobe -i nvidia-current ' for module nvidia: retcode 1",
+        "modprobe: ERROR: could not insert 'nvidia': Invalid argument",
+    )
+    (node / "bin/modprobe").write_text("#!/bin/sh\ncat >&2 <<'END'\n" + "\n".join(said) + "\nEND\nexit 1\n")
+    outcome, _ = activate(node, "")
+    assert f"Secure Boot rejects the module nvidia: {said[0]}" in str(outcome)

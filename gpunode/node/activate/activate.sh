@@ -193,9 +193,11 @@ load() {
   have modprobe || fail "$1 is not loaded and there is no modprobe" "install kmod"
   prior module "$1" absent loaded
   attempt modprobe "$1" && loaded "$1" && changed module "$1" "loaded $1" && return
+  # Debian's own install command says after the cause that it could not run
+  why=$(grep -m 1 'could not insert' "$GPUNODE_IN/.attempt" || printf '%s' "$why")
   case $why in
     *"Key was rejected"* | *"Required key not available"*)
-      fail "Secure Boot rejects the module $1: $why" "enrol the key that signed it (mokutil --import) and reboot, or use signed modules" ;;
+      fail "Secure Boot rejects the module $1: $why" "gpunode plan says how to enrol the key (mokutil --import) and where it is; or use signed modules" ;;
     *"not found"*)
       other=$(find /lib/modules -name "$1.ko*" -o -name "$(printf '%s' "$1" | tr _ -).ko*" 2>/dev/null | sed 's|^/lib/modules/||; s|/.*||' | sort -u | tr '\n' ' ')
       [ -n "$other" ] || fail "there is no module $1 for the running kernel $KERNEL, nor for another" "install its package, or the kernel headers and see dkms status"
