@@ -82,15 +82,15 @@ class _Start:
     over: int = 0  # the line before which its messages are over
     starting: int = 0  # the same for what it says while it starts
     last: int = 0  # the line with which it began, or the newest with which one came to an end
+    begun: int = 0  # the line with which the newest began: nothing is over before it has come to an end
 
     def at(self, line: int, place: str) -> _Start:
         """As it is behind one more line, which is at this place of a start: first, within, late, or of one in vain."""
-        begun = {"first": line, "within": line - _NEAR}.get(place, 0)
-        return _Start(
-            over=self.over if place == "failed" else line,
-            starting=max(self.starting, self.last, begun),
-            last=self.last if place == "within" else line,
-        )
+        if place == "within":
+            return replace(self, begun=line - _NEAR)
+        over = self.over if place == "failed" else line
+        begun = line if place == "first" else self.begun
+        return _Start(over=over, starting=max(self.starting, self.last, begun), last=line, begun=self.begun)
 
 
 _NEVER = _Start()
