@@ -129,8 +129,7 @@ class Talk:
             if s.option == "packages" and getattr(getattr(solution, s.role, None), "repository", "") in left
         ]
         packages = ", ".join(one["name"] for step in roles for one in step.value["install"])
-        dead = ", ".join(one.name for one in solution.repositories if one.url.rstrip("/") in self._unread)
-        why = self._unread.replace("read it:", f"read {dead or 'it'}:") or "no index was read"
+        why = self._unread or "no index was read"
         one = "repository" if len(left) == 1 else "repositories"
         text = f"{one} {', '.join(left)}: set up by this plan, and {why} (--check-repositories)"
         return (f"{text}; from there: {packages}" if packages else text,) if left else ()

@@ -262,7 +262,7 @@ def test_of_repositories_that_the_node_cannot_read_the_headers_alone_are_asked_a
     ]
     assert planned.plan.warnings[0].startswith(
         "not resolved by the node's package manager: repositories nvidia-cuda, nvidia-container-toolkit: "
-        f"set up by this plan, and the node cannot read nvidia-cuda: {words} (--check-repositories); from there: "
+        f"set up by this plan, and the node cannot read it: {words} (--check-repositories); from there: "
     )
     assert {"nvidia-open", "libnvidia-container1"} <= {*planned.plan.warnings[0].replace(",", "").split()}
     assert "not resolved" not in planned.plan.warnings[1]

@@ -59,9 +59,10 @@ rpm
 make and the linker, by DKMS
     No rule to make | No rule | undefined reference
 the C library and the kernel
-    Read-only file system | No space left on device | No space left | Disk quota exceeded | uota exceeded | not
-    permitted | permission denied | ermission denied | output error | resource busy | Max locked memory |
-    Linux version
+    Read-only file system | No space left on device | Disk quota exceeded | not permitted | permission denied |
+    ermission denied | output error | resource busy | Max locked memory | Linux version
+kmod
+    could not insert
 sudo
     must have a tty | no tty present | incorrect password | try again | is required | not found
 systemd

@@ -103,7 +103,9 @@ def test_the_cluster_is_a_precondition_only_of_hosts_that_have_steps(
     """One that an earlier run did not measure is measured, which takes no drain and no kubeconfig."""
     site = Site(monkeypatch, tmp_path, {"rollout": {"accept": "quick", "drain": {"when": when}}})
     monkeypatch.setattr(fleet, "all_unfinished", lambda: {"a": "earlier"})
-    monkeypatch.setattr(fleet, "measure", lambda hosts, *_: {one.host: HostResult(host=one.host) for one in hosts})
+    monkeypatch.setattr(
+        "gpunode.edge.accept.run.measure", lambda hosts, *_: {one.host: HostResult(host=one.host) for one in hosts}
+    )
     facts = replace(KINDS["fresh"], kubernetes=Kubernetes(kubelet="v1.34.1"))
     host = plan_one(Detected(host="a", facts=facts), site.desired)
     assert host.planned and host.planned.plan.steps
