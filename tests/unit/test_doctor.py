@@ -24,6 +24,7 @@ from rows import over
 from benchmarks.doctor import LINES as ORDINARY
 from gpunode.cli.common import spec_option, target_options
 from gpunode.cli.main import cli
+from gpunode.core.checks.health import health_checks
 from gpunode.core.doctor import Diagnosis, diagnose, diagnosis_data, diagnosis_text, scan
 from gpunode.core.doctor.logs import KEPT, PART
 from gpunode.core.doctor.read import diagnose_logs
@@ -53,7 +54,7 @@ from gpunode.core.model import (
 )
 from gpunode.edge.detect import Targets
 from gpunode.edge.doctor import Examined, _examined, load_codes, load_faults
-from gpunode.edge.load import load_scheduler_rules
+from gpunode.edge.load import load_knowledge, load_scheduler_rules
 
 FOLDER = Path(__file__).parents[1] / "cases" / "doctor"
 TEXTS = {
@@ -643,6 +644,9 @@ def test_why_no_module_is_loaded_is_decided_by_looking(name: str, facts: NodeFac
     assert [(one.fault.id, one.root) for one in findings] == [(name, True), ("smi-cannot-communicate", False)][
         : 2 * bool(name)
     ]
+    loaded = next(one for one in health_checks(facts, load_knowledge()) if one.id == "driver.loaded")
+    why = state[name][0].text.partition("; not: ")[0] if name else ""
+    assert loaded.message == f"no NVIDIA kernel module is loaded{f': {why}' if why else ''}"
     if name == "module-not-loaded":
         assert "; not: driver-missing, dkms-no-headers" in state[name][0].text
 

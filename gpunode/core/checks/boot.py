@@ -1,18 +1,19 @@
-"""Will the GPU work after the next boot: what stands ready for each kernel that can boot, as checks."""
+"""Will the GPU work after the next boot: what stands ready for each kernel that can boot; why no module is loaded."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from gpunode.core.items.first_boot import prepared
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import regex
-from gpunode.core.model import Check, Kernel, NodeFacts
+from gpunode.core.model import Check, Kernel, NodeFacts, PciDevice
 from gpunode.core.model.node import own_key
 from gpunode.core.numbers import whole
 
 _KEPT_OUT = regex(
-    rb"^[ \t]*(blacklist[ \t]+nvidia[ \t\r]*$|install[ \t]+nvidia[ \t]+/bin/(?:false|true))", re.MULTILINE
+    rb"^[ \t]*(blacklist[ \t]+nvidia[ \t\r]*$|install[ \t]+nvidia[ \t]+/(?:usr/)?bin/(?:false|true))", re.MULTILINE
 )
 _BLACKLIST = regex(rb"^[ \t]*(blacklist[ \t]+nouveau|install[ \t]+nouveau[ \t]+/bin/(false|true))", re.MULTILINE)
 
@@ -26,14 +27,8 @@ def boot_checks(facts: NodeFacts, knowledge: Knowledge) -> list[Check]:
         return [Check(id="boot.gpu", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:")]
     kernels = sorted((k for k in facts.kernels if k.image), key=lambda k: _order(k.release), reverse=True)
     if not kernels:
-        return [
-            Check(
-                id="boot.kernels",
-                status="warning",
-                message="no kernel image was found: this node is booted from elsewhere",
-                fix="check the image that it boots",
-            )
-        ]
+        why = "no kernel image was found: this node is booted from elsewhere"
+        return [Check(id="boot.kernels", status="warning", message=why, fix="check the image that it boots")]
     return [*(_kernel(kernel, facts, knowledge) for kernel in kernels), *_everywhere(facts)]
 
 
@@ -81,18 +76,16 @@ def _trouble(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge) -> tuple[st
 
 
 def _everywhere(facts: NodeFacts) -> Iterator[Check]:
-    texts = {path: file.data for path, file in facts.files.items() if path.startswith("/etc/modprobe.d/") and file.data}
-    for path, text in texts.items():
-        if found := _KEPT_OUT.search(text):
-            never = found[1].startswith(b"install")
-            word = "nvidia is never loaded" if never else "nvidia is not loaded by itself"
-            yield Check(
-                id="boot.blacklisted",
-                status="failed" if never else "warning",
-                message=f"{path} has «{found[1].decode()}»: {word}",
-                fix=f"take that line out of {path}, and rebuild the initramfs",
-            )
-    if not any(_BLACKLIST.search(text) for text in texts.values()):
+    for path, line in _lines(facts, _KEPT_OUT):
+        never = line.startswith(b"install")
+        word = "nvidia is never loaded" if never else "nvidia is not loaded by itself"
+        yield Check(
+            id="boot.blacklisted",
+            status="failed" if never else "warning",
+            message=f"{path} has «{line.decode()}»: {word}",
+            fix=f"take that line out of {path}, and rebuild the initramfs",
+        )
+    if not any(_lines(facts, _BLACKLIST)):
         yield Check(
             id="boot.nouveau",
             status="warning",
@@ -107,3 +100,63 @@ def _everywhere(facts: NodeFacts) -> Iterator[Check]:
             message="Secure Boot is on: modules that DKMS built load only when their key is enrolled",
             fix=f"mokutil --test-key {own_key(facts.distro.id)}",
         )
+
+
+def _lines(facts: NodeFacts, known: re.Pattern[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Such lines of modprobe.d, with their files."""
+    for path, file in facts.files.items():
+        if "/modprobe.d/" in path:
+            yield from ((path, found[1]) for found in known.finditer(file.data or b""))
+
+
+def waiting_gpus(facts: NodeFacts) -> list[PciDevice]:
+    """The GPUs that wait for a module; one of a virtual machine, and WSL's, waits for none."""
+    operator = facts.kubernetes.gpu_operator and not facts.driver.userspace  # its container brings the driver
+    no_host = facts.container or facts.tegra or facts.virtualization == "wsl" or prepared(facts)
+    if facts.driver.loaded or operator or no_host or not facts.kernel:
+        return []
+    return [gpu for gpu in facts.gpus if not gpu.driver.startswith("vfio")]
+
+
+def why_unloaded(facts: NodeFacts) -> dict[str, str]:
+    """The facts that decide why no module is loaded: words where one holds, "" where it does not."""
+    gpus = waiting_gpus(facts)
+    kernel = next(k for k in facts.kernels if k.running)
+    release, userspace = kernel.release, facts.driver.userspace
+    nouveau = [gpu.slot for gpu in gpus if gpu.driver in ("nouveau", "nova_core")]
+    kept_out = [path for path, word in _lines(facts, _KEPT_OUT) if word.startswith(b"install")]
+    other = kernel.module and userspace and kernel.module != userspace
+    words = {
+        "no-driver": (
+            not userspace and not any(k.module for k in facts.kernels),
+            f"no driver is installed, and {gpus[0].slot} is an NVIDIA GPU",
+        ),
+        "no-headers": (
+            not kernel.module and not kernel.headers and facts.by_dkms,
+            f"kernel {release} has no module, and no headers to build one with",
+        ),
+        "dkms-unfinished": (
+            not kernel.module and kernel.dkms in ("added", "built"),
+            f"DKMS has the module for {release} as {kernel.dkms}, not installed",
+        ),
+        "no-module": (
+            not kernel.module or other,
+            f"the running kernel {release} has the module {kernel.module}, the libraries are {userspace}"
+            if other
+            else f"the running kernel {release} has no nvidia module",
+        ),
+        "nouveau": (bool(nouveau), f"nouveau drives {', '.join(nouveau)}"),
+        "blocked": (bool(kept_out), f"{', '.join(kept_out)}: nvidia is never loaded"),
+        "secure-boot": (
+            bool(facts.secure_boot) and facts.by_dkms,
+            f"Secure Boot is on, and the module for {release} was built here",
+        ),
+        "not-loaded": (bool(kernel.module), f"the module {kernel.module} is there for {release} and is not loaded"),
+    }
+    unknown = {
+        "no-headers": not kernel.headers,
+        "dkms-unfinished": not (kernel.module or kernel.dkms),
+        "blocked": "files" in facts.unread,
+        "secure-boot": facts.secure_boot is None,
+    }
+    return {name: text if holds else "" for name, (holds, text) in words.items() if holds or not unknown.get(name)}

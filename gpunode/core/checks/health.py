@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+from gpunode.core.checks.boot import waiting_gpus, why_unloaded
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, kernel_log_checks
 from gpunode.core.checks.host import host_checks
 from gpunode.core.checks.nvlink import nvlink_checks
@@ -297,9 +298,9 @@ def _driver(facts: NodeFacts, wanted: bool, knowledge: Knowledge) -> Iterator[Ch
         yield Check(id="driver.loaded", status="not-proven", message=why, fix="gpunode verify again when there is one")
         return
     if not loaded:
-        yield Check(
-            id="driver.loaded", status="failed", message="no NVIDIA kernel module is loaded", fix="gpunode plan"
-        )
+        why = next(filter(None, why_unloaded(facts).values()), "") if waiting_gpus(facts) else ""
+        message = f"no NVIDIA kernel module is loaded{f': {why}' if why else ''}"
+        yield Check(id="driver.loaded", status="failed", message=message, fix="gpunode plan")
         return
     yield Check(id="driver.loaded", status="passed", message=f"NVIDIA kernel module {loaded} is loaded")
     if userspace and userspace != loaded:

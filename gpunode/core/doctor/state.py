@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpunode.core.checks.boot import waiting_gpus, why_unloaded
 from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
 from gpunode.core.checks.health import drift_checks, sharing_checks
 from gpunode.core.doctor.checks import Checks, decided, ruled_out
@@ -17,13 +18,12 @@ from gpunode.core.facts.cdi import KIND, of_others, stale
 from gpunode.core.facts.kubelet import kubelet_engine
 from gpunode.core.grouped import grouped
 from gpunode.core.items.activation import engine_checks
-from gpunode.core.items.first_boot import prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.kubelet import kubelet_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.knowledge.support import too_old
 from gpunode.core.late import regex
-from gpunode.core.model import NodeFacts, PciDevice, Running, Runtime
+from gpunode.core.model import NodeFacts, Running, Runtime
 from gpunode.core.numbers import release, version_tuple
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _NOT_LOADED = "smi-cannot-communicate"
 _OFFERS_NONE = "plugin-no-devices"
 _ASKED = "asked="  # what the cluster's own answer ends with
 _VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drift_checks)
-_NEVER = regex(rb"^[ \t]*install[ \t]+nvidia[ \t]+/(?:usr/)?bin/(?:false|true)", re.MULTILINE)
 _SCHEDULER = regex(r"^[ \t-]*image:[ \t]*\S{0,300}kube-scheduler[\w-]{0,20}:v1\.(\d{1,4})\b", re.MULTILINE)
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
@@ -101,19 +100,10 @@ def _checked(facts: NodeFacts, checks: Checks) -> Signs:
 
 def _not_loaded(facts: NodeFacts, checks: Checks) -> Signs:
     """Why no module is loaded where a GPU waits for one."""
-    cause = [*decided(checks.symptoms.get(_NOT_LOADED, ()), _seen(facts))] if _waiting(facts) else []
+    cause = [*decided(checks.symptoms.get(_NOT_LOADED, ()), why_unloaded(facts))] if waiting_gpus(facts) else []
     yield from cause
     if cause:
         yield _NOT_LOADED, "no NVIDIA kernel module is loaded"
-
-
-def _waiting(facts: NodeFacts) -> list[PciDevice]:
-    """The GPUs that wait for a module; one of a virtual machine, and WSL's, waits for none."""
-    operator = facts.kubernetes.gpu_operator and not facts.driver.userspace  # its container brings the driver
-    no_host = facts.container or facts.tegra or facts.virtualization == "wsl" or prepared(facts)
-    if facts.driver.loaded or operator or no_host or not facts.kernel:
-        return []
-    return [gpu for gpu in facts.gpus if not gpu.driver.startswith("vfio")]
 
 
 def proofs(facts: NodeFacts, lines: Mapping[str, Sequence[str]] = {}) -> set[str]:
@@ -169,53 +159,7 @@ def _toolkit_config(facts: NodeFacts) -> dict[str, Any] | None:
 
 def excluded(facts: NodeFacts, checks: Checks) -> set[str]:
     """Faults of which the node itself shows that they are not there, whatever its logs say."""
-    return ruled_out(checks, _seen(facts)) if _waiting(facts) else set()
-
-
-def _seen(facts: NodeFacts) -> dict[str, str]:
-    """The facts that decide why no module is loaded: words where one holds, "" where it does not."""
-    gpus = _waiting(facts)
-    kernel = next(k for k in facts.kernels if k.running)
-    release, userspace = kernel.release, facts.driver.userspace
-    nouveau = [gpu.slot for gpu in gpus if gpu.driver in ("nouveau", "nova_core")]
-    kept_out = [
-        path for path, file in facts.files.items() if "/modprobe.d/" in path and _NEVER.search(file.data or b"")
-    ]
-    other = kernel.module and userspace and kernel.module != userspace
-    words = {
-        "no-driver": (
-            not userspace and not any(k.module for k in facts.kernels),
-            f"no driver is installed, and {gpus[0].slot} is an NVIDIA GPU",
-        ),
-        "no-headers": (
-            not kernel.module and not kernel.headers and facts.by_dkms,
-            f"kernel {release} has no module, and no headers to build one with",
-        ),
-        "dkms-unfinished": (
-            not kernel.module and kernel.dkms in ("added", "built"),
-            f"DKMS has the module for {release} as {kernel.dkms}, not installed",
-        ),
-        "no-module": (
-            not kernel.module or other,
-            f"the running kernel {release} has the module {kernel.module}, the libraries are {userspace}"
-            if other
-            else f"the running kernel {release} has no nvidia module",
-        ),
-        "nouveau": (bool(nouveau), f"nouveau drives {', '.join(nouveau)}"),
-        "blocked": (bool(kept_out), f"{', '.join(kept_out)}: nvidia is never loaded"),
-        "secure-boot": (
-            bool(facts.secure_boot) and facts.by_dkms,
-            f"Secure Boot is on, and the module for {release} was built here",
-        ),
-        "not-loaded": (bool(kernel.module), f"the module {kernel.module} is there for {release} and is not loaded"),
-    }
-    unknown = {
-        "no-headers": not kernel.headers,
-        "dkms-unfinished": not (kernel.module or kernel.dkms),
-        "blocked": "files" in facts.unread,
-        "secure-boot": facts.secure_boot is None,
-    }
-    return {name: text if holds else "" for name, (holds, text) in words.items() if holds or not unknown.get(name)}
+    return ruled_out(checks, why_unloaded(facts)) if waiting_gpus(facts) else set()
 
 
 def _fabric(facts: NodeFacts) -> Signs:
