@@ -949,6 +949,15 @@ def test_what_the_node_shows_outranks_what_its_logs_say(name: str) -> None:
     assert not {name, "modprobe-key-rejected"} & excluded(unknown, FAULTS.checks), "what is not known excludes nothing"
 
 
+def test_a_module_of_the_distributions_that_the_kernel_rejected_is_not_only_not_loaded() -> None:
+    """As Ubuntu's kernel 6.8 says of Canonical's module whose signature is gone."""
+    facts = replace(unloaded(dkms=""), packages=CANONICALS, secure_boot=True)
+    log = ["nvidia-nvlink: Unregistered Nvlink Core, major device number 236", "Loading of unsigned module is rejected"]
+    state = state_faults(facts, {}, None, FAULTS.checks)
+    found = diagnose(FAULTS, [scan(FAULTS, "log", log)], state, excluded=excluded(facts, FAULTS.checks)).findings
+    assert [one.fault.id for one in found if one.root] == ["modprobe-key-rejected"]
+
+
 def test_the_node_script_is_taken_apart() -> None:
     text = "=== gpunode log kernel\na\nb\n=== gpunode log apt\nc\n"
     assert split_sections(text) == {"kernel": "a\nb\n", "apt": "c\n"}

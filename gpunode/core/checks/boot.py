@@ -157,6 +157,6 @@ def why_unloaded(facts: NodeFacts) -> dict[str, str]:
         "no-headers": not kernel.headers,
         "dkms-unfinished": not (kernel.module or kernel.dkms),
         "blocked": "files" in facts.unread,
-        "secure-boot": facts.secure_boot is None,
+        "secure-boot": facts.secure_boot is not False,  # also a module of the distribution's may be rejected
     }
     return {name: text if holds else "" for name, (holds, text) in words.items() if holds or not unknown.get(name)}
