@@ -22,7 +22,6 @@ UNLOAD = (
 LOAD = "modprobe nvidia; systemctl reset-failed nvidia-persistenced; systemctl start nvidia-persistenced || :"
 TRY = "modprobe nvidia 2>&1 | logger -t modprobe; nvidia-smi >/dev/null 2>&1 || :"
 MODULES = "/lib/modules/$(uname -r)"
-SLOT = "$(lspci -Dn -d 10de: | cut -d' ' -f1)"
 UNSIGN = "f=$(modinfo -n nvidia); cp -p $f /root/signed; head -c -40 /root/signed >$f; "
 NEWER = (
     "mkdir -p /root/n; cd /root/n; apt-get -q download libnvidia-compute-595-server >/dev/null 2>&1; "
