@@ -93,8 +93,9 @@ def create(
     from gpunode.core.solve import find_gpu
     from gpunode.edge.bundle.create import Order
     from gpunode.edge.bundle.create import create as make
-    from gpunode.edge.bundle.store import Store, Web, store_folder
+    from gpunode.edge.bundle.store import Store, Web
     from gpunode.edge.desired import DesiredState
+    from gpunode.edge.state import cache_path
 
     desired = DesiredState(spec_data, to_run=False)
     known = desired.knowledge
@@ -114,7 +115,7 @@ def create(
     )
     if not order.targets:
         raise click.UsageError("name the targets (--for), or saved probes (--probe)")
-    store = Store(store_folder(), Web(desired.opened_spec().proxy))
+    store = Store(cache_path("bundle"), Web(desired.opened_spec().proxy))
     with _telling() as notify:
         manifest = make(order, desired, store, output, url=url, notify=notify)
     if output_format == "json":

@@ -19,7 +19,9 @@ from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, field, replace
 from gpunode.edge.programs import python_module, use_installed_locale
 from gpunode.edge.share import in_its_share
-from gpunode.edge.ssh.many import NotServed, Ran, Reach, Target, parse_host, run_many
+from gpunode.edge.ssh.connection import NotServed
+from gpunode.edge.ssh.many import Ran, Reach, run_many
+from gpunode.edge.ssh.shell import Target, parse_host
 
 if TYPE_CHECKING:
     from gpunode.core.model import NodeFacts

@@ -11,12 +11,11 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from gpunode import __version__
 from gpunode.core.errors import UNEXPECTED, GpunodeError
-from gpunode.edge.state import StateError, state_dir, state_path, write_private
+from gpunode.edge.state import StateError, now, state_dir, state_path, write_private
 
 T = TypeVar("T")
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # never a bug, whatever was being written
@@ -121,7 +120,7 @@ def _write(report: str, error: Exception, host: str, hide: Callable[[str], str])
 
     from gpunode.core.printable import printable
 
-    head = f"gpunode {__version__}, Python {sys.version.split()[0]}, {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    head = f"gpunode {__version__}, Python {sys.version.split()[0]}, {now()}"
     # each part is cut at its end alone before it is masked: the name of a secret stands in front of it
     parts = [part if len(part) <= _END else f"{part[:_END]} …\n" for part in traceback.format_exception(error)]
     reported = "".join(_shown(part, hide) for part in parts)

@@ -17,7 +17,8 @@ from gpunode.core.remote import program, signature
 from gpunode.edge.ansible.runner import Event, run_playbook
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.workflow import ansible_arguments, play_options
-from gpunode.edge.ssh.many import NotServed, run_many
+from gpunode.edge.ssh.connection import NotServed
+from gpunode.edge.ssh.many import run_many
 from gpunode.edge.state import controller_name, write_private
 from gpunode.node import script
 

@@ -30,17 +30,9 @@ def check_signature(
 ) -> str:
     """The fingerprint whose detached signature fits.  Raises RefusedError."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "data").write_bytes(data)
-        return check_file_signature(Path(folder, "data"), signature, keys, fingerprints, where)
-
-
-def check_file_signature(
-    file: Path, signature: bytes, keys: Sequence[bytes], fingerprints: Sequence[str], where: str
-) -> str:
-    """The same for a file, however large."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "signature").write_bytes(signature)
-        return _gpgv(Path(folder), keys, fingerprints, where, f"{folder}/signature", str(file))
+        for name, content in (("data", data), ("signature", signature)):
+            (Path(folder) / name).write_bytes(content)
+        return _gpgv(Path(folder), keys, fingerprints, where, f"{folder}/signature", f"{folder}/data")
 
 
 def _gpgv(folder: Path, keys: Sequence[bytes], fingerprints: Sequence[str], where: str, *words: str) -> str:

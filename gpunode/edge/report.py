@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -24,7 +23,7 @@ from gpunode.edge.detect import Targets, detect
 from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.report_data import FOUND, RESULTS
 from gpunode.edge.share import in_its_share
-from gpunode.edge.state import state_dir
+from gpunode.edge.state import now, state_dir
 
 _KEYS = {"steps": "plan", "checks": "result", "facts": "facts", "error": "plan"}  # of a host's JSON → what it is
 _EXPECTED = "JSON of gpunode plan, verify, provision or detect (--format json)"
@@ -127,8 +126,7 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
 
 
 def _report(hosts: list[ReportHost], *, title: str, source: str, run: ReportRun | None = None) -> Report:
-    made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return make_report(hosts, title=title, made=made, version=__version__, source=source, run=run)
+    return make_report(hosts, title=title, made=now(), version=__version__, source=source, run=run)
 
 
 # ---------------------------------------------------------------- one host

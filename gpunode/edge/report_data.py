@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -18,6 +17,7 @@ from gpunode.core.report.seen import see
 from gpunode.core.report.text import plan_data, results_data
 from gpunode.core.rollout import make_pools
 from gpunode.edge.share import in_its_share
+from gpunode.edge.state import append_private
 
 if TYPE_CHECKING:
     from gpunode.edge.desired import DesiredState
@@ -75,6 +75,5 @@ def keep_results(
     for row in results_data(results):
         found = _found(after.get(row["host"]), desired)
         lines.append(json_text({**row, "extra": {}, "found": found}, default=str))
-    descriptor = os.open(folder / RESULTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+    with append_private(folder / RESULTS) as file:
         file.writelines(f"{line}\n" for line in lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import urllib.error
@@ -15,8 +14,9 @@ from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.late import regex
 from gpunode.core.mask import mask
 from gpunode.core.model import Problem
+from gpunode.edge.bundle.store import PIECE, sha256_of
+from gpunode.edge.state import cache_path
 
-_PIECE = 1 << 20
 _PAGE = regex(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
 _FIX = "correct its URL, path or sha256 in gpunode.yml; nothing was changed"
 
@@ -39,7 +39,7 @@ def runfile_here(value: Mapping[str, Any]) -> Path:
         file = _given(value["path"])
         _compare(file, value["sha256"], value["path"])
         return file
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / "runfile"
+    cache = cache_path("runfile")
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     proxy, stated = value.get("proxy", ""), []
     for url in value.get("urls", ()):
@@ -66,7 +66,7 @@ def _kept(file: Path, url: str, sha256: str, proxy: str) -> Path:
     part = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         with _open(url, proxy) as answer, part.open("wb") as out:
-            while piece := answer.read(_PIECE):
+            while piece := answer.read(PIECE):
                 out.write(piece)
         _compare(part, sha256, url)
         part.replace(file)
@@ -112,9 +112,3 @@ def _compare(file: Path, sha256: str, origin: str) -> None:
     found = sha256_of(file)
     if found != sha256:
         raise RefusedError(f"{origin} has the SHA-256 {found}", expected=sha256, fix=_FIX)
-
-
-def sha256_of(file: Path) -> str:
-    """The SHA-256 of a file's bytes, in hex."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

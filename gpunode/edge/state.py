@@ -55,6 +55,11 @@ def state_path() -> Path:
     return base / "gpunode"
 
 
+def cache_path(name: str) -> Path:
+    """$XDG_CACHE_HOME/gpunode/NAME, whether it is there or not; what is in it can be fetched again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / name
+
+
 def state_dir() -> Path:
     """$XDG_STATE_HOME/gpunode, made 0700.  Raises StateError, also for one that others can write to, as ssh does."""
     path = state_path()
@@ -71,6 +76,11 @@ def state_dir() -> Path:
             "XDG_STATE_HOME=DIR",
         )
     return path
+
+
+def now() -> str:
+    """The time as records have it: 2026-11-21T08:15:00Z."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def run_name() -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from gpunode.edge.ssh.many import Target
+from gpunode.edge.ssh.shell import Target
 
 
 def free_port() -> int:

@@ -20,7 +20,8 @@ from gpunode.core.spec.accept import AcceptSpec
 from gpunode.edge.accept import files, pairs, stages, tool
 from gpunode.edge.accept.model import AcceptRun, Host
 from gpunode.edge.detect import Detected, Targets
-from gpunode.edge.ssh.many import Ran, Target
+from gpunode.edge.ssh.many import Ran
+from gpunode.edge.ssh.shell import Target
 
 CASES = Path(__file__).parents[1] / "cases/accept"
 GPU = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")

@@ -18,7 +18,7 @@ from gpunode.cli.main import main
 from gpunode.core.errors import InputError, UnreachableError
 from gpunode.core.facts import parse_probe
 from gpunode.edge.detect import Targets, detect, find_hosts, probe_by_ansible
-from gpunode.edge.ssh.many import Target
+from gpunode.edge.ssh.shell import Target
 from gpunode.node import script
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -23,7 +23,8 @@ from gpunode.core.undo.journal import Run
 from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import driver, standing, undo
-from gpunode.edge.ssh.many import Ran, Target
+from gpunode.edge.ssh.many import Ran
+from gpunode.edge.ssh.shell import Target
 
 
 class Ansible:

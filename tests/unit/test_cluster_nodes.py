@@ -33,7 +33,8 @@ from gpunode.edge.fleet.provision import to_measure
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.fleet.workflow import HostPlan
-from gpunode.edge.ssh.many import Ran, Target
+from gpunode.edge.ssh.many import Ran
+from gpunode.edge.ssh.shell import Target
 from gpunode.kube.core.draining import CORDONED
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect

@@ -19,7 +19,9 @@ from sshd import Sshd, free_port, keygen
 from gpunode.core.errors import Exit, GpunodeError, UnreachableError
 from gpunode.core.remote import program
 from gpunode.edge.ssh import shell
-from gpunode.edge.ssh.many import NotServed, Reach, Target, connect, local_run, parse_host, run_many
+from gpunode.edge.ssh.connection import NotServed, connect
+from gpunode.edge.ssh.many import Reach, run_many
+from gpunode.edge.ssh.shell import Target, local_run, parse_host
 
 
 @pytest.fixture(scope="module")

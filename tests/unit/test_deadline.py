@@ -18,7 +18,8 @@ from sshd import Open, Sshd, narrow_server
 
 from gpunode.core.errors import InterruptedByUser
 from gpunode.edge.side_by_side import Deadline, side_by_side
-from gpunode.edge.ssh.many import Ran, Reach, Target, run_many
+from gpunode.edge.ssh.many import Ran, Reach, run_many
+from gpunode.edge.ssh.shell import Target
 
 
 def test_results_come_in_the_order_of_the_items_and_are_seen_as_they_come() -> None:
@@ -199,7 +200,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import workflow
-from gpunode.edge.ssh.many import Target
+from gpunode.edge.ssh.shell import Target
 known = ("-o", "UserKnownHostsFile=KNOWN")
 target = Target(name="n1", address="127.0.0.1", port=PORT, keys=(KEY,), ssh_args=known)
 one, targets = Detected(host="n1", target=target), Targets(hosts=("n1",))
@@ -260,7 +261,8 @@ def test_ctrl_c_ends_a_call_that_waits_for_a_node_within_a_second(call: str, sle
 @pytest.mark.slow
 def test_what_a_command_has_started_on_this_machine_ends_with_it(tmp_path: Path) -> None:
     call = f"""
-from gpunode.edge.ssh.many import Target, run_many
+from gpunode.edge.ssh.many import run_many
+from gpunode.edge.ssh.shell import Target
 print("ready", flush=True)
 run_many([(Target(name="localhost", connection="local"), "echo $$ >{tmp_path}/pid; sleep 12")])"""
     assert interrupted(call, tmp_path) < 5

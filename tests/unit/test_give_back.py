@@ -20,7 +20,9 @@ from gpunode.edge.fleet import driver, undo
 from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet.driver import RunOptions
 from gpunode.edge.fleet.workflow import plan_one
-from gpunode.edge.ssh.many import NotServed, Ran, Target
+from gpunode.edge.ssh.connection import NotServed
+from gpunode.edge.ssh.many import Ran
+from gpunode.edge.ssh.shell import Target
 
 EVENTS = {"gpu0000": "changed", "gpu0001": "failed", "gpu0002": "unreachable", "gpu0003": "started"}
 

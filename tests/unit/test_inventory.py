@@ -12,7 +12,7 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.edge.ansible.inventory import InventoryHost, inventory_vars, load_inventory
-from gpunode.edge.ssh.many import Target
+from gpunode.edge.ssh.shell import Target
 
 VAULT = (sys.executable, "-m", "ansible", "vault")
 DEFAULT_SSH_ARGS = ("-C", "-o", "ControlMaster=auto", "-o", "ControlPersist=60s")

@@ -27,7 +27,8 @@ from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet import since, standing, workflow
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import as_error, isolated
-from gpunode.edge.ssh.many import Ran, Target
+from gpunode.edge.ssh.many import Ran
+from gpunode.edge.ssh.shell import Target
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
 PROBE = PROBES / "debian12-h100-provisioned/probe.txt"

@@ -20,7 +20,8 @@ from gpunode.core.remote import program
 from gpunode.core.undo import journal as journals
 from gpunode.core.undo.journal import damage_of, parse_snapshot, present_request
 from gpunode.edge.fleet import standing
-from gpunode.edge.ssh.many import Ran, Target
+from gpunode.edge.ssh.many import Ran
+from gpunode.edge.ssh.shell import Target
 from gpunode.node import script
 
 AT = "2026-11-22T01:00:00Z"

@@ -24,7 +24,8 @@ from gpunode.edge.detect import Targets
 from gpunode.edge.fleet import standing, workflow
 from gpunode.edge.load import load_knowledge
 from gpunode.edge.share import in_its_share
-from gpunode.edge.ssh.many import Ran, Target
+from gpunode.edge.ssh.many import Ran
+from gpunode.edge.ssh.shell import Target
 
 CASES = Path(__file__).parents[1] / "cases/probes"
 

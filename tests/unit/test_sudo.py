@@ -14,7 +14,8 @@ import pytest
 
 from gpunode.core.errors import UnreachableError
 from gpunode.edge.ssh import shell
-from gpunode.edge.ssh.many import Ran, Target
+from gpunode.edge.ssh.many import Ran
+from gpunode.edge.ssh.shell import Target
 
 SUDO_USER = "gpunode-test"
 

@@ -21,13 +21,14 @@ from gpunode.core.report.text import results_data
 from gpunode.edge.accept.files import acceptance_folder, finished_rows, write_record
 from gpunode.edge.accept.model import Acceptance, AcceptRun, Host
 from gpunode.edge.accept.pairs import measure_pairs
-from gpunode.edge.accept.stages import measure_all, now
+from gpunode.edge.accept.stages import measure_all
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.workflow import error_result, plan_one, verify_found, verify_planned
 from gpunode.edge.load import load_floors
 from gpunode.edge.records import sign_file
+from gpunode.edge.state import now
 
 _INTERRUPTED = "interrupted; the tools on the nodes end within seconds, and leave nothing"
 

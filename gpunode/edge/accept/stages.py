@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from gpunode.edge.accept.tool import Answer, read, run_tool, with_retry
 from gpunode.edge.isolate import isolated
 from gpunode.edge.load import load_floors
 from gpunode.edge.side_by_side import Deadline, side_by_side
+from gpunode.edge.state import now
 
 
 def measure_all(hosts: Sequence[Host], run: AcceptRun, verified: Mapping[str, HostResult]) -> None:
@@ -92,7 +92,3 @@ def make_row(host: Host, stage: str, began: float, reading: Reading, **more: Any
         host=host.name, stage=stage, key=host.key, at=now(), seconds=round(time.monotonic() - began, 1),
         checks=reading.checks, measures=reading.measures, notes=reading.notes, **more,
     )  # fmt: skip
-
-
-def now() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

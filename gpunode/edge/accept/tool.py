@@ -14,6 +14,7 @@ from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check
 from gpunode.core.remote import parse_outcome, program, values_of
+from gpunode.core.validation import as_lines
 from gpunode.edge.accept.model import Host
 from gpunode.edge.detect import Targets
 from gpunode.edge.ssh.many import run_many
@@ -62,15 +63,15 @@ def run_tool(
     call = tool.call(ask)
     own = host.spec.tools.get(tool.name)
     request = {
-        "programs": _lines([own] if own else tool.programs),
-        "arguments": _lines([*call.arguments, *extra]),
-        "environment": _lines(call.environment),
-        "seconds": _lines([str(call.seconds)]),
-        "sample": _lines([",".join(FIELDS)]),
-        "controller": _lines([controller_name()]),
-        **({"image": _lines([host.spec.image])} if host.spec.image else {}),
-        **({"near": _lines([near])} if near else {}),
-        **({"own_folder": _lines(["yes"])} if tool.own_folder else {}),
+        "programs": as_lines([own] if own else tool.programs),
+        "arguments": as_lines([*call.arguments, *extra]),
+        "environment": as_lines(call.environment),
+        "seconds": as_lines([str(call.seconds)]),
+        "sample": as_lines([",".join(FIELDS)]),
+        "controller": as_lines([controller_name()]),
+        **({"image": as_lines([host.spec.image])} if host.spec.image else {}),
+        **({"near": as_lines([near])} if near else {}),
+        **({"own_folder": as_lines(["yes"])} if tool.own_folder else {}),
     }
     assert host.detected.target
     pair = host.detected.target, program(script("accept.sh"), request)
@@ -100,7 +101,3 @@ def _decoded(text: str) -> str:
         return base64.b64decode(text[: 2 * MAX_OUTPUT], validate=True).decode(errors="replace")
     except ValueError:
         return ""
-
-
-def _lines(values: Sequence[str]) -> bytes:
-    return "".join(f"{value}\n" for value in values).encode()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpunode.core.bundle import closure
-from gpunode.core.bundle.closure import P, dependency_problem
+from gpunode.core.bundle.closure import dependency_problem
 from gpunode.core.bundle.deb import Deb, DebUniverse
 from gpunode.core.bundle.rpm import Rpm
 from gpunode.core.bundle.target import MANAGERS, BundleTarget, Wants
@@ -27,7 +26,6 @@ class Source:
 
 
 Package = Deb | Rpm
-Chosen = tuple[tuple[Package, ...], Mapping[str, str]]
 
 
 def choose(
@@ -39,35 +37,26 @@ def choose(
     *,
     base: frozenset[str],
     expired: bool,
-) -> Chosen:
+) -> tuple[tuple[Package, ...], Mapping[str, str]]:
     """The packages of all the wants together, and by repository the texts of dnf's modules.  Raises GpunodeError."""
-    some = _debs if MANAGERS[family] == "apt" else _rpms
+    modules: dict[str, str] = {}
+    packages: list[Package]
     try:
-        packages, modules = some(target, wants, sources, web, base=base, expired=expired)
+        if MANAGERS[family] == "apt":
+            debs = [d for s in sources for d in read_apt(s.upstream, target.arch, s.keys, web, expired=expired)]
+            known = ((DebUniverse(debs, arch=ARCHS[target.arch], patterns=want.patterns), want) for want in wants)
+            packages = [deb for universe, want in known for deb in _closure(universe, want, base)]
+        else:
+            lists = [read_rpm(source.upstream, source.keys, web) for source in sources]
+            packages = [rpm for want in wants for rpm in rpm_closure(lists, want, target.arch, base)]
+            for one in lists:
+                modules[one.upstream.name] = modules.get(one.upstream.name, "") + one.modules
     except RefusedError as error:
         raise RefusedError(f"{target}: {error.what}", expected=error.expected, fix=error.fix) from error
     return tuple({package.sha256: package for package in packages}.values()), modules
 
 
-def _debs(
-    target: BundleTarget,
-    wants: Sequence[Wants],
-    sources: Sequence[Source],
-    web: Web,
-    *,
-    base: frozenset[str],
-    expired: bool,
-) -> Chosen:
-    lists = [
-        deb for source in sources for deb in read_apt(source.upstream, target.arch, source.keys, web, expired=expired)
-    ]
-    arch = ARCHS[target.arch]
-    return tuple(
-        deb for want in wants for deb in _closure(DebUniverse(lists, arch=arch, patterns=want.patterns), want, base)
-    ), {}
-
-
-def _closure(universe: closure.PackageUniverse[P], want: Wants, base: frozenset[str]) -> tuple[P, ...]:
+def _closure(universe: DebUniverse, want: Wants, base: frozenset[str]) -> tuple[Deb, ...]:
     """The packages for one kind of machine; where the first alternatives exclude each other, by the others."""
     first = dependency_problem(universe, want.packages, base=base)
     if first.missing:
@@ -79,20 +68,3 @@ def _closure(universe: closure.PackageUniverse[P], want: Wants, base: frozenset[
         return chosen(first)
     except RefusedError:
         return chosen(dependency_problem(universe, want.packages, base=base, first=False))
-
-
-def _rpms(
-    target: BundleTarget,
-    wants: Sequence[Wants],
-    sources: Sequence[Source],
-    web: Web,
-    *,
-    base: frozenset[str],
-    expired: bool,
-) -> Chosen:
-    lists = [read_rpm(source.upstream, source.keys, web) for source in sources]
-    packages = tuple(rpm for want in wants for rpm in rpm_closure(lists, want, target.arch, base))
-    modules: dict[str, str] = {}
-    for one in lists:
-        modules[one.upstream.name] = modules.get(one.upstream.name, "") + one.modules
-    return packages, modules

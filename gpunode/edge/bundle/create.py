@@ -49,6 +49,7 @@ from gpunode.edge.bundle.store import Store, Wanted, Web, place, progress
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.load import read_key, resolve_key
 from gpunode.edge.openpgp import Signer, signer
+from gpunode.edge.state import now
 
 Notify = Callable[[str], None]
 
@@ -297,7 +298,7 @@ def _lay_out(order: Order, fetched: Fetched, folder: Path, key: Signer, url: str
     write(KEY, key.public)
     manifest = Manifest(
         gpunode=__version__,
-        created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        created=now(),
         fingerprint=key.fingerprint,
         targets=targets,
         files=files,

@@ -45,22 +45,22 @@ def _of_deb(file: Path, where: str) -> tuple[str, str, str]:
                 data = archive.read(min(size, MOST_CONTROL))
                 plain = unpacked(data, ending_of(data), f"{where}: {name}", MOST_CONTROL)
                 with tarfile.open(fileobj=BytesIO(plain)) as tar:
-                    return _fields(_text(tar, "control"), r"^{}:[ \t]*(\S+)", ("Package", "Version", "Architecture"))
+                    control = _control(tar)
+                    return _field(control, "Package"), _field(control, "Version"), _field(control, "Architecture")
             archive.seek(size + size % 2, 1)
     raise ValueError("it has no control.tar")
 
 
-def _text(tar: tarfile.TarFile, name: str) -> str:
+def _control(tar: tarfile.TarFile) -> str:
     for number, member in enumerate(tar):
-        if member.name.removeprefix("./") == name and member.isfile() and member.size <= MOST_CONTROL:
+        if member.name.removeprefix("./") == "control" and member.isfile() and member.size <= MOST_CONTROL:
             file = tar.extractfile(member)
             return file.read().decode("utf-8", "replace") if file else ""
         if number > MOST_MEMBERS:
             break
-    raise ValueError(f"it has no {name} where that belongs")
+    raise ValueError("it has no control where that belongs")
 
 
-def _fields(text: str, line: str, names: tuple[str, str, str]) -> tuple[str, str, str]:
-    found = [re.search(line.format(name), text, re.M) for name in names]
-    one, two, three = (match[1] if match else "" for match in found)
-    return one, two, three
+def _field(control: str, name: str) -> str:
+    found = re.search(rf"^{name}:[ \t]*(\S+)", control, re.M)
+    return found[1] if found else ""

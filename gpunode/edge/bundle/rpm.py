@@ -48,14 +48,14 @@ class RpmLists:
     date: str = ""  # YYYY-MM-DD on which they were made
 
 
-def check_metadata(data: bytes, where: str, suffix: str, upstream: Upstream, keys: Sequence[bytes], web: Web) -> None:
+def check_metadata(data: bytes, where: str, upstream: Upstream, keys: Sequence[bytes], web: Web) -> None:
     """That an upstream's lists are signed, where its key signs them and not each package.  Raises RefusedError."""
     if upstream.signs != "metadata":
         return
-    signature = web.read(f"{where}{suffix}")
+    signature = web.read(f"{where}.asc")
     if signature is None:
         raise RefusedError(
-            f"{where}{suffix} is not there, and its packages are not said to be signed",
+            f"{where}.asc is not there, and its packages are not said to be signed",
             fix="set sources.NAME.signs: packages (or gpgcheck=1 and repo_gpgcheck=0) where they are",
         )
     check_signature(data, signature, keys, upstream.fingerprints, where)
@@ -64,7 +64,7 @@ def check_metadata(data: bytes, where: str, suffix: str, upstream: Upstream, key
 def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
     """The lists of an upstream.  Where its key signs the metadata, that is compared here, else each package later."""
     base, where, data = _metadata(upstream, web, "--repositories")
-    check_metadata(data, where, ".asc", upstream, keys, web)
+    check_metadata(data, where, upstream, keys, web)
     texts = _texts(base, data, where, web, ("primary", "filelists", "modules"))
     packages = parse_primary(
         texts["primary"], texts["filelists"], repository=upstream.name, base=base, origin=upstream.address
@@ -88,7 +88,7 @@ def read_names(upstream: Upstream, web: Web, keys: Sequence[bytes] = ()) -> RpmL
     """
     base, where, data = _metadata(upstream, web, "sources")
     if keys:
-        check_metadata(data, where, ".asc", upstream, keys, web)
+        check_metadata(data, where, upstream, keys, web)
     texts = _texts(base, data, where, web, ("primary", "modules"))
     packages = parse_primary(texts["primary"], "", repository=upstream.name, base=base, origin=upstream.address)
     made = max(map(int, re.findall(rb"<timestamp>(\d{1,11})", data)), default=0)

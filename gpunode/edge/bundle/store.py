@@ -166,17 +166,13 @@ class Store:
             raise OSError(f"it ended after {part.stat().st_size} of {one.size} bytes")
 
 
-def store_folder() -> Path:
-    """~/.cache/gpunode/bundle"""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / "bundle"
-
-
 def progress(verb: str, files: int, of: int, done: int, total: int) -> str:
     """fetched 3 of 120 files, 40 of 8000 MiB"""
     return f"{verb} {files} of {of} files, {done >> 20} of {total >> 20} MiB"
 
 
 def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

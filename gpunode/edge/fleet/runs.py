@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -26,7 +26,7 @@ from gpunode.core.late import dataclass
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.plan.since import state_of
 from gpunode.core.rollout import State as RunState
-from gpunode.edge.state import StateError, state_dir
+from gpunode.edge.state import StateError, now, state_dir
 
 T = TypeVar("T")
 Purpose = Literal["show", "resume", "compare", "report"]  # what a run is looked up for
@@ -227,7 +227,7 @@ class Runs:
                     fix=f"wait for it (gpunode runs show {other.name}), or name pools that have nothing in common",
                 )
             db.execute(
-                "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, _now(), text, controller)
+                "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, now(), text, controller)
             )
             db.executemany(
                 "insert into hosts (run, host, pool, wave, plan, state, exit, message, fix, found, touched) "
@@ -296,7 +296,7 @@ class Runs:
         with self._changes() as db:
             db.executemany(
                 "update hosts set state = 'running', started = ?, log = ? where run = ? and host = ?",
-                [(_now(), log, run, host) for host in hosts],
+                [(now(), log, run, host) for host in hosts],
             )
 
     def ended(self, run: str, results: Iterable[HostResult], found: Mapping[str, str] | None = None) -> None:
@@ -309,7 +309,7 @@ class Runs:
             db.executemany(
                 "update hosts set state = ?, exit = ?, message = ?, fix = ?, touched = ?, ended = ? "
                 "where run = ? and host = ?",
-                [(r.state, Exit.of(r.outcome), r.message, r.fix, r.touched, _now(), run, r.host) for r in ends],
+                [(r.state, Exit.of(r.outcome), r.message, r.fix, r.touched, now(), run, r.host) for r in ends],
             )
             db.executemany(
                 "update hosts set found = ? where run = ? and host = ?",
@@ -332,7 +332,7 @@ class Runs:
 
     def finish(self, run: str, status: str) -> None:
         with self._changes() as db:
-            db.execute("update runs set status = ?, ended = ? where name = ?", (status, _now(), run))
+            db.execute("update runs set status = ?, ended = ? where name = ?", (status, now(), run))
 
     def latest(self, limit: int = 50) -> list[RunRow]:
         """The newest runs first."""
@@ -506,11 +506,7 @@ def _host(row: tuple[Any, ...]) -> HostRow:
 
 
 def _time(text: str | None) -> str:
-    """A time as `_now` writes it, "" for none yet."""
+    """A time as `now` writes it, "" for none yet."""
     if text:
         datetime.fromisoformat(text)
     return text or ""
-
-
-def _now() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -327,7 +327,8 @@ def _can_smoke(host: HostPlan) -> bool:
 def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -> dict[str, tuple[Check, ...]]:
     """smoke.sh on each host, each with its own request; by Ansible where paramiko cannot serve the connection."""
     from gpunode.edge.doctor import smoke_checks
-    from gpunode.edge.ssh.many import NotServed, Ran, run_many
+    from gpunode.edge.ssh.connection import NotServed
+    from gpunode.edge.ssh.many import Ran, run_many
 
     def pair(host: HostPlan) -> tuple[Target, str]:
         assert host.detected.target

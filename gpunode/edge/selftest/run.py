@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from gpunode import __version__
@@ -23,6 +22,7 @@ from gpunode.edge.host.nvml import nvml_dump
 from gpunode.edge.load import load_knowledge, load_mig
 from gpunode.edge.programs import python_module
 from gpunode.edge.selftest.capture import Clock, capture, first_line, only_if_good, timed
+from gpunode.edge.state import now
 from gpunode.node import script
 
 PCI = Path("/sys/bus/pci/devices")
@@ -53,7 +53,7 @@ def examine(limit: float = LIMIT, on_step: Callable[[str], None] = lambda step: 
     return SelftestRecord(
         captures=captures,
         gpunode=__version__,
-        at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        at=now(),
         root=os.geteuid() == 0,
         seconds=clock.spent,
     )

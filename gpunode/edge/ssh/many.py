@@ -13,21 +13,8 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.late import dataclass, field
 from gpunode.edge.isolate import as_error
 from gpunode.edge.side_by_side import Deadline, side_by_side
-from gpunode.edge.ssh.connection import Connection, Jumps, NotServed, connect
-from gpunode.edge.ssh.shell import Target, local_run, parse_host
-
-__all__ = [
-    "Connection",
-    "Jumps",
-    "NotServed",
-    "Ran",
-    "Reach",
-    "Target",
-    "connect",
-    "local_run",
-    "parse_host",
-    "run_many",
-]
+from gpunode.edge.ssh.connection import Jumps, NotServed, connect
+from gpunode.edge.ssh.shell import Target, local_run
 
 
 @dataclass(frozen=True, kw_only=True)

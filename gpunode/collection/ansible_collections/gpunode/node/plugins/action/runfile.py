@@ -37,7 +37,8 @@ class ActionModule(NodeAction):
         outcome, text = self.node("runfile.sh", runfile_request("fetch", value, check=self.check))
         if self.check or not needs_file(text):
             return result_of(outcome)
-        from gpunode.edge.runfile import runfile_here, sha256_of
+        from gpunode.edge.bundle.store import sha256_of
+        from gpunode.edge.runfile import runfile_here
 
         here = runfile_here(value)
         folder = self._make_tmp_path()
