@@ -223,11 +223,8 @@ def serve(folder: Path, address: str, port: int, output_format: str) -> int:
     from gpunode.core.bundle.manifest import KEY, fragment
     from gpunode.core.yaml_text import yaml_text
     from gpunode.edge.bundle.serve import own_address, server
-    from gpunode.edge.bundle.verify import damages, place_of, read_manifest, refuse_damaged
 
-    where = place_of(str(folder))
-    manifest, found = read_manifest(where)
-    refuse_damaged(where, damages(where, manifest.files, remembered=True))
+    manifest, found = _whole(folder)
     with server(folder, address, port) as listening:
         host = own_address() if address == "0.0.0.0" else address  # noqa: S104
         url = f"http://{host}:{listening.server_port}"
@@ -258,11 +255,8 @@ def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool
     """Copy what hosts lack of a bundle over SSH; each compares all of it, then loses what only an older bundle had."""
     from gpunode.edge.bundle.push import push as copy
     from gpunode.edge.bundle.store import progress
-    from gpunode.edge.bundle.verify import damages, place_of, read_manifest, refuse_damaged
 
-    where = place_of(str(folder))
-    manifest, _ = read_manifest(where)
-    refuse_damaged(where, damages(where, manifest.files, remembered=True))
+    manifest, _ = _whole(folder)
     done = {}
     for destination in destinations:
         with _telling() as notify:
@@ -280,6 +274,16 @@ def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool
     if output_format == "json":
         print_json({key: {to: getattr(one, key) for to, one in done.items()} for key in ("copied", "removed")})
     return Exit.OK
+
+
+def _whole(folder: Path) -> tuple[Manifest, str]:
+    """The manifest of a bundle of which no file is damaged, and its SHA-256.  Raises GpunodeError."""
+    from gpunode.edge.bundle.verify import damages, place_of, read_manifest, refuse_damaged
+
+    where = place_of(str(folder))
+    manifest, found = read_manifest(where)
+    refuse_damaged(where, damages(where, manifest.files, remembered=True))
+    return manifest, found
 
 
 # ---------------------------------------------------------------- options

@@ -79,6 +79,7 @@ def tree_option(untouched: str) -> Callable[[Any], Any]:
     return click.option("--root", type=tree, default="/", show_default=True, help=words)
 
 
+ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")
 _TARGETS = (
     click.argument("hosts", nargs=-1, metavar="[HOST]..."),
     click.option(
@@ -121,7 +122,7 @@ _TARGETS = (
         help="Add the keys of hosts that known_hosts does not know yet. A changed key is refused all the same.",
     ),
     click.option("-b", "--become", is_flag=True, help="Become root by sudo (an inventory says so by ansible_become)."),
-    click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password."),
+    ASK_BECOME_PASS,
     click.option(
         "--vault-password-file",
         "vault_password_files",
@@ -158,7 +159,7 @@ def target_options(command: Command) -> Command:
         if not (options.get("use_lab") or (found["hosts"] and Path(found["hosts"][0]).is_dir())):  # they bring a spec
             _say_files(click.get_current_context(), found["inventory"])
         asked = options.pop("ask_become_pass")
-        password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
+        password = sudo_password(asked=asked)
         if found["inventory"]:  # not before: a vault's password may be asked for, too
             found["listing"] = _listing(found["inventory"], found["limit"], found["vault_password_files"])
         from gpunode.edge.detect import Targets
@@ -168,6 +169,11 @@ def target_options(command: Command) -> Command:
 
     hosts = options(*_TARGETS[:4], section="Hosts")
     return hosts(options(*_TARGETS[4:], section="Connection")(with_where))  # type: ignore[return-value]
+
+
+def sudo_password(*, asked: bool) -> str:
+    """What a person types for --ask-become-pass, "" without it."""
+    return str(click.prompt("sudo password", hide_input=True, err=True)) if asked else ""
 
 
 def _default_inventory(ctx: click.Context) -> tuple[str, ...]:
@@ -283,6 +289,27 @@ def _has_spec() -> bool:
 
         refuse_near(Path(), NEAR_SPEC, DEFAULT_SPEC.name, "-c")
     return there
+
+
+# ---------------------------------------------------------------- the question before hosts are changed
+
+
+def is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def confirm(question: str, *, fix: str, before: str = "") -> None:
+    """Ask whether to go on.  Raises InterruptedByUser for no, InputError with `fix` where there is no terminal."""
+    from gpunode.core.errors import InputError, InterruptedByUser
+
+    if not is_terminal():
+        raise InputError(
+            "there is no terminal to ask on, and --yes is not given", expected="a terminal, or --yes", fix=fix
+        )
+    if before:
+        echo(before)
+    if not click.confirm(question):
+        raise InterruptedByUser("declined; nothing was touched")
 
 
 # ---------------------------------------------------------------- errors

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import cluster_options, format_option, spec_option, target_options, worst_exit
+from gpunode.cli.common import cluster_options, confirm, format_option, spec_option, target_options, worst_exit
 from gpunode.cli.image import expected_options, image_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
@@ -94,7 +93,9 @@ def provision(
 
     targets, arguments = _split_arguments(replace(targets, break_lock=break_lock))
     if use_lab:
-        targets, spec_data = _lab(targets, spec_data)
+        from gpunode.cli.lab import target
+
+        targets, spec_data = target(targets, spec_data)
     parse_rollout(rollout)
     with probing(output_format) as on_done:
         run = prepare(
@@ -176,25 +177,7 @@ def _split_arguments(targets: Targets) -> tuple[Targets, list[str]]:
     return replace(targets, hosts=tuple(hosts[:first])), hosts[first:]
 
 
-def _lab(targets: Targets, spec_data: dict[str, Any]) -> tuple[Targets, dict[str, Any]]:
-    from gpunode.cli.lab import target
-
-    return target(targets, spec_data)
-
-
 def ask(hosts: list[HostPlan]) -> None:
-    """Ask whether to apply the plans that were shown, with their summary.
-
-    Raises InterruptedByUser where the answer is no, InputError where there is no terminal.
-    """
-    from gpunode.core.errors import InputError, InterruptedByUser
-
-    if not sys.stdin.isatty():
-        raise InputError(
-            "there is no terminal to ask on, and --yes is not given",
-            expected="a terminal, or --yes",
-            fix="read the plan above, then add --yes; nothing was touched",
-        )
-    echo(fitted(plan_summary(hosts), terminal_width()))
-    if not click.confirm("Apply?"):
-        raise InterruptedByUser("declined; nothing was touched")
+    """Ask whether to apply the plans that were shown, with their summary."""
+    fix = "read the plan above, then add --yes; nothing was touched"
+    confirm("Apply?", fix=fix, before=fitted(plan_summary(hosts), terminal_width()))

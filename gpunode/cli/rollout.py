@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import re
-import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +13,8 @@ import click
 from gpunode.cli.common import Command, options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+    from collections.abc import Callable
 
-    from gpunode.core.model import HostResult
-    from gpunode.edge.ansible.runner import Event
     from gpunode.edge.fleet.driver import RunCallbacks
     from gpunode.edge.fleet.events import EventLog
 
@@ -90,10 +84,12 @@ def run_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_events(*args: Any, **given: Any) -> Any:
+        from gpunode.edge.signals import handling_sigterm
+
         deadline, path = given.pop("deadline"), given.pop("events_file")
         events = _event_log(path) if path else None
         try:
-            with _terminable():
+            with handling_sigterm():
                 return command(*args, deadline=deadline or math.inf, events=events, **given)
         finally:
             if events:
@@ -109,40 +105,17 @@ def with_log(callbacks: RunCallbacks, log: EventLog | None) -> RunCallbacks:
     if log is None:
         return callbacks
 
-    def event(event: Event) -> None:
-        callbacks.event(event)
-        log.task(event)
+    def both(one: Callable[..., None], other: Callable[..., None]) -> Callable[..., None]:
+        def call(*what: Any) -> None:
+            one(*what)
+            other(*what)
 
-    def wave(pool: str, number: int, what: str) -> None:
-        callbacks.wave(pool, number, what)
-        log.wave(pool, number, what)
+        return call
 
-    def result(ended: HostResult) -> None:
-        callbacks.result(ended)
-        log.host(ended)
-
-    def node(host: str, what: str) -> None:
-        callbacks.node(host, what)
-        log.node(host, what)
-
-    return replace(callbacks, event=event, wave=wave, result=result, node=node)
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: what runs is ended, nodes that nothing was changed on are given back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    return replace(
+        callbacks, event=both(callbacks.event, log.task), wave=both(callbacks.wave, log.wave),
+        result=both(callbacks.result, log.host), node=both(callbacks.node, log.node),
+    )  # fmt: skip
 
 
 def _event_log(path: Path) -> EventLog:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import cluster_options, format_option, secrets_option, worst_exit
+from gpunode.cli.common import (
+    ASK_BECOME_PASS,
+    cluster_options,
+    format_option,
+    secrets_option,
+    sudo_password,
+    worst_exit,
+)
 from gpunode.cli.completion import complete_runs
 from gpunode.cli.output import echo, print_json
 from gpunode.cli.plan import detail_option, show_drains, show_plans, step_titles
@@ -121,7 +128,7 @@ def diff(first: str, second: str, output_format: str) -> int:
 )
 @click.argument("name", metavar="RUN", default="last", shell_complete=complete_runs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")
+@ASK_BECOME_PASS
 @click.option("--limit", metavar="HOSTS", help="Only these of its hosts: a pattern of Ansible, or names.")
 @MAX_FAILURES
 @secrets_option
@@ -236,7 +243,7 @@ def _targets(run: RunRow, limit: str | None, *, ask_become_pass: bool, break_loc
     """The targets of the run, with --limit where there is an inventory."""
     from gpunode.edge.detect import SETTLE, Targets
 
-    password = click.prompt("sudo password", hide_input=True, err=True) if ask_become_pass else ""
+    password = sudo_password(asked=ask_become_pass)
     asked: dict[str, Any] = dict(run.request["where"])
     for key in ("hosts", "inventory", "probes", "vault_password_files"):
         asked[key] = tuple(asked[key])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +18,7 @@ from gpunode.core.errors import Exit, GpunodeError, InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from gpunode.core.model import Changed, HostOutcome, HostResult
+    from gpunode.core.model import Changed, HostResult
     from gpunode.core.undo.journal import Run
     from gpunode.edge.ansible.runner import Event
     from gpunode.edge.detect import Targets
@@ -213,54 +212,37 @@ def _show_changes(changed: tuple[Changed, ...], *, done: bool) -> None:
         echo(lines(changes, "    "), nl=False)
 
 
-def is_terminal() -> bool:
-    return sys.stdin.isatty()
-
-
 def _ask(found: list[HostResult]) -> None:
-    from gpunode.core.errors import InterruptedByUser
-
-    if not is_terminal():
-        raise InputError(
-            "there is no terminal to ask on, and --yes is not given",
-            expected="a terminal, or --yes",
-            fix="read what would be undone, then add --yes; nothing was changed",
-        )
-    from gpunode.core.report.text import counted_changes
+    from gpunode.core.report.text import counted, counted_changes
 
     hosts = [result for result in found if result.changed]
     total = counted_changes(one for result in hosts for one in result.changed)
-    if not click.confirm(f"Undo this on {len(hosts)} host{'s' if len(hosts) > 1 else ''} ({total})?"):
-        raise InterruptedByUser("declined; nothing was touched")
+    fix = "read what would be undone, then add --yes; nothing was changed"
+    common.confirm(f"Undo this on {counted(len(hosts), 'host')} ({total})?", fix=fix)
 
 
 def _show_runs(targets: Targets, output_format: str) -> int:
     from dataclasses import asdict
 
+    from gpunode.core.report.text import counted
     from gpunode.edge.fleet.standing import list_runs
 
     def show(host: str, runs: list[Run] | GpunodeError) -> None:
         if output_format != "text" or isinstance(runs, GpunodeError):
             return
-        echo(f"{host}: {len(runs)} run{'' if len(runs) == 1 else 's'}")
+        echo(f"{host}: {counted(len(runs), 'run')}")
         for run in runs:
             what = run.what or " ".join(run.parts) or "nothing"
             echo(f"  {run.name}  {run.at}  {what}{'' if run.finished else f' · {run.state}'}")
 
     found = list_runs(targets, show)
-    outcomes: list[HostOutcome] = []
-    errors: list[tuple[str, GpunodeError]] = []
-    data: list[dict[str, Any]] = []
-    for host, runs in found:
-        if isinstance(runs, GpunodeError):
-            outcomes.append(runs.outcome)
-            data.append({"host": host.host, "error": runs.what})
-            errors.append((host.host, runs))
-            continue
-        outcomes.append("ok")
-        data.append({"host": host.host, "runs": [asdict(run) for run in runs]})
+    errors = [(host.host, runs) for host, runs in found if isinstance(runs, GpunodeError)]
     if output_format == "json":
-        print_json({"hosts": data})
+        data = (
+            {"error": runs.what} if isinstance(runs, GpunodeError) else {"runs": [asdict(run) for run in runs]}
+            for _, runs in found
+        )
+        print_json({"hosts": [{"host": host.host, **row} for (host, _), row in zip(found, data, strict=True)]})
     else:
         show_errors(errors)
-    return worst_exit(outcomes)
+    return worst_exit(error.outcome for _, error in errors)

@@ -17,12 +17,12 @@ from typing import Any, TypedDict, Unpack
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser
 from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, replace
+from gpunode.edge.signals import handling_sigterm, ignoring_interrupts
 from gpunode.lab import files, hardware, images, machine, network, nodes
 from gpunode.lab.kubernetes import cluster
 from gpunode.lab.machine import Log
 from gpunode.lab.nodes import Node
 from gpunode.lab.packages import RepositoryInfo
-from gpunode.lab.signals import handling_sigterm, ignoring_interrupts
 from gpunode.lab.sources import disk_of, image_of, own_sources, spec_sources
 from gpunode.lab.vm import devices
 

@@ -121,7 +121,7 @@ MUCH = [
 def test_much_is_shown_by_kind_and_counted_in_the_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(driver, "run_playbook", Ansible(n1=HostRun(changed=MUCH)))
-    monkeypatch.setattr("gpunode.cli.undo.is_terminal", lambda: True)
+    monkeypatch.setattr("gpunode.cli.common.is_terminal", lambda: True)
     result = CliRunner().invoke(uninstall, ["n1"], input="y\n", standalone_mode=False)
     lines = result.output.splitlines()
     headings = [line for line in lines if line.startswith("  ") and line.endswith(")") and not line.startswith("   ")]

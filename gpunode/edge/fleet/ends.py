@@ -11,6 +11,7 @@ from gpunode.core.items.first_boot import prepares
 from gpunode.core.model import Check, HostResult, Plan, Step
 from gpunode.core.report.text import news
 from gpunode.edge.ansible.runner import HostRun
+from gpunode.edge.fleet.executor import NEVER_REACHED
 from gpunode.edge.fleet.host_plan import HostPlan
 
 
@@ -24,17 +25,19 @@ def untouched(host: HostPlan, expected: Expected | None) -> HostResult:
     return replace(result, message="; ".join(("nothing to do", *host.plan.warnings))) if result.ok else result
 
 
-def ran(host: HostPlan, run: HostRun | None, *, check: bool) -> HostResult:
+def ran(host: str, run: HostRun | None) -> HostResult:
     """What Ansible says of a host, where there is nothing more to ask."""
     if run is None:
-        return HostResult(host=host.host, outcome="failed", message="Ansible never got to this host")
-    result = HostResult(
-        host=host.host, outcome=run.exit.outcome, message=run.message, fix=run.fix, changed=tuple(run.changed),
+        return HostResult(host=host, outcome="failed", message=NEVER_REACHED)
+    return HostResult(
+        host=host, outcome=run.exit.outcome, message=run.message, fix=run.fix, changed=tuple(run.changed),
         checks=tuple(Check(**c) for c in run.checks), diffs=tuple(run.diffs),
     )  # fmt: skip
-    if check and not run.exit:
-        return replace(result, outcome="pending", message=f"would change {len(run.changed)} things")
-    return result
+
+
+def would(result: HostResult, what: str) -> HostResult:
+    """The result of check mode, which is pending where it went well."""
+    return replace(result, outcome="pending", message=f"would {what}") if result.ok else result
 
 
 def settled(result: HostResult, before: Plan, after: HostPlan, expected: Expected | None) -> HostResult:

@@ -22,6 +22,7 @@ Results = Mapping[str, HostResult]
 JOBS = 2 * (os.cpu_count() or 1)  # ansible-playbook processes at a time: each keeps about one core busy
 JOB_HOSTS = 250  # hosts of one process at most
 _TICK = 0.5  # seconds between looks at the clock
+NEVER_REACHED = "Ansible never got to this host"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,7 @@ class Rollout:
         if isinstance(what, Gate):
             self._pass(what, results)
             return
-        silent = HostResult(host="", outcome="failed", message="Ansible never got to this host")
+        silent = HostResult(host="", outcome="failed", message=NEVER_REACHED)
         ended = [results.get(host) or replace(silent, host=host) for host in what.hosts]
         self.progress = self.progress.with_states([r.host for r in ended if not r.ok], "failed")
         self.progress = self.progress.with_states([r.host for r in ended if r.ok], "done")

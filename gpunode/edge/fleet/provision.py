@@ -19,7 +19,7 @@ from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
 from gpunode.edge.fleet.draining import NodeChange
 from gpunode.edge.fleet.driver import REHEARSAL, Phase, Run, RunCallbacks, RunOptions, Work, each
-from gpunode.edge.fleet.ends import accepted, ran, settled, untouched
+from gpunode.edge.fleet.ends import accepted, ran, settled, untouched, would
 from gpunode.edge.fleet.executor import Results
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import all_unfinished
@@ -116,9 +116,13 @@ class _Provision:
             with handed_over(self.run.desired.secrets) as secrets:
                 self.run.play(work, steps, playbook, arguments=secrets, check=self.run.options.check)
         check = self.run.options.check
+
+        def result(host: str) -> HostResult:
+            found = ran(host, work.ran.get(host))
+            return would(found, f"change {len(found.changed)} things") if check else found
+
         good = {host for host, run in work.ran.items() if not run.exit and not check}
-        ended = [host for host in work.left if host not in good]
-        work.results |= each(ended, lambda host: ran(self.todo[host], work.ran.get(host), check=check))
+        work.results |= each([host for host in work.left if host not in good], result)
 
     def _probe_again(self, work: Work, hosts: Sequence[str]) -> None:
         found = probe([self.todo[host].detected for host in hosts], self.run.targets)
@@ -128,9 +132,8 @@ class _Provision:
         work.results |= each(hosts, partial(self._settled, work))
 
     def _settled(self, work: Work, host: str) -> HostResult:
-        before = self.todo[host]
-        result = ran(before, work.ran[host], check=False)
-        return settled(result, _plan(before), work.after[host], self.expected.get(host))
+        before = _plan(self.todo[host])
+        return settled(ran(host, work.ran[host]), before, work.after[host], self.expected.get(host))
 
     def _measure(self, work: Work, hosts: Sequence[str]) -> None:
         """The results of hosts that have come to a good end, with what `gpunode accept` says of them."""

@@ -16,6 +16,7 @@ from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Targets, find_hosts, one_name_each, probe
 from gpunode.edge.fleet.draining import NodeChange, undone
 from gpunode.edge.fleet.driver import REHEARSAL, Phase, Run, RunCallbacks, RunOptions, Work, each
+from gpunode.edge.fleet.ends import ran, would
 from gpunode.edge.fleet.executor import Job, Results
 from gpunode.edge.fleet.workflow import (
     ANSIBLE_CFG,
@@ -172,14 +173,7 @@ def _play(what: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(host: str, run: HostRun | None, printed: str, *, check: bool) -> HostResult:
-    if run is None:
-        return HostResult(host=host, outcome="failed", message="Ansible never got to this host")
-    result = HostResult(
-        host=host, outcome=run.exit.outcome, message=run.message, fix=run.fix, changed=tuple(run.changed),
-        notes=tuple(run.notes), diffs=tuple(run.diffs),
-    )  # fmt: skip
-    if run.exit:
-        return result
-    if check and run.changed:
-        return replace(result, outcome="pending", message=f"would undo {counted(len(run.changed), 'change')}")
-    return replace(result, message=printed)
+    result = replace(ran(host, run), notes=tuple(run.notes) if run else ())
+    if check and result.changed:
+        return would(result, f"undo {counted(len(result.changed), 'change')}")
+    return replace(result, message=printed) if result.ok else result

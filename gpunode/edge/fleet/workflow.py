@@ -29,6 +29,7 @@ from gpunode.edge.ansible.step_limit import READING
 from gpunode.edge.ask import Talk, settle
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets, detect, one_name_each
+from gpunode.edge.fleet.executor import NEVER_REACHED
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import last_good
 from gpunode.edge.isolate import isolated
@@ -379,7 +380,7 @@ def _smoke_by_ansible(
         options=play_options(targets, [host.detected for host in hosts]),
         arguments=ansible_arguments(targets),
     )
-    never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
+    never = HostRun(exit=Exit.FAILED, message=NEVER_REACHED)
     found = {name: isolated(name, partial(_checks_of, runs.get(name, never))) for name in values}
     return {name: _not_smoked(c) if isinstance(c, GpunodeError) else c for name, c in found.items()}
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do while nodes are made and taken away.  Only a program's main thread may say."""
+"""What Ctrl-C and SIGTERM do while something must not be left half done.  Only a program's main thread may say."""
 
 from __future__ import annotations
 
