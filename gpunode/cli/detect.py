@@ -11,7 +11,8 @@ import click
 
 from gpunode.cli.common import format_option, show_errors, target_options, with_probes, worst_exit
 from gpunode.cli.lazy import Verb
-from gpunode.cli.output import console, echo, print_drawn, print_json, print_yaml
+from gpunode.cli.output import echo, print_drawn, print_json, print_yaml
+from gpunode.cli.terminal import screen
 from gpunode.core.errors import GpunodeError, error_data
 from gpunode.core.grouped import grouped
 
@@ -178,8 +179,8 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
         table.add_column(title)
     for same, hosts in alike.items():
         table.add_row(*map(escape, (names(hosts, 4), *same)))
-    screen = console()
-    if Measurement.get(screen, screen.options.update(max_width=10_000), table).maximum <= screen.width:
+    drawn = screen()
+    if Measurement.get(drawn, drawn.options.update(max_width=10_000), table).maximum <= drawn.width:
         print_drawn(table)
         return
     for same, hosts in alike.items():
@@ -205,7 +206,7 @@ def _card(host: Detected) -> Callable[[], None]:
             grid.add_row(title, escape("\n".join(lines)))
         print_drawn(grid)
         for problem in problems:
-            console().print(f"[yellow]![/] {escape(problem)}")
+            screen().print(f"[yellow]![/] {escape(problem)}")
 
     return show
 

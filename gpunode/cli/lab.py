@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -198,25 +197,21 @@ def _shape(distro: str, engines: str, no_python: bool, real_driver: bool) -> dic
 @contextmanager
 def _steps() -> Iterator[Callable[[str], None]]:
     """Says each step, and while it takes long, for how long it is at it: the first node of a kind is minutes away."""
+    from gpunode.cli.progress import beating
     from gpunode.core.report.model import duration
 
     step: list[Any] = ["", time.monotonic()]
-    ended = threading.Event()
 
     def log(message: str) -> None:
         step[:] = message, time.monotonic()
         echo(message, err=True)
 
-    def wait() -> None:
-        while not ended.wait(STILL):
-            if step[0] and (took := time.monotonic() - step[1]) >= STILL:
-                echo(f"  {duration(int(took))}: still {step[0]}", err=True)
+    def still() -> str:
+        took = time.monotonic() - step[1]
+        return f"  {duration(int(took))}: still {step[0]}" if step[0] and took >= STILL else ""
 
-    threading.Thread(target=wait, daemon=True).start()
-    try:
+    with beating(still, STILL, lambda text: echo(text, err=True)):
         yield log
-    finally:
-        ended.set()
 
 
 def _node_data(node: Node) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The one way out: everything that a command prints goes through `echo`, `print_json`, `print_yaml` or a `console`.
+"""The one way out: everything that a command prints goes through `echo`, `print_json`, `print_yaml` or a `screen`.
 
 What nodes, logs, files and API objects say may hold control characters that a terminal obeys.  They become visible
 escapes here, whatever was done before; only what a command itself styles has colours (tests/unit/test_printable.py
@@ -18,7 +18,7 @@ from gpunode.core.late import dataclass, regex
 from gpunode.core.printable import json_text, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 _COLUMN = regex(r"^ +|(?<=\S)  +")  # what stands before a column
 
@@ -95,14 +95,9 @@ def print_yaml(data: Any) -> None:
 
 def print_drawn(drawing: RenderableType) -> None:
     """A table or grid on stdout, without the blanks that rich fills its last column with."""
-    made = console()
+    from gpunode.cli.terminal import screen
+
+    made = screen()
     with made.capture() as drawn:
         made.print(drawing)
     click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
-
-
-def console(*, stderr: bool = False) -> Console:
-    """A rich console: colours on a terminal unless NO_COLOR, and plain lines that never wrap elsewhere."""
-    from gpunode.cli.terminal import screen
-
-    return screen(stderr=stderr)

@@ -194,14 +194,8 @@ class _Shown:
 
 
 @contextlib.contextmanager
-def running(output_format: str = "text", board: Board | None = None) -> Iterator[Callable[[Event], None]]:
-    """While a playbook runs: call the function with each event."""
-    with _showing(board or Board(), output_format) as shown:
-        yield shown.event
-
-
-@contextlib.contextmanager
-def _showing(board: Board, output_format: str) -> Iterator[_Shown]:
+def showing(board: Board, output_format: str) -> Iterator[_Shown]:
+    """While a playbook runs: `event` of what is yielded takes each event."""
     if sys.stderr.isatty():
         with _live(board) as shown:
             yield shown
@@ -212,7 +206,7 @@ def _showing(board: Board, output_format: str) -> Iterator[_Shown]:
         if is_shown(event, output_format):
             say(_line(event, board.place(event)))
 
-    with _beating(board.beat, output_format):
+    with beating(board.beat, _BEAT, say) if output_format == "text" else contextlib.nullcontext():
         yield _Shown(line, say)
 
 
@@ -239,24 +233,22 @@ def _live(board: Board) -> Iterator[_Shown]:
 
 
 @contextlib.contextmanager
-def _beating(state: Callable[[], str], output_format: str) -> Iterator[None]:
-    """Where there is no terminal: a line now and then that says what still runs."""
+def beating(state: Callable[[], str], seconds: float, say: Callable[[str], None]) -> Iterator[None]:
+    """Say every so many seconds what still runs, where that is something."""
     ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(_BEAT):
+        while not ended.wait(seconds):
             if text := state():
                 say(text)
 
     thread = threading.Thread(target=beat, daemon=True)
-    if output_format == "text":
-        thread.start()
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        if thread.is_alive():
-            thread.join()
+        thread.join()
 
 
 _FAILURES = 20  # that are reported while it runs
@@ -271,7 +263,7 @@ def fleet(output_format: str = "text", steps: Steps | None = None) -> Iterator[R
     hosts = steps or {}
     if len(hosts) <= MANY:
         board = Board(hosts)
-        with _showing(board, output_format) as shown:
+        with showing(board, output_format) as shown:
 
             def wave_of_few(pool: str, number: int, what: str) -> None:
                 board.wave = f"pool {pool}, wave {number + 1}"
@@ -305,7 +297,7 @@ def fleet(output_format: str = "text", steps: Steps | None = None) -> Iterator[R
 def _counting(total: int, output_format: str) -> Iterator[_Count]:
     if not sys.stderr.isatty():
         count = _Count(total, say)
-        with _beating(count.beat, output_format):
+        with beating(count.beat, _BEAT, say) if output_format == "text" else contextlib.nullcontext():
             yield count
         return
     from rich.progress import Progress, TimeElapsedColumn

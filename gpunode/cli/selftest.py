@@ -96,13 +96,13 @@ def _nothing(output_format: str) -> int:
 
 
 def _run(limit: float) -> SelftestRecord:
-    from gpunode.cli.output import console
+    from gpunode.cli.terminal import screen
     from gpunode.edge.selftest.run import examine
 
-    screen = console(stderr=True)
-    if not screen.is_terminal:
+    drawn = screen(stderr=True)
+    if not drawn.is_terminal:
         return examine(limit)
-    with screen.status("probe") as status:
+    with drawn.status("probe") as status:
         return examine(limit, on_step=lambda step: status.update(f"after {step}"))
 
 

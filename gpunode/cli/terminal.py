@@ -123,7 +123,10 @@ def _hear_ssh() -> None:
 
 
 def screen(*, stderr: bool = False) -> Console:
-    """A rich console.  The controls that rich itself makes stay: colours, and the moves of a live display."""
+    """A rich console: colours on a terminal unless NO_COLOR, and plain lines that never wrap elsewhere.
+
+    The controls that rich itself makes stay: colours, and the moves of a live display.
+    """
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
     from rich.segment import Segment
 

@@ -260,7 +260,7 @@ def test_a_step_that_takes_long_says_for_how_long(
             return super().wait(timeout)
 
     monkeypatch.setattr(cli_lab, "STILL", 0.01)
-    monkeypatch.setattr(cli_lab.threading, "Event", Beat)
+    monkeypatch.setattr("gpunode.cli.progress.threading.Event", Beat)
     with cli_lab._steps() as log:
         for _ in range(3):
             assert beats.acquire(timeout=20)

@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.cli import progress
 from gpunode.cli.output import fitted
-from gpunode.cli.progress import Board, fleet, probing, running
+from gpunode.cli.progress import Board, fleet, probing, showing
 from gpunode.cli.provision import show_results
 from gpunode.cli.terminal import forget, listen
 from gpunode.core.model import Check, HostResult
@@ -45,8 +45,8 @@ def event(kind: str, task: str = "Load the NVIDIA driver", message: str = "", **
 def test_only_changes_failures_and_proofs_get_a_line(
     seen: Event, output_format: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running(output_format) as on_event:
-        on_event(seen)
+    with showing(Board(), output_format) as shown:
+        shown.event(seen)
     assert capsys.readouterr().err == line
 
 
@@ -144,7 +144,7 @@ def test_without_a_terminal_a_long_run_says_that_it_goes_on(
 
     monkeypatch.setattr(progress, "_BEAT", 0.001)
     monkeypatch.setattr(progress, "say", say)
-    with running(output_format):
+    with showing(Board(), output_format):
         assert twice.wait(30 if output_format == "text" else 0.2) == (output_format == "text")
     assert set(printed) == ({"waiting for the first host (0s)"} if output_format == "text" else set())
 

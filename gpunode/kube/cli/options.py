@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import Command, options, spec_option
-from gpunode.cli.output import console, echo
+from gpunode.cli.output import echo
+from gpunode.cli.terminal import screen
 
 if TYPE_CHECKING:
     from gpunode.kube.core import Rendered
@@ -89,7 +90,7 @@ def notifying(output_format: str) -> Iterator[Callable[[str], None]]:
     elif sys.stderr.isatty():
         from rich.markup import escape
 
-        with console(stderr=True).status("connecting …") as status:
+        with screen(stderr=True).status("connecting …") as status:
             yield lambda text: status.update(escape(text))
     else:
         yield lambda text: echo(text, err=True)
