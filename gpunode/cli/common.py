@@ -27,13 +27,11 @@ _READ = "gpunode.read"  # key of click's Context.meta: a part for each file that
 DEFAULT_SPEC = Path("gpunode.yml")
 _NO_HOST_ASKED = ("probes", "logs", "use_lab")  # options of commands that then need no inventory
 
-WORST_FIRST: tuple[HostOutcome, ...] = ("failed", "unreachable", "refused", "pending")
-
 
 def worst_exit(outcomes: Iterable[HostOutcome]) -> Exit:
     """One exit code for several hosts: interrupted or bad input first, then the first that occurs of 1, 4, 5, 3."""
     found = set(outcomes)
-    order: tuple[HostOutcome, ...] = ("interrupted", "invalid", *WORST_FIRST)
+    order: tuple[HostOutcome, ...] = ("interrupted", "invalid", "failed", "unreachable", "refused", "pending")
     return Exit.of(next((outcome for outcome in order if outcome in found), "ok"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -80,24 +80,13 @@ def doctor(
         with probing(output_format) as on_done:
             results = examine_hosts(targets, on_done, show if output_format == "text" else lambda one: None)
     if output_format == "json":
-        data = [
-            {
-                "host": one.host,
-                "error": one.error and error_data(one.error),
-                "notes": list(one.notes),
-                **(
-                    diagnosis_data(one.diagnosis, faults)
-                    if one.diagnosis
-                    else {"findings": [], "xids": [], "next": [], "earlier": []}
-                ),
-            }
-            for one in results
+        nothing: dict[str, Any] = {"findings": [], "xids": [], "next": [], "earlier": []}
+        data = [diagnosis_data(one.diagnosis, faults) if one.diagnosis else nothing for one in results]
+        hosts = [
+            {"host": one.host, "error": one.error and error_data(one.error), "notes": list(one.notes), **found}
+            for one, found in zip(results, data, strict=True)
         ]
-        print_json(
-            {k: v for k, v in data[0].items() if k in ("findings", "xids", "next", "earlier")}
-            if logs
-            else {"hosts": data}
-        )
+        print_json(data[0] if logs else {"hosts": hosts})
     if output_format == "text":
         if logs:
             show(*results)

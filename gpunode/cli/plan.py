@@ -27,7 +27,10 @@ from gpunode.cli.lock import locked_option
 from gpunode.cli.output import echo, fitted, print_json, terminal_width
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpunode.core.errors import GpunodeError
+    from gpunode.core.model import Plan
     from gpunode.core.plan.lockfile import Lock
     from gpunode.core.report.drains import DrainPreview
     from gpunode.core.report.text import Detail
@@ -151,20 +154,21 @@ def show_plans(hosts: list[HostPlan], detail: Detail, *, converged: bool = True)
             echo(together)
             return hosts
     broken: dict[str, GpunodeError] = {h.host: h.error for h in hosts if h.error}
+
+    def show(alike: Sequence[Plan], host: str = "") -> GpunodeError | None:
+        chosen = versions.get(alike[0].host, "")
+        text = in_its_share(host, partial(class_text, alike, chosen=chosen, detail=detail))
+        if isinstance(text, GpunodeError):
+            return text
+        echo(text if detail.diff else fitted(text, terminal_width()))
+        return None
+
     for alike in plan_classes(plans, versions):
         if not converged and not any(plan.steps or plan.problems for plan in alike):
             continue
-        chosen = versions.get(alike[0].host, "")
-        text = in_its_share("", partial(class_text, alike, chosen=chosen, detail=detail))
-        if not isinstance(text, GpunodeError):
-            echo(text if detail.diff else fitted(text, terminal_width()))
-            continue
-        for one in alike:  # that cannot be shown together
-            text = in_its_share(one.host, partial(class_text, [one], chosen=chosen, detail=detail))
-            if isinstance(text, GpunodeError):
-                broken[one.host] = text
-            else:
-                echo(text if detail.diff else fitted(text, terminal_width()))
+        for one in alike if show(alike) else ():  # that cannot be shown together
+            if error := show([one], one.host):
+                broken[one.host] = error
     for host, error in broken.items():
         show_error(error, host=host)
     return [replace(h, planned=None, error=broken[h.host]) if h.host in broken else h for h in hosts]

@@ -12,7 +12,7 @@ import click
 from gpunode.cli.common import Command, format_option, options, show_error, tree_option
 from gpunode.cli.edits import absolute, diffs, edit_data, pending, print_done
 from gpunode.cli.output import echo, print_json
-from gpunode.core.engines import ENGINES, NVIDIA_RUNTIME
+from gpunode.core.engines import DISTRIBUTIONS, ENGINES, NVIDIA_RUNTIME
 from gpunode.core.errors import GpunodeError, InputError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _WHAT = (
     _ENGINE,
     click.option(
         "--distribution",
-        type=click.Choice(("none", "k3s", "rke2", "k0s", "microk8s")),
+        type=click.Choice(("none", *DISTRIBUTIONS)),
         help="The Kubernetes that brings this containerd; by default what is found.",
     ),
     click.option("--config", metavar="PATH", default="", help="The engine's root config file."),

@@ -14,6 +14,7 @@ from gpunode.cli.lazy import Verb
 from gpunode.cli.output import Styled, echo, print_json
 from gpunode.cli.rollout import rollout_options, with_log
 from gpunode.core.errors import Exit, GpunodeError, InputError
+from gpunode.core.undo.scope import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from gpunode.edge.fleet.draining import Connect
     from gpunode.edge.fleet.events import EventLog
 
-_PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
 FEW = 8  # lines that are shown without headings
 _CODES = """Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to undo (--check), 4 unreachable,
 5 refused, 130 declined."""
@@ -46,7 +46,7 @@ _HOW = common.options(
     "  gpunode uninstall --local\n\n" + _CODES,
 )
 @target_options
-@click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part. Repeatable.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this part. Repeatable.")
 @_HOW
 def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **how: Any) -> int:
     """Remove everything that gpunode installed or changed: packages, files, units, modules, settings.

@@ -25,7 +25,6 @@ from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.late import dataclass, regex
 
 if TYPE_CHECKING:
-    from gpunode.core.knowledge.scheduler import SchedulerRules
     from gpunode.core.model import Check, NodeFacts
     from gpunode.edge.detect import Detected, Targets
     from gpunode.edge.ssh.many import Ran
@@ -166,6 +165,7 @@ def _examine(one: Detected, text: str, why: str) -> Examined:
 
 def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) -> Examined:
     from gpunode.core.doctor.state import excluded, proofs, split_sections, state_faults
+    from gpunode.edge.load import load_scheduler_rules
 
     faults, sections = load_faults(), split_sections(text)
     named = {name: faults.parts.part(f"gpunode log {name}") for name in sections}
@@ -179,7 +179,7 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
     }
     for one in scans:
         one.versions = programs
-    state = state_faults(facts, sections, _scheduler_rules(), faults.checks)
+    state = state_faults(facts, sections, load_scheduler_rules(), faults.checks)
     active = {name for name, service in facts.services.items() if service.active == "active"}
     lines: dict[str, list[str]] = {}
     for name, seen in (found for one in scans for found in one.found().items()):
@@ -187,12 +187,6 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
     proven = proofs(facts, lines)
     diagnosis = diagnose(faults, scans, state, active=active, proven=proven, excluded=excluded(facts, faults.checks))
     return Examined(host=host, diagnosis=diagnosis, notes=notes)
-
-
-def _scheduler_rules() -> SchedulerRules:
-    from gpunode.edge.load import load_scheduler_rules
-
-    return load_scheduler_rules()
 
 
 def _chunks(path: Path) -> Iterator[str]:

@@ -23,7 +23,7 @@ from gpunode.edge.detect import Targets, detect
 from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.report_data import FOUND, RESULTS
 from gpunode.edge.share import in_its_share
-from gpunode.edge.state import now, state_dir
+from gpunode.edge.state import json_lines, now, state_dir
 
 _KEYS = {"steps": "plan", "checks": "result", "facts": "facts", "error": "plan"}  # of a host's JSON → what it is
 _EXPECTED = "JSON of gpunode plan, verify, provision or detect (--format json)"
@@ -220,16 +220,9 @@ def _recorded(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> dict[str, dict[str, Any]]:
-    """The last line of each host.  A line that was cut off when the controller died is passed over."""
-    found: dict[str, dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and isinstance(row.get("host"), str):
-            found[row["host"]] = row
-    return found
+    """The last line of each host."""
+    rows = (row for row in json_lines(path) if isinstance(row, dict) and isinstance(row.get("host"), str))
+    return {row["host"]: row for row in rows}
 
 
 def _json(path: Path) -> dict[str, Any]:

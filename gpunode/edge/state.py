@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import secrets
 import socket
 import stat
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.late import regex
@@ -150,6 +152,16 @@ def make_private(folder: Path) -> None:
             mode = path.lstat().st_mode
             if mode & 0o077 and not stat.S_ISLNK(mode):
                 path.chmod(stat.S_IMODE(mode) & 0o700)
+
+
+def json_lines(path: Path) -> Iterator[Any]:
+    """What each line says; none where there is no file.  One that a dying controller cut off is passed over."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        yield row
 
 
 def append_private(path: Path) -> IO[str]:

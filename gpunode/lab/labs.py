@@ -189,8 +189,9 @@ def _up(template: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
         url = _serve(template, log)
         _ensure_key()
         sources = {} if _is_real(template) else spec_sources(info, template.distro, url)
-        control = _reserve_control(template) if template.kubernetes else None
-        new = _reserve(replace(template, sources=sources), count)
+        control = next(iter(_reserve([cluster.describe(template)])), None) if template.kubernetes else None
+        names = [f"{template.lab}-{number}" for number in range(1, count + 1)]
+        new = _reserve([replace(template, name=name, sources=sources) for name in names])
     if control:
         log(f"starting the control plane of Kubernetes: {control.name}")
         started = cluster.start_control_plane(control, own_sources(info, control.distro), url)
@@ -219,30 +220,16 @@ def _serve(node: Node, log: Log) -> str:
     return network.ensure_repository(image, machine.places().repositories, network.ensure_network(), log=log)
 
 
-def _reserve_control(template: Node) -> Node | None:
-    """Write down the machine of the control plane; None when it is there."""
-    control = cluster.describe(template)
-    have = {node.name: node for node in nodes.load_nodes()}
-    if control.name in have:
-        _check_same(have[control.name], control)
-        return None
-    control = replace(control, maker=os.getpid(), address=_free_address(have.values()))
-    nodes.save(control)
-    return control
-
-
-def _reserve(template: Node, count: int) -> list[Node]:
-    """Write down the nodes that are missing, before any is made."""
+def _reserve(wanted: Iterable[Node]) -> list[Node]:
+    """Write down those of the machines that are missing, before any is made."""
     have = {node.name: node for node in nodes.load_nodes()}
     new: list[Node] = []
-    for number in range(1, count + 1):
-        name = f"{template.lab}-{number}"
-        if name in have:
-            _check_same(have[name], template)
+    for node in wanted:
+        if node.name in have:
+            _check_same(have[node.name], node)
             continue
-        node = replace(template, name=name, maker=os.getpid(), address=_free_address([*have.values(), *new]))
-        nodes.save(node)
-        new.append(node)
+        new.append(replace(node, maker=os.getpid(), address=_free_address([*have.values(), *new])))
+        nodes.save(new[-1])
     return new
 
 

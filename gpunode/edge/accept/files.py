@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.printable import json_text
 from gpunode.core.report.model import Report
 from gpunode.edge.records import RECORDS, known_folder
-from gpunode.edge.state import append_private, run_name, state_dir, write_private
+from gpunode.edge.state import append_private, json_lines, run_name, state_dir, write_private
 
 ROWS = "rows.jsonl"
 
@@ -35,12 +34,11 @@ def append_row(folder: Path, row: StageRow) -> None:
 
 
 def finished_rows(folder: Path, keys: Mapping[str, str]) -> dict[tuple[str, str], StageRow]:
-    """What is finished on machines that are still what they were; the last line of a killed controller may be cut."""
+    """What is finished on machines that are still what they were."""
     rows: dict[tuple[str, str], StageRow] = {}
-    path = folder / ROWS
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    for line in json_lines(folder / ROWS):
         try:
-            row = row_from(json.loads(line))
+            row = row_from(line)
         except (ValueError, RecursionError, InputError):
             continue
         if row.key == keys.get(row.host):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import re
 import tempfile
@@ -12,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from gpunode.core.bundle.manifest import matches_version
 from gpunode.core.bundle.rpm import (
     Listed,
     Rpm,
@@ -63,22 +63,7 @@ def check_metadata(data: bytes, where: str, upstream: Upstream, keys: Sequence[b
 
 def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
     """The lists of an upstream.  Where its key signs the metadata, that is compared here, else each package later."""
-    base, where, data = _metadata(upstream, web, "--repositories")
-    check_metadata(data, where, upstream, keys, web)
-    texts = _texts(base, data, where, web, ("primary", "filelists", "modules"))
-    packages = parse_primary(
-        texts["primary"], texts["filelists"], repository=upstream.name, base=base, origin=upstream.address
-    )
-    return RpmLists(upstream=upstream, packages=tuple(packages), **texts)
-
-
-def _metadata(upstream: Upstream, web: Web, named_by: str) -> tuple[str, str, bytes]:
-    """Where an upstream is, where its metadata is, and that."""
-    base = upstream.url.rstrip("/")
-    where = f"{base}/repodata/repomd.xml"
-    if (data := web.read(where)) is None:
-        raise GpunodeError(f"{where} is not there", fix=f"is it a repository of rpm? see {named_by}")
-    return base, where, data
+    return _read(upstream, keys, web, ("primary", "filelists", "modules"), "--repositories", compare=True)
 
 
 def read_names(upstream: Upstream, web: Web, keys: Sequence[bytes] = ()) -> RpmLists:
@@ -86,14 +71,25 @@ def read_names(upstream: Upstream, web: Web, keys: Sequence[bytes] = ()) -> RpmL
 
     With `keys`, lists that the upstream's key signs are compared first.  Raises GpunodeError, RefusedError.
     """
-    base, where, data = _metadata(upstream, web, "sources")
-    if keys:
+    return _read(upstream, keys, web, ("primary", "modules"), "sources", compare=bool(keys))
+
+
+def _read(
+    upstream: Upstream, keys: Sequence[bytes], web: Web, kinds: Sequence[str], named_by: str, *, compare: bool
+) -> RpmLists:
+    base = upstream.url.rstrip("/")
+    where = f"{base}/repodata/repomd.xml"
+    if (data := web.read(where)) is None:
+        raise GpunodeError(f"{where} is not there", fix=f"is it a repository of rpm? see {named_by}")
+    if compare:
         check_metadata(data, where, upstream, keys, web)
-    texts = _texts(base, data, where, web, ("primary", "modules"))
-    packages = parse_primary(texts["primary"], "", repository=upstream.name, base=base, origin=upstream.address)
+    texts = {"filelists": ""} | _texts(base, data, where, web, kinds)
+    packages = parse_primary(
+        texts["primary"], texts["filelists"], repository=upstream.name, base=base, origin=upstream.address
+    )
     made = max(map(int, re.findall(rb"<timestamp>(\d{1,11})", data)), default=0)
     day = datetime.fromtimestamp(made, UTC).date().isoformat() if made else ""
-    return RpmLists(upstream=upstream, packages=tuple(packages), filelists="", date=day, **texts)
+    return RpmLists(upstream=upstream, packages=tuple(packages), date=day, **texts)
 
 
 def _texts(base: str, repomd: bytes, where: str, web: Web, kinds: Sequence[str]) -> dict[str, str]:
@@ -176,17 +172,9 @@ def _hidden(found: dict[int, Rpm | None], names: set[str]) -> list[int]:
 
 def _other_versions(pool: Any, found: dict[int, Rpm | None], patterns: Sequence[str]) -> list[int]:
     """Of names that exist in a version asked for, the packages in other ones."""
-    fitting = {rpm.name for rpm in found.values() if rpm and any(_is(rpm, pattern) for pattern in patterns)}
-    return [
-        number
-        for number, rpm in found.items()
-        if rpm and rpm.name in fitting and not any(_is(rpm, pattern) for pattern in patterns)
-    ]
-
-
-def _is(rpm: Rpm, pattern: str) -> bool:
-    plain = rpm.version.rpartition(":")[2]
-    return any(fnmatch.fnmatchcase(v, p) for v in (rpm.version, plain) for p in (pattern, f"{pattern}-*"))
+    fits = {n: any(matches_version(rpm.version, one) for one in patterns) for n, rpm in found.items() if rpm}
+    fitting = {rpm.name for number, rpm in found.items() if rpm and fits[number]}
+    return [number for number, rpm in found.items() if rpm and rpm.name in fitting and not fits[number]]
 
 
 def _matching(solv: Any, pool: Any, found: dict[int, Rpm | None], want: PackageWant) -> list[int]:
@@ -196,7 +184,7 @@ def _matching(solv: Any, pool: Any, found: dict[int, Rpm | None], want: PackageW
     for name, version in _readings(want):
         for flags in (kinds.SELECTION_NAME | kinds.SELECTION_CANON | kinds.SELECTION_DOTARCH, kinds.SELECTION_PROVIDES):
             numbers = [s.id for s in pool.select(name, flags).solvables() if s.id not in disabled]
-            numbers = [n for n in numbers if (rpm := found[n]) and (not version or _is(rpm, version))]
+            numbers = [n for n in numbers if (rpm := found[n]) and matches_version(rpm.version, version or "*")]
             if numbers:
                 return numbers
     return []

@@ -173,5 +173,10 @@ def _released(result: HostResult, node: str, error: GpunodeError | None) -> Host
 
 def stays_cordoned(result: HostResult, error: GpunodeError) -> HostResult:
     """The result of a host whose node could not be given back."""
-    text = f"{result.message}, but the node stays cordoned: {error}"
-    return replace(result, outcome=error.outcome if result.ok else result.outcome, message=text)
+    return spoilt(result, error, f", but the node stays cordoned: {error}")
+
+
+def spoilt(result: HostResult, error: GpunodeError, text: str) -> HostResult:
+    """The result with an error that came behind it; one that is bad already keeps its outcome."""
+    outcome = error.outcome if result.ok else result.outcome
+    return replace(result, outcome=outcome, message=f"{result.message}{text}")

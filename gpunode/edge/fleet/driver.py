@@ -25,7 +25,7 @@ from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, run_pla
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.budget import find_down, rollout_of
-from gpunode.edge.fleet.draining import Connect, NodeChange, NodeDrains, connect, stays_cordoned
+from gpunode.edge.fleet.draining import Connect, NodeChange, NodeDrains, connect, spoilt, stays_cordoned
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, all_unfinished, this_process
@@ -260,10 +260,14 @@ class Run:
                 work.results |= {host: error_result(host, error) for host in hosts}
         return work.results
 
+    def work_on(self, hosts: Iterable[str], results: dict[str, HostResult] | None = None) -> Work:
+        """Hosts that are in no job of the rollout."""
+        job = Job(number=0, hosts=tuple(hosts), forks=self.targets.forks)
+        return Work(job=job, results={} if results is None else results)
+
     def prepare(self, *phases: Phase) -> None:
         """What comes before the rollout, for all hosts at once."""
-        work = Work(job=Job(number=0, hosts=tuple(self.hosts), forks=self.targets.forks), results=self.results)
-        self.walk(phases, work)
+        self.walk(phases, self.work_on(self.hosts, self.results))
 
     # ------------------------------------------------------------ the rollout
 
@@ -371,7 +375,7 @@ class Run:
                 if self._journal:
                     self._journal.ended(self.name, reported, self._found)
             except GpunodeError as error:  # it is on the node all the same: here nobody can look it up
-                reported = [_unrecorded(result, error) for result in reported]
+                reported = [spoilt(result, error, f" (not recorded: {error.what})") for result in reported]
                 self.results |= {result.host: result for result in reported}
                 raise
             finally:
@@ -469,8 +473,3 @@ class Run:
 
 def _not_started(host: str, error: GpunodeError) -> HostResult:
     return HostResult(host=host, outcome=error.outcome, message=f"not started: {error}", touched=False)
-
-
-def _unrecorded(result: HostResult, error: GpunodeError) -> HostResult:
-    text = f"{result.message} (not recorded: {error.what})"
-    return replace(result, outcome=error.outcome if result.ok else result.outcome, message=text)

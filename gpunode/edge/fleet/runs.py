@@ -271,18 +271,20 @@ class Runs:
 
     def all_unfinished(self) -> dict[str, str]:
         """Every host that the newest run that began with it is at work on, or did not bring to a good end; with it."""
-        rows = self._rows(
-            "select host, state, run, max(rowid) from hosts where pool != '' and state != 'waiting' group by host"
-        )
-        return {host: run for host, state, run, _ in rows if state in ("running", "failed")}
+        return self._not_good(untouched=True)
 
     def all_begun(self) -> set[str]:
         """Every host that the newest run that may have changed it is at work on, or did not bring to a good end."""
+        return {*self._not_good(untouched=False)}
+
+    def _not_good(self, *, untouched: bool) -> dict[str, str]:
+        """Hosts whose newest row has no good end, with its run; `untouched`: such that failed before all else count."""
         rows = self._rows(
-            "select host, state, max(rowid) from hosts where pool != '' and state != 'waiting' "
-            "and not (state = 'failed' and not touched) group by host"
+            "select host, state, run, max(rowid) from hosts where pool != '' and state != 'waiting' "
+            "and (? or state != 'failed' or touched) group by host",
+            untouched,
         )
-        return {host for host, state, _ in rows if state in ("running", "failed")}
+        return {host: run for host, state, run, _ in rows if state in ("running", "failed")}
 
     def last_good(self, hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         """The newest run that ended well for each of `hosts`, with the state that it found; not every host has one."""

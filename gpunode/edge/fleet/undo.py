@@ -17,7 +17,7 @@ from gpunode.edge.detect import Targets, find_hosts, one_name_each, probe
 from gpunode.edge.fleet.draining import NodeChange, undone
 from gpunode.edge.fleet.driver import REHEARSAL, Phase, Run, RunCallbacks, RunOptions, Work, each
 from gpunode.edge.fleet.ends import ran, would
-from gpunode.edge.fleet.executor import Job, Results
+from gpunode.edge.fleet.executor import Results
 from gpunode.edge.fleet.workflow import (
     ANSIBLE_CFG,
     CONFIG,
@@ -126,7 +126,7 @@ class _Undo:
                 self.run.changes[host] = NodeChange(facts=facts, drain=drain, has_steps=some, disturbs=some)
 
     def _check(self, hosts: Sequence[str]) -> Results:
-        work = Work(job=Job(number=0, hosts=tuple(hosts), forks=self.run.targets.forks))
+        work = self.run.work_on(hosts)
         self._work(work, hosts, check=True)
         return work.results
 

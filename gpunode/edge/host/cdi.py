@@ -7,8 +7,7 @@ from dataclasses import replace
 from gpunode.core.engines import BY_CDI
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.validation import as_lines
-from gpunode.edge.host.runtimes import Options
+from gpunode.edge.host.runtimes import Options, probed
 from gpunode.edge.ssh.shell import local_run
 from gpunode.node import script
 
@@ -19,12 +18,9 @@ def misfits(options: Options) -> tuple[str, ...]:
     """Why the specification does not fit this machine; () where it does, or the engine does not use it."""
     if not _counts(options):
         return ()
-    from gpunode.core.facts import parse_probe
     from gpunode.core.facts.cdi import stale
 
-    request = {"sections": as_lines(SECTIONS)}
-    _, stdout, _ = local_run(program(script("probe.sh"), request))
-    return stale(parse_probe(stdout))
+    return stale(probed(sections=SECTIONS))
 
 
 def with_specification(options: Options, outcome: Outcome | None, *, check: bool) -> Outcome | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -59,13 +59,13 @@ class Engine(Host):
     request: RuntimeRequest
 
 
-def probed(root: Path = Path("/")) -> NodeFacts:
-    """What the probe says of this machine's engines; of another tree nothing is known."""
+def probed(root: Path = Path("/"), sections: Sequence[str] = SECTIONS) -> NodeFacts:
+    """What the probe says of this machine, by default of its engines; of another tree nothing is known."""
     if root != Path("/"):
         return NodeFacts()
     from gpunode.core.facts import parse_probe
 
-    _, stdout, _ = local_run(program(script("probe.sh"), {"sections": as_lines(SECTIONS)}))
+    _, stdout, _ = local_run(program(script("probe.sh"), {"sections": as_lines(sections)}))
     return parse_probe(stdout)
 
 
