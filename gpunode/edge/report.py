@@ -107,16 +107,13 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
         own = path.parent if path.name == "probe.txt" else path.with_suffix("")
         pool = _pool(own, folder)
         name = own.name if own.name not in found else f"{pool}/{own.name}"
-        reported = in_its_share(own.name, partial(_of_probe, path, own.name, desired, compare=bool(spec_data)))
-        found[name] = {
-            "pool": pool,
-            **({"plan": {"error": error_data(reported)}} if isinstance(reported, GpunodeError) else reported),
-        }
+        said = _or_error(own.name, partial(_of_probe, path, own.name, desired, compare=bool(spec_data)))
+        found[name] = {"pool": pool, **said}
     for path in sorted(folder.rglob("*.json")):
         if path.name == "manifest.json" and path.with_name("plan.json").exists():
             continue
         for host in _recorded(path):
-            reported = _reported_or_error(host, desired.knowledge, path)
+            reported = _or_error(str(host["host"]), partial(_reported, host, desired.knowledge, path))
             known = found.setdefault(host["host"], {"pool": _pool(path, folder)})
             known |= {key: value for key, value in reported.items() if value or key not in known}
     if not found:
@@ -184,11 +181,12 @@ def _of_probe(path: Path, name: str, desired: DesiredState, *, compare: bool) ->
         return {"probe": seen, "plan": {"error": error_data(error)}}
 
 
-def _reported_or_error(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
-    reported = in_its_share(str(host["host"]), lambda: _reported(host, knowledge, path))
-    if isinstance(reported, InputError):
-        raise reported  # the file is none of ours
-    return {"plan": {"error": error_data(reported)}} if isinstance(reported, GpunodeError) else reported
+def _or_error(name: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is read of a host, for make_host, or the error that stood in the way.  Raises InputError."""
+    found = in_its_share(name, read)
+    if isinstance(found, InputError):
+        raise found  # the file is none of ours
+    return {"plan": {"error": error_data(found)}} if isinstance(found, GpunodeError) else found
 
 
 def _reported(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from gpunode.edge.accept.stages import measure_all
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.workflow import error_result, plan_one, verify_found, verify_planned
+from gpunode.edge.fleet.workflow import counted_checks, error_result, plan_one, verify_found, verify_planned
 from gpunode.edge.load import load_floors
 from gpunode.edge.records import sign_file
 from gpunode.edge.state import now
@@ -127,12 +127,6 @@ def _conclude(
 
 
 def _result(record: AcceptRecord) -> HostResult:
-    return HostResult(
-        host=record.host, outcome=OUTCOMES[record.verdict], message=_message(record), checks=record.checks
-    )
-
-
-def _message(record: AcceptRecord) -> str:
-    words = record.verdict.replace("-", " ")
-    counts = {s: sum(c.status == s for c in record.checks) for s in ("failed", "not-proven", "warning", "passed")}
-    return f"{words}: " + ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    counts = counted_checks(record.checks, "failed", "not-proven", "warning", "passed")
+    text = f"{record.verdict.replace('-', ' ')}: {counts}"
+    return HostResult(host=record.host, outcome=OUTCOMES[record.verdict], message=text, checks=record.checks)

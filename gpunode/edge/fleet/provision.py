@@ -23,7 +23,14 @@ from gpunode.edge.fleet.ends import accepted, ran, settled, untouched, would
 from gpunode.edge.fleet.executor import Results
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import all_unfinished
-from gpunode.edge.fleet.workflow import INVENTORY, expected_gpus, inventory_sources, plan_all, verify_found, write_plan
+from gpunode.edge.fleet.workflow import (
+    INVENTORY,
+    expected_gpus,
+    inventory_sources,
+    plan_all,
+    verify_planned,
+    write_plan,
+)
 from gpunode.edge.saved import SavedPlan
 from gpunode.edge.secrets import handed_over
 from gpunode.edge.state import write_private
@@ -125,11 +132,15 @@ class _Provision:
         work.results |= each([host for host in work.left if host not in good], result)
 
     def _probe_again(self, work: Work, hosts: Sequence[str]) -> None:
-        found = probe([self.todo[host].detected for host in hosts], self.run.targets)
-        work.after = {host.host: host for host in plan_all(found, self.run.targets, self.run.desired)}
+        work.after = {host.host: host for host in self._planned(hosts)}
         work.boots = {host: one.facts.boot_id for host, one in _planned(list(work.after.values())).items()}
         self.run.saw(work.after.values())
         work.results |= each(hosts, partial(self._settled, work))
+
+    def _planned(self, hosts: Sequence[str]) -> list[HostPlan]:
+        """The hosts as they are now."""
+        found = probe([self.todo[host].detected for host in hosts], self.run.targets)
+        return plan_all(found, self.run.targets, self.run.desired)
 
     def _settled(self, work: Work, host: str) -> HostResult:
         before = _plan(self.todo[host])
@@ -146,9 +157,8 @@ class _Provision:
 
     def verify(self, hosts: Sequence[str]) -> Results:
         """A wave after its soak time."""
-        found = probe([self.todo[host].detected for host in hosts], self.run.targets)
-        planned = plan_all(found, self.run.targets, self.run.desired)
-        results = {result.host: result for result in verify_found(found, self.run.targets, self.run.desired)}
+        planned = self._planned(hosts)
+        results = {result.host: result for result in verify_planned(planned, self.run.targets, self.run.desired)}
         self.run.record(results, {one.host: one for one in planned})
         return results
 

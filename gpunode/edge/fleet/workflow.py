@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -425,5 +426,10 @@ def _verify_outcome(checks: Sequence[Check]) -> HostOutcome:
 
 
 def _verify_message(checks: Sequence[Check]) -> str:
-    counts = {s: sum(c.status == s for c in checks) for s in ("passed", "failed", "warning", "not-proven", "skipped")}
-    return ", ".join(f"{n} {s}" for s, n in counts.items() if n) or "nothing to check"
+    return counted_checks(checks, "passed", "failed", "warning", "not-proven", "skipped") or "nothing to check"
+
+
+def counted_checks(checks: Sequence[Check], *statuses: str) -> str:
+    """How many checks have each of these statuses: «3 passed, 1 warning»."""
+    counts = Counter[str](check.status for check in checks)
+    return ", ".join(f"{counts[one]} {one}" for one in statuses if counts[one])
