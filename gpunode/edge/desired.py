@@ -105,6 +105,12 @@ class DesiredState:
 
         return cls(load_spec_data(path), source=str(path), lock=lock)
 
+    def unlocked(self) -> DesiredState:
+        """The same without the versions of a lock; what was fetched for this one serves it, too."""
+        free = DesiredState(self._given, source=self._source, to_run=self._to_run, look_up=self._look_up)
+        free._keys = self._keys
+        return free
+
     @cached_property
     def knowledge(self) -> Knowledge:
         from gpunode.edge.load import load_knowledge

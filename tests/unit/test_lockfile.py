@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from test_ask import RESOLVES, said
 
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError, UnreachableError
@@ -23,14 +24,16 @@ from gpunode.core.plan.lockfile import (
     class_of,
     lock_differences,
     lock_text,
+    locked_of,
     make_lock,
     name_lock,
     parse_lock,
     with_lock,
 )
-from gpunode.core.spec import parse_spec
+from gpunode.core.spec import Spec, parse_spec
 from gpunode.edge.desired import DesiredState
-from gpunode.edge.detect import Detected
+from gpunode.edge.detect import Detected, Targets
+from gpunode.edge.fleet import workflow
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 GPU = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")
@@ -114,23 +117,32 @@ def test_another_file_is_refused(data: dict[str, Any]) -> None:
         parse_lock(data, "gpunode.lock")
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "nvidia-cuda (http://a) has no nvidia-open 580.95.05-*",
-        "the node's package manager cannot install it: E: Version '1.18.1-1' for 'a' was not found",
-        "driver branch 580 does not drive NVIDIA A",
-    ],
-)
-def test_a_plan_that_is_refused_for_the_locks_versions_names_the_file(what: str) -> None:
+def test_a_plan_that_is_refused_for_the_locks_versions_names_the_file() -> None:
     lock = parse_lock(tomllib.loads(lock_text({KEY: LOCKED})), "old.lock")
-    plan = name_lock(Plan(host="h", problems=(Problem(what=what, fix=""),)), lock, FACTS)
-    assert [problem.what for problem in plan.problems[1:]] == [
+    plan = Plan(host="h", problems=(Problem(what="nvidia-cuda (http://a) has no nvidia-open", fix=""),))
+    named = name_lock(plan, lock, FACTS, Spec(), Plan(host="h"))
+    assert [problem.what for problem in named.problems[1:]] == [
         f"old.lock has driver 580.95.05 and toolkit 1.18.1 for {KEY}"
     ]
-    assert plan.problems[1].fix == "provision without --locked, then gpunode lock --update"
-    other = Plan(host="h", problems=(Problem(what="/etc/docker/daemon.json: line 3: not JSON", fix=""),))
-    assert name_lock(other, lock, FACTS) == other and name_lock(plan, lock, FACTS) == plan
+    assert named.problems[1].fix == "provision without --locked, then gpunode lock --update"
+    assert name_lock(plan, lock, FACTS, Spec(), plan) == plan  # without the lock it is refused all the same
+    other = parse_spec({"driver": {"version": "570.0"}})  # the problem is the lock's own, and names it
+    assert name_lock(plan, lock, FACTS, other, Plan(host="h")) == plan
+
+
+def test_a_host_that_is_refused_with_the_lock_is_planned_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = parse_probe((PROBES / "debian12-h100-provisioned" / "probe.txt").read_text())
+    lock = Lock({class_of(facts): replace(locked_of(facts), driver="999.1")})
+    monkeypatch.setattr(workflow, "_ask", lambda asked, _: {number: said(*RESOLVES) for number in asked})
+
+    def problems(**spec: Any) -> list[str]:
+        desired = DesiredState(spec, to_run=False, lock=lock)
+        (host,) = workflow.plan_all([Detected(host="h", facts=facts)], Targets(hosts=("h",)), desired)
+        assert host.planned
+        return [problem.what for problem in host.planned.plan.problems]
+
+    assert len(problems()) > 1 and problems()[-1].startswith("gpunode.lock has driver 999.1 and toolkit")
+    assert len(problems(driver={"version": "580.95.05"})) == 1  # the lock's own problem names it
 
 
 def test_a_plan_holds_to_the_lock() -> None:

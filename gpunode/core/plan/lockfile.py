@@ -6,7 +6,6 @@ its version), the kernel, CUDA and the container toolkit.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -120,18 +119,18 @@ def with_lock(spec: Spec, lock: Lock, facts: NodeFacts) -> tuple[Spec, tuple[Pro
     return replace(spec, driver=driver, toolkit=toolkit), ()
 
 
-def name_lock(plan: Plan, lock: Lock | None, facts: NodeFacts) -> Plan:
-    """The plan, with the file named whose versions are the reason for its problems."""
-    where, locked = (lock.where, lock.get(class_of(facts))) if lock is not None else ("", None)
-    said = " ".join(problem.what for problem in plan.problems)
-    if not locked or where in said:
+def name_lock(plan: Plan, lock: Lock, facts: NodeFacts, spec: Spec, free: Plan) -> Plan:
+    """The plan, with the file named for whose versions it is refused.
+
+    `spec` is the one without the lock's versions, `free` the plan of the same host by it: what it has of `plan`'s
+    problems does not come from the lock.
+    """
+    locked, (_, named) = lock.get(class_of(facts)), with_lock(spec, lock, facts)
+    if not locked or named or not set(plan.problems) - set(free.problems):
         return plan
-    versions = "|".join(
-        re.escape(one) for one in (locked.driver, locked.driver.partition(".")[0], locked.toolkit) if one
-    )
-    what = f"{where} has driver {locked.driver or 'none'} and toolkit {locked.toolkit or 'none'} for {class_of(facts)}"
-    stale = (Problem(what=what, fix=_UNLOCKED),) if versions and re.search(rf"\b({versions})\b", said) else ()
-    return replace(plan, problems=(*plan.problems, *stale))
+    have = f"driver {locked.driver or 'none'} and toolkit {locked.toolkit or 'none'}"
+    stale = Problem(what=f"{lock.where} has {have} for {class_of(facts)}", fix=_UNLOCKED)
+    return replace(plan, problems=(*plan.problems, stale))
 
 
 def lock_text(lock: Lock) -> str:

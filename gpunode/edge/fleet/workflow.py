@@ -262,8 +262,11 @@ def plan_all(found: Sequence[Detected], targets: Targets, desired: DesiredState)
         return _ask({number: (hosts[names[number]].detected, request) for number, request in requests.items()}, targets)
 
     settle(list(talks.values()), ask)
-    for talk in talks.values():
-        talk.end(name_lock(talk.planned.plan, desired.lock, talk.planned.facts))
+    if desired.lock is not None and (refused := [n for n, talk in talks.items() if talk.planned.plan.problems]):
+        unlocked = plan_all([hosts[name].detected for name in refused], targets, desired.unlocked())
+        for name, free in ((one.host, one.planned) for one in unlocked if one.planned):
+            mine = talks[name].planned
+            talks[name].end(name_lock(mine.plan, desired.lock, mine.facts, free.spec, free.plan))
     return [replace(host, planned=talks[name].planned) if name in talks else host for name, host in hosts.items()]
 
 
