@@ -7,11 +7,11 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from gpunode.core.knowledge.tuning import TuningSetting
     from gpunode.core.sharing.mig import Product
 
+T = TypeVar("T")
 MAX_KEY = MAX_SPEC = 1 << 20  # bytes
 KEY_TIMEOUT = 20  # seconds
+_SOLVED = ("gpus", "drivers", "cuda", "repos", "xids")  # the files that solve() needs
 KEYRINGS = ("/usr/share/keyrings", "/etc/pki/rpm-gpg")
 _ARMOR = "-----BEGIN PGP"
 _NOT_HERE = {  # in a line with a mistake: what is no part of gpunode.yml, or of YAML
@@ -54,7 +56,7 @@ _LOOKALIKES = dict(zip("：，｛｝［］＃“”„‘’–—\u00a0\u3000",
 @cache
 def load_knowledge() -> Knowledge:
     """All of knowledge/*.toml that solve() needs; read once a process."""
-    return parse_knowledge(**knowledge_tables())
+    return _read(lambda *tables: parse_knowledge(**dict(zip(_SOLVED, tables, strict=True))), *_SOLVED)
 
 
 @cache
@@ -62,7 +64,7 @@ def load_kube_knowledge() -> KubeKnowledge:
     """knowledge/kubernetes.toml and the Xids; read once a process."""
     from gpunode.core.knowledge.kubernetes import parse_kube_knowledge
 
-    return parse_kube_knowledge(_table("kubernetes"), load_support())
+    return _read(lambda table: parse_kube_knowledge(table, load_support()), "kubernetes")
 
 
 @cache
@@ -70,7 +72,7 @@ def load_scheduler_rules() -> SchedulerRules:
     """knowledge/scheduler.toml and kube_schemas.toml; read once a process."""
     from gpunode.core.knowledge.scheduler import parse_rules
 
-    return parse_rules(_table("scheduler"), _table("kube_schemas"), load_support())
+    return _read(lambda rules, schemas: parse_rules(rules, schemas, load_support()), "scheduler", "kube_schemas")
 
 
 @cache
@@ -78,7 +80,7 @@ def load_mig() -> tuple[Product, ...]:
     """The products of knowledge/mig.toml; read once a process."""
     from gpunode.core.sharing.mig import parse_mig
 
-    return parse_mig(_table("mig"))
+    return _read(parse_mig, "mig")
 
 
 @cache
@@ -86,7 +88,7 @@ def load_questions() -> Questions:
     """knowledge/questions.toml; read once a process."""
     from gpunode.core.knowledge.questions import parse_questions
 
-    return parse_questions(_table("questions"))
+    return _read(parse_questions, "questions")
 
 
 @cache
@@ -94,7 +96,7 @@ def load_support() -> Mapping[str, Support]:
     """knowledge/support.toml; read once a process."""
     from gpunode.core.knowledge.support import parse_support
 
-    return parse_support(_table("support"))
+    return _read(parse_support, "support")
 
 
 @cache
@@ -102,7 +104,7 @@ def load_floors() -> tuple[Floor, ...]:
     """The rows of knowledge/floors.toml; read once a process."""
     from gpunode.core.accept.floors import parse_floors
 
-    return parse_floors(_table("floors"))
+    return _read(parse_floors, "floors")
 
 
 @cache
@@ -110,12 +112,12 @@ def load_tuning() -> tuple[TuningSetting, ...]:
     """The rows of knowledge/tuning.toml; read once a process."""
     from gpunode.core.knowledge.tuning import parse_tuning
 
-    return parse_tuning(_table("tuning"))
+    return _read(parse_tuning, "tuning")
 
 
 def knowledge_tables() -> dict[str, Any]:
     """The parsed files of the knowledge by name: gpus, drivers, cuda, repos, xids.  Raises InputError."""
-    return {name: _table(name) for name in ("gpus", "drivers", "cuda", "repos", "xids")}
+    return {name: _table(name) for name in _SOLVED}
 
 
 def knowledge_text(name: str) -> str:
@@ -128,6 +130,17 @@ def knowledge_text(name: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {own}: {error}", fix="fix the file, or unset GPUNODE_KNOWLEDGE") from error
     return (files("gpunode") / "knowledge" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _read(parse: Callable[..., T], *names: str) -> T:
+    """What `parse` makes of the tables.  Raises InputError, also for a row that lacks a key or has a wrong value."""
+    tables = map(_table, names)
+    try:
+        return parse(*tables)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"a row has no {error}" if isinstance(error, KeyError) else str(error)
+        where = ", ".join(f"{name}.toml" for name in names)
+        raise InputError(f"{where}: {what}", fix="compare it with the other rows of its table") from error
 
 
 def _table(name: str) -> Any:
@@ -403,7 +416,7 @@ def load_archives(distro: str, arch: str) -> tuple[Upstream, ...]:
     """The public repositories of a distribution (knowledge/archives.toml), () where none is known."""
     from gpunode.core.bundle.upstream import parse_archives
 
-    return parse_archives(_table("archives"), distro, arch)
+    return _read(lambda table: parse_archives(table, distro, arch), "archives")
 
 
 def _kept_key(fingerprint: str) -> bytes | None:

@@ -83,7 +83,9 @@ def test_the_page_of_checks_has_each_id_of_the_code_and_no_other() -> None:
 
 
 def test_a_unit_test_names_each_check_of_a_probe() -> None:
+    """In another place than the table RESTS, which has every check that passes somewhere."""
     tests = "".join(path.read_text() for path in (ROOT / "tests/unit").glob("*.py"))
+    tests = re.sub(r"^RESTS: .*?^}$", "", tests, flags=re.MULTILINE | re.DOTALL)
     [rows] = [rows for title, rows in CHECKS.items() if title.startswith("Health")]
     lacking = [name for name in rows if not re.search(rf"\b{re.escape(name)}\b", tests)]
     assert lacking == [], "no test in tests/unit names these: one with facts of both kinds is due"

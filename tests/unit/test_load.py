@@ -15,7 +15,16 @@ import pytest
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.model import Repository
 from gpunode.core.spec import SourceSpec, Spec, parse_spec
-from gpunode.edge.load import MAX_KEY, load_checked_data, load_spec, load_spec_data, resolve_key
+from gpunode.edge.load import (
+    MAX_KEY,
+    knowledge_text,
+    load_checked_data,
+    load_knowledge,
+    load_kube_knowledge,
+    load_spec,
+    load_spec_data,
+    resolve_key,
+)
 
 KEYS = Path(__file__).parents[1] / "cases" / "keys"
 ONE = "D5A13BDF17B77D6BCF38F620BC28D7C0746B8292"
@@ -213,3 +222,21 @@ def test_what_a_server_answers_instead_of_a_key_is_reported(server: str, path: s
 def test_a_server_that_is_not_there_is_reported() -> None:
     with pytest.raises(GpunodeError, match="cannot fetch"):
         resolve_key(REPOSITORY, spec("http://127.0.0.1:1/key"))
+
+
+@pytest.mark.parametrize(
+    ("name", "load", "old", "new", "says"),
+    [
+        ("kubernetes", load_kube_knowledge, 'kube = "', 'kub = "', "kubernetes.toml: a row has no 'kube'"),
+        ("kubernetes", load_kube_knowledge, 'kube = "', 'kube = "x', "kubernetes.toml: invalid literal for int()"),
+        ("drivers", load_knowledge, "\neol = ", "\nend = ", "drivers.toml, cuda.toml"),
+    ],
+)
+def test_a_row_of_the_knowledge_that_is_not_whole_is_named_with_its_file(
+    name: str, load: Any, old: str, new: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert old in knowledge_text(name)
+    (tmp_path / f"{name}.toml").write_text(knowledge_text(name).replace(old, new, 1))
+    monkeypatch.setenv("GPUNODE_KNOWLEDGE", str(tmp_path))
+    with pytest.raises(InputError, match=re.escape(says)):
+        load.__wrapped__()

@@ -50,7 +50,7 @@ def test_the_files_that_win_at_boot_are_named(files: dict[str, str], found: list
 def test_settings_in_force_and_at_boot_are_checked_where_a_kubelet_is() -> None:
     assert list(sysctl_checks(NodeFacts(sysctl={}))) == []
     facts = NodeFacts(kubernetes=Kubernetes(kubelet="1.30.14"), sysctl=dict(WANTED))
-    assert [check.status for check in sysctl_checks(facts)] == ["passed"]
+    assert [(check.id, check.status) for check in sysctl_checks(facts)] == [("kubernetes.sysctl", "passed")]
     path = "/etc/sysctl.d/99-hardening.conf"
     later = replace(facts, files={path: conf(path, "net.ipv4.ip_forward = 0")})
     assert [(check.status, check.message) for check in sysctl_checks(later)] == [
