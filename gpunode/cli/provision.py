@@ -58,9 +58,7 @@ if TYPE_CHECKING:
 @detail_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @format_option("text", "json")
-@click.pass_context
 def provision(
-    ctx: click.Context,
     targets: Targets,
     spec_data: dict[str, Any],
     expected: dict[str, Any],

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gpunode import __version__
 from gpunode.core.errors import UNEXPECTED, GpunodeError
-from gpunode.edge.state import StateError, now, state_dir, state_path, write_private
+from gpunode.edge.state import StateError, now, state_dir, state_name, write_private
 
 T = TypeVar("T")
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # never a bug, whatever was being written
@@ -45,8 +45,8 @@ def as_error(error: Exception, *, host: str = "", hide: Callable[[str], str] = l
     if isinstance(error, ImportError) and (refused := _not_loaded(error)):
         return refused
     if isinstance(error, OSError):
-        name = str(error.filename or "")
-        inside = name.startswith(f"{_state_name()}/") or name == _state_name()
+        name, ours = str(error.filename or ""), state_name()
+        inside = name == ours or name.startswith(f"{ours}/")
         if error.errno in _DISK or (inside and error.errno):
             return StateError.of(name, error)
     stated = " ".join(_shown(_words(error)[: 4 * _PRINTED], hide).split())
@@ -88,13 +88,6 @@ def _shown(text: str, hide: Callable[[str], str]) -> str:
     return printable(mask_quoted(hide(text)))
 
 
-def _state_name() -> str:
-    try:
-        return str(state_path())
-    except GpunodeError:
-        return ""
-
-
 def _report_id(error: Exception) -> str:
     """Eight digits: the same for the same way through the same code, however often a function called itself."""
     import hashlib
@@ -108,7 +101,7 @@ def _report_id(error: Exception) -> str:
 def _keep(error: Exception, host: str, hide: Callable[[str], str]) -> str:
     """Write the traceback, once a process, and say where it is; log it where it cannot be written."""
     report = _report_id(error)
-    known = (report, _state_name())
+    known = (report, state_name())
     with _lock:
         if known not in _kept:
             _kept[known] = _write(report, error, host, hide)

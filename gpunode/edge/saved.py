@@ -99,14 +99,14 @@ class SavedPlan:
 
 def load_plan(folder: Path) -> SavedPlan:
     """The folder, its files compared with its manifest.  Raises InputError, StaleError."""
-    plan = _read(folder, PLAN, "format", PLAN_FORMAT)
+    plan = _read(folder, PLAN, PLAN_FORMAT)
     if not (folder / MANIFEST).exists():
         raise StaleError(
             f"{folder} has no {MANIFEST}: gpunode cannot tell whether it is as it was reviewed",
             expected="a folder that gpunode plan -o wrote",
             fix=f"plan again: gpunode plan -o {folder} …",
         )
-    manifest = _read(folder, MANIFEST, "format", MANIFEST_FORMAT)
+    manifest = _read(folder, MANIFEST, MANIFEST_FORMAT)
     texts = {}
     for name in manifest["files"]:
         path = folder / Path(name).name
@@ -127,11 +127,11 @@ def _added(folder: Path, names: Iterable[str]) -> list[str]:
 _HARMLESS = (".git", ".gitignore", ".gitattributes", "README.md")  # nothing below them is read from here
 
 
-def _read(folder: Path, name: str, key: str, known: int) -> dict[str, Any]:
+def _read(folder: Path, name: str, known: int) -> dict[str, Any]:
     try:
         data = json.loads((folder / name).read_text(encoding="utf-8"))
-        if data[key] != known:
-            raise InputError(f"{folder / name}: format {data[key]!r}", expected=str(known), fix="make the plan again")
+        if (found := data["format"]) != known:
+            raise InputError(f"{folder / name}: format {found!r}", expected=str(known), fix="make the plan again")
         return dict(data)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         stated = error.strerror if isinstance(error, OSError) else error

@@ -34,14 +34,15 @@ class StateError(GpunodeError):
         """`error` met at `path` ("" where nobody knows which file it was)."""
         stated = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            state = "" if path == OUTPUT else f" (the state directory is {_named()})"
+            state = "" if path == OUTPUT else f" (the state directory is {state_name()})"
             fix = f"make room there, and run the same command again{state}"
         else:
-            fix = f"let this user write there, or name another state directory than {_named()}: XDG_STATE_HOME=DIR"
+            fix = f"let this user write there, or name another state directory than {state_name()}: XDG_STATE_HOME=DIR"
         return cls(f"cannot write {path or 'a file on this machine'}: {stated}", fix=fix)
 
 
-def _named() -> str:
+def state_name() -> str:
+    """The state directory, for people; where nobody can say which it is, its rule."""
     try:
         return str(state_path())
     except GpunodeError:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.late import dataclass
+from gpunode.edge.state import cache_path, state_path
 
 Log = Callable[[str], None]
 
@@ -70,10 +71,7 @@ class Places:
 
 def places() -> Places:
     """The XDG state and cache folders of the lab."""
-    home = Path.home()
-    state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local/state")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    return Places(state=state / "gpunode/lab", cache=cache / "gpunode/lab")
+    return Places(state=state_path() / "lab", cache=cache_path("lab"))
 
 
 # ---------------------------------------------------------------- may it run here, and what is missing

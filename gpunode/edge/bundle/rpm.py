@@ -131,7 +131,7 @@ def rpm_closure(lists: Sequence[RpmLists], wants: Wants, arch: str, base: frozen
             hidden |= left_out(parse_modules(one.modules, one.upstream.url), wants.streams, one.packages)
             by_key |= {(str(number), p.name, p.version, p.arch): p for p in one.packages}
     found = {s.id: by_key.get((s.repo.name, s.name, s.evr, s.arch)) for s in pool.solvables}
-    pool.set_disabled_list([*_hidden(found, hidden), *_other_versions(pool, found, wants.patterns)])
+    pool.set_disabled_list([*_hidden(found, hidden), *_other_versions(found, wants.patterns)])
     pool.addfileprovides()
     pool.createwhatprovides()
     jobs, missing = [], []
@@ -170,7 +170,7 @@ def _hidden(found: dict[int, Rpm | None], names: set[str]) -> list[int]:
     return [number for number, rpm in found.items() if rpm is None or rpm.full_name in names]
 
 
-def _other_versions(pool: Any, found: dict[int, Rpm | None], patterns: Sequence[str]) -> list[int]:
+def _other_versions(found: dict[int, Rpm | None], patterns: Sequence[str]) -> list[int]:
     """Of names that exist in a version asked for, the packages in other ones."""
     fits = {n: any(matches_version(rpm.version, one) for one in patterns) for n, rpm in found.items() if rpm}
     fitting = {rpm.name for number, rpm in found.items() if rpm and fits[number]}
