@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.core.facts.machine import VERSION
-from gpunode.core.facts.text import Probe, stated
+from gpunode.core.facts.text import Probe, digits, stated
 from gpunode.core.late import regex
 from gpunode.core.model import (
     DriverState,
@@ -24,6 +24,7 @@ from gpunode.core.model import (
     Topology,
     Xid,
 )
+from gpunode.core.printable import uncoloured
 
 _LIBRARY = regex(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
 _PACKAGED = regex(r"/(?:usr/)?lib(?:32|64|x32)?/|\Z")  # where packages and NVIDIA's installer put it
@@ -34,7 +35,6 @@ _NOT_STARTED = regex(r"NVRM: (?:GPU ([0-9a-fA-F:.]{12,16}): )?(RmInitAdapter fai
 _LINK = regex(r"\s*Link (\d{1,3}): (.*)")
 _SPEED = regex(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
 _ALL_DOWN = regex(r"\s*(?:NVML: ?)?Unable to retrieve NVLink information as all links are inactive", re.IGNORECASE)
-_COLOUR = regex("\x1b\\[[0-9;]*m")  # newer releases underline the head
 _JOINED = regex(r"[A-Za-z][\w.-]{1,31}")  # GPU0, NIC0, mlx5_0, mlx4_0, hfi1_0 …
 _GPU = regex(r"GPU (\d{1,3}): (.*?)(?: \(UUID: .*)?\Z")
 # nvidia-smi's words for «this GPU has none», and (in brackets) those about the question, not about the GPU; any other
@@ -153,7 +153,7 @@ def _remapped(probe: Probe) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _gpu(row: dict[str, str]) -> NvmlGpu | None:
-    index = _integer(row.get("index", ""))
+    index = digits(row.get("index", ""))
     if index is None:
         return None
     stated = {**dict(_implied(row)), **{key: _stated(key, value) for key, value in row.items()}}
@@ -161,11 +161,11 @@ def _gpu(row: dict[str, str]) -> NvmlGpu | None:
     faults = [(match[1] or match[2]) for key, value in row.items() if (match := _fault(key, value))]
     return NvmlGpu(
         index=index,
-        slot=_slot(_value(stated.get("pci.bus_id", ""))),
+        slot=slot_of(_value(stated.get("pci.bus_id", ""))),
         uuid=_value(stated.get("uuid", "")),
         name=_value(stated.get("name", "")),
-        memory_mib=_integer(stated.get("memory.total", "")),
-        ecc_uncorrected=_integer(stated.get("ecc.errors.uncorrected.volatile.total", "")),
+        memory_mib=digits(stated.get("memory.total", "")),
+        ecc_uncorrected=digits(stated.get("ecc.errors.uncorrected.volatile.total", "")),
         fault=min(faults, key=_gravity, default=""),
         **texts,
     )
@@ -173,7 +173,7 @@ def _gpu(row: dict[str, str]) -> NvmlGpu | None:
 
 def _implied(row: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """What need not be asked: MIG and row remapping came with Ampere, whose memory retires no pages any more."""
-    branch = _integer(row.get("driver_version", "").partition(".")[0])
+    branch = digits(row.get("driver_version", "").partition(".")[0])
     before = branch is not None and branch < _AMPERE
     if before:
         yield from (("mig.mode.current", NONE), ("mig.mode.pending", NONE))
@@ -208,11 +208,7 @@ def _value(text: str) -> str:
     return "" if text == NONE else text
 
 
-def _integer(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
-
-
-def _slot(bus_id: str) -> str:
+def slot_of(bus_id: str) -> str:
     """00000000:17:00.0 as NVML writes it → 0000:17:00.0 as sysfs does, where a domain has four digits or more."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if rest else ""
@@ -251,6 +247,32 @@ def read_not_started(probe: Probe) -> tuple[NotStarted, ...]:
     return tuple(NotStarted(slot=slot.lower(), words=words) for slot, words in found)
 
 
+class _Links(NamedTuple):
+    """What `nvidia-smi nvlink` says of the links of one GPU."""
+
+    model: str
+    down: list[str]  # their numbers
+    up: list[str]  # what is said of each
+
+
+def _nvlinks(lines: Sequence[str]) -> dict[str, _Links]:
+    """The links by the GPU's number; a GPU of which no link is said is left out."""
+    found: dict[str, _Links] = {}
+    gpu = model = ""
+    for line in lines:
+        if match := _GPU.match(line):
+            gpu, model = match[1], match[2]
+        elif match := _LINK.match(line):
+            links = found.setdefault(gpu, _Links(model, [], []))
+            if "inactive" in match[2].lower():
+                links.down.append(match[1])
+            else:
+                links.up.append(match[2])
+        elif _ALL_DOWN.match(line):
+            found.setdefault(gpu, _Links(model, [], []))
+    return found
+
+
 def read_nvlink(probe: Probe) -> tuple[str, ...]:
     """Links that are down of GPUs with others up; GPUs with all of them down, where one of their model has not.
 
@@ -259,45 +281,25 @@ def read_nvlink(probe: Probe) -> tuple[str, ...]:
     lines, failed = probe.answer("nvlink")
     if failed:
         probe.notes.append(f"nvlink: nvidia-smi nvlink: {failed}")
-    down: dict[str, list[str]] = {}
-    up: set[str] = set()
-    models: dict[str, str] = {}
-    gpu = ""
-    for line in lines:
-        if match := _GPU.match(line):
-            gpu, models[match[1]] = match[1], match[2]
-        elif match := _LINK.match(line):
-            if "inactive" in match[2].lower():
-                down.setdefault(gpu, []).append(match[1])
-            else:
-                up.add(gpu)
-        elif _ALL_DOWN.match(line):
-            down.setdefault(gpu, [])
-    joined = {models.get(one, "") for one in up}
+    gpus = _nvlinks(lines)
+    joined = {links.model for links in gpus.values() if links.up}
     found: list[str] = []
-    for one, links in down.items():
-        if one in up:
-            found += (f"GPU {one} link {link}" for link in links)
-        elif models.get(one, "") in joined:
-            found.append(f"GPU {one}: all links")
+    for gpu, links in gpus.items():
+        if links.up:
+            found += (f"GPU {gpu} link {link}" for link in links.down)
+        elif links.model in joined:
+            found.append(f"GPU {gpu}: all links")
     return tuple(found)
 
 
 def with_nvlinks(gpus: Sequence[NvmlGpu], probe: Probe) -> tuple[NvmlGpu, ...]:
     """The GPUs with the number of their NVLinks that are up, and the speed of the slowest."""
     lines, failed = probe.answer("nvlink")
-    speeds: dict[str, list[str]] = {}
-    gpu = ""
-    for line in lines:
-        if match := _GPU.match(line):
-            gpu = match[1]
-        elif _ALL_DOWN.match(line):
-            speeds.setdefault(gpu, [])
-        elif match := _LINK.match(line):
-            up = _SPEED.match(match[2])
-            speeds.setdefault(gpu, []).extend([up[1]] if up else [])
     if failed:
         return tuple(gpus)
+    speeds = {
+        gpu: [speed[1] for text in links.up if (speed := _SPEED.match(text))] for gpu, links in _nvlinks(lines).items()
+    }
     return tuple(
         replace(one, nvlinks_up=len(found), nvlink_speed=min(found, key=float, default=""))
         if (found := speeds.get(str(one.index))) is not None
@@ -311,7 +313,7 @@ def read_topology(probe: Probe) -> Topology:
     lines, failed = probe.answer("topology")
     if failed:
         probe.notes.append(f"topology: nvidia-smi topo: {failed}")
-    rows = [[cell.strip() for cell in _COLOUR.sub("", line).split("\t")] for line in lines]
+    rows = [[cell.strip() for cell in uncoloured(line).split("\t")] for line in lines]  # newer ones underline the head
     head = next((row for row in rows if "GPU0" in row[1:]), [])
     # up to the first head that is no device: «CPU Affinity»
     names = [*takewhile(_JOINED.fullmatch, head[1:])]

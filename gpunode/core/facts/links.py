@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.core.facts.text import Probe
+from gpunode.core.facts.text import Probe, digits
 from gpunode.core.late import regex
 from gpunode.core.model import PciLink, RdmaPort, Tuning
 from gpunode.core.numbers import whole
@@ -19,15 +19,15 @@ def read_pcie(probe: Probe) -> tuple[PciLink, ...]:
             probe.unreadable("links", text)
             continue
         slot, parent, speed, most, width, widest, acs, *errors, iommu = words
-        fatal, nonfatal, correctable = map(_number, errors)
+        fatal, nonfatal, correctable = map(digits, errors)
         found.append(
             PciLink(
                 slot=slot,
                 parent=parent,
                 speed=_speed(speed),
                 max_speed=_speed(most),
-                width=_number(width) or None,  # 0: no link
-                max_width=_number(widest) or None,
+                width=digits(width) or None,  # 0: no link
+                max_width=digits(widest) or None,
                 acs=acs if _ACS.fullmatch(acs) else "",
                 fatal=fatal,
                 nonfatal=nonfatal,
@@ -36,10 +36,6 @@ def read_pcie(probe: Probe) -> tuple[PciLink, ...]:
             )
         )
     return tuple(found)
-
-
-def _number(text: str) -> int | None:
-    return whole(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
 def _speed(text: str) -> str:
@@ -52,7 +48,7 @@ def read_rdma(probe: Probe) -> tuple[RdmaPort, ...]:
     found = []
     for text in probe.values("links", "rdma"):
         words = ["" if word == "-" else word for word in text.split()]
-        if len(words) != 7 or _number(words[1]) is None:
+        if len(words) != 7 or digits(words[1]) is None:
             probe.unreadable("links", text)
             continue
         device, port, slot, state, physical, rate, layer = words

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpunode.core.errors import InputError
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, field
+from gpunode.core.numbers import whole
 
 FIRST = "#: gpunode-probe 1"
 NOT_UNDERSTOOD = "not understood"
@@ -40,12 +42,9 @@ class Probe:
 
     def values(self, name: str, key: str) -> list[str]:
         """The rests of all lines of a section that begin with the word `key`."""
-        words = self._by_word.get(name)
-        if words is None:
-            words = self._by_word[name] = {}
-            for word, rest in self.pairs(name):
-                words.setdefault(word, []).append(rest)
-        return words.get(key, [])
+        if name not in self._by_word:
+            self._by_word[name] = grouped(self.pairs(name))
+        return self._by_word[name].get(key, [])
 
     def value(self, name: str, key: str) -> str:
         """The rest of the last such line, "" when there is none."""
@@ -75,6 +74,11 @@ def stated(text: str) -> str:
     ('', '', '96.00.5E.00.01')
     """
     return "" if "??" in text else text
+
+
+def digits(text: str) -> int | None:
+    """The number that ASCII digits make, as many as real ones have; None for anything else."""
+    return whole(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
 def split_probe(text: str) -> Probe:

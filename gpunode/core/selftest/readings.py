@@ -14,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from gpunode.core.errors import InputError
+from gpunode.core.facts.driver import slot_of
 from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import NodeFacts
 
@@ -156,12 +157,6 @@ def _xml_fields(gpu: ElementTree.Element) -> Iterator[tuple[str, str]]:
 def _at(element: ElementTree.Element, path: str) -> str:
     text = (element.findtext(path) or "").strip()
     return "" if _NOTHING.match(text) else text
-
-
-def slot_of(bus_id: str) -> str:
-    """00000000:17:00.0 → 0000:17:00.0."""
-    domain, _, rest = bus_id.strip().lower().partition(":")
-    return f"{domain[-4:]}:{rest}" if rest else domain
 
 
 def _printed(values: Mapping[str, str]) -> dict[str, str]:
