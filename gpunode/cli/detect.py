@@ -171,7 +171,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
     from rich.measure import Measurement
     from rich.table import Table
 
-    from gpunode.core.report.text import names
+    from gpunode.core.printable import names
 
     alike = grouped((tuple(columns), host) for host, *columns in rows)
     table = Table(box=None, pad_edge=False, header_style="bold")

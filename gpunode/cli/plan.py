@@ -193,8 +193,8 @@ def drain_previews(hosts: list[HostPlan], connect: Connect) -> list[DrainPreview
 
 def show_drains(hosts: list[HostPlan], connect: Connect) -> None:
     """Below the plans: which nodes are drained first, and what that would meet; which hosts are measured at the end."""
+    from gpunode.core.printable import names
     from gpunode.core.report.drains import drains_text
-    from gpunode.core.report.text import names
 
     if previews := drain_previews(hosts, connect):
         echo(fitted(drains_text(previews), terminal_width()))

@@ -140,8 +140,9 @@ def show_results(
     """
     from gpunode.cli.terminal import verbosity
     from gpunode.core.errors import Exit
+    from gpunode.core.printable import counted
     from gpunode.core.report.fleet import fleet_text, resume_command, unfinished_text
-    from gpunode.core.report.text import MANY, checks_text, counted, in_short, results_data
+    from gpunode.core.report.text import MANY, checks_text, in_short, results_data
 
     if output_format == "json":
         run, command = resume_command(results)

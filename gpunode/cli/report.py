@@ -57,7 +57,7 @@ def report(
     from dataclasses import replace
 
     from gpunode.core.errors import InputError
-    from gpunode.core.report.text import counted
+    from gpunode.core.printable import counted
     from gpunode.edge import report as sources
 
     if schema:

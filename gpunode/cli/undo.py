@@ -213,7 +213,8 @@ def _show_changes(changed: tuple[Changed, ...], *, done: bool) -> None:
 
 
 def _ask(found: list[HostResult]) -> None:
-    from gpunode.core.report.text import counted, counted_changes
+    from gpunode.core.printable import counted
+    from gpunode.core.report.text import counted_changes
 
     hosts = [result for result in found if result.changed]
     total = counted_changes(one for result in hosts for one in result.changed)
@@ -224,7 +225,7 @@ def _ask(found: list[HostResult]) -> None:
 def _show_runs(targets: Targets, output_format: str) -> int:
     from dataclasses import asdict
 
-    from gpunode.core.report.text import counted
+    from gpunode.core.printable import counted
     from gpunode.edge.fleet.standing import list_runs
 
     def show(host: str, runs: list[Run] | GpunodeError) -> None:

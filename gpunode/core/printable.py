@@ -67,6 +67,16 @@ def few(texts: Sequence[str], most: int = 5, between: str = ", ") -> str:
     return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
+def counted(number: int, word: str) -> str:
+    """1 change, 2 changes."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def names(hosts: Sequence[str], most: int = 8) -> str:
+    """The names of hosts; of many the first, and how many there are."""
+    return ", ".join(hosts[:most]) + (f" … ({len(hosts)} in all)" if len(hosts) > most else "")
+
+
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -14,6 +14,7 @@ from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.numbers import whole
+from gpunode.core.printable import counted
 
 Verdict = Literal["bad", "unread", "none", "good"]
 LOST, RESET = "GPU is lost", "GPU requires reset"
@@ -169,7 +170,7 @@ def _waits(field: str, words: str, *, hidden: bool = False) -> Callable[[NvmlGpu
 def _ecc(gpu: NvmlGpu) -> tuple[Verdict, str]:
     count = gpu.ecc_uncorrected
     if count is not None:
-        return ("bad", f"{count} uncorrected ECC error{'s' * (count != 1)} since boot") if count else ("good", "")
+        return ("bad", f"{counted(count, 'uncorrected ECC error')} since boot") if count else ("good", "")
     if gpu.ecc_current == "Disabled":
         return "none", f"ECC is off: {_GPUS} counts no memory errors"
     return ("none", "has no ECC") if gpu.ecc_current == "N/A" else _unread(gpu)
@@ -347,14 +348,14 @@ def kernel_log_checks(facts: NodeFacts, applications: Collection[int], cleanup: 
         if xid.code not in cleanup:
             count[xid.code in applications][xid.code] += xid.count
     if serious := count[False]:
-        text = f"Xids since boot: {_counted(serious)}"
+        text = f"Xids since boot: {_codes(serious)}"
         yield Check(id="gpu.xid", status="failed", message=text, fix="dmesg | grep Xid")
     elif other := count[True]:
-        text = f"Xids of applications since boot: {_counted(other)}"
+        text = f"Xids of applications since boot: {_codes(other)}"
         yield Check(id="gpu.xid", status="warning", message=text, fix="look at the programs named in dmesg")
     else:
         after = Counter({xid.code: xid.count for xid in facts.xids})
-        but = f" but {_counted(after)}, which only follows the end of a program" if after else ""
+        but = f" but {_codes(after)}, which only follows the end of a program" if after else ""
         yield from _of_whole_log(facts, "gpu.xid", f"no Xid since boot{but}")
     found = [(one, *_KERNEL_FAULTS[one.kind]) for one in facts.kernel_faults if one.kind in _KERNEL_FAULTS]
     if found:
@@ -379,5 +380,5 @@ def _of_whole_log(facts: NodeFacts, check_id: str, good: str) -> Iterator[Check]
         yield Check(id=check_id, status="passed", message=good)
 
 
-def _counted(codes: Counter[int]) -> str:
+def _codes(codes: Counter[int]) -> str:
     return ", ".join(f"{code} ({count}×)" for code, count in sorted(codes.items()))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from gpunode.core.checks.boot import waiting_gpus, why_unloaded
-from gpunode.core.checks.gpus import fault_fix, gpu_checks, kernel_log_checks
+from gpunode.core.checks.gpus import LOST, fault_fix, gpu_checks, kernel_log_checks
 from gpunode.core.checks.host import host_checks
 from gpunode.core.checks.nvlink import nvlink_checks
 from gpunode.core.checks.pcie import pcie_checks, peer_checks
@@ -27,6 +27,7 @@ from gpunode.core.items.sysctl import sysctl_checks
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
+from gpunode.core.printable import counted
 from gpunode.core.sharing.host import MIG_MANAGER
 from gpunode.core.spec import VerifySpec
 
@@ -59,14 +60,15 @@ def presence_checks(facts: NodeFacts, expected: Expected) -> list[Check]:
         checks.append(Check(id="gpu.present", status=status, message="no NVIDIA GPU on PCI", fix=fix))
     if spec.expect_gpus is not None:
         if found != spec.expect_gpus and not (facts.has_gpu and not found):
-            text = f"{_gpus(found)} on PCI, and {spec.expect_gpus} expected (verify.expect_gpus)"
+            text = f"{counted(found, 'GPU')} on PCI, and {spec.expect_gpus} expected (verify.expect_gpus)"
             checks.append(Check(id="gpu.expected", status="failed", message=text, fix=_LOST))
         return checks
     gone = Counter(expected.before.values()) - Counter(gpu.id for gpu in facts.gpus)
     if gone:
         now = {gpu.slot for gpu in facts.gpus}
         slots = sorted(slot for slot, pci_id in expected.before.items() if pci_id in gone and slot not in now)
-        text = f"{_gpus(gone.total())} gone since run {expected.run}: {', '.join(slots) or ', '.join(sorted(gone))}"
+        which = ", ".join(slots or sorted(gone))
+        text = f"{counted(gone.total(), 'GPU')} gone since run {expected.run}: {which}"
         fix = f"{_LOST}; if they were removed on purpose: --expect-gpus {found}, or verify.expect_gpus: {found}"
         checks.append(Check(id="gpu.gone", status="failed", message=text, fix=fix))
     elif expected.unknown:
@@ -82,11 +84,7 @@ def lacks_gpu(facts: NodeFacts, spec: VerifySpec) -> bool:
     )
 
 
-_LOST = "dmesg | grep -e NVRM -e Xid; a GPU that fell off the bus needs a cold start"
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU" + "s" * (count != 1)
+_LOST = fault_fix(LOST)
 
 
 def sharing_checks(facts: NodeFacts) -> Iterator[Check]:
@@ -350,8 +348,8 @@ def _missing(facts: NodeFacts, knowledge: Knowledge) -> str:
         model = knowledge.gpu(gpu.id)
         name = f"{gpu.slot} ({model.name if model else gpu.label or gpu.id})"
         named.append(f"{name}: «{said[gpu.slot]}»" if said.get(gpu.slot) else name)
-    counted = f"PCI shows {_gpus(len(facts.gpus))}, the driver {len(facts.nvml)}"
-    return f"{counted}; missing: {', '.join(named) or '?'}"
+    both = f"PCI shows {counted(len(facts.gpus), 'GPU')}, the driver {len(facts.nvml)}"
+    return f"{both}; missing: {', '.join(named) or '?'}"
 
 
 def _cdi(facts: NodeFacts) -> Iterator[Check]:

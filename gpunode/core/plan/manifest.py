@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpunode.core.grouped import grouped
 from gpunode.core.model import Plan
+from gpunode.core.printable import names
 
 MANIFEST_FORMAT = 1
-_NAMED = 8  # hosts that a difference names, before it counts them
+_NAMED = 8  # differences of connections that are named, before they are counted
 
 Steps = Mapping[str, tuple[str, str]]  # id → title, hash
 
@@ -76,8 +77,8 @@ def changed_hosts(manifest: Mapping[str, Any], hosts: Iterable[str]) -> list[str
     now, planned = list(hosts), manifest["hosts"]
     added = [host for host in now if host not in planned and host not in manifest["errors"]]
     gone = [host for host in planned if host not in now]
-    found = [f"added to the inventory after the plan was made: {_names(added)}"] if added else []
-    return found + ([f"not in the inventory any more: {_names(gone)}"] if gone else [])
+    found = [f"added to the inventory after the plan was made: {names(added)}"] if added else []
+    return found + ([f"not in the inventory any more: {names(gone)}"] if gone else [])
 
 
 def changed_connections(
@@ -101,8 +102,8 @@ def _shown(value: Any) -> str:
 def changed_steps(manifest: Mapping[str, Any], plans: Iterable[Plan]) -> list[str]:
     """Which steps are others than those of the plan, each difference once with the hosts that it is on."""
     found = ((_differences(recorded_steps(manifest, plan.host), steps_of(plan)), plan.host) for plan in plans)
-    hosts = grouped((text, host) for texts, host in found for text in texts)
-    return [f"{_names(names)}: {text}" for text, names in hosts.items()]
+    alike = grouped((text, host) for texts, host in found for text in texts)
+    return [f"{names(hosts)}: {text}" for text, hosts in alike.items()]
 
 
 def _differences(old: Steps, new: Steps) -> Iterator[str]:
@@ -120,8 +121,3 @@ def _differences(old: Steps, new: Steps) -> Iterator[str]:
 
 def _steps_data(plan: Plan) -> list[dict[str, str]]:
     return [{"id": id, "title": title, "hash": value} for id, (title, value) in steps_of(plan).items()]
-
-
-def _names(hosts: Sequence[str]) -> str:
-    named = ", ".join(hosts[:_NAMED])
-    return named if len(hosts) <= _NAMED else f"{named} … ({len(hosts)} in all)"

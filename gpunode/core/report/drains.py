@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.core.errors import GpunodeError, error_data
 from gpunode.core.late import dataclass
-from gpunode.core.report.text import counted, names
+from gpunode.core.printable import counted, names
 
 
 @dataclass(frozen=True, kw_only=True)

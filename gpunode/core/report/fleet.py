@@ -12,7 +12,8 @@ from gpunode.core.grouped import grouped
 from gpunode.core.late import regex
 from gpunode.core.model import HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
-from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, names, without_host
+from gpunode.core.printable import names
+from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, without_host
 
 _CAUSES, _SLOWEST = 10, 5  # causes and slowest hosts that are reported
 _LONGEST = 1000  # characters of a cause

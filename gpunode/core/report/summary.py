@@ -10,6 +10,7 @@ from typing import Any
 from gpunode.core.errors import Exit
 from gpunode.core.grouped import grouped
 from gpunode.core.late import regex
+from gpunode.core.printable import counted
 from gpunode.core.report.model import (
     STATES,
     STATUSES,
@@ -74,7 +75,7 @@ def headline(report: Report) -> str:
     """What came of the hosts of a run, in one line: the worst first."""
     count = len(report.hosts)
     reported = [f"{number} {_COUNTED.get(state, state)}" for state, number in report.states.items()]
-    hosts = f"{count} host{'s' if count != 1 else ''}"
+    hosts = counted(count, "host")
     verb = report.run.verb if report.run else "report"
     if report.states == {"ok": count}:
         return f"{verb}: {hosts} ok"

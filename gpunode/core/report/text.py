@@ -12,6 +12,7 @@ from gpunode.core.errors import Exit
 from gpunode.core.grouped import grouped
 from gpunode.core.late import asdict, dataclass, regex
 from gpunode.core.model import Changed, Check, HostResult, NodeFacts, Plan, Reason, Solution, Step
+from gpunode.core.printable import counted, names
 
 PLAN_FORMAT = 1
 MANY = 40  # hosts, from which on they are counted, not reported one by one (report/fleet.py)
@@ -112,11 +113,6 @@ def summary_text(plans: Sequence[Plan], chosen: Mapping[str, str]) -> str:
     stated = [f"{text} ({counted(n, 'host')})" if many else text for text, n in versions.most_common() if text]
     each = " each" if len(todo) > 1 else ""
     return " · ".join([f"Plan: {counted(len(todo), 'host')}, {steps}{each}", *stated, *_effects(todo)])
-
-
-def names(hosts: Sequence[str], most: int = 8) -> str:
-    """The names of hosts; of many the first, and how many there are."""
-    return ", ".join(hosts[:most]) + (f" … ({len(hosts)} in all)" if len(hosts) > most else "")
 
 
 def results_data(results: Iterable[HostResult]) -> list[dict[str, Any]]:
@@ -227,11 +223,6 @@ def in_short(result: HostResult) -> str:
 def without_host(text: str, host: str) -> str:
     """With HOST for the host's own name, so that equal words of several are equal."""
     return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "HOST", text)
-
-
-def counted(number: int, word: str) -> str:
-    """1 change, 2 changes."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _headline(plans: Sequence[Plan], chosen: str) -> str:

@@ -19,6 +19,7 @@ from gpunode.core.knowledge import GpuModel, Knowledge
 from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import NodeFacts
 from gpunode.core.numbers import version_tuple
+from gpunode.core.printable import counted
 from gpunode.core.selftest import readings
 from gpunode.core.selftest.readings import SourceReading
 from gpunode.core.selftest.record import Capture, Result, SelftestRecord
@@ -118,12 +119,8 @@ def _result(check: SourceCheck, evidence: RecordEvidence) -> Result:
         return row(status="failed", message=f"cannot be judged: {what}")
     if found.differences:
         shown = tuple(found.differences)
-        return row(status="failed", message=f"{found.message}: {_counted(shown)}", details=shown)
+        return row(status="failed", message=f"{found.message}: {counted(len(shown), 'difference')}", details=shown)
     return row(status="passed", message=found.message)
-
-
-def _counted(differences: Sequence[str]) -> str:
-    return "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
 
 
 # ---------------------------------------------------------------- probe and driver

@@ -9,6 +9,7 @@ from gpunode.core.items.module_undo import is_driver
 from gpunode.core.items.package_undo import versions
 from gpunode.core.late import regex
 from gpunode.core.model.journal import ROLLBACK, Record
+from gpunode.core.printable import counted
 
 TOOLKIT = "nvidia-container-toolkit"
 _CUDA = regex(r"cuda-(?:toolkit|compiler|libraries)-(\d+)-(\d+)\Z")
@@ -30,7 +31,7 @@ def summary(records: Sequence[Record]) -> str:
     files = {f["path"] for r in own if r.op == "files" and r.id not in undone for f in r.more.get("files", ())}
     settings = {(r.more["kind"], r.more["name"]) for r in own if r.op == "state"}
     for count, word in ((len(packages), "package"), (len(files), "file"), (len(settings), "setting")):
-        found.append(f"{count} {word}{'' if count == 1 else 's'}" if count else "")
+        found.append(counted(count, word) if count else "")
     return ", ".join(filter(None, found))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import HostResult, NodeFacts
-from gpunode.core.report.text import names
+from gpunode.core.printable import names
 from gpunode.core.rollout import RolloutPool, make_pools
 from gpunode.core.spec.rollout import RolloutSpec, parse_rollout
 from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, run_playbook

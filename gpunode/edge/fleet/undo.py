@@ -10,7 +10,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import HostResult
 from gpunode.core.plan.playbook import HEADER, dump
-from gpunode.core.report.text import counted
+from gpunode.core.printable import counted
 from gpunode.edge.ansible.runner import ENDED, Event, HostRun, run_of
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Targets, find_hosts, one_name_each, probe
