@@ -14,6 +14,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.late import regex
 from gpunode.core.model import Changed, Outcome, Status
 from gpunode.core.printable import printable, uncoloured
+from gpunode.core.validation import as_flags
 
 STATUSES = ("unchanged", "changed", "failed", "rolled_back", "refused")
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -217,7 +218,7 @@ def signature(
             expected = "letters, digits, '.', '_', ':' and '-', at most 100"
             raise InputError(f"{name} {text!r}", expected="a number" if name == "generation" else expected)
     files = {name: f"{text}\n".encode() for name, text in labels.items() if text}
-    return files | ({"break_lock": b"1\n"} if break_lock else {})
+    return files | as_flags(break_lock=break_lock)
 
 
 def _change(line: str) -> Changed:

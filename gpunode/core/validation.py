@@ -131,3 +131,8 @@ def checked(where: str, pattern: str, value: Any) -> str:
 def as_lines(found: Iterable[str]) -> bytes:
     """A request file, one of them a line."""
     return "".join(f"{line}\n" for line in found).encode()
+
+
+def as_flags(**flags: object) -> dict[str, bytes]:
+    """Request files of those that are set."""
+    return {name: b"1\n" for name, given in flags.items() if given}

@@ -33,7 +33,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import Edit
 from gpunode.core.remote import values_of
-from gpunode.core.validation import as_lines, check_keys
+from gpunode.core.validation import as_flags, as_lines, check_keys
 
 TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
 _ID = regex(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
@@ -80,7 +80,7 @@ def commit_request(
     request["changes"] = "".join(lines).encode()
     if after:
         request |= _after(after)
-    return request | ({"check": b"1\n"} if check else {})
+    return request | as_flags(check=check)
 
 
 def _after(after: Activation) -> dict[str, bytes]:
@@ -156,7 +156,7 @@ def target_request(
 
 def side_by_side(settling: Sequence[str], *, later: bool = False) -> dict[str, bytes]:
     """Request files of one among several transactions whose units settle at the same time."""
-    return ({"settling": as_lines(settling)} if settling else {}) | ({"later": b"1\n"} if later else {})
+    return ({"settling": as_lines(settling)} if settling else {}) | as_flags(later=later)
 
 
 def settling_of(stdout: str) -> list[str]:

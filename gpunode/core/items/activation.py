@@ -21,7 +21,7 @@ from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, St
 from gpunode.core.late import dataclass
 from gpunode.core.model import Changed, Check, Flavour, NodeFacts, Runtime, Service
 from gpunode.core.remote import node_lines
-from gpunode.core.validation import as_lines, check_value, flag, mapping, number, pairs, text, texts
+from gpunode.core.validation import as_flags, as_lines, check_value, flag, mapping, number, pairs, text, texts
 
 REBOOT = ("never", "if-needed", "always")
 REBOOTS = {
@@ -211,13 +211,11 @@ def activate_request(
     check_value("activate", value, SHAPE)
     lines = {key: list(value.get(key) or ()) for key in _LISTS}
     lines |= {key: [value[key]] if value.get(key) else [] for key in ("version", "flavour")}
-    lines |= {key: ["1"] if value.get(key) else [] for key in _FLAGS}
     lines |= {key: [f"{name} {setting}" for name, setting in (value.get(key) or {}).items()] for key in _PAIRS}
     request = {name: as_lines(found) for name, found in lines.items() if found}
-    if not check:
-        return request
-    reported = announced(after)
-    return request | {"check": b"1\n"} | ({"foretold": reported} if reported else {})
+    request |= as_flags(check=check, **{key: value.get(key) for key in _FLAGS})
+    reported = announced(after) if check else b""
+    return request | ({"foretold": reported} if reported else {})
 
 
 def announced(changes: Iterable[Changed]) -> bytes:

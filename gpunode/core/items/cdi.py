@@ -18,7 +18,7 @@ from gpunode.core.items.package import CDI
 from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Reason
 from gpunode.core.numbers import version_tuple
-from gpunode.core.validation import check_value, mapping, text
+from gpunode.core.validation import as_flags, check_value, mapping, text
 
 SHAPE = mapping(
     "How the CDI specification is made, by nvidia-ctk, and kept up to date.",
@@ -108,4 +108,4 @@ def cdi_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, b
     """{output, service, path}, all texts → request files.  Raises InputError."""
     check_value("cdi", value, SHAPE)
     request = {key: f"{value[key].rstrip()}\n".encode() for key in SHAPE.keys if value.get(key)}
-    return request | ({"check": b"1\n"} if check else {})
+    return request | as_flags(check=check)

@@ -27,7 +27,7 @@ from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Changed, NodeFacts, PackageWant
 from gpunode.core.remote import values_of
 from gpunode.core.spec.source import DISTRIBUTION
-from gpunode.core.validation import Shape, as_lines, check_value, flag, mapping, rows, text, texts
+from gpunode.core.validation import Shape, as_flags, as_lines, check_value, flag, mapping, rows, text, texts
 
 _NAME, _VERSION = PACKAGE.pattern, rf"{VERSION.pattern}\*?"
 _PATH = r"/[^\s]*"
@@ -187,8 +187,7 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     files["streams"] = [name.replace(":", " ") for name in value.get("streams") or ()]
     files["proxy"] = [value["proxy"]] if value.get("proxy") else []
     request = {name: as_lines(lines) for name, lines in files.items() if lines}
-    flags = {"alone": bool(value.get("alone")), "check": check}
-    return request | {"wait": f"{wait}\n".encode()} | {name: b"1\n" for name, set_ in flags.items() if set_}
+    return request | {"wait": f"{wait}\n".encode()} | as_flags(alone=value.get("alone"), check=check)
 
 
 def installed_text(changed: Sequence[Changed], wanted: Sequence[str]) -> str:

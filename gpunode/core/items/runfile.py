@@ -18,7 +18,7 @@ from gpunode.core.items.item import ABSENT, HostCase, Item, StateKind, StepKind
 from gpunode.core.late import dataclass
 from gpunode.core.model import Flavour, NodeFacts, Runfile
 from gpunode.core.remote import values_of
-from gpunode.core.validation import as_lines, check_one, rows, text, texts
+from gpunode.core.validation import as_flags, as_lines, check_one, rows, text, texts
 
 MODES = ("fetch", "install", "uninstall", "recover")
 _KIND = text("What it installs.", choices=("driver", "cuda"), required=True)
@@ -114,13 +114,8 @@ def runfile_request(
         check_one("runfile", value, UNINSTALL if mode == "uninstall" else SHAPE)
     lines = {key: found if isinstance(found, list) else [found] for key, found in value.items() if found}
     lines.pop("path", None)  # it is the controller's
-    request = {name: as_lines(found) for name, found in lines.items()}
-    more = {"given": given} if given else {}
-    return {
-        **request,
-        **{name: f"{text}\n".encode() for name, text in {"mode": mode, **more}.items()},
-        **({"check": b"1\n"} if check else {}),
-    }
+    lines |= {"mode": [mode]} | ({"given": [given]} if given else {})
+    return {name: as_lines(found) for name, found in lines.items()} | as_flags(check=check)
 
 
 def needs_file(stdout: str) -> bool:

@@ -35,7 +35,7 @@ from gpunode.core.remote import program
 from gpunode.core.sharing.mig import Group, mig_parted
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import MODES
-from gpunode.core.validation import as_lines, check_value, flag, mapping, number, rows
+from gpunode.core.validation import as_flags, as_lines, check_value, flag, mapping, number, rows
 from gpunode.core.validation import text as text_shape
 
 MIG = mapping(
@@ -79,7 +79,7 @@ def mig_request(value: Mapping[str, Any], facts: NodeFacts, script: str, *, chec
     gpus = value.get("gpus") or ()
     request = {"gpus": as_lines(map(_gpu_line, gpus))}
     request["instances"] = as_lines(line for gpu in gpus for line in _changes(gpu, _instances(facts, gpu["slot"])))
-    request |= {key: b"1\n" for key in ("labels", "remove") if value.get(key)}
+    request |= as_flags(labels=value.get("labels"), remove=value.get("remove"))
     texts = {f"{UNITS}{MIG_UNIT}": value.get("unit"), MIG_CONFIG: value.get("config")}
     files: dict[str, bytes | None] = {path: text.encode() for path, text in texts.items() if text}
     if value.get("remove"):
@@ -97,8 +97,8 @@ def _transaction(files: Mapping[str, bytes | None], *, check: bool) -> dict[str,
 def boot_program(value: Mapping[str, Any], script: str) -> bytes:
     """What gpunode-mig.service runs: mig.sh with the same GPUs."""
     gpus = as_lines(map(_gpu_line, value.get("gpus") or ()))
-    labels = {"labels": b"1\n"} if value.get("labels") else {}
-    return (_REQUEST_HEAD + program(script, {"gpus": gpus, "atboot": b"1\n", **labels})).encode()
+    request = {"gpus": gpus, **as_flags(atboot=True, labels=value.get("labels"))}
+    return (_REQUEST_HEAD + program(script, request)).encode()
 
 
 def _gpu_line(gpu: Mapping[str, Any]) -> str:
@@ -144,7 +144,7 @@ def mps_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, b
     check_value("mps", value, MPS)
     unit = f"{UNITS}{MPS_UNIT}"
     if value.get("remove"):
-        return {"remove": b"1\n", **_transaction({unit: None, MPS_SETTINGS: None}, check=check)}
+        return {**as_flags(remove=True), **_transaction({unit: None, MPS_SETTINGS: None}, check=check)}
     replicas = value.get("replicas")
     if not isinstance(replicas, int) or not 2 <= replicas <= MODES["mps"].most or not value.get("unit"):
         raise InputError(f"mps: replicas is {replicas!r}", expected=f"2 to {MODES['mps'].most}, and the unit's text")
@@ -205,8 +205,7 @@ def mig_undo_request(layouts: Mapping[str, str], *, gone: bool, check: bool) -> 
     """
     gpus = [{"slot": slot, **_split(was)} for slot, was in layouts.items()]
     check_value("mig", {"gpus": gpus}, MIG)
-    flags = {"remove": gone, "check": check}
-    return {"gpus": as_lines(map(_gpu_line, gpus))} | {name: b"1\n" for name, asked in flags.items() if asked}
+    return {"gpus": as_lines(map(_gpu_line, gpus)), **as_flags(remove=gone, check=check)}
 
 
 def _split(layout: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gpunode.core.printable import shortened
 from gpunode.core.remote import parse_outcome, values_of
 from gpunode.core.solve.cuda import NEWEST
 from gpunode.core.spec import Spec
-from gpunode.core.validation import Shape, as_lines, check_value, flag, mapping, pairs, text, texts
+from gpunode.core.validation import Shape, as_flags, as_lines, check_value, flag, mapping, pairs, text, texts
 
 _RENDERED = "/agent/etc/containerd/config.toml"  # below the data directory of k3s and rke2
 ENGINES = tuple(name for name, row in ROWS.items() if row.smoke)
@@ -55,11 +55,11 @@ def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
         "image": [value["image"]] if value.get("image") else [],
         "socket": [value["socket"]] if value.get("socket") else [],
         "gpus": [str(gpus if gpus == "found" else int(gpus or 0))],
-        "toolkit": ["1"] if value.get("toolkit", bool(engines)) else [],
     }
     lines |= {f"default_{engine}": [runtime] for engine, runtime in (value.get("default_runtime") or {}).items()}
     lines |= {f"log_{engine}": [log] for engine, log in (value.get("logs") or {}).items()}
-    return {name: as_lines(found) for name, found in lines.items() if found}
+    request = {name: as_lines(found) for name, found in lines.items() if found}
+    return request | as_flags(toolkit=value.get("toolkit", bool(engines)))
 
 
 def parse_checks(stdout: str, rc: int) -> tuple[Check, ...]:

@@ -16,7 +16,7 @@ from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Archive, Changed, Offer, Plan, Problem, Solution, Unresolved
 from gpunode.core.numbers import upstream
 from gpunode.core.remote import parse_outcome, values_of
-from gpunode.core.validation import as_lines
+from gpunode.core.validation import as_flags, as_lines
 
 NOT_RESOLVED = "not resolved by the node's package manager: "
 OFFERS, WHY = 1_000, 400  # at most: packages with their versions, characters of a reason
@@ -74,7 +74,7 @@ def _together(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def question(transaction: Transaction, names: Sequence[str]) -> Request:
     """The files of the request; the transaction has its secrets by now."""
     request = packages_request(transaction.value, wait=0, check=True)
-    request |= {"ask": b"1\n"} | ({"names": as_lines(list(names))} if names else {})
+    request |= as_flags(ask=True) | ({"names": as_lines(list(names))} if names else {})
     if not transaction.coming:
         return request
     texts = {f"coming.{number}": text for number, text in enumerate(transaction.coming.values()) if text is not None}

@@ -25,7 +25,7 @@ from gpunode.core.late import dataclass
 from gpunode.core.model.journal import FOLDER
 from gpunode.core.undo.plan import UndoPlan
 from gpunode.core.undo.scope import PARTS
-from gpunode.core.validation import as_lines, check_value, mapping, text, texts
+from gpunode.core.validation import as_flags, as_lines, check_value, mapping, text, texts
 
 VERBS = ("uninstall", "rollback")
 _OF_THAT_TIME = (b"handlers", b"plugin_was", b"broken")  # lines of a transaction's `after` that do not hold again
@@ -115,7 +115,7 @@ def _copy(file: FileRestore) -> str:
 def close_request(asked: UndoRequest, to: str, *, keep: bool = False) -> dict[str, bytes]:
     """restore.sh writes into the journal that the verb is done; `keep` leaves the copies of files where they are."""
     request = {"close": f"{asked.verb}\n".encode(), "to": f"{to}\n".encode()}
-    return request | ({"keep": b"1\n"} if keep else {})
+    return request | as_flags(keep=keep)
 
 
 def _last(back: UndoPlan, check: bool) -> dict[str, Sequence[str]]:
@@ -134,7 +134,7 @@ def _words(settings: Mapping[str, Mapping[str, str]]) -> dict[str, Sequence[str]
 
 def _restore(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:
     request = {name: as_lines(lines) for name, lines in files.items() if lines}
-    return Ask(title=title, script="restore.sh", request=request | _check(check)) if request else None
+    return Ask(title=title, script="restore.sh", request=request | as_flags(check=check)) if request else None
 
 
 def _activate(title: str, value: Mapping[str, Any], check: bool) -> Ask | None:
@@ -163,7 +163,3 @@ def _files(title: str, files: FileTransaction | None, check: bool) -> Ask | None
         }
     request |= {"used": as_lines(files.used)}
     return Ask(title=title, script="commit.sh", request=request)
-
-
-def _check(check: bool) -> dict[str, bytes]:
-    return {"check": b"1\n"} if check else {}
