@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.knowledge import source_of
 from gpunode.core.knowledge.support import Support
 from gpunode.core.late import dataclass
 
@@ -74,9 +75,9 @@ def minor_of(version: str) -> int:
 
 def parse_rules(rules: Table, schemas: Table, support: Mapping[str, Support]) -> SchedulerRules:
     """The tables of scheduler.toml, kube_schemas.toml and support.toml → SchedulerRules."""
-    names, config, extender = rules["sources"], rules["config"], rules["extender"]
+    config, extender = rules["config"], rules["extender"]
     gone = [
-        GoneFlag(name=name, gone=row["gone"], instead=row["instead"], source=_source(row, names))
+        GoneFlag(name=name, gone=row["gone"], instead=row["instead"], source=source_of(row, rules))
         for row in rules["flags"]
         for name in row["names"]
     ]
@@ -85,30 +86,25 @@ def parse_rules(rules: Table, schemas: Table, support: Mapping[str, Support]) ->
         api=config["api"],
         api_before=config["api_before"],
         api_before_until=config["api_before_until"],
-        api_source=_source(config, names),
+        api_source=source_of(config, rules),
         flags=tuple(gone),
-        moved=tuple(_moved(row, names) for row in rules["moved"]),
+        moved=tuple(_moved(row, rules) for row in rules["moved"]),
         plugins_removed=tuple((row.get("from", 0), tuple(row["removed"])) for row in rules["plugins"]),
-        kubelet=tuple(_moved(row, names) for row in rules["kubelet"]),
+        kubelet=tuple(_moved(row, rules) for row in rules["kubelet"]),
         resource=extender["resource"],
         node_port=extender["node_port"],
         url_path=extender["path"],
         config_file=extender["config_file"],
-        extender_source=_source(extender, names),
+        extender_source=source_of(extender, rules),
         schemas=schemas,
         support=support,
     )
 
 
-def _moved(row: Table, names: Table) -> MovedFlag:
+def _moved(row: Table, rules: Table) -> MovedFlag:
     return MovedFlag(
         flag=row["flag"],
         field=tuple(row["field"].split(".")),
         type=row.get("type", "string"),
-        source=_source(row, names),
+        source=source_of(row, rules),
     )
-
-
-def _source(row: Table, names: Table) -> str:
-    """The row's source, its short names spelled out."""
-    return re.sub(r"\A\w+|(?<=; )\w+", lambda found: str(names.get(found[0], found[0])), str(row["source"]))

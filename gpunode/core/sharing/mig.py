@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError, RefusedError
-from gpunode.core.knowledge import Knowledge
+from gpunode.core.knowledge import Knowledge, source_of
 from gpunode.core.late import dataclass
 from gpunode.core.meant import meant
 
@@ -68,14 +68,14 @@ class Product:
 
 def parse_mig(table: Mapping[str, Any]) -> tuple[Product, ...]:
     """The parsed mig.toml → products, in the file's order."""
-    return tuple(_product(row, table["geometries"][row["geometry"]], table["sources"]) for row in table["products"])
+    return tuple(_product(row, table["geometries"][row["geometry"]], table) for row in table["products"])
 
 
-def _product(row: Mapping[str, Any], geometry: Mapping[str, Any], sources: Mapping[str, str]) -> Product:
+def _product(row: Mapping[str, Any], geometry: Mapping[str, Any], table: Mapping[str, Any]) -> Product:
     lines = [line for line in geometry["profiles"].splitlines() if line.strip()]
     names = row["profiles"].split()
     gib, since = row.get("gib", {}), row.get("since", {})
-    parts = f"{row['source']}; {geometry['source']}".split("; ")
+    sources = dict.fromkeys(f"{row['source']}; {geometry['source']}".split("; "))
     return Product(
         name=row["name"],
         names=tuple(row.get("names", ())),
@@ -93,14 +93,8 @@ def _product(row: Mapping[str, Any], geometry: Mapping[str, Any], sources: Mappi
         mode=row["mode"],
         note=row.get("note", ""),
         display=tuple(f"10de:{one}" for one in row.get("display", ())),
-        source="; ".join(_spelled(part, sources) for part in dict.fromkeys(parts)),
+        source=source_of({"source": "; ".join(sources)}, table),
     )
-
-
-def _spelled(part: str, sources: Mapping[str, str]) -> str:
-    """A source with its short name spelled out: `deploy (H20)` → the URL and `(H20)`."""
-    name, space, rest = part.partition(" ")
-    return sources.get(name, name) + space + rest
 
 
 def _profile(name: str, line: str, gib: float | None, since: int) -> Profile:
