@@ -7,12 +7,14 @@ a kilobyte of aliases of aliases is gigabytes as soon as somebody makes a text o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from gpunode.core.errors import InputError
 
 EXPANDED = 100_000  # values (of a long text each 10 letters) that all aliases of one text together may stand for
+T = TypeVar("T")
 SIZE = 512 << 20  # bytes: the largest lists of public repositories have about 300 MB when they are unpacked
 
 
@@ -24,22 +26,27 @@ def load_yaml(text: str | bytes, where: str) -> Any:
     """
     import yaml
 
-    return _read(where, text, lambda: yaml.load(text, Loader=_fast()))  # noqa: S506 # a safe one
+    with yaml_errors(where):
+        check_aliases(text, where)
+        return yaml.load(text, Loader=_fast())  # noqa: S506 # a safe one
 
 
 def load_yaml_documents(text: str | bytes, where: str) -> list[Any]:
     """The plain values of each YAML document.  Raises InputError as `load_yaml` does."""
     import yaml
 
-    return list(_read(where, text, lambda: list(yaml.load_all(text, Loader=_fast()))))
+    with yaml_errors(where):
+        check_aliases(text, where)
+        return list(yaml.load_all(text, Loader=_fast()))
 
 
-def _read(where: str, text: str | bytes, read: Callable[[], Any]) -> Any:
+@contextmanager
+def yaml_errors(where: str) -> Iterator[None]:
+    """What a reader of YAML raises, as InputError."""
     import yaml
 
     try:
-        check_aliases(text, where)
-        return read()
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         spot = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -123,6 +130,16 @@ def check_length(text: str | bytes, where: str) -> None:
     """Raise InputError for a text that nothing of ours has to read."""
     if len(text) > SIZE:
         raise InputError(f"{where} has {len(text)} bytes", expected=f"at most {SIZE}")
+
+
+def structured(data: Any, kind: type[T], what: str, fix: str) -> T:
+    """The inverse of dataclasses.asdict.  Raises InputError."""
+    from cattrs import structure  # slow to import
+
+    try:
+        return structure(data, kind)
+    except Exception as error:
+        raise InputError(f"{error}: not {what}", fix=fix) from error
 
 
 def _fast() -> Any:

@@ -174,7 +174,6 @@ def test_a_broken_package_is_named(inside: str) -> None:
 OWN = {
     "core/doctor/state.py": "JSON of a node, of 1 MiB at most; JSON has no aliases",
     "core/edits/engines/docker_file.py": "daemon.json, of 1 MiB at most, which jsontext has parsed before",
-    "core/edits/text/jsontext.py": "a file of 1 MiB at most, with the hints of an editor",
     "core/edits/text/yamltext.py": "nodes with their places, behind check_aliases",
     "core/edits/undo.py": "the record of an edit",
     "core/bundle/manifest.py": "a manifest, whose size its reader bounds",

@@ -37,7 +37,6 @@ class NcclRun:
     version: str = ""  # of NCCL
     gpus: int = 0
     rows: tuple[Row, ...] = ()
-    average: float | None = None  # «Avg bus bandwidth»: over all sizes, the small ones too
     out_of_bounds: str = ""  # OK, FAILED; "" where the run did not come to its end
     algorithms: Mapping[int, str] = field(default_factory=dict)  # by size
     via: Mapping[str, int] = field(default_factory=dict)  # transport → channels
@@ -46,7 +45,7 @@ class NcclRun:
 
 def parse_nccl(output: str) -> NcclRun:
     """What of an all_reduce_perf run is there; nothing of it for another text."""
-    version, average, bounds, nvls = "", None, "", None
+    version, bounds, nvls = "", "", None
     ranks: set[int] = set()
     rows: list[Row] = []
     algorithms: dict[int, str] = {}
@@ -59,8 +58,6 @@ def parse_nccl(output: str) -> NcclRun:
             ranks.add(int(found[1]))
         elif found := re.search(r"NCCL version (\d+\.\d+\.\d+)", line):
             version = found[1]
-        elif found := re.match(r"# Avg bus bandwidth\s*:\s*(\S+)", line):
-            average = number(found[1])
         elif found := re.match(r"# Out of bounds values\s*:\s*\d+ (OK|FAILED)", line):
             bounds = found[1]
         if (found := _ALGORITHM.search(line)) and found[2].upper() in ALGORITHMS and len(algorithms) < 200:
@@ -70,7 +67,7 @@ def parse_nccl(output: str) -> NcclRun:
         elif found := _NVLS.search(line):
             nvls = int(found[1][:4])
     return NcclRun(
-        version=version, gpus=len(ranks), rows=tuple(rows), average=average, out_of_bounds=bounds,
+        version=version, gpus=len(ranks), rows=tuple(rows), out_of_bounds=bounds,
         algorithms=algorithms, via=dict(via), nvls_channels=nvls,
     )  # fmt: skip
 

@@ -15,10 +15,10 @@ from gpunode.core.accept.fleet import Spread
 from gpunode.core.accept.floors import Floor, Machine, floor_of, machine_of
 from gpunode.core.accept.judge import ExpectedSpeed
 from gpunode.core.accept.stages import STAGES, stage_of
-from gpunode.core.errors import InputError
 from gpunode.core.late import asdict, dataclass, field
 from gpunode.core.model import Check, HostOutcome, NodeFacts
 from gpunode.core.report.model import MetricRow
+from gpunode.core.untrusted import structured
 
 FORMAT = 1
 Verdict = Literal["accepted", "accepted-with-warnings", "not-proven", "failed", "refused"]
@@ -95,12 +95,7 @@ def key_of(facts: NodeFacts) -> str:
 
 def row_from(data: Any) -> StageRow:
     """The inverse of asdict(StageRow).  Raises InputError."""
-    from cattrs import structure
-
-    try:
-        return structure(data, StageRow)
-    except Exception as error:
-        raise InputError(f"{error}: not a row of an acceptance", fix="start the acceptance again") from error
+    return structured(data, StageRow, "a row of an acceptance", "start the acceptance again")
 
 
 def status_of(checks: Iterable[Check]) -> Literal["passed", "warning", "not-proven", "failed"]:
@@ -162,14 +157,7 @@ def record_data(record: AcceptRecord) -> dict[str, Any]:
 
 def record_from(data: Any) -> AcceptRecord:
     """The inverse of record_data.  Raises InputError."""
-    from cattrs import structure
-
-    try:
-        return structure(data, AcceptRecord)
-    except Exception as error:
-        raise InputError(
-            f"{error}: not a record of an acceptance", fix="name a folder that gpunode accept wrote"
-        ) from error
+    return structured(data, AcceptRecord, "a record of an acceptance", "name a folder that gpunode accept wrote")
 
 
 def standards_of(rows: Sequence[StageRow]) -> dict[str, str]:

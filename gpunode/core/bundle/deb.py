@@ -149,8 +149,5 @@ def release_text(indexes: Mapping[str, bytes], *, date: str, arch: str, label: s
 def packages_text(debs: Iterable[Deb]) -> str:
     """A Packages file of a flat repository: the stanzas as they were, but for where the file lies."""
     ordered = sorted(debs, key=lambda deb: (deb.name, version_key(deb.version)))
-    return "\n".join(
-        re.sub(r"^Filename:.*$", f"Filename: ./{deb.file_name}", d.stanza, flags=re.M) + "\n"
-        for deb in ordered
-        for d in (deb,)
-    )
+    stanzas = (re.sub(r"^Filename:.*$", f"Filename: ./{deb.file_name}", deb.stanza, flags=re.M) for deb in ordered)
+    return "\n".join(f"{stanza}\n" for stanza in stanzas)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpunode.core.bundle.deb import Deb
 from gpunode.core.bundle.manifest import matches_version
 from gpunode.core.bundle.rpm import Modules, Rpm, left_out, parse_modules
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import PackageWant, Problem
 from gpunode.core.numbers import upstream
@@ -66,10 +67,8 @@ def _seen(rpms: Sequence[Rpm], modules: Modules, streams: Sequence[str]) -> Mapp
 
 
 def _versions(found: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
-    names: dict[str, set[str]] = {}
-    for name, version in found:
-        names.setdefault(name, set()).add(version)
-    return {name: tuple(sorted(versions, key=version_key, reverse=True)) for name, versions in names.items()}
+    names = grouped(found)
+    return {name: tuple(sorted(set(versions), key=version_key, reverse=True)) for name, versions in names.items()}
 
 
 # ---------------------------------------------------------------- a plan's packages

@@ -63,12 +63,9 @@ def parse_sources(text: str, where: str, words: Mapping[str, str] = {}) -> tuple
 
 def _deb822(text: str) -> Iterator[Upstream]:
     for block in re.split(r"\n\s*\n", re.sub(r"^#.*\n?", "", text, flags=re.M)):
-        fields = {
-            k.lower(): " ".join(v.split("\n")) for k, v in re.findall(r"^([\w-]+):((?:.*)(?:\n[ \t].*)*)", block, re.M)
-        }
+        fields = {k.lower(): v for k, v in re.findall(r"^([\w-]+):((?:.*)(?:\n[ \t].*)*)", block, re.M)}
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").strip() == "no":
             continue
-        signed = re.search(r"^Signed-By:((?:.*)(?:\n[ \t].*)*)", block, re.M | re.I)
         for url in fields.get("uris", "").split():
             for suite in fields.get("suites", "").split():
                 yield Upstream(
@@ -76,7 +73,7 @@ def _deb822(text: str) -> Iterator[Upstream]:
                     url=url,
                     suite=suite,
                     components=tuple(fields.get("components", "").split()),
-                    key=_key(signed[1]) if signed else "",
+                    key=_key(fields.get("signed-by", "")),
                 )
 
 
@@ -84,9 +81,7 @@ def _key(text: str) -> str:
     """A path, or a key's text, of which deb822 begins each line with a space and writes empty ones as a dot."""
     if "BEGIN PGP" not in text:
         return text.strip()
-    return "\n".join(
-        line.strip().removeprefix(".") if line.strip() == "." else line.strip() for line in text.splitlines()
-    )
+    return "\n".join("" if line.strip() == "." else line.strip() for line in text.splitlines())
 
 
 def _one_line(text: str) -> Iterator[Upstream]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, field
 from gpunode.core.model.choice import Problem, Undo
 from gpunode.core.printable import few
@@ -168,10 +169,7 @@ class JournalSnapshot:
     @cached_property
     def bytes_of(self) -> Mapping[str, Sequence[bytes]]:
         """By path, the versions of which all bytes are known."""
-        found: dict[str, list[bytes]] = {}
-        for (_, path), data in self.versions.items():
-            found.setdefault(path, []).append(data)
-        return found
+        return grouped((path, data) for (_, path), data in self.versions.items())
 
 
 class Note(NamedTuple):
@@ -220,11 +218,10 @@ class Scope:
         undone = {r.id for r in self.known if r.op == "files" and r.phase == "undone"}
         standing = (r for r in self.known if r.op == "files" and r.id not in undone)
         files = ((record, file) for record in standing for file in record.more.get("files", ()))
-        found: dict[str, list[Recorded]] = {}
-        for at, (record, file) in enumerate(files):
-            one = Recorded(at, record, file["before"], file["after"], self.has(record))
-            found.setdefault(file["path"], []).append(one)
-        return found
+        return grouped(
+            (file["path"], Recorded(at, record, file["before"], file["after"], self.has(record)))
+            for at, (record, file) in enumerate(files)
+        )
 
     @cached_property
     def own_files(self) -> Mapping[str, Sequence[Recorded]]:
@@ -235,12 +232,11 @@ class Scope:
     @cached_property
     def states(self) -> Mapping[str, Mapping[str, Sequence[Recorded]]]:
         """By kind and name, what was set of all but files and packages, where some of it is to be undone."""
-        found: dict[tuple[str, str], list[Recorded]] = {}
-        for at, record in enumerate(self.known):
-            if record.op == "state":
-                more = record.more
-                one = Recorded(at, record, more["from"], more["to"], self.has(record))
-                found.setdefault((more["kind"], more["name"]), []).append(one)
+        states = ((at, record, record.more) for at, record in enumerate(self.known) if record.op == "state")
+        found = grouped(
+            ((more["kind"], more["name"]), Recorded(at, record, more["from"], more["to"], self.has(record)))
+            for at, record, more in states
+        )
         by_kind: dict[str, dict[str, Sequence[Recorded]]] = {}
         for (kind, name), ones in found.items():
             if any(one.mine for one in ones):

@@ -8,8 +8,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from gpunode.core.errors import InputError
 from gpunode.core.report.model import ProbeSummary, Report
+from gpunode.core.untrusted import structured
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
@@ -21,15 +21,9 @@ def report_data(report: Report) -> dict[str, Any]:
 
 
 def seen_from(data: Mapping[str, Any]) -> ProbeSummary:
-    """The inverse of asdict(Seen).  Raises InputError."""
-    from cattrs import structure
-
-    try:
-        return structure(data, ProbeSummary)
-    except Exception as error:
-        raise InputError(
-            f"{error}: not what gpunode has found out about a host", fix="make the plan again with this gpunode"
-        ) from error
+    """The inverse of asdict(ProbeSummary).  Raises InputError."""
+    what = "what gpunode has found out about a host"
+    return structured(data, ProbeSummary, what, "make the plan again with this gpunode")
 
 
 def report_schema() -> dict[str, Any]:

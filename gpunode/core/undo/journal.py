@@ -39,6 +39,7 @@ from gpunode.core.grammar import (
     WORD_OR_DASH,
     Grammar,
 )
+from gpunode.core.grouped import grouped
 from gpunode.core.items.item import ABSENT
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Undo
@@ -310,10 +311,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _sets(pairs: Iterator[tuple[str, str]]) -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
-    for key, value in pairs:
-        found.setdefault(key, set()).add(value)
-    return {key: frozenset(values) for key, values in found.items()}
+    return {key: frozenset(values) for key, values in grouped(pairs).items()}
 
 
 # ---------------------------------------------------------------- runs

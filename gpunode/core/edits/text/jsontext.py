@@ -11,10 +11,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from gpunode.core.content import place
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, regex
+from gpunode.core.untrusted import load_json
 
 Path = tuple[str, ...]
 Span = tuple[int, int, str]  # from, to, what comes there instead
@@ -41,12 +41,9 @@ class Member(NamedTuple):
 def parse(path: str, text: str) -> Any:
     """The plain values; InputError carries path:line:column."""
     try:
-        return json.loads(text, parse_constant=_constant)
-    except json.JSONDecodeError as error:
-        what = f"{path}:{place(text, error.pos)}: {error.msg}"
-        raise InputError(what, expected="valid JSON", fix="fix the file") from None
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"{path}: {str(error)[:200]}", expected="valid JSON", fix="fix the file") from None
+        return load_json(text, path, parse_constant=_constant)
+    except InputError as error:
+        raise InputError(error.what, expected=error.expected, fix="fix the file") from None
 
 
 def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> str:

@@ -19,7 +19,7 @@ from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
 from gpunode.core.late import regex
-from gpunode.core.untrusted import check_aliases
+from gpunode.core.untrusted import check_aliases, yaml_errors
 
 Path = Sequence[str | int]
 _BY_HAND = "edit the file by hand, then run again"
@@ -57,14 +57,8 @@ def _values(text: str) -> Any:
 def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
     """Text and plain values of a YAML mapping ({} for an empty file); InputError carries path:line:column."""
     text = decode(path, data)
-    try:
+    with yaml_errors(path):
         found = load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise InputError(f"{path}{where}: {error.problem or error.context}", expected="valid YAML") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {str(error)[:200]}", expected="valid YAML") from None
     if not isinstance(found, dict | None):
         raise InputError(f"{path} holds {type(found).__name__}", expected="a mapping, KEY: VALUE on each line")
     return text, found or {}
