@@ -28,6 +28,7 @@ from gpunode.core.edits.target import (
     refused,
     texts,
 )
+from gpunode.core.edits.undo import put
 from gpunode.core.engines import DISTRIBUTIONS, ENGINES, ROWS, DistributionRow, EngineRow
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.flags import flag_value
@@ -88,7 +89,7 @@ def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> E
 
     def found(files: Mapping[str, bytes | None]) -> RuntimeState | None:
         try:
-            return runtime_state({path: data for path, data in files.items() if data is not None}, request)
+            return runtime_state(put({}, files), request)
         except GpunodeError:
             return None
 

@@ -52,10 +52,11 @@ def record(before: bytes | None, after: bytes | None) -> Undo:
     if hunks and before is not None and after is not None and len(after) <= _WHOLE:
         at, end = hunks[0].at, hunks[0].at + len(hunks[0].after)
         hunks[0] = replace(hunks[0], lead=after[:at], trail=after[end:])
-    return Undo(created=before is None, hunks=tuple(hunks), sha256=_sha256(after))
+    return Undo(created=before is None, hunks=tuple(hunks), sha256=sha256_of(after))
 
 
-def _sha256(data: bytes | None) -> str:
+def sha256_of(data: bytes | None) -> str:
+    """In hex; "" of a file that is not there."""
     return "" if data is None else hashlib.sha256(data).hexdigest()
 
 
@@ -181,7 +182,7 @@ def _by_lines(data: bytes, undo: Undo) -> tuple[bytes | None, tuple[Lost, ...]]:
 def base_of(undo: Undo) -> bytes | None:
     """The whole file as the edit left it, where the first hunk has all of it around itself."""
     whole = undo.hunks[0].lead + undo.hunks[0].after + undo.hunks[0].trail if undo.hunks else b""
-    return whole if _sha256(whole) == undo.sha256 else None
+    return whole if sha256_of(whole) == undo.sha256 else None
 
 
 def former(undo: Undo, data: bytes | None) -> bytes | None:
@@ -201,7 +202,7 @@ def _ended(lines: bytes, data: bytes, end: int) -> bytes:
 
 def untouched(data: bytes | None, undo: Undo) -> bool:
     """Whether the file is as the edit left it."""
-    return _sha256(data) == undo.sha256
+    return sha256_of(data) == undo.sha256
 
 
 def remnant(data: bytes, undo: Undo) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from gpunode.core.late import dataclass, regex
+from gpunode.core.late import dataclass, field, regex, replace
 
 # pflag takes the word behind a flag as its value, unless the flag is a switch: those of kube-scheduler and kubelet
 _SWITCHES = frozenset(
@@ -20,6 +21,7 @@ _SWITCHES = frozenset(
     "enable-debugging-handlers protect-kernel-defaults serialize-image-pulls make-iptables-util-chains "
     "enable-controller-attach-detach runonce kernel-memcg-notification seccomp-default".split()
 )
+K = TypeVar("K")
 _OPERATORS = regex(r"\d*[<>|;&]")
 
 
@@ -47,13 +49,24 @@ class WordChange:
     """What becomes of words: those that go, those that become another, and those that come behind the word `after`."""
 
     gone: frozenset[int] = frozenset()
-    rewritten: Mapping[int, str] | None = None
+    rewritten: Mapping[int, str] = field(default_factory=dict)
     more: tuple[str, ...] = ()
     after: int = -1
 
     @property
     def nothing(self) -> bool:
         return not self.gone and not self.rewritten and not self.more
+
+    def apart(self, places: Sequence[tuple[K, int]]) -> dict[K, WordChange]:
+        """What goes and changes in each text that words stand in: `places` has of each word its text and number."""
+        parts: dict[K, WordChange] = {}
+        for at, (text, number) in enumerate(places):
+            part = parts.get(text, WordChange())
+            if at in self.gone:
+                parts[text] = replace(part, gone=part.gone | {number})
+            elif at in self.rewritten:
+                parts[text] = replace(part, rewritten={**part.rewritten, number: self.rewritten[at]})
+        return parts
 
 
 def words_in(text: str, start: int = 0, end: int | None = None, *, sh: bool = False) -> list[Word]:
@@ -172,7 +185,7 @@ def quoted(word: str) -> str:
 def apply_words(text: str, words: Sequence[Word], change: WordChange, quote: Callable[[str], str] = quoted) -> str:
     """The text with a change of its words: a new word goes on a line of its own where the others do."""
     edits = [(start, stop, "") for start, stop in _runs(words, change.gone)]
-    for at, value in (change.rewritten or {}).items():
+    for at, value in change.rewritten.items():
         word = words[at]
         mark = text[word.start]
         same = mark in "\"'" and text[word.end - 1] == mark and mark not in value

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import dropwhile
 
 from gpunode.core.edits import RuntimeRequest, runtime_target, unconfigure_runtime
 from gpunode.core.edits.target import EditTarget, Refusal, problem_of
-from gpunode.core.edits.undo import NEEDED, NOT_FOUND, base_of, former, put, revert
+from gpunode.core.edits.undo import NEEDED, NOT_FOUND, base_of, former, put, revert, sha256_of
 from gpunode.core.edits.values import Lost
 from gpunode.core.engines import DAEMONS, DISTRIBUTIONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
@@ -78,10 +77,6 @@ class FileBack(Back):
 def _is_source(file: FileRestore) -> bool:
     """Whether it is a repository that goes, and that packages may still be needed from."""
     return not file.held and file.data is None and file.path.startswith(SOURCES)
-
-
-def _sha256(data: bytes | None) -> str:
-    return "" if data is None else hashlib.sha256(data).hexdigest()
 
 
 def _read_by(target: EditTarget, contents: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -228,7 +223,7 @@ class Files:
                 if data == files.get(path):
                     self._needed |= {one.record.id for one in self.scope.own_files.get(place, ())}
                 else:
-                    back[place] = FileRestore(path=place, expect=_sha256(files.get(path)), data=data)
+                    back[place] = FileRestore(path=place, expect=sha256_of(files.get(path)), data=data)
             for reason in (*(one for one in edit.reasons if one.level == "stays"), *named):
                 self._note(reason.what, reason.why)
         return found
@@ -397,7 +392,7 @@ class _Known:
             return back.data if back else data
         for one in self.edits[::-1]:
             data, _ = revert(data, one, self.called)
-        return {**self.texts, _sha256(data): data}[self.replayed.wanted.hash]
+        return {**self.texts, sha256_of(data): data}[self.replayed.wanted.hash]
 
     @cached_property
     def copies(self) -> Mapping[str, str]:
@@ -430,7 +425,7 @@ class _Known:
         journal, path = self._journal, self.path
         found = [*journal.bytes_of.get(path, ()), *([journal.contents[path]] if path in journal.contents else ())]
         bases = (base_of(undo) for undo in journal.edits.get(path, {}).values())
-        return {_sha256(data): data for data in (*found, *bases) if data is not None}
+        return {sha256_of(data): data for data in (*found, *bases) if data is not None}
 
     def is_undone(self, now: str) -> bool:
         """Whether an undo has left it so."""

@@ -41,7 +41,7 @@ from gpunode.core.edits.engines.containerd_files import (
 from gpunode.core.edits.engines.dropin import encode
 from gpunode.core.edits.target import Activation, Engine, Refusal, RuntimeRequest, RuntimeState, changed, restarted
 from gpunode.core.edits.text import jsontext, toml
-from gpunode.core.edits.undo import NEEDED
+from gpunode.core.edits.undo import NEEDED, put
 from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
@@ -429,8 +429,7 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """containerd reads its configuration only when it starts."""
-    read = {path: file.data for path, file in facts.files.items()}
-    files = {path: data for path, data in {**read, **edit.changes}.items() if data is not None}
+    files = put({}, {path: file.data for path, file in facts.files.items()} | dict(edit.changes))
     request = RuntimeRequest(runtime="containerd", version=runtime.version, config=runtime.config)
     return restarted(
         runtime,

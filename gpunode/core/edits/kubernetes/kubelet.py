@@ -22,6 +22,7 @@ from gpunode.core.edits.text.unitfile import (
     program_of,
     unit_patterns,
 )
+from gpunode.core.edits.undo import put
 from gpunode.core.engines import KUBELET_CONFIGS, KUBELET_FLAGS
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts.flags import Flag, change_flags, flags_in, last_value
@@ -288,12 +289,11 @@ def kubelet_target(request: KubeletRequest, rules: SchedulerRules) -> EditTarget
 
 def _activation(files: Files, edit: Edit, request: KubeletRequest) -> Activation:
     """Its unit is restarted; running containers stay."""
-    after = {path: data for path, data in {**files, **edit.changes}.items() if data is not None}
     return Activation(
         unit=posixpath.basename(request.unit),
         verb="restart",
         config=request.unit,
-        health=_health(after, request),
+        health=_health(put(files, edit.changes), request),
         reread=units_changed(edit),
         disrupts="the kubelet restarts; containers run on, and nothing new starts on this node for some seconds",
         settle=10,

@@ -19,6 +19,7 @@ from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
 from gpunode.core.edits.target import KUBEADM, Activation, EditTarget, Files, Records, Refusal, asks, units_changed
 from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import FOLDERS, UnitProgram, change_program, program_of, unit_patterns
+from gpunode.core.edits.undo import put
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
@@ -323,13 +324,12 @@ def _noticed(files: Files, edit: Edit, manifest: str) -> Edit:
 
 def _activation(files: Files, edit: Edit, request: SchedulerRequest) -> Activation:
     """The kubelet restarts a static pod by itself, and is awaited; a unit is restarted."""
-    after = {path: data for path, data in {**files, **edit.changes}.items() if data is not None}
     found = Activation(
         unit="kubelet.service",
         verb="await",
         process=NAME,
         config=request.manifest or request.unit,
-        health=_health(host_of(after, request).flags),
+        health=_health(host_of(put(files, edit.changes), request).flags),
         disrupts=f"{NAME} of this node restarts; pods wait for their node until it, or another one, leads again",
         settle=10,
     )

@@ -85,20 +85,13 @@ def with_words(pod: Pod, change: WordChange) -> Pod:
     if change.nothing:
         return pod
     text = pod.text
-    scripts: dict[tuple[str | int, ...], WordChange] = {}
-    for at in sorted({*change.gone, *(change.rewritten or {})}, reverse=True):
+    for at in sorted({*change.gone, *change.rewritten}, reverse=True):
         place, inner = pod.places[at]
-        if inner is not None:
-            part = scripts.get(place, WordChange())
-            if at in change.gone:
-                part = replace(part, gone=part.gone | {inner})
-            else:
-                part = replace(part, rewritten={**(part.rewritten or {}), inner: (change.rewritten or {})[at]})
-            scripts[place] = part
-        elif at in change.gone:
-            text = yamltext.remove(text, place)
-        else:
-            text = yamltext.set_value(text, place, (change.rewritten or {})[at])
+        if inner is None:
+            gone = at in change.gone
+            text = yamltext.remove(text, place) if gone else yamltext.set_value(text, place, change.rewritten[at])
+    parts = change.apart([(place, inner or 0) for place, inner in pod.places])
+    scripts = {place: parts[place] for place, inner in pod.places if inner is not None and place in parts}
     if change.more:
         place, inner = pod.places[max(change.after, 0)]
         if inner is not None:

@@ -133,29 +133,20 @@ def _joined(
 def change_program(files: Mapping[str, bytes], program: UnitProgram, change: WordChange) -> dict[str, bytes]:
     """The files with a change of the program's words, each word where it stands."""
     after = dict(files)
-    parts = [WordChange() for _ in program.segments]
-    for at in change.gone:
-        segment, word = program.order[at]
-        parts[segment] = replace(parts[segment], gone=parts[segment].gone | {word})
-    for at, text in (change.rewritten or {}).items():
-        segment, word = program.order[at]
-        parts[segment] = replace(parts[segment], rewritten={**(parts[segment].rewritten or {}), word: text})
+    parts = change.apart(program.order)
     if change.more:
-        segment, word = _place(program, change)
-        parts[segment] = replace(parts[segment], more=change.more, after=word)
-    for segment in sorted(range(len(parts)), key=lambda at: program.segments[at].start, reverse=True):
-        if not parts[segment].nothing:
-            path, words = program.segments[segment].path, program.segments[segment].words
-            text = after[path].decode()
-            start = program.segments[segment].start
-            after[path] = _applied(text, words, parts[segment], start).encode()
+        number, word = _place(program, change)
+        parts[number] = replace(parts.get(number, WordChange()), more=change.more, after=word)
+    for number in sorted(parts, key=lambda at: program.segments[at].start, reverse=True):
+        segment = program.segments[number]
+        after[segment.path] = _applied(after[segment.path].decode(), segment, parts[number]).encode()
     return after
 
 
 def append_word(files: Mapping[str, bytes], segment: Segment, word: str) -> dict[str, bytes]:
     """The files with one more word at the end of a segment, which may have none yet."""
     text, change = files[segment.path].decode(), WordChange(more=(word,), after=len(segment.words) - 1)
-    return {**files, segment.path: _applied(text, segment.words, change, segment.start).encode()}
+    return {**files, segment.path: _applied(text, segment, change).encode()}
 
 
 def _place(program: UnitProgram, change: WordChange) -> tuple[int, int]:
@@ -168,10 +159,10 @@ def _place(program: UnitProgram, change: WordChange) -> tuple[int, int]:
     return segment, word
 
 
-def _applied(text: str, words: Sequence[Word], change: WordChange, start: int) -> str:
-    if words:
-        return apply_words(text, words, change, _quoted)
-    return f"{text[:start]}{' '.join(map(_quoted, change.more))}{text[start:]}"
+def _applied(text: str, segment: Segment, change: WordChange) -> str:
+    if segment.words:
+        return apply_words(text, segment.words, change, _quoted)
+    return f"{text[: segment.start]}{' '.join(map(_quoted, change.more))}{text[segment.start :]}"
 
 
 def _quoted(word: str) -> str:
