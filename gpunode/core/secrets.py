@@ -22,6 +22,7 @@ from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import NodeFacts
 from gpunode.core.spec import Spec
+from gpunode.core.spec.option import key_in
 
 SHOWN = "********"
 SHORTEST = 4  # characters from which on a secret is looked for in any text; a shorter one would be found everywhere
@@ -174,7 +175,7 @@ class _Walk:
 
     def sealed(self, data: Any, path: str) -> Any:
         if isinstance(data, Mapping):
-            return {key: self.sealed(value, _join(path, key)) for key, value in data.items()}
+            return {key: self.sealed(value, key_in(path, key)) for key, value in data.items()}
         if isinstance(data, list | tuple):
             return [self.sealed(value, path) for value in data]
         return self._text(data, path) if isinstance(data, str) else data
@@ -244,13 +245,9 @@ def _parts(text: str, *, vaulted: bool) -> list[_Part]:
 
 def _opened(data: Any, path: str, secrets: Secrets) -> Any:
     if isinstance(data, Mapping):
-        return {key: _opened(value, _join(path, key), secrets) for key, value in data.items()}
+        return {key: _opened(value, key_in(path, key), secrets) for key, value in data.items()}
     if not isinstance(data, str):
         return data
     names = {found[0]: found[1] for found in _REFERENCE.finditer(data)}
     own = names and all(name == path and reference in secrets.values for reference, name in names.items())
     return secrets.open(data) if own else data
-
-
-def _join(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)

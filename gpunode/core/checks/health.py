@@ -160,7 +160,7 @@ def _mps(facts: NodeFacts) -> Check:
 
 
 def _enabled(facts: NodeFacts, unit: str) -> bool:
-    service = facts.services.get(unit.removesuffix(".service"))
+    service = facts.service(unit)
     return bool(service and service.enabled == "enabled")
 
 

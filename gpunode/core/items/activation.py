@@ -123,7 +123,7 @@ class ServiceItem(Item):
     reads: tuple[str, ...] = ()  # files of its role that it reads when it starts
 
     def actual(self, facts: NodeFacts) -> str:
-        service = facts.services.get(self.unit.removesuffix(".service"))
+        service = facts.service(self.unit)
         return f"{service.active or 'inactive'}, {_at_boot(service)}" if service else ABSENT
 
     @property
@@ -152,7 +152,7 @@ class Enabled(Item):
     unit: str
 
     def actual(self, facts: NodeFacts) -> str:
-        service = facts.services.get(self.unit.removesuffix(".service"))
+        service = facts.service(self.unit)
         return _at_boot(service) if service else ABSENT
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
@@ -174,7 +174,7 @@ class Masked(Item):
     unit: str
 
     def actual(self, facts: NodeFacts) -> str:
-        service = facts.services.get(self.unit.removesuffix(".service"))
+        service = facts.service(self.unit)
         if service is None:
             return ABSENT
         state = "inactive" if service.active in ("", "failed") else service.active  # one that has failed runs no more
@@ -266,7 +266,7 @@ def stopped(runtime: Runtime) -> bool:
 
 def how_stopped(facts: NodeFacts, runtime: Runtime) -> str:
     """In words: «docker.service is enabled and does not run (failed)»."""
-    service = facts.services.get(runtime.unit.removesuffix(".service"))
+    service = facts.service(runtime.unit)
     failed = " (failed)" if service and service.active == "failed" else ""
     return f"{runtime.unit} is enabled and does not run{failed}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.core.items.activation import LOADED, Module, ServiceItem
 from gpunode.core.items.activation import STEP as activation_step
-from gpunode.core.items.file import File, render
+from gpunode.core.items.file import File, file_if, render
 from gpunode.core.items.item import ABSENT, PRESENT, Found, HostCase, Item, Question, reboots
 from gpunode.core.items.package import PACKAGES as BY_PACKAGES
 from gpunode.core.items.package import NoPackage, PackageItem
@@ -224,11 +224,9 @@ def _sources(facts: NodeFacts, driver: DriverChoice, templates: Mapping[str, str
                 mode=f"{file.mode:04o}",
                 reasons=(why,),
             )
-    if patterns := fence_patterns(facts, driver):
-        text = render(templates["unattended-upgrades.conf.j2"], patterns=patterns)
-        yield File(role="driver", option="upgrades", path=UNATTENDED_CONF, text=text)
-    elif UNATTENDED_CONF in facts.files:
-        yield File(role="driver", option="upgrades", path=UNATTENDED_CONF, text=None)
+    patterns = fence_patterns(facts, driver)
+    text = render(templates["unattended-upgrades.conf.j2"], patterns=patterns) if patterns else ""
+    yield from file_if(facts, text, role="driver", option="upgrades", path=UNATTENDED_CONF)
 
 
 def _problems(facts: NodeFacts, driver: DriverChoice) -> Iterator[Problem]:
@@ -248,12 +246,10 @@ def _switched_off(facts: NodeFacts, driver: DriverChoice) -> Iterator[tuple[Conf
 
 
 def _parameters(facts: NodeFacts, parameters: Parameters, templates: Mapping[str, str]) -> Iterator[Item]:
-    if any(parameters.values()):
-        text = render(templates["nvidia-parameters.conf.j2"], parameters=parameters)
-        yield File(role="driver", path=PARAMETERS_CONF, text=text)
+    text = render(templates["nvidia-parameters.conf.j2"], parameters=parameters) if any(parameters.values()) else ""
+    yield from file_if(facts, text, role="driver", path=PARAMETERS_CONF)
+    if text:
         yield LoadedParameters(parameters=parameters)
-    elif PARAMETERS_CONF in facts.files:
-        yield File(role="driver", path=PARAMETERS_CONF, text=None)
 
 
 def _base(case: HostCase, role: str) -> dict[str, Any]:

@@ -72,6 +72,12 @@ class File(Item):
         yield self.path, self.content(key_of)
 
 
+def file_if(facts: NodeFacts, text: str, *, role: str, path: str, option: str = "files") -> Iterator[File]:
+    """The file with that text; without any, one that is there goes."""
+    if text or path in facts.files:
+        yield File(role=role, option=option, path=path, text=text or None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeyFile(File):
     """The key of a repository, known by its fingerprint until it is written."""

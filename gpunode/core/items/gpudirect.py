@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpunode.core.items.activation import Module
-from gpunode.core.items.file import File
+from gpunode.core.items.file import file_if
 from gpunode.core.items.item import Found, Question
 from gpunode.core.model import NodeFacts, Problem, TuningChoice
 from gpunode.core.numbers import version_tuple
@@ -23,10 +23,8 @@ _DMABUF_SINCE = (5, 12)  # the first Linux whose RDMA takes a DMA-BUF
 def wanted(question: Question) -> Found:
     """The modules, at once and at each boot; without any a file that is there goes."""
     modules = (question.solution.tuning or TuningChoice()).modules
-    if modules:
-        yield File(role="fabric", path=CONF, text=_HEAD + "".join(f"{name}\n" for name in modules))
-    elif CONF in question.facts.files:
-        yield File(role="fabric", path=CONF, text=None)
+    text = _HEAD + "".join(f"{name}\n" for name in modules) if modules else ""
+    yield from file_if(question.facts, text, role="fabric", path=CONF)
     if question.spec.image.load:
         yield from (Module(role="fabric", module=name) for name in modules)
 

@@ -28,7 +28,7 @@ class Memlock(Item):
     unit: str
 
     def actual(self, facts: NodeFacts) -> str:
-        service = facts.services.get(self.unit.removesuffix(".service"))
+        service = facts.service(self.unit)
         if not service:
             return "not read"
         container = facts.virtualization in CONTAINERS  # which may not be allowed to raise it: systemd's word has to do

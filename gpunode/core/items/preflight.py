@@ -21,11 +21,14 @@ SHAPE = mapping(
 )
 
 
-def expected(case: HostCase, role: str) -> dict[str, Any]:
-    """The node that a plan is made for."""
-    facts = case.facts
+def _seen(facts: NodeFacts) -> dict[str, Any]:
     gpus = [f"{gpu.slot}={gpu.id}" for gpu in facts.gpus]
     return {"distro": facts.distro.key, "arch": facts.arch, "kernel": facts.kernel, "gpus": gpus}
+
+
+def expected(case: HostCase, role: str) -> dict[str, Any]:
+    """The node that a plan is made for."""
+    return _seen(case.facts)
 
 
 def recovered(case: HostCase, role: str) -> bool:
@@ -49,12 +52,8 @@ def mismatches(expect: Mapping[str, Any], facts: NodeFacts) -> list[str]:
     Keys that are missing or empty are not compared.  A node with malformed facts never matches.  Raises InputError.
     """
     check_value("preflight", expect, SHAPE)
-    found: dict[str, Any] = {
-        "distro": facts.distro.key,
-        "arch": facts.arch,
-        "kernel": facts.kernel,
-        "gpus": sorted(f"{gpu.slot}={gpu.id}" for gpu in facts.gpus),
-    }
+    found = _seen(facts)
+    found["gpus"].sort()
     return [*facts.malformed] + [
         f"{key} is {_words(found[key])}, the plan expects {_words(wanted)}"
         for key, wanted in ((key, expect.get(key)) for key in found)

@@ -10,7 +10,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpunode.core.items.file import File
+from gpunode.core.items.file import file_if
 from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question, StateKind
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check, ConfigFile, NodeFacts
@@ -57,12 +57,10 @@ def tuned(question: Question) -> Found:
     """The settings of `tuning`, now and at every boot; without any a file that is there goes."""
     tuning = question.solution.tuning
     settings = tuning.sysctl if tuning else {}
-    if settings:
-        text = "# written by gpunode\n" + "".join(f"{key} = {value}\n" for key, value in settings.items())
-        yield File(role="runtime", path=TUNING_CONF, text=text)
-        yield from (Sysctl(setting=key, value=value) for key, value in settings.items())
-    elif TUNING_CONF in question.facts.files:
-        yield File(role="runtime", path=TUNING_CONF, text=None)
+    lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
+    text = f"# written by gpunode\n{lines}" if lines else ""
+    yield from file_if(question.facts, text, role="runtime", path=TUNING_CONF)
+    yield from (Sysctl(setting=key, value=value) for key, value in settings.items())
 
 
 @dataclass(frozen=True)

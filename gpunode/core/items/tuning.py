@@ -60,7 +60,7 @@ def _units(facts: NodeFacts) -> Iterator[str]:
     names = [row.unit for row in ROWS.values() if row.daemon]
     names += [one.unit for one in facts.runtimes if one.unit]
     for name in dict.fromkeys([*names, "kubelet.service"]):
-        service = facts.services.get(name.removesuffix(".service"))
+        service = facts.service(name)
         if service and service.active == "active":
             yield name if name.endswith(".service") else f"{name}.service"
 

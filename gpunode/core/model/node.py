@@ -562,6 +562,10 @@ class NodeFacts:
         """The engine of that name, or None."""
         return next((r for r in self.runtimes if r.name == name), None)
 
+    def service(self, unit: str) -> Service | None:
+        """The unit of that name, with or without .service; None where the probe did not see it."""
+        return self.services.get(unit.removesuffix(".service"))
+
     @property
     def kernel(self) -> str:
         """Release of the running kernel, "" when unknown."""

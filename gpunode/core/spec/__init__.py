@@ -17,10 +17,10 @@ from gpunode.core.late import dataclass
 from gpunode.core.meant import meant
 from gpunode.core.numbers import whole
 from gpunode.core.spec.accept import AcceptSpec, check_accept
-from gpunode.core.spec.gpu import GpuSpec, check_gpu
+from gpunode.core.spec.gpu import PCI_ID, GpuSpec, check_gpu
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
 from gpunode.core.spec.module_parameters import check_parameters
-from gpunode.core.spec.option import check_text, option
+from gpunode.core.spec.option import check_text, key_in, option
 from gpunode.core.spec.rollout import RolloutSpec, check_rollout
 from gpunode.core.spec.runfile import RunfileSpec, check_runfiles
 from gpunode.core.spec.source import SourceSpec, check_sources
@@ -58,7 +58,7 @@ class ImageSpec:
 def check_image(image: ImageSpec) -> None:
     """Raises InputError for what is no PCI id."""
     for pci_id in (*image.gpus, *image.nvswitches):
-        if not re.fullmatch(r"10de:[0-9a-f]{4}", pci_id):
+        if not re.fullmatch(PCI_ID, pci_id):
             raise InputError.of(
                 "image",
                 f"has {pci_id!r}",
@@ -247,7 +247,7 @@ class _Reader:
             return tuple(self._parts(inner[0], [(f"{path}[{i}]", i, v) for i, v in enumerate(items)]).values())
         if origin in (Mapping, dict) or kind is Mapping:
             found = {k: v for k, v in self._mapping(value, path, "").items() if v is not None}  # null removes a key
-            return self._parts(inner[1], [(_join(path, k), str(k), v) for k, v in found.items()])
+            return self._parts(inner[1], [(key_in(path, k), str(k), v) for k, v in found.items()])
         if origin in (types.UnionType, typing.Union):
             some = next(a for a in inner if a is not type(None))
             return None if value is None else self.read(some, value, path)
@@ -269,7 +269,7 @@ class _Reader:
             with self.collecting():
                 if key not in hints:
                     raise _unknown(key, hints, inner, path=path)
-                fields[key] = self.read(hints[key], inner, _join(path, key))
+                fields[key] = self.read(hints[key], inner, key_in(path, key))
         return kind(**fields)
 
     def _mapping(self, value: Any, path: str, keys: str) -> Mapping[Any, Any]:
@@ -303,7 +303,7 @@ def _unknown(key: object, known: Iterable[str], value: Any, *, path: str) -> Inp
         elsewhere = near(cutoff=0.85) or meant_key(str(key), reference(Spec), near=False)
         fix = elsewhere or near(otherwise=f"remove it; {_explained(path)}")
     listed = f"one of {', '.join(known)}"
-    return InputError(f"unknown key {_join(path, key)!r}", key=_join(path, key), expected=listed, fix=fix)
+    return InputError(f"unknown key {key_in(path, key)!r}", key=key_in(path, key), expected=listed, fix=fix)
 
 
 _UNQUOTED = "write the word in quotes, or another one: YAML reads no and off as false, yes and on as true"
@@ -349,10 +349,6 @@ def _scalar(kind: Any, value: Any, *, path: str) -> Any:
 def _explained(path: str) -> str:
     """Where the key, or the keys in it, are documented."""
     return f"see: gpunode explain {path.partition('[')[0]}".rstrip()
-
-
-def _join(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)
 
 
 def _check_reboot(spec: Spec) -> None:

@@ -16,6 +16,11 @@ def option(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
 
+def key_in(path: str, key: object) -> str:
+    """The path of a key of gpunode.yml that is in that one."""
+    return f"{path}.{key}" if path else str(key)
+
+
 def check_text(key: str, value: str | None, pattern: str, expected: str, *, fix: str = "") -> None:
     """Raises InputError where the value of a key is something else than the pattern, whole; None is no value."""
     if value is not None and not re.fullmatch(pattern, value):

@@ -15,6 +15,7 @@ from gpunode.core.engines import ROWS, RuntimeName
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import NodeFacts
+from gpunode.core.numbers import release
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import MODES, SHARED, Strategy
 
@@ -42,16 +43,12 @@ def suggested(nodes: Sequence[NodeFacts]) -> Answers:
     """What fits nodes that were looked at: Docker where no engine is, the oldest kubelet's version of Kubernetes."""
     if not nodes:
         return Answers()
-    kubelets = [tuple(map(int, found.groups())) for n in nodes if (found := _minor(n.kubernetes.kubelet))]
+    kubelets = [release(n.kubernetes.kubelet) for n in nodes if n.kubernetes.kubelet]
     bare = not any(n.runtimes or n.kubernetes.present for n in nodes)
     return Answers(
         engine="docker" if bare else "auto",
         server_version="{}.{}".format(*min(kubelets)) if kubelets else "",
     )
-
-
-def _minor(version: str) -> re.Match[str] | None:
-    return re.match(r"v?(\d+)\.(\d+)", version)
 
 
 def parse_instances(text: str) -> dict[str, int]:
