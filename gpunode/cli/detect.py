@@ -84,7 +84,7 @@ def _redacted(host: Detected, number: int) -> Detected:
     from dataclasses import replace
 
     from gpunode.core.facts import parse_probe
-    from gpunode.core.facts import redact as without_names
+    from gpunode.core.facts.redact import redact as without_names
     from gpunode.edge.detect import Detected
     from gpunode.edge.share import in_its_share
 

@@ -189,7 +189,7 @@ def _list(targets: Targets) -> tuple[InventoryHost, ...]:
 
 def save_probes(folder: Path, hosts: Sequence[Detected], *, redacted: bool = False) -> list[Path]:
     """Write each probe text to FOLDER/HOST.probe (0600, the folder 0700): for `--probe`, or for a bug report."""
-    from gpunode.core.facts import redact
+    from gpunode.core.facts.redact import redact
     from gpunode.edge.state import write_private
 
     try:

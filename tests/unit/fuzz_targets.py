@@ -31,8 +31,9 @@ from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, scheduler_
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.engines import ENGINES
 from gpunode.core.errors import GpunodeError
-from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe, redact
+from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe
 from gpunode.core.facts.cdi import read_spec
+from gpunode.core.facts.redact import redact
 from gpunode.core.items.activation import parse_activation
 from gpunode.core.items.package import locked_by
 from gpunode.core.items.smoke import parse_checks

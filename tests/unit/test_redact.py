@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.facts import parse_probe, redact
-from gpunode.core.facts.redact import redact_texts
+from gpunode.core.facts import parse_probe
+from gpunode.core.facts.redact import redact, redact_texts
 
 CASES = Path(__file__).parent.parent / "cases" / "probes"
 SECRETS = """#: gpunode-probe 1

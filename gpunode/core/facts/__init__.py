@@ -15,14 +15,13 @@ from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts import driver, engines, links, machine
 from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
-from gpunode.core.facts.redact import redact
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.facts.vet import vetted
 from gpunode.core.late import MISSING, fields, is_dataclass, regex
 from gpunode.core.mask import mask
 from gpunode.core.model import ConfigFile, DriverState, NodeFacts
 from gpunode.core.model.node import volatile_fields
-from gpunode.core.numbers import whole
+from gpunode.core.numbers import version_tuple, whole
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -70,19 +69,6 @@ def read_facts(data: Any) -> NodeFacts:
             f"these are no facts: {error}", expected="what gpunode detect --format json printed for one host"
         ) from error
 
-
-__all__ = [
-    "VOLATILE",
-    "facts_from_data",
-    "facts_hash",
-    "facts_to_data",
-    "masked_hash",
-    "parse_probe",
-    "redact",
-    "secret_parts",
-    "shown_facts",
-    "stable_facts",
-]
 
 VOLATILE = volatile_fields(NodeFacts)
 VOLATILE_DRIVER = volatile_fields(DriverState)
@@ -250,7 +236,7 @@ def _cuda(probe: Probe) -> tuple[tuple[str, ...], str]:
             versions[folder] = ".".join(match[1].split(".")[:2])
     default = probe.value("cuda", "default")
     match = _CUDA_FOLDER.search(default)
-    found = sorted({v for v in versions.values() if v}, key=lambda v: [int(part) for part in v.split(".")])
+    found = sorted({v for v in versions.values() if v}, key=version_tuple)
     return tuple(found), versions.get(default) or (match[1] if match else "")
 
 

@@ -24,6 +24,7 @@ from gpunode.core.model import (
     Topology,
     Xid,
 )
+from gpunode.core.numbers import version_tuple
 from gpunode.core.printable import uncoloured
 
 _LIBRARY = regex(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
@@ -104,7 +105,7 @@ def read_driver(probe: Probe, smi: str, nvml: Sequence[NvmlGpu] = ()) -> DriverS
     version = VERSION.search(proc) or VERSION.search(modules.get("nvidia", ""))
     linked = probe.value("driver", "linked")
     libraries = [m[1] for path in probe.values("driver", "library") if (m := _LIBRARY.search(path))]
-    newest = max(libraries, key=lambda v: [int(part) for part in v.split(".")], default="")
+    newest = max(libraries, key=version_tuple, default="")
     in_force = _LIBRARY.search(linked)
     flavour = ("open" if "Open Kernel Module" in proc else "proprietary") if proc else ""
     return DriverState(

@@ -28,9 +28,7 @@ def redact(text: str) -> str:
 
     The same thing gets the same placeholder everywhere in one text, and the result parses as before.
     """
-    text = text.replace("\r\n", "\n")
-    bodies = [body for chunk in re.split(r"(?m)^(?=#: )", text) if (body := _file_text(chunk))]
-    return _probe(text, _replacer("\n".join([text, *bodies])))
+    return _redacted({"": text.replace("\r\n", "\n")}, {""}, ())[""]
 
 
 def redact_texts(texts: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:
@@ -39,20 +37,28 @@ def redact_texts(texts: Mapping[str, str], *, without: Collection[str] = ()) -> 
     `without` are further words (serial numbers) that get a placeholder wherever they are.
     """
     probes = {name for name, text in texts.items() if text.startswith("#: gpunode-probe ")}
-    bodies = [
-        body for name in probes for chunk in re.split(r"(?m)^(?=#: )", texts[name]) if (body := _file_text(chunk))
-    ]
+    return _redacted(texts, probes, without)
+
+
+def _redacted(texts: Mapping[str, str], probes: Collection[str], without: Collection[str]) -> dict[str, str]:
+    bodies = [body for name in probes for chunk in _chunks(texts[name]) if (body := _file_text(chunk))]
     replace = _replacer("\n".join([*texts.values(), *bodies]), without)
     return {name: _probe(text, replace) if name in probes else replace(text) for name, text in texts.items()}
 
 
 def _probe(text: str, replace: Callable[[str], str]) -> str:
-    chunks = re.split(r"(?m)^(?=#: )", text)
-    bodies = [_file_text(chunk) for chunk in chunks]
     return "".join(
-        chunk if _section(chunk) in _STRUCTURAL else replace(chunk) if body is None else _file(chunk, body, replace)
-        for chunk, body in zip(chunks, bodies, strict=True)
+        chunk
+        if _section(chunk) in _STRUCTURAL
+        else replace(chunk)
+        if (body := _file_text(chunk)) is None
+        else _file(chunk, body, replace)
+        for chunk in _chunks(text)
     )
+
+
+def _chunks(text: str) -> list[str]:
+    return re.split(r"(?m)^(?=#: )", text)
 
 
 def _section(chunk: str) -> str:
@@ -82,7 +88,7 @@ def _file(chunk: str, body: str, replace: Callable[[str], str]) -> str:
     return "\n".join([kept[0], mode, *kept[1:], *encoded]) + "\n"
 
 
-def _replacer(text: str, without: Collection[str] = ()) -> Callable[[str], str]:
+def _replacer(text: str, without: Collection[str]) -> Callable[[str], str]:
     """text → redacted text; `text` is all there is, where the names are found."""
     from gpunode.core.mask import mask
 
