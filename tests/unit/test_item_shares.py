@@ -86,11 +86,12 @@ ACTIVATE = tuple(row for row in STEPS if row.option == "activate")
 
 
 def kinds(base: type[Item] = Item) -> Iterator[type[Item]]:
-    """All kinds of items of the product."""
+    """All kinds of items of the product; what several of them begin from is none."""
     for module in pkgutil.iter_modules(items.__path__):
         importlib.import_module(f"{items.__name__}.{module.name}")
     for kind in base.__subclasses__():
-        if kind.__module__.startswith(items.__name__) and not kind.__name__.startswith("_"):
+        begins = kind.__module__ == Item.__module__ or kind.__name__.startswith("_")
+        if kind.__module__.startswith(items.__name__) and not begins:
             yield kind
         yield from kinds(kind)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 from gpunode.core.engines import CRI_DOCKERD, DISTRIBUTIONS, KUBELET_CONFIGS, KUBELET_FLAGS
@@ -196,6 +196,10 @@ def _start(kind: str, units: Units) -> tuple[str, ...]:
 
 
 def _rancher_configs(kind: str, units: Units, files: Mapping[str, ConfigFile]) -> list[str]:
-    config = flag_value(_start(kind, units), "--config", "-c") or DISTRIBUTIONS[kind].config
-    dropped = sorted(p for p in files if posixpath.dirname(p) == f"{config}.d" and p.endswith((".yaml", ".yml")))
-    return [path for path in (config, *dropped) if path in files]
+    return rancher_files(flag_value(_start(kind, units), "--config", "-c") or DISTRIBUTIONS[kind].config, files)
+
+
+def rancher_files(config: str, files: Collection[str]) -> list[str]:
+    """Those of the files that k3s and RKE2 read with that config.yaml, in their order."""
+    dropped = (p for p in files if posixpath.dirname(p) == f"{config}.d" and p.endswith((".yaml", ".yml")))
+    return [*([config] if config in files else []), *sorted(dropped)]

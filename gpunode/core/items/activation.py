@@ -85,12 +85,22 @@ MASK = StateKind(name="mask", by_people=True, theirs=True, called="the mask of "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Module(Item):
+class _Running(Item):
+    """What is loaded or started: what the GPU needs of it also at the first boot."""
+
+    option: str = "activate"
+
+    @property
+    def first_boot(self) -> str:
+        return "activate" if self.role in ("driver", "fabric") else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module(_Running):
     """A kernel module that is to be loaded, or must not be."""
 
     NAME = "module {module}"
     BACK = (LOADED,)
-    option: str = "activate"
     module: str
     loaded: bool = True
     along: tuple[str, ...] = ()  # modules that are loaded with it
@@ -103,32 +113,23 @@ class Module(Item):
         conflicts = {"nouveau": facts.driver.nouveau, "nova_core": facts.driver.nova}
         return PRESENT if conflicts.get(self.module, self.module in facts.modules) else ABSENT
 
-    @property
-    def first_boot(self) -> str:
-        return "activate" if self.role in ("driver", "fabric") else ""
-
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"load" if self.loaded else "unload": [self.module, *self.along]}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceItem(Item):
+class ServiceItem(_Running):
     """A unit that runs, and starts at boot."""
 
     NAME = "service {unit}"
     BACK = (ACTIVE, ENABLED)
     WANTED = "active, enabled"
-    option: str = "activate"
     unit: str
     reads: tuple[str, ...] = ()  # files of its role that it reads when it starts
 
     def actual(self, facts: NodeFacts) -> str:
         service = facts.service(self.unit)
         return f"{service.active or 'inactive'}, {_at_boot(service)}" if service else ABSENT
-
-    @property
-    def first_boot(self) -> str:
-        return "activate" if self.role in ("driver", "fabric") else ""
 
     def alone(self, facts: NodeFacts) -> tuple[str, str]:
         """An engine that is there and stopped is only started."""

@@ -35,6 +35,7 @@ class Specification(Item):
     NAME = PATH
     BACK = (FILES, CDI, ACTIVE, ENABLED)
     WANTED = "fresh"
+    IN_WORDS = True
     FIRST_BOOT = "cdi"
     role: str = "runtime"
     option: str = "cdi"
@@ -43,9 +44,6 @@ class Specification(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         return "; ".join(stale(made_by_ctk(facts), self.engines)) or self.wanted
-
-    def difference(self, have: str) -> str:
-        return have
 
     def alone(self, facts: NodeFacts) -> tuple[str, str]:
         """Of a file in the folder where nobody renews one; cdi.sh renews what has the name that nvidia-ctk gives it."""

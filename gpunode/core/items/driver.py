@@ -113,14 +113,12 @@ class LoadedParameters(_Loaded):
     NAME = "parameters"
     ASKED_BY = "driver.module_parameters"
     WANTED = "in force"
+    IN_WORDS = True
     always: bool = True
     parameters: Parameters
 
     def actual(self, facts: NodeFacts) -> str:
         return "; ".join(not_in_force(self.parameters, facts.driver.parameters)) or self.wanted
-
-    def difference(self, have: str) -> str:
-        return have
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return {"parameters": shown(self.parameters)}

@@ -66,6 +66,7 @@ class Configured(Item):
     """An engine's configuration.  `edit` is worked out on the files as they are now."""
 
     WANTED = "configured"
+    IN_WORDS = True
     ASKED_BY = "runtimes"
     BACK = (FILES,)
     role: str = "runtime"
@@ -81,9 +82,6 @@ class Configured(Item):
     def actual(self, facts: NodeFacts) -> str:
         pending = facts.runtime(self.name) is None or self.edit.changes or facts.unfinished
         return "to be edited" if pending else "to be restarted" if self.edit.restart else self.wanted
-
-    def difference(self, have: str) -> str:
-        return have
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         """The edit, with the files that it was worked out on."""

@@ -13,7 +13,7 @@ from typing import Any
 from gpunode.core.items import activation, cdi, smoke
 from gpunode.core.items.activation import Enabled
 from gpunode.core.items.file import FILES, File
-from gpunode.core.items.item import ABSENT, Found, HostCase, Item, ItemKey, Question, StepKind, merged, unlike
+from gpunode.core.items.item import ABSENT, Found, HostCase, Item, ItemKey, Program, Question, StepKind, merged
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check, DriverChoice, NodeFacts, Problem
 from gpunode.core.remote import program
@@ -55,25 +55,16 @@ def program_hash(value: Mapping[str, Any], scripts: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstBootProgram(Item):
+class FirstBootProgram(Program):
     """What the first boot runs: once it has done its work, what it was is as good as what it would be today."""
 
     NAME = PROGRAM
     BACK = (FILES,)
-    WANTED = "{sha256}"
     role: str = "driver"
     option: str = "first_boot"
-    value: Mapping[str, Any]
-    sha256: str
 
     def actual(self, facts: NodeFacts) -> str:
         return self.wanted if facts.first_boot.status == "passed" else facts.first_boot.program or ABSENT
-
-    def difference(self, have: str) -> str:
-        return unlike(have)
-
-    def request(self, case: HostCase) -> Mapping[str, Any]:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,7 @@ class Item:
     STAYS: ClassVar[str] = ""  # without any: «cannot go back, because …»
     ENDS: ClassVar[Literal["", "driver", "GPU", "boot"]] = ""  # what has to end before its change is in force
     FIRST_BOOT: ClassVar[str] = ""
+    IN_WORDS: ClassVar[bool] = False  # what a node has says itself how that differs
 
     role: str
     option: str
@@ -177,6 +178,8 @@ class Item:
 
     def difference(self, have: str) -> str:
         """What the node has instead, in words."""
+        if self.IN_WORDS:
+            return have
         return f"{have}, to be removed" if self.wanted == ABSENT else f"{have or 'nothing'}; wanted {self.wanted}"
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
@@ -209,6 +212,27 @@ class Item:
     @cached_property
     def key(self) -> ItemKey:
         return ItemKey(self.role, self.option, self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeStep(Item):
+    """What a step does as one: `value` is that of the step."""
+
+    value: Mapping[str, Any]
+
+    def request(self, case: HostCase) -> Mapping[str, Any]:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program(WholeStep):
+    """A program that the step writes, known by its hash."""
+
+    WANTED = "{sha256}"
+    sha256: str
+
+    def difference(self, have: str) -> str:
+        return "differs" if re.fullmatch(r"[0-9a-f]{64}", have) else have  # a hash is not for reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,11 +347,6 @@ def step_value(case: HostCase, kind: StepKind, role: str, option: str, mine: Seq
     due = {item.key for item in mine}
     asked = (item for item in case.of(role, option) if (item.always or item.key in due) and not item.within)
     return merged(kind.shape, kind.base(case, role), (item.request(case) for item in asked))
-
-
-def unlike(have: str) -> str:
-    """What a node has instead, in words; a hash is not for reading."""
-    return "differs" if re.fullmatch(r"[0-9a-f]{64}", have) else have
 
 
 def reboots(spec: Spec) -> dict[str, Any]:

@@ -21,12 +21,13 @@ from gpunode.core.items.item import (
     Found,
     HostCase,
     Item,
+    Program,
     Question,
     StateKind,
     StepKind,
     Thing,
+    WholeStep,
     reboots,
-    unlike,
 )
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import MigInstance, MigLayout, NodeFacts, SharingChoice
@@ -246,38 +247,29 @@ class MigItem(Item):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MigProgram(Item):
-    """What makes the instances at every boot; `value` is that of the step."""
+class MigProgram(Program):
+    """What makes the instances at every boot."""
 
     NAME = MIG_PROGRAM
     BACK = (FILES, ACTIVE, ENABLED)
-    WANTED = "{sha256}"
     role: str = "sharing"
     option: str = "mig"
     always: bool = True
-    value: Mapping[str, Any]
-    sha256: str
 
     def actual(self, facts: NodeFacts) -> str:
         return facts.sharing.mig_program or ABSENT
 
-    def difference(self, have: str) -> str:
-        return unlike(have)
-
-    def request(self, case: HostCase) -> Mapping[str, Any]:
-        return self.value
-
 
 @dataclass(frozen=True, kw_only=True)
-class MpsSettings(Item):
-    """What the MPS control daemon is started with; `value` is that of the step."""
+class MpsSettings(WholeStep):
+    """What the MPS control daemon is started with."""
 
     NAME = MPS_SETTINGS
     BACK = (FILES, ACTIVE, ENABLED)
+    IN_WORDS = True
     role: str = "sharing"
     option: str = "mps"
     always: bool = True
-    value: Mapping[str, Any]
 
     @property
     def wanted(self) -> str:
@@ -285,12 +277,6 @@ class MpsSettings(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         return PRESENT if MPS_SETTINGS in facts.files else ABSENT
-
-    def difference(self, have: str) -> str:
-        return have
-
-    def request(self, case: HostCase) -> Mapping[str, Any]:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpunode.core.edits.text.unitfile import in_order
 from gpunode.core.items.file import file_if
 from gpunode.core.items.item import ABSENT, Found, HostCase, Item, Question, StateKind
 from gpunode.core.late import dataclass
@@ -22,7 +23,8 @@ WANTED: Mapping[str, str] = {
     "net.bridge.bridge-nf-call-ip6tables": "1",
     "net.ipv4.ip_forward": "1",
 }
-_FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d")
+# of one name the last one counts
+_FOLDERS = ("/lib/sysctl.d", "/usr/lib/sysctl.d", "/usr/local/lib/sysctl.d", "/run/sysctl.d", "/etc/sysctl.d")
 
 
 class _Words(StateKind):
@@ -75,20 +77,12 @@ class Overrule:
 def overrules(files: Mapping[str, ConfigFile]) -> tuple[Overrule, ...]:
     """The lines of later files that win against ours at the next boot."""
     stated: dict[str, Overrule] = {}
-    for path in _in_order(files):
+    for path in in_order(files, _FOLDERS):
         if posixpath.basename(path) <= posixpath.basename(CONF):
             continue
         for key, value in _settings(files[path].data or b""):
             stated[key] = Overrule(key, value, path)
     return tuple(one for key, one in stated.items() if key in WANTED and one.value != WANTED[key])
-
-
-def _in_order(files: Mapping[str, ConfigFile]) -> list[str]:
-    by_name: dict[str, str] = {}
-    for folder in reversed(_FOLDERS):
-        mine = [path for path in files if posixpath.dirname(path) == folder and path.endswith(".conf")]
-        by_name |= {posixpath.basename(path): path for path in mine}
-    return [by_name[name] for name in sorted(by_name)]
 
 
 def _settings(data: bytes) -> Iterator[tuple[str, str]]:
@@ -110,7 +104,7 @@ def dotted(key: str) -> str:
 
 def unread_files(files: Mapping[str, ConfigFile]) -> list[str]:
     """Files that are read after ours and whose content is not known."""
-    later = (path for path in _in_order(files) if posixpath.basename(path) > posixpath.basename(CONF))
+    later = (path for path in in_order(files, _FOLDERS) if posixpath.basename(path) > posixpath.basename(CONF))
     return [path for path in later if files[path].data is None]
 
 

@@ -44,6 +44,7 @@ class ToolkitConfig(Item):
     ASKED_BY = "toolkit.config"
     BACK = (FILES,)
     WANTED = "configured"
+    IN_WORDS = True
     role: str = "toolkit"
     option: str = "config"
     settings: Mapping[str, bool | str]
@@ -51,9 +52,6 @@ class ToolkitConfig(Item):
 
     def actual(self, facts: NodeFacts) -> str:
         return "to be edited" if self.edit.changes or facts.unfinished else self.wanted
-
-    def difference(self, have: str) -> str:
-        return have
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
         return self.settings

@@ -23,6 +23,7 @@ from gpunode.core.edits.target import OPERATOR, Activation, Engine, Refusal, Run
 from gpunode.core.edits.text import toml, yamltext
 from gpunode.core.engines import DISTRIBUTIONS
 from gpunode.core.facts.flags import flag_values
+from gpunode.core.facts.kubernetes import rancher_files
 from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
@@ -55,12 +56,7 @@ class Node:
     @cached_property
     def documents(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Text and values of config.yaml and config.yaml.d, in the order in which they are read."""
-        folder = f"{self.config}.d"
-        dropped = [
-            path for path in self.files if posixpath.dirname(path) == folder and path.endswith((".yaml", ".yml"))
-        ]
-        paths = [path for path in (self.config, *sorted(dropped)) if path in self.files]
-        return {path: yamltext.parse(path, self.files[path]) for path in paths}
+        return {path: yamltext.parse(path, self.files[path]) for path in rancher_files(self.config, self.files)}
 
     def setting(self, *names: str) -> tuple[str, str]:
         """Value and file of what counts of a setting: the command line (no file), else the last that says it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
@@ -175,13 +175,15 @@ def _quoted(word: str) -> str:
 
 
 def _parts(files: Mapping[str, bytes], unit: str) -> list[str]:
-    """The unit and its drop-ins as systemd reads them: sorted by file name, of one name the last folder's counts."""
-    by_name: dict[str, str] = {}
-    for folder in drop_in_folders(unit):
-        for path in sorted(files):
-            if posixpath.dirname(path) == folder and path.endswith(".conf"):
-                by_name[posixpath.basename(path)] = path
-    return [path for path in (unit, *(by_name[name] for name in sorted(by_name))) if path in files]
+    """The unit and its drop-ins."""
+    return [path for path in (unit, *in_order(files, drop_in_folders(unit))) if path in files]
+
+
+def in_order(files: Iterable[str], folders: Iterable[str]) -> list[str]:
+    """The *.conf of some folders as systemd's programs read them: by name, of one name that of the last folder."""
+    conf = [path for path in files if path.endswith(".conf")]
+    by_name = {posixpath.basename(p): p for folder in folders for p in conf if posixpath.dirname(p) == folder}
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _settings(text: str) -> Iterator[tuple[str, int, int]]:
