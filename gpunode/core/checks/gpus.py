@@ -261,7 +261,7 @@ _RECOVERY = _Rule(
 
 # nvml.h, nvmlClocksEventReason…: what the board itself does to protect itself; idle clocks, a power cap and settings
 # are no faults
-_SLOWDOWNS = {0x40: "HW thermal slowdown", 0x80: "HW power brake slowdown", 0x08: "HW slowdown"}
+SLOWDOWNS = {0x40: "HW thermal slowdown", 0x80: "HW power brake slowdown", 0x08: "HW slowdown"}
 
 
 def _slowdown(gpu: NvmlGpu) -> tuple[Verdict, str]:
@@ -272,7 +272,7 @@ def _slowdown(gpu: NvmlGpu) -> tuple[Verdict, str]:
         mask = int(reasons, 16)
     except ValueError:
         return _unread(gpu)
-    named = [words for bit, words in _SLOWDOWNS.items() if mask & bit]
+    named = [words for bit, words in SLOWDOWNS.items() if mask & bit]
     return ("bad", ", ".join(named)) if named else ("good", "")
 
 

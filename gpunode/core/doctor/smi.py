@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gpunode.core.checks.gpus import SLOWDOWNS
 from gpunode.core.late import regex
 from gpunode.core.model import NvmlGpu
 
@@ -33,8 +34,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "fabric_status": ("fabric/status", "fabric/status"),
     "recovery": ("/gpu recovery action", "gpu/gpu_recovery_action"),
 }
-# name of a reason for slower clocks → its bit in nvml.h
-_REASONS = {"hw slowdown": 0x08, "hw thermal slowdown": 0x40, "hw power brake slowdown": 0x80}
+_REASONS = {words.lower(): bit for bit, words in SLOWDOWNS.items()}
 _LOST = regex(r"GPU is lost|GPU requires reset")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from gpunode.core.checks.gpus import SLOWDOWNS
 from gpunode.core.errors import UNEXPECTED, GpunodeError
 from gpunode.core.facts import parse_probe, stable_facts
 from gpunode.core.facts.cdi import read_spec
@@ -446,7 +447,7 @@ _SIGNS: Mapping[str, Callable[[RecordEvidence], bool]] = {
     "gpu.remap-failure": _any("remap_failure", "Yes"),
     "gpu.retirement-pending": _any("retired_pending", "Yes"),
     "gpu.slowdown": lambda evidence: any(
-        int(gpu.get("event_reasons", "0"), 16) & 0xC8 for gpu in evidence.nvml.gpus.values()
+        int(gpu.get("event_reasons", "0"), 16) & sum(SLOWDOWNS) for gpu in evidence.nvml.gpus.values()
     ),
     "gpu.count": lambda evidence: len(evidence.nvml.gpus) != len(evidence.facts.gpus),
     "gpu.xid": lambda evidence: bool(evidence.xids),

@@ -170,6 +170,12 @@ class SolveCase:
     knowledge: Knowledge
     notes: Notes
 
+    @property
+    def fabric(self) -> bool:
+        """Whether NVLink joins GPUs by more than bridges: a manager of the driver's version, or IMEX, belongs to it."""
+        request = self.request
+        return bool(request.nvswitches) or request.nvlink5_fabric or any(g.fabric == "imex" for g in self.gpus)
+
     def offered(self, *names: str) -> bool:
         """Whether NVIDIA's repository may have one after all: apt was asked, dnf and zypper will be, mirrors differ."""
         asked = self.request.package_manager in ("dnf", "zypper")

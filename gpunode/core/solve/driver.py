@@ -405,8 +405,7 @@ def _ways_out(case: SolveCase, rules: Sequence[Rule], flavour: str, own: bool) -
     if there and _best(case, [*rules, *_where(case, own=not own, flavour=flavour)]):
         ways.append(f"try driver.branch {'auto' if own else 'distro'}")
     runfile = _best(case, [*rules, *builds(case)])
-    fabric = case.request.nvswitches or case.request.nvlink5_fabric or any(g.fabric == "imex" for g in case.gpus)
-    if runfile and not fabric:
+    if runfile and not case.fabric:
         ways.append(f"set driver.method to runfile, which has {runfile.branch}")
     return "".join(f", or {way}" for way in ways)
 

@@ -25,9 +25,8 @@ def runfile_driver(case: SolveCase, branch: Branch, flavour: Flavour) -> DriverC
             "set driver.version to the exact one",
         )
         return None
-    fabric = case.request.nvswitches or case.request.nvlink5_fabric or any(g.fabric == "imex" for g in case.gpus)
-    manager = "" if fabric else next(filter(OF_FABRIC.match, case.request.installed), "")
-    if fabric or manager:
+    manager = "" if case.fabric else next(filter(OF_FABRIC.match, case.request.installed), "")
+    if case.fabric or manager:
         what = f"{manager} is installed, which" if manager else "this node has an NVLink fabric, whose manager"
         case.refuse(
             f"{what} must be of the driver's exact version, and no runfile has it",

@@ -79,17 +79,22 @@ def _election(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _argument_ranges(data: Mapping[str, Any], rules: SchedulerRules) -> Iterator[str]:
+    for where, _, args in _plugin_arguments(data):
+        if (api := args.get("apiVersion", rules.api)) != rules.api:
+            yield f"{where}.apiVersion: {api} is not {rules.api}"
+        weight = _number(args, "hardPodAffinityWeight", 0)
+        if not 0 <= weight <= 100:
+            yield f"{where}.hardPodAffinityWeight: {weight} is not from 0 to 100"
+        yield from _strategy(_mapping(args, "scoringStrategy"), f"{where}.scoringStrategy")
+
+
+def _plugin_arguments(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Where each stands, the plugin, and the arguments."""
     for at, profile in profiles_of(data):
         configs = profile.get("pluginConfig")
         for number, one in enumerate(configs if isinstance(configs, list) else []):
-            args = _mapping(one, "args") if isinstance(one, dict) else {}
-            where = f"profiles[{at}].pluginConfig[{number}].args"
-            if (api := args.get("apiVersion", rules.api)) != rules.api:
-                yield f"{where}.apiVersion: {api} is not {rules.api}"
-            weight = _number(args, "hardPodAffinityWeight", 0)
-            if not 0 <= weight <= 100:
-                yield f"{where}.hardPodAffinityWeight: {weight} is not from 0 to 100"
-            yield from _strategy(_mapping(args, "scoringStrategy"), f"{where}.scoringStrategy")
+            if isinstance(one, dict) and isinstance(one.get("args"), dict):
+                yield f"profiles[{at}].pluginConfig[{number}].args", str(one.get("name")), one["args"]
 
 
 def _strategy(strategy: Mapping[str, Any], where: str) -> Iterator[str]:
@@ -254,14 +259,9 @@ def _quoted(value: Any) -> str:
 
 def _args_faults(data: Mapping[str, Any], fields: Fields, *, lenient: bool) -> Iterator[str]:
     """The arguments of plugins of kube-scheduler's own; those of others are theirs."""
-    for at, profile in profiles_of(data):
-        configs = profile.get("pluginConfig")
-        for number, one in enumerate(configs if isinstance(configs, list) else []):
-            struct = f"{one.get('name')}Args" if isinstance(one, dict) else ""
-            args = one.get("args") if isinstance(one, dict) else None
-            if struct in fields and isinstance(args, dict):
-                where = f"profiles[{at}].pluginConfig[{number}].args"
-                yield from _faults(args, struct, where, fields, lenient=lenient)
+    for where, plugin, args in _plugin_arguments(data):
+        if f"{plugin}Args" in fields:
+            yield from _faults(args, f"{plugin}Args", where, fields, lenient=lenient)
 
 
 def _plugin_faults(data: Mapping[str, Any], minor: int, rules: SchedulerRules) -> Iterator[str]:
