@@ -181,7 +181,7 @@ OWN = {
     "core/selftest/readings.py": "a record of this machine",
     "core/selftest/record.py": "a record of this machine",
     "core/undo/journal.py": "a line of the journal, whose size the probe bounds",
-    "edge/accept/files.py": "gpunode's own record of runs",
+    "edge/state.py": "gpunode's own record of runs",
     "edge/ansible/inventory.py": "what gpunode has just written",
     "edge/bundle/registry.py": "an answer, of a bounded size; JSON has no aliases",
     "edge/bundle/verify.py": "gpunode's own memory",
