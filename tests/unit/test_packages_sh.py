@@ -431,8 +431,9 @@ E: The repository 'http://10.89.0.10/cuda ./ Release' does not have a Release fi
     ],
 )
 def test_why_an_archive_could_not_be_reached_comes_first(text: str, first: str, tmp_path: Path) -> None:
-    (tmp_path / ".update").write_text(text)
-    outcome = parse_outcome(call("undo_changes() { :; }; apt_update_failed", tmp_path).stdout, 1)
+    (tmp_path / "printed").write_text(text)
+    read = 'undo_changes() { :; }; apt_read cat "$GPUNODE_IN/printed" || apt_update_failed'
+    outcome = parse_outcome(call(read, tmp_path).stdout, 1)
     assert outcome.message.startswith(f"the repository in cannot be read: {first}")
     assert outcome.message.endswith("does not have a Release file.")
     assert outcome.log == text.strip()

@@ -21,12 +21,23 @@ say() {
 # changed KIND NAME TEXT [WAS NOW]: a thing that is changed, or in check mode would be (core/model, Changed); $changes counts them
 changed() { changes=$((changes + 1)) && say changed "$1" "$2" "${4:-}" "${5:-}" "$3"; }
 
-# attempt COMMAND…: what it prints goes to the log, and its last words into $why; the log's may be another command's
-# shellcheck disable=SC2034,SC2154 # $log is the script's
-attempt() {
-  "$@" >"$GPUNODE_IN/.attempt" 2>&1 </dev/null 9>&-
+# logged NAME COMMAND…: what it prints is in .NAME, and at the end of the log
+# shellcheck disable=SC2154 # $log is the script's
+logged() {
+  local printed
+  printed=$GPUNODE_IN/.$1
+  shift
+  "$@" >"$printed" 2>&1
   set -- $?
-  cat "$GPUNODE_IN/.attempt" >>"$log"
+  cat "$printed" >>"$log"
+  return "$1"
+}
+
+# attempt COMMAND…: what it prints goes to the log, and its last words into $why; the log's may be another command's
+# shellcheck disable=SC2034 # for the script
+attempt() {
+  logged attempt "$@" </dev/null 9>&-
+  set -- $?
   why=$(last_words "$GPUNODE_IN/.attempt")
   return "$1"
 }
@@ -217,11 +228,13 @@ unfinished() {
 
 # ---------------------------------------------------------------- package managers, by the functions of apt.sh and so on
 
+# manager_ OPERATION …: nothing where it is about configuration that outlives its package, which dpkg alone has
 # calls: apt_$1 dnf_$1 zypper_$1 pacman_$1
 manager_() {
   local operation
   operation=$1
   shift
+  case $manager:$operation in apt:*) ;; *:remnants | *:purge | *:edited | *:unchanged) return ;; esac
   # shellcheck disable=SC2154 # set by the script behind
   "${manager}_$operation" "$@"
 }

@@ -153,7 +153,7 @@ apt_has_lists() (
 )
 
 # apt_read WORD…: whether all could be read; apt before 2.1.13 has no Error-Mode and exits 0
-apt_read() { "$@" >"$GPUNODE_IN/.update" 2>&1 && ! grep -Eq '^(E: |W: (Failed to fetch|GPG error))' "$GPUNODE_IN/.update"; }
+apt_read() { logged update "$@" && ! grep -Eq '^(E: |W: (Failed to fetch|GPG error))' "$GPUNODE_IN/.update"; }
 
 apt_refresh() {
   apt_has_lists || apt_refresh_all
@@ -161,7 +161,6 @@ apt_refresh() {
     sources_there
     named_sources
     [ -n "${all_read:-}" ] || apt_read apt_named update -o APT::Get::List-Cleanup=0 || apt_update_failed
-    cat "$GPUNODE_IN/.update" >>"$log"
     apt_preferences
   fi
 }
@@ -176,11 +175,9 @@ apt_refresh_all() {
     [ -z "${unread:-}" ] || apt_has_lists || unasked "the node has no lists of packages, and cannot read them: $update_said"
     say note "apt-get update: $update_said"
   fi
-  cat "$GPUNODE_IN/.update" >>"$log"
 }
 
 apt_update_failed() {
-  cat "$GPUNODE_IN/.update" >>"$log"
   why=$(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | grep -Ei 'sign|key|release file|fetch|resolve|connect' | head -n 1)
   [ -n "$why" ] || why=$(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)
   if grep -Eqi 'NO_PUBKEY|BADSIG|EXPKEYSIG|EXPSIG|REVKEYSIG|not signed|signatures? (were|was|could)|GPG error' "$GPUNODE_IN/.update"; then
@@ -244,21 +241,13 @@ apt_needs() {
   apt-cache show "$@" 2>/dev/null | awk '/^Size: / { fetch += $2 / 1024 } /^Installed-Size: / { unpack += $2 } END { printf "%d %d\n", fetch, unpack }'
 }
 
-apt_download() {
-  apt_then -y --download-only >"$GPUNODE_IN/.transaction" 2>&1
-  result=$?
-  cat "$GPUNODE_IN/.transaction" >>"$log"
-  return $result
-}
+apt_download() { logged transaction apt_then -y --download-only; }
 
 apt_commit() {
   if [ -s "$GPUNODE_IN/.first" ]; then
     apt_ -y remove --allow-change-held-packages $(cat "$GPUNODE_IN/.first") >>"$log" 2>&1 || return
   fi
-  apt_ -y install --allow-change-held-packages $(apt_words) >"$GPUNODE_IN/.transaction" 2>&1
-  result=$?
-  cat "$GPUNODE_IN/.transaction" >>"$log"
-  return $result
+  logged transaction apt_ -y install --allow-change-held-packages $(apt_words)
 }
 
 apt_printed() { first_of '^(dpkg: error|e:) ' "$log"; }

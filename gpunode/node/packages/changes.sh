@@ -3,38 +3,45 @@
 # What a package transaction has changed: kept while it runs, in the journal, and printed.  Stands behind package_marks.sh, before
 # packages.sh.
 
-# names of which several versions are there, before or after: kernels also stand under a name with their version
-several() {
+# what_changed: what differs between .before and .after, as lines `added|removed NAME VERSION`, `changed NAME FROM TO`,
+# `held NAME` and `unheld NAME[ removed]`.  Of names with several versions nothing: kernels also stand under a name with theirs.
+what_changed() {
   for list in before after; do cut -d ' ' -f 1 "$GPUNODE_IN/.$list" | sort | uniq -d; done >"$GPUNODE_IN/.several"
-}
-
-# what differs between .before and .after, as members of a journal record: the record that an undo needs
-changes_json() {
-  several
   awk '
-    function item(text, more) { return text (text == "" ? "" : ",") more }
     FILENAME == ARGV[1] { several[$1]; next }
     $1 in several { next }
     FILENAME == ARGV[2] { before[$1] = $2; hold[$1] = $3; next }
     { after[$1] = 1 }
-    !($1 in before) { added = item(added, "{\"name\":\"" $1 "\",\"version\":\"" $2 "\"}") }
-    ($1 in before) && before[$1] != $2 { changed = item(changed, "{\"name\":\"" $1 "\",\"from\":\"" before[$1] "\",\"to\":\"" $2 "\"}") }
-    $3 == "hold" && hold[$1] != "hold" { held = item(held, "\"" $1 "\"") }
-    $3 != "hold" && hold[$1] == "hold" { unheld = item(unheld, "\"" $1 "\"") }
+    !($1 in before) { print "added", $1, $2 }
+    ($1 in before) && before[$1] != $2 { print "changed", $1, before[$1], $2 }
+    $3 == "hold" && hold[$1] != "hold" { print "held", $1 }
+    $3 != "hold" && hold[$1] == "hold" { print "unheld", $1 }
     END {
       for (name in before) if (!(name in after)) {
-        removed = item(removed, "{\"name\":\"" name "\",\"version\":\"" before[name] "\"}")
-        if (hold[name] == "hold") unheld = item(unheld, "\"" name "\"")
+        print "removed", name, before[name]
+        if (hold[name] == "hold") print "unheld", name, "removed"
       }
-      printf ",\"added\":[%s],\"changed\":[%s],\"removed\":[%s],\"held\":[%s],\"unheld\":[%s]", added, changed, removed, held, unheld
     }' "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after"
+}
+
+# changes_json: that, and the marks, as members of a journal record: the record that an undo needs
+changes_json() {
+  what_changed | awk '
+    /^(un)?held / { item = "\"" $2 "\"" }
+    /^(added|removed) / { item = "{\"name\":\"" $2 "\",\"version\":\"" $3 "\"}" }
+    /^changed / { item = "{\"name\":\"" $2 "\",\"from\":\"" $3 "\",\"to\":\"" $4 "\"}" }
+    { list[$1] = list[$1] (list[$1] == "" ? "" : ",") item }
+    END {
+      count = split("added changed removed held unheld", key, " ")
+      for (i = 1; i <= count; i++) printf ",\"%s\":[%s]", key[i], list[key[i]]
+    }'
   manager_ marks >"$GPUNODE_IN/.marks.after"
   printf ',"marks":%s,"unmarked":%s' "$(more_marks | json_list)" "$(fewer_marks | json_list)"
 }
 
 # remember_packages, forget: what was there before, for a later run that finds the transaction interrupted
 remember_packages() {
-  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-packages-$$
+  journal_id=$(new_id "packages-$$")
   kept=$GPUNODE_STATE/backup/$journal_id
   (umask 077 && mkdir -p "$kept") || finish failed "cannot write $kept" "make room on the file system of /var"
   list_side_effects "$GPUNODE_IN/.beside" || finish failed "cannot list what is below /etc: $(last_words "$log")" "see the log; nothing was changed"
@@ -89,18 +96,7 @@ say_built() {
 }
 
 say_changes() {
-  several
-  awk '
-    FILENAME == ARGV[1] { several[$1]; next }
-    $1 in several { next }
-    FILENAME == ARGV[2] { before[$1] = $2; hold[$1] = $3; next }
-    { after[$1] = 1 }
-    !($1 in before) { print "installed " $1 " " $2 }
-    ($1 in before) && before[$1] != $2 { print "changed " $1 " from " before[$1] " to " $2 }
-    $3 == "hold" && hold[$1] != "hold" { print "held " $1 }
-    $3 != "hold" && hold[$1] == "hold" { print "unheld " $1 }
-    END { for (name in before) if (!(name in after)) print "removed " name " " before[name] }' \
-    "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" | sort | say_packages
+  what_changed | sed '/^unheld .* removed$/d; s/^added/installed/; s/^\(changed [^ ]*\) \([^ ]*\)/\1 from \2 to/' | sort | say_packages
   requested streams | while read -r module stream; do
     [ ! -e "$GPUNODE_IN/.was.$module" ] ||
       if [ "$stream" = - ]; then changed package "$module" "reset module $module"; else changed package "$module" "enabled stream $stream of module $module"; fi

@@ -71,14 +71,13 @@ dnf_locks() {
 dnf_wait() { wait_for dnf_holder; }
 
 dnf_holder() {
-  found=$(pid_holder /var/run/yum.pid /var/lib/dnf/rpmdb_lock.pid /var/cache/dnf/metadata_lock.pid /var/cache/dnf/download_lock.pid)
-  [ -n "$found" ] || found=$(lock_holder /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock /run/dnf/rpmtransaction.lock)
-  printf '%s' "$found"
+  pid_holder /var/run/yum.pid /var/lib/dnf/rpmdb_lock.pid /var/cache/dnf/metadata_lock.pid /var/cache/dnf/download_lock.pid | grep . ||
+    lock_holder /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock /run/dnf/rpmtransaction.lock
 }
 
 # A transaction that was killed leaves two versions of a package in the database, of which the newer one is whole.
 dnf_recover() {
-  rpm -qa >/dev/null 2>>"$log" || rpm --rebuilddb >>"$log" 2>&1 || fail "the database of rpm is damaged" "run rpm --rebuilddb on the node"
+  rpm_recover
   [ -n "$(unfinished packages)" ] || return 0
   twice=$(rpm -qa --qf '%{NAME}.%{ARCH}\n' | grep -v -e '^kernel' -e '^gpg-pubkey' | sort | uniq -d)
   [ -n "$twice" ] || return 0
@@ -87,14 +86,12 @@ dnf_recover() {
     fail "packages are installed in two versions: $(printf '%s' "$twice" | tr '\n' ' ')" "run dnf remove --duplicates on the node"
 }
 
-dnf_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.*\)\]$/\1/p' "$(source_file "$path")" 2>/dev/null; done; }
-
 dnf_configured() {
   [ -z "$(missing_source)" ] || return 1
   # of a stream that is not enabled, dnf 5 says nothing
   ! is_dnf5 || [ -z "$(dnf_stream_words)" ] || return 1
   ! coming || { fetching=1 dnf_refresh_all && dnf_fetch; }
-  for repository in $(dnf_repositories); do
+  for repository in $(repositories); do
     dnf_ -q -C --disablerepo='*' --enablerepo="$repository" repoquery --qf '%{name}' >"$GPUNODE_IN/.known" 2>/dev/null && [ -s "$GPUNODE_IN/.known" ] || return 1
   done
 }
@@ -107,12 +104,10 @@ dnf_refresh() {
 
 dnf_fetch() {
   local fetching=1
-  for repository in $(dnf_repositories); do
+  for repository in $(repositories); do
     # shellcheck disable=SC2046  # an option or none: yum always fetches again
-    dnf_ -y $(! have dnf || echo --refresh) --disablerepo='*' --enablerepo="$repository" \
-      --setopt="$repository.skip_if_unavailable=0" makecache >"$GPUNODE_IN/.update" 2>&1 ||
-      dnf_refresh_failed
-    cat "$GPUNODE_IN/.update" >>"$log"
+    logged update dnf_ -y $(! have dnf || echo --refresh) --disablerepo='*' --enablerepo="$repository" \
+      --setopt="$repository.skip_if_unavailable=0" makecache || dnf_refresh_failed
   done
 }
 
@@ -122,7 +117,6 @@ dnf_refresh_all() {
 }
 
 dnf_refresh_failed() {
-  cat "$GPUNODE_IN/.update" >>"$log"
   sed -i '/^Importing GPG key/,/^ From /d' "$GPUNODE_IN/.update" # of a key that was good
   why=$(first_of 'error|fail|cannot|signature|key' "$GPUNODE_IN/.update")
   if grep -Eqi 'gpg|signature|public key' "$GPUNODE_IN/.update"; then wrong_signature "$why"; fi
@@ -225,9 +219,8 @@ dnf_download() { dnf_run --downloadonly; }
 
 # dnf_run OPTION…: the transaction, its output in .transaction
 dnf_run() {
-  dnf_transact -y "$@" >"$GPUNODE_IN/.transaction" 2>&1
+  logged transaction dnf_transact -y "$@"
   result=$?
-  cat "$GPUNODE_IN/.transaction" >>"$log"
   ! grep -Eq '^(Error|Failed)' "$GPUNODE_IN/.transaction" || result=1 # dnf shell exits 0 whatever became of it
   return $result
 }

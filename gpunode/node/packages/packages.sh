@@ -159,6 +159,14 @@ named_sources() {
   done
 }
 
+# repositories: the names of those in the request's source files, of dnf and zypper
+repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.*\)\]$/\1/p' "$(source_file "$path")" 2>/dev/null; done; }
+
+# rpm_recover: rpm's database can be read
+rpm_recover() {
+  rpm -qa >/dev/null 2>>"$log" || rpm --rebuilddb >>"$log" 2>&1 || fail "the database of rpm is damaged" "run rpm --rebuilddb on the node"
+}
+
 # the first source file of the request that does not exist
 missing_source() {
   requested refresh | while read -r path; do

@@ -100,23 +100,17 @@ pacman_needs() {
 }
 
 # shellcheck disable=SC2046
-pacman_download() {
-  pacman_ -Sw --needed $(pacman_words) >"$GPUNODE_IN/.transaction" 2>&1
-  result=$?
-  cat "$GPUNODE_IN/.transaction" >>"$log"
-  return $result
-}
+pacman_download() { logged transaction pacman_ -Sw --needed $(pacman_words); }
+
+pacman_commit() { logged transaction pacman_transact; }
 
 # --ask 4 answers yes to the question whether what conflicts may go: pacman_rivals has named it
-pacman_commit() {
-  result=0
+pacman_transact() {
   # shellcheck disable=SC2046
-  [ -z "$(pacman_words)" ] || pacman_ -S --needed --ask 4 $(pacman_words) >"$GPUNODE_IN/.transaction" 2>&1 || result=$?
+  [ -z "$(pacman_words)" ] || pacman_ -S --needed --ask 4 $(pacman_words) || return
   left=$(pacman -Qq 2>/dev/null | grep -Fx -f "$GPUNODE_IN/.to_remove" | tr '\n' ' ')
   # shellcheck disable=SC2086
-  [ "$result" != 0 ] || [ -z "$left" ] || pacman_ -R $left >>"$GPUNODE_IN/.transaction" 2>&1 || result=$?
-  cat "$GPUNODE_IN/.transaction" >>"$log" 2>/dev/null
-  return $result
+  [ -z "$left" ] || pacman_ -R $left
 }
 
 pacman_printed() {

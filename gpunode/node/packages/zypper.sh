@@ -62,23 +62,19 @@ zypper_locks() {
 zypper_wait() { wait_for zypper_holder; }
 
 zypper_holder() {
-  found=$(pid_holder /run/zypp.pid /var/run/zypp.pid)
-  [ -n "$found" ] || found=$(lock_holder /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock)
-  printf '%s' "$found"
+  pid_holder /run/zypp.pid /var/run/zypp.pid | grep . || lock_holder /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock
 }
 
 zypper_recover() {
-  rpm -qa >/dev/null 2>>"$log" || rpm --rebuilddb >>"$log" 2>&1 || fail "the database of rpm is damaged" "run rpm --rebuilddb on the node"
+  rpm_recover
   [ -n "$(unfinished packages)" ] || return 0
   attempt zypper_ verify --no-recommends || say note "zypper verify: $why"
 }
 
-zypper_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.*\)\]$/\1/p' "$(source_file "$path")" 2>/dev/null; done; }
-
 zypper_configured() {
   [ -z "$(missing_source)" ] || return 1
   ! coming || { lists_are_fresh || zypper_refresh_all; zypper_refresh; }
-  for repository in $(zypper_repositories); do
+  for repository in $(repositories); do
     [ -e "${root:-}/var/cache/zypp/solv/$repository/solv" ] || return 1
   done
 }
@@ -89,9 +85,8 @@ zypper_refresh() {
   requested refresh | while read -r path; do sed -n 's|^gpgkey *= *file://||p' "$(source_file "$path")"; done | while read -r key; do
     [ ! -e "$key" ] || rpm ${root:+--dbpath "$root$(rpm --eval %_dbpath)"} --import "$key" >>"$log" 2>&1
   done
-  for repository in $(zypper_repositories); do
-    zypper_ refresh --force "$repository" >"$GPUNODE_IN/.update" 2>&1 || zypper_refresh_failed
-    cat "$GPUNODE_IN/.update" >>"$log"
+  for repository in $(repositories); do
+    logged update zypper_ refresh --force "$repository" || zypper_refresh_failed
   done
 }
 
@@ -101,7 +96,6 @@ zypper_refresh_all() {
 }
 
 zypper_refresh_failed() {
-  cat "$GPUNODE_IN/.update" >>"$log"
   why=$(grep -Ei 'error|fail|signature|key|not found|valid' "$GPUNODE_IN/.update" | head -n 1)
   if grep -Eqi 'signature|signed|key' "$GPUNODE_IN/.update"; then wrong_signature "$why"; fi
   unreadable_source "$why"
@@ -164,9 +158,8 @@ zypper_download() { zypper_run --download-only; }
 
 # zypper_run OPTION…: the transaction, its output in .transaction
 zypper_run() {
-  zypper_install install "$@" --no-recommends --oldpackage --force-resolution --auto-agree-with-licenses >"$GPUNODE_IN/.transaction" 2>&1
+  logged transaction zypper_install install "$@" --no-recommends --oldpackage --force-resolution --auto-agree-with-licenses
   result=$?
-  cat "$GPUNODE_IN/.transaction" >>"$log"
   # 100 and above say what else to know: updates needed, a reboot wanted
   [ "$result" -lt 100 ] || [ "$result" = 104 ] || [ "$result" = 107 ] || result=0
   return $result

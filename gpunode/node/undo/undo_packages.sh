@@ -12,6 +12,7 @@
 #                 copy next to it: .rpmsave, .pacsave)
 #   texts NAME…  of each a line `@@NAME`, then its scripts and the names of its files
 #   unchanged FILE  lines `NAME PATH`: those of the paths in FILE that are as the package NAME brings them
+# remnants, purge, edited and unchanged there are of apt alone (manager_ in common.sh).
 
 # ---------------------------------------------------------------- apt
 
@@ -125,12 +126,8 @@ dnf_reasons() {
 }
 dnf_automatic() { dnf_ -q -y mark "$(if is_dnf5; then echo dependency; else echo remove; fi)" "$@" >>"$log" 2>&1; }
 dnf_lift() { printf '%s\n' "$@" | dnf_unlock; }
-dnf_remnants() { :; }
-dnf_purge() { :; }
 dnf_texts() { rpm_texts "$@"; }
 dnf_depends() { rpm_depends; }
-dnf_edited() { :; }
-dnf_unchanged() { :; }
 # A branch of the driver is a stream of a module on EL: what is in one that is not enabled is there as well.
 dnf_available() {
   dnf_options
@@ -149,12 +146,8 @@ zypper_automatic() {
   printf '%s\n' "$@" >>/var/lib/zypp/AutoInstalled
 }
 zypper_lift() { for name in "$@"; do zypper_lock remove "$name" || return 1; done; }
-zypper_remnants() { :; }
-zypper_purge() { :; }
 zypper_texts() { rpm_texts "$@"; }
 zypper_depends() { rpm_depends; }
-zypper_edited() { :; }
-zypper_unchanged() { :; }
 zypper_available() {
   zypper_ --no-refresh --xmlout search --details --match-exact --type package "$@" 2>/dev/null |
     sed -n 's/.*<solvable .*name="\([^"]*\)".*edition="\([^"]*\)".*/\1 \2/p'
@@ -164,10 +157,6 @@ zypper_available() {
 
 pacman_marks() { pacman -Qeq 2>/dev/null | sed 's/^/manual /'; }
 pacman_automatic() { pacman_ -D --asdeps "$@" >>"$log" 2>&1; }
-pacman_remnants() { :; }
-pacman_purge() { :; }
-pacman_edited() { :; }
-pacman_unchanged() { :; }
 pacman_texts() {
   local name
   for name in "$@"; do echo "@@$name" && cat "/var/lib/pacman/local/$name"-[0-9]*/install "/var/lib/pacman/local/$name"-[0-9]*/files; done 2>/dev/null
