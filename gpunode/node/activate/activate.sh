@@ -66,24 +66,22 @@ stale_initramfs() {
   for image in /boot/vmlinuz-*; do
     [ -e "$image" ] || continue
     release=${image#/boot/vmlinuz-}
-    for initrd in "/boot/initrd.img-$release" "/boot/initramfs-$release.img" "/boot/initrd-$release"; do
-      [ -e "$initrd" ] && break
-    done
-    if [ -n "$coming" ] || [ ! -e "$initrd" ] || [ -n "$(find /etc/modprobe.d /etc/modules-load.d /etc/dracut.conf.d /etc/initramfs-tools /etc/mkinitcpio.conf \
+    initrd=$(initramfs_of "$release")
+    if [ -n "$coming" ] || [ -z "$initrd" ] || [ -n "$(find /etc/modprobe.d /etc/modules-load.d /etc/dracut.conf.d /etc/initramfs-tools /etc/mkinitcpio.conf \
       -type f -newer "$initrd" 2>/dev/null | head -n 1)" ]; then
       echo "$release"
     fi
   done
 }
 
+# initramfs_of KERNEL: its file, nothing where there is none
+initramfs_of() { for initrd in "/boot/initrd.img-$1" "/boot/initramfs-$1.img" "/boot/initrd-$1"; do [ ! -e "$initrd" ] || { echo "$initrd" && break; }; done; }
+
 # prior_initramfs KERNEL…: which of them there are, in the journal
 prior_initramfs() {
-  while [ $# -gt 0 ]; do
-    for initrd in "/boot/initrd.img-$1" "/boot/initramfs-$1.img" "/boot/initrd-$1" ''; do
-      [ -n "$initrd" ] || prior initramfs "/boot/initrd.img-$1" absent rebuilt
-      [ ! -e "$initrd" ] || { prior initramfs "$initrd" present rebuilt && break; }
-    done
-    shift
+  for release in "$@"; do
+    initrd=$(initramfs_of "$release")
+    if [ -n "$initrd" ]; then prior initramfs "$initrd" present rebuilt; else prior initramfs "/boot/initrd.img-$release" absent rebuilt; fi
   done
 }
 
@@ -94,16 +92,9 @@ initramfs() {
   checking && changed module initramfs "rebuild the initramfs of ${stale% }" && return
   # shellcheck disable=SC2086 # releases of kernels
   prior_initramfs $stale
-  if have update-initramfs; then
-    set -- update-initramfs -u -k all
-  elif have dracut; then
-    set -- dracut -f --regenerate-all
-  elif have mkinitcpio; then
-    set -- mkinitcpio -P
-  else
-    say note "no initramfs tool was found, so there is none to rebuild"
-    return
-  fi
+  # shellcheck disable=SC2046 # words by design
+  set -- $(initramfs_command)
+  [ $# != 0 ] || { say note "no initramfs tool was found, so there is none to rebuild" && return; }
   (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || fail "$1 failed" "see the log; often /boot is full"
   # update-initramfs -u passes kernels by that never had an initramfs
   stale=$(stale_initramfs)
@@ -116,10 +107,8 @@ initramfs() {
 # ---------------------------------------------------------------- modules
 
 clients() {
-  for fd in /proc/[0-9]*/fd/*; do
-    case $(readlink "$fd" 2>/dev/null) in
-      /dev/nvidia*) pid=${fd#/proc/} && pid=${pid%%/*} && ! to_be_stopped "$pid" && printf '%s (PID %s)\n' "$(cat "/proc/$pid/comm" 2>/dev/null)" "$pid" ;;
-    esac
+  open_gpus | cut -d ' ' -f 1 | sort -u | while read -r pid; do
+    to_be_stopped "$pid" || printf '%s (PID %s)\n' "$(cat "/proc/$pid/comm" 2>/dev/null)" "$pid"
   done | sort -u
 }
 
@@ -386,15 +375,10 @@ enable_unit() {
   attempt systemctl --no-reload enable "$1" || fail "$1 cannot be enabled: $why" "is its package installed?"
 }
 
-# runs UNIT
-runs() {
-  case $(systemctl is-active "$1" 2>/dev/null) in active | activating | reloading) ;; *) return 1 ;; esac
-}
-
 # begin start|restart UNIT, which has to run then: to systemd a unit that forks has started once its first process has
 # ended, also where nothing is left of it; nvidia-imex ends so, and says why only in its own log
 begin() {
-  systemctl "$1" "$2" >>"$log" 2>&1 </dev/null 9>&- && runs "$2" && return
+  systemctl "$1" "$2" >>"$log" 2>&1 </dev/null 9>&- && unit_runs "$2" && return
   journalctl -u "$2" -n 20 --no-pager >>"$log" 2>&1
   [ "$2" != nvidia-imex.service ] || tail -n 5 /var/log/nvidia-imex.log >>"$log" 2>/dev/null
   fail "$2 does not $1" "journalctl -u $2 on the node; the end of it is in the log"
@@ -471,7 +455,7 @@ in_force() {
       echo "loaded ${module% }"
     done
     for module in $(requested unload); do loaded "$module" || echo "not loaded $module"; done
-    for unit in $(requested services); do ! runs "$unit" || echo "running $unit"; done
+    for unit in $(requested services); do ! unit_runs "$unit" || echo "running $unit"; done
     for unit in $restarted; do echo "restarted $unit"; done
     for unit in $(requested enable); do echo "enabled $unit"; done
     for unit in $(requested mask); do echo "masked $unit"; done

@@ -102,12 +102,7 @@ unit_pid() { systemctl show -p MainPID "$unit" 2>/dev/null | sed 's/^MainPID=//'
 unit_active() { [ "$(systemctl is-active "$unit" 2>/dev/null)" = active ]; }
 
 # unit_running: a unit that nobody runs is not started by an edit of its files; one that failed is given its chance
-unit_running() {
-  case $(systemctl is-active "$unit" 2>/dev/null) in
-    active | activating | reloading | failed) ;;
-    *) return 1 ;;
-  esac
-}
+unit_running() { unit_runs "$unit" || [ "$(systemctl is-active "$unit" 2>/dev/null)" = failed ]; }
 
 # unit_errors: what the daemon, not systemd, has logged since it was notified; the lines that say most, in one
 unit_errors() {
@@ -261,11 +256,7 @@ becomes_healthy() {
   until is_healthy; do
     [ -z "$final" ] || return 1 # containerd has loaded its plugins when it answers: waiting changes nothing
     tries=$((tries + 1))
-    case $(systemctl is-active "$unit" 2>/dev/null) in
-      active | activating | reloading) ;;
-      *) return 1 ;;
-    esac
-    [ "$tries" -le 120 ] && [ $(($(uptime_now) - begun)) -le 60 ] || return 1
+    unit_runs "$unit" && [ "$tries" -le 120 ] && [ $(($(uptime_now) - begun)) -le 60 ] || return 1
     nap
   done
   pid=$(unit_pid)

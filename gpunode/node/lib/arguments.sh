@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# The kernel's settings, and its command line in the boot entries.  Put before activate.sh, probe.sh, read_journal.sh and restore.sh.
+# The kernel's settings, its command line in the boot entries, and its initramfs.  Put before activate.sh, probe.sh, read_journal.sh and restore.sh.
 
 GRUB_CFG=/boot/grub/grub.cfg
 
@@ -57,4 +57,15 @@ set_argument() {
     grubby:*) grubby --update-kernel=ALL --args="$2" ;;
     *) update-grub ;;
   esac </dev/null 9>&-
+}
+
+# initramfs_command: what makes those of all kernels again; nothing where no tool for it is there
+initramfs_command() {
+  if have update-initramfs; then
+    echo update-initramfs -u -k all
+  elif have dracut; then
+    echo dracut --regenerate-all --force
+  elif have mkinitcpio; then
+    echo mkinitcpio -P
+  fi
 }

@@ -90,6 +90,17 @@ uptime_now() {
 }
 nap() { sleep 0.3 2>/dev/null || sleep 1; }
 
+# unit_runs UNIT: or is about to
+unit_runs() { case $(systemctl is-active "$1" 2>/dev/null) in active | activating | reloading) ;; *) return 1 ;; esac }
+
+# open_gpus: lines `PID PATH` of the device files of NVIDIA's that processes hold open.  One ls for all: a readlink for each open
+# file would take seconds.
+open_gpus() {
+  # shellcheck disable=SC2012
+  ls -l /proc/[0-9]*/fd 2>/dev/null | awk '/^\/proc\// { split($0, part, "/"); pid = part[3] }
+    / -> \/dev\/nvidia/ { sub(/.* -> /, ""); print pid, $1 }' | sort -u
+}
+
 have() { command -v "$1" >/dev/null 2>&1; }
 checking() { [ -e "$GPUNODE_IN/check" ]; }
 # asking: whether a plan is being made: no repository is fetched
@@ -157,11 +168,13 @@ begin_journal() {
 # last_record: the last line of the journal, empty where there is none
 last_record() { tail -n 3 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | tr -d '\000' | sed -n '/./h; ${ g; p; }'; }
 
-# journal_lines: the records of the journal that are whole, one a line, each from its first byte
-journal_lines() {
-  [ ! -e "$GPUNODE_STATE/journal.jsonl" ] || tr -d '\000-\010\013-\037\177' <"$GPUNODE_STATE/journal.jsonl" |
-    sed 's/{"v":[0-9]*,"id":"/\n&/g' | sed -n '/^{.*}$/p'
+# journal_text: the journal, each of its records from its first byte on a line of its own
+journal_text() {
+  [ ! -e "$GPUNODE_STATE/journal.jsonl" ] || tr -d '\000-\010\013-\037\177' <"$GPUNODE_STATE/journal.jsonl" | sed 's/{"v":[0-9]*,"id":"/\n&/g'
 }
+
+# journal_lines: the records of the journal that are whole
+journal_lines() { journal_text | sed -n '/^{.*}$/p'; }
 
 # record ID OP PHASE [,"MORE":JSON]: with the controller, where one is behind it: it says when its run has ended (release.sh)
 record() {
@@ -234,8 +247,8 @@ manager_() {
   local operation
   operation=$1
   shift
-  case $manager:$operation in apt:*) ;; *:remnants | *:purge | *:edited | *:unchanged) return ;; esac
   # shellcheck disable=SC2154 # set by the script behind
+  case $manager:$operation in apt:*) ;; *:remnants | *:purge | *:edited | *:unchanged) return ;; esac
   "${manager}_$operation" "$@"
 }
 

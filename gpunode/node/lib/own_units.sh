@@ -20,12 +20,11 @@ at_boot() {
 
 # not_at_boot UNIT: it neither runs nor begins with the machine
 not_at_boot() {
-  case $(systemctl is-active "$1" 2>/dev/null) in
-    active | activating)
-      changed unit "$1" "stops $1"
-      checking || { prior active "$1" active inactive && attempt systemctl stop "$1"; } ||
-        finish failed "cannot stop $1: $why" "systemctl status $1" ;;
-  esac
+  if unit_runs "$1"; then
+    changed unit "$1" "stops $1"
+    checking || { prior active "$1" active inactive && attempt systemctl stop "$1"; } ||
+      finish failed "cannot stop $1: $why" "systemctl status $1"
+  fi
   [ "$(systemctl is-enabled "$1" 2>/dev/null)" = enabled ] || return 0
   changed unit "$1" "disables $1"
   checking || { prior enabled "$1" enabled disabled && attempt systemctl --no-reload disable "$1"; } ||
@@ -33,11 +32,9 @@ not_at_boot() {
 }
 
 # holders PATTERN…: who holds open a device of NVIDIA's that one of the patterns fits, as «COMMAND (PID N)», without NVIDIA's
-# own agents.  One ls for all: a readlink for each open file would take seconds.
+# own agents
 holders() {
-  # shellcheck disable=SC2012
-  ls -l /proc/[0-9]*/fd 2>/dev/null | awk '/^\/proc\// { split($0, part, "/"); pid = part[3] }
-    / -> \/dev\/nvidia/ { sub(/.* -> /, ""); print pid, $1 }' | sort -u >"$GPUNODE_IN/.open"
+  open_gpus >"$GPUNODE_IN/.open"
   while read -r pid target; do
     for pattern in "$@"; do
       # shellcheck disable=SC2254 # a pattern

@@ -10,7 +10,7 @@ UNITS=/etc/systemd/system
 gpu_units() {
   local unit
   ! have systemctl || for unit in $GPU_UNITS; do
-    case $(systemctl is-active "$unit.service" 2>/dev/null) in active | activating | reloading) echo "runs $unit.service" ;; esac
+    ! unit_runs "$unit.service" || echo "runs $unit.service"
   done
 }
 
@@ -57,10 +57,10 @@ remember_made() {
   folder=$GPUNODE_STATE/backup/$id
   (umask 077 && mkdir -p "$folder") || return
   while IFS= read -r path; do
-    sum=$(sha256sum <"$path") && count=$((count + 1)) top=- up=$(dirname "$path")
+    sum=$(hash_of "$path") && count=$((count + 1)) top=- up=$(dirname "$path")
     while grep -Fqx "$up" "$GPUNODE_IN/.folders"; do top=$up up=$(dirname "$up"); done
-    printf '%s\twrite\tabsent\t%s\t0644\t-\t%s\t%s\n' "$count" "${sum%% *}" "$top" "$path" >>"$folder/plan"
-    list="$list,{\"path\":$(json_text "$path"),\"before\":\"absent\",\"after\":\"${sum%% *}\"}"
+    printf '%s\twrite\tabsent\t%s\t0644\t-\t%s\t%s\n' "$count" "$sum" "$top" "$path" >>"$folder/plan"
+    list="$list,{\"path\":$(json_text "$path"),\"before\":\"absent\",\"after\":\"$sum\"}"
   done <"$GPUNODE_IN/.files"
   record "$id" files 'done' ",\"by\":\"packages\",\"files\":[${list#,}],\"unit\":\"\""
 }

@@ -83,7 +83,7 @@ fault_fix() {
 }
 
 driver_check() {
-  local out seen ended wrong
+  local out seen
   [ "$gpus" -gt 0 ] || return 0
   have nvidia-smi || { check driver.smi failed "nvidia-smi is not installed" "gpunode provision"; return; }
   out=$(bounded 60 nvidia-smi -L) || { check driver.smi failed "nvidia-smi fails: $(in_full "$out")" "$(fault_fix "$out")"; return; }
@@ -93,14 +93,19 @@ driver_check() {
     return
   fi
   out=$(bounded 60 nvidia-smi --query-gpu="$ASKED" --format=csv,noheader)
-  ended=$?
-  wrong=$(faults "$out")
+  judge_query driver.smi "$out" "$?" "nvidia-smi lists $(gpus_text), and" "nvidia-smi sees $(gpus_text) on PCI"
+}
+
+# judge_query ID ANSWERS STATUS LISTED PASSED [PROGRAM]: how nvidia-smi answered what was ASKED of the GPUs, and ended
+judge_query() {
+  local wrong
+  wrong=$(faults "$2")
   if [ -n "$wrong" ]; then
-    check driver.smi failed "nvidia-smi lists $(gpus_text), and cannot ask: $wrong" "$(fault_fix "$wrong")"
-  elif [ "$ended" != 0 ] || [ "$(printf '%s\n' "$out" | grep -c '^[0-9][0-9]*, ')" != "$gpus" ]; then
-    check driver.smi failed "nvidia-smi lists $(gpus_text), and fails when it asks them (exit status $ended): $(in_full "$out")" "$(fault_fix "$out")"
+    check "$1" failed "$4 cannot ask: $wrong" "$(fault_fix "$wrong")"
+  elif [ "$3" != 0 ] || [ "$(printf '%s\n' "$2" | grep -c '^[0-9][0-9]*, ')" != "$gpus" ]; then
+    check "$1" failed "$4 ${6:+$6 }fails when it asks them (exit status $3): $(in_full "$2")" "$(fault_fix "$2")"
   else
-    check driver.smi passed "nvidia-smi sees $(gpus_text) on PCI"
+    check "$1" passed "$5"
   fi
 }
 
@@ -323,19 +328,14 @@ judge_files() {
 
 # judge_answers ID TEXT: nvidia-smi listed GPUs; do all of them answer?
 judge_answers() {
-  local seen answers ended wrong
+  local seen answers ended
   seen=$(printf '%s\n' "$list" | grep -c '^GPU ')
   answers=$(printf '%s\n' "$2" | sed '1,/^gpunode-smoke-list /d; /^gpunode-smoke-/,$d')
   ended=$(printf '%s\n' "$2" | sed -n 's/^gpunode-smoke-query //p')
-  wrong=$(faults "$answers")
   if [ "$seen" != "$gpus" ]; then
     check "$1.gpus" failed "the container sees $seen GPUs, the node has $gpus; nvidia-smi says: $(in_full "$list")" "nvidia-container-cli list on the node"
-  elif [ -n "$wrong" ]; then
-    check "$1.gpus" failed "the container sees $(gpus_text), and cannot ask: $wrong" "$(fault_fix "$wrong")"
-  elif [ "$ended" != 0 ] || [ "$(printf '%s\n' "$answers" | grep -c '^[0-9][0-9]*, ')" != "$gpus" ]; then
-    check "$1.gpus" failed "the container sees $(gpus_text), and nvidia-smi fails when it asks them (exit status $ended): $(in_full "$answers")" "$(fault_fix "$answers")"
   else
-    check "$1.gpus" passed "the container sees $(gpus_text)"
+    judge_query "$1.gpus" "$answers" "$ended" "the container sees $(gpus_text), and" "the container sees $(gpus_text)" nvidia-smi
   fi
 }
 

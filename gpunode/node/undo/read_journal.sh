@@ -38,7 +38,7 @@ damage() {
   [ -s "$JOURNAL" ] || report damage empty 1
   nul=$(tr -cd '\000' <"$JOURNAL" | wc -c)
   [ "$nul" = 0 ] || report damage nul "$((nul))"
-  tr -d '\000-\010\013-\037\177' <"$JOURNAL" | sed 's/{"v":[0-9]*,"id":"/\n&/g' | awk '
+  journal_text | awk '
     /^$/ || /^[{].*[}]$/ { next }
     /^[{]"v":/ || /^[{]("(v"?)?)?$/ { torn++; next }
     { garbage++ }
@@ -83,7 +83,7 @@ files() {
   requested paths >>"$GPUNODE_IN/.paths"
   sort -u "$GPUNODE_IN/.contents" | while read -r path; do [ ! -f "$path" ] || report content "$path" "$(coded "$path")"; done
   sort -u "$GPUNODE_IN/.paths" | while read -r path; do
-    if [ -e "$path" ]; then sum=$(sha256sum <"$path") && report file "$path" "${sum%% *}"; else report file "$path" absent; fi
+    sum=$(hash_of "$path") && report file "$path" "$sum"
   done
 }
 
@@ -97,7 +97,7 @@ versions() {
     [ ! -e "$plan" ] || awk -F '\t' -v id="$id" -v at="${id##*-files-}" '{ print at + 0 "\t" id "\t" $1 "\t" $3 "\t" ($2 == "renew" ? "any" : $4) "\t" $8 }' "$plan"
   done | sort -t "$TAB" -k 1,1n >"$GPUNODE_IN/.plans"
   cut -f 6 "$GPUNODE_IN/.plans" | sort -u | while IFS= read -r path; do
-    if [ -e "$path" ]; then sum=$(sha256sum <"$path") && printf '%s\t%s\n' "${sum%% *}" "$path"; else printf 'absent\t%s\n' "$path"; fi
+    sum=$(hash_of "$path") && printf '%s\t%s\n' "$sum" "$path"
   done >"$GPUNODE_IN/.present"
   awk -F '\t' '
     FILENAME == ARGV[1] { now[$2] = $1; next }
@@ -127,7 +127,7 @@ services() {
     case $(systemctl is-enabled "$unit" 2>/dev/null) in masked*) report mask "$unit" masked ;; *) report mask "$unit" absent ;; esac
   done
   for unit in $(states active); do
-    case $(systemctl is-active "$unit" 2>/dev/null) in active | activating | reloading) report active "$unit" active ;; *) report active "$unit" inactive ;; esac
+    if unit_runs "$unit"; then report active "$unit" active; else report active "$unit" inactive; fi
   done
 }
 

@@ -25,7 +25,7 @@ each() {
   done <"$GPUNODE_IN/.$1.asked"
 }
 
-is_stop() { case $(systemctl is-active "$1" 2>/dev/null) in active | activating | reloading) false ;; esac }
+is_stop() { ! unit_runs "$1"; }
 do_stop() { systemctl stop "$1"; }
 is_start() { systemctl is-active -q "$1" 2>/dev/null; }
 do_start() { systemctl start "$1"; }
@@ -80,15 +80,9 @@ reload_units() {
 }
 
 rebuild() {
-  if have update-initramfs; then
-    set -- update-initramfs -u -k all
-  elif have dracut; then
-    set -- dracut --regenerate-all --force
-  elif have mkinitcpio; then
-    set -- mkinitcpio -P
-  else
-    return 0
-  fi
+  # shellcheck disable=SC2046 # words by design
+  set -- $(initramfs_command)
+  [ $# != 0 ] || return 0
   checking && changed module initramfs "rebuild the initramfs" && return
   umask 022
   attempt "$@" || finish failed "$1 failed: $why" "see the log; often /boot is full"
