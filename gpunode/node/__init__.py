@@ -45,7 +45,7 @@ _BEFORE = {
 
 def script(name: str) -> str:
     """The whole text of node script `name`, such as "probe.sh": what it uses of the tables, parts, itself."""
-    names = (*_BEFORE.get(name, ()), name)
+    names = ("base.sh", *_BEFORE.get(name, ()), name)
     text = "".join(part(n).read_text(encoding="utf-8") for n in names)
     lines = text.splitlines(keepends=True)
     head = "".join(takewhile(lambda line: line.startswith("#"), lines))  # shellcheck's directives count at the top

@@ -224,7 +224,7 @@ def test_the_tests_that_the_threat_model_names_exist() -> None:
 
 def test_the_limits_that_the_threat_model_names_are_those_of_the_code() -> None:
     text = (ROOT / "docs/safety.md").read_text()
-    lease = re.findall(r"^LEASE=(\d+)", part("lock.sh").read_text(), re.M)
+    lease = re.findall(r"^LEASE=(\d+)", part("base.sh").read_text(), re.M)
     output = re.findall(r"^TEXT_MAX=(\d+)", part("probe_words.sh").read_text(), re.M)
     named = (
         f"an answer {shell.OUTPUT_LIMIT >> 20} MiB and `--timeout` ({Targets().timeout:.0f} s)",

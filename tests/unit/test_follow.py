@@ -15,7 +15,7 @@ from test_node_action import task
 from gpunode.core.remote import CALL, FOLLOWS, STARTED, parse_outcome, program
 from gpunode.node import part, script
 
-CHANGES = "".join(part(name).read_text(encoding="utf-8") for name in ("common.sh", "lock.sh"))
+CHANGES = "".join(part(name).read_text(encoding="utf-8") for name in ("base.sh", "common.sh", "lock.sh"))
 
 
 def work(go: Path, end: str) -> str:

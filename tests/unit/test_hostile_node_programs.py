@@ -16,7 +16,7 @@ from gpunode.core.printable import printable
 from gpunode.core.remote import parse_outcome, program
 from gpunode.edge.ssh import shell
 from gpunode.edge.ssh.shell import Target, local_run
-from gpunode.node import part
+from gpunode.node import script
 
 SHELLS = [one for one in (["dash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(one[0])]
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is root's PATH")
@@ -54,8 +54,8 @@ def test_root_runs_no_program_that_others_may_write(sh: list[str], mode: int | s
         assert isinstance(mode, int)
         os.chown(planted, 0, 12345)
         planted.chmod(mode)
-    script = f'{part("common.sh").read_text()}\nneed_root\nsay note "$(cat $GPUNODE_IN/a)"\nfinish changed done'
-    text = program(script, {"a": b"read\n", "state": f"{tmp_path}\n".encode()})
+    sent = f'{script("common.sh")}\nneed_root\nsay note "$(cat $GPUNODE_IN/a)"\nfinish changed done'
+    text = program(sent, {"a": b"read\n", "state": f"{tmp_path}\n".encode()})
     # as `program` is run: by a shell that was found by its full path
     where = shutil.which(sh[0])
     assert where
@@ -128,7 +128,7 @@ def test_a_sudo_that_changes_nothing_gives_no_root(tmp_path: Path, monkeypatch: 
     tool(tmp_path / "bin", "sudo", 'while [ "$1" != sh ]; do shift; done; exec "$@"')
     tool(tmp_path / "bin", "id", '[ "$1" = -u ] && echo 1000 || echo ops')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    text = program(f"{part('common.sh').read_text()}\nneed_root\nfinish changed done")
+    text = program(f"{script('common.sh')}\nneed_root\nfinish changed done")
     rc, out, _ = local_run(text, target=Target(name="gpu1", connection="local", become=True), timeout=20)
     outcome = parse_outcome(out, rc)
     assert (outcome.status, outcome.message) == ("refused", "this needs root, and runs as ops")
@@ -137,10 +137,10 @@ def test_a_sudo_that_changes_nothing_gives_no_root(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("text", ["exit 0", "exit 1", "echo /etc", "printf '\\033[2J'"], ids=str)
 def test_a_base64_that_lies_gives_a_script_without_its_request(text: str, tmp_path: Path) -> None:
     tool(tmp_path / "bin", "base64", text)
-    script = f'{part("common.sh").read_text()}\n[ "$(word a)" = read ] || finish refused unread\nfinish changed done'
+    sent = f'{script("common.sh")}\n[ "$(word a)" = read ] || finish refused unread\nfinish changed done'
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
     ran = subprocess.run(
-        ["/bin/sh", "-s"], input=program(script, {"a": b"read\n"}), capture_output=True, text=True, env=env, check=False
+        ["/bin/sh", "-s"], input=program(sent, {"a": b"read\n"}), capture_output=True, text=True, env=env, check=False
     )
     assert parse_outcome(ran.stdout, ran.returncode).status in ("failed", "refused")
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpunode.core.items.activation import activate_request
 from gpunode.core.remote import parse_outcome, program
-from gpunode.node import part, script
+from gpunode.node import script
 
 SHELLS = [shell for shell in (["dash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(shell[0])]
 SYSTEMCTL = """#!/bin/sh
@@ -51,7 +51,7 @@ FULL = (  # as apt, dpkg, libdnf, rpm and libalpm have it
 
 @pytest.mark.parametrize("words", FULL)
 def test_a_failure_of_a_full_disk_is_answered_with_room_and_no_other(shell: list[str], words: str) -> None:
-    text = program(f"{part('common.sh').read_text()}\nneed_root\nfinish failed \"{words}\" 'check the network'")
+    text = program(f"{script('common.sh')}\nneed_root\nfinish failed \"{words}\" 'check the network'")
     done = subprocess.run([*shell, "-s"], input=text, capture_output=True, text=True, check=False)
     assert parse_outcome(done.stdout, done.returncode).fix.startswith("make room on that file system"), done
     other = text.replace(words, "connection refused")

@@ -23,7 +23,7 @@ from gpunode.edge.state import controller_name, next_generation
 from gpunode.node import part
 from gpunode.node import script as probe_script
 
-COMMON = "".join(part(name).read_text(encoding="utf-8") for name in ("common.sh", "lock.sh"))
+COMMON = "".join(part(name).read_text(encoding="utf-8") for name in ("base.sh", "common.sh", "lock.sh"))
 RELEASE = part("release.sh").read_text(encoding="utf-8")
 LEASE = 180
 WAYS = {"flock": "", "a link": "have() { [ $1 != flock ] && command -v $1 >/dev/null 2>&1; }"}
@@ -305,7 +305,7 @@ def test_threads_that_ask_for_the_first_time_get_one_name(tmp_path: Path, monkey
 
 def of_the_probe(state: Path) -> str:
     """What the probe says of the lease of that folder."""
-    text = probe_script("probe.sh").replace("/var/lib/gpunode/", f"{state}/")
+    text = probe_script("probe.sh").replace("/var/lib/gpunode", str(state))
     ran = subprocess.run(["sh", "-s"], input=program(text, {"sections": b"locks\n"}), capture_output=True, text=True)
     return parse_probe(ran.stdout).lease
 

@@ -127,7 +127,7 @@ class Manager:
         (self.folder / "in" / f"{hidden}{name}").write_text(text)
 
     def run(self, name: str, command: str) -> list[str]:
-        text = "".join(part(n).read_text() for n in ("common.sh", f"{name}.sh"))
+        text = "".join(part(n).read_text() for n in ("base.sh", "common.sh", f"{name}.sh"))
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         done = subprocess.run(
             [*self.shell, "-s"],

@@ -376,7 +376,7 @@ def test_who_is_about_to_change_the_node_waits_for_the_gpunode_at_work_there(
     lock.touch()
     busy = subprocess.Popen(["flock", lock, "sh", "-c", f"echo locked; sleep 1; printf whole >{state}"], stdout=-1)
     assert busy.stdout and busy.stdout.readline() == b"locked\n"
-    text = script("probe.sh").replace("/var/lib/gpunode/lock", str(lock)) + f"\ncat {state}"
+    text = script("probe.sh").replace("/var/lib/gpunode", str(tmp_path)) + f"\ncat {state}"
     fed = f"GPUNODE_SETTLE={settle}\n{program(text, {'sections': b'os_release'})}"
     done = subprocess.run(["sh"], input=fed, capture_output=True, text=True, check=True)
     assert done.stdout.endswith(f"#: end\n{seen}")
@@ -584,7 +584,7 @@ def test_what_was_begun_and_never_ended_is_seen_however_long_ago(awk: list[str],
     ]
     begun = [f'{{"v":1,"id":"20260{n}-files","op":"files","phase":"intent"}}' for n in (1002, 1001)]
     (tmp_path / "journal.jsonl").write_text("\n".join([*begun, *ends, ""]))
-    text = SCRIPT.replace("/var/lib/gpunode/journal.jsonl", str(tmp_path / "journal.jsonl"))
+    text = SCRIPT.replace("/var/lib/gpunode", str(tmp_path))
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     said, facts = probe(["sh"], env=env, request={"sections": b"journal"}, text=text)
     assert facts.unfinished == ("202601001-files", "202601002-files")

@@ -13,6 +13,7 @@ from gpunode.core.engines import shell_variables
 NODE = resources.files("gpunode.node")
 PARTS = """
 log=$GPUNODE_IN/.log
+. "$NODE/lib/base.sh"
 . "$NODE/lib/common.sh"
 . "$NODE/packages/side_effects.sh"
 prior() { echo "$@"; }

@@ -1,8 +1,7 @@
 # shellcheck shell=sh
-# What all scripts but the probe and those that only read share.  It is put before them: one program, nothing to source on the node.
+# What all scripts but the probe and those that only read share.  It is put before them, behind base.sh.
 
 PATH=$PATH:/usr/local/nvidia/bin # the programs of a driver that an image brought; the probe looks there, too
-GPUNODE_STATE=/var/lib/gpunode
 [ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own
 
 TAB=$(printf '\t')
@@ -101,7 +100,6 @@ open_gpus() {
     / -> \/dev\/nvidia/ { sub(/.* -> /, ""); print pid, $1 }' | sort -u
 }
 
-have() { command -v "$1" >/dev/null 2>&1; }
 checking() { [ -e "$GPUNODE_IN/check" ]; }
 # asking: whether a plan is being made: no repository is fetched
 asking() { [ -e "$GPUNODE_IN/ask" ]; }
@@ -162,19 +160,8 @@ begin_journal() {
   journal_begun=1
 }
 
-# A power cut can leave NUL bytes at the end of the journal, or half a line.  grep takes a file with NUL bytes for a binary
-# one, and awk ends a line there, so that nothing reads the file itself.
-
 # last_record: the last line of the journal, empty where there is none
 last_record() { tail -n 3 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | tr -d '\000' | sed -n '/./h; ${ g; p; }'; }
-
-# journal_text: the journal, each of its records from its first byte on a line of its own
-journal_text() {
-  [ ! -e "$GPUNODE_STATE/journal.jsonl" ] || tr -d '\000-\010\013-\037\177' <"$GPUNODE_STATE/journal.jsonl" | sed 's/{"v":[0-9]*,"id":"/\n&/g'
-}
-
-# journal_lines: the records of the journal that are whole
-journal_lines() { journal_text | sed -n '/^{.*}$/p'; }
 
 # record ID OP PHASE [,"MORE":JSON]: with the controller, where one is behind it: it says when its run has ended (release.sh)
 record() {
@@ -232,13 +219,6 @@ alternative() {
   esac
 }
 
-# unfinished OP: ids of operations that began and have no outcome (a run was killed, or the power went)
-unfinished() {
-  journal_lines | awk -v op="\"op\":\"$1\"" '
-    index($0, op) && match($0, /"id":"[^"]*"/) { id = substr($0, RSTART + 6, RLENGTH - 7); open_[id] = index($0, "\"phase\":\"intent\"") > 0 }
-    END { for (id in open_) if (open_[id]) print id }'
-}
-
 # ---------------------------------------------------------------- package managers, by the functions of apt.sh and so on
 
 # manager_ OPERATION …: nothing where it is about configuration that outlives its package, which dpkg alone has
@@ -259,18 +239,10 @@ first_of() {
     tolower($0) ~ pattern { if (!/:[ \t]*$/) { print; exit } printf "%s ", $0; found = 1 }' "$2"
 }
 
-# The distribution's own package manager: others can be installed as well (Fedora has an apt, Debian a dnf).
+# package_manager: the distribution's own, where it is here; of one that is not known any
 package_manager() {
-  # shellcheck disable=SC1091  # the node's
-  family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
-  case $family in
-    *' debian '* | *' ubuntu '*) own=apt-get:apt ;;
-    *' rhel '* | *' fedora '* | *' centos '* | *' amzn '* | *' azurelinux '*) own='dnf:dnf yum:dnf' ;;
-    *suse* | *' sles '*) own=zypper:zypper ;;
-    *' arch '*) own=pacman:pacman ;;
-    *) own='apt-get:apt dnf:dnf yum:dnf zypper:zypper pacman:pacman' ;;
-  esac
-  for known in $own; do
-    have "${known%:*}" && echo "${known#*:}" && return
+  family=$(family_manager)
+  for known in apt-get:apt dnf:dnf yum:dnf zypper:zypper pacman:pacman; do
+    case $family in '' | "${known#*:}") have "${known%:*}" && echo "${known#*:}" && return ;; esac
   done
 }

@@ -73,8 +73,6 @@ signed() {
   [ -z "$(word controller)" ] || echo "$(word controller) ${run:-unknown}${generation:+ $generation}"
 }
 
-LEASE=180 # seconds from a controller's last command on, by this node's clock
-
 # lease: this node is one controller's until LEASE seconds after its last command, or until its run gave it back.  The lock
 # keeps scripts apart, this keeps another controller out between two scripts of a run, and a run out that is not the last
 # one of its own controller.
@@ -84,17 +82,6 @@ lease() {
   lease_refuse
   leased=$(word controller)
   [ -z "$leased" ] || lease_for
-}
-
-# lease_now: «SECONDS CONTROLLER RUN GENERATION» of the lease; 0 seconds for one that is over or was given back.  An end
-# further off than LEASE is from a clock that was wrong.
-lease_now() {
-  [ ! -r "$GPUNODE_STATE/lease" ] || awk -v now="$(date +%s)" -v longest="$LEASE" -v released="$(cat "$GPUNODE_STATE/released" 2>/dev/null)" '
-    NR == 1 {
-      left = $1 ~ /^[0-9]+$/ ? $1 - now : 0
-      if (left < 0 || left > longest || substr($0, index($0, " ") + 1) == released) left = 0
-      print left, ($2 == "" ? "unknown" : $2), ($3 == "" ? "unknown" : $3), ($4 ~ /^[0-9]+$/ ? $4 : 0)
-    }' "$GPUNODE_STATE/lease"
 }
 
 # lease_refuse: ends the script where the node is another controller's, or where a later run of the same one has been

@@ -12,20 +12,17 @@ gpu_containers cuda toolkit cdi units runtimes containers kubernetes sysctl pack
 # ---------------------------------------------------------------- what gpunode keeps on the node
 
 probe_journal() {
-  if [ -r /var/lib/gpunode/journal.jsonl ]; then
-    # NUL bytes, and half a line in front of a record, are what a power cut leaves
-    tr -d '\000' </var/lib/gpunode/journal.jsonl | sed 's/{"v":[0-9]*,"id":"/\n&/g' | sed -n -e '/"phase"/{' -e h -e 's/.*"phase": *"\([^"]*\)".*/\1/' -e x \
-      -e 's/.*"id": *"\([^"]*\)".*/\1/' -e x -e G -e 's/\n/ /' -e 's/^/| /p' -e '}' |
-      awk '$2 == "intent" { open[$3] = $0 } $2 != "intent" { delete open[$3] } END { for (id in open) print open[id] }' | sort
-    if [ "$(tail -c 4096 /var/lib/gpunode/journal.jsonl | tr -cd '\000' | wc -c)" -gt 0 ]; then
+  if [ -r "$GPUNODE_STATE/journal.jsonl" ]; then
+    unfinished | sort | sed 's/^/| intent /'
+    if [ "$(tail -c 4096 "$GPUNODE_STATE/journal.jsonl" | tr -cd '\000' | wc -c)" -gt 0 ]; then
       remark "the journal ends in NUL bytes: a power cut"
-    elif [ ! -s /var/lib/gpunode/journal.jsonl ] && any /var/lib/gpunode/backup/*-baseline; then
+    elif [ ! -s "$GPUNODE_STATE/journal.jsonl" ] && any "$GPUNODE_STATE"/backup/*-baseline; then
       remark "the journal is empty, and copies of what it was about are there"
     fi
-  elif { [ -e /var/lib/gpunode ] || [ -L /var/lib/gpunode ]; } && [ ! -d /var/lib/gpunode ]; then
-    line "blocked /var/lib/gpunode"
-  elif [ -e /var/lib/gpunode ] && [ ! -x /var/lib/gpunode ]; then
-    denied "/var/lib/gpunode is not readable"
+  elif { [ -e "$GPUNODE_STATE" ] || [ -L "$GPUNODE_STATE" ]; } && [ ! -d "$GPUNODE_STATE" ]; then
+    line "blocked $GPUNODE_STATE"
+  elif [ -e "$GPUNODE_STATE" ] && [ ! -x "$GPUNODE_STATE" ]; then
+    denied "$GPUNODE_STATE is not readable"
   fi
 }
 
@@ -33,7 +30,7 @@ probe_first_boot() {
   [ -r /usr/lib/gpunode/first-boot ] || return 0
   line "program $(sha256sum </usr/lib/gpunode/first-boot | cut -d ' ' -f 1)"
   line "unit $(within 3 systemctl is-enabled gpunode-firstboot.service 2>/dev/null)"
-  [ ! -r /var/lib/gpunode/first-boot ] || quote </var/lib/gpunode/first-boot
+  [ ! -r "$GPUNODE_STATE/first-boot" ] || quote <"$GPUNODE_STATE/first-boot"
 }
 
 # probe_sharing: MIG instances, MPS control daemons, and what gpunode keeps of both
@@ -47,7 +44,7 @@ probe_sharing() {
     ask_hardware 6 nvidia-smi mig -lci
   fi
   [ -r /usr/lib/gpunode/mig ] && line "program $(sha256sum </usr/lib/gpunode/mig | cut -d ' ' -f 1)"
-  [ -r /var/lib/gpunode/mig ] && quote </var/lib/gpunode/mig
+  [ -r "$GPUNODE_STATE/mig" ] && quote <"$GPUNODE_STATE/mig"
   for unit in gpunode-mig.service gpunode-mps.service; do # systemd's own memory of a unit whose file is new may be old
     [ -e "/etc/systemd/system/$unit" ] &&
       line "unit $unit $(within 3 systemctl is-active "$unit" 2>/dev/null) $(within 3 systemctl is-enabled "$unit" 2>/dev/null)"
@@ -92,8 +89,8 @@ wanted=$SECTIONS
 if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/sections" ]; then
   wanted=$(cat "$GPUNODE_IN/sections")
 fi
-if [ "${GPUNODE_SETTLE:-0}" != 0 ] && [ -r /var/lib/gpunode/lock ] && have flock; then
-  flock -s -w "$GPUNODE_SETTLE" /var/lib/gpunode/lock true
+if [ "${GPUNODE_SETTLE:-0}" != 0 ] && [ -r "$GPUNODE_STATE/lock" ] && have flock; then
+  flock -s -w "$GPUNODE_SETTLE" "$GPUNODE_STATE/lock" true
 fi
 # said at once: each line by itself would be a packet for SSH, which both ends encrypt and check
 all=$(probe) || exit

@@ -13,22 +13,9 @@ CONCERN="$CONCERN\|python3-dnf-plugin-versionlock\|dnf-plugin-versionlock\|yum-p
 CONCERN="$CONCERN\|firmware-nvidia\|infiniband-diags\|azurelinux-repos\|akmod\|xorg-x11-nvidia\|glx-alternative-nvidia"
 CONCERN="$CONCERN\|opencl-nvidia\|lib32-nvidia\|lib32-opencl-nvidia\|dnf-plugin-nvidia\|x11-video-nvidia\|NVIDIA-vGPU"
 
-# package_manager: the distribution's own, for others can be installed as well (Fedora has a dpkg, Debian an rpm)
-package_manager() {
-  local family
-  # shellcheck disable=SC1091  # the node's
-  family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
-  case $family in
-  *' debian '* | *' ubuntu '*) REPLY=apt ;;
-  *' rhel '* | *' fedora '* | *' centos '* | *' amzn '* | *' azurelinux '*) REPLY=dnf ;;
-  *suse* | *' sles '*) REPLY=zypper ;;
-  *' arch '*) REPLY=pacman ;;
-  *) if have dpkg-query; then REPLY=apt; elif have zypper; then REPLY=zypper; elif have rpm; then REPLY=dnf; elif have pacman; then REPLY=pacman; else REPLY=; fi ;;
-  esac
-}
-
 probe_packages() {
-  package_manager
+  REPLY=$(family_manager)
+  if [ "$REPLY" ]; then :; elif have dpkg-query; then REPLY=apt; elif have zypper; then REPLY=zypper; elif have rpm; then REPLY=dnf; elif have pacman; then REPLY=pacman; fi
   if [ "$REPLY" = apt ] && have dpkg-query; then
     line "manager apt"
     # every package is asked for and few are kept: what another package's half-finished state blocks is seen so
@@ -60,7 +47,7 @@ probe_holds() {
 
 # probe_locks: who holds the package manager's locks, by /proc/locks, which names the inode of each lock
 probe_locks() {
-  local file pid
+  local file pid left holder run
   stat -c '%i %n' /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/rpm/.rpm.lock \
     /usr/lib/sysimage/rpm/.rpm.lock 2>/dev/null | while read -r inode file; do
     while read -r _ kind _ _ pid where _; do
@@ -73,10 +60,7 @@ probe_locks() {
     [ -n "$pid" ] && [ -d "/proc/$pid" ] && first "/proc/$pid/comm" && line "$file $pid $REPLY"
   done
   [ -e /var/lib/pacman/db.lck ] && line "/var/lib/pacman/db.lck - pacman"
-  [ ! -r /var/lib/gpunode/lease ] || awk -v now="$(date +%s)" -v released="$(cat /var/lib/gpunode/released 2>/dev/null)" '
-    NR == 1 && $3 != "" && $1 ~ /^[0-9]+$/ && now < $1 && $1 <= now + 180 && substr($0, index($0, " ") + 1) != released {
-      print "| lease " $2 " " $3
-    }' /var/lib/gpunode/lease
+  lease_now | while read -r left holder run _; do [ "$left" = 0 ] || line "lease $holder $run"; done
 }
 
 # ---------------------------------------------------------------- files

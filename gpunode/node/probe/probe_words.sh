@@ -15,7 +15,6 @@ newline='
 line() { printf '| %s\n' "$*"; }
 remark() { printf '! %s\n' "$*"; }
 denied() { printf '!! %s\n' "$*"; } # a remark that root would not get
-have() { command -v "$1" >/dev/null 2>&1; }
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
 any() { [ -e "$1" ]; } # of the files that a glob names
 by_lines() { set -f && IFS=$newline; }
