@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, not_yet, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result
 
 
 class ActionModule(NodeAction):
@@ -19,6 +19,4 @@ class ActionModule(NodeAction):
         if not args["cdi"]:
             return {}
         outcome, _text = self.node("cdi.sh", cdi_request(args["cdi"], check=self.check))
-        if self.check and outcome.code == "not-yet":  # toolkit and driver come with earlier steps
-            return not_yet(f"{outcome.message} yet; the CDI specification would be made")
-        return result_of(outcome)
+        return self.result_or_not_yet(outcome, "the CDI specification would be made")

@@ -23,19 +23,15 @@ class ActionModule(NodeAction):
     }
 
     def act(self, args: Result) -> Result:
+        from gpunode.core.edits.kubernetes.request import spec_values
+
         kind = next((kind for kind in ("scheduler", "kubelet") if args[kind]), "")
         if not kind:
             return {"msg": "nothing is asked for"}
-        value = self._of_spec(args["config"]) | args[kind] if kind == "scheduler" else args[kind]
+        value = args[kind]
+        if kind == "scheduler":  # gpunode.yml and gpunode_spec say where the extender answers
+            value = spec_values(self.whole_spec(args["config"])) | value
         return self.again(self._attempt, kind, value)
-
-    def _of_spec(self, config: str) -> Result:
-        """What gpunode.yml and gpunode_spec say of where the extender answers."""
-        from gpunode.core.edits.kubernetes.request import spec_values
-        from gpunode.core.spec import merge_spec
-        from gpunode.edge.load import load_spec_data
-
-        return spec_values(merge_spec(load_spec_data(config) if config else {}, self.inventory_spec()))
 
     def _attempt(self, kind: str, value: Result) -> Result:
         from gpunode.core.edits.kubernetes.request import absent, records

@@ -12,7 +12,6 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.node import (
     Result,
     combined_results,
     not_yet,
-    result_of,
 )
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ class ActionModule(NodeAction):
             requests = {"packages.sh": packages_request({}), "runfile.sh": runfile_request("recover")}
             for name, request in requests.items():
                 if not result.get("failed"):
-                    outcome, _text = self.node(name, request | ({"check": b"1\n"} if self.check else {}))
-                    result = combined_results(result, result_of(outcome))
+                    done = self.result(name, request | ({"check": b"1\n"} if self.check else {}))
+                    result = combined_results(result, done)
         if args["files"] and not result.get("failed"):
             result = combined_results(result, self._files(args["files"]))
         expect = args["expect"].get("files") or {}  # of a generated play, whose values are those of many hosts
@@ -77,7 +76,7 @@ class ActionModule(NodeAction):
     def _proof(self, settling: Sequence[str]) -> Result:
         from gpunode.core.edits.commit import side_by_side
 
-        return result_of(self.node("commit.sh", side_by_side(settling))[0]) if settling else {}
+        return self.result("commit.sh", side_by_side(settling)) if settling else {}
 
     def _files(self, files: Sequence[Result]) -> Result:
         from gpunode.core.edits.commit import commit_request, file_changes
@@ -87,8 +86,7 @@ class ActionModule(NodeAction):
         if files and self._task.diff:
             found = self.probe("files")[1].files
             diff = self.diff({change.path: change.data for change in changes}, found)
-        outcome, _text = self.node("commit.sh", commit_request(changes, check=self.check))
-        return result_of(outcome) | {"diff": diff}
+        return self.result("commit.sh", commit_request(changes, check=self.check)) | {"diff": diff}
 
     def _overwritten(self, changes: Iterable[str], facts: NodeFacts) -> list[str]:
         """A warning for each file that an earlier edit has left otherwise: two roles that write it would never end."""
@@ -161,8 +159,7 @@ class ActionModule(NodeAction):
                 self._facts = None
             return result
         # the configuration is right, what the engine starts from it is new
-        outcome, _text = self.node("activate.sh", activate_request({"restart": [runtime.unit]}, check=self.check))
-        return result_of(outcome) | warned
+        return self.result("activate.sh", activate_request({"restart": [runtime.unit]}, check=self.check)) | warned
 
 
 def _without_toolkit(request: RuntimeRequest, facts: NodeFacts) -> list[str]:

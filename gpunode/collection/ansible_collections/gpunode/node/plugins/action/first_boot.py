@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result
 
 
 class ActionModule(NodeAction):
@@ -22,5 +22,4 @@ class ActionModule(NodeAction):
             return {}
         data = first_boot_program(args["first_boot"], {name: script(name) for name in SCRIPTS})
         change = FileChange(path=PROGRAM, data=data, mode=0o755)
-        outcome, _text = self.node("commit.sh", commit_request([change], check=self.check))
-        return result_of(outcome)
+        return self.result("commit.sh", commit_request([change], check=self.check))

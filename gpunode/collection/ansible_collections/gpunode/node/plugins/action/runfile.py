@@ -28,8 +28,7 @@ class ActionModule(NodeAction):
     def _run(self, mode: str, value: Result) -> Result:
         from gpunode.core.items.runfile import runfile_request
 
-        outcome, _text = self.node("runfile.sh", runfile_request(mode, value, check=self.check))
-        return result_of(outcome)
+        return self.result("runfile.sh", runfile_request(mode, value, check=self.check))
 
     def _fetch(self, value: Result) -> Result:
         from gpunode.core.items.runfile import needs_file, runfile_request
@@ -47,6 +46,6 @@ class ActionModule(NodeAction):
             self._transfer_file(str(here), given)
             self._fixup_perms2([folder, given], execute=False)
             proven = value | {"sha256": sha256_of(here)}  # compared with the spec's or the vendor's
-            return result_of(self.node("runfile.sh", runfile_request("fetch", proven, given=given))[0])
+            return self.result("runfile.sh", runfile_request("fetch", proven, given=given))
         finally:
             self._remove_tmp_path(folder)

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ansible_collections.gpunode.node.plugins.action.activate import ActionModule as Activate
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import Result, not_yet, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import Result
 
 if TYPE_CHECKING:
     from gpunode.core.items.activation import ActivationResult
-    from gpunode.core.model import Outcome
+
+SHARED = "the GPUs would be shared"
 
 
 class ActionModule(Activate):
@@ -27,7 +28,7 @@ class ActionModule(Activate):
 
         if args["mps"]:
             outcome, _text = self.node("mps.sh", mps_request(args["mps"], check=self.check))
-            return self._yet(outcome)
+            return self.result_or_not_yet(outcome, SHARED)
         value = args["mig"]
         if not value:
             return {}
@@ -46,10 +47,4 @@ class ActionModule(Activate):
             outcome = replace(
                 outcome, message="gpunode makes no MIG instances here any more; those that are there stay"
             )
-        return self._yet(outcome), parse_activation(text)
-
-    def _yet(self, outcome: Outcome) -> Result:
-        """In check mode the driver may only come with earlier steps."""
-        if not self.check or outcome.code != "not-yet":
-            return result_of(outcome)
-        return not_yet(f"{outcome.message} yet; the GPUs would be shared")
+        return self.result_or_not_yet(outcome, SHARED), parse_activation(text)

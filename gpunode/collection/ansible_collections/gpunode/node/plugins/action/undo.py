@@ -108,9 +108,8 @@ class ActionModule(NodeAction):
         from gpunode.core.edits.commit import commit_request
         from gpunode.core.items.package import packages_request
 
-        files = result_of(self.node("commit.sh", commit_request())[0])
-        packages = result_of(self.node("packages.sh", packages_request({}))[0])
-        return combined_results(files, packages)
+        files = self.result("commit.sh", commit_request())
+        return combined_results(files, self.result("packages.sh", packages_request({})))
 
     def _settled(self, wanted: UndoRequest, scope: Scope, back: UndoPlan) -> tuple[UndoPlan, Result]:
         """(what was to be done, result).  A run that was cut off may still be at work here: then it is asked again."""

@@ -215,15 +215,19 @@ class NodeAction(ActionBase):
         spec, self.clashes = host_spec(self._templar, merged, self._vars)
         return spec
 
+    def whole_spec(self, config: str) -> Result:
+        """That gpunode.yml, if any, and the inventory's over it."""
+        from gpunode.core.spec import merge_spec
+        from gpunode.edge.load import load_spec_data
+
+        return merge_spec(load_spec_data(config) if config else {}, self.inventory_spec())
+
     def secrets(self) -> Secrets:
         """The secrets of this host's spec: gpunode.yml's that `gpunode provision` hands over, the inventory's."""
         from gpunode.core.secrets import seal_spec
-        from gpunode.core.spec import merge_spec
-        from gpunode.edge.load import load_spec_data
         from gpunode.edge.secrets import VARIABLE, received
 
-        config = self._templar.template(self._vars.get("gpunode_config") or "")
-        spec = merge_spec(load_spec_data(config) if config else {}, self.inventory_spec())
+        spec = self.whole_spec(self._templar.template(self._vars.get("gpunode_config") or ""))
         return received(self._vars.get(VARIABLE, "")) | seal_spec(spec, where="gpunode_spec")[1]
 
     def _with_secrets(self, args: Result) -> Result:
@@ -258,6 +262,16 @@ class NodeAction(ActionBase):
         call = {} if self.check else {CALL: f"{token_hex(8)}\n".encode()}
         stdout, rc = self.send(name, request | self._signature() | call)
         return parse_outcome(stdout, rc), stdout
+
+    def result(self, name: str, request: Request) -> Result:
+        """The outcome of node script `name`, as Ansible's result."""
+        return result_of(self.node(name, request)[0])
+
+    def result_or_not_yet(self, outcome: Outcome, then: str) -> Result:
+        """The outcome as Ansible's result; in check mode, what the script needs may only come with earlier steps."""
+        if self.check and outcome.code == "not-yet":
+            return not_yet(f"{outcome.message} yet; {then}")
+        return result_of(outcome)
 
     def again(self, attempt: Callable[..., Result], *args: Any) -> Result:
         """One edit; read and made again when somebody else wrote the same files in between."""
