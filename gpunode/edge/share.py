@@ -65,7 +65,7 @@ def share(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[Lifted]:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     handler = signal.signal(signal.SIGVTALRM, over)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _AGAIN)
-    resource.setrlimit(resource.RLIMIT_DATA, (_at_most(_size() + memory, *before), before[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, data_limit(memory))
 
     @contextmanager
     def lifted() -> Iterator[None]:
@@ -87,8 +87,10 @@ def share(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[Lifted]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def _at_most(wanted: int, *limits: int) -> int:
-    return min([wanted, *(limit for limit in limits if limit != resource.RLIM_INFINITY)])
+def data_limit(more: int) -> tuple[int, int]:
+    """RLIMIT_DATA by which this process may take that many bytes on top of what it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    return min([_size() + more, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard
 
 
 def _size() -> int:

@@ -41,7 +41,7 @@ try:
     from gpunode.core.mask import mask
     from gpunode.core.remote import CALL, FOLLOWS, STARTED, fix_of, parse_outcome, program
     from gpunode.core.validation import as_lines
-    from gpunode.edge.share import share
+    from gpunode.edge.share import data_limit, share
     from gpunode.node import script
 except ImportError as error:
     GPUNODE_MISSING = str(error)
@@ -399,11 +399,8 @@ class NodeAction(ActionBase):
         if self._connection.transport == "local":
             yield
             return
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = _data_size() + MOST_MEMORY
-        if soft != resource.RLIM_INFINITY:
-            most = min(most, soft)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, data_limit(MOST_MEMORY))
         try:
             yield
         except MemoryError:
@@ -412,7 +409,7 @@ class NodeAction(ActionBase):
                 fix="look at what runs on this host: its shell or its ssh server prints without end",
             ) from None
         finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+            resource.setrlimit(resource.RLIMIT_DATA, before)
 
     def _pipes(self) -> bool:
         """Whether connection and become both take data on standard input (su and paramiko do not)."""
@@ -548,16 +545,6 @@ def combined_results(first: Result, second: Result) -> Result:
         both["warnings"] = warnings
     both["msg"] = "; ".join(dict.fromkeys(text for text in (first.get("msg"), second.get("msg")) if text))
     return both
-
-
-def _data_size() -> int:
-    """Bytes of this process that RLIMIT_DATA counts."""
-    try:
-        with Path("/proc/self/status").open(encoding="utf-8") as file:
-            [line] = [line for line in file if line.startswith("VmData:")]
-        return int(line.split()[1]) << 10
-    except (OSError, ValueError):
-        return 1 << 30
 
 
 def _as_log(stderr: str) -> str:
