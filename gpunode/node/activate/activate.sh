@@ -2,9 +2,8 @@
 # Make what is installed run: rebuild the initramfs where it is older than what goes into it, unload what is in the
 # way, load modules, set alternatives and links, start services; or say why only a reboot can do it.
 # Request and output: core/items/activation.py.  Runs behind common.sh, driver_state.sh, devices.sh and reload.sh.
+# shellcheck disable=SC2154  # variables of the parts before it
 
-log=$GPUNODE_IN/.log changes=0
-: >"$log"
 reboot_reason=
 restarted= # units
 
@@ -354,7 +353,6 @@ alternatives() {
 # spare_containers UNIT: what follows makes systemd reload
 spare_containers() {
   keep_gpus && return
-  # shellcheck disable=SC2154 # by keep_gpus
   set -- "enabling $1 makes systemd reload, and the running containers $affected_containers would lose their GPUs" \
     "stop them, or start them with CDI (--device nvidia.com/gpu=…), then run again; docs/runtime.md"
   [ "$changes" != 0 ] || finish refused "$@"
@@ -435,7 +433,7 @@ masks() {
 # units that run: again, because what they start from is new
 restarts() {
   for unit in $(requested restart); do
-    systemctl is-active -q "$unit" || continue
+    is_active "$unit" || continue
     [ "$(systemctl show -p NeedDaemonReload "$unit" 2>/dev/null)" != NeedDaemonReload=yes ] || {
       spare_containers "$unit"
       checking || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
@@ -496,7 +494,7 @@ services
 restarts
 arguments
 ecc
-say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+say boot_id "$(boot_id)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"
 [ "$changes" = 0 ] || checking || journal activate 'done' ",\"changed\":$changes,\"reboot\":$(json_text "$reboot_reason")"
 tail -n 20 "$log"

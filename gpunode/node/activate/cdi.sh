@@ -1,12 +1,11 @@
 #!/bin/sh
 # The CDI specification of this node's GPUs: made by nvidia-ctk, compared, put in place, and kept fresh by systemd units.
 # Request and output: core/items/cdi.py.  Runs behind common.sh, transaction.sh and own_units.sh.
+# shellcheck disable=SC2154  # variables of the parts before it
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 SETTINGS=/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env # what nvidia-cdi-refresh.service goes by, and so do we
 UNITS=/etc/systemd/system
-log=$GPUNODE_IN/.log changes=0
-: >"$log"
 
 # settings: NVIDIA's own settings of the refresh service, as environment variables
 settings() {
@@ -24,7 +23,6 @@ generate() {
   attempt env NVIDIA_CTK_CDI_OUTPUT_FILE_PATH= nvidia-ctk cdi generate --output="$1" && [ -s "$1" ]
 }
 
-# shellcheck disable=SC2154 # $why by attempt
 no_specification() {
   [ -e /proc/driver/nvidia/version ] || [ -e /dev/dxg ] || [ -d /sys/module/nvgpu ] ||
     not_yet "no NVIDIA driver is loaded: $why" "modprobe nvidia, or gpunode provision"

@@ -3,12 +3,11 @@
 # because no instance outlives one.  nvidia-smi does it.
 # Request and output: core/items/sharing.py.  Runs behind common.sh, transaction.sh and own_units.sh; at boot without a
 # controller, when it writes no file that the journal knows: what stands on the node about its success is of that boot.
+# shellcheck disable=SC2154  # variables of the parts before it
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mig.service
 LABELS=/etc/kubernetes/node-feature-discovery/features.d/gpunode-mig # node-feature-discovery makes labels of it
-log=$GPUNODE_IN/.log changes=0
-: >"$log"
 reboot_reason=
 
 # conclude STATUS MESSAGE [FIX]: the last thing, with what stands on the node about it: success, pending, failed
@@ -263,7 +262,7 @@ if ! checking; then
 fi
 [ -z "$(word remove)" ] || write_files
 [ -z "$(word remove)" ] || checking || rm -f "$LABELS" "$GPUNODE_STATE/mig"
-say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+say boot_id "$(boot_id)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"
 [ "$changes" = 0 ] || checking || [ -n "$(word atboot)" ] || journal activate 'done' ",\"changed\":$changes,\"reboot\":$(json_text "$reboot_reason")"
 [ "$changes" != 0 ] || conclude unchanged "every GPU has the wanted MIG layout${reboot_reason:+, after a reboot}"

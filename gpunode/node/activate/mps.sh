@@ -2,12 +2,11 @@
 # CUDA MPS on a host without Kubernetes: a unit of systemd's that runs nvidia-cuda-mps-control with the GPUs in exclusive
 # mode, each client with its share of threads and memory; or nothing of it.
 # Request and output: core/items/sharing.py.  Runs behind common.sh, transaction.sh and own_units.sh.
+# shellcheck disable=SC2154  # variables of the parts before it
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mps.service
 SETTINGS=/etc/gpunode/mps # commands for the control daemon
-log=$GPUNODE_IN/.log changes=0
-: >"$log"
 
 fail() {
   tail -n 20 "$log"
@@ -37,7 +36,7 @@ settings() {
 # outdated: the daemon runs with older settings, or not at all
 outdated() {
   local started
-  systemctl is-active -q "$UNIT" || return 0
+  is_active "$UNIT" || return 0
   started=$(stat -c %Y "/proc/$(main_pid)" 2>/dev/null) && [ "$(stat -c %Y "$SETTINGS" 2>/dev/null || echo 0)" -gt "$started" ] && return
   [ "$(control get_default_active_thread_percentage | cut -d . -f 1)" != "$(sed -n 's/^set_default_active_thread_percentage //p' "$GPUNODE_IN/settings")" ]
 }
@@ -77,7 +76,7 @@ need_root
 checking || lock
 if [ -n "$(word remove)" ]; then
   used=$(holders '/dev/nvidia[0-9]*')
-  [ -z "$used" ] || ! systemctl is-active -q "$UNIT" || finish refused "$used is a client of MPS" "stop it, then run again; nothing was changed"
+  [ -z "$used" ] || ! is_active "$UNIT" || finish refused "$used is a client of MPS" "stop it, then run again; nothing was changed"
   not_at_boot "$UNIT"
   write_files
 else

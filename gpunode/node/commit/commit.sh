@@ -6,9 +6,7 @@
 # shellcheck disable=SC2034,SC2154  # variables of the parts before it
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
-log=$GPUNODE_IN/.log changes=0
 later='' # whether the proof of this run's own transaction is left to another run
-: >"$log"
 
 # ---------------------------------------------------------------- recover
 

@@ -11,19 +11,7 @@ load() {
   process='' reread=''
   while read -r key value; do
     case $key in
-      unit) unit=$value ;;
-      verb) verb=$value ;;
-      socket) socket=$value ;;
-      plugin) plugin=$value ;;
-      plugin_was) plugin_was=$value ;;
-      settle) settle=$value ;;
-      limit) limit=$value ;;
-      process) process=$value ;;
-      reread) reread=$value ;;
-      config) config=$value ;;
-      dump) dump=$value ;;
-      handlers) handlers=$value ;;
-      broken) broken=$value ;;
+      unit | verb | socket | plugin | plugin_was | settle | limit | process | reread | config | dump | handlers | broken) eval "$key=\$value" ;;
     esac
   done <"$backup/after"
   client=$(engine_client)
@@ -32,11 +20,6 @@ load() {
     *docker) kind=docker ;;
     *crictl) kind=cri ;;
   esac
-}
-
-# run_with_timeout SECONDS COMMAND …: a limit where `timeout` is there (dockerd's unit has none for its start)
-run_with_timeout() {
-  if have timeout; then timeout "$@"; else shift && "$@"; fi
 }
 
 # ---------------------------------------------------------------- the daemon's own check
@@ -99,7 +82,7 @@ validate() {
 # ---------------------------------------------------------------- what the unit says
 
 unit_pid() { systemctl show -p MainPID "$unit" 2>/dev/null | sed 's/^MainPID=//'; }
-unit_active() { [ "$(systemctl is-active "$unit" 2>/dev/null)" = active ]; }
+unit_active() { [ "$(systemctl is-active "$unit" 2>/dev/null)" = active ]; } # is_active is true of one that reloads, too
 
 # unit_running: a unit that nobody runs is not started by an edit of its files; one that failed is given its chance
 unit_running() { unit_runs "$unit" || [ "$(systemctl is-active "$unit" 2>/dev/null)" = failed ]; }
@@ -304,6 +287,7 @@ notify_unit() {
   told_at=$(date +%s) told_up=$(uptime_now)
   read_units || return
   systemctl reset-failed "$unit" >/dev/null 2>&1
+  # of its own, as dockerd's unit has no limit for its start
   run_with_timeout 180 systemctl "$verb" "$unit" >>"$log" 2>&1 9>&- || {
     health_error="$unit does not $verb"
     return 1

@@ -2,6 +2,8 @@
 # What all scripts but the probe and those that only read share.  It is put before them, behind base.sh.
 
 PATH=$PATH:/usr/local/nvidia/bin # the programs of a driver that an image brought; the probe looks there, too
+log=$GPUNODE_IN/.log changes=0
+: >>"$log"
 [ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own
 
 TAB=$(printf '\t')
@@ -21,7 +23,6 @@ say() {
 changed() { changes=$((changes + 1)) && say changed "$1" "$2" "${4:-}" "${5:-}" "$3"; }
 
 # logged NAME COMMAND…: what it prints is in .NAME, and at the end of the log
-# shellcheck disable=SC2154 # $log is the script's
 logged() {
   local printed
   printed=$GPUNODE_IN/.$1
@@ -78,8 +79,12 @@ finish() {
 not_yet() { say code not-yet && finish refused "$@"; }
 
 # show_log: the log of this script's commands, up to 1 MB of it; no line of it passes for one of the protocol
-# shellcheck disable=SC2154 # $log is the script's
 show_log() { tail -c 1000000 "$log" 2>/dev/null | sed 's/^gpunode/ &/'; }
+
+# run_with_timeout SECONDS COMMAND …: a limit where `timeout` is there
+run_with_timeout() {
+  if have timeout; then timeout "$@"; else shift && "$@"; fi
+}
 
 # uptime_now: in whole seconds; no clock that somebody sets
 uptime_now() {
@@ -88,6 +93,8 @@ uptime_now() {
   echo "${now%%.*}"
 }
 nap() { sleep 0.3 2>/dev/null || sleep 1; }
+
+is_active() { systemctl is-active -q "$1" >/dev/null 2>&1; }
 
 # unit_runs UNIT: or is about to
 unit_runs() { case $(systemctl is-active "$1" 2>/dev/null) in active | activating | reloading) ;; *) return 1 ;; esac }

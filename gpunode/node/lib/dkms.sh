@@ -11,6 +11,9 @@ dkms_nvidia() {
     awk 'NF >= 5 { print $1, $2, $3, $5 } NF < 5 { print $1, $2, "-", $NF }'
 }
 
+# kernels_with_headers: their releases, one a line
+kernels_with_headers() { for tree in /lib/modules/*; do [ ! -d "$tree/build/" ] || echo "${tree##*/}"; done; }
+
 # dkms_links: those lines from the links by which DKMS knows what is installed, if that is so of each module for every kernel
 # that has headers; dkms status also compares the modules, which takes half a second
 dkms_links() {
@@ -18,9 +21,7 @@ dkms_links() {
   have dkms || return
   for version in "$DKMS_TREE"/nvidia*/*/source; do
     version=${version%/source} && module=${version%/*} && version=${version##*/}
-    for kernel in /lib/modules/*; do
-      [ -d "$kernel/build/" ] || continue
-      kernel=${kernel##*/}
+    for kernel in $(kernels_with_headers); do
       for link in "$module/kernel-$kernel-"*; do
         [ -d "$link/module/" ] && [ "$(readlink "$link")" = "$version/$kernel/${link##*-}" ] || return
         echo "${module##*/} $version $kernel installed"
@@ -67,9 +68,7 @@ dkms_missing() {
   dkms_links >"$GPUNODE_IN/.dkms" || dkms_nvidia >"$GPUNODE_IN/.dkms"
   dkms_forgotten >"$GPUNODE_IN/.forgotten" && cat "$GPUNODE_IN/.forgotten" >>"$GPUNODE_IN/.dkms"
   cut -d ' ' -f 1,2 "$GPUNODE_IN/.dkms" | sort -u | while read -r module version; do
-    for tree in /lib/modules/*; do
-      [ -d "$tree/build/" ] || continue
-      kernel=${tree##*/}
+    for kernel in $(kernels_with_headers); do
       grep -q "^$module $version $kernel installed" "$GPUNODE_IN/.dkms" && ! dkms_to_rebuild "$module" "$version" "$kernel" || echo "$module $version $kernel"
     done
   done

@@ -5,7 +5,6 @@
 
 boot_id() { cat /proc/sys/kernel/random/boot_id 2>/dev/null; }
 is_module() { [ -d "/sys/module/$1" ]; }
-is_active() { systemctl is-active -q "$1" 2>/dev/null; }
 
 # set_aside KIND NAME WAS IS: a unit (active) or module that goes for a while
 set_aside() {

@@ -17,8 +17,7 @@
 #   stream NAME  the stream of a module that is enabled (only asked where the request names streams)
 # undo_packages.sh has what is needed to take packages back: marks, automatic, lift, remnants, purge; changes.sh keeps and
 # tells what has changed.
-
-log=$GPUNODE_IN/.log
+# shellcheck disable=SC2154  # variables of the parts before it
 
 # ---------------------------------------------------------------- any package manager
 
@@ -58,7 +57,7 @@ put_back() {
   [ "$manager" != dnf ] || dnf_streams_back
   manager_ options
   manager_ commit >>"$log" 2>&1
-  # shellcheck disable=SC2046,SC2086,SC2154 # names; kept by remember_packages
+  # shellcheck disable=SC2046,SC2086 # names
   left=$(manager_ remnants $(cat "$GPUNODE_IN/.to_remove") | grep -Fxv -f "$kept/remnants")
   # shellcheck disable=SC2086 # names
   [ -z "$left" ] || manager_ purge $left
@@ -322,7 +321,6 @@ transaction() {
   would || { older_lists && would; } || cannot
   remember_packages
   keep_files
-  # shellcheck disable=SC2154 # by remember_packages
   folders_of_old >"$kept/folders"
   # shellcheck disable=SC2046 # names
   manager_ remnants $(cut -d ' ' -f 2 "$GPUNODE_IN/.would") >"$kept/remnants"
@@ -370,7 +368,6 @@ main() {
   need_root
   lock
   manager_ wait
-  # shellcheck disable=SC2154 # by keep_gpus
   keep_gpus || say note "package scripts run systemctl daemon-reload: the running containers $affected_containers lose their GPUs"
   manager_ recover
   close_packages

@@ -1,9 +1,8 @@
 #!/bin/sh
 # NVIDIA's self-extracting installers: fetch one and compare its checksum, run it, or take off what it installed.
 # Request and output: core/items/runfile.py.  Runs behind common.sh and dkms.sh.
+# shellcheck disable=SC2154  # variables of the parts before it
 
-log=$GPUNODE_IN/.log
-: >"$log"
 kind=$(word kind) name=$(word name) release=$(word version) modules=$(word modules)
 STORE=$GPUNODE_STATE/runfile # root's alone: what lies there is what runs
 file=$STORE/$name
@@ -204,7 +203,7 @@ load_again() {
 # kernel_option: the installer builds for the running kernel, and without that one's headers for the newest that has some
 kernel_option() {
   [ ! -e "/lib/modules/$(uname -r)/build" ] || return 0
-  for tree in /lib/modules/*; do [ ! -d "$tree/build/" ] || echo "${tree##*/}"; done | sort -V | tail -n 1 | sed 's/^/--kernel-name=/'
+  kernels_with_headers | sort -V | tail -n 1 | sed 's/^/--kernel-name=/'
 }
 
 # run_file OPTION…: unpacked next to itself, where there is room and programs may run

@@ -140,6 +140,9 @@ peer_memory() {
   line "peermem -"
 }
 
+# kernel_options: those that concern us, of a kernel's configuration
+kernel_options() { sed -n -e 's/^CONFIG_\(PCI_P2PDMA\)=\(.\).*/| option \1 \2/p' -e 's/^# CONFIG_\(PCI_P2PDMA\) is not set.*/| option \1 n/p'; }
+
 probe_tuning() {
   local governors file kernel loader
   governors=' '
@@ -162,10 +165,9 @@ probe_tuning() {
   peer_memory
   for file in "/boot/config-$kernel" "/lib/modules/$kernel/config" "/usr/lib/modules/$kernel/config"; do
     if [ -r "$file" ]; then
-      sed -n -e 's/^CONFIG_\(PCI_P2PDMA\)=\(.\).*/| option \1 \2/p' -e 's/^# CONFIG_\(PCI_P2PDMA\) is not set.*/| option \1 n/p' "$file"
+      kernel_options <"$file"
       return
     fi
   done
-  [ ! -r /proc/config.gz ] || ! have gzip || gzip -dc /proc/config.gz |
-    sed -n -e 's/^CONFIG_\(PCI_P2PDMA\)=\(.\).*/| option \1 \2/p' -e 's/^# CONFIG_\(PCI_P2PDMA\) is not set.*/| option \1 n/p'
+  [ ! -r /proc/config.gz ] || ! have gzip || gzip -dc /proc/config.gz | kernel_options
 }

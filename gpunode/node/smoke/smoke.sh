@@ -31,13 +31,10 @@ check() { say check "$1|$2|$(printf '%s' "$3" | tr '|' '/')|$(printf '%s' "${4:-
 
 # bounded SECONDS COMMAND…: its output and errors together, never longer than that
 bounded() {
-  local limit ended
-  limit=$1
-  shift
-  have timeout || { "$@" 2>&1 </dev/null; return; }
-  timeout "$limit" "$@" 2>&1 </dev/null
+  local ended
+  run_with_timeout "$@" 2>&1 </dev/null
   ended=$?
-  [ "$ended" != 124 ] && [ "$ended" != 143 ] || echo "no answer within $limit seconds"
+  [ "$ended" != 124 ] && [ "$ended" != 143 ] || echo "no answer within $1 seconds"
   return "$ended"
 }
 

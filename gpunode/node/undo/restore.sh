@@ -1,14 +1,12 @@
 #!/bin/sh
 # Units, links, alternatives, kernel settings, modules and the initramfs as they were before gpunode; and the line in the
 # journal that says so.  Request and output: core/undo/requests.py.  Runs behind common.sh, devices.sh and reload.sh.
+# shellcheck disable=SC2154  # variables of the parts before it
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
-log=$GPUNODE_IN/.log changes=0
-: >"$log"
 
 # each FILE KIND WORDS TROUBLE [must]: of each line NAME VALUE of the request, which `is_FILE` does not find as it is to be,
 # `do_FILE` changes it.  WORDS say so, TROUBLE says that it could not be; with `must` that is the end.
-# shellcheck disable=SC2154 # $why by attempt
 each() {
   local name value words
   requested "$1" >"$GPUNODE_IN/.$1.asked"
@@ -27,7 +25,7 @@ each() {
 
 is_stop() { ! unit_runs "$1"; }
 do_stop() { systemctl stop "$1"; }
-is_start() { systemctl is-active -q "$1" 2>/dev/null; }
+is_start() { is_active "$1"; }
 do_start() { systemctl start "$1"; }
 is_enable() { case $(systemctl is-enabled "$1" 2>/dev/null) in enabled | enabled-runtime) ;; *) false ;; esac }
 do_enable() { systemctl --no-reload enable "$1"; }
@@ -74,7 +72,6 @@ do_load() { modprobe "$1" && is_load "$1"; }
 reload_units() {
   [ -n "$(requested reload)" ] && [ -d /run/systemd/system ] || return 0
   checking && return
-  # shellcheck disable=SC2154 # by keep_gpus
   keep_gpus || { say note "systemd was not notified that unit files are gone: the running containers $affected_containers would lose their GPUs" && return; }
   attempt systemctl daemon-reload || say note "systemctl daemon-reload failed${why:+: $why}"
 }
