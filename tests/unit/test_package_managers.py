@@ -255,7 +255,7 @@ def test_dnf5_cannot_do_what_does_not_resolve_and_says_why(manager: Manager, tex
 def test_a_lock_of_dnf5_on_a_version_holds_that_package(manager: Manager) -> None:
     (manager.folder / "versionlock.toml").write_text(VERSIONLOCK)
     text = part("dnf.sh").read_text()
-    locks = text[text.index("dnf_locks() {") : text.index("dnf_wait() {")]
+    locks = text[text.index("dnf_locks() {") : text.index("dnf_holder() {")]
     locks = locks.replace("/etc/dnf/versionlock.toml", str(manager.folder / "versionlock.toml"))
     assert manager.run("dnf", f"{locks}\ndnf_locks") == ["nvidia-open 580.95.05-1.fc43"]
 

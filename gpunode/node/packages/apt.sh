@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# shellcheck disable=SC2154,SC2034  # $log is packages.sh's, $refreshed_all is for it
+# shellcheck disable=SC2154,SC2034  # $log is common.sh's, $refreshed_all is for packages.sh
 # shellcheck disable=SC2046  # words by design: names of packages, their letters were checked by the builder of the request
 # apt and dpkg, for packages.sh.
 
@@ -105,8 +105,8 @@ apt_installed() {
       }'
 }
 
-apt_wait() {
-  wait_for lock_holder /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock /var/cache/apt/archives/lock
+apt_holder() {
+  lock_holder /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock /var/cache/apt/archives/lock
 }
 
 apt_recover() {

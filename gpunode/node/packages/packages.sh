@@ -5,7 +5,7 @@
 # each package manager (apt.sh …), which offers functions NAME_…:
 #   installed    lines `NAME VERSION hold|broken|-` of what is there, wholly or half
 #   options      prepares the configuration of this transaction
-#   wait         until nobody else holds the package manager's lock
+#   holder       who holds the package manager's lock, nothing where it is free
 #   recover      finishes what was interrupted
 #   configured   whether the repositories of the request can be asked
 #   refresh      reads them again; refresh_all reads every repository of the node
@@ -100,11 +100,11 @@ pid_holder() {
   done
 }
 
-# wait_for COMMAND…: until it prints nobody
-wait_for() {
+# wait_for_lock: until nobody else holds that of the package manager
+wait_for_lock() {
   waited=0
   limit=$(word wait)
-  while holder=$("$@") && [ -n "$holder" ]; do
+  while holder=$(manager_ holder) && [ -n "$holder" ]; do
     [ "$waited" -gt 0 ] || say note "waiting for the package manager: $holder"
     [ "$waited" -lt "${limit:-300}" ] || {
       say locked "$holder"
@@ -367,7 +367,7 @@ main() {
   checking && in_check_mode
   need_root
   lock
-  manager_ wait
+  wait_for_lock
   keep_gpus || say note "package scripts run systemctl daemon-reload: the running containers $affected_containers lose their GPUs"
   manager_ recover
   close_packages

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# shellcheck disable=SC2154,SC2034  # $log is packages.sh's, $refreshed_all is for it
+# shellcheck disable=SC2154  # $log is common.sh's
 # pacman, for packages.sh.  Tried with pacman 6.0.
 #
 # Arch has one version at a time, and installing with fresh lists on a system that is not upgraded breaks it («partial
@@ -17,8 +17,6 @@ pacman_installed() {
     $1 == "lock" { for (i = 2; i <= NF; i++) hold[$i] = 1; next }
     { print $2, $3, (hold[$2] ? "hold" : "-") }'
 }
-
-pacman_wait() { wait_for pacman_holder; }
 
 # The lock file stays behind when pacman is killed: without a pacman it is nobody's.
 pacman_holder() {
@@ -43,7 +41,7 @@ pacman_refresh() {
   pacman_configured || fail "pacman has no package lists" "run pacman -Syu on the node, reboot into its newest kernel, then run again"
 }
 
-pacman_refresh_all() { refreshed_all=1; }
+pacman_refresh_all() { :; }
 
 # lines `offer NAME VERSION` of the names of the request
 pacman_offers() {

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# shellcheck disable=SC2154,SC2034  # $log is packages.sh's, $refreshed_all is for it
+# shellcheck disable=SC2154  # $log and $why are common.sh's
 # zypper, for packages.sh.  Tried with zypper 1.14.
 
 zypper_options() {
@@ -59,8 +59,6 @@ zypper_locks() {
     function show() { if (package && name !~ /[*?]/ && name != "") print name; package = 0; name = "" }' /etc/zypp/locks 2>/dev/null
 }
 
-zypper_wait() { wait_for zypper_holder; }
-
 zypper_holder() {
   pid_holder /run/zypp.pid /var/run/zypp.pid | grep . || lock_holder /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock
 }
@@ -90,10 +88,7 @@ zypper_refresh() {
   done
 }
 
-zypper_refresh_all() {
-  refreshed_all=1
-  attempt zypper_ refresh || say note "zypper refresh: $why"
-}
+zypper_refresh_all() { attempt zypper_ refresh || say note "zypper refresh: $why"; }
 
 zypper_refresh_failed() {
   why=$(grep -Ei 'error|fail|signature|key|not found|valid' "$GPUNODE_IN/.update" | head -n 1)

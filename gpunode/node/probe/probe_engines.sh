@@ -390,10 +390,8 @@ pods() {
 }
 
 probe_kubernetes() {
-  local marker
-  if have kubelet; then ask 5 kubelet --version; fi
-  if have k3s; then ask 5 k3s --version; fi
-  if have rke2; then ask 5 rke2 --version; fi
+  local tool marker
+  for tool in kubelet k3s rke2; do ! have "$tool" || ask 5 "$tool" --version; done
   if have k0s; then ask 5 k0s version; fi
   [ -r /snap/microk8s/current/meta/snap.yaml ] && sed -n "s/^version: *'\{0,1\}\(v[0-9.]*\).*/| microk8s \1/p" \
     /snap/microk8s/current/meta/snap.yaml
