@@ -36,7 +36,7 @@ DCGM
 gpu-fryer
     Throttling HW | Thermal SW | Thermal HW | All GPUs seem healthy | Some GPUs are not healthy
 NCCL and its tests
-    NCCL INFO | nvls channels | NCCL version | Avg bus bandwidth | Out of bounds values
+    NCCL INFO | nvls channels | NCCL version | Out of bounds values
 nvbandwidth
     nvbandwidth Version | Invalid value | Running end
 perftest
