@@ -7,14 +7,13 @@ then the script.  Back come lines `gpunode<TAB>KEY<TAB>VALUE` (`parse_outcome`);
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import regex
 from gpunode.core.model import Changed, Outcome, Status
 from gpunode.core.printable import printable, uncoloured
-from gpunode.core.validation import as_flags
 
 STATUSES = ("unchanged", "changed", "failed", "rolled_back", "refused")
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -195,6 +194,16 @@ def parse_outcome(stdout: str, rc: int) -> Outcome:
         rollback="\n".join(rollback),
         stale=tuple(found.get("stale", [])),
     )
+
+
+def as_lines(found: Iterable[str]) -> bytes:
+    """A request file, one of them a line."""
+    return "".join(f"{line}\n" for line in found).encode()
+
+
+def as_flags(**flags: object) -> dict[str, bytes]:
+    """Request files of those that are set."""
+    return {name: b"1\n" for name, given in flags.items() if given}
 
 
 def signature(

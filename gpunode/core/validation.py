@@ -6,7 +6,7 @@ Types have Ansible's names.  A shape is checked before anything of a value reach
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
@@ -126,13 +126,3 @@ def checked(where: str, pattern: str, value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(pattern, value):
         raise InputError(f"{where} {value!r}", expected=f"text like {pattern}")
     return value
-
-
-def as_lines(found: Iterable[str]) -> bytes:
-    """A request file, one of them a line."""
-    return "".join(f"{line}\n" for line in found).encode()
-
-
-def as_flags(**flags: object) -> dict[str, bytes]:
-    """Request files of those that are set."""
-    return {name: b"1\n" for name, given in flags.items() if given}

@@ -32,8 +32,8 @@ from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.model import Edit
-from gpunode.core.remote import values_of
-from gpunode.core.validation import as_flags, as_lines, check_keys
+from gpunode.core.remote import as_flags, as_lines, values_of
+from gpunode.core.validation import check_keys
 
 TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
 _ID = regex(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")

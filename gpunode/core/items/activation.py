@@ -20,8 +20,8 @@ from gpunode.core.grammar import ARGUMENT_WORD, MODULE, PARAMETER, SETTING, SYSC
 from gpunode.core.items.item import ABSENT, PRESENT, HostCase, Item, ItemKey, StateKind, StepKind
 from gpunode.core.late import dataclass
 from gpunode.core.model import Changed, Check, Flavour, NodeFacts, Runtime, Service
-from gpunode.core.remote import node_lines
-from gpunode.core.validation import as_flags, as_lines, check_value, flag, mapping, number, pairs, text, texts
+from gpunode.core.remote import as_flags, as_lines, node_lines
+from gpunode.core.validation import check_value, flag, mapping, number, pairs, text, texts
 
 REBOOT = ("never", "if-needed", "always")
 REBOOTS = {

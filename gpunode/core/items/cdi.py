@@ -18,7 +18,8 @@ from gpunode.core.items.package import CDI
 from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Reason
 from gpunode.core.numbers import version_tuple
-from gpunode.core.validation import as_flags, check_value, mapping, text
+from gpunode.core.remote import as_flags
+from gpunode.core.validation import check_value, mapping, text
 
 SHAPE = mapping(
     "How the CDI specification is made, by nvidia-ctk, and kept up to date.",

@@ -25,9 +25,9 @@ from gpunode.core.items.package_undo import PackageBack
 from gpunode.core.items.repository import sources_path
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Changed, NodeFacts, PackageWant
-from gpunode.core.remote import values_of
+from gpunode.core.remote import as_flags, as_lines, values_of
 from gpunode.core.spec.source import DISTRIBUTION
-from gpunode.core.validation import Shape, as_flags, as_lines, check_value, flag, mapping, rows, text, texts
+from gpunode.core.validation import Shape, check_value, flag, mapping, rows, text, texts
 
 _NAME, _VERSION = PACKAGE.pattern, rf"{VERSION.pattern}\*?"
 _PATH = r"/[^\s]*"

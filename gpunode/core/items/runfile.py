@@ -17,8 +17,8 @@ from gpunode.core.grammar import PROXY, URL
 from gpunode.core.items.item import ABSENT, HostCase, Item, StateKind, StepKind
 from gpunode.core.late import dataclass
 from gpunode.core.model import Flavour, NodeFacts, Runfile
-from gpunode.core.remote import values_of
-from gpunode.core.validation import as_flags, as_lines, check_one, rows, text, texts
+from gpunode.core.remote import as_flags, as_lines, values_of
+from gpunode.core.validation import check_one, rows, text, texts
 
 MODES = ("fetch", "install", "uninstall", "recover")
 _KIND = text("What it installs.", choices=("driver", "cuda"), required=True)

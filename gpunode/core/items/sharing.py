@@ -32,11 +32,11 @@ from gpunode.core.items.item import (
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import MigInstance, MigLayout, NodeFacts, SharingChoice
 from gpunode.core.model.journal import JournalSnapshot, Scope
-from gpunode.core.remote import program
+from gpunode.core.remote import as_flags, as_lines, program
 from gpunode.core.sharing.mig import Group, mig_parted
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import MODES
-from gpunode.core.validation import as_flags, as_lines, check_value, flag, mapping, number, rows
+from gpunode.core.validation import check_value, flag, mapping, number, rows
 from gpunode.core.validation import text as text_shape
 
 MIG = mapping(

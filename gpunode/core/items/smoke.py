@@ -19,10 +19,10 @@ from gpunode.core.items.engine import requests
 from gpunode.core.items.item import HostCase, StepKind
 from gpunode.core.model import Check, NodeFacts, Runtime, Solution
 from gpunode.core.printable import shortened
-from gpunode.core.remote import parse_outcome, values_of
+from gpunode.core.remote import as_flags, as_lines, parse_outcome, values_of
 from gpunode.core.solve.cuda import NEWEST
 from gpunode.core.spec import Spec
-from gpunode.core.validation import Shape, as_flags, as_lines, check_value, flag, mapping, pairs, text, texts
+from gpunode.core.validation import Shape, check_value, flag, mapping, pairs, text, texts
 
 _RENDERED = "/agent/etc/containerd/config.toml"  # below the data directory of k3s and rke2
 ENGINES = tuple(name for name, row in ROWS.items() if row.smoke)

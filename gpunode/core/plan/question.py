@@ -15,8 +15,7 @@ from gpunode.core.items.package import packages_request
 from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Archive, Changed, Offer, Plan, Problem, Solution, Unresolved
 from gpunode.core.numbers import upstream
-from gpunode.core.remote import parse_outcome, values_of
-from gpunode.core.validation import as_flags, as_lines
+from gpunode.core.remote import as_flags, as_lines, parse_outcome, values_of
 
 NOT_RESOLVED = "not resolved by the node's package manager: "
 OFFERS, WHY = 1_000, 400  # at most: packages with their versions, characters of a reason

@@ -45,8 +45,8 @@ from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Undo
 from gpunode.core.model.journal import ROLLBACK, Copy, Damage, JournalSnapshot, PostCommit, Record
 from gpunode.core.printable import printable, shortened
+from gpunode.core.remote import as_lines
 from gpunode.core.undo.kinds import KINDS
-from gpunode.core.validation import as_lines
 
 MOST_RECORDS = 100_000  # a run that sets up a whole node writes some hundred: a thousand such runs
 RUN = "run"  # the op that says that a run has come to its end

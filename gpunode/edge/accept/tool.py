@@ -13,8 +13,7 @@ from gpunode.core.accept.text import tail
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check
-from gpunode.core.remote import parse_outcome, program, values_of
-from gpunode.core.validation import as_lines
+from gpunode.core.remote import as_lines, parse_outcome, program, values_of
 from gpunode.edge.accept.model import Host
 from gpunode.edge.detect import Targets
 from gpunode.edge.ssh.many import run_many

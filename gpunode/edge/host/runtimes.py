@@ -18,8 +18,7 @@ from gpunode.core.items.kubelet import default_runtime, wanted_driver
 from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Distribution, Edit, NodeFacts, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
-from gpunode.core.remote import program
-from gpunode.core.validation import as_lines
+from gpunode.core.remote import as_lines, program
 from gpunode.edge.host import target as host_target
 from gpunode.edge.host.target import Host, Result, Subject
 from gpunode.edge.host.tree import Tree

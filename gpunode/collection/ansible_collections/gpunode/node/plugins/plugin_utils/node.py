@@ -39,8 +39,7 @@ try:
     from gpunode.core.facts import parse_probe
     from gpunode.core.late import regex
     from gpunode.core.mask import mask
-    from gpunode.core.remote import CALL, FOLLOWS, STARTED, fix_of, parse_outcome, program
-    from gpunode.core.validation import as_lines
+    from gpunode.core.remote import CALL, FOLLOWS, STARTED, as_lines, fix_of, parse_outcome, program
     from gpunode.edge.share import data_limit, share
     from gpunode.node import script
 except ImportError as error:
