@@ -165,6 +165,7 @@ def test_a_lease_goes_by_the_nodes_own_clock_however_wrong_it_is(fresh: Callable
     assert 86_000 < end - time.time() < 86_400 + 180, "the lease was not made by the node's clock"
 
     skew("+1d")
+    fleet.on(HIT, "rm /var/lib/gpunode/released")  # as a controller leaves it that was killed
     refused = fleet.provision(state="two")["hosts"][HIT]
     assert refused["exit"] == 5 and "is at work on this node" in refused["message"], refused
 

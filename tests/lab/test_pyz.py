@@ -61,7 +61,8 @@ def test_it_works_without_pip_and_network_and_leaves_the_archive_and_its_cache(
         assert f"python {python}." in node.sh(f"{ALONE} version")
         for words in ("detect --local", "plan --local --no-check-repositories", "doctor --local", "--help"):
             done = node.run(f"{ALONE} {words}")
-            assert done.returncode in (0, 3) and "Traceback" not in done.stderr, done.stdout + done.stderr
+            codes = (1,) if "doctor" in words else (0, 3)  # doctor finds that there is no driver
+            assert done.returncode in codes and "Traceback" not in done.stderr, done.stdout + done.stderr
         done = node.run(f"{ALONE} verify --local --no-smoke")
         assert done.returncode == 1 and "driver.loaded" in done.stdout, done.stdout + done.stderr  # no driver yet
         node.sh("rm -rf /root/.cache /root/.local && touch /root/before && sleep 1")
@@ -69,7 +70,8 @@ def test_it_works_without_pip_and_network_and_leaves_the_archive_and_its_cache(
         data = json.loads(done.stdout)
         commands = {c["id"]: c["status"] for c in data["checks"] if c["id"].startswith("command.")}
         assert len(commands) == 5 and set(commands.values()) == {"passed"}, data["checks"]
-        left = [path for path in node.sh(LEFT).split() if not path.startswith("/root/.cache/gpunode/pyz/")]
+        others = ("/root/.cache/gpunode/pyz/", "/root/.cache/motd.legal-displayed")  # the latter is login's, on Ubuntu
+        left = [path for path in node.sh(LEFT).split() if not path.startswith(others)]
         assert left == ["/root/record.tar.gz"]
 
 
