@@ -133,14 +133,13 @@ def knowledge_text(name: str) -> str:
 
 
 def _read(parse: Callable[..., T], *names: str) -> T:
-    """What `parse` makes of the tables.  Raises InputError, also for a row that lacks a key or has a wrong value."""
-    tables = map(_table, names)
+    """What `parse` makes of files of the knowledge.  Raises InputError, also for a row that is not whole."""
     try:
-        return parse(*tables)
+        return parse(*map(_table, names))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         what = f"a row has no {error}" if isinstance(error, KeyError) else str(error)
-        where = ", ".join(f"{name}.toml" for name in names)
-        raise InputError(f"{where}: {what}", fix="compare it with the other rows of its table") from error
+        fix = "compare it with the other rows of its table"
+        raise InputError(f"{', '.join(f'{name}.toml' for name in names)}: {what}", fix=fix) from error
 
 
 def _table(name: str) -> Any:
