@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# shellcheck disable=SC2154  # $log and $why are common.sh's
+# shellcheck disable=SC2154,SC2034  # $log and $why are common.sh's, $refreshed_all is for packages.sh
 # dnf 4, dnf 5 and yum, for packages.sh.  Tried with dnf 4.14 and 5.4.
 
 dnf_command() { if have dnf; then echo dnf; else echo yum; fi; }
@@ -109,7 +109,7 @@ dnf_fetch() {
   done
 }
 
-dnf_refresh_all() { attempt dnf_ -y makecache || say note "dnf makecache: $why"; }
+dnf_refresh_all() { refreshed_all=1; attempt dnf_ -y makecache || say note "dnf makecache: $why"; }
 
 dnf_refresh_failed() {
   sed -i '/^Importing GPG key/,/^ From /d' "$GPUNODE_IN/.update" # of a key that was good

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# shellcheck disable=SC2154  # $log and $why are common.sh's
+# shellcheck disable=SC2154,SC2034  # $log and $why are common.sh's, $refreshed_all is for packages.sh
 # zypper, for packages.sh.  Tried with zypper 1.14.
 
 zypper_options() {
@@ -88,7 +88,7 @@ zypper_refresh() {
   done
 }
 
-zypper_refresh_all() { attempt zypper_ refresh || say note "zypper refresh: $why"; }
+zypper_refresh_all() { refreshed_all=1; attempt zypper_ refresh || say note "zypper refresh: $why"; }
 
 zypper_refresh_failed() {
   why=$(grep -Ei 'error|fail|signature|key|not found|valid' "$GPUNODE_IN/.update" | head -n 1)
