@@ -65,16 +65,21 @@ class Fleet:
     def words(self) -> tuple[str, ...]:
         return ("-i", str(self.inventory), "-c", str(self.spec))
 
-    def hit(self, fault: Callable[[], object]) -> dict[str, Any]:
-        """A provision in the middle of which the fault happens, as its results say."""
+    def in_the_middle(self, *more: str) -> subprocess.Popen[str]:
+        """A provision whose step runs on the second node now."""
         self.on(HIT, SLOW)
         events = self.folder / "events"
-        controller = self.start("provision", *self.words, "--yes", "--events", str(events))
+        controller = self.start("provision", *self.words, "--yes", "--events", str(events), *more)
         until = time.monotonic() + 300
         while not self.in_step(events):
             assert controller.poll() is None and time.monotonic() < until, controller.communicate()
             time.sleep(0.2)
-        time.sleep(3)  # by now the step runs on the node
+        time.sleep(3)
+        return controller
+
+    def hit(self, fault: Callable[[], object]) -> dict[str, Any]:
+        """A provision in the middle of which the fault happens, as its results say."""
+        controller = self.in_the_middle()
         fault()
         return self.ended(controller)
 
@@ -141,6 +146,24 @@ def test_sudo_that_is_revoked_in_the_middle_of_a_step(fresh: Callable[..., Fleet
     assert "sudo" in results["hosts"][HIT]["message"], results
     fleet.on(HIT, "mv /root/sudoers-admin /etc/sudoers.d/admin")
     fleet.fixed(results)
+
+
+@pytest.mark.timeout(1500)
+def test_after_a_controller_was_killed_another_waits_for_its_lease_or_takes_the_node(
+    fresh: Callable[..., Fleet],
+) -> None:
+    fleet = fresh()
+    one = ("--limit", fleet.names[HIT])
+    with fleet.in_the_middle(*one) as killed:
+        killed.kill()
+    refused = fleet.provision(*one, state="two")["hosts"][0]
+    assert refused["exit"] == 5 and "is at work on this node" in refused["message"], refused
+    assert "or take the node from it: --break-lock" in refused["message"]
+    fleet.on(HIT, "rm -f /etc/apt/apt.conf.d/zz-slow; while pgrep -x apt-get; do sleep 1; done")
+    assert exits(fleet.provision(*one, "--break-lock", state="two")) == [0]
+    verified = fleet.ended(fleet.start("verify", *fleet.words, *one))
+    assert exits(verified) == [0]
+    assert fleet.provision(*one)["hosts"][0]["changed"] == [], "nothing is left to do for the first one"
 
 
 FAKE = """#!/bin/sh
