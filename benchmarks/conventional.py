@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from typing import Any
 import yaml
 
 from benchmarks.first_provision import asked_for, installed, plan_of
-from benchmarks.measure import GPUNODE, best_of_pairs, log, row, run, seconds
+from benchmarks.measure import GPUNODE, best_of_pairs, cpu, log, row, run, seconds
 from gpunode import lab
 from gpunode.lab import Lab
 
@@ -55,11 +54,6 @@ def values(made: Lab, like: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def children_cpu() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
-
-
 def main(count: int) -> None:
     with lab.up(count, name="bench-usual", log=log) as made, tempfile.TemporaryDirectory() as tmp:
         names = [node.name for node in made.nodes]
@@ -83,11 +77,7 @@ def main(count: int) -> None:
         variables.write_text(json.dumps(values(made, ours[0], steps)))
         first_usual = seconds(playbook)
         again_ours, again_usual = best_of_pairs(provision, playbook, times=2)
-        before = children_cpu()
-        provision()
-        cpu_ours = children_cpu() - before
-        playbook()
-        cpu_usual = children_cpu() - before - cpu_ours
+        cpu_ours, cpu_usual = cpu(provision), cpu(playbook)
     half = count // 2
     each = f"{half} nodes each"
     row(

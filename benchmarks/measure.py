@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 GPUNODE = str(Path(sys.executable).with_name("gpunode"))
+ENVIRONMENT = {**os.environ, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""}  # compiled once, as when installed
 
 
 def row(what: str, measured: str, goal: str = "") -> None:
@@ -33,6 +35,19 @@ def best_of_pairs(first: Callable[[], object], second: Callable[[], object], tim
     return min(a for a, _ in both), min(b for _, b in both)
 
 
+def children_cpu() -> float:
+    """Seconds of CPU that processes of this one have had, of those that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def cpu(act: Callable[[], object]) -> float:
+    """Seconds of CPU that the processes have which `act` starts and waits for."""
+    before = children_cpu()
+    act()
+    return children_cpu() - before
+
+
 def run(*command: object, ok: Sequence[int] = (0,)) -> str:
     """Output of a command; fails with all it said when its exit status is not one of `ok`."""
     done = subprocess.run(
@@ -41,7 +56,7 @@ def run(*command: object, ok: Sequence[int] = (0,)) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""},  # compiled once, as when installed
+        env=ENVIRONMENT,
     )
     if done.returncode not in ok:
         raise SystemExit(f"{command}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}")

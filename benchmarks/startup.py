@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from benchmarks.measure import GPUNODE, best_of_pairs, row, run
+from benchmarks.measure import GPUNODE, best_of_pairs, cpu, row, run
 
 PROBE = Path(__file__).parents[1] / "tests/cases/probes/debian12-h100-fresh/probe.txt"
 LINE = "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
@@ -31,14 +31,8 @@ def main() -> None:
             ("doctor", "--log", log.name): ("`doctor --log` of one line", 0.2),
         }
         for words, (what, goal) in commands.items():
-            row(f"{what}, CPU time", f"{min(_cpu(*words) for _ in range(10)):.2f} s", f"≤ {goal} s")
-
-
-def _cpu(*words: object) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run(GPUNODE, *words, ok=(0, 1, 3))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            used = min(cpu(partial(run, GPUNODE, *words, ok=(0, 1, 3))) for _ in range(10))
+            row(f"{what}, CPU time", f"{used:.2f} s", f"≤ {goal} s")
 
 
 if __name__ == "__main__":
