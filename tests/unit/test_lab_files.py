@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -158,6 +159,16 @@ def test_a_nodes_file_of_molecule_is_refused_with_what_is_wrong(text, message, t
     (tmp_path / "nodes.yml").write_text(text)
     with pytest.raises(InputError, match=message):
         molecule.read_nodes(tmp_path / "nodes.yml")
+
+
+def test_a_file_that_a_scenario_names_is_there():
+    scenarios = Path(__file__).parents[2] / "molecule"
+    named = [
+        (path.parent / name).resolve()
+        for path in scenarios.glob("*/*.yml")
+        for name in re.findall(r"\.\./[\w./-]+", path.read_text())
+    ]
+    assert len(named) > 10 and not [path for path in named if not path.exists()]
 
 
 def test_a_user_who_is_not_root_is_refused(monkeypatch):
