@@ -14,6 +14,7 @@ from gpunode.cli.edits import absolute, diffs, edit_data, pending, print_done
 from gpunode.cli.output import echo, print_json
 from gpunode.core.engines import DISTRIBUTIONS, ENGINES, NVIDIA_RUNTIME
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.printable import with_texts
 
 if TYPE_CHECKING:
     from gpunode.core.model import Edit, NodeFacts, RuntimeName
@@ -327,8 +328,4 @@ def _quoted(value: Any) -> Any:
     """What was read from files, without secrets."""
     from gpunode.core.mask import mask_quoted
 
-    if isinstance(value, str):
-        return mask_quoted(value)
-    if isinstance(value, dict):
-        return {key: _quoted(one) for key, one in value.items()}
-    return [_quoted(one) for one in value] if isinstance(value, list | tuple) else value
+    return with_texts(value, mask_quoted)

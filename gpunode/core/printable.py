@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.late import regex
@@ -46,6 +46,19 @@ def json_text(data: Any, **how: Any) -> str:
     {"a": "Größe\\u009b"}
     """
     return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], json.dumps(data, ensure_ascii=False, **how))
+
+
+def with_texts(data: Any, change: Callable[[str], Any]) -> Any:
+    """Plain data with `change` of each text in it; keys stay.
+
+    >>> with_texts({"a": ["x", 1]}, str.upper)
+    {'a': ['X', 1]}
+    """
+    if isinstance(data, Mapping):
+        return {key: with_texts(value, change) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [with_texts(value, change) for value in data]
+    return change(data) if isinstance(data, str) else data
 
 
 def shortened(value: object, limit: int = 80) -> str:

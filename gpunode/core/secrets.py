@@ -21,6 +21,7 @@ from typing import Any
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import NodeFacts
+from gpunode.core.printable import with_texts
 from gpunode.core.spec import Spec
 from gpunode.core.spec.option import key_in
 
@@ -75,11 +76,7 @@ class Secrets:
 
     def open_data(self, data: Any) -> Any:
         """Plain data with its secrets."""
-        if isinstance(data, Mapping):
-            return {key: self.open_data(value) for key, value in data.items()}
-        if isinstance(data, list | tuple):
-            return [self.open_data(value) for value in data]
-        return self.open(data) if isinstance(data, str) and _REFERENCE.search(data) else data
+        return with_texts(data, self.open)
 
     def open_spec(self, spec: Spec) -> Spec:
         """The spec with its secrets: for what the controller itself fetches."""
@@ -156,11 +153,9 @@ def is_recorded(data: Any) -> bool:
     >>> is_recorded(["http://secret(gpunode_spec.proxy)@proxy"])
     True
     """
-    if isinstance(data, Mapping):
-        data = [*data.values()]
-    if isinstance(data, list | tuple):
-        return any(map(is_recorded, data))
-    return isinstance(data, str) and _REFERENCE.search(data) is not None
+    found: list[object] = []
+    with_texts(data, lambda text: found.extend(_REFERENCE.findall(text)))
+    return bool(found)
 
 
 # ---------------------------------------------------------------- the walk

@@ -13,6 +13,7 @@ from typing import Any
 from gpunode.core.facts import stable_facts
 from gpunode.core.mask import mask
 from gpunode.core.model import Check, NodeFacts
+from gpunode.core.printable import with_texts
 
 _LONG = 120  # characters from which on a text is kept by its hash
 _NAMES = ("name", "release", "slot", "path", "index")  # by which an item of a list is known
@@ -25,7 +26,7 @@ def state_of(facts: NodeFacts) -> dict[str, Any]:
     data = stable_facts(facts)
     modes = {path: f"{file.mode:04o}" for path, file in facts.files.items()}
     data["files"] = {path: {**file, "mode": modes[path]} for path, file in data["files"].items()}
-    return {key: _short(value) for key, value in data.items()}
+    return {key: with_texts(value, _short) for key, value in data.items()}
 
 
 def differences(before: Any, after: Any, at: tuple[str, ...] = ()) -> Iterator[str]:
@@ -57,13 +58,7 @@ def since_checks(before: Mapping[str, Any], after: Mapping[str, Any], run: str) 
     return [Check(id="since.drift", status="warning", message=f"since {run}: {line}") for line in lines]
 
 
-def _short(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _short(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_short(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
+def _short(value: str) -> str:
     value = mask(value) if len(value) > _LONG or "://" in value else value  # no hash is one of a password
     return f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}" if len(value) > _LONG else value
 

@@ -20,7 +20,7 @@ from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.late import dataclass, field, fields
 from gpunode.core.mask import mask
 from gpunode.core.model import Changed
-from gpunode.core.printable import printable
+from gpunode.core.printable import printable, with_texts
 from gpunode.edge import supervise
 from gpunode.edge.ansible.step_limit import CHANGING
 from gpunode.edge.isolate import isolated
@@ -109,7 +109,7 @@ def run_playbook(
 
     def handle(data: dict[str, Any]) -> bool:
         if target := own.get(str((data.get("event_data") or {}).get("host"))):
-            data.update(_hidden(data, target))  # in place: ansible-runner keeps it
+            data.update(with_texts(data, target.hidden))  # in place: ansible-runner keeps it
         waits = _waiting(data, hosts)
         if waits:
             on_event(waits)
@@ -163,15 +163,6 @@ def run_playbook(
             f"ansible-playbook ended with status {run.rc}: {_tail(run)}", fix=f"its output is in {folder}"
         )
     return hosts
-
-
-def _hidden(value: Any, target: Target) -> Any:
-    """Plain data without the passwords of the host that it is about."""
-    if isinstance(value, Mapping):
-        return {key: _hidden(one, target) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_hidden(one, target) for one in value]
-    return target.hidden(value) if isinstance(value, str) else value
 
 
 class _Leash:

@@ -39,6 +39,7 @@ try:
     from gpunode.core.facts import parse_probe
     from gpunode.core.late import regex
     from gpunode.core.mask import mask
+    from gpunode.core.printable import with_texts
     from gpunode.core.remote import CALL, FOLLOWS, STARTED, as_lines, fix_of, parse_outcome, program
     from gpunode.edge.share import data_limit, share
     from gpunode.node import script
@@ -240,13 +241,7 @@ class NodeAction(ActionBase):
 
     def _sealed(self, result: Any) -> Any:
         """A result, which callbacks and logs see, without the secrets of the arguments."""
-        if not self._opened:
-            return result
-        if isinstance(result, dict):
-            return {key: self._sealed(value) for key, value in result.items()}
-        if isinstance(result, list | tuple):
-            return [self._sealed(value) for value in result]
-        return self._opened.seal(result) if isinstance(result, str) else result
+        return with_texts(result, self._opened.seal) if self._opened else result
 
     def probe(self, *sections: str, paths: Iterable[str] = ()) -> tuple[str, NodeFacts]:
         """(probe text, facts); all sections when none is named, none when files are (paths and globs)."""
