@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-import os
-import subprocess
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
 from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, field, replace
-from gpunode.edge.programs import python_module, use_installed_locale
 from gpunode.edge.share import in_its_share
-from gpunode.edge.ssh.connection import NotServed
 from gpunode.edge.ssh.many import Ran, Reach, run_many
 from gpunode.edge.ssh.shell import Target, parse_host
 
@@ -64,7 +57,8 @@ class Targets:
         """How these hosts are asked; `timeout` is for what takes another time than reading a host."""
         return Reach(
             forks=self.forks, connect_timeout=self.connect_timeout, timeout=timeout or self.timeout,
-            accept_new=self.accept_new_host_keys, stop=self.stop,
+            accept_new=self.accept_new_host_keys, stop=self.stop, inventory=self.inventory, become=self.become,
+            become_password=self.become_password, vault_password_files=self.vault_password_files,
         )  # fmt: skip
 
 
@@ -110,8 +104,6 @@ def probe(
     found = {host.host: replace(host, error=None) for host in hosts}
 
     def done(ran: Ran) -> None:
-        if isinstance(ran.error, NotServed):
-            return
         host = found[ran.target.name]
         read = in_its_share(host.host, lambda: _read(host, ran))
         found[host.host] = replace(host, probe=ran.stdout, error=read) if isinstance(read, GpunodeError) else read
@@ -120,10 +112,7 @@ def probe(
 
     LOG.info("probing %d hosts, %d at a time", len(hosts), targets.forks)
     program = _probe_program(targets.settle)
-    ran = run_many([(host.target, program) for host in hosts if host.target], reach=targets.reach(), on_done=done)
-    left = [r.target for r in ran if isinstance(r.error, NotServed)]
-    for one in probe_by_ansible(left, targets) if left else ():
-        done(one)
+    run_many([(host.target, program) for host in hosts if host.target], reach=targets.reach(), on_done=done)
     return [found[host.host] for host in hosts]
 
 
@@ -289,77 +278,3 @@ def _from_file(path: Path, name: str) -> Detected:
         raise InputError(f"probe {path}: {error.strerror}", fix="check the path") from error
     except InputError as error:
         raise InputError(f"probe {path}: {error.what}", expected=error.expected, fix=error.fix) from error
-
-
-# ---------------------------------------------------------------- by Ansible's own connection
-
-
-def probe_by_ansible(hosts: Sequence[Target], targets: Targets) -> list[Ran]:
-    """The probe by the action gpunode.node.facts, over whatever connection Ansible has for the host.
-
-    For hosts that paramiko cannot serve.  It runs the `ansible` of this Python, on the user's own inventory where
-    there is one, and reads one JSON file per host.
-    """
-    from gpunode.core.plan.playbook import dump
-    from gpunode.edge.ansible.inventory import inventory_vars
-
-    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:  # 0700: answers and passwords lie here for a moment
-        folder = Path(name)
-        variables = {t.name: inventory_vars(t) for t in hosts}
-        (folder / "inventory.yml").write_text(dump({"all": {"hosts": variables}}), encoding="utf-8")
-        (folder / "limit").write_text("".join(f"{t.name}\n" for t in hosts), encoding="utf-8")
-        password = {"ansible_become_password": targets.become_password} if targets.become_password else {}
-        (folder / "extra.yml").write_text(dump(password), encoding="utf-8")
-        use_installed_locale()
-        start, _ = python_module("ansible")
-        command = [*start, "adhoc", "all", "--limit", f"@{folder}/limit"]
-        for source in targets.inventory or (f"{folder}/inventory.yml",):
-            command += ["-i", source]
-        command += [
-            "-e",
-            f"@{folder}/extra.yml",
-            "-m",
-            "gpunode.node.facts",
-            "-a",
-            "text=true",
-            "-t",
-            f"{folder}/found",
-        ]
-        command += ["-f", str(targets.forks), "-T", str(math.ceil(targets.connect_timeout))]
-        command += ["--task-timeout", str(math.ceil(targets.timeout))]
-        command += ["-b"] if targets.become else []
-        for path in targets.vault_password_files:
-            command += ["--vault-password-file", str(path)]
-        if targets.accept_new_host_keys:
-            command += ["--ssh-extra-args", "-o StrictHostKeyChecking=accept-new"]
-        rounds = math.ceil(len(hosts) / targets.forks)
-        try:
-            ran = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                timeout=60 + rounds * (targets.timeout + targets.connect_timeout),
-                env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
-                check=False,
-            )
-            stated = f"{ran.stdout}\n{ran.stderr}"
-        except subprocess.TimeoutExpired:
-            stated = "Ansible did not end in time"
-        return [_ansible_answer(target, folder / "found" / target.name, stated) for target in hosts]
-
-
-def _ansible_answer(target: Target, file: Path, printed: str) -> Ran:
-    try:
-        result = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        result = None
-    if not isinstance(result, dict):
-        result = {"msg": " ".join(printed.split())[-600:]}
-    if isinstance(result.get("probe"), str) and not result.get("failed"):
-        return Ran(target=target, stdout=target.hidden(result["probe"]))
-    error = UnreachableError(
-        f"{target.name}: Ansible (connection {target.connection}) could not probe it: {result.get('msg')}",
-        fix=f"try: ansible {target.name} -i INVENTORY -m gpunode.node.facts -vvv",
-    )
-    return Ran(target=target, error=target.hidden_in(error))

@@ -15,9 +15,9 @@ from sshd import Sshd, free_port
 
 from gpunode.cli.detect import _problems as problems
 from gpunode.cli.main import main
-from gpunode.core.errors import InputError, UnreachableError
+from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.edge.detect import Targets, detect, find_hosts, probe_by_ansible
+from gpunode.edge.detect import Targets, detect, find_hosts
 from gpunode.edge.ssh.shell import Target
 from gpunode.node import script
 
@@ -196,12 +196,6 @@ def test_a_node_that_kills_the_probe_is_as_one_that_is_down(inventory: Path, mon
 # ---------------------------------------------------------------- by Ansible's connection
 
 
-def test_a_host_that_paramiko_cannot_serve_is_probed_over_ansibles_connection() -> None:
-    ran = probe_by_ansible([Target(name="here", connection="local")], Targets())
-    assert ran[0].error is None
-    assert ran[0].stdout.startswith("#: gpunode-probe 1\n")
-
-
 def test_a_host_with_a_connection_of_its_own_is_taken_there_by_detect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,13 +212,6 @@ def test_a_host_with_a_connection_of_its_own_is_taken_there_by_detect(
     found = detect(Targets(inventory=(str(tmp_path / "hosts.ini"),)))
     assert [(f.host, f.error) for f in found] == [("odd", None), ("plain", None)]
     assert all(f.facts and f.facts.kernels for f in found)
-
-
-def test_ansibles_own_words_come_back_when_it_fails_too() -> None:
-    target = Target(name="dead", address="127.0.0.1", port=free_port(), connection="ssh, become by doas")
-    [ran] = probe_by_ansible([target], Targets(connect_timeout=2))
-    assert isinstance(ran.error, UnreachableError)
-    assert "dead: Ansible" in ran.error.what
 
 
 def test_what_is_not_visible_without_root_is_named(capsys: pytest.CaptureFixture[str]) -> None:

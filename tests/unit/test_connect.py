@@ -86,9 +86,27 @@ def test_one_broken_host_does_not_keep_the_others_from_answering(server: Sshd) -
     assert isinstance(ran[0].error, UnreachableError)
 
 
-def test_a_host_over_a_connection_of_ansibles_own_is_left_to_ansible() -> None:
-    [ran] = run_many([(Target(name="node", connection="podman"), "echo alive")])
-    assert isinstance(ran.error, NotServed) and "podman" in ran.error.what
+def test_hosts_that_paramiko_cannot_serve_are_asked_over_ansibles_connection(tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.ini"
+    inventory.write_text("one ansible_connection=local\ntwo ansible_connection=local\n")
+    programs = {"here": "echo here", "one": "echo one; echo why >&2; exit 3", "two": "echo two"}
+    kinds = {"here": "local", "one": "podman", "two": "podman"}
+    done: list[str] = []
+    ran = run_many(
+        [(Target(name=name, connection=kinds[name]), text) for name, text in programs.items()],
+        reach=Reach(inventory=(str(inventory),)), on_done=lambda one: done.append(one.target.name),
+    )  # fmt: skip
+    assert [(one.rc, one.stdout, one.stderr, one.error) for one in ran] == [
+        (0, "here\n", "", None), (3, "one\n", "why\n", None), (0, "two\n", "", None),
+    ]  # fmt: skip
+    assert done == ["here", "one", "two"]
+
+
+def test_ansibles_own_words_come_back_when_it_fails_too() -> None:
+    target = Target(name="dead", address="127.0.0.1", port=free_port(), connection="ssh, become by doas")
+    [ran] = run_many([(target, "true")], reach=Reach(connect_timeout=2))
+    assert isinstance(ran.error, UnreachableError)
+    assert "dead: Ansible" in ran.error.what
 
 
 # ---------------------------------------------------------------- host keys

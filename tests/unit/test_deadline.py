@@ -223,7 +223,7 @@ standing.find_hosts = lambda _: [one]
 standing.list_runs(targets)""",
     "the end of a lease": """
 from gpunode.edge import lease
-lease._give_back([one], targets, Path("."), [], {})""",
+lease.give_back([one], targets, run="r1", generation=7)""",
 }
 
 

@@ -433,8 +433,7 @@ class Run:
             work.results |= {host: error_result(host, error) for host in hosts if host not in work.ran}
         finally:
             if held := [self.hosts[host] for host in hosts if host in self._leased and not check]:
-                where = (self.targets, self.folder, self.inventory)
-                give_back(held, *where, run=self.name, generation=self._generation, ended=ended)
+                give_back(held, self.targets, run=self.name, generation=self._generation, ended=ended)
 
     def _heard(self, event: Event) -> None:
         with self._lock:

@@ -14,33 +14,31 @@ from typing import Any
 from gpunode import __version__
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.checks.pool import pool_checks
-from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.errors import GpunodeError
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import smoke_files
 from gpunode.core.late import regex
 from gpunode.core.model import Archive, Check, HostOutcome, HostResult
 from gpunode.core.plan.lockfile import lock_text, name_lock
 from gpunode.core.plan.manifest import make_manifest
-from gpunode.core.plan.playbook import HEADER, Template, dump, make_inventory, make_playbook
+from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
 from gpunode.core.plan.question import Request
 from gpunode.core.printable import json_text
 from gpunode.core.report.text import PLAN_FORMAT
-from gpunode.edge.ansible.runner import HostRun, PlayOptions, run_playbook
+from gpunode.edge.ansible.runner import PlayOptions
 from gpunode.edge.ansible.step_limit import READING
 from gpunode.edge.ask import Talk, settle
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets, detect, one_name_each
-from gpunode.edge.fleet.executor import NEVER_REACHED
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import last_good
 from gpunode.edge.isolate import isolated
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.shell import Target, route
-from gpunode.edge.state import controller_name, new_run, write_private
+from gpunode.edge.state import controller_name, write_private
 
 ASK_SECONDS = 180  # a node without lists reads those of whole archives, more than once
 SMOKE_SECONDS = 600  # several containers, one after the other
-SMOKE = Template("{{ gpunode_smoke }}")
 PLAYBOOK, INVENTORY, PLAN, CONFIG = "playbook.yml", "inventory.yml", "plan.json", "ansible.cfg"
 MANIFEST = "manifest.json"
 ANSIBLE_CFG = """\
@@ -330,9 +328,8 @@ def _can_smoke(host: HostPlan) -> bool:
 
 
 def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -> dict[str, tuple[Check, ...]]:
-    """smoke.sh on each host, each with its own request; by Ansible where paramiko cannot serve the connection."""
+    """smoke.sh on each host, each with its own request."""
     from gpunode.edge.doctor import smoke_checks
-    from gpunode.edge.ssh.connection import NotServed
     from gpunode.edge.ssh.many import Ran, run_many
 
     def pair(host: HostPlan) -> tuple[Target, str]:
@@ -346,9 +343,7 @@ def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -
     found: dict[str, tuple[Check, ...] | GpunodeError] = {h: p for h, p in pairs.items() if isinstance(p, GpunodeError)}
     ran = run_many([p for p in pairs.values() if not isinstance(p, GpunodeError)], reach=targets.reach(SMOKE_SECONDS))
     found |= {one.target.name: in_its_share(one.target.name, partial(checks, one)) for one in ran}
-    left = {one.target.name for one in ran if isinstance(one.error, NotServed)}
-    by_ansible = _smoke_by_ansible([host for host in hosts if host.host in left], targets, desired)
-    return {h: _not_smoked(c) if isinstance(c, GpunodeError) else c for h, c in found.items()} | by_ansible
+    return {h: _not_smoked(c) if isinstance(c, GpunodeError) else c for h, c in found.items()}
 
 
 def _smoke_program(host: HostPlan, desired: DesiredState) -> str:
@@ -359,45 +354,8 @@ def _smoke_program(host: HostPlan, desired: DesiredState) -> str:
     return program(script("smoke.sh"), smoke_files(desired.smoke(host.planned)))
 
 
-def _smoke_by_ansible(
-    hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState
-) -> dict[str, tuple[Check, ...]]:
-    """The same by the action gpunode.node.smoke, over whatever connection Ansible has for the hosts."""
-    if not hosts:
-        return {}
-    folder = new_run()
-    sources = inventory_sources(targets)
-    values = {
-        h.host: ({} if sources else connection_vars(h.detected)) | {"gpunode_smoke": desired.smoke(h.planned)}
-        for h in hosts
-        if h.planned
-    }
-    group: dict[str, Any] = {"hosts": {name: {} for name in values}}
-    task = {"name": "Prove it with real use of the GPU", "gpunode.node.smoke": {"smoke": SMOKE}}
-    play = {"name": "Verify", "hosts": "gpunode_verified", "gather_facts": False, "tasks": [task]}
-    write_private(folder / INVENTORY, dump({"all": {"hosts": values, "children": {"gpunode_verified": group}}}))
-    write_private(folder / PLAYBOOK, dump([play]))
-    runs = run_playbook(
-        folder,
-        PLAYBOOK,
-        inventory=[*sources, str(folder / INVENTORY)],
-        options=play_options(targets, [host.detected for host in hosts]),
-        arguments=ansible_arguments(targets),
-    )
-    never = HostRun(exit=Exit.FAILED, message=NEVER_REACHED)
-    found = {name: isolated(name, partial(_checks_of, runs.get(name, never))) for name in values}
-    return {name: _not_smoked(c) if isinstance(c, GpunodeError) else c for name, c in found.items()}
-
-
 def _not_smoked(error: GpunodeError) -> tuple[Check, ...]:
     return (Check(id="smoke.ran", status="failed", message=str(error)),)
-
-
-def _checks_of(run: HostRun) -> tuple[Check, ...]:
-    checks = tuple(Check(**c) for c in run.checks)
-    if run.exit and not any(c.status == "failed" for c in checks):
-        return (*checks, Check(id="smoke.ran", status="failed", message=run.message, fix=run.fix))
-    return checks
 
 
 def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check], expected: Expected | None) -> HostResult:
