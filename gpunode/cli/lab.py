@@ -197,8 +197,8 @@ def _shape(distro: str, engines: str, no_python: bool, real_driver: bool) -> dic
 @contextmanager
 def _steps() -> Iterator[Callable[[str], None]]:
     """Says each step, and while it takes long, for how long it is at it: the first node of a kind is minutes away."""
-    from gpunode.cli.progress import beating
     from gpunode.core.report.model import duration
+    from gpunode.edge.side_by_side import beating
 
     step: list[Any] = ["", time.monotonic()]
 

@@ -15,6 +15,7 @@ from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import few, printable
 from gpunode.core.report.text import MANY, in_short
+from gpunode.edge.side_by_side import beating
 
 if TYPE_CHECKING:
     from gpunode.edge.ansible.runner import Event
@@ -230,25 +231,6 @@ def _live(board: Board) -> Iterator[_Shown]:
 
     with Live(get_renderable=draw, console=console, refresh_per_second=8, transient=True):
         yield _Shown(lambda event: keep(board.event(event)), keep)
-
-
-@contextlib.contextmanager
-def beating(state: Callable[[], str], seconds: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Say every so many seconds what still runs, where that is something."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(seconds):
-            if text := state():
-                say(text)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 _FAILURES = 20  # that are reported while it runs

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from gpunode.core.errors import RefusedError
 from gpunode.core.remote import program, signature
-from gpunode.edge.ansible.runner import Event
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.ssh.many import run_many
 from gpunode.edge.state import controller_name
@@ -17,11 +16,6 @@ from gpunode.node import script
 CONNECT, SECONDS = 5.0, 20.0  # at most: a lease that cannot be given back runs out by itself
 INTERRUPTED = 3.0  # seconds, where a person waits for the end
 WORKED = ("ok", "changed", "failed")  # kinds of events after which a host may have a lease of this run
-
-
-def may_hold(event: Event) -> bool:
-    """Whether the host of an event was reached, so that it may have a lease of this run."""
-    return event.kind in WORKED
 
 
 def without_leased(hosts: Iterable[Detected]) -> list[Detected]:

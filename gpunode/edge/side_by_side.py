@@ -101,6 +101,25 @@ class Deadline:
             timer.cancel()
 
 
+@contextlib.contextmanager
+def beating(state: Callable[[], str], seconds: float, say: Callable[[str], None]) -> Iterator[None]:
+    """Say every so many seconds what still runs, where that is something."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(seconds):
+            if text := state():
+                say(text)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def side_by_side(
     work: Callable[[T, Deadline], R],
     items: Sequence[T],

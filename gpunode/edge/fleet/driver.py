@@ -21,7 +21,8 @@ from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.printable import names
 from gpunode.core.rollout import RolloutPool, make_pools
 from gpunode.core.spec.rollout import RolloutSpec, parse_rollout
-from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, run_playbook
+from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
+from gpunode.edge.ansible.step_limit import READING
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.budget import find_down, rollout_of
@@ -30,9 +31,9 @@ from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, all_unfinished, this_process
 from gpunode.edge.fleet.worker import Worker
-from gpunode.edge.fleet.workflow import INVENTORY, ansible_arguments, error_result, inventory_sources, play_options
+from gpunode.edge.fleet.workflow import INVENTORY, error_result, inventory_sources
 from gpunode.edge.isolate import isolated
-from gpunode.edge.lease import give_back, may_hold
+from gpunode.edge.lease import WORKED, give_back
 from gpunode.edge.report_data import keep_results
 from gpunode.edge.state import (
     StateError,
@@ -410,9 +411,10 @@ class Run:
         """
         limit = self.folder / f"limit-{work.job.number}"
         write_private(limit, "".join(f"{host}\n" for host in hosts))
-        reached = map(self.hosts.__getitem__, hosts)
-        how = play_options(self.targets, reached, forks=work.job.forks, check=check, diff=self.options.diff)
-        words = ansible_arguments(self.targets, self.options.arguments, run=self.name, generation=self._generation)
+        how = PlayOptions(
+            forks=work.job.forks, check=check, diff=self.options.diff, become_password=self.targets.become_password,
+            targets=tuple(one for host in hosts if (one := self.hosts[host].target)),
+        )  # fmt: skip
         ended: dict[str, str] = {}
 
         def heard(event: Event) -> None:
@@ -423,7 +425,7 @@ class Run:
         try:
             ran = run_playbook(
                 self.folder, playbook, inventory=self.inventory, options=how, on_event=heard,
-                arguments=[*words, *arguments, "--limit", f"@{limit}"], cancelled=self.cancelled.is_set,
+                arguments=[*self._arguments(), *arguments, "--limit", f"@{limit}"], cancelled=self.cancelled.is_set,
             )  # fmt: skip
             work.ran |= ran
             # the proofs come behind all changes: a run that they failed has ended, and the next one is another
@@ -435,9 +437,21 @@ class Run:
             if held := [self.hosts[host] for host in hosts if host in self._leased and not check]:
                 give_back(held, self.targets, run=self.name, generation=self._generation, ended=ended)
 
+    def _arguments(self) -> list[str]:
+        """What ansible-playbook gets beside the inventory: the journals of the nodes have the run's name."""
+        targets = self.targets
+        vault = [f"--vault-password-file={Path(path).resolve()}" for path in targets.vault_password_files]
+        become = ["--become"] if targets.become and targets.inventory else []
+        names = {"gpunode_run": self.name, "gpunode_controller": controller_name()}
+        names |= {"gpunode_generation": str(self._generation)}
+        names |= {"gpunode_timeout": f"{targets.timeout:g}"} if targets.timeout != READING else {}
+        names |= {"gpunode_break_lock": "1"} if targets.break_lock else {}
+        words = [word for name, text in names.items() for word in ("-e", f"{name}={text}")]
+        return [*vault, *become, *words, *self.options.arguments]
+
     def _heard(self, event: Event) -> None:
         with self._lock:
-            if may_hold(event):
+            if event.kind in WORKED:
                 self._leased.add(event.host)
             if event.kind == "started":
                 self._step(event.host, event.task)

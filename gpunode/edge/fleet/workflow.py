@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,6 @@ from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbo
 from gpunode.core.plan.question import Request
 from gpunode.core.printable import json_text
 from gpunode.core.report.text import PLAN_FORMAT
-from gpunode.edge.ansible.runner import PlayOptions
-from gpunode.edge.ansible.step_limit import READING
 from gpunode.edge.ask import Talk, settle
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Detected, Targets, detect, one_name_each
@@ -35,7 +33,7 @@ from gpunode.edge.fleet.runs import last_good
 from gpunode.edge.isolate import isolated
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.shell import Target, route
-from gpunode.edge.state import controller_name, write_private
+from gpunode.edge.state import write_private
 
 ASK_SECONDS = 180  # a node without lists reads those of whole archives, more than once
 SMOKE_SECONDS = 600  # several containers, one after the other
@@ -295,28 +293,6 @@ def _ask(asked: Mapping[int, tuple[Detected, Request]], targets: Targets) -> dic
 def error_result(host: str, error: GpunodeError) -> HostResult:
     """An error as what came of a host."""
     return HostResult(host=host, outcome=error.outcome, message=str(error))
-
-
-def play_options(targets: Targets, hosts: Iterable[Detected], **more: Any) -> PlayOptions:
-    """How Ansible goes through these hosts, with the passwords that nothing of it may show."""
-    reached = tuple(host.target for host in hosts if host.target)
-    return PlayOptions(**{"forks": targets.forks, **more}, become_password=targets.become_password, targets=reached)
-
-
-def ansible_arguments(
-    targets: Targets, arguments: Sequence[str] = (), *, run: str = "", generation: int = 0
-) -> list[str]:
-    """What ansible-playbook gets beside the inventory; `run` is the name that the journals of the nodes will have.
-
-    `generation` is the run's place among those of this controller (edge/state.py).
-    """
-    vault = [f"--vault-password-file={Path(p).resolve()}" for p in targets.vault_password_files]
-    become = ["--become"] if targets.become and targets.inventory else []
-    names = {"gpunode_run": run, "gpunode_controller": controller_name()} if run else {}
-    names |= {"gpunode_generation": str(generation)} if generation else {}
-    names |= {"gpunode_timeout": f"{targets.timeout:g}"} if targets.timeout != READING else {}
-    names |= {"gpunode_break_lock": "1"} if run and targets.break_lock else {}
-    return [*vault, *become, *(word for name, text in names.items() for word in ("-e", f"{name}={text}")), *arguments]
 
 
 def _can_smoke(host: HostPlan) -> bool:

@@ -9,7 +9,6 @@ import json
 import resource
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -364,25 +363,13 @@ class NodeAction(ActionBase):
             yield
         self._read_for += time.monotonic() - began
 
-    @contextlib.contextmanager
-    def _heartbeat(self) -> Iterator[None]:
+    def _heartbeat(self) -> contextlib.AbstractContextManager[None]:
         """Says once a minute that a task still runs: a package step takes many, and prints nothing until its end."""
-        ended = threading.Event()
+        from gpunode.edge.side_by_side import beating
+
+        what = f"{self._vars.get('inventory_hostname')}: {self._task.name or self._task.action}"
         started = time.monotonic()
-
-        def beat() -> None:
-            while not ended.wait(HEARTBEAT):
-                minutes = (time.monotonic() - started) / 60
-                host = self._vars.get("inventory_hostname")
-                say(f"{host}: {self._task.name or self._task.action}: running for {minutes:.0f} min")
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return beating(lambda: f"{what}: running for {(time.monotonic() - started) / 60:.0f} min", HEARTBEAT, say)
 
     @contextlib.contextmanager
     def _bounded(self, name: str) -> Iterator[None]:
