@@ -100,7 +100,7 @@ def _mig(facts: NodeFacts) -> Check:
     if state.mig_status == "failed":
         fix = f"journalctl -u {MIG_UNIT} on the node; then {_PROVISION}"
         return Check(id=name, status="failed", message=f"the GPUs could not be cut: {state.mig_message}", fix=fix)
-    wrong = [text for gpu in facts.nvml for text in _wrong(facts, gpu)]
+    wrong = [text for _, text in mig_faults(facts)]
     if unknown := _unread(facts) if not wrong else "":
         return Check(id=name, status="not-proven", message=unknown, fix="nvidia-smi has to work; probe as root")
     if wrong:
@@ -129,15 +129,17 @@ def _unread(facts: NodeFacts) -> str:
     return ""
 
 
-def _wrong(facts: NodeFacts, gpu: NvmlGpu) -> Iterator[str]:
-    if gpu.mig_pending and gpu.mig_current and gpu.mig_pending != gpu.mig_current:
-        yield f"GPU {gpu.index}: MIG is {gpu.mig_current}, and {gpu.mig_pending} after a reset"
-    found = [instance for instance in facts.sharing.instances if instance.gpu == gpu.index]
-    if gpu.mig_current == "Enabled" and not found and "sharing" not in facts.unread:
-        yield f"GPU {gpu.index}: MIG is on without an instance, so no program can use it"
-    for instance in found:
-        if not instance.computes:
-            yield f"GPU {gpu.index}: instance {instance.id} ({instance.profile}) has no compute instance"
+def mig_faults(facts: NodeFacts) -> Iterator[tuple[str, str]]:
+    """(the fault that the doctor knows it by, or "", what is wrong) with how GPUs are cut."""
+    for gpu in facts.nvml:
+        if gpu.mig_pending and gpu.mig_current and gpu.mig_pending != gpu.mig_current:
+            yield "mig-pending", f"GPU {gpu.index}: MIG is {gpu.mig_current}, and {gpu.mig_pending} after a reset"
+        found = [instance for instance in facts.sharing.instances if instance.gpu == gpu.index]
+        if gpu.mig_current == "Enabled" and not found and "sharing" not in facts.unread:
+            yield "dp-mig-none", f"GPU {gpu.index}: MIG is on without an instance, so no program can use it"
+        for instance in found:
+            if not instance.computes:
+                yield "", f"GPU {gpu.index}: instance {instance.id} ({instance.profile}) has no compute instance"
 
 
 def _now(facts: NodeFacts, gpu: NvmlGpu) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.core.checks.boot import waiting_gpus, why_unloaded
 from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
-from gpunode.core.checks.health import drift_checks, sharing_checks
+from gpunode.core.checks.health import drift_checks, mig_faults, sharing_checks
 from gpunode.core.doctor.checks import Checks, decided, ruled_out
 from gpunode.core.doctor.text import Evidence
 from gpunode.core.engines import NVIDIA_RUNTIME, ROWS, TOOLKIT_CONFIG
@@ -67,10 +67,6 @@ def _driver(facts: NodeFacts) -> Signs:
     driver = facts.driver
     if driver.loaded and driver.userspace and driver.loaded != driver.userspace:
         yield "nvml-version-mismatch", f"loaded module {driver.loaded}, libraries {driver.userspace}"
-    if facts.gpus and driver.loaded:
-        for kernel in facts.kernels:
-            if kernel.image and not kernel.running and not kernel.module:
-                yield "module-next-kernel", f"kernel {kernel.release} is installed and has no nvidia module"
     if driver.loaded and facts.nvml and len(facts.nvml) < len(facts.gpus):
         yield "gpu-lost", f"{len(facts.gpus)} GPUs on PCI, {len(facts.nvml)} in the driver"
     for gpu in facts.gpus:
@@ -191,12 +187,7 @@ def _gpus(facts: NodeFacts, checks: Checks) -> Signs:
 
 
 def _mig(facts: NodeFacts) -> Signs:
-    for gpu in facts.nvml:
-        if gpu.mig_pending and gpu.mig_current and gpu.mig_current != gpu.mig_pending:
-            yield "mig-pending", f"GPU {gpu.index}: MIG is {gpu.mig_current}, {gpu.mig_pending} after a reset"
-        cut = gpu.index in {instance.gpu for instance in facts.sharing.instances} or "sharing" in facts.unread
-        if gpu.mig_current == gpu.mig_pending == "Enabled" and facts.driver.loaded and not cut:
-            yield "dp-mig-none", f"GPU {gpu.index}: MIG is on without an instance, so no program can use it"
+    return (fault for fault in mig_faults(facts) if fault[0])
 
 
 def _engines(facts: NodeFacts) -> Signs:
