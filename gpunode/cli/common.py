@@ -130,33 +130,22 @@ _TARGETS = (
     ),
 )
 
-_WHERE = (
-    "hosts",
-    "inventory",
-    "local",
-    "limit",
-    "forks",
-    "connect_timeout",
-    "timeout",
-    "accept_new_host_keys",
-    "become",
-    "vault_password_files",
-)
-
 
 def target_options(command: Command) -> Command:
     """HOST… and the options that say which hosts, and how to reach them; the command gets `targets: Targets`."""
 
+    where = [param.name for param in options(*_TARGETS)(lambda: None).__click_params__]  # type: ignore[attr-defined]
+
     @functools.wraps(command)
     def with_where(*args: Any, **options: Any) -> Any:
-        found = {name: options.pop(name) for name in _WHERE}
+        found = {name: options.pop(name) for name in where}
         if not any((found["hosts"], found["inventory"], found["local"], *map(options.get, _NO_HOST_ASKED))):
             found["inventory"] = _default_inventory(click.get_current_context())
         elif found["hosts"] and not any((found["inventory"], found["local"], found["limit"])):
             found |= _of_default_inventory(click.get_current_context(), found)
         if not (options.get("use_lab") or (found["hosts"] and Path(found["hosts"][0]).is_dir())):  # they bring a spec
             _say_files(click.get_current_context(), found["inventory"])
-        asked = options.pop("ask_become_pass")
+        asked = found.pop("ask_become_pass")
         password = sudo_password(asked=asked)
         if found["inventory"]:  # not before: a vault's password may be asked for, too
             found["listing"] = _listing(found["inventory"], found["limit"], found["vault_password_files"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,11 +51,10 @@ def _without_meaning(_: click.Context, option: click.Parameter, value: str | Non
         raise InputError(f"{option.opts[0]} is an option of nvidia-ctk alone", fix=_WITHOUT_MEANING[option.opts[0]])
 
 
-_ENGINE = click.option(
-    "--runtime", "name", type=click.Choice(ENGINES), help="Which engine; may be left out where there is only one."
-)
 _WHAT = (
-    _ENGINE,
+    click.option(
+        "--runtime", type=click.Choice(ENGINES), help="Which engine; may be left out where there is only one."
+    ),
     click.option(
         "--distribution",
         type=click.Choice(("none", *DISTRIBUTIONS)),
@@ -63,11 +62,15 @@ _WHAT = (
     ),
     click.option("--config", metavar="PATH", default="", help="The engine's root config file."),
     click.option(
-        "--drop-in-config", metavar="PATH", help="The drop-in to write; empty ('') edits the root config itself."
+        "--drop-in-config",
+        "drop_in",
+        metavar="PATH",
+        help="The drop-in to write; empty ('') edits the root config itself.",
     ),
     click.option(
         "--nvidia-runtime-name",
         "--nvidia-runtime",
+        "name",
         default="nvidia",
         show_default=True,
         metavar="NAME",
@@ -76,6 +79,7 @@ _WHAT = (
     click.option(
         "--nvidia-runtime-path",
         "--runtime-path",
+        "path",
         default=NVIDIA_RUNTIME,
         show_default=True,
         metavar="PATH",
@@ -113,6 +117,7 @@ _WHAT = (
     click.option("--enable-cri", is_flag=True, help="Take containerd's CRI plugin out of disabled_plugins."),
     click.option(
         "--engine-version",
+        "version",
         default="",
         metavar="V",
         help="The engine's version, instead of the one that its binary says.",
@@ -136,30 +141,17 @@ def _engine_options(*asked: Callable[[Any], Any], several: bool = False) -> Call
         def with_options(**given: Any) -> Any:
             from gpunode.edge.host.runtimes import Options, probed
 
-            name, root = given.pop("name"), given.pop("root").resolve()
-            own = bool(given["config"] or given["drop_in_config"] or given["engine_version"])  # of one engine
+            name, root, drop_in = given.pop("runtime"), given.pop("root").resolve(), given.pop("drop_in")
+            own = bool(given["config"] or drop_in or given["version"])  # of one engine
             facts = None if name else probed(root)
             names = [name] if facts is None else _engines(facts, several=several and not own)
-            found = Options(
-                runtime=names[0],
-                distribution={None: None, "none": ""}.get(given["distribution"], given.pop("distribution")),
-                config=absolute(given.pop("config")),
-                drop_in=None if given["drop_in_config"] is None else absolute(given["drop_in_config"]),
-                name=given.pop("nvidia_runtime_name"),
-                path=given.pop("nvidia_runtime_path"),
-                default_runtime="nvidia" if given.pop("set_as_default") else given.pop("default_runtime"),
-                cdi=given.pop("cdi"),
-                cgroup_driver=given.pop("cgroup_driver"),
-                enable_cri=given.pop("enable_cri"),
-                version=given.pop("engine_version"),
-                root=root,
-                facts=facts,
-                restart=not given.pop("no_restart", False),
-            )
-            del given["drop_in_config"]
-            given.pop("default_runtime", None)
-            asked = [replace(found, runtime=name) for name in names]
-            return command(options=asked if several else found, **given)
+            asked = {one.name: given.pop(one.name) for one in fields(Options) if one.name in given}
+            asked |= {"config": absolute(asked["config"]), "drop_in": None if drop_in is None else absolute(drop_in)}
+            asked |= {"distribution": ""} if asked["distribution"] == "none" else {}
+            asked |= {"default_runtime": "nvidia"} if given.pop("set_as_default") else {}
+            asked |= {"root": root, "facts": facts, "restart": not given.pop("no_restart", False)}
+            found = [Options(runtime=name, **asked) for name in names]
+            return command(options=found if several else found[0], **given)
 
         return options(*asked)(with_options)  # type: ignore[return-value]
 

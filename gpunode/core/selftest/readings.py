@@ -73,27 +73,23 @@ def _swapped(text: str) -> str:
     return f"{digits[4:]}:{digits[:4]}" if re.fullmatch(r"[0-9a-f]{8}", digits) else ""
 
 
-def _as_is(text: str) -> str:
-    return text
-
-
 # field → (where it is, its notation)
 _XML: Mapping[str, tuple[tuple[str, ...], Callable[[str], str]]] = {
-    "name": (("product_name",), _as_is),
-    "brand": (("product_brand",), _as_is),
-    "architecture": (("product_architecture",), _as_is),
-    "uuid": (("uuid",), _as_is),
-    "serial": (("serial",), _as_is),
-    "minor": (("minor_number",), _as_is),
-    "vbios": (("vbios_version",), _as_is),
-    "firmware": (("gsp_firmware_version",), _as_is),
-    "persistence": (("persistence_mode",), _as_is),
-    "compute_mode": (("compute_mode",), _as_is),
-    "virtualization": (("gpu_virtualization_mode/virtualization_mode",), _as_is),
-    "mig_current": (("mig_mode/current_mig",), _as_is),
-    "mig_pending": (("mig_mode/pending_mig",), _as_is),
-    "ecc_current": (("ecc_mode/current_ecc",), _as_is),
-    "ecc_pending": (("ecc_mode/pending_ecc",), _as_is),
+    "name": (("product_name",), str),
+    "brand": (("product_brand",), str),
+    "architecture": (("product_architecture",), str),
+    "uuid": (("uuid",), str),
+    "serial": (("serial",), str),
+    "minor": (("minor_number",), str),
+    "vbios": (("vbios_version",), str),
+    "firmware": (("gsp_firmware_version",), str),
+    "persistence": (("persistence_mode",), str),
+    "compute_mode": (("compute_mode",), str),
+    "virtualization": (("gpu_virtualization_mode/virtualization_mode",), str),
+    "mig_current": (("mig_mode/current_mig",), str),
+    "mig_pending": (("mig_mode/pending_mig",), str),
+    "ecc_current": (("ecc_mode/current_ecc",), str),
+    "ecc_pending": (("ecc_mode/pending_ecc",), str),
     "pci_id": (("pci/pci_device_id",), _swapped),
     "subsystem": (("pci/pci_sub_system_id",), _swapped),
     "link_generation_max": (("pci/pci_gpu_link_info/pcie_gen/max_link_gen",), _number),
@@ -102,10 +98,10 @@ _XML: Mapping[str, tuple[tuple[str, ...], Callable[[str], str]]] = {
     "bar1_mib": (("bar1_memory_usage/total",), _number),
     "remapped_correctable": (("remapped_rows/remapped_row_corr",), _number),
     "remapped_uncorrectable": (("remapped_rows/remapped_row_unc",), _number),
-    "remap_pending": (("remapped_rows/remapped_row_pending",), _as_is),
-    "remap_failure": (("remapped_rows/remapped_row_failure",), _as_is),
-    "retired_pending": (("retired_pages/pending_retirement", "retired_pages/pending_blacklist"), _as_is),
-    "fabric_state": (("fabric/state",), _as_is),
+    "remap_pending": (("remapped_rows/remapped_row_pending",), str),
+    "remap_failure": (("remapped_rows/remapped_row_failure",), str),
+    "retired_pending": (("retired_pages/pending_retirement", "retired_pages/pending_blacklist"), str),
+    "fabric_state": (("fabric/state",), str),
     "power_limit_watts": (
         ("gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"),
         _number,
