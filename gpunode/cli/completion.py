@@ -38,10 +38,9 @@ def _completer(names: Callable[[], Iterable[str]]) -> Completer:
 
 
 def _runs() -> Iterable[str]:
-    from gpunode.edge.fleet.runs import JOURNAL, Runs
-    from gpunode.edge.state import state_path
+    from gpunode.edge.fleet.runs import asked
 
-    return [run.name for run in Runs().latest()] if (state_path() / JOURNAL).exists() else []
+    return asked(lambda journal: [run.name for run in journal.latest()], [])
 
 
 def _runs_or_last() -> Iterable[str]:

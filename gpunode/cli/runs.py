@@ -306,15 +306,12 @@ def _run_data(run: RunRow, hosts: list[HostRow], *, full: bool = False) -> dict[
 
 def _result(host: HostRow) -> HostResult:
     """A host that ended, with the `seconds` that it took."""
-    from datetime import datetime, timedelta
-
     from gpunode.core.errors import Exit
     from gpunode.core.model import HostResult
+    from gpunode.core.report.model import between
 
-    began, ended = host.started or host.ended, host.ended
-    took = datetime.fromisoformat(ended) - datetime.fromisoformat(began) if ended else timedelta()
-    outcome = Exit(host.exit or 0).outcome
-    return HostResult(host=host.host, outcome=outcome, message=host.message, fix=host.fix, seconds=took.total_seconds())
+    took, outcome = between(host.started, host.ended) or 0, Exit(host.exit or 0).outcome
+    return HostResult(host=host.host, outcome=outcome, message=host.message, fix=host.fix, seconds=took)
 
 
 def _end(host: HostRow | None) -> dict[str, Any] | None:

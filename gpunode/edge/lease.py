@@ -20,13 +20,8 @@ WORKED = ("ok", "changed", "failed")  # kinds of events after which a host may h
 
 def without_leased(hosts: Iterable[Detected]) -> list[Detected]:
     """The hosts, with an error where another controller is at work: nothing is planned there."""
-    return [replace(host, error=refusal) if (refusal := _refusal(host)) else host for host in hosts]
-
-
-def _refusal(host: Detected) -> RefusedError | None:
-    if not (text := leased_to(host)):
-        return None
-    return RefusedError(text, fix="wait for it to end, or take the node from it: --break-lock")
+    fix = "wait for it to end, or take the node from it: --break-lock"
+    return [replace(one, error=RefusedError(text, fix=fix)) if (text := leased_to(one)) else one for one in hosts]
 
 
 def leased_to(host: Detected) -> str:

@@ -15,11 +15,10 @@ from gpunode.edge import detect
 from gpunode.edge.desired import DesiredState, with_secrets
 from gpunode.edge.detect import SETTLE, Detected, Targets
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.runs import JOURNAL, RunRow, Runs
+from gpunode.edge.fleet.runs import RunRow, asked
 from gpunode.edge.fleet.workflow import plan_all
 from gpunode.edge.lease import leased_to, without_leased
 from gpunode.edge.saved import SavedPlan, load_plan
-from gpunode.edge.state import state_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +55,8 @@ def prepare(
         spec_data, targets, lock = with_secrets(saved.spec, spec_data), saved.reach(targets), saved.lock
     desired = DesiredState(merge_spec(spec_data, expected or {}), lock=lock, look_up=look_up)
     found = saved.find_hosts(targets) if saved else detect.find_hosts(targets)
-    if not check and (state_path() / JOURNAL).exists():
-        Runs().refuse_busy(host.host for host in found)
+    if not check:
+        asked(lambda journal: journal.refuse_busy(host.host for host in found), None)
     probed = detect.one_name_each(detect.probe(found, targets, on_done=on_done))
     hosts = plan_all(probed if check or targets.break_lock else without_leased(probed), targets, desired)
     if saved:
@@ -67,11 +66,9 @@ def prepare(
 
 def runs_at_work(hosts: Sequence[Detected]) -> dict[str, str]:
     """Host → whose run is at work there, of this controller or another one, where that is so."""
-    journal = state_path() / JOURNAL
     ours: dict[str, RunRow] = {}
-    if journal.exists():
-        with suppress(GpunodeError):  # one that cannot be read hinders no look at the nodes
-            ours = Runs(journal).at_work(host.host for host in hosts)
+    with suppress(GpunodeError):  # a journal that cannot be read hinders no look at the nodes
+        ours = asked(lambda journal: journal.at_work(host.host for host in hosts), {})
     texts = {host: f"run {run.name} of this controller is at work on this node" for host, run in ours.items()}
     return {host.host: text for host in hosts if (text := texts.get(host.host) or leased_to(host))}
 

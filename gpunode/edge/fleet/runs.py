@@ -26,7 +26,7 @@ from gpunode.core.late import dataclass
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.plan.since import state_of
 from gpunode.core.rollout import State as RunState
-from gpunode.edge.state import StateError, now, state_dir
+from gpunode.edge.state import StateError, now, state_dir, state_path
 
 T = TypeVar("T")
 Purpose = Literal["show", "resume", "compare", "report"]  # what a run is looked up for
@@ -460,23 +460,24 @@ class Runs:
 
 
 def all_unfinished() -> dict[str, str]:
-    """`Runs.all_unfinished` of this controller; {} where it has no journal yet, which is not begun by asking."""
-    return _asked(Runs.all_unfinished) or {}
+    """`Runs.all_unfinished` of this controller."""
+    return asked(Runs.all_unfinished, {})
 
 
 def all_begun() -> set[str]:
     """`Runs.all_begun` likewise."""
-    return _asked(Runs.all_begun) or set()
+    return asked(Runs.all_begun, set())
 
 
 def last_good(hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     """`Runs.last_good` likewise."""
-    return _asked(lambda journal: journal.last_good(hosts)) or {}
+    return asked(lambda journal: journal.last_good(hosts), {})
 
 
-def _asked(what: Callable[[Runs], T]) -> T | None:
-    if not (state_dir() / JOURNAL).exists():
-        return None
+def asked(what: Callable[[Runs], T], otherwise: T) -> T:
+    """`what` of this controller's journal; `otherwise` where there is none yet, which is not begun by asking."""
+    if not (state_path() / JOURNAL).exists():
+        return otherwise
     journal = Runs()
     try:
         return what(journal)

@@ -46,12 +46,26 @@ def add_verbs(
 
     def change(*, undo: bool) -> Callable[..., int]:
         def run(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
-            return _change(host_of(given, wait=not no_wait), undo=undo, dry_run=dry_run, output_format=output_format)
+            from gpunode.edge.host import target
+
+            host = host_of(given, wait=not no_wait)
+            result = (target.unconfigure if undo else target.configure)(lambda _: host, check=dry_run)
+            return print_done(_known(result[0]), result, output_format, dry_run=dry_run)
 
         return options(*what, *_HOW, _FORMAT)(run)
 
     def diff(output_format: str, **given: Any) -> int:
-        return _show_diff(host_of(given), output_format)
+        from gpunode.edge.host import target
+
+        subject = target.look(host_of(given))
+        edit = target.edit(subject)
+        if output_format == "json":
+            print_json(edit_data(_known(subject), subject, edit))
+        else:
+            echo(diffs(subject.texts, edit), nl=False)
+            for reason in edit.reasons:
+                echo(f"# {reason.what}: {reason.why}")
+        return pending(edit, output_format)
 
     add("configure", f"{writes}, wait for health; rolled back if it fails.", done, change(undo=False))
     add("unconfigure", undoes, done, change(undo=True))
@@ -60,29 +74,6 @@ def add_verbs(
         "0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused.",
         options(*what, _FORMAT)(diff),
     )  # fmt: skip
-
-
-def _show_diff(host: Host, output_format: str) -> int:
-    """What configure would change."""
-    from gpunode.edge.host import target
-
-    subject = target.look(host)
-    edit = target.edit(subject)
-    if output_format == "json":
-        print_json(edit_data(_known(subject), subject, edit))
-    else:
-        echo(diffs(subject.texts, edit), nl=False)
-        for reason in edit.reasons:
-            echo(f"# {reason.what}: {reason.why}")
-    return pending(edit, output_format)
-
-
-def _change(host: Host, *, undo: bool, dry_run: bool, output_format: str) -> int:
-    """Configure or unconfigure, print what came of it, and give the exit code."""
-    from gpunode.edge.host import target
-
-    result = (target.unconfigure if undo else target.configure)(lambda _: host, check=dry_run)
-    return print_done(_known(result[0]), result, output_format, dry_run=dry_run)
 
 
 def _known(subject: Subject[Host]) -> dict[str, str]:
