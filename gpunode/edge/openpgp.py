@@ -69,7 +69,7 @@ def _why(printed: set[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
-    """A key that lives as long as the bundle is being made."""
+    """A key that lives as long as its home."""
 
     home: Path
     fingerprint: str
@@ -89,13 +89,24 @@ class Signer:
 @contextlib.contextmanager
 def signer(owner: str) -> Iterator[Signer]:
     """A new key; its secret half is gone afterwards, so that nobody can sign anything else with it."""
+    with gpg_home() as home:
+        yield new_key(home, owner)
+
+
+def new_key(home: Path, owner: str) -> Signer:
+    """A key without passphrase, good for signing only."""
+    _gpg(home, "--passphrase", "", "--quick-generate-key", owner, KEY_KIND, "sign", "never")
+    listed = _gpg(home, "--with-colons", "--list-keys", f"={owner}").decode()
+    fingerprint = next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
+    return Signer(home=home, fingerprint=fingerprint, public=_gpg(home, "--armor", "--export", fingerprint))
+
+
+@contextlib.contextmanager
+def gpg_home() -> Iterator[Path]:
+    """A folder for keys until the end of the block: near the root, as the path of an agent's socket has 108 bytes."""
     with tempfile.TemporaryDirectory(prefix="gpg-", dir="/tmp") as folder:
-        home = Path(folder)
         try:
-            _gpg(home, "--passphrase", "", "--quick-generate-key", owner, KEY_KIND, "sign", "never")
-            listed = _gpg(home, "--with-colons", "--list-keys").decode()
-            fingerprint = next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
-            yield Signer(home=home, fingerprint=fingerprint, public=_gpg(home, "--armor", "--export", fingerprint))
+            yield Path(folder)
         finally:
             with contextlib.suppress(GpunodeError):
                 _run("gpgconf", "--homedir", folder, "--kill", "gpg-agent")

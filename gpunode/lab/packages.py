@@ -15,8 +15,9 @@ from types import MappingProxyType
 import tomli
 
 from gpunode.core.late import asdict, dataclass, replace
+from gpunode.edge.openpgp import Signer, gpg_home, new_key, signer
 from gpunode.lab import packages_deb
-from gpunode.lab.packages_deb import Deb, Fetched, SigningKey
+from gpunode.lab.packages_deb import Deb, Fetched
 from gpunode.lab.packages_runfile import write_runfiles
 from gpunode.lab.packages_table import ARCHITECTURES, Row, digest_of, files_of, fill, rows, texts_in
 from gpunode.lab.packages_ubuntu import CODENAMES, stanzas, ubuntu_rows
@@ -124,11 +125,9 @@ def build_restricted(
             for row in ubuntu_rows(version, excerpt.decode(), tomli.loads(contents.decode()))
             if row.source == place.name
         ]
-        with packages_deb.gpg_home() as home:
-            key = packages_deb.make_key(Path(home), f"gpunode lab stand-in for Ubuntu {version}")
+        with signer(f"gpunode lab stand-in for Ubuntu {version}") as key:
             packages_deb.public_keys(folder / "keys", {place.name: key})
             source = _write_place(folder, place, pairs, key)
-            packages_deb.stop_agent(Path(home))
         return [source], {}
 
     return built_once(directory, digest, build)
@@ -244,10 +243,8 @@ RESTRICTED = _Place(name="restricted", distro="", path="ubuntu", components=("re
 
 def _write_all(directory: Path, found: list[Row], texts: Mapping[str, bytes]) -> Built:
     sources, base = [], {}
-    keys: dict[str, SigningKey] = {}
-    with packages_deb.gpg_home() as home:
-        for name in dict.fromkeys(place.name for place in PLACES):
-            keys[name] = packages_deb.make_key(Path(home), f"gpunode lab stand-in for {name}")
+    with gpg_home() as home:
+        keys = {name: new_key(home, f"gpunode lab stand-in for {name}") for name in {place.name for place in PLACES}}
         packages_deb.public_keys(directory / "keys", keys)
         for place in PLACES:
             chosen = place.rows(found)
@@ -256,7 +253,6 @@ def _write_all(directory: Path, found: list[Row], texts: Mapping[str, bytes]) ->
             sources.append(_write_place(directory, place, pairs, keys[place.name]))
             if place.name == "kernels":
                 base[place.distro] = [f"{place.path}/{file}" for file in _base(chosen, debs)]
-        packages_deb.stop_agent(Path(home))
     return sources, base
 
 
@@ -264,7 +260,7 @@ def _write_place(
     directory: Path,
     place: _Place,
     pairs: Sequence[tuple[Row, Deb | Fetched]],
-    key: SigningKey,
+    key: Signer,
 ) -> RepositorySource:
     """Write the packages below `directory`; what a node has to know of them."""
     folder, origin = directory / place.path, ORIGINS[place.name]

@@ -5,18 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import os
 import shutil
-import subprocess
 import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from email.utils import format_datetime
 from pathlib import Path
 
-from gpunode.core.errors import GpunodeError
 from gpunode.core.late import dataclass, field
+from gpunode.edge.bundle.apt import release_files
+from gpunode.edge.openpgp import Signer
 
 EPOCH = 1_700_000_000  # of every file: two builds of the same input are the same bytes
 
@@ -56,15 +52,6 @@ class Fetched:
 
     fields: Mapping[str, str]
     path: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class SigningKey:
-    """A throw-away OpenPGP key in a gpg home of its own: fingerprint, and the armored public half."""
-
-    home: Path
-    fingerprint: str
-    public: bytes
 
 
 def deb_bytes(deb: Deb) -> bytes:
@@ -116,9 +103,7 @@ def stanza(fields: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
 
 
-def write_flat_repository(
-    folder: Path, debs: Sequence[Deb | Fetched], *, origin: str, key: SigningKey, arch: str
-) -> None:
+def write_flat_repository(folder: Path, debs: Sequence[Deb | Fetched], *, origin: str, key: Signer, arch: str) -> None:
     """Write the packages into `folder` with Packages(.gz), Release, Release.gpg and InRelease: a flat repository."""
     fields = {"Origin": origin, "Label": origin, "Architectures": arch}
     _write_release(folder, _indexes("", _write_pool(folder, "./", debs)), fields, key)
@@ -130,7 +115,7 @@ def write_suite(
     components: Mapping[str, Sequence[Deb | Fetched]],
     *,
     origin: str,
-    key: SigningKey,
+    key: Signer,
     arch: str,
 ) -> None:
     """Write dists/SUITE with its components, as Debian's archive has it, and their packages into pool/COMPONENT."""
@@ -162,64 +147,14 @@ def _indexes(place: str, packages: bytes) -> dict[str, bytes]:
     return {f"{place}Packages": packages, f"{place}Packages.gz": gzip.compress(packages, mtime=EPOCH)}
 
 
-def _write_release(folder: Path, indexes: Mapping[str, bytes], fields: Mapping[str, str], key: SigningKey) -> None:
-    for name, data in indexes.items():
+def _write_release(folder: Path, indexes: Mapping[str, bytes], fields: Mapping[str, str], key: Signer) -> None:
+    for name, data in release_files(indexes, fields, key).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    (folder / "Release").write_text(_release(indexes, fields))
-    _sign(folder, key)
 
 
-def _release(indexes: Mapping[str, bytes], fields: Mapping[str, str]) -> str:
-    now = format_datetime(datetime.now(UTC), usegmt=True).replace("GMT", "UTC")
-    sums = "".join(f"\n {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in indexes.items())
-    return stanza({**fields, "Date": now, "SHA256": sums})
-
-
-def _sign(folder: Path, key: SigningKey) -> None:
-    release = str(folder / "Release")
-    signer = ("--local-user", key.fingerprint, "--digest-algo", "SHA512", "--yes")
-    _gpg(key.home, *signer, "--armor", "--detach-sign", "--output", f"{release}.gpg", release)
-    _gpg(key.home, *signer, "--clearsign", "--output", str(folder / "InRelease"), release)
-
-
-def make_key(home: Path, owner: str) -> SigningKey:
-    """A new RSA key without passphrase in the gpg home `home`, good for signing only."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _gpg(home, "--passphrase", "", "--quick-generate-key", owner, "rsa2048", "sign", "never")
-    listed = _gpg(home, "--with-colons", "--list-keys", f"={owner}").decode()
-    fingerprint = next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
-    return SigningKey(home=home, fingerprint=fingerprint, public=_gpg(home, "--armor", "--export", fingerprint))
-
-
-def public_keys(folder: Path, keys: Mapping[str, SigningKey]) -> None:
+def public_keys(folder: Path, keys: Mapping[str, Signer]) -> None:
     """Write the public halves as `folder`/NAME.asc."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, key in keys.items():
         (folder / f"{name}.asc").write_bytes(key.public)
-
-
-def _gpg(home: Path, *arguments: str) -> bytes:
-    """Run gpg; its agent's socket lives in a short path of its own, because a socket's path has 108 bytes at most."""
-    environment = {**os.environ, "GNUPGHOME": str(home), "LC_ALL": "C"}
-    done = subprocess.run(
-        ["gpg", "--batch", "--no-tty", "--quiet", "--pinentry-mode", "loopback", *arguments],
-        capture_output=True,
-        check=False,
-        env=environment,
-    )
-    if done.returncode:
-        stated = done.stderr.decode(errors="replace").strip()
-        raise GpunodeError(f"gpg {arguments[-1]} failed: {stated}", fix="see that gpg and gpg-agent are installed")
-    return done.stdout
-
-
-def gpg_home() -> tempfile.TemporaryDirectory[str]:
-    """A folder for a gpg home, near the root: see `_gpg`."""
-    return tempfile.TemporaryDirectory(prefix="gpg-", dir="/tmp")  # random name, mode 0700
-
-
-def stop_agent(home: Path) -> None:
-    """End the agent that gpg started for this home."""
-    environment = {**os.environ, "GNUPGHOME": str(home)}
-    subprocess.run(["gpgconf", "--kill", "gpg-agent"], check=False, capture_output=True, env=environment)

@@ -6,7 +6,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from gpunode.lab.packages_deb import Deb, SigningKey, write_flat_repository
+from gpunode.edge.openpgp import Signer
+from gpunode.lab.packages_deb import Deb, write_flat_repository
 
 
 def deb(name: str, version: str = "1.0-1", **relations: str) -> Deb:
@@ -16,7 +17,7 @@ def deb(name: str, version: str = "1.0-1", **relations: str) -> Deb:
     return Deb(fields={**base, **fields})
 
 
-def repository(folder: Path, key: SigningKey, *debs: Deb) -> Path:
+def repository(folder: Path, key: Signer, *debs: Deb) -> Path:
     folder.mkdir(parents=True)
     write_flat_repository(folder, debs, origin="test", key=key, arch="amd64")
     return folder

@@ -10,19 +10,17 @@ import yaml
 from apt_server import Server, deb, repository
 from bundle_site import PARTS, Site
 
-from gpunode.lab import packages_deb
-from gpunode.lab.packages_deb import SigningKey
+from gpunode.edge.openpgp import Signer, signer
 
 
 @pytest.fixture(scope="module")
-def key() -> Iterator[SigningKey]:
-    with packages_deb.gpg_home() as home:
-        yield packages_deb.make_key(Path(home), "a vendor")
-        packages_deb.stop_agent(Path(home))
+def key() -> Iterator[Signer]:
+    with signer("a vendor") as made:
+        yield made
 
 
 @pytest.fixture
-def site(tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path: Path, key: Signer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("gpunode.edge.bundle.store.time.sleep", lambda _: None)

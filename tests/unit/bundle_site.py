@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gpunode.cli.main import cli
 from gpunode.core.errors import GpunodeError
-from gpunode.lab.packages_deb import SigningKey
+from gpunode.edge.openpgp import Signer
 
 NEEDS_GPG = pytest.mark.skipif(not (shutil.which("gpg") and shutil.which("gpgv")), reason="needs gpg and gpgv")
 TARGET = "debian:12/x86_64"
@@ -29,7 +29,7 @@ class Site:
     folder: Path
     spec: Path
     repositories: Path
-    key: SigningKey
+    key: Signer
 
     def create(self, *more: object, exit: int = 0) -> Any:
         words = ["bundle", "create", "-c", self.spec, "--for", TARGET, "--gpu", "10de:2330"]

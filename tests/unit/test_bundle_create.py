@@ -21,8 +21,8 @@ from gpunode.core.spec import parse_spec
 from gpunode.edge.bundle import store
 from gpunode.edge.bundle.inside import check_inside
 from gpunode.edge.bundle.store import Store, Wanted, Web, progress
+from gpunode.edge.openpgp import Signer, signer
 from gpunode.lab import packages_deb
-from gpunode.lab.packages_deb import SigningKey
 
 pytest.importorskip("solv")
 pytest_plugins = ("bundle_fixtures",)
@@ -147,7 +147,7 @@ def test_a_create_that_was_killed_is_taken_up_by_the_next(site: Site, monkeypatc
     assert [name for name in site.server.sent if name.endswith(".deb")] == []
 
 
-def test_a_server_without_ranges_begins_again(site: Site, key: SigningKey) -> None:
+def test_a_server_without_ranges_begins_again(site: Site, key: Signer) -> None:
     plain = Server(site.folder / "www", ranges=False)
     text = site.spec.read_text().replace(site.server.url, plain.url)
     site.spec.write_text(text)
@@ -203,18 +203,16 @@ def test_lists_of_packages_that_release_does_not_name_are_refused(site: Site) ->
 
 
 def test_a_signature_by_another_key_is_refused(site: Site) -> None:
-    with packages_deb.gpg_home() as home:
-        other = packages_deb.make_key(Path(home), "somebody else")
+    with signer("somebody else") as other:
         shutil.rmtree(site.folder / "www/distribution")
         repository(site.folder / "www/distribution", other, deb("libc6", "2.36-9"))
-        packages_deb.stop_agent(Path(home))
     assert "it is by another key" in site.create(exit=5)
 
 
-def test_lists_whose_time_is_over_are_taken_only_when_asked(site: Site, key: SigningKey) -> None:
+def test_lists_whose_time_is_over_are_taken_only_when_asked(site: Site, key: Signer) -> None:
     folder = site.folder / "www/distribution"
-    (folder / "Release").write_text(f"Valid-Until: Thu, 01 Jan 2015 00:00:00 UTC\n{(folder / 'Release').read_text()}")
-    packages_deb._sign(folder, key)
+    release = f"Valid-Until: Thu, 01 Jan 2015 00:00:00 UTC\n{(folder / 'Release').read_text()}"
+    (folder / "InRelease").write_bytes(key.clearsigned(release.encode()))
     assert "valid until Thu, 01 Jan 2015" in site.create(exit=5)
     site.create("--allow-expired")
 
@@ -268,7 +266,7 @@ def test_a_log_gets_a_line_of_progress_now_and_then(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(("name", "version"), [("libc6", "2.30-1"), ("bash", "2.36-9")])
 def test_a_package_that_is_another_than_its_list_says_is_refused(
-    name: str, version: str, site: Site, key: SigningKey, monkeypatch: pytest.MonkeyPatch
+    name: str, version: str, site: Site, key: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list is signed, and wrong: a server that was broken into before it signs."""
     shutil.rmtree(site.folder / "www/distribution")

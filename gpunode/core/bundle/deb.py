@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -138,12 +137,6 @@ def release_hashes(release: str) -> dict[str, tuple[str, int]]:
     block = re.search(r"^SHA256:[ \t]*\n((?:[ \t]+.*\n?)+)", release, re.M)
     rows = (line.split() for line in (block[1] if block else "").splitlines())
     return {row[2].removeprefix("./"): (row[0].lower(), int(row[1])) for row in rows if len(row) == 3}
-
-
-def release_text(indexes: Mapping[str, bytes], *, date: str, arch: str, label: str) -> str:
-    """A Release file for these indexes.  `date` as RFC 5322 has it, in UTC."""
-    sums = "".join(f" {hashlib.sha256(data).hexdigest()} {len(data)} {name}\n" for name, data in indexes.items())
-    return f"Origin: gpunode\nLabel: {label}\nArchitectures: {arch}\nDate: {date}\nSHA256:\n{sums}"
 
 
 def packages_text(debs: Iterable[Deb]) -> str:

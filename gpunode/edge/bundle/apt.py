@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 
-from gpunode.core.bundle.deb import Deb, packages_text, parse_packages, release_hashes, release_text
+from gpunode.core.bundle.deb import Deb, packages_text, parse_packages, release_hashes
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.edge.bundle.store import Web
@@ -125,8 +125,15 @@ def apt_repository(debs: Sequence[Deb], *, arch: str, label: str, signer: Signer
     """The index files of a flat repository of these packages, signed; its packages lie beside them."""
     packages = packages_text(debs).encode()
     indexes = {"Packages": packages, "Packages.gz": gzip.compress(packages, mtime=0)}
+    return release_files(indexes, {"Origin": "gpunode", "Label": label, "Architectures": ARCHS[arch]}, signer)
+
+
+def release_files(indexes: Mapping[str, bytes], fields: Mapping[str, str], signer: Signer) -> dict[str, bytes]:
+    """The indexes, and a Release of these fields that names them, signed."""
     date = format_datetime(datetime.now(UTC), usegmt=True).replace("GMT", "UTC")
-    release = release_text(indexes, date=date, arch=ARCHS[arch], label=label).encode()
+    head = "".join(f"{name}: {value}\n" for name, value in {**fields, "Date": date}.items())
+    sums = "".join(f" {hashlib.sha256(data).hexdigest()} {len(data)} {name}\n" for name, data in indexes.items())
+    release = f"{head}SHA256:\n{sums}".encode()
     return {
         **indexes,
         "Release": release,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import Any
 import tomli
 
 from gpunode.core.late import dataclass
+from gpunode.edge.openpgp import Signer, gpg_home, new_key
 from gpunode.lab.machine import Log, podman
 from gpunode.lab.packages import Built, RepositoryInfo, RepositorySource, built_once
-from gpunode.lab.packages_deb import File, SigningKey, gpg_home, make_key, public_keys, stop_agent
+from gpunode.lab.packages_deb import File, public_keys
 from gpunode.lab.packages_table import LIBRARIES, Row, digest_of, files_of, fill, rows, texts_in
 
 SCRIPTS = {"pre": "%pre", "post": "%post", "preun": "%preun", "postun": "%postun", "posttrans": "%posttrans"}
@@ -75,13 +77,13 @@ def _build(
     distro: str, table: Mapping[str, Any], texts: Mapping[str, bytes], directory: Path, tree: str, script: bytes
 ) -> Built:
     some = [_package(row, table, texts) for row in rows(table, distro)]
-    with gpg_home() as folder:
+    with gpg_home() as home, tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "work"
-        work.mkdir()
+        work.mkdir()  # its own folder, because some tools build as a user that isn't root
         (work / "build.sh").write_bytes(script)
         (work / "format").write_text(f"{table['format']}\n")
-        keys = {n: make_key(work / "gpg", f"gpunode lab stand-in for {n} of {distro}") for n in _folders(table, distro)}
-        stop_agent(work / "gpg")
+        keys = {n: new_key(home, f"gpunode lab stand-in for {n} of {distro}") for n in _folders(table, distro)}
+        shutil.copytree(home, work / "gpg", ignore=shutil.ignore_patterns("S.*"))  # the agent's sockets stay
         signs = "".join(f"{name} {key.fingerprint} {table['signs'][name]}\n" for name, key in keys.items())
         (work / "signs").write_text(signs)
         for package in some:
@@ -116,7 +118,7 @@ def _folders(table: Mapping[str, Any], distro: str) -> dict[str, str]:
     return {n: path.format(**values) for n, path in table["folders"].items() if distro in some.get(n, (distro,))}
 
 
-def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mapping[str, SigningKey]) -> Built:
+def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mapping[str, Signer]) -> Built:
     folders = _folders(table, distro)
     sources = [
         RepositorySource(
