@@ -104,3 +104,34 @@ def test_a_file_that_is_as_a_package_brings_it_is_known(
     done = subprocess.run(shell, input=program, capture_output=True, text=True, check=True, env=env)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [f"{name} {path}" for name in packages]
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="no dpkg")
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_of_packages_those_that_left_configuration_are_named(shell: list[str], tmp_path: Path) -> None:
+    """Of the architectures of a name only the one that was asked for."""
+    native = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
+    removed, there = "deinstall ok config-files", "install ok installed"
+    packages = (
+        ("gone", native, removed),
+        ("data", "all", removed),
+        ("held", native, "hold ok config-files"),
+        ("both", "s390x", removed),
+        ("both", native, there),
+        ("far", "s390x", removed),
+        ("there", native, there),
+        ("not-asked", native, removed),
+    )
+    more = "Version: 1\nMaintainer: x\nDescription: x\n"
+    stanzas = (
+        f"Package: {name}\nStatus: {status}\nArchitecture: {arch}\n"
+        + (more if arch == "all" else f"Multi-Arch: same\n{more}")
+        for name, arch, status in packages
+    )
+    (tmp_path / "info").mkdir()
+    (tmp_path / "info" / "format").write_text("1\n")
+    (tmp_path / "status").write_text("\n".join(stanzas))
+    program = PROGRAM.replace("apt_marks\n", "apt_remnants\napt_remnants gone data held both far:s390x there unknown\n")
+    env = {"PATH": "/usr/bin:/bin", "DPKG_ADMINDIR": str(tmp_path)}
+    done = subprocess.run(shell, input=program, capture_output=True, text=True, check=True, env=env)
+    assert (sorted(done.stdout.split()), done.stderr) == (["data", "far:s390x", "gone", "held"], "")

@@ -203,7 +203,7 @@ baseline() {
   dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' >"$folder/packages" 2>/dev/null ||
     rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$folder/packages"
   [ -s "$folder/packages" ] || pacman -Q >"$folder/packages" 2>/dev/null
-  systemctl list-unit-files --state=enabled --no-legend --no-pager >"$folder/units" 2>/dev/null
+  find /etc/systemd/system -type l >"$folder/units" 2>/dev/null # systemd itself takes half a second to say which are enabled
   # shellcheck disable=SC2154,SC2086 # core/engines.py: folders
   find $ENGINE_FOLDERS /etc/cdi /etc/nvidia* /etc/modprobe.d /etc/modules-load.d \
     -type f -exec sha256sum {} + >"$folder/files" 2>/dev/null

@@ -37,11 +37,11 @@ apt_lift() {
   done
 }
 
+# one question about all: a transaction has some sixty names
 apt_remnants() {
-  local name
-  for name in "$@"; do
-    case $(dpkg-query -W -f '${db:Status-Abbrev}' "$name" 2>/dev/null) in ?c*) echo "$name" ;; esac
-  done
+  [ $# = 0 ] || dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Architecture}\n' "$@" 2>/dev/null | # of all architectures
+    awk -v native="$(dpkg --print-architecture)" -v asked=" $* " '
+      /^.c/ && index(asked, " " (name = $2 ($3 == native || $3 == "all" ? "" : ":" $3)) " ") { print name }'
 }
 
 # Canonical's script of nvidia-compute-utils takes nvidia-persistenced away with a branch's last file, though the user
