@@ -25,13 +25,12 @@ sed -i "$EDIT" "$GPUNODE_IN/.beside"
 came_along
 """
 SYSTEMCTL = """#!/bin/sh
-for unit; do :; done
-case $1 in
-  is-active)
-    word=$(cat "$GPUNODE_IN/$unit" 2>/dev/null)
-    [ "$2" = -q ] || echo "${word:-inactive}"
-    [ "$word" = active ] ;;
-esac
+[ "$1" = is-active ] || exit 1
+shift
+for unit; do
+  word=$(cat "$GPUNODE_IN/$unit" 2>/dev/null)
+  echo "${word:-inactive}"
+done
 """
 PERSISTENCED = "nvidia-persistenced.service"
 

@@ -6,12 +6,11 @@
 CDI=/var/run/cdi/nvidia.yaml # of nvidia-cdi-refresh
 UNITS=/etc/systemd/system
 
-# gpu_units: lines `runs UNIT` of NVIDIA's units; package scripts start them, and stop them
+# gpu_units: lines `runs UNIT` of NVIDIA's units; package scripts start them, and stop them.  One word for each, as unit_runs has it.
 gpu_units() {
-  local unit
-  ! have systemctl || for unit in $GPU_UNITS; do
-    ! unit_runs "$unit.service" || echo "runs $unit.service"
-  done
+  # shellcheck disable=SC2046,SC2086 # names
+  ! have systemctl || systemctl is-active $(printf '%s.service ' $GPU_UNITS) 2>/dev/null |
+    awk -v units="$GPU_UNITS" 'BEGIN { split(units, unit) } /^(active|activating|reloading)$/ { print "runs " unit[NR] ".service" }'
 }
 
 # list_side_effects FILE: lines KIND NAME of what package scripts make and leave behind: users, groups, folders of kernels, initramfs,
