@@ -18,11 +18,11 @@ class EngineRow(NamedTuple):
 
     `daemon` is its process, "" for an engine without one: nothing restarts then, and no cgroup loses devices.  `unit`
     is systemd's, "" for none, `snap` that of its snap, `sockets` are where it answers (`cri`: a kubelet, below
-    /run/NAME), `packages` whose version is the engine's, `installs` those that gpunode installs, `recommends`
-    (distribution, package) what comes with them there.  `config` is its root config, `drop_ins` a pattern of the files
-    that the engine reads on top of it ({config} stands for the root config), `files` are patterns of what the probe
-    reads besides; `config_flags` and `folder_flags` are the daemon's arguments that name another root config or folder
-    of drop-ins.  `by_cdi` engines get GPUs by a CDI specification and need no runtime for it; `cdi_0_7` is the first
+    /run/NAME), `packages` whose version is the engine's, `installs` those that gpunode installs, `brings` the
+    engines that these depend on, `recommends` (distribution, package) what comes with them there.  `config` is its
+    root config, `drop_ins` a pattern of the files that the engine reads on top of it ({config} stands for the root
+    config), `files` are patterns of what the probe reads besides; `config_flags` and `folder_flags` are the daemon's
+    arguments that name another root config or folder of drop-ins.  `by_cdi` engines get GPUs by a CDI specification and need no runtime for it; `cdi_0_7` is the first
     version that reads specifications of CDI 0.7.0 (known issues of NVIDIA Container Toolkit 1.19.1 in its release
     notes), "" where that is not known.  `smoke`: smoke.sh can start a container with it.  `judge` are the daemon's
     arguments with which it checks its root config, FILE, and starts nothing.
@@ -36,6 +36,7 @@ class EngineRow(NamedTuple):
     sockets: tuple[str, ...] = ()
     cri: bool = False
     installs: tuple[str, ...] = ()
+    brings: tuple[str, ...] = ()
     recommends: tuple[tuple[str, str], ...] = ()
     config_flags: tuple[str, ...] = ()
     drop_ins: str = ""
@@ -74,6 +75,7 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         sockets=("/run/docker.sock", "/var/run/docker.sock"),
         packages=("docker.io", "docker-ce", "moby-engine"),
         installs=("docker.io",),
+        brings=("containerd",),
         recommends=(("debian:13", "docker-cli"),),  # since trixie the client is a package of its own
         config="/etc/docker/daemon.json",
         config_flags=("--config-file",),

@@ -115,6 +115,8 @@ def wanted(question: Question) -> Found:
     if not question.solution.toolkit:
         return
     asked = [*requests(facts, spec)]
+    if not (asked or facts.runtimes) and spec.runtimes.docker.manage == "auto":
+        yield "no container engine was found: install one, or have it installed (runtimes.docker.manage: install)"
     for request, engine in asked:
         yield from _runtime(facts, request, engine, question.templates)
         if problem := driver_problem(facts, request.runtime, engine.cgroup_driver):
@@ -148,7 +150,7 @@ def requests(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeRequest, Run
     """The engines to configure, each with what its configuration should say."""
     for name in ENGINES:
         engine: RuntimeSpec = getattr(spec.runtimes, name)
-        if _not_installable(name, engine) or not manages(facts, name, engine):
+        if _not_installable(name, engine) or not manages(facts, name, engine, there=_is_there(facts, spec, name)):
             continue
         driver = wanted_driver(facts, facts.runtime(name)) if engine.cgroup_driver == "auto" else engine.cgroup_driver
         yield (
@@ -185,16 +187,21 @@ def unjudged(facts: NodeFacts, name: str) -> bool:
     )
 
 
-def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
+def _is_there(facts: NodeFacts, spec: Spec, name: str) -> bool:
+    """Whether an engine is on the node, or comes with one that is to be installed."""
+    new = (row for by, row in ROWS.items() if getattr(spec.runtimes, by).manage == "install" and not facts.runtime(by))
+    return facts.runtime(name) is not None or any(name in row.brings for row in new)
+
+
+def manages(facts: NodeFacts, name: str, engine: RuntimeSpec, *, there: bool) -> bool:
     """Whether an engine is to be configured: auto takes those that are there, next to a kubelet only its own."""
-    installed = facts.runtime(name) is not None
-    if installed and unjudged(facts, name):
+    if facts.runtime(name) and unjudged(facts, name):
         return False
     if engine.manage == "auto":
         kubelets = kubelet_engine(facts)
         taken = name == kubelets.name or name not in DAEMONS if kubelets else not _without_cri(facts, name)
-        return installed and taken
-    return engine.manage == "install" or (engine.manage == "configure" and installed)
+        return there and taken
+    return engine.manage == "install" or (engine.manage == "configure" and there)
 
 
 def _without_cri(facts: NodeFacts, name: str) -> bool:
@@ -292,7 +299,7 @@ def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
             else f"install {name}, or set runtimes.{name}.manage to auto or ignore",
         )
         for name in ENGINES
-        if getattr(spec.runtimes, name).manage == "configure" and facts.runtime(name) is None
+        if getattr(spec.runtimes, name).manage == "configure" and not _is_there(facts, spec, name)
     ]
 
 
