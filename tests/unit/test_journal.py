@@ -163,6 +163,7 @@ JOURNAL = (run("r1", "2026-11-22T01:00:00Z"), run("r2", "2026-11-22T02:00:00Z"),
         ("r1", 1, "r1"),
         ("r3", 3, "r3"),
         ("2026-11-22T02:30:00Z", 2, "r2"),
+        ("2026-11-22T04:30+02:00", 2, "r2"),
         ("2026-11-21", 0, ""),
         ("", 0, ""),
     ],
@@ -184,6 +185,8 @@ def test_an_unknown_run_and_an_empty_journal_are_named() -> None:
     with pytest.raises(InputError, match="no run 'r9'") as error:
         after_run(records(*JOURNAL), "r9")
     assert error.value.expected == "one of r1, r2, r3"
+    with pytest.raises(InputError, match="no run '2026-13-01'"):
+        after_run(records(*JOURNAL), "2026-13-01")
     with pytest.raises(InputError, match="no run to undo"):
         after_run((), None)
 

@@ -17,6 +17,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
@@ -401,6 +402,19 @@ def standing(records: Sequence[Record]) -> list[Run]:
     return [_together(group) for group in kept]
 
 
+def _moment(text: str) -> str:
+    """A time as records have it, "" for what is none: a date with hyphens, and perhaps an hour, in UTC or another zone.
+
+    >>> _moment("2026-11-22T01:00+01:00"), _moment("2026-11-22"), _moment("2026-13-22"), _moment("20261122")
+    ('2026-11-22T00:00:00Z', '2026-11-22T00:00:00Z', '', '')
+    """
+    try:
+        at = datetime.fromisoformat(text) if re.match(r"\d{4}-", text) else None
+    except ValueError:
+        return ""
+    return f"{at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if at else ""
+
+
 def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
     """(position, run): what stands from the position on is to be undone so that the node is as `run` left it.
 
@@ -418,8 +432,8 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
     else:
         named = [n for n, run in enumerate(kept) if to in run.names]
         named = named or [n for n, run in enumerate(kept) if any(name.startswith(to) for name in run.names)]
-        if re.match(r"\d{4}-\d\d-\d\d", to):
-            named = [n for n, run in enumerate(kept) if run.at <= to][-1:] or [-1]
+        if moment := _moment(to):
+            named = [n for n, run in enumerate(kept) if run.at <= moment][-1:] or [-1]
         if len(named) > 1:
             several = ", ".join(kept[n].name for n in named)
             raise InputError(f"several runs of this node begin with {to!r}", expected=f"one of {several}")
