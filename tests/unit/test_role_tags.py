@@ -123,7 +123,10 @@ def test_the_parts_and_their_tags_can_be_listed(site: Path) -> None:
 
 PARAMETERS = {  # of a role → what is printed, in less than the documentation of all that there are
     "gpunode_driver_brnach: '580'": "gpunode_driver_brnach is no variable of gpunode: did you mean gpunode_driver_bran",
+    "gpunode_driver: {branch: '580'}": "gpunode_driver is no variable of gpunode: did you mean gpunode_driver_branch?",
     "gpunode_verify: sometimes": "gpunode_verify is 'sometimes'",
+    "gpunode_timeout: abc": "gpunode_timeout is 'abc'",
+    "gpunode_spec: driver": "gpunode_spec is no mapping",
 }
 
 

@@ -112,7 +112,7 @@ def misspelt(names: Collection[str], of_ansible: Collection[str] = ()) -> list[s
     for owner, prefix, known, cutoff in (("gpunode", PREFIX, ours, 0.85), ("Ansible", "ansible_", of_ansible, 0.9)):
         for name in names:
             if name.startswith(prefix) and name not in known and not name.startswith("gpunode_done_"):
-                near = nearest(name, known, cutoff=cutoff)
+                near = nearest(name, known, cutoff=cutoff) or [one for one in known if one.startswith(f"{name}_")][:1]
                 found += [f"{name} is no variable of {owner}: did you mean {one}?" for one in near]
     return found
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, field
+from gpunode.core.meant import meant
 from gpunode.core.secrets import Vaulted
 from gpunode.core.spec import merge_spec
 from gpunode.core.spec.flat import clashes, flat_spec, flat_variables, misspelt
@@ -106,12 +107,15 @@ def merged_spec(variable_manager: Any, host: Any, *, play: Any = None, task: Any
 def host_spec(templar: Any, merged: Any, variables: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """What an inventory says of a host, as plain data: flat variables win over `merged`, its untemplated gpunode_spec.
 
-    The second value has a sentence for each that says something else there.
+    The second value has a sentence for each that says something else there.  Raises InputError for what is no mapping.
     """
-    spec = plain_spec(templar.template(merged))
+    spec = plain_spec(templar.template(merged)) or {}
+    if not isinstance(spec, dict):
+        name = variables["inventory_hostname"]
+        raise InputError(f"host {name}: {SPEC_VARIABLE} is no mapping", expected="a mapping, as in gpunode.yml")
     given = {name: variables[name] for name in flat_variables() if name in variables}
     flat = plain_spec(templar.template(given))
-    if not flat or not isinstance(spec, dict):
+    if not flat:
         return spec, []
     return merge_spec(spec, flat_spec(flat)), clashes(flat, spec)
 
@@ -167,10 +171,6 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
             spec, clashing = host_spec(templar, given, variables)
         except AnsibleError as error:
             raise InputError(f"host {host.name}: {error}", fix="correct the variable in the inventory") from error
-        if not isinstance(spec, dict):
-            raise InputError(
-                f"host {host.name}: {SPEC_VARIABLE} is no mapping", expected="a mapping, as in gpunode.yml"
-            )
         for sentence in [*clashing, *misspelt(variables, _of_connections())]:
             LOG.warning("%s: %s", host.name, sentence)
         groups = tuple(group.name for group in host.get_groups() if group.name not in ("all", "ungrouped"))
@@ -182,7 +182,7 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
         raise InputError(
             f"no host of inventory {' '.join(sources)} matches" + (f" --limit {limit}" if limit else ""),
             expected=f"one of: {known}, …" if known else "an inventory with hosts",
-            fix="ansible-inventory --graph shows hosts and groups",
+            fix=meant(limit, [*inventory.groups, *inventory.hosts], "ansible-inventory --graph shows hosts and groups"),
         )
     return tuple(found)
 

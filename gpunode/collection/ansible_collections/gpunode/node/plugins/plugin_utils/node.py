@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import resource
 import shlex
 import sys
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 try:
     from gpunode import __version__
-    from gpunode.core.errors import Exit, GpunodeError, RefusedError
+    from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
     from gpunode.core.facts import parse_probe
     from gpunode.core.late import regex
     from gpunode.core.mask import mask
@@ -358,8 +359,11 @@ class NodeAction(ActionBase):
             with time_limit(name, LOOKING if looks else CHANGING):
                 yield
             return
+        given = self._templar.template(self._vars.get("gpunode_timeout") or READING)
+        if not re.fullmatch(r"\d+(\.\d+)?", str(given)):
+            raise InputError(f"gpunode_timeout is {given!r}", expected="a number of seconds", fix="write 120, or more")
         began = time.monotonic()
-        with time_limit(name, float(self._vars.get("gpunode_timeout") or READING), spent=self._read_for):
+        with time_limit(name, float(given), spent=self._read_for):
             yield
         self._read_for += time.monotonic() - began
 
