@@ -15,6 +15,7 @@ import click
 from gpunode.cli.common import format_option, options
 from gpunode.cli.completion import complete_lab_distros, complete_nodes
 from gpunode.cli.output import echo, print_json
+from gpunode.core.errors import InputError
 
 if TYPE_CHECKING:
     from gpunode.edge.detect import Targets
@@ -150,8 +151,10 @@ def ssh(name: str, command: tuple[str, ...]) -> None:
     """Log in to a node as root, or run COMMAND there."""
     from gpunode.lab.labs import find, ssh_config
 
-    find([name])
-    os.execvp("ssh", ["ssh", "-F", str(ssh_config()), name, *command])  # noqa: S606 - no shell is wanted
+    found = [node.name for node in find([name])]
+    if found[1:]:
+        raise InputError(f"{name} is a lab of several nodes", expected=f"one of {', '.join(found)}")
+    os.execvp("ssh", ["ssh", "-F", str(ssh_config()), *found, *command])  # noqa: S606 - no shell is wanted
 
 
 @lab.command(epilog="Examples:\n\n\b\n  gpunode lab reset gpunode-1")

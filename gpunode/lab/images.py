@@ -18,6 +18,7 @@ from types import MappingProxyType
 from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.late import dataclass, replace
+from gpunode.core.meant import meant
 from gpunode.lab import families, machine
 from gpunode.lab.machine import Log, podman
 
@@ -150,7 +151,8 @@ class Variant:
 
     def __post_init__(self) -> None:
         if self.distro not in RELEASES:
-            raise InputError(f"distro {self.distro!r}", expected=f"one of {', '.join(RELEASES)}")
+            near = meant(self.distro, RELEASES)
+            raise InputError(f"distro {self.distro!r}", expected=f"one of {', '.join(RELEASES)}", fix=near)
         release = RELEASES[self.distro]
         if self.real_driver and (release.family or release.vendor != "debian" or release.arch != "amd64"):
             raise InputError(f"the real driver on {self.distro}", expected="a Debian of amd64: these are its packages")
