@@ -76,7 +76,7 @@ def test_differences_are_reported_by_class() -> None:
     assert lock_differences({KEY: LOCKED, "old": Locked()}, new) == [
         f"{KEY}: driver: 580.95.05 → 580.105.08",
         "old: not there any more",
-        "other: new",
+        "other: new: driver none, kernel none, cuda none, toolkit none",
     ]
 
 

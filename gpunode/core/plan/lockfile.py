@@ -86,8 +86,10 @@ def lock_differences(old: Lock, new: Lock) -> list[str]:
     """A line for each class and thing that differs between two locks."""
     lines = []
     for key in sorted({*old, *new}):
-        if key not in old or key not in new:
-            lines.append(f"{key}: {'new' if key not in old else 'not there any more'}")
+        if key not in old:
+            lines.append(f"{key}: new: {', '.join(f'{name} {_text(getattr(new[key], name))}' for name in _FIELDS)}")
+        elif key not in new:
+            lines.append(f"{key}: not there any more")
         else:
             lines += [f"{key}: {text}" for text in differences(old[key], new[key])]
     return lines
