@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ import click
 
 from gpunode.cli.completion import complete_files, complete_hosts
 from gpunode.cli.output import Styled, echo, print_json
-from gpunode.core.errors import Exit, GpunodeError, error_data
+from gpunode.core.errors import Exit, GpunodeError, InputError, error_data
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostOutcome
@@ -159,8 +160,15 @@ def target_options(command: Command) -> Command:
 
 
 def sudo_password(*, asked: bool) -> str:
-    """What a person types for --ask-become-pass, "" without it."""
-    return str(click.prompt("sudo password", hide_input=True, err=True)) if asked else ""
+    """What a person types for --ask-become-pass, or a program writes; "" without it."""
+    if not asked or is_terminal():
+        return str(click.prompt("sudo password", hide_input=True, err=True)) if asked else ""
+    if not (typed := sys.stdin.readline().rstrip("\n")):
+        fix = "give ansible_become_password in the inventory, best in a vault"
+        raise InputError(
+            "no terminal to ask for the sudo password on", expected="a terminal, or a line of input", fix=fix
+        )
+    return typed
 
 
 def _default_inventory(ctx: click.Context) -> tuple[str, ...]:
@@ -186,7 +194,6 @@ def _of_default_inventory(ctx: click.Context, found: Mapping[str, Any]) -> dict[
     """The options for hosts that all have the name of one of the default inventory: it says how to reach them."""
     from itertools import takewhile
 
-    from gpunode.core.errors import InputError
     from gpunode.edge.ansible.default_inventory import default_inventory
 
     hosts = tuple(takewhile(lambda word: not word.startswith("-"), found["hosts"]))  # then Ansible's arguments
@@ -287,7 +294,7 @@ def is_terminal() -> bool:
 
 def confirm(question: str, *, fix: str, before: str = "") -> None:
     """Ask whether to go on.  Raises InterruptedByUser for no, InputError with `fix` where there is no terminal."""
-    from gpunode.core.errors import InputError, InterruptedByUser
+    from gpunode.core.errors import InterruptedByUser
 
     if not is_terminal():
         raise InputError(
@@ -352,8 +359,20 @@ def report_usage(error: click.ClickException) -> int:
         print_json({"error": {"what": error.format_message(), "expected": "", "fix": fix, "exit": 2}})
     else:
         text = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
+        text = re.sub("a valid (integer|float) range", "a number", text)  # what Click calls its types
         show_error(GpunodeError(text[:1].lower() + text[1:] if text[1:2].islower() else text, fix=fix))
     return int(Exit.INPUT)
+
+
+def _having(option: str, ctx: click.Context) -> Iterator[str]:
+    """The commands that have that option."""
+    if not isinstance(ctx.command, click.Group):
+        if any(option in param.opts for param in ctx.command.params):
+            yield ctx.command_path
+        return
+    for name in ctx.command.list_commands(ctx):
+        if command := ctx.command.get_command(ctx, name):
+            yield from _having(option, click.Context(command, info_name=name, parent=ctx))
 
 
 def _meant_option(error: click.ClickException) -> str:
@@ -365,7 +384,10 @@ def _meant_option(error: click.ClickException) -> str:
         names = [name for param in error.ctx.command.params for name in param.opts if name[:1] == "-"]
         short = f"its short options: {', '.join(name for name in names if name[:2] != '--')}" if words else ""
         known = [name.lstrip("-") for name in names if name[:2] == "--"]
-        return meant((words or [error.option_name])[0].strip("-"), known, short, prefix="--")
+        near = functools.partial(meant, (words or [error.option_name])[0].strip("-"), known, prefix="--")
+        if not near(cutoff=0.8) and (others := [*_having(error.option_name, error.ctx.find_root())]):
+            return f"{error.option_name} belongs to {', '.join(others[:3])}{' …' * bool(others[3:])}"
+        return near(otherwise=short)
     if isinstance(error, click.BadParameter) and isinstance(choice := getattr(error.param, "type", None), click.Choice):
         return meant(error.message.split("'")[1], choice.choices)
     return ""

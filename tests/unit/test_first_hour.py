@@ -142,6 +142,9 @@ SPECS = [  # a mistake in gpunode.yml: text, where, what to do
     ("driver: {branch: $BRANCH}", "1:18", "variables of the shell are not read"),
     ("driver: !vault x", "1:9", "a vaulted value belongs into gpunode_spec of an inventory"),
     ("driver: {hold: true, branch: 580", "1:9", "close what begins there"),
+    ("driver:\n  branch: '580'\n toolkit:\n  version: x", "3:2: this line is indented otherwise", "in their column"),
+    ("gpunode_cuda_versions: ['12.8']", "1:1", "did you mean cuda.versions?"),
+    ("gpunode_mig_profiles: {}", "1:1", "did you mean sharing.mig.profiles?"),
     ("driver:{branch: '580'}", "1:22", "write a blank behind the colon"),
     ("runtimes: [docker]", "1:1", "write it as runtimes: {docker: …}"),
     ("cuda: {versions: [latest]}", "1:8", "did you mean 'newest'?"),
@@ -224,6 +227,14 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("plan -s gpunode.yml", "its short options: -i, -b, -K, -c"),
     ("doctor --log noise", "this is no UTF-8: name the log itself"),
     ("detect", "-i site/hosts.yml"),
+    ("verify --yes", "--yes belongs to gpunode init, gpunode provision"),
+    ("provision --smoke", "--smoke belongs to gpunode verify, gpunode kube verify"),
+    ("lab up ws", "'ws' is not a number"),
+    ("lab up --gpu RTX-3090", "did you mean 'rtx3090'?"),
+    ("lab up --distro ubuntu:24.4", "did you mean 'ubuntu:24.04'?"),
+    ("lab up --engine docker", "did you mean '--engines'?"),
+    ("detect --local -K", "give ansible_become_password in the inventory"),
+    ("detect -i gpu1,gpu2 --limit gpu11", "did you mean 'gpu1'?"),
 ]
 
 

@@ -52,7 +52,7 @@ def presence_checks(facts: NodeFacts, expected: Expected) -> list[Check]:
     spec, found = expected.spec or VerifySpec(), len(facts.gpus)
     checks = []
     if not found and spec.without_gpu and not facts.has_gpu:
-        checks.append(Check(id="gpu.present", status="skipped", message="no NVIDIA GPU on PCI, as gpunode.yml allows"))
+        checks.append(Check(id="gpu.present", status="skipped", message="no NVIDIA GPU on PCI, as is allowed"))
     elif not found:
         required = bool(expected.spec) and not facts.has_gpu
         fix = "lspci -d 10de:" + ("; if that is right: --allow-no-gpu, or verify.allow_no_gpu: true" * required)

@@ -46,7 +46,9 @@ def meant_key(path: str, every: Iterable[SpecKey], *, near: bool = True) -> str:
     """The question whether keys are meant that have this name elsewhere, or with `near` nearly this path; or ""."""
     paths = [key.path for key in every]
     last = path.rpartition(".")[2]
-    found = [one for one in paths if one.rpartition(".")[2] == last or one.replace(".", "_") == last]
+    tail = "_" + last.removeprefix("gpunode_")  # as the variables of Ansible have it
+    found = [one for one in paths if one.rpartition(".")[2] == last]
+    found = found or [one for one in paths if "_" in last and f"_{one}".replace(".", "_").endswith(tail)]
     found = found or (nearest(path, paths, count=3) if near else [])
     return f"did you mean {' or '.join(found[:3])}?" if found else ""
 
