@@ -526,3 +526,8 @@ def test_twenty_at_once_all_write_what_they_were_asked_to(tmp_path: Path) -> Non
     printed = [one.communicate()[0].decode() for one in writers]
     assert [one.returncode for one in writers] == [0] * 20, printed
     assert set(json.loads(file.read_text())["runtimes"]) == {f"nvidia-{number}" for number in range(20)}
+
+
+def test_an_engine_that_was_not_found_is_said_before_its_files_are_made() -> None:
+    found = runtimes.find(runtimes.Options(runtime="docker", facts=NodeFacts()))
+    assert [(note.what, note.why[:14]) for note in found.notes] == [("docker", "it was not fou")]

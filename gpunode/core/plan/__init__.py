@@ -102,8 +102,8 @@ def make_plan(
     if not (facts.has_gpu or prepares(spec)):
         if spec.verify.without_gpu:
             return base
-        warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
-        return replace(base, warnings=(*base.warnings, warning))
+        why = "the nvidia runtime breaks pods on nodes without a GPU; if that is right: verify.allow_no_gpu: true"
+        return replace(base, warnings=(*base.warnings, f"no NVIDIA GPU found on PCI: nothing to do ({why})"))
     want = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates))
     engines = [key.name for key in want.items if key.option == "edits"]
     programs = list(programs_of(facts, engines))

@@ -127,6 +127,8 @@ def _unread(options: Options, runtime: Runtime | None, target: EditTarget) -> tu
     if options.cdi and not options.here:
         why = "it is not made for another tree: gpunode runtime configure --cdi makes it on the machine itself"
         return (Reason(what="the CDI specification", why=why),)
+    if options.here and not runtime and not options.config:
+        return (Reason(what=options.runtime, why="it was not found on this machine: nothing is restarted"),)
     if not options.config or runtime is None:
         return ()
     found = target.activation({}, Edit())
