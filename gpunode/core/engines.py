@@ -22,10 +22,11 @@ class EngineRow(NamedTuple):
     engines that these depend on, `recommends` (distribution, package) what comes with them there.  `config` is its
     root config, `drop_ins` a pattern of the files that the engine reads on top of it ({config} stands for the root
     config), `files` are patterns of what the probe reads besides; `config_flags` and `folder_flags` are the daemon's
-    arguments that name another root config or folder of drop-ins.  `by_cdi` engines get GPUs by a CDI specification and need no runtime for it; `cdi_0_7` is the first
-    version that reads specifications of CDI 0.7.0 (known issues of NVIDIA Container Toolkit 1.19.1 in its release
-    notes), "" where that is not known.  `smoke`: smoke.sh can start a container with it.  `judge` are the daemon's
-    arguments with which it checks its root config, FILE, and starts nothing.
+    arguments that name another root config or folder of drop-ins.  `by_cdi` engines get GPUs by a CDI specification and
+    need no runtime for it; `cdi_0_7` is the first version that reads specifications of CDI 0.7.0 (known issues of
+    NVIDIA Container Toolkit 1.19.1 in its release notes), "" where that is not known.  `smoke`: smoke.sh can start a
+    container with it.  `judge` are the daemon's arguments with which it checks its root config, FILE, and starts
+    nothing.
     """
 
     unit: str

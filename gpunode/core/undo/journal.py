@@ -17,7 +17,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
@@ -402,17 +401,7 @@ def standing(records: Sequence[Record]) -> list[Run]:
     return [_together(group) for group in kept]
 
 
-def _moment(text: str) -> str:
-    """A time as records have it, "" for what is none: a date with hyphens, and perhaps an hour, in UTC or another zone.
-
-    >>> _moment("2026-11-22T01:00+01:00"), _moment("2026-11-22"), _moment("2026-13-22"), _moment("20261122")
-    ('2026-11-22T00:00:00Z', '2026-11-22T00:00:00Z', '', '')
-    """
-    try:
-        at = datetime.fromisoformat(text) if re.match(r"\d{4}-", text) else None
-    except ValueError:
-        return ""
-    return f"{at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if at else ""
+_TIME = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(T([01]\d|2[0-3]):[0-5]\d(:[0-5]\dZ?)?)?"
 
 
 def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
@@ -432,8 +421,8 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
     else:
         named = [n for n, run in enumerate(kept) if to in run.names]
         named = named or [n for n, run in enumerate(kept) if any(name.startswith(to) for name in run.names)]
-        if moment := _moment(to):
-            named = [n for n, run in enumerate(kept) if run.at <= moment][-1:] or [-1]
+        if re.fullmatch(_TIME, to):
+            named = [n for n, run in enumerate(kept) if run.at <= to][-1:] or [-1]
         if len(named) > 1:
             several = ", ".join(kept[n].name for n in named)
             raise InputError(f"several runs of this node begin with {to!r}", expected=f"one of {several}")
