@@ -27,7 +27,7 @@ from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet import since, standing, workflow
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import as_error, isolated
-from gpunode.edge.ssh.many import Ran
+from gpunode.edge.ssh.many import Ran, _answer
 from gpunode.edge.ssh.shell import Target
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -264,9 +264,9 @@ def test_rollback_list(kind: type[Exception], saved: Path, monkeypatch: pytest.M
 
 def test_an_answer_of_ansible_that_is_no_object(tmp_path: Path) -> None:
     target = Target(name=ODD, connection="docker")
-    for text in ("[]", "null", "7", '{"probe": 7}', "[" * 100_000, '{"probe": "x", "failed": true}'):
+    for text in ("[]", "null", "7", '{"rc": 0}', "[" * 100_000, '{"rc": "0", "stdout": "", "stderr": ""}'):
         (tmp_path / "answer").write_text(text)
-        answer = detect._ansible_answer(target, tmp_path / "answer", "words of ansible")
+        answer = _answer(target, tmp_path / "answer", "words of ansible")
         assert answer.error and answer.error.exit == 4 and not answer.stdout
 
 

@@ -185,7 +185,6 @@ OWN = {
     "edge/ansible/inventory.py": "what gpunode has just written",
     "edge/bundle/registry.py": "an answer, of a bounded size; JSON has no aliases",
     "edge/bundle/verify.py": "gpunode's own memory",
-    "edge/detect.py": "what gpunode's own plugin wrote",
     "edge/extras.py": "pip's own record",
     "edge/fleet/runs.py": "gpunode's own database",
     "edge/host/nvml.py": "what gpunode's own process printed",
@@ -196,6 +195,7 @@ OWN = {
     "edge/report.py": "a folder of gpunode",
     "edge/saved.py": "a folder of gpunode",
     "edge/secrets.py": "what gpunode has just written",
+    "edge/ssh/many.py": "what Ansible wrote of a script's run",
     "edge/starter.py": "gpunode's own template",
 }
 LOADERS = {
