@@ -163,10 +163,12 @@ def sudo_password(*, asked: bool) -> str:
     """What a person types for --ask-become-pass, or a program writes; "" without it."""
     if not asked or is_terminal():
         return str(click.prompt("sudo password", hide_input=True, err=True)) if asked else ""
-    if typed := sys.stdin.readline().rstrip("\n"):
-        return typed
-    fix = "give ansible_become_password in the inventory, best in a vault"
-    raise InputError("there is no terminal to ask for the sudo password on", expected="a line of input", fix=fix)
+    if not (typed := sys.stdin.readline().rstrip("\n")):
+        fix = "give ansible_become_password in the inventory, best in a vault"
+        raise InputError(
+            "no terminal to ask for the sudo password on", expected="a terminal, or a line of input", fix=fix
+        )
+    return typed
 
 
 def _default_inventory(ctx: click.Context) -> tuple[str, ...]:

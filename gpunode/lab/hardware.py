@@ -78,8 +78,9 @@ def parse_gpu(word: str) -> GpuSpec:
     if word in GPUS:
         return GPUS[word]
     if not (match := re.fullmatch(r"(10de:[0-9a-f]{4})(?::(0300|0302))?", word)):
-        expected = f"one of {', '.join([*GPUS, *BUNDLES])}, or a PCI id such as 10de:2330"
-        raise InputError(f"GPU {word!r}", expected=expected, fix=meant(word, [*GPUS, *BUNDLES]))
+        names = [*GPUS, *BUNDLES]
+        expected = f"one of {', '.join(names)}, or a PCI id such as 10de:2330"
+        raise InputError(f"GPU {word!r}", expected=expected, fix=meant(word, names))
     unknown = GpuSpec(id=match[1], name=f"NVIDIA Device {match[1][5:].upper()}", memory_mib=16384, compute_cap="8.0")
     known = next((gpu for gpu in GPUS.values() if gpu.id == match[1]), unknown)
     return replace(known, class_code=int(match[2], 16)) if match[2] else known

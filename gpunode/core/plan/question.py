@@ -166,8 +166,9 @@ def cannot(why: str) -> Problem:
     """That no transaction resolves, in the package manager's own words."""
     return Problem(
         what=f"the node's package manager cannot install it: {why}",
-        fix="make the packages available that it names (a repository that is missing or out of date, a hold, a pin), "
-        "or choose another driver.branch, driver.modules or version: --check-repositories names those that there are",
+        fix="make the packages available that it names (a repository that is missing or out of date, a hold, a pin; "
+        "--check-repositories names the versions that there are), "
+        "or choose another driver.branch, driver.modules or version",
     )
 
 

@@ -524,10 +524,16 @@ CHECKS: tuple[SourceCheck, ...] = (
     SourceCheck("facts.lspci", "facts with lspci -nn", (_PROBE, "lspci.txt"), partial(_compared, "facts", "lspci")),
     SourceCheck("facts.sysfs", "facts with sysfs", (_PROBE, "sysfs.json"), partial(_compared, "facts", "sysfs")),
     SourceCheck(
-        "smi.sysfs", "nvidia-smi -q -x with sysfs", (_PROBE, _SMI, "sysfs.json"), partial(_compared, "smi", "sysfs")
+        "smi.sysfs",
+        "nvidia-smi -q -x with sysfs",
+        (_PROBE, _SMI, "sysfs.json"),
+        partial(_compared, "smi", "sysfs"),
     ),
     SourceCheck(
-        "facts.proc", "facts with /proc/driver/nvidia", (_PROBE, "proc.txt"), partial(_compared, "facts", "proc")
+        "facts.proc",
+        "facts with /proc/driver/nvidia",
+        (_PROBE, "proc.txt"),
+        partial(_compared, "facts", "proc"),
     ),
     SourceCheck(
         "smi.proc",
@@ -543,10 +549,16 @@ CHECKS: tuple[SourceCheck, ...] = (
     SourceCheck("knowledge.compute-capability", "compute capability with NVML's", (_PROBE, _NVML), _capability),
     SourceCheck("knowledge.mig-capability", "whether the model has MIG with the GPU", (_PROBE, _SMI), _mig_capability),
     SourceCheck(
-        "knowledge.mig-profiles", "MIG profiles with nvidia-smi mig -lgip", (_PROBE, "mig-profiles.txt"), _mig_profiles
+        "knowledge.mig-profiles",
+        "MIG profiles with nvidia-smi mig -lgip",
+        (_PROBE, "mig-profiles.txt"),
+        _mig_profiles,
     ),
     SourceCheck(
-        "knowledge.open-module", "whether open modules may drive it with those that do", (_PROBE, _SMI), _open_module
+        "knowledge.open-module",
+        "whether open modules may drive it with those that do",
+        (_PROBE, _SMI),
+        _open_module,
     ),
     SourceCheck("knowledge.branch", "branches of the model with the driver that runs", (_PROBE, _SMI), _branch),
     SourceCheck("solver.accepts", "the solver with the driver that runs", (_PROBE, _SMI), _solver),

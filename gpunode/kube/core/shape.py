@@ -134,7 +134,13 @@ _KINDS: Mapping[str, Object] = {
             "allocation": {
                 "devices": {
                     "results": [
-                        {"driver": str, "pool!": str, "device!": str, "adminAccess": bool, "consumedCapacity": _AMOUNTS}
+                        {
+                            "driver": str,
+                            "pool!": str,
+                            "device!": str,
+                            "adminAccess": bool,
+                            "consumedCapacity": _AMOUNTS,
+                        }
                     ]
                 }
             },
@@ -148,7 +154,9 @@ LIST: Object = {
     "metadata": {"continue": str, "resourceVersion": str},
     "items": [Map(object)],
 }
-RESOURCES: Object = {"resources": [{"name!": str, "kind!": str, "namespaced!": bool, "group": str, "version": str}]}
+RESOURCES: Object = {
+    "resources": [{"name!": str, "kind!": str, "namespaced!": bool, "group": str, "version": str}],
+}
 REVIEW: Object = {"status": {"allowed": bool}}
 VERSION: Object = {"gitVersion": str, "emulationMajor": (str, int), "emulationMinor": (str, int)}
 

@@ -343,7 +343,10 @@ class NodeAction(ActionBase):
                 done = self._follow(request[CALL])
         if not done["stdout"] and done["rc"]:
             why = (done["stderr"] or done.get("msg", "")).strip()[-500:]
-            raise GpunodeError(f"{name} could not be run: {why} (status {done['rc']})", fix=fix_of(why))
+            raise GpunodeError(
+                f"{name} could not be run: {why} (status {done['rc']})",
+                fix=fix_of(why),
+            )
         return done["stdout"] + _as_log(done["stderr"]), done["rc"]
 
     @contextlib.contextmanager
