@@ -155,9 +155,9 @@ def find_hosts(targets: Targets) -> list[Detected]:
     if targets.local:
         return [Detected(host="localhost", target=_become(Target(name="localhost", connection="local"), targets))]
     for text in targets.hosts:
-        if Path(text).suffix in _FILES and Path(text).is_file():
+        if Path(text).suffix in _FILES:
             raise InputError(
-                f"{text} is a file, and no host",
+                f"{text} is a file, and no host" if Path(text).is_file() else f"there is no file {text}",
                 fix=f"an inventory is given by -i {text}, a probe by --probe, a log to the doctor by --log",
             )
     named = [_become(parse_host(text), targets) for text in targets.hosts]

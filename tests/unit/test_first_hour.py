@@ -233,6 +233,8 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("lab up --gpu RTX-3090", "did you mean 'rtx3090'?"),
     ("lab up --distro ubuntu:24.4", "did you mean 'ubuntu:24.04'?"),
     ("lab up --engine docker", "did you mean '--engines'?"),
+    ("doctor install.log", "a log to the doctor by --log"),
+    ("provision h --waves 1,50 --yes", "--waves 1,50,100%"),
     ("detect --local -K", "give ansible_become_password in the inventory"),
     ("detect -i gpu1,gpu2 --limit gpu11", "did you mean 'gpu1'?"),
 ]

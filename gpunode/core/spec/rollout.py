@@ -56,9 +56,8 @@ def check_rollout(rollout: RolloutSpec) -> None:
     if share(rollout.max_unavailable, 100) == 0:
         raise InputError.of("rollout.max_unavailable", "is 0", expected="at least 1: nothing could ever be done")
     if not rollout.waves or rollout.waves[-1] != "100%":
-        raise InputError.of(
-            "rollout.waves", f"are {', '.join(rollout.waves) or 'none'}", expected="100% as the last wave"
-        )
+        fix, waves = f"--waves {','.join((*rollout.waves, '100%'))}", ", ".join(rollout.waves) or "none"
+        raise InputError.of("rollout.waves", f"are {waves}", expected="100% as the last wave", fix=fix)
     if min(rollout.drain.timeout, rollout.drain.ready_timeout) < 1:
         raise InputError.of("rollout.drain", "has a timeout below 1", expected="seconds")
     if rollout.soak < 0:
