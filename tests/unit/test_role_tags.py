@@ -127,6 +127,7 @@ PARAMETERS = {  # of a role → what is printed, in less than the documentation 
     "gpunode_verify: sometimes": "gpunode_verify is 'sometimes'",
     "gpunode_timeout: abc": "gpunode_timeout is 'abc'",
     "gpunode_spec: driver": "gpunode_spec is no mapping",
+    "gpunode_spec: []": "gpunode_spec is no mapping",
 }
 
 

@@ -109,7 +109,7 @@ def host_spec(templar: Any, merged: Any, variables: Mapping[str, Any]) -> tuple[
 
     The second value has a sentence for each that says something else there.  Raises InputError for what is no mapping.
     """
-    spec = plain_spec(templar.template(merged)) or {}
+    spec = plain_spec(templar.template({} if merged is None else merged))
     if not isinstance(spec, dict):
         name = variables["inventory_hostname"]
         raise InputError(f"host {name}: {SPEC_VARIABLE} is no mapping", expected="a mapping, as in gpunode.yml")
