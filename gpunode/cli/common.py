@@ -332,7 +332,7 @@ def show_errors(errors: Sequence[tuple[str, GpunodeError]]) -> None:
     from gpunode.core.model import HostResult
     from gpunode.core.report.fleet import causes
 
-    lines = causes([HostResult(host=host, message=str(error)) for host, error in errors])
+    lines = causes([HostResult.of(host, error) for host, error in errors])
     echo("\n".join([f"{len(errors)} hosts in error:", *lines]), err=True)
 
 

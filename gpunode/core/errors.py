@@ -73,15 +73,14 @@ class GpunodeError(Exception):
     def exit(self) -> Exit:
         return Exit.of(self.outcome)
 
+    @property
+    def stated(self) -> str:
+        """All but what to do next."""
+        lines = [self.what, *_shown(self.excerpt).splitlines()]
+        return "\n".join([*lines, f"  expected: {self.expected}"] if self.expected else lines)
+
     def __str__(self) -> str:
-        lines = [self.what]
-        if self.excerpt:
-            lines += _shown(self.excerpt).splitlines()
-        if self.expected:
-            lines.append(f"  expected: {self.expected}")
-        if self.fix:
-            lines.append(f"  do next:  {self.fix}")
-        return "\n".join(lines)
+        return f"{self.stated}\n  do next:  {self.fix}" if self.fix else self.stated
 
 
 class InputError(GpunodeError):

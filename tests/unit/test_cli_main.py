@@ -23,6 +23,8 @@ from gpunode.cli.about import own_playbook_command
 from gpunode.cli.common import report_exception, report_usage, worst_exit
 from gpunode.cli.main import COMMANDS, SECTIONS, cli, main
 from gpunode.core.errors import Exit, InputError, InterruptedByUser, RefusedError, StaleError, UnreachableError
+from gpunode.core.model import HostResult
+from gpunode.core.report.text import results_data
 from gpunode.edge.fleet.runs import Runs
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -322,6 +324,17 @@ def test_an_error_says_what_was_expected_and_what_to_do(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == (
         "error: colour is 'blu'\n  expected: red or blue\n  do next:  did you mean 'blue'?\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed"), [("", "gone (fix: look)"), ("here", "gone\n  expected: here\n  do next:  look")]
+)
+def test_what_to_do_is_in_the_result_of_a_host_once(expected: str, printed: str) -> None:
+    error = UnreachableError("gone", expected=expected, fix="look")
+    result = HostResult.of("n1", error)
+    (data,) = results_data([result])
+    assert (data["exit"], data["message"], data["fix"]) == (4, error.stated, "look")
+    assert "look" not in error.stated and result.sentence == printed
 
 
 def test_an_error_is_one_json_object_when_json_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpunode.core.engines import RuntimeName
 from gpunode.core.late import dataclass
@@ -63,6 +63,9 @@ from gpunode.core.model.node import (
     Tuning,
     Xid,
 )
+
+if TYPE_CHECKING:
+    from gpunode.core.errors import GpunodeError
 
 # how a verb ended on a host; the command line has an exit code for each (core/errors.py)
 HostOutcome = Literal["ok", "failed", "invalid", "pending", "unreachable", "refused", "interrupted"]
@@ -134,6 +137,11 @@ class HostResult:
     since: str = ""  # the earlier run that the host was compared with (`verify --since`)
     unchanged_since: bool | None = None  # whether it is as that run left it; None: not compared
 
+    @classmethod
+    def of(cls, host: str, error: GpunodeError) -> HostResult:
+        """An error as what came of a host."""
+        return cls(host=host, outcome=error.outcome, message=error.stated, fix=error.fix)
+
     @property
     def ok(self) -> bool:
         return self.outcome == "ok"
@@ -146,4 +154,7 @@ class HostResult:
     @property
     def sentence(self) -> str:
         """The message with what to do next, once."""
-        return self.message if self.fix in self.message else f"{self.message} (fix: {self.fix})"
+        if self.fix in self.message:
+            return self.message
+        more = f"\n  do next:  {self.fix}" if "\n" in self.message else f" (fix: {self.fix})"
+        return self.message + more

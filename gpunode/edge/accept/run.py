@@ -25,7 +25,7 @@ from gpunode.edge.accept.stages import measure_all
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.workflow import counted_checks, error_result, plan_one, verify_found, verify_planned
+from gpunode.edge.fleet.workflow import counted_checks, plan_one, verify_found, verify_planned
 from gpunode.edge.load import load_floors
 from gpunode.edge.records import sign_file
 from gpunode.edge.state import now
@@ -74,7 +74,7 @@ def _measurable(
     for plan in plans:
         if plan.planned is None or plan.detected.target is None:
             error = plan.error or InputError(f"{plan.host} is a saved probe", fix="name a host that can be reached")
-            errors[plan.host] = error_result(plan.host, error)
+            errors[plan.host] = HostResult.of(plan.host, error)
         elif prepares(plan.planned.spec) or not plan.planned.facts.gpus:
             errors[plan.host] = replace(verified[plan.host], outcome="pending", message="no NVIDIA GPU to measure")
         else:

@@ -24,7 +24,6 @@ from gpunode.edge.fleet.workflow import (
     INVENTORY,
     PLAYBOOK,
     connection_vars,
-    error_result,
     inventory_sources,
 )  # fmt: skip
 from gpunode.edge.isolate import isolated
@@ -94,7 +93,7 @@ class _Undo:
         for name in hosts:
             spec = isolated(name, partial(self.run.desired.spec, self.run.hosts[name].spec, host=name))
             if isinstance(spec, GpunodeError):
-                work.results[name] = error_result(name, spec)
+                work.results[name] = HostResult.of(name, spec)
             else:
                 self.run.specs[name] = replace(spec.rollout, **self.run.over)
 
@@ -108,7 +107,7 @@ class _Undo:
         """Whether the hosts can be reached, whether others are at work there, and which are nodes of a cluster."""
         probed = one_name_each(probe([self.run.hosts[host] for host in hosts], self.run.targets))
         found = probed if self.run.targets.break_lock else without_leased(probed)
-        work.results |= {one.host: error_result(one.host, one.error) for one in found if one.error}
+        work.results |= {one.host: HostResult.of(one.host, one.error) for one in found if one.error}
         self.run.hosts |= {one.host: replace(one, error=None) for one in found}
 
     def _nodes(self, work: Work) -> list[str]:
@@ -138,7 +137,7 @@ class _Undo:
         work.results |= each(work.left, lambda h: _result(h, work.ran.get(h), self._printed.get(h, ""), check=check))
         lost = [h for h in hosts if (one := work.results[h]).outcome == "unreachable" and not one.changed]
         found = probe([self.run.hosts[host] for host in lost], self.run.targets)  # which says why in its own words
-        work.results |= {one.host: error_result(one.host, one.error) for one in found if one.error}
+        work.results |= {one.host: HostResult.of(one.host, one.error) for one in found if one.error}
 
     def _heard(self, event: Event) -> None:
         if event.task == TASK and event.message:
@@ -158,7 +157,7 @@ class _Undo:
     def verify(self, hosts: Sequence[str]) -> Results:
         """After the soak time: a host that does not answer has failed."""
         found = probe([self.run.hosts[host] for host in hosts], self.run.targets)
-        return {o.host: error_result(o.host, o.error) if o.error else HostResult(host=o.host) for o in found}
+        return {o.host: HostResult.of(o.host, o.error) if o.error else HostResult(host=o.host) for o in found}
 
 
 def _inventory(run: Run) -> dict[str, Any]:

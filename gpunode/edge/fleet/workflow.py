@@ -209,7 +209,7 @@ def verify_planned(
         found_out = in_its_share(
             host.host, partial(_verified, host, desired, smoked.get(host.host, ()), expected.get(host.host))
         )
-        result = found_out if isinstance(found_out, HostResult) else error_result(host.host, found_out)
+        result = found_out if isinstance(found_out, HostResult) else HostResult.of(host.host, found_out)
         results.append(_with_checks(result, pools.get(host.host, [])))
     return results
 
@@ -290,11 +290,6 @@ def _ask(asked: Mapping[int, tuple[Detected, Request]], targets: Targets) -> dic
     return found
 
 
-def error_result(host: str, error: GpunodeError) -> HostResult:
-    """An error as what came of a host."""
-    return HostResult(host=host, outcome=error.outcome, message=str(error))
-
-
 def _can_smoke(host: HostPlan) -> bool:
     """Not of a machine that is prepared without its GPU: what can be proven there, the first boot proves."""
     if host.planned is None or host.planned.plan.problems:
@@ -331,7 +326,7 @@ def _smoke_program(host: HostPlan, desired: DesiredState) -> str:
 
 
 def _not_smoked(error: GpunodeError) -> tuple[Check, ...]:
-    return (Check(id="smoke.ran", status="failed", message=str(error)),)
+    return (Check(id="smoke.ran", status="failed", message=error.stated, fix=error.fix),)
 
 
 def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check], expected: Expected | None) -> HostResult:
