@@ -377,10 +377,10 @@ def test_dkms_is_asked_only_where_its_links_do_not_show_all_as_installed(
     (modules / "6.1.0-50-amd64/build").mkdir(parents=True)
     (modules / "6.1.0-40-amd64").mkdir()
     (modules / "6.1.0-50-amd64/nvidia.ko").touch()
-    for version in ("595.91.07", "580.95.05"):
-        for kernel in ("6.1.0-50-amd64", "6.1.0-40-amd64"):
-            (tree / "nvidia" / version / kernel / "x86_64/module").mkdir(parents=True)
-    (tree / "nvidia/595.91.07/source").touch()
+    for kernel in ("6.1.0-50-amd64", "6.1.0-40-amd64"):
+        (tree / "nvidia/595.91.07" / kernel / "x86_64/module").mkdir(parents=True)
+    (tree / "nvidia/595.91.07/source").mkdir()
+    (tree / "nvidia/595.91.07/source/dkms.conf").touch()
     for kernel, leads in links.items():
         (tree / f"nvidia/kernel-{kernel}-x86_64").symlink_to(leads)
     done = dkms_missing('dkms() { : >"$GPUNODE_IN/asked"; }', modules, tree, tmp_path)

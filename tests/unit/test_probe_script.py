@@ -660,7 +660,7 @@ def test_the_probe_opens_no_file_for_writing(tmp_path: Path) -> None:
     calls = log.read_text()
     if "openat(" not in calls:
         pytest.skip("strace is not permitted here")
-    writes = re.findall(r"(?:openat|open)\((?:AT_FDCWD, )?\"([^\"]+)\", [^)]*(?:O_WRONLY|O_RDWR|O_CREAT)", calls)
+    writes = re.findall(r"(?:openat|open)\((?:AT_FDCWD, )?\"([^\"]+)\", [^)\n]*(?:O_WRONLY|O_RDWR|O_CREAT)", calls)
     changes = re.findall(
         r"\b(?:unlink|rename|mkdir|chmod|chown|symlink|link|truncate|utimens)\w*\([^\n]*= 0$", calls, re.M
     )

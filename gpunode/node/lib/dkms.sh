@@ -2,33 +2,14 @@
 # What packages.sh and runfile.sh share: which of NVIDIA's modules DKMS has built, and for which kernels.
 # The script behind it has `fail MESSAGE FIX` and the file $log.
 
-DKMS_TREE=/var/lib/dkms
-
-# lines `MODULE VERSION KERNEL STATE` of the nvidia modules; dkms 2 writes «nvidia, 1, 6.1, x86_64: …», dkms 3 «nvidia/1, 6.1, …»
-dkms_nvidia() {
-  have dkms || return 0
-  dkms status 2>/dev/null | grep '^nvidia' | sed 's|/|, |; s/: */, /; s/,  */ /g' |
-    awk 'NF >= 5 { print $1, $2, $3, $5 } NF < 5 { print $1, $2, "-", $NF }'
+# dkms_states: of the lines of dkms status those of NVIDIA's modules as MODULE VERSION KERNEL STATE; dkms 2 writes
+# «nvidia, 1, 6.1, x86_64: …», dkms 3 «nvidia/1, 6.1, …»
+dkms_states() {
+  sed -n '/^nvidia/{ s|/|, |; s/: */, /; s/,  */ /g; p; }' | awk 'NF >= 5 { print $1, $2, $3, $5 } NF < 5 { print $1, $2, "-", $NF }'
 }
 
 # kernels_with_headers: their releases, one a line
 kernels_with_headers() { for tree in /lib/modules/*; do [ ! -d "$tree/build/" ] || echo "${tree##*/}"; done; }
-
-# dkms_links: those lines from the links by which DKMS knows what is installed, if that is so of each module for every kernel
-# that has headers; dkms status also compares the modules, which takes half a second
-dkms_links() {
-  local module version kernel link
-  have dkms || return
-  for version in "$DKMS_TREE"/nvidia*/*/source; do
-    version=${version%/source} && module=${version%/*} && version=${version##*/}
-    for kernel in $(kernels_with_headers); do
-      for link in "$module/kernel-$kernel-"*; do
-        [ -d "$link/module/" ] && [ "$(readlink "$link")" = "$version/$kernel/${link##*-}" ] || return
-        echo "${module##*/} $version $kernel installed"
-      done
-    done
-  done
-}
 
 # whether a module was built before its source was put there: rpm removes the other flavour of the same version after
 # the new one has come, and DKMS takes what it knows for what it is asked for
@@ -63,9 +44,17 @@ dkms_forgotten() {
   done
 }
 
-# lines `MODULE VERSION KERNEL` that should be built and are not, for every kernel whose headers are there
+# lines `MODULE VERSION KERNEL` that should be built and are not, for every kernel whose headers are there; where the tree
+# does not show all as installed, DKMS says, which also knows of weak modules
 dkms_missing() {
-  dkms_links >"$GPUNODE_IN/.dkms" || dkms_nvidia >"$GPUNODE_IN/.dkms"
+  local unbuilt
+  have dkms || return 0
+  dkms_tree >"$GPUNODE_IN/.tree" && unbuilt=$(dkms_unbuilt <"$GPUNODE_IN/.tree") && [ -z "$unbuilt" ] && return
+  dkms status 2>/dev/null | dkms_unbuilt
+}
+
+dkms_unbuilt() {
+  dkms_states >"$GPUNODE_IN/.dkms"
   dkms_forgotten >"$GPUNODE_IN/.forgotten" && cat "$GPUNODE_IN/.forgotten" >>"$GPUNODE_IN/.dkms"
   cut -d ' ' -f 1,2 "$GPUNODE_IN/.dkms" | sort -u | while read -r module version; do
     for kernel in $(kernels_with_headers); do

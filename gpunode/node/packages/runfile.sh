@@ -300,7 +300,7 @@ take_off_driver() {
   esac
   "$@" >>"$log" 2>&1 </dev/null 9>&- && [ -z "$(driver_version)" ] ||
     fail "nvidia-uninstall failed: $(installer_error /var/log/nvidia-uninstall.log "$INSTALLER_LOG")" "see the log; /var/log/nvidia-uninstall.log on the node has the whole of it"
-  dkms_nvidia | awk -v version="$was" '$2 == version { print $1 "/" $2 }' | sort -u | while read -r left; do
+  dkms status 2>/dev/null | dkms_states | awk -v version="$was" '$2 == version { print $1 "/" $2 }' | sort -u | while read -r left; do
     dkms remove "$left" --all >>"$log" 2>&1 </dev/null 9>&- || say note "DKMS keeps $left"
   done
 }

@@ -159,36 +159,11 @@ module_strings() {
   within 5 tr '\0' '\n' <"$1" | sed -n 's/^\(version\|license\)=/| module \1 /p' | head -n 4
 }
 
-# probe_dkms: what `dkms status` says of NVIDIA's modules, read from its tree: it starts hundreds of processes for that
 probe_dkms() {
-  local elsewhere source
+  local lines
   have dkms || return 0
-  set -- /var/lib/dkms/nvidia*/*/source
-  for source in "$@"; do
-    [ -e "$source/dkms.conf" ] || [ "$source" = '/var/lib/dkms/nvidia*/*/source' ] || elsewhere=yes
-  done
-  if [ "${elsewhere:-}" ] || grep -qs '^[[:space:]]*dkms_tree=' /etc/dkms/framework.conf /etc/dkms/framework.conf.d/*.conf; then
-    ask 10 dkms status
-    return
-  fi
-  for source in "$@"; do
-    [ ! -e "$source" ] || dkms_version "${source%/source}"
-  done
-}
-
-# dkms_version TREE/MODULE/VERSION: a line for each kernel that it was built for
-dkms_version() {
-  local module version state folder kernel architecture
-  module=${1%/*} version=${1##*/} state=added
-  for folder in "$1"/*/*/module; do
-    [ -d "$folder" ] || continue
-    folder=${folder%/module} state=built
-    kernel=${folder%/*} architecture=${folder##*/}
-    kernel=${kernel##*/}
-    case $(readlink "$module/kernel-$kernel-$architecture" 2>/dev/null) in "$folder" | "${folder#"$module/"}") state=installed ;; esac
-    line "${module##*/}/$version, $kernel, $architecture: $state"
-  done
-  [ "$state" != added ] || line "${module##*/}/$version: added"
+  lines=$(dkms_tree) || { ask 10 dkms status && return; }
+  [ -z "$lines" ] || printf '%s\n' "$lines" | quote
 }
 
 # ---------------------------------------------------------------- devices
