@@ -329,10 +329,9 @@ def show_errors(errors: Sequence[tuple[str, GpunodeError]]) -> None:
         for host, error in errors:
             show_error(error, host=host)
         return
-    from gpunode.core.model import HostResult
     from gpunode.core.report.fleet import causes
 
-    lines = causes([HostResult.of(host, error) for host, error in errors])
+    lines = causes([error.of_host(host) for host, error in errors])
     echo("\n".join([f"{len(errors)} hosts in error:", *lines]), err=True)
 
 

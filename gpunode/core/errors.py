@@ -10,7 +10,7 @@ from gpunode.core.late import regex
 from gpunode.core.printable import printable
 
 if TYPE_CHECKING:
-    from gpunode.core.model import HostOutcome, Problem
+    from gpunode.core.model import HostOutcome, HostResult, Problem
 
 
 UNEXPECTED = "unexpected"  # before the type of an exception that is a bug
@@ -78,6 +78,12 @@ class GpunodeError(Exception):
         """All but what to do next."""
         lines = [self.what, *_shown(self.excerpt).splitlines()]
         return "\n".join([*lines, f"  expected: {self.expected}"] if self.expected else lines)
+
+    def of_host(self, host: str) -> HostResult:
+        """The error as what came of a host."""
+        from gpunode.core.model import HostResult
+
+        return HostResult(host=host, outcome=self.outcome, message=self.stated, fix=self.fix)
 
     def __str__(self) -> str:
         return f"{self.stated}\n  do next:  {self.fix}" if self.fix else self.stated

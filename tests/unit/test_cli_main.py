@@ -23,7 +23,6 @@ from gpunode.cli.about import own_playbook_command
 from gpunode.cli.common import report_exception, report_usage, worst_exit
 from gpunode.cli.main import COMMANDS, SECTIONS, cli, main
 from gpunode.core.errors import Exit, InputError, InterruptedByUser, RefusedError, StaleError, UnreachableError
-from gpunode.core.model import HostResult
 from gpunode.core.report.text import results_data
 from gpunode.edge.fleet.runs import Runs
 
@@ -331,7 +330,7 @@ def test_an_error_says_what_was_expected_and_what_to_do(capsys: pytest.CaptureFi
 )
 def test_what_to_do_is_in_the_result_of_a_host_once(expected: str, printed: str) -> None:
     error = UnreachableError("gone", expected=expected, fix="look")
-    result = HostResult.of("n1", error)
+    result = error.of_host("n1")
     (data,) = results_data([result])
     assert (data["exit"], data["message"], data["fix"]) == (4, error.stated, "look")
     assert "look" not in error.stated and result.sentence == printed

@@ -9,7 +9,8 @@ import pytest
 
 from gpunode.core.checks.health import drift_checks
 from gpunode.core.items.repository import revoked_files
-from gpunode.core.model import ConfigFile, DriverState, InstalledPackage, Kernel, NodeFacts, Service
+from gpunode.core.knowledge import RepositoryKey
+from gpunode.core.model import ConfigFile, DriverState, InstalledPackage, Kernel, NodeFacts, PciDevice, Service
 from gpunode.core.openpgp import fingerprints
 from gpunode.edge.load import load_knowledge
 
@@ -82,20 +83,34 @@ def test_the_key_that_nvidia_revoked_in_2022_is_known() -> None:
     assert load_knowledge().revoked_keys() == ("AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80",)
 
 
-def test_a_kernel_whose_module_user_space_does_not_go_with_is_named() -> None:
-    kernels = (
-        Kernel(release="6.1-1", image=True, running=True, module="580.95.05"),
-        Kernel(release="6.1-2", image=True),
-    )
-    newer = replace(kernels[1], module="580.178.04")
+B200 = PciDevice(slot="0000:17:00.0", id="10de:2901", class_code="0302")
+RUNNING = Kernel(release="6.1-1", image=True, running=True, module="580.95.05", flavour="open")
+
+
+@pytest.mark.parametrize(
+    ("other", "name", "why"),
+    [
+        ({"module": "580.178.04"}, "boot.versions", "its nvidia module is 580.178.04, user space is 580.95.05"),
+        ({"dkms": "built"}, "boot.modules", "DKMS has the nvidia module as built, not installed"),
+        (
+            {"module": "580.95.05", "flavour": "proprietary"},
+            "boot.versions",
+            "the proprietary module does not drive NVIDIA B200",
+        ),
+        ({"module": "580.95.05", "flavour": "open"}, "", ""),
+        ({"running": True}, "", ""),
+        ({"image": False}, "", ""),
+    ],
+)
+def test_a_kernel_that_check_boot_finds_at_fault_is_named_before_it_runs(
+    other: dict[str, object], name: str, why: str
+) -> None:
+    kernel = Kernel(**{"release": "6.1-2", "image": True, **other})  # type: ignore[arg-type]
     driver = DriverState(loaded="580.95.05", userspace="580.95.05")
-    (check,) = drift_checks(NodeFacts(driver=driver, kernels=(kernels[0], newer)))
-    assert (check.id, check.message.startswith("user space is 580.95.05, the module for 6.1-2 has 580.178.04")) == (
-        "boot.versions",
-        True,
-    )
-    (check,) = drift_checks(NodeFacts(driver=driver, kernels=(kernels[0], replace(newer, module="", dkms="built"))))
-    assert (check.id, "6.1-2 (built in DKMS)" in check.message) == ("boot.modules", True)
+    facts = NodeFacts(driver=driver, kernels=(RUNNING, kernel), gpus=(B200,))
+    found = [*drift_checks(facts, load_knowledge())]
+    assert [(one.id, one.status) for one in found] == ([(name, "warning")] if name else [])
+    assert all(one.message.startswith("under kernel 6.1-2: ") and why in one.message for one in found)
 
 
 def test_dnf_automatic_is_as_good_as_unattended_upgrades() -> None:
@@ -107,9 +122,13 @@ def test_dnf_automatic_is_as_good_as_unattended_upgrades() -> None:
 def test_a_revoked_key_is_reported_where_its_fingerprint_is_known() -> None:
     path = "/etc/apt/trusted.gpg.d/cuda.asc"
     facts = node(files={path: ConfigFile(path=path, data=KEY)})
-    (check,) = drift_checks(facts, fingerprints(KEY))
+    knowledge = replace(
+        load_knowledge(),
+        keys={"own": RepositoryKey(id="own", url="", source="", fingerprint=fingerprints(KEY)[0], state="revoked")},
+    )
+    (check,) = drift_checks(facts, knowledge)
     assert (check.id, check.status, path in check.message) == ("repository.key-revoked", "failed", True)
-    assert list(drift_checks(facts, ["0" * 40])) == []
+    assert list(drift_checks(facts, load_knowledge())) == []
 
 
 CUDA = "developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"

@@ -32,6 +32,18 @@ def boot_checks(facts: NodeFacts, knowledge: Knowledge) -> list[Check]:
     return [*(_kernel(kernel, facts, knowledge) for kernel in kernels), *_everywhere(facts)]
 
 
+def other_kernels(facts: NodeFacts, knowledge: Knowledge | None) -> Iterator[Check]:
+    """The kernels that do not run now and under which the GPU would not work, where this node has a driver."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for kernel in facts.kernels if facts.driver.userspace or facts.driver.loaded else ():
+        why, fix = _trouble(kernel, facts, knowledge)
+        name = "boot.versions" if kernel.module else "boot.modules"
+        if why and kernel.image and not kernel.running:
+            found.setdefault((name, why, fix), []).append(kernel.release)
+    for (name, why, fix), of in found.items():
+        yield Check(id=name, status="warning", message=f"under kernel {', '.join(of)}: {why}", fix=fix)
+
+
 def _order(release: str) -> tuple[tuple[int, ...], str]:
     return tuple(whole(part) for part in re.findall(r"\d+", release)), release
 
@@ -46,9 +58,9 @@ def _kernel(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge) -> Check:
     return Check(id=name, status="passed", message=f"{what}{running}")
 
 
-def _trouble(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge) -> tuple[str, str]:
+def _trouble(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge | None) -> tuple[str, str]:
     """What would keep the GPU from working under this kernel, and what to do; ("", "") for nothing."""
-    if not kernel.module and not facts.driver.userspace:
+    if not kernel.module and not (facts.driver.userspace or facts.driver.loaded):
         return "no driver is installed", "gpunode provision"
     if not kernel.module and kernel.dkms in ("added", "built"):
         return f"DKMS has the nvidia module as {kernel.dkms}, not installed", f"dkms autoinstall -k {kernel.release}"
@@ -68,7 +80,7 @@ def _trouble(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge) -> tuple[st
             f"its open module {kernel.module} needs firmware of that version, and there is {', '.join(firmware)}",
             "gpunode provision, or install the firmware package of the driver's version",
         )
-    models = [model for gpu in facts.gpus if (model := knowledge.gpu(gpu.id))]
+    models = [model for gpu in facts.gpus if knowledge and (model := knowledge.gpu(gpu.id))]
     for model in models:
         if (kernel.flavour, model.open) in (("open", "no"), ("proprietary", "only")):
             return f"the {kernel.flavour} module does not drive {model.name} ({model.arch})", "gpunode provision"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from gpunode.core.checks.boot import waiting_gpus, why_unloaded
+from gpunode.core.checks.boot import other_kernels, waiting_gpus, why_unloaded
 from gpunode.core.checks.gpus import LOST, fault_fix, gpu_checks, kernel_log_checks
 from gpunode.core.checks.host import host_checks
 from gpunode.core.checks.nvlink import nvlink_checks
@@ -171,15 +171,15 @@ _DRIVER = regex(r"(nvidia-driver|nvidia-open|cuda-drivers|linux-modules-nvidia)\
 _AUTOMATIC = ("unattended-upgrades", "dnf-automatic.timer")  # units that install what is new by themselves
 
 
-def drift_checks(facts: NodeFacts, revoked: Sequence[str] = ()) -> Iterator[Check]:
+def drift_checks(facts: NodeFacts, knowledge: Knowledge | None = None) -> Iterator[Check]:
     """Versions that are unequal, kernels without the module, locks that are lost, repositories that rival.
 
-    `revoked` are fingerprints of keys that their vendors have revoked.
+    Without `knowledge` nothing is said of GPUs that a kernel's module does not drive, and of keys that were revoked.
     """
     yield from _fabric(facts)
-    yield from _kernels(facts)
+    yield from other_kernels(facts, knowledge)
     yield from _locks(facts)
-    yield from _repositories(facts, revoked)
+    yield from _repositories(facts, knowledge.revoked_keys() if knowledge else ())
 
 
 def _fabric(facts: NodeFacts) -> Iterator[Check]:
@@ -193,28 +193,6 @@ def _fabric(facts: NodeFacts) -> Iterator[Check]:
                 message=f"{name} is {version}, the loaded driver {loaded}: unequal, GPUs do not join NVLink",
                 fix="gpunode provision installs the driver's own version",
             )
-
-
-def _kernels(facts: NodeFacts) -> Iterator[Check]:
-    """Kernels that would come up without the GPU: no module, or one that user space does not go with."""
-    driver = facts.driver.userspace or facts.driver.loaded
-    others = [kernel for kernel in facts.kernels if kernel.image and not kernel.running]
-    missing = [f"{k.release} ({k.dkms} in DKMS)" if k.dkms else k.release for k in others if not k.module]
-    if driver and missing:
-        yield Check(
-            id="boot.modules",
-            status="warning",
-            message=f"no nvidia module for {', '.join(missing)}: the GPU is gone after a boot into it",
-            fix="gpunode check-boot says why; gpunode provision builds it",
-        )
-    unequal = [f"{k.release} has {k.module}" for k in others if k.module and driver and k.module != driver]
-    if unequal:
-        yield Check(
-            id="boot.versions",
-            status="warning",
-            message=f"user space is {driver}, the module for {', '.join(unequal)}: nvidia-smi would fail",
-            fix="gpunode check-boot says why; gpunode provision builds it",
-        )
 
 
 def _locks(facts: NodeFacts) -> Iterator[Check]:
@@ -255,10 +233,10 @@ def health_checks(
 
     `driver` says whether somebody wants one: where `driver.branch` is none, a node without it is not at fault.
     """
-    first, revoked = tuple(first_boot_checks(facts)), knowledge.revoked_keys()
-    first = (*_left_out(facts), *first)
+    first = (*_left_out(facts), *first_boot_checks(facts))
+    drift = drift_checks(facts, knowledge)
     if prepared(facts):
-        return [*first, *drift_checks(facts, revoked)]
+        return [*first, *drift]
     present = presence_checks(facts, expected or Expected())
     if not facts.gpus:
         return [*present, *first]
@@ -273,7 +251,7 @@ def health_checks(
         *host_checks(facts, knowledge),
         *kernel_log_checks(facts, knowledge.application_xids, knowledge.cleanup_xids),
     )
-    gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
+    gpus = (*gpus, *drift, *first, *sharing_checks(facts))
     return [
         *gpus,
         *engine_checks(facts),

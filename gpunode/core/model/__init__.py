@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from gpunode.core.engines import RuntimeName
 from gpunode.core.late import dataclass
@@ -63,9 +63,6 @@ from gpunode.core.model.node import (
     Tuning,
     Xid,
 )
-
-if TYPE_CHECKING:
-    from gpunode.core.errors import GpunodeError
 
 # how a verb ended on a host; the command line has an exit code for each (core/errors.py)
 HostOutcome = Literal["ok", "failed", "invalid", "pending", "unreachable", "refused", "interrupted"]
@@ -136,11 +133,6 @@ class HostResult:
     no_gpu: bool = False  # the machine lacks the GPU that it should have: no run can do anything on it
     since: str = ""  # the earlier run that the host was compared with (`verify --since`)
     unchanged_since: bool | None = None  # whether it is as that run left it; None: not compared
-
-    @classmethod
-    def of(cls, host: str, error: GpunodeError) -> HostResult:
-        """An error as what came of a host."""
-        return cls(host=host, outcome=error.outcome, message=error.stated, fix=error.fix)
 
     @property
     def ok(self) -> bool:

@@ -74,7 +74,7 @@ def _measurable(
     for plan in plans:
         if plan.planned is None or plan.detected.target is None:
             error = plan.error or InputError(f"{plan.host} is a saved probe", fix="name a host that can be reached")
-            errors[plan.host] = HostResult.of(plan.host, error)
+            errors[plan.host] = error.of_host(plan.host)
         elif prepares(plan.planned.spec) or not plan.planned.facts.gpus:
             errors[plan.host] = replace(verified[plan.host], outcome="pending", message="no NVIDIA GPU to measure")
         else:

@@ -120,7 +120,7 @@ class Phase:
 def each(hosts: Iterable[str], result: Callable[[str], HostResult]) -> dict[str, HostResult]:
     """The result of each host; where none can be made of what came of it, the error."""
     found = {host: isolated(host, partial(result, host)) for host in hosts}
-    return {h: HostResult.of(h, one) if isinstance(one, GpunodeError) else one for h, one in found.items()}
+    return {h: one.of_host(h) if isinstance(one, GpunodeError) else one for h, one in found.items()}
 
 
 @dataclass(kw_only=True)
@@ -258,7 +258,7 @@ class Run:
                     self._step(host, phase.title)
             error = isolated("", partial(phase.run, work, hosts))
             if error is not None:
-                work.results |= {host: HostResult.of(host, error) for host in hosts}
+                work.results |= {host: error.of_host(host) for host in hosts}
         return work.results
 
     def work_on(self, hosts: Iterable[str], results: dict[str, HostResult] | None = None) -> Work:
@@ -432,7 +432,7 @@ class Run:
             ended = {h: "failed" if one.exit and not one.checks else "done" for h, one in ran.items() if self.stands}
         except PlayInterrupted as error:
             work.ran |= {host: run for host, run in error.hosts.items() if run.exit}
-            work.results |= {host: HostResult.of(host, error) for host in hosts if host not in work.ran}
+            work.results |= {host: error.of_host(host) for host in hosts if host not in work.ran}
         finally:
             if held := [self.hosts[host] for host in hosts if host in self._leased and not check]:
                 give_back(held, self.targets, run=self.name, generation=self._generation, ended=ended)

@@ -147,7 +147,7 @@ class Rollout:
         if isinstance(what, Gate) and isinstance(found, InterruptedByUser):
             return  # nothing was found out about hosts that are done
         if isinstance(found, GpunodeError):
-            found = {h: HostResult.of(h, found) for h in what.hosts}
+            found = {h: found.of_host(h) for h in what.hosts}
         results = dict(found)
         if isinstance(what, Gate):
             self._pass(what, results)

@@ -93,7 +93,7 @@ class _Undo:
         for name in hosts:
             spec = isolated(name, partial(self.run.desired.spec, self.run.hosts[name].spec, host=name))
             if isinstance(spec, GpunodeError):
-                work.results[name] = HostResult.of(name, spec)
+                work.results[name] = spec.of_host(name)
             else:
                 self.run.specs[name] = replace(spec.rollout, **self.run.over)
 
@@ -107,7 +107,7 @@ class _Undo:
         """Whether the hosts can be reached, whether others are at work there, and which are nodes of a cluster."""
         probed = one_name_each(probe([self.run.hosts[host] for host in hosts], self.run.targets))
         found = probed if self.run.targets.break_lock else without_leased(probed)
-        work.results |= {one.host: HostResult.of(one.host, one.error) for one in found if one.error}
+        work.results |= {one.host: one.error.of_host(one.host) for one in found if one.error}
         self.run.hosts |= {one.host: replace(one, error=None) for one in found}
 
     def _nodes(self, work: Work) -> list[str]:
@@ -137,7 +137,7 @@ class _Undo:
         work.results |= each(work.left, lambda h: _result(h, work.ran.get(h), self._printed.get(h, ""), check=check))
         lost = [h for h in hosts if (one := work.results[h]).outcome == "unreachable" and not one.changed]
         found = probe([self.run.hosts[host] for host in lost], self.run.targets)  # which says why in its own words
-        work.results |= {one.host: HostResult.of(one.host, one.error) for one in found if one.error}
+        work.results |= {one.host: one.error.of_host(one.host) for one in found if one.error}
 
     def _heard(self, event: Event) -> None:
         if event.task == TASK and event.message:
@@ -157,7 +157,7 @@ class _Undo:
     def verify(self, hosts: Sequence[str]) -> Results:
         """After the soak time: a host that does not answer has failed."""
         found = probe([self.run.hosts[host] for host in hosts], self.run.targets)
-        return {o.host: HostResult.of(o.host, o.error) if o.error else HostResult(host=o.host) for o in found}
+        return {o.host: o.error.of_host(o.host) if o.error else HostResult(host=o.host) for o in found}
 
 
 def _inventory(run: Run) -> dict[str, Any]:

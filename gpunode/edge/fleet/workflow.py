@@ -209,7 +209,7 @@ def verify_planned(
         found_out = in_its_share(
             host.host, partial(_verified, host, desired, smoked.get(host.host, ()), expected.get(host.host))
         )
-        result = found_out if isinstance(found_out, HostResult) else HostResult.of(host.host, found_out)
+        result = found_out if isinstance(found_out, HostResult) else found_out.of_host(host.host)
         results.append(_with_checks(result, pools.get(host.host, [])))
     return results
 
