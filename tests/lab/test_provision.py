@@ -276,14 +276,19 @@ def test_static_playbooks_decide_by_the_same_core(docker: Node, tmp_path: Path) 
         assert "changed=0" in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize("distro", ["debian:13", pytest.param("ubuntu:24.04", marks=pytest.mark.extended)])
 def test_engines_that_are_not_there_are_installed_when_the_spec_asks_for_them(
-    lab_up: Any, run_gpunode: Any, tmp_path: Path
+    distro: str, lab_up: Any, run_gpunode: Any, tmp_path: Path
 ) -> None:
+    """And again after an uninstall: Ubuntu's docker.io leaves its socket behind, with which Docker does not start."""
     install = {"containerd": {"manage": "install"}, "docker": {"manage": "install"}}
-    lab = lab_up(distro="debian:13", engines=())
+    lab = lab_up(distro=distro, engines=())
     node = Node(lab, run_gpunode, tmp_path, {"runtimes": install})
     done = node.json("provision", "--yes")
     assert not failed(done)
     assert {"containerd.cri-default", "docker.default"} <= passed(done)
     assert node.json("provision", "--yes")["changed"] == []
     assert "overlay" in node.sh("cat /etc/modules-load.d/gpunode.conf")
+    node.json("uninstall", "--yes")
+    assert node.sh("systemctl list-units --plain --no-legend --state=active | grep not-found || true") == ""
+    assert not failed(node.json("provision", "--yes"))

@@ -322,6 +322,13 @@ def test_a_user_that_goes_with_the_last_file_of_a_branch_is_made_again_by_the_pa
     assert call(f"{fake}\nid() {{ :; }}\napt_purge utils-595", tmp_path).stdout == ""
 
 
+def test_a_unit_that_runs_without_its_file_is_an_orphan(tmp_path: Path) -> None:
+    """The rows are those of Ubuntu 24.04 before and after its docker.io was purged."""
+    rows = "docker.socket not-found active listening docker.socket\\ndocker.service loaded active running Docker\\n"
+    assert call(f"systemctl() {{ printf '{rows}'; }}; orphans", tmp_path).stdout == "docker.socket\n"
+    assert call("have() { false; }; orphans && echo none", tmp_path).stdout == "none\n"
+
+
 def dkms_missing(dkms: str, modules: Path, tree: Path, request: Path) -> subprocess.CompletedProcess[str]:
     """What packages.sh finds that DKMS has to build, where kernels' folders are in `modules` and DKMS's in `tree`."""
     text = script("packages.sh").rpartition("\nmain\n")[0]

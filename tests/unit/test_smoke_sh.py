@@ -32,9 +32,12 @@ def test_without_a_driver_that_anybody_asked_for_the_toolkit_is_not_proven(
 ) -> None:
     for name, code in {"nvidia-container-cli": 0 if works else 1, "nvidia-smi": 0}.items():
         fake_program(tmp_path, name, f"echo NVRM version: 595.91.07\nexit {code}")
+    fake_program(tmp_path, "docker", '[ "$1" != start ] || echo gpunode-smoke-ran')
     if loaded:
         (tmp_path / "module").mkdir()
-    assert smoked(tmp_path, {"gpus": gpus, "toolkit": True})["toolkit.cli"].status == status
+    found = smoked(tmp_path, {"gpus": gpus, "toolkit": True, "runtimes": ["docker"], "image": "a/b"})
+    assert found["toolkit.cli"].status == status
+    assert (found["docker.gpus-all"].status == "not-proven") == (gpus == loaded == 0)
 
 
 # the form of 3.0 to 4.2, from tables that people published (github NVIDIA/DCGM issues 55 and 253); with 226 it ends
@@ -86,7 +89,7 @@ def test_a_pod_that_does_not_start_names_the_log_of_its_containerd(log: str, tmp
 def test_a_container_that_does_not_start_names_the_unit_of_its_docker(unit: str, tmp_path: Path) -> None:
     fake_program(tmp_path, "docker", '[ "$1" != start ] || echo no such device')
     logs = {} if unit == "docker" else {"logs": {"docker": f"journalctl -u {unit}"}}
-    found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b", **logs})["docker.gpus-all"]
+    found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b", "gpus": 1, **logs})["docker.gpus-all"]
     assert found.message.endswith("could not start a container: no such device")
     assert found.fix == f"journalctl -u {unit}, on the node"
 
@@ -99,7 +102,7 @@ def test_a_mode_of_the_toolkit_that_does_without_docker_gpus_is_no_failure(tmp_p
         "use the NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead: unknown"
     )
     fake_program(tmp_path, "docker", f"[ \"$1\" != start ] || echo '{said}'")
-    found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b"})["docker.gpus-all"]
+    found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b", "gpus": 1})["docker.gpus-all"]
     assert found.status == "not-proven"
     assert "invoking the NVIDIA Container Runtime Hook directly" in found.message
     assert "--device nvidia.com/gpu=all" in found.fix

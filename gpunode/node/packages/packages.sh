@@ -326,6 +326,7 @@ transaction() {
   manager_ remnants $(cut -d ' ' -f 2 "$GPUNODE_IN/.would") >"$kept/remnants"
   journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
   begun=1
+  orphans >"$GPUNODE_IN/.orphans"
   manager_ commit || {
     half=1
     dkms_build
@@ -333,7 +334,12 @@ transaction() {
     fail "the package manager failed: ${reason:-it ended without a reason, as when it is killed}" "see the log, then run again"
   }
   give_files_back
+  orphans | grep -Fxv -f "$GPUNODE_IN/.orphans" | while read -r unit; do attempt systemctl stop "$unit" || say note "$unit still runs: $why"; done
 }
+
+# orphans: units that run though their file is gone, as Docker's socket does when its package goes: until it is stopped the
+# service does not start again, once the package is back
+orphans() { ! have systemctl || systemctl list-units --plain --no-legend --state=active --type=service,socket,timer,path 2>/dev/null | awk '$2 == "not-found" { print $1 }'; }
 
 # keep_files, give_files_back: configuration that is a person's by now, and that its package would take along
 keep_files() {

@@ -121,15 +121,19 @@ cuda_check() {
   done
 }
 
+# without_driver ID: whether this node has none to prove it with; the check says so
+without_driver() {
+  [ "$gpus" = 0 ] && [ ! -e /sys/module/nvidia ] &&
+    check "$1" not-proven "no driver is loaded, and none is asked for (driver.branch none)" "gpunode verify again when there is one"
+}
+
 toolkit_check() {
   local out
   [ -n "$(requested toolkit)" ] || return 0
   have nvidia-container-cli || { check toolkit.cli failed "nvidia-container-cli is not installed" "gpunode provision"; return; }
   if out=$(bounded 60 nvidia-container-cli --load-kmods info); then
     check toolkit.cli passed "nvidia-container-cli finds the driver: $(printf '%s\n' "$out" | grep -i 'NVRM version' | tr -s ' ')"
-  elif [ "$gpus" = 0 ] && [ ! -e /sys/module/nvidia ]; then
-    check toolkit.cli not-proven "no driver is loaded, and none is asked for (driver.branch none)" "gpunode verify again when there is one"
-  else
+  elif ! without_driver toolkit.cli; then
     check toolkit.cli failed "nvidia-container-cli fails: $(last_line "$out")" "load the driver first (nvidia-smi has to work)"
   fi
 }
@@ -565,7 +569,7 @@ docker_checks() {
   fi
   docker_check runtime nvidia --runtime=nvidia
   docker_check default "$(word default_docker)"
-  docker_check gpus-all '' --gpus all
+  without_driver docker.gpus-all || docker_check gpus-all '' --gpus all
 }
 
 docker_clean() {
