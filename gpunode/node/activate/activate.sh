@@ -118,29 +118,23 @@ to_be_stopped() {
   return 1
 }
 
-# unload MODULE: holders first; says a reason for a reboot and returns 1 where it is in use
+# unload MODULE: what is loaded upon it first; says a reason for a reboot and returns 1 where it is in use
 unload() {
-  loaded "$1" || return 0
-  unload_holders "/sys/module/$1/holders/"* || return 1
-  checking && changed module "$1" "unload $1" && would_unload="${would_unload:-} $1" && return
-  case " ${carried:-} " in *[[:space:]]"$1"[[:space:]]*) ;; *) prior module "$1" loaded absent ;; esac
-  # Canonical's driver has «alias nouveau off», by which modprobe removes another one
-  attempt modprobe -r "$1" && loaded "$1" && attempt rmmod "$1"
-  loaded "$1" && needs_reboot "$1 is in use and cannot be unloaded${why:+: $why}" && return 1
-  changed module "$1" "unloaded $1"
+  local module
+  for module in $(down_to "$1"); do unload_one "$module" || return; done
 }
 
-# unload_holders PATH…: the modules that these links are called by
-unload_holders() {
-  while [ $# -gt 0 ]; do
-    [ ! -e "$1" ] || unload "${1##*/}" || return 1
-    shift
-  done
+unload_one() {
+  loaded "$1" || return 0
+  checking && changed module "$1" "unload $1" && would_unload="${would_unload:-} $1" && return
+  case " ${carried:-} " in *[[:space:]]"$1"[[:space:]]*) ;; *) prior module "$1" loaded absent ;; esac
+  take_module "$1" || { needs_reboot "$1 is in use and cannot be unloaded${why:+: $why}" && return 1; }
+  changed module "$1" "unloaded $1"
 }
 
 # The nvidia modules of another version, if nothing but our own services uses them.
 unload_old_driver() {
-  local module users
+  local users
   was=$(module_version)
   # shellcheck disable=SC2086 # words by design
   checking || pause $GPU_UNITS
@@ -149,8 +143,7 @@ unload_old_driver() {
     needs_reboot "nvidia $was is loaded, ${parameter:-$version is wanted}, and ${users% } uses the GPU"
     return 1
   fi
-  carried=$(upon nvidia | awk '!seen[$0]++')
-  checking || for module in $carried; do set_aside module "$module" loaded absent; done # one may go along with another
+  set_aside_driver
   unload nvidia
 }
 

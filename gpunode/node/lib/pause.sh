@@ -41,6 +41,18 @@ upon() (
   done
 )
 
+down_to() { upon "$1" | sed '1!G; h; $!d'; } # in which they can be unloaded
+
+# set_aside_driver: nvidia and what is loaded upon it, in $carried; one may go along with another
+set_aside_driver() {
+  local module
+  carried=$(upon nvidia | awk '!seen[$0]++')
+  checking || for module in $carried; do set_aside module "$module" loaded absent; done
+}
+
+# take_module MODULE: Canonical's driver has «alias nouveau off», by which modprobe removes another one
+take_module() { attempt modprobe -r "$1" && is_module "$1" && attempt rmmod "$1"; ! is_module "$1"; }
+
 # bring_back: what an interrupted run has set aside in this boot: a later one has started it itself.  What does not start is
 # tried once more, by a step that may have installed what it lacks, and then left.
 bring_back() {
@@ -69,7 +81,7 @@ bring_back() {
 
 bring_module() {
   prior module "$1" absent loaded
-  { modprobe "$1" >>"$log" 2>&1 </dev/null && is_module "$1"; } || { say note "$1 was unloaded for a while, and does not load now" && return 1; }
+  { attempt modprobe "$1" && is_module "$1"; } || { say note "$1 was unloaded for a while, and does not load now${why:+: $why}" && return 1; }
 }
 
 bring_active() {

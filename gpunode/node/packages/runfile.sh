@@ -168,17 +168,15 @@ clear_the_way() {
   ! requested options | grep -qx -e '--allow-installation-with-running-driver' && [ -d /sys/module/nvidia ] || return 0
   # shellcheck disable=SC2086 # words by design
   pause $GPU_UNITS
-  carried=$(upon nvidia)
-  for module in $(echo "$carried" | awk '!seen[$0]++'); do set_aside module "$module" loaded absent; done # one may go along with another
-  for module in $(echo "$carried" | sed '1!G; h; $!d'); do unload "$module"; done
+  set_aside_driver
+  for module in $(down_to nvidia); do unload "$module"; done
 }
 
 # unload MODULE: or gives up, and leaves all as it was
 unload() {
   [ -d "/sys/module/$1" ] || return 0
   [ -n "${carried:-}" ] || prior module "$1" loaded absent
-  modprobe -r "$1" >>"$log" 2>&1 </dev/null
-  [ -d "/sys/module/$1" ] || { changed module "$1" "unloaded $1" && return; }
+  take_module "$1" && changed module "$1" "unloaded $1" && return
   load_again
   finish refused "$name cannot be installed while the module $1 is loaded" \
     "stop what uses the GPU, or boot without it (modprobe.blacklist=$1), then run again; newer drivers do not need that"
@@ -186,14 +184,9 @@ unload() {
 
 # load_again: what was loaded upon the old driver, GDRCopy's and others' modules too, and the services that were stopped
 load_again() {
-  local module why
+  local module
   for module in ${carried:-}; do
-    [ ! -d "/sys/module/$module" ] || continue
-    prior module "$module" absent loaded
-    why=$(modprobe "$module" 2>&1 </dev/null)
-    [ ! -d "/sys/module/$module" ] || { changed module "$module" "loaded $module" && continue; }
-    say note "$module was loaded, and does not load now${why:+: $why}"
-    [ "$module" != nvidia ] || break
+    is_module "$module" || { bring_module "$module" && changed module "$module" "loaded $module"; } || [ "$module" != nvidia ] || break
   done
   carried=''
   bring_back
