@@ -21,7 +21,8 @@ from gpunode.core.errors import GpunodeError
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
 
-CONTROLLERS = ("resourceclaim-controller", "serviceaccount-controller", "namespace-controller")
+CONTROLLERS = ("serviceaccount-controller", "namespace-controller")
+CLAIMS = ",resourceclaim-controller"  # the name that it has since 1.29; resource claims are of use from 1.34 on
 
 
 @dataclass
@@ -129,9 +130,10 @@ def _start(plane: ControlPlane, flags: Sequence[str]) -> None:
     assert scheduler.exists()
     plane.api = connect(str(plane.kubeconfig))
     wait_for(lambda: _is_up(plane.api), "the API server", plane)
+    claims = CLAIMS if int(plane.api.version().split(".")[1]) >= 34 else ""
     plane.start(
         "kube-controller-manager", f"--kubeconfig={manager}", *_asks_as(manager), "--bind-address=127.0.0.1",
-        f"--secure-port={ports['controllers']}", "--leader-elect=false", f"--controllers={','.join(CONTROLLERS)}",
+        f"--secure-port={ports['controllers']}", "--leader-elect=false", f"--controllers={','.join(CONTROLLERS)}{claims}",
         "--use-service-account-credentials=true", f"--service-account-private-key-file={folder}/sa.key",
     )  # fmt: skip
 

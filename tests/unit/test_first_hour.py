@@ -217,6 +217,7 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("solve --gpu 10de:2330 --distro debian:12 --arch arm64", "did you mean 'aarch64'?"),
     ("uninstall --part drivers", "did you mean 'driver'?"),
     ("provision --dry-run", "did you mean '--check'?"),
+    ("plan --spec gpunode.yml", "did you mean '--config'?"),
     ("plan --host gpu1", "did you mean '--limit'?"),
     ("plan -local", "did you mean '--local'?"),
     ("plan –limit gpu1", "write -- in place of –"),
