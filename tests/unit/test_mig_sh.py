@@ -152,7 +152,9 @@ def test_a_gpu_of_a_pod_that_sleeps_is_not_cut(node: Node) -> None:
     assert (node.folder / "mode").read_text() == "Disabled\n"
 
 
-def test_a_device_plugin_sees_the_new_layout_and_other_processes_run_on(node: Node) -> None:
+@pytest.mark.parametrize("ends", ["well", "killed", "rolled back"])
+def test_a_device_plugin_sees_the_new_layout_and_other_processes_run_on(node: Node, ends: str) -> None:
+    """Instances that are made again have other ids; after a kill the next run finds all as wanted."""
     with subprocess.Popen(["sleep", "60"]) as plugin, subprocess.Popen(["sleep", "60"]) as other:
         try:
             for process, where in ((plugin, "/kubepods/besteffort/pod1/2"), (other, "/system.slice/a.service")):
@@ -161,8 +163,15 @@ def test_a_device_plugin_sees_the_new_layout_and_other_processes_run_on(node: No
                 (folder / "comm").write_text("nvidia-device-p\n")
                 (folder / "cgroup").write_text(f"0::{where}\n")
             assert node.cut("1g.10gb:0", check=True).status == "changed" and plugin.poll() is None
-            assert node.cut("1g.10gb:0").status == "changed"
+            if ends == "killed":
+                node.set(instances="7 1g.10gb 0", **{"mig-cut": ""})
+                assert node.cut("1g.10gb:0", check=True).status == "unchanged" and plugin.poll() is None
+            if ends == "rolled back":
+                node.set(instances="7 2g.10gb 0", last="7", refused="1:0")
+            status = {"well": "changed", "killed": "unchanged", "rolled back": "rolled_back"}[ends]
+            assert node.cut("1g.10gb:0").status == status
             assert plugin.wait(5) < 0 and other.poll() is None
+            assert not (node.folder / "mig-cut").exists()
         finally:
             plugin.kill()
             other.kill()

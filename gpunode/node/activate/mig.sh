@@ -8,11 +8,13 @@
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mig.service
 LABELS=/etc/kubernetes/node-feature-discovery/features.d/gpunode-mig # node-feature-discovery makes labels of it
+CUT=$GPUNODE_STATE/mig-cut # while it is there, what offers GPUs has not seen how they are cut
 reboot_reason=
 
 # conclude STATUS MESSAGE [FIX]: the last thing, with what stands on the node about it: success, pending, failed
 conclude() {
   resume
+  checking || restart_plugins
   case $1:$reboot_reason in unchanged:* | changed:) state=success ;; changed:*) state=pending ;; *) state=failed ;; esac
   [ -z "$reboot_reason" ] || state=pending
   checking || [ -n "$(word remove)" ] || { record_state "$state" "$2" && label "$state"; }
@@ -222,11 +224,13 @@ put_back() {
 
 # restart_plugins: what offers and labels GPUs sees how they are cut when it starts; the kubelet starts it again
 restart_plugins() {
+  [ -e "$CUT" ] || return 0
   for process in "${PROC:-/proc}"/[0-9]*; do
     case $(cat "$process/comm" 2>/dev/null) in
       nvidia-device-p | gpu-feature-dis) ! grep -qs kubepods "$process/cgroup" || kill "${process##*/}" 2>>"$log" ;;
     esac
   done
+  rm -f "$CUT"
 }
 
 # ---------------------------------------------------------------- all of it
@@ -253,6 +257,7 @@ if ! checking; then
   while read -r slot layout; do
     [ "$changes" = 0 ] || [ -n "$(word atboot)" ] ||
       prior mig "$slot" "$(mig_layout "$slot")" "$(requested gpus | sed -n "s|/[^ ]*||g; s/^$slot //p")"
+    : >"$CUT"
     # shellcheck disable=SC2046 # numbers
     [ "$layout" = on ] || [ "$(ask "$slot" mig.mode.current)" != Enabled ] || destroy "$slot" $(instances "$slot" | cut -d ' ' -f 1) ||
       conclude failed "the instances of GPU $slot could not be destroyed: $(refusal)" "nvidia-smi mig -lgi on the node"
@@ -268,6 +273,5 @@ say boot_id "$(boot_id)"
 [ "$changes" != 0 ] || conclude unchanged "every GPU has the wanted MIG layout${reboot_reason:+, after a reboot}"
 ! checking || conclude changed "$changes change(s) would be made"
 [ -z "$reboot_reason" ] || conclude changed "reboot needed: $reboot_reason"
-restart_plugins
 [ -z "$(word remove)" ] || conclude changed "MIG is off, and nothing of it is left on the node"
 conclude changed "every GPU has the wanted MIG layout, and will be at every boot"
