@@ -28,6 +28,7 @@ from gpunode.core.items.sysctl import Sysctl
 from gpunode.core.model import (
     ConfigFile,
     GpuContainer,
+    InstalledPackage,
     KernelFault,
     NodeFacts,
     NotStarted,
@@ -38,6 +39,7 @@ from gpunode.core.model import (
     RdmaPort,
     Reason,
     Running,
+    Service,
     Solution,
     Step,
     Topology,
@@ -63,6 +65,29 @@ MOUNTS = "accept_nvidia_visible_devices_as_volume_mounts"
 @cache
 def probe(name: str) -> NodeFacts:
     return parse_probe((CASES / "probes" / name / "probe.txt").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("screen", "draws", "spec", "refused"),
+    [
+        ("gdm", True, {}, True),
+        ("display-manager", True, {}, True),
+        ("gdm", False, {}, False),
+        ("", True, {}, False),
+        ("gdm", True, {"method": "preinstalled"}, False),
+    ],
+)
+def test_a_desktop_does_not_lose_the_packages_that_draw_it(
+    screen: str, draws: bool, spec: dict[str, str], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ubuntu's nvidia-driver-580-open depends on both; what gpunode installs of Canonical's is headless."""
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: KEY)
+    facts, names = probe("ubuntu2404-two-models"), ("libnvidia-gl-580", "xserver-xorg-video-nvidia-580")
+    there = {name: InstalledPackage(name=name, version="580.95.05-0ubuntu1") for name in names if draws}
+    units = {name: Service(name=name, active="active" if name == screen else "inactive") for name in (screen, "xdm")}
+    facts = replace(facts, packages=facts.packages | there, services=units)
+    problems = DesiredState({"driver": spec}).plan("node1", facts).plan.problems
+    assert [(screen in one.what, names[0] in one.what) for one in problems] == [(True, True)] * refused
 
 
 def plan_case(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:

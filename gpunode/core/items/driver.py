@@ -15,6 +15,7 @@ from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.items.runfile import RUNFILE, Installed, Uninstalled
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import ConfigFile, DriverChoice, NodeFacts, Problem, Reason
+from gpunode.core.printable import few
 from gpunode.core.solve.repo_files import has_secret, repo_files, with_enabled
 from gpunode.core.spec.module_parameters import CONF as PARAMETERS_CONF
 from gpunode.core.spec.module_parameters import Parameters, not_in_force, shown
@@ -30,6 +31,8 @@ _DRIVER = (
     *("datacenter-gpu-manager",),
 )
 _PREBUILT = "linux-modules-nvidia-"
+_DRAWS = ("libnvidia-gl-", "xserver-xorg-video-nvidia")  # OpenGL and X11, which Canonical's headless packages lack
+_SCREENS = ("display-manager", "gdm", "gdm3", "lightdm", "lxdm", "sddm", "xdm")  # the first is a link to another
 # with Ubuntu's built modules a kernel must not come before its module does: without DKMS nothing builds one
 _KERNELS = (
     _PREBUILT,
@@ -228,7 +231,17 @@ def _sources(facts: NodeFacts, driver: DriverChoice, templates: Mapping[str, str
 
 
 def _problems(facts: NodeFacts, driver: DriverChoice) -> Iterator[Problem]:
-    """A file with a password in it is edited by nobody but its owner: a plan would hold the whole of it."""
+    """A screen that would stay dark; a file with a password, of which a plan would hold the whole, is its owner's."""
+    headless = [package.name for package in driver.packages if "-headless-" in package.name]
+    drawing = [name for name in driver.remove if headless and name.startswith(_DRAWS)]
+    screens = [unit for unit in map(facts.service, _SCREENS) if unit and unit.active == "active"]
+    if drawing and screens:
+        yield Problem(
+            what=f"{screens[0].name} runs a desktop, and {few(drawing)} would go: {headless[0]} has no OpenGL and no "
+            "X11 driver",
+            fix="driver.method: preinstalled keeps the desktop's driver; or end the desktop for good on the node: "
+            f"systemctl disable --now {screens[0].name}",
+        )
     for file, text in _switched_off(facts, driver):
         if has_secret(text):
             yield Problem(
