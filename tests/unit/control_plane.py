@@ -133,7 +133,8 @@ def _start(plane: ControlPlane, flags: Sequence[str]) -> None:
     claims = CLAIMS if int(plane.api.version().split(".")[1]) >= 34 else ""
     plane.start(
         "kube-controller-manager", f"--kubeconfig={manager}", *_asks_as(manager), "--bind-address=127.0.0.1",
-        f"--secure-port={ports['controllers']}", "--leader-elect=false", f"--controllers={','.join(CONTROLLERS)}{claims}",
+        f"--secure-port={ports['controllers']}", "--leader-elect=false",
+        f"--controllers={','.join(CONTROLLERS)}{claims}",
         "--use-service-account-credentials=true", f"--service-account-private-key-file={folder}/sa.key",
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from gpunode.cli.main import cli
 from gpunode.cli.runs import _say_changed
 from gpunode.core.doctor import Evidence, diagnose
 from gpunode.core.errors import RefusedError
-from gpunode.core.facts import parse_probe
+from gpunode.core.facts import ALWAYS, parse_probe
 from gpunode.core.items.engine import requests
 from gpunode.core.report.fleet import unfinished_text
 from gpunode.core.spec import parse_spec
@@ -73,8 +73,8 @@ def test_a_probe_without_content_is_no_answer(verb: str) -> None:
     assert done.return_value == 5 and "no os-release, no kernel" in done.output and "nothing to do" not in done.output
 
 
-@pytest.mark.parametrize("section", ["os_release", "pci", "system"])
-def test_each_section_that_every_linux_has_is_asked_for(section: str) -> None:
+@pytest.mark.parametrize("section", ["os_release", "system", *ALWAYS])
+def test_each_section_without_which_steps_would_be_planned_is_asked_for(section: str) -> None:
     text = (PROBES / "debian12-h100-fresh/probe.txt").read_text()
     start = text.index(f"#: {section}\n")
     with pytest.raises(RefusedError):

@@ -73,6 +73,8 @@ def read_facts(data: Any) -> NodeFacts:
 VOLATILE = volatile_fields(NodeFacts)
 VOLATILE_DRIVER = volatile_fields(DriverState)
 
+# sections without which steps would be planned for things that are there: each probe of a whole node has them
+ALWAYS = ("pci", "kernels", "driver", "toolkit", "units", "runtimes", "packages", "holds", "journal", "files")
 # sections that may have no line: where they said all, there is none
 _MAY_BE_EMPTY = ("cdi", "files", "gpu_containers", "nvlink", "sharing", "xids")
 
@@ -91,8 +93,9 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
     """
     probe = split_probe(text)
     basics = {"os-release": probe.lines("os_release"), "kernel": probe.value("system", "kernel")}
-    basics["PCI section"] = "yes" if "pci" in probe.sections else ""
-    if of_node and (lacking := [name for name, found in basics.items() if not found]):
+    lacking = [*(f"section {name}" for name in ALWAYS if name not in probe.sections)]
+    lacking += [name for name, found in basics.items() if not found]
+    if of_node and lacking:
         raise RefusedError(
             f"the probe says nothing of this machine: no {', no '.join(lacking)}",
             expected="what a Linux has; that nothing was read does not prove that nothing is there",
