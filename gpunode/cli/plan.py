@@ -140,7 +140,6 @@ def show_plans(hosts: list[HostPlan], detail: Detail, *, converged: bool = True)
     from functools import partial
 
     from gpunode.core.errors import GpunodeError
-    from gpunode.core.model import HostResult
     from gpunode.core.report.fleet import plan_classes, plans_text
     from gpunode.core.report.text import MANY, class_text
     from gpunode.edge.share import in_its_share
@@ -148,7 +147,7 @@ def show_plans(hosts: list[HostPlan], detail: Detail, *, converged: bool = True)
     plans = [h.plan for h in hosts if h.plan]
     versions = _versions(hosts)
     if len(hosts) > MANY:
-        errors = [HostResult(host=h.host, message=str(h.error)) for h in hosts if h.error]
+        errors = [h.error.of_host(h.host) for h in hosts if h.error]
         together = in_its_share("", lambda: plans_text(plans, errors, chosen=versions, detail=detail))
         if not isinstance(together, GpunodeError):
             echo(together)

@@ -131,7 +131,7 @@ def test_verify(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPa
             found = {r.host: r for r in workflow.verify(where, DesiredState(to_run=False), smoke=False)}
         assert {h: found[h] for h in ("gpu1", "gpu3")} == {h: good[h] for h in ("gpu1", "gpu3")}
         assert found[ODD].outcome == "failed"
-        reported(found[ODD].message)
+        reported(found[ODD].fix)
 
 
 @KINDS
@@ -140,7 +140,7 @@ def test_verify_since_a_run(saved: Path, kind: type[Exception], monkeypatch: pyt
     found = since.verify_since(Targets(probes=(saved,)), DesiredState(to_run=False), Runs(), "r1", smoke=False)
     assert [r.host for r in found] == list(HOSTS)
     assert found[1].outcome == "failed" and all("not in run r1" in r.checks[0].message for r in (found[0], found[2]))
-    reported(found[1].message)
+    reported(found[1].fix)
 
 
 @KINDS
@@ -163,7 +163,7 @@ def test_smoke_of_one_host(kind: type[Exception], saved: Path, monkeypatch: pyte
     ]
     found = workflow._smoke(hosts, Targets(), desired)
     assert found["gpu1"] == found["gpu3"] == () and [c.status for c in found[ODD]] == ["failed"]
-    reported(found[ODD][0].message)
+    reported(found[ODD][0].fix)
 
 
 @KINDS
@@ -302,7 +302,7 @@ def test_provision(where: str, kind: type[Exception], tmp_path: Path, monkeypatc
     assert all(rows[host].state == "done" for host in set(world.hosts) - bad)
     for host in bad:
         assert f"unexpected {kind.__name__}" in rows[host].message
-        reported(rows[host].message)
+        reported(rows[host].fix)
 
 
 # ---------------------------------------------------------------- the report of a bug

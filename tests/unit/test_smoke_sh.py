@@ -436,7 +436,7 @@ def test_engines_are_asked_side_by_side_and_answer_in_order(tmp_path: Path) -> N
     for name, (words, verb, other) in asks.items():
         met = meet.format(tmp_path, name, other)
         fake_program(tmp_path, name, f'case "{words}" in {verb}) {met}; esac; echo gpunode-smoke-ran')
-    found = smoked(tmp_path, {"runtimes": ["containerd", "docker"], "image": "a/b"})
+    found = smoked(tmp_path, {"runtimes": ["containerd", "docker"], "image": "a/b", "gpus": 1})
     ran = [name for name in found if name in ("containerd.binary", "docker.gpus-all")]
     assert ran == ["containerd.binary", "docker.gpus-all"]
     assert {found[name].status for name in ran} == {"passed"}

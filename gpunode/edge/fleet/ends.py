@@ -17,8 +17,9 @@ from gpunode.edge.fleet.host_plan import HostPlan
 
 def untouched(host: HostPlan, expected: Expected | None) -> HostResult:
     """A host that nothing is to be done on, or nothing can be."""
-    if host.plan is None:
-        return HostResult(host=host.host, outcome=host.outcome, message=str(host.error))
+    if host.error:
+        return host.error.of_host(host.host)
+    assert host.plan
     if problems := host.plan.problems:
         return _with_fixes(HostResult(host=host.host, outcome="refused"), [(p.what, p.fix) for p in problems])
     result = _with_gpus(HostResult(host=host.host, message="nothing to do"), host, expected)

@@ -330,8 +330,9 @@ def _not_smoked(error: GpunodeError) -> tuple[Check, ...]:
 
 
 def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check], expected: Expected | None) -> HostResult:
-    if host.error or host.planned is None:
-        return HostResult(host=host.host, outcome=host.outcome, message=str(host.error))
+    if host.error:
+        return host.error.of_host(host.host)
+    assert host.planned
     problems = host.planned.plan.problems
     checks = [Check(id="plan.problem", status="failed", message=p.what, fix=p.fix) for p in problems]
     if not problems and (host.planned.facts.gpus or prepares(host.planned.spec)):
