@@ -144,8 +144,8 @@ def target_options(command: Command) -> Command:
             found["inventory"] = _default_inventory(click.get_current_context())
         elif found["hosts"] and not any((found["inventory"], found["local"], found["limit"])):
             found |= _of_default_inventory(click.get_current_context(), found)
-        if not (options.get("use_lab") or (found["hosts"] and Path(found["hosts"][0]).is_dir())):  # they bring a spec
-            _say_files(click.get_current_context(), found["inventory"])
+        own = options.get("use_lab") or (found["hosts"] and Path(found["hosts"][0]).is_dir())  # they bring a spec
+        _say_files(click.get_current_context(), found["inventory"], hidden=own)
         asked = found.pop("ask_become_pass")
         password = sudo_password(asked=asked)
         if found["inventory"]:  # not before: a vault's password may be asked for, too
@@ -181,12 +181,12 @@ def _default_inventory(ctx: click.Context) -> tuple[str, ...]:
     return found
 
 
-def _say_files(ctx: click.Context, sources: tuple[str, ...]) -> None:
-    """Before all else: which files are the input."""
+def _say_files(ctx: click.Context, sources: tuple[str, ...] = (), *, hidden: bool = False) -> None:
+    """Before all else: which files are the input, each once."""
     from gpunode.cli.terminal import say
 
-    read = [*ctx.meta.get(_READ, ()), *([f"inventory: {', '.join(sources)}"] if sources else [])]
-    if read and ctx.meta.get(FORMAT, "text") == "text":
+    read = [*ctx.meta.pop(_READ, ()), *([f"inventory: {', '.join(sources)}"] if sources else [])]
+    if read and not hidden and ctx.meta.get(FORMAT, "text") in ("text", "yaml", "html"):
         say(" · ".join(read))
 
 
@@ -234,55 +234,57 @@ def with_probes(targets: Targets, probes: tuple[Path, ...]) -> Targets:
     return replace(targets, hosts=(), probes=(*probes, *map(Path, targets.hosts))) if probes else targets
 
 
-def spec_option(command: Command) -> Command:
-    """`-c gpunode.yml`; the command gets the file's plain data as `spec_data` ({} without a file)."""
+def _spec_option(text: str, late: str = "", none: str = "") -> Callable[[Command], Command]:
+    """`-c`; `late`: the command gets `read_spec`, which reads the file, and names it so, where it is needed."""
 
-    return _spec_option(
-        "The desired state (gpunode explain). Default: gpunode.yml of the current folder, if there is one."
-    )(command)
-
-
-def late_spec_option(command: Command) -> Command:
-    """The same file for commands of an emergency: `read_spec` reads and judges it, where it is needed."""
-    return _spec_option(
-        "The desired state (gpunode explain), for its rollout section. Default: gpunode.yml of the current folder, if "
-        "there is one. Not read where nothing is changed.",
-        late=True,
-    )(command)
-
-
-def secrets_option(command: Command) -> Command:
-    """The same file by `read_spec`, for nothing but the secrets in it: what was recorded refers to them."""
-    return _spec_option("File with the passwords that the recorded spec refers to. Default: gpunode.yml.", late=True)(
-        command
-    )
-
-
-def _spec_option(text: str, *, late: bool = False) -> Callable[[Command], Command]:
-    def load(value: str | None) -> Any:
+    def load(ctx: click.Context, value: str | None) -> Any:
         from gpunode.edge.load import load_checked_data
 
-        return load_checked_data(value or DEFAULT_SPEC) if value or _has_spec() else {}
+        file = value or _default_spec()
+        data = load_checked_data(file) if file else {}
+        ctx.meta[_READ] = [f"{late or 'spec'}: {file or none}"] if file or none else []
+        if late:
+            _say_files(ctx)
+        return data
 
     def read(ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
         ctx.meta[FOLDER] = Path(value or DEFAULT_SPEC).parent
-        if late:
-            return functools.partial(load, value)
-        data = load(value)
-        ctx.meta[_READ] = [f"spec: {value or (DEFAULT_SPEC if DEFAULT_SPEC.exists() else 'none, defaults')}"]
-        return data
+        return functools.cache(functools.partial(load, ctx, value)) if late else load(ctx, value)
 
     name = "read_spec" if late else "spec_data"
     return click.option("-c", "--config", name, metavar="FILE", shell_complete=complete_files, callback=read, help=text)
 
 
-def _has_spec() -> bool:
-    """Whether the current folder has gpunode.yml.  Raises InputError where it, or the one above, has a near one."""
-    if not (there := DEFAULT_SPEC.exists()):
-        from gpunode.edge.ansible.default_inventory import NEAR_SPEC, refuse_near
+_SPEC = "The desired state (gpunode explain). Default: gpunode.yml of the current folder, if there is one."
+compared_spec_option = _spec_option(_SPEC, "spec")
+late_spec_option = _spec_option(
+    "The desired state (gpunode explain), for its rollout section. Default: gpunode.yml of the current folder, if "
+    "there is one. Not read where nothing is changed.",
+    "rollout",
+)
+_SECRETS = "File with the passwords that the recorded spec refers to. Default: gpunode.yml."
+secrets_option = _spec_option(_SECRETS, "also read")
 
-        refuse_near(Path(), NEAR_SPEC, DEFAULT_SPEC.name, "-c")
-    return there
+
+def spec_option(command: Command, none: str = "none, defaults") -> Command:
+    """`-c gpunode.yml`; the command gets the file's plain data as `spec_data` ({} without a file, which is `none`)."""
+
+    @functools.wraps(command)
+    def named(*args: Any, **options: Any) -> Any:
+        _say_files(click.get_current_context(), options.get("inventory", ()))
+        return command(*args, **options)
+
+    return _spec_option(_SPEC, none=none)(named)  # type: ignore[return-value]
+
+
+def _default_spec() -> Path | None:
+    """The current folder's gpunode.yml.  Raises InputError where it has none, and a near name, or one is above it."""
+    if DEFAULT_SPEC.exists():
+        return DEFAULT_SPEC
+    from gpunode.edge.ansible.default_inventory import NEAR_SPEC, refuse_near
+
+    refuse_near(Path(), NEAR_SPEC, DEFAULT_SPEC.name, "-c")
+    return None
 
 
 # ---------------------------------------------------------------- the question before hosts are changed

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, spec_option
+from gpunode.cli.common import compared_spec_option, format_option
 from gpunode.cli.completion import complete_runs
 from gpunode.cli.output import echo, print_json
 from gpunode.core.printable import json_text
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Saved probes (HOST.probe) and results (*.json of verify, plan, detect); a folder in it is a pool.",
 )
-@spec_option
+@compared_spec_option
 @click.option("--title", default="", help="The headline, in place of the name of what it is about.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it there.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of --format json, and nothing else.")
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 def report(
     source: str,
     folder: Path | None,
-    spec_data: dict[str, Any],
+    read_spec: Callable[[], dict[str, Any]],
     title: str,
     output: Path | None,
     schema: bool,
@@ -67,9 +68,9 @@ def report(
         return 0
     if folder and source != "last":
         raise InputError(f"{source} and --from given together", fix="name one of them")
-    if output_format == "html" and not output and _on_terminal():
+    if output_format == "html" and not output and sys.stdout.isatty():
         raise InputError("a page of HTML is not for a terminal", fix="-o report.html; gpunode runs show prints a run")
-    made = sources.of_folder(folder, spec_data) if folder else sources.report_of(source)
+    made = sources.of_folder(folder, read_spec()) if folder else sources.report_of(source)
     text = _text(replace(made, title=title or made.title), output_format)
     if output is None:
         echo(text, nl=False)
@@ -80,10 +81,6 @@ def report(
         raise InputError(f"cannot write to {output}: {error.strerror}", fix="choose another file") from error
     echo(f"written: {output}, {counted(len(made.hosts), 'host')}", err=True)
     return 0
-
-
-def _on_terminal() -> bool:
-    return sys.stdout.isatty()
 
 
 def _text(made: Report, output_format: str) -> str:

@@ -28,7 +28,9 @@ def refusal(tmp_path: Path, spec: Any, *args: str, version: str = "1.36") -> tup
     assert run.stdout == ""
     if isinstance(run.exception, GpunodeError):
         return run.exception.exit, str(run.exception)
-    return run.return_value, run.stderr
+    read, _, reported = run.stderr.partition("\n")
+    assert read.startswith("spec: ")
+    return run.return_value, reported
 
 
 def test_a_folder_gets_files_and_a_second_run_changes_none(tmp_path: Path) -> None:

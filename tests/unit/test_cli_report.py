@@ -8,6 +8,7 @@ import shutil
 import socket
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,7 +76,8 @@ def test_a_folder_of_probes_with_pools(tmp_path: Path) -> None:
 def test_no_page_is_printed_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "probes").mkdir()
     shutil.copy(PROBES / READY / "probe.txt", tmp_path / "probes/gpu1.probe")
-    monkeypatch.setattr("gpunode.cli.report._on_terminal", lambda: True)
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr("gpunode.cli.report.sys", SimpleNamespace(stdout=terminal))
     code, text = run("report", "--from", "probes")
     assert code == 2 and "-o report.html" in text and "<html" not in text
     assert "<html" in run("report", "--from", "probes", "-o", "page.html")[1] + (tmp_path / "page.html").read_text()

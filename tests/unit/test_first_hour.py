@@ -117,6 +117,35 @@ def test_the_first_line_names_the_files_that_count() -> None:
     assert "spec:" not in run("plan", "--probe", probe, "--format", "json").output
 
 
+ROLLOUT = "inventory: hosts.yml\nrollout: gpunode.yml"
+NAMED = [  # a command that reads gpunode.yml: its first lines with one, and without any
+    ("solve --gpu 10de:2330 --distro debian:12", "spec: gpunode.yml", "spec: none, defaults"),
+    ("bundle create -o x", "spec: gpunode.yml", "spec: none, defaults"),
+    ("kube render --server-version 1.34", "spec: gpunode.yml", "spec: none, defaults"),
+    ("kube render -i h, --server-version 1.34", "spec: gpunode.yml · inventory: h,", "spec: none, defaults · inv"),
+    ("kube apply --kubeconfig none", "spec: gpunode.yml", "spec: none, defaults"),
+    ("kube remove --kubeconfig none", "spec: gpunode.yml", "spec: none, defaults"),
+    ("kube status --kubeconfig none", "spec: gpunode.yml", "spec: none\n"),
+    ("report --from x", "spec: gpunode.yml", "error: "),
+    ("report", "error: ", "error: "),  # of a run, which has its own
+    ("uninstall --yes", ROLLOUT, "inventory: hosts.yml\n"),
+    ("rollback --yes", ROLLOUT, "inventory: hosts.yml\n"),
+    ("rollback --check", "inventory: hosts.yml\n", "inventory: hosts.yml\n"),
+    ("provision x", "error: ", "error: "),  # a plan's folder, which has its own
+]
+
+
+@pytest.mark.parametrize(("words", "there", "none"), NAMED, ids=[words for words, *_ in NAMED])
+def test_each_command_names_the_gpunode_yml_that_it_reads(words: str, there: str, none: str) -> None:
+    Path("x").mkdir()
+    Path("hosts.yml").write_text("all: {hosts: {gpu1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    without = run(*words.split()).stderr
+    Path("gpunode.yml").write_text("rollout: {max_failures: 1}\n")
+    named = run(*words.split()).stderr
+    assert named.startswith(there) and without.startswith(none), (named, without)
+    assert named.count("gpunode.yml") == ("gpunode.yml" in there)
+
+
 SPECS = [  # a mistake in gpunode.yml: text, where, what to do
     ("driver: {branch: '580.178'}", "1:18", "a whole version is driver.version"),
     ("driver: {branch: latest}", "1:18", "did you mean 'auto'?"),

@@ -387,7 +387,7 @@ def test_the_command_exits_5_with_problems_and_still_prints_the_json() -> None:
     [(["--distro", "ubuntu:23.10"], False), (["--distro", "debian:12", "--cuda", "11.0"], True)],
 )
 def test_a_refusal_comes_first_and_nothing_is_said_of_what_was_not_chosen(words: list[str], chosen: bool) -> None:
-    printed = CliRunner().invoke(cli, ["solve", "--gpu", "10de:2330", *words]).output
+    printed = CliRunner().invoke(cli, ["solve", "--gpu", "10de:2330", *words]).stdout
     assert printed.startswith("problem: ") and "\n  do next: " in printed
     assert ("\n\ndriver " in printed) is chosen and ("\ncuda " in printed) is chosen
 
