@@ -221,6 +221,8 @@ def test_a_broken_file_is_repaired_by_the_command_that_the_error_names(
     code, said = locked(monkeypatch, file, BOTH)
     assert code == 2 and "gpunode lock -i INVENTORY --update" in said and ("conflict" in said) == ("<<<" in broken)
     assert locked(monkeypatch, file, BOTH, "--limit", "a", "--update")[0] == 2 and file.read_text() == broken
+    code, said = locked(monkeypatch, file, [DOWN, OTHER], "--update")
+    assert code == 2 and "when all hosts answer: gpunode lock" in said and file.read_text() == broken
     code, said = locked(monkeypatch, file, BOTH, "--update")
     assert code == 0 and "replaced: " in said
     assert parse_lock(tomllib.loads(file.read_text()), "x") == make_lock([(o.host, o.facts) for o in BOTH if o.facts])

@@ -21,7 +21,7 @@ HEAD = (
     "# `--locked` refuses anything else, `gpunode lock --update` shows what has changed and rewrites it.\n"
 )
 _UNLOCKED = "provision without --locked, then gpunode lock --update"
-REPAIR = "restore it from version control, or write it again: gpunode lock -i INVENTORY --update"
+REPAIR = "restore it from version control, or write it again when all hosts answer: gpunode lock -i INVENTORY --update"
 _FIELDS = ("driver", "kernel", "cuda", "toolkit")
 
 
