@@ -173,11 +173,11 @@ def sudo_password(*, asked: bool) -> str:
 
 def _default_inventory(ctx: click.Context) -> tuple[str, ...]:
     """The inventory that is meant where none is named.  Raises InputError for one that a near name has."""
-    from gpunode.edge.ansible.default_inventory import NAME, NEAR_HOSTS, default_inventory, refuse_near
+    from gpunode.edge.ansible.default_inventory import NAME, NEAR_HOSTS, default_inventory, own_file
 
     folder = ctx.meta.get(FOLDER, Path())
     if not (found := default_inventory(folder)):
-        refuse_near(folder, NEAR_HOSTS, NAME, "-i")
+        own_file(folder, NAME, NEAR_HOSTS, "-i")
     return found
 
 
@@ -238,9 +238,10 @@ def _spec_option(text: str, late: str = "", none: str = "") -> Callable[[Command
     """`-c`; `late`: the command gets `read_spec`, which reads the file, and names it so, where it is needed."""
 
     def load(ctx: click.Context, value: str | None) -> Any:
+        from gpunode.edge.ansible.default_inventory import NEAR_SPEC, own_file
         from gpunode.edge.load import load_checked_data
 
-        file = value or _default_spec()
+        file = value or own_file(Path(), DEFAULT_SPEC.name, NEAR_SPEC, "-c")
         data = load_checked_data(file) if file else {}
         ctx.meta[_READ] = [f"{late or 'spec'}: {file or none}"] if file or none else []
         if late:
@@ -257,11 +258,7 @@ def _spec_option(text: str, late: str = "", none: str = "") -> Callable[[Command
 
 _SPEC = "The desired state (gpunode explain). Default: gpunode.yml of the current folder, if there is one."
 compared_spec_option = _spec_option(_SPEC, "spec")
-late_spec_option = _spec_option(
-    "The desired state (gpunode explain), for its rollout section. Default: gpunode.yml of the current folder, if "
-    "there is one. Not read where nothing is changed.",
-    "rollout",
-)
+late_spec_option = _spec_option(f"{_SPEC} Read for its rollout section, where anything is changed.", "rollout")
 _SECRETS = "File with the passwords that the recorded spec refers to. Default: gpunode.yml."
 secrets_option = _spec_option(_SECRETS, "also read")
 
@@ -275,16 +272,6 @@ def spec_option(command: Command, none: str = "none, defaults") -> Command:
         return command(*args, **options)
 
     return _spec_option(_SPEC, none=none)(named)  # type: ignore[return-value]
-
-
-def _default_spec() -> Path | None:
-    """The current folder's gpunode.yml.  Raises InputError where it has none, and a near name, or one is above it."""
-    if DEFAULT_SPEC.exists():
-        return DEFAULT_SPEC
-    from gpunode.edge.ansible.default_inventory import NEAR_SPEC, refuse_near
-
-    refuse_near(Path(), NEAR_SPEC, DEFAULT_SPEC.name, "-c")
-    return None
 
 
 # ---------------------------------------------------------------- the question before hosts are changed

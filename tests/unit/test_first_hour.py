@@ -87,7 +87,11 @@ def test_each_section_without_which_steps_would_be_planned_is_asked_for(section:
     [
         ("gpunode.yaml", "-c gpunode.yaml", "plan"),
         ("gpu-node.yml", "-c gpu-node.yml", "verify"),
+        ("gpunode.json", "-c gpunode.json", "plan"),
+        ("gpunode.yml.txt", "-c gpunode.yml.txt", "report --from ."),
         ("../gpunode.yml", "-c ../gpunode.yml", "provision"),
+        ("../../gpunode.yml", "-c ../../gpunode.yml", "plan"),
+        ("../../../hosts.yml", "-i ../../../hosts.yml", "uninstall"),
         ("hosts.yaml", "-i hosts.yaml", "detect"),
         ("inventory.ini", "-i inventory.ini", "plan"),
         ("inventory/hosts.yml", "-i inventory", "uninstall"),
@@ -98,12 +102,24 @@ def test_a_file_of_a_near_name_is_refused_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, named: str, verb: str
 ) -> None:
     """A spec that is passed over would be another driver, and `--local` another machine."""
-    (tmp_path / "site/inventory").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "site")
+    (tmp_path / "a/b/site/inventory").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a/b/site")
     Path("inventory").rmdir() if not there.startswith("inventory/") else None
     Path(there).write_text("driver: {branch: '580'}\n")
-    done = run(verb)
+    done = run(*verb.split())
     assert done.return_value == 2 and f"do next:  {named}" in done.output and "--local\n  do" not in done.output
+
+
+def test_a_site_ends_with_its_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = PROBES / "debian12-h100-fresh/probe.txt"
+    (tmp_path / "a/b").mkdir(parents=True)
+    Path("gpunode.yml").touch()
+    monkeypatch.chdir(tmp_path / "a/b")
+    assert run("plan", "--probe", probe).return_value == 2
+    (tmp_path / "a/.git").touch()  # of a work tree it is a file
+    assert run("plan", "--probe", probe).stderr.startswith("spec: none, defaults\n")
+    (tmp_path / "a/gpunode.yml").touch()
+    assert "do next:  -c ../gpunode.yml\n" in run("plan", "--probe", probe).stderr
 
 
 def test_the_first_line_names_the_files_that_count() -> None:

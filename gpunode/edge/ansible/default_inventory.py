@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpunode.core.errors import InputError
@@ -11,7 +13,7 @@ from gpunode.core.late import regex
 
 NAME = "hosts.yml"
 NEAR_HOSTS = regex(r"(hosts|inventory)(\.(ya?ml|ini))?", re.IGNORECASE)
-NEAR_SPEC = regex(r"gpu[-_]?node\.ya?ml", re.IGNORECASE)
+NEAR_SPEC = regex(r"gpu[-_]?node\.(ya?ml|json)(\.txt)?", re.IGNORECASE)
 
 
 def default_inventory(folder: Path) -> tuple[str, ...]:
@@ -30,19 +32,31 @@ def default_inventory(folder: Path) -> tuple[str, ...]:
     return tuple(map(str, sources)) if origin != "default" else ()
 
 
-def refuse_near(folder: Path, names: re.Pattern[str], name: str, option: str) -> None:
-    """Raises InputError where the folder lacks the file `name` and has one of like name, or that above it has it."""
-    try:
-        found = sorted(path for path in folder.iterdir() if names.fullmatch(path.name))
-    except OSError:
-        found = []
-    above = folder / ".." / name
-    if other := next(iter(found), above if above.is_file() else None):
+def own_file(folder: Path, name: str, near: re.Pattern[str], option: str) -> Path | None:
+    """The folder's file.  Raises InputError where it has none, but one of a near name, or one above it has the file."""
+    if (folder / name).exists():
+        return folder / name
+    other = None
+    with contextlib.suppress(OSError):
+        other = next(_near(folder, near, name), None)
+    if other:
         raise InputError(
             f"there is {other}, which is not read unless it is named, and no {folder / name}",
             expected=f"{name} in the current folder, or what counts named by {option}",
             fix=f"{option} {other}",
         )
+    return None
+
+
+def _near(folder: Path, names: re.Pattern[str], name: str) -> Iterator[Path]:
+    """Those that may be meant: of the folder, then of those above it, up to the one with .git, where a site ends."""
+    yield from sorted(path for path in folder.iterdir() if names.fullmatch(path.name))
+    for _ in folder.resolve().parents:
+        if (folder / ".git").exists():
+            return
+        folder /= ".."
+        if (folder / name).is_file():
+            yield folder / name
 
 
 def _settings() -> tuple[Path, ...]:
