@@ -60,6 +60,17 @@ def test_a_task_with_nothing_to_do_is_skipped(monkeypatch: pytest.MonkeyPatch) -
     assert "skipped" not in run(task(), {"changes": []}, monkeypatch)
 
 
+@pytest.mark.parametrize("how", [{}, {"runtimes": ["docker"]}])
+def test_smoke_checks_that_did_not_run_are_skipped_and_not_ok(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = KINDS["smoke"]
+    made = task(kind, check_mode=True)
+    monkeypatch.setattr(kind, "send", lambda *_: pytest.fail("the node was asked"))
+    done = run(made, kind.act(made, {"smoke": how}), monkeypatch)
+    assert done["skipped"] and "checks" not in done and ("in check mode" in done["skip_reason"]) == bool(how)
+
+
 @pytest.mark.parametrize(
     ("diff", "result", "variables", "shown"),
     [

@@ -20,7 +20,7 @@ class ActionModule(NodeAction):
         if not args["smoke"]:
             return {}
         if self.check:
-            return {"msg": "not run in check mode: the checks start containers", "checks": []}
+            return {"skipped": True, "skip_reason": "not run in check mode: the checks start containers"}
         stdout, rc = self.send("smoke.sh", smoke_files(args["smoke"]))
         checks = [vars(check) for check in smoke_checks(stdout, rc)]
         failed = [check for check in checks if check["status"] == "failed"]

@@ -38,9 +38,9 @@ checks:
   description: The checks, each with id, status, message and fix.
   type: list
   elements: dict
-  returned: when checks were asked for
+  returned: when checks have run
 msg:
   description: How many passed, or which failed.
   type: str
-  returned: when checks were asked for
+  returned: when checks have run
 """
