@@ -65,6 +65,7 @@ class HostRun:
     diffs: list[str] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    changing: set[str] = field(default_factory=set)  # the tasks that changed something
 
 
 class PlayInterrupted(InterruptedByUser):
@@ -328,6 +329,7 @@ def _note(host: HostRun, event: Event) -> None:
         host.exit, host.message = Exit.UNREACHABLE, event.message
         host.fix = _SUDO_RS if "waiting for privilege escalation prompt" in event.message else ""
     if event.kind == "changed":
+        host.changing.add(event.task)
         host.changed += [_change(one) for one in event.result.get("changes", [])] or [Changed(text=event.task)]
     for diff in _as_list(event.result.get("diff")):
         if isinstance(diff, dict) and diff.get("prepared"):

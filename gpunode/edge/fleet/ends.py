@@ -9,6 +9,7 @@ from gpunode.core.checks.gpus import unfit_checks
 from gpunode.core.checks.health import Expected, presence_checks
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.model import Check, HostResult, Plan, Step
+from gpunode.core.printable import counted
 from gpunode.core.report.text import news
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.fleet.executor import NEVER_REACHED
@@ -41,8 +42,9 @@ def would(result: HostResult, what: str) -> HostResult:
     return replace(result, outcome="pending", message=f"would {what}") if result.ok else result
 
 
-def settled(result: HostResult, before: Plan, after: HostPlan, expected: Expected | None) -> HostResult:
+def settled(host: str, run: HostRun, before: Plan, after: HostPlan, expected: Expected | None) -> HostResult:
     """The result of a good play, by the probe after it: the plan must be empty; what is left is named, and pending."""
+    result = ran(host, run)
     failed = [c.id for c in result.checks if c.status == "failed"]
     if failed:
         return replace(result, outcome="failed", message=f"done, but these checks failed: {', '.join(failed)}")
@@ -52,8 +54,9 @@ def settled(result: HostResult, before: Plan, after: HostPlan, expected: Expecte
     left += [p.what for p in after.plan.problems]
     if left:
         return replace(result, outcome="pending", message=f"done, but still to do: {'; '.join(left)}")
-    steps = len(news(before))
-    applied = f"{steps} step{'s' if steps > 1 else ''} applied, nothing pending" if steps else "nothing to do"
+    steps = [step.title in run.changing for step in news(before)]
+    rest = "" if all(steps) else " (the rest had nothing to do)"
+    applied = f"{counted(sum(steps), 'step')} applied{rest}, nothing pending" if any(steps) else "nothing to do"
     return _with_gpus(replace(result, message=applied), after, expected)
 
 

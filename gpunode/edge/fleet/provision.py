@@ -144,7 +144,7 @@ class _Provision:
 
     def _settled(self, work: Work, host: str) -> HostResult:
         before = _plan(self.todo[host])
-        return settled(ran(host, work.ran[host]), before, work.after[host], self.expected.get(host))
+        return settled(host, work.ran[host], before, work.after[host], self.expected.get(host))
 
     def _measure(self, work: Work, hosts: Sequence[str]) -> None:
         """The results of hosts that have come to a good end, with what `gpunode accept` says of them."""
