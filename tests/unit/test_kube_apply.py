@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from api_server import ApiServer, Fault
+from api_server import ApiServer, Fault, workloads_become_ready
 from kube_cluster import foreign, hows, inventory, mutating, node, put, quick, rendered, silent
 from rows import over
 
@@ -499,6 +500,59 @@ def test_a_node_that_offers_no_gpu_is_waited_for_and_named(server: ApiServer, ap
     applied = apply(api, rendered(spec), timeout=600, notify=silent)
     assert (applied.exit, applied.waiting) == (Exit.OK, ())
     assert apply(api, rendered(spec), wait=False, notify=silent).exit == Exit.OK
+
+
+TEN, FOUR = ({"strategy": "mps", "replicas": count} for count in (10, 4))
+SLICED = {"strategy": "time-slicing", "replicas": 4, "rename_by_default": True}
+GPU = "nvidia.com/gpu"
+# sharing of before and now → what a node offers by it
+NUMBERS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, str], dict[str, str]]] = [
+    ("shares to whole", TEN, {}, {GPU: "20"}, {GPU: "2"}),
+    ("fewer shares", TEN, FOUR, {GPU: "20"}, {GPU: "8"}),
+    ("more shares", FOUR, TEN, {GPU: "8"}, {GPU: "20"}),
+    ("whole to shares", {}, FOUR, {GPU: "8"}, {GPU: "32"}),
+    ("as many", {**FOUR, "strategy": "time-slicing"}, FOUR, {GPU: "8"}, {GPU: "8"}),
+    ("another name, fewer", SLICED, FOUR, {f"{GPU}.shared": "8"}, {GPU: "8"}),
+    ("shares to instances of single", TEN, {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 7}}}, {GPU: "20"},
+     {GPU: "14"}),
+]  # fmt: skip
+
+
+@over(NUMBERS, name=lambda row: row[0])
+def test_a_node_is_waited_for_until_it_offers_other_numbers_though_no_program_counted_its_gpus(
+    _name: str, before: dict[str, Any], now: dict[str, Any], former: dict[str, str], then: dict[str, str]
+) -> None:
+    """By what it offered before it is known how many GPUs it has."""
+
+    def offers(amounts: dict[str, str]) -> Callable[[dict[str, Any]], None]:
+        return lambda item: item["status"].update(allocatable=amounts, capacity=amounts)
+
+    server, said = ApiServer(), list[str]()
+    server.controllers.append(workloads_become_ready)
+    try:
+        with TemporaryDirectory() as folder:
+            api = quick(connect(str(server.kubeconfig(Path(folder) / "k"))))
+            server.put(node("gpu1"))
+            apply(api, rendered({"sharing": before}), wait=False, notify=silent)
+            server.edit("Node", "gpu1", "", offers(former))
+            server.later(0.4, lambda: server.edit("Node", "gpu1", "", offers(then)))
+            applied = apply(api, rendered({"sharing": now}), timeout=600, notify=said.append)
+            live = server.get("Node", "gpu1")
+    finally:
+        server.close()
+    assert (applied.exit, applied.waiting) == (Exit.OK, ())
+    assert live and live["status"]["allocatable"] == then, "it does not end before"
+    waits = any("waiting for node gpu1: it offers" in one for one in said)
+    assert waits == (former != then), said
+
+
+def test_gpus_that_are_ill_are_not_counted_by_what_is_offered(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "70"}))
+    server.edit("Node", "gpu1", "", lambda item: item["status"].update(capacity={GPU: "80"}))
+    apply(api, rendered({"sharing": TEN}), wait=False, notify=silent)
+    healthy = {"allocatable": {GPU: "32"}, "capacity": {GPU: "32"}}
+    server.later(0.3, lambda: server.edit("Node", "gpu1", "", lambda item: item["status"].update(healthy)))
+    assert apply(api, rendered({"sharing": FOUR}), timeout=600, notify=silent).waiting == ()
 
 
 def test_a_device_plugin_whose_pods_no_node_takes_is_named_with_the_taint(server: ApiServer, api: Api) -> None:

@@ -115,6 +115,7 @@ SINGLE = {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 7}}}
 RENAMED = {"strategy": "time-slicing", "replicas": 5, "rename_by_default": True}
 MPS = {"strategy": "mps", "replicas": 10}
 BY_MEMORY = {"strategy": "gpushare"}
+OVERRIDDEN = {**MIXED, "mig": {"strategy": "mixed", "profiles": {"1g.10gb": 4}, "gpus": {"0": {"2g.20gb": 1}}}}
 
 
 def offering(capacity: dict[str, int], allocatable: dict[str, int] | None = None, **labels: str) -> dict[str, Any]:
@@ -155,6 +156,9 @@ NODES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("shares of instances", {**MIXED, "strategy": "time-slicing", "replicas": 2}, offering({SMALL: 8, LARGE: 4}), ""),
     ("instances in place of their shares", {**MIXED, "strategy": "time-slicing", "replicas": 8},
      offering({SMALL: 4, LARGE: 2}), "should offer at least 16 nvidia.com/mig-1g.10gb"),
+    ("more than Feature Discovery counts of one model of several", {}, offering({GPU: 3}, **{COUNT: "1"}), ""),
+    ("whole, and labels of the instances of before", {}, offering(
+        {GPU: 2}, **{COUNT: "14", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"}), ""),
     ("by memory", BY_MEMORY, offering({"aliyun.com/gpu-mem": 160, "aliyun.com/gpu-count": 2}), ""),
     ("by memory, and nothing but what was", BY_MEMORY, offering({GPU: 2, SMALL: 4}, {GPU: 0, SMALL: 0}),
      "it offers no GPU, and should offer at least 1 aliyun.com/gpu-mem"),
@@ -179,12 +183,19 @@ def test_what_a_node_offers_is_compared_with_what_its_pool_shares(
 @pytest.mark.parametrize(
     ("sharing", "item", "message"),
     [
-        ({}, offering({GPU: 7}), "it offers 7 nvidia.com/gpu, and should offer at least 8"),
+        ({}, offering({GPU: 7}), "it offers 7 nvidia.com/gpu, and should offer 8"),
         ({}, offering({GPU: 8}), ""),
-        (MPS, offering({GPU: 70}), "should offer at least 80 nvidia.com/gpu"),
-        (MIXED, offering({SMALL: 14, LARGE: 7}), f"should offer at least 16 {SMALL}, 8 {LARGE}"),
+        ({}, offering({GPU: 9}, **{COUNT: "9"}), ""),  # one was added since
+        ({}, offering({GPU: 80}), "it offers 80 nvidia.com/gpu, and should offer 8 nvidia.com/gpu"),
+        ({}, offering({GPU: 80}, {GPU: 8}), "8 of 80 nvidia.com/gpu can be allocated"),
+        (MPS, offering({GPU: 70}), "should offer 80 nvidia.com/gpu"),
+        ({**MPS, "replicas": 4}, offering({GPU: 80}), "offers 80 nvidia.com/gpu, and should offer 32"),
+        (MIXED, offering({SMALL: 14, LARGE: 7}), f"should offer 16 {SMALL}, 8 {LARGE}"),
         (MIXED, offering({SMALL: 16, LARGE: 8}), ""),
-        (SINGLE, offering({GPU: 49}), "should offer at least 56 nvidia.com/gpu"),
+        (MIXED, offering({SMALL: 16, LARGE: 16}), f"should offer 16 {SMALL}, 8 {LARGE}"),
+        (OVERRIDDEN, offering({SMALL: 28, LARGE: 1}), ""),
+        (SINGLE, offering({GPU: 49}), "should offer 56 nvidia.com/gpu"),
+        ({}, offering({GPU: 56}, **{COUNT: "56", "nvidia.com/gpu.product": "H-MIG-1g.10gb"}), "should offer 8"),
         (BY_MEMORY, offering({"aliyun.com/gpu-mem": 1}), ""),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_host_offers_as_many_gpus_as_its_last_good_run_found(
     hosts = tmp_path / "hosts.yml"
     hosts.write_text(yaml.safe_dump({"all": {"hosts": {"c": {}, "d": {}}}}))
     done = run(server, tmp_path, "status", "-i", str(hosts), spec={"kubernetes": {}})
-    assert "node d: it offers 4 nvidia.com/gpu, and should offer at least 6 nvidia" in done.stdout
+    assert "node d: it offers 4 nvidia.com/gpu, and should offer 6 nvidia" in done.stdout
     assert "node c" not in done.stdout
 
 

@@ -25,13 +25,13 @@ from gpunode.kube.core.checks.ready import deletion_waits_for
 from gpunode.kube.core.cluster import Object, Pool
 from gpunode.kube.core.judge import serves_as_ours
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
-from gpunode.kube.core.offers import expected
+from gpunode.kube.core.offers import expected, gpus_of
 from gpunode.kube.core.owned import Inventory, NodeMarks, ObjectKey, digest, is_ours, key_of, shown
 from gpunode.kube.core.plain import mapping
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.device_plugin import CONFIG, config_text
 from gpunode.kube.core.render.plugin_config import sharing_of
-from gpunode.kube.core.usage import Usage
+from gpunode.kube.core.usage import NodeUse, Usage, resources_of
 
 Marks = tuple[dict[str, str], tuple[str, ...]]  # labels, and taints as KEY=VALUE:EFFECT
 Rehearsal = Mapping[ObjectKey, Object | ApiError]  # what each would become, or why the server refuses it
@@ -152,23 +152,39 @@ def _nodes(ground: Ground) -> Iterator[Problem]:
 
 def held_problems(ground: Ground) -> Iterator[Problem]:
     """Nodes whose GPUs would be shared otherwise while pods hold them: a pod's own GPU would be given away again."""
-    cluster = ground.rendered.cluster
-    former = mapping(ground.live.get(ObjectKey("v1", "ConfigMap", cluster.spec.namespace, CONFIG)), "data")
-    only = next(iter(former.values())) if len(former) == 1 else ""
-    unnamed = next((pool for pool in cluster.pools if not pool.has_known_nodes), None)
-    pools = {name: pool for pool in cluster.pools for name in ground.nodes_of([pool])}
-    for node in ground.usage.nodes:
-        if not (pool := pools.get(node.name, unnamed)):
-            continue
-        text, should = former.get(node.pool, only), expected(pool.sharing)
-        new = pool in cluster.plugin_pools and text and sharing_of(text) != sharing_of(config_text(cluster, pool.name))
-        held = [use for use in node.uses if new or (should and use.total and use.name not in should)]
+    for node, pool, former in _switches(ground):
+        should = expected(pool.sharing)
+        held = [use for use in node.uses if former or (should and use.total and use.name not in should)]
         if names := [f"{pod.namespace}/{pod.name} ({pod.amount} {use.name})" for use in held for pod in use.pods]:
             yield Problem(
                 what=f"node {node.name}: its GPUs would be shared otherwise, and pods hold them: "
                 f"{printable(few(names))}",
                 fix=f"end these pods, or have them evicted first: kubectl drain {node.name} --ignore-daemonsets",
             )
+
+
+def former_gpus(ground: Ground) -> dict[str, int]:
+    """Node whose GPUs are shared otherwise from now on → how many, by what it offered by its former configuration."""
+    counts = {}
+    for node, _, former in _switches(ground):
+        capacity = resources_of(ground.nodes.get(node.name, {}), "capacity")  # with GPUs that are ill
+        if count := gpus_of(former, {use.name: use.total for use in node.uses if use.total == capacity.get(use.name)}):
+            counts[node.name] = count
+    return counts
+
+
+def _switches(ground: Ground) -> Iterator[tuple[NodeUse, Pool, str]]:
+    """Nodes of pools, and the former configuration of their device plugin, "" where it shares as it did."""
+    cluster = ground.rendered.cluster
+    former = mapping(ground.live.get(ObjectKey("v1", "ConfigMap", cluster.spec.namespace, CONFIG)), "data")
+    only = next(iter(former.values())) if len(former) == 1 else ""
+    unnamed = next((pool for pool in cluster.pools if not pool.has_known_nodes), None)
+    pools = {name: pool for pool in cluster.pools for name in ground.nodes_of([pool])}
+    for node in ground.usage.nodes:
+        if pool := pools.get(node.name, unnamed):
+            text = former.get(node.pool, only) if pool in cluster.plugin_pools else ""
+            same = text and sharing_of(text) == sharing_of(config_text(cluster, pool.name))
+            yield node, pool, "" if same else text
 
 
 def _memory_shares(ground: Ground) -> Iterator[Problem]:

@@ -1,38 +1,46 @@
-"""What a node should offer by its pool, and whether it does: names and least numbers of resources."""
+"""What a node should offer by its pool, and whether it does: names and numbers of resources."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from gpunode.core.sharing.rules import cuts, mig_profiles
 from gpunode.core.spec.kubernetes import SharingSpec
+from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render.dra import DRIVER
 from gpunode.kube.core.render.gpushare import MEMORY
-from gpunode.kube.core.render.plugin_config import mig_resource, mig_strategy, shared_resources
+from gpunode.kube.core.render.plugin_config import mig_resource, mig_strategy, shared_resources, sharing_of
 from gpunode.kube.core.usage import WHOLE
 
+MANY = sys.maxsize
+_PRODUCT = "nvidia.com/gpu.product"  # of GPU Feature Discovery: MODEL-MIG-PROFILE where it counts instances
 
-def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}, gpus: int = 0) -> dict[str, int]:
-    """Resource → the least number that a node offers which shares so; with 0 it may be there.  {}: any of GPUs.
 
-    `labels` of the node: where GPU Feature Discovery counted GPUs or instances, as many.  `gpus` that the host has, 0
-    where nobody has counted: then one.
+def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}, gpus: int = 0) -> dict[str, range]:
+    """Resource → how many a node offers that shares so; from 0 on: it may be there.  {}: any of GPUs.
+
+    `gpus` that the host has: as many and no more; 0 where nobody has counted: then those of one GPU at least.
+    `labels` of the node: by GPU Feature Discovery at least as many, since of several models it counts one.
     """
     if sharing.strategy == "gpushare":
-        return {MEMORY: 1}
+        return {MEMORY: range(1, MANY)}
     if sharing.strategy == "dra":
         unit = " (MiB)" if sharing.dra.shares == "memory" else ""
-        return {f"{DRIVER}/gpu{unit}": 0, f"{DRIVER}/mig{unit}": 0}
+        return {f"{DRIVER}/gpu{unit}": range(MANY), f"{DRIVER}/mig{unit}": range(MANY)}
     shared = shared_resources(sharing) if sharing.replicas else ()
-    least = {}
+    old = gpus if cuts(sharing) else "-MIG-" in labels.get(_PRODUCT, "")  # labels that may tell of a former layout
+    found = {}
     for resource, count in _unshared(sharing, gpus).items():
-        counted = resource != WHOLE or not cuts(sharing)  # of GPUs that are cut the label counts one or the other
-        most = max(count, quantity(labels.get(f"{resource}.count", "0"))) if count and counted else count
+        counted = count and not old and (resource != WHOLE or not cuts(sharing))  # of cut GPUs it counts one or other
+        most = max(count, quantity(labels.get(f"{resource}.count", "0"))) if counted else count
         name = f"{resource}.shared" if resource in shared and sharing.rename_by_default else resource
-        least[name] = most * (sharing.replicas if resource in shared else 1)
-    return least
+        least = most * (sharing.replicas if resource in shared else 1)
+        found[name] = range(least, least + 1 if gpus else MANY)
+    return found
 
 
 def _unshared(sharing: SharingSpec, gpus: int) -> Mapping[str, int]:
@@ -49,18 +57,28 @@ def _unshared(sharing: SharingSpec, gpus: int) -> Mapping[str, int]:
         return {WHOLE: sum(instances.values())}
     whole = [layout for layout in layouts if not layout.total()]
     uncut = whole or not (gpus or mig.profiles)
-    others = {name: 0 for name, count in mig.profiles.items() if count}
+    others = {name: 0 for name, count in mig.profiles.items() if count and not gpus}
     found = {mig_resource(name): count for name, count in {**others, **instances}.items()}
     return {**found, WHOLE: len(whole) if gpus else 0} if uncut else found
 
 
-def lack(should: Mapping[str, int], there: Mapping[str, int]) -> str:
-    """What a node offers that offers too little, or what its pool does not share; "" where it is right."""
-    short = any(there.get(resource, 0) < least for resource, least in should.items())
+def gpus_of(text: str, there: Mapping[str, int]) -> int:
+    """How many GPUs a node has that offers so much by such a file of a device plugin; 0 where that does not say."""
+    sharing, strategy = sharing_of(text)
+    way: Any = next(iter(mapping({"": sharing}, "").values()), {})
+    replicas = max([1, *(quantity(str(one.get("replicas"))) for one in mappings(way, "resources"))])
+    name = f"{WHOLE}.shared" if mapping(way).get("renameByDefault") else WHOLE
+    return there.get(name, 0) // replicas if strategy == "none" else 0
+
+
+def lack(should: Mapping[str, range], there: Mapping[str, int]) -> str:
+    """What a node offers that offers too little or too much, or what its pool does not share; "" where it is right."""
+    wrong = any(there.get(resource, 0) not in amounts for resource, amounts in should.items())
     other = bool(should) and any(resource not in should for resource in there)
-    if there and not short and not other:
+    if there and not wrong and not other:
         return ""
-    amounts = [f"{least} {resource}" for resource, least in should.items() if least]
-    wanted = f"at least {', '.join(amounts)}" if amounts else " or ".join(should) or "GPUs"
+    least = "at least " if any(amounts.stop == MANY for amounts in should.values()) else ""
+    amounts = ", ".join(f"{amounts.start} {resource}" for resource, amounts in should.items() if amounts.start)
+    wanted = f"{least}{amounts}" if amounts else " or ".join(should) or "GPUs"
     offers = ", ".join(f"{count} {resource}" for resource, count in there.items()) or "no GPU"
     return f"it offers {offers}, and should offer {wanted}{' and nothing else' if other else ''}"

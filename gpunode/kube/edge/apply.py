@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
-from gpunode.core.late import dataclass, field
+from gpunode.core.late import dataclass, field, replace
 from gpunode.kube.core.api_error import ApiError, DeniedError
 from gpunode.kube.core.applied import Applied, How, ObjectChange
 from gpunode.kube.core.checks.ready import WORKLOADS, Readiness, deletion_waits_for, readiness
 from gpunode.kube.core.cluster import MIG_LABEL, PROVEN, UNPROVEN, Object
 from gpunode.kube.core.gate import gate_patch, has_taint
-from gpunode.kube.core.ground import Ground
+from gpunode.kube.core.ground import Ground, former_gpus
 from gpunode.kube.core.judge import additions, again, not_offering
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.kube.core.owned import (
@@ -179,7 +179,8 @@ def _gated(api: Api, notify: Notify) -> list[str]:
 def _await_all(api: Api, rendered: Rendered, ground: Ground, timeout: float, notify: Notify) -> tuple[str, ...]:
     deadline = api.clock() + timeout
     waiting = wait_ready(api, [key for key in ground.after.objects if key.kind in WORKLOADS], timeout, notify)
-    return (*waiting, *_await_offers(api, rendered, deadline, notify))
+    cluster = replace(rendered.cluster, gpus={**former_gpus(ground), **rendered.cluster.gpus})
+    return (*waiting, *_await_offers(api, replace(rendered, cluster=cluster), deadline, notify))
 
 
 def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify) -> tuple[str, ...]:
@@ -325,7 +326,7 @@ def _notes(ground: Ground, *, news: bool) -> tuple[str, ...]:
     selectors = {"node_selector": spec.node_selector, "runtime_class.node_selector": spec.runtime_class.node_selector}
     chosen = {f"pool {pool.name}": pool.selector for pool in rendered.cluster.pools if not pool.hosts}
     for where, selector in selectors.items():
-        lone = not any(selector.items() <= one.items() for one in labels)
+        lone = ground.nodes and not any(selector.items() <= one.items() for one in labels)
         chosen |= {f"kubernetes.{where}": ",".join(map("=".join, selector.items()))} if lone else {}
     empty = [
         f"{where}: no node is chosen by {text!r} now; apply again when there is one"

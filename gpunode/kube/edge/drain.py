@@ -19,6 +19,7 @@ from gpunode.kube.core.draining import (
     refusals,
 )
 from gpunode.kube.core.marks import node_key
+from gpunode.kube.core.offers import lack
 from gpunode.kube.core.owned import ObjectKey
 from gpunode.kube.core.usage import resources_of
 from gpunode.kube.edge.client import AGAIN, Api, Retry
@@ -147,7 +148,7 @@ def pods_to_evict(api: Api, node: str, options: DrainSpec) -> DrainPlan:
 def wait_ready(
     api: Api,
     node: str,
-    offers: Mapping[str, int] = {},
+    offers: Mapping[str, int] | Mapping[str, range] = {},
     *,
     boot_id: str = "",
     stale: str = "",
@@ -156,6 +157,7 @@ def wait_ready(
 ) -> None:
     """Wait until the node is Ready and offers as much of each resource: {"nvidia.com/gpu": 8}; {ANY: 1}: of any GPUs.
 
+    Of what a pool shares (gpunode.kube.core.offers) as much and nothing else.
     `boot_id`: the boot that the host itself tells of; `stale`: the one from before a reboot, where cluster and host
     name them otherwise.  What the node says of another boot is old.  Raises GpunodeError.
     """
@@ -173,7 +175,7 @@ def wait_ready(
     if found is None:
         raise GpunodeError(
             f"{node} is not ready after {timeout:g} s: {last}",
-            expected=", ".join(["Ready", *(f"at least {count} {name}" for name, count in offers.items())]),
+            expected=", ".join(["Ready", *offers]),
             fix=f"kubectl describe node {node}; gpunode verify {node}",
         )
 
@@ -186,7 +188,7 @@ def gpus_offered(live: Object) -> dict[str, int]:
 # ---------------------------------------------------------------- helpers
 
 
-def _state(live: Object | None, offers: Mapping[str, int], boot: str, stale: str) -> str:
+def _state(live: Object | None, offers: Mapping[str, int] | Mapping[str, range], boot: str, stale: str) -> str:
     """What is missing, "" for nothing."""
     if live is None:
         return "is not in the cluster"
@@ -197,9 +199,13 @@ def _state(live: Object | None, offers: Mapping[str, int], boot: str, stale: str
     if why := not_ready(live):
         return why
     there = gpus_offered(live)
+    shares = {name: amounts for name, amounts in offers.items() if isinstance(amounts, range)}
+    if any(amounts.start for amounts in shares.values()):  # of DRA's devices a node says nothing
+        return lack(shares, there)
     there[ANY] = sum(there.values())
-    less = [name for name, count in offers.items() if there.get(name, 0) < count]
-    return ", ".join(f"offers {there.get(name, 0)} {name}, not {offers[name]}" for name in less)
+    before = {name: count for name, count in offers.items() if isinstance(count, int)}
+    less = [name for name, count in before.items() if there.get(name, 0) < count]
+    return ", ".join(f"offers {there.get(name, 0)} {name}, not {before[name]}" for name in less)
 
 
 def _change(api: Api, node: str, patch: Callable[[Object], Object | None]) -> Object:

@@ -186,7 +186,7 @@ class ClusterNodes:
                 "--break-lock here takes the node over",
             )
 
-    def shares(self, taken: Taken, spec: Spec, gpus: int) -> dict[str, int]:
+    def shares(self, taken: Taken, spec: Spec, gpus: int) -> dict[str, range]:
         """What a node offers whose GPUs are cut otherwise now, by its pool; {} for others, and for any GPUs."""
         if not taken.relaid:
             return {}
@@ -196,7 +196,7 @@ class ClusterNodes:
         return expected((pool and pool.sharing) or spec.sharing, gpus=gpus)
 
     def give_back(
-        self, taken: Taken, options: DrainSpec, *, boot_id: str = "", host: str = "", shares: Mapping[str, int] = {}
+        self, taken: Taken, options: DrainSpec, *, boot_id: str = "", host: str = "", shares: Mapping[str, range] = {}
     ) -> None:
         """Wait until the node is ready with as many GPUs as before, then let pods come, if it was us who kept them out.
 
@@ -205,7 +205,9 @@ class ClusterNodes:
         """
         say = self._teller(host or taken.node)
         api = self._patient(float(options.ready_timeout), say)
-        offers = shares or {ANY: 1} if taken.relaid and taken.offers else taken.offers
+        offers: Mapping[str, int] | Mapping[str, range] = (
+            shares or {ANY: 1} if taken.relaid and taken.offers else taken.offers
+        )
         awaited = offers if taken.awaits is None else taken.awaits
         say(f"{taken.node}: waiting until it is ready{' and offers its GPUs' if awaited else ''}")
         wait_ready(

@@ -82,17 +82,10 @@ def read_ground(api: Api, rendered: Rendered) -> Ground:
         raise denied
     for key in (*ground.wanted, *ground.stale):
         ground.live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
-    if _depends_on_nodes(ground):
+    with suppress(DeniedError):
         ground.nodes = {node["metadata"]["name"]: node for node in api.items("/api/v1/nodes")}
     _read_others(api, ground)
     return ground
-
-
-def _depends_on_nodes(ground: Ground) -> bool:
-    cluster = ground.rendered.cluster
-    selects = cluster.spec.node_selector or cluster.spec.runtime_class.node_selector
-    known = any(pool.has_known_nodes for pool in cluster.pools)
-    return bool(known or ground.before.nodes or selects or needs_cdi(cluster))
 
 
 def _read_others(api: Api, ground: Ground) -> None:
