@@ -156,6 +156,12 @@ NODES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("shares of instances", {**MIXED, "strategy": "time-slicing", "replicas": 2}, offering({SMALL: 8, LARGE: 4}), ""),
     ("instances in place of their shares", {**MIXED, "strategy": "time-slicing", "replicas": 8},
      offering({SMALL: 4, LARGE: 2}), "should offer at least 16 nvidia.com/mig-1g.10gb"),
+    ("all GPUs cut by their numbers, of which the kubelet remembers whole ones",
+     {"strategy": "mig", "mig": {"strategy": "mixed", "gpus": {"0": TWO, "1": TWO}}},
+     offering({SMALL: 4, LARGE: 2, GPU: 2}, {SMALL: 4, LARGE: 2, GPU: 0}), ""),
+    ("all GPUs cut by their numbers, one ill", {"strategy": "mig", "mig": {"strategy": "mixed", "gpus": {"0": TWO}}},
+     offering({SMALL: 2, LARGE: 1, GPU: 3}, {SMALL: 2, LARGE: 1, GPU: 2}), f"2 of 3 {GPU} can be allocated"),
+    ("a profile that no GPU has any more", OVERRIDDEN, offering({LARGE: 1, SMALL: 4}, {LARGE: 1, SMALL: 0}), ""),
     ("more than Feature Discovery counts of one model of several", {}, offering({GPU: 3}, **{COUNT: "1"}), ""),
     ("whole, and labels of the instances of before", {}, offering(
         {GPU: 2}, **{COUNT: "14", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"}), ""),

@@ -485,7 +485,7 @@ def _lost_gpus(look: ClusterReading, pool: Pool, node: Object) -> str:
     ill = [
         f"{there.get(resource, 0)} of {count} {resource} can be allocated"
         for resource, count in resources_of(node, "capacity").items()
-        if resource in should and there.get(resource, 0) < count
+        if resource in should and there.get(resource, 0) < count and (should[resource].start or resource in there)
     ]
     return "; ".join(ill) or lack(should, there)
 
