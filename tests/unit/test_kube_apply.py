@@ -16,6 +16,7 @@ from rows import over
 
 from gpunode.core.errors import Exit, InterruptedByUser
 from gpunode.kube.core.cluster import POOL_LABEL
+from gpunode.kube.core.judge import findings
 from gpunode.kube.core.objects import thing
 from gpunode.kube.core.owned import INVENTORY, ObjectKey, key_of
 from gpunode.kube.core.render import Rendered
@@ -24,6 +25,7 @@ from gpunode.kube.edge.apply import apply, remove
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
 from gpunode.kube.edge.pods import creation_denied
+from gpunode.kube.edge.reading import read
 from gpunode.kube.edge.status import read_usage, unready_workloads
 
 pytest_plugins = ("kube_fixtures",)
@@ -524,35 +526,38 @@ def test_a_node_is_waited_for_until_it_offers_other_numbers_though_no_program_co
 ) -> None:
     """By what it offered before it is known how many GPUs it has."""
 
-    def offers(amounts: dict[str, str]) -> Callable[[dict[str, Any]], None]:
-        return lambda item: item["status"].update(allocatable=amounts, capacity=amounts)
-
-    server, said = ApiServer(), list[str]()
+    server = ApiServer()
     server.controllers.append(workloads_become_ready)
     try:
         with TemporaryDirectory() as folder:
             api = quick(connect(str(server.kubeconfig(Path(folder) / "k"))))
             server.put(node("gpu1"))
             apply(api, rendered({"sharing": before}), wait=False, notify=silent)
-            server.edit("Node", "gpu1", "", offers(former))
-            server.later(0.4, lambda: server.edit("Node", "gpu1", "", offers(then)))
-            applied = apply(api, rendered({"sharing": now}), timeout=600, notify=said.append)
+            offer(server, former, former)
+            applied = apply(api, rendered({"sharing": now}), timeout=600, notify=offering_when_waited_for(server, then))
             live = server.get("Node", "gpu1")
     finally:
         server.close()
     assert (applied.exit, applied.waiting) == (Exit.OK, ())
     assert live and live["status"]["allocatable"] == then, "it does not end before"
-    waits = any("waiting for node gpu1: it offers" in one for one in said)
-    assert waits == (former != then), said
 
 
-def test_gpus_that_are_ill_are_not_counted_by_what_is_offered(server: ApiServer, api: Api) -> None:
-    server.put(node("gpu1", allocatable={GPU: "70"}))
-    server.edit("Node", "gpu1", "", lambda item: item["status"].update(capacity={GPU: "80"}))
+def offer(server: ApiServer, allocatable: dict[str, str], capacity: dict[str, str]) -> None:
+    status = {"allocatable": allocatable, "capacity": capacity}
+    server.edit("Node", "gpu1", "", lambda item: item["status"].update(status))
+
+
+def offering_when_waited_for(server: ApiServer, amounts: dict[str, str]) -> Callable[[str], None]:
+    return lambda text: offer(server, amounts, amounts) if text.startswith("waiting for node gpu1: ") else None
+
+
+def test_gpus_that_are_ill_are_counted_too(server: ApiServer, api: Api) -> None:
+    """A device plugin that starts again offers them until they fail again."""
+    server.put(node("gpu1"))
     apply(api, rendered({"sharing": TEN}), wait=False, notify=silent)
-    healthy = {"allocatable": {GPU: "32"}, "capacity": {GPU: "32"}}
-    server.later(0.3, lambda: server.edit("Node", "gpu1", "", lambda item: item["status"].update(healthy)))
-    assert apply(api, rendered({"sharing": FOUR}), timeout=600, notify=silent).waiting == ()
+    offer(server, {GPU: "70"}, {GPU: "80"})
+    again = offering_when_waited_for(server, {GPU: "32"})
+    assert apply(api, rendered({"sharing": FOUR}), timeout=600, notify=again).waiting == ()
 
 
 def test_a_device_plugin_whose_pods_no_node_takes_is_named_with_the_taint(server: ApiServer, api: Api) -> None:
@@ -573,6 +578,33 @@ def test_a_device_plugin_whose_pods_no_node_takes_is_named_with_the_taint(server
     lacks = f"node gpu1: 0 of 8 nvidia.com/gpu can be allocated (pool default): {why}"
     assert lost.startswith(f"{lacks} (tolerate it by kubernetes.tolerations, or take it off: kubectl taint nodes gpu1")
     assert f"waiting for {lacks}" in said, "no fix while it may pass"
+
+
+def test_a_first_apply_on_nodes_that_are_all_tainted_names_the_taints(server: ApiServer, api: Api) -> None:
+    """No inventory, no selector, no GPU ever offered: no node is known to be of the pool."""
+    server.controllers.clear()
+
+    def no_node_takes_it(server: ApiServer, event: str, item: dict[str, Any]) -> None:
+        status = {"observedGeneration": item["metadata"].get("generation"), "desiredNumberScheduled": 0}
+        if item["kind"] == "DaemonSet" and event != "DELETED" and item.get("status") != status:
+            server.put({**item, "status": status})
+
+    server.controllers.append(no_node_takes_it)
+    spec = rendered({"kubernetes": {"feature_discovery": False}})
+    assert put(api, spec).waiting == (), "without a node there is nothing to say"
+    for name, key in (("gpu1", "dedicated"), ("gpu2", "team")):
+        server.put(node(name, spec={"taints": [{"key": key, "effect": "NoSchedule"}]}))
+    said: list[str] = []
+    (text,) = apply(api, spec, timeout=3, notify=said.append).waiting
+    why = "DaemonSet nvidia-device-plugin does not tolerate its taint"
+    names = f"node gpu1: {why} dedicated:NoSchedule; node gpu2: {why} team:NoSchedule"
+    lacks = f"{PLUGIN}: no node that is Ready offers a GPU: {names}"
+    assert text.startswith(f"{lacks} (tolerate it by kubernetes.tolerations, or take it off: kubectl taint nodes gpu1")
+    assert f"waiting for {lacks}" in said
+    (found,) = (one for one in findings(read(api, spec)[0]) if one.check == "kube.pool")
+    assert f"{found.about}: {found.message}" == lacks
+    chosen = rendered({"kubernetes": {"feature_discovery": False, "node_selector": {"gpu": "yes"}}})
+    assert put(api, chosen).waiting == (), "a pool of a cloud may have no node for now"
 
 
 def test_a_policy_that_denies_the_plugins_pods_is_named_once_and_no_node_is_blamed(server: ApiServer, api: Api) -> None:

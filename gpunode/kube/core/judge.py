@@ -26,6 +26,7 @@ from gpunode.kube.core.checks.ready import (
     pod_trouble,
     pods_trouble,
     readiness,
+    wanted_pods,
 )
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
 from gpunode.kube.core.marks import taints_patch
@@ -176,13 +177,14 @@ def node_faults(look: ClusterReading) -> tuple[ClusterFinding, ...]:
 
 def not_offering(look: ClusterReading) -> tuple[ClusterFinding, ...]:
     """Those that are Ready, and that a device plugin of ours is for, unless its pods are denied: that says it all."""
-    ours = set()
+    ours = {str(key) for key, one in look._templates.items() if not all(selects(one, node) for node in look.nodes)}
     for node in look.nodes:
         name, pool = node["metadata"]["name"], look.pool_of(node)
         key = look.plugin_of(pool) if pool else None
         if key and (key not in look.denied or any(pods_on(look.pods.get(key, ()), name))):
             ours.add(f"node {name}")
-    return tuple(one for one in node_faults(look) if one.check != "kube.node" and one.about in ours)
+    found = (*node_faults(look), *_pools(look))
+    return tuple(one for one in found if one.check != "kube.node" and one.about in ours)
 
 
 # ---------------------------------------------------------------- objects
@@ -564,11 +566,20 @@ def _mig(look: ClusterReading) -> Iterator[ClusterFinding]:
 
 
 def _pools(look: ClusterReading) -> Iterator[ClusterFinding]:
-    """No node that offers a GPU, where none is known to be of a pool: these have findings of their own."""
+    """No node that offers a GPU, where none is known to be of a pool, and what keeps a device plugin off each node."""
     able = any(node.is_ready and any(use.total for use in node.uses) for node in look.usage.nodes)
-    if look.plugins and not able and not any(map(look.pool_of, look.nodes)):
-        text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify"
-        yield ClusterFinding(check="kube.pool", about="the cluster", message=text, fix=fix, passing=True)
+    if not look.plugins or able or any(map(look.pool_of, look.nodes)):
+        return
+    whys = [
+        (str(key), f"node {node['metadata']['name']}: {why}", fix)
+        for key in look.plugins
+        if (live := look.live.get(key)) and not wanted_pods(live)
+        for node in look.nodes
+        for why, fix in [unserved(key, live, node, look.pods.get(key, ()), look.said, denied=False)]
+    ]
+    about, _, fix = whys[0] if whys else ("the cluster", "", "gpunode kube status; gpunode kube verify")
+    text = "no node that is Ready offers a GPU" + ": " * bool(whys) + few([why for _, why, _ in whys], _MOST, "; ")
+    yield ClusterFinding(check="kube.pool", about=about, message=text, fix=fix, passing=True)
 
 
 def _free(use: Use) -> Iterator[tuple[str, int]]:
