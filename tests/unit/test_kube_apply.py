@@ -640,6 +640,9 @@ SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, str], str]] 
     ("another layout", CUT["sharing"], {"strategy": "mig", "mig": {"strategy": "mixed", "profiles": {"3g.40gb": 2}}},
      {"nvidia.com/mig-1g.10gb": "1"}, "1"),
     ("by memory", {}, {"strategy": "gpushare"}, {"nvidia.com/gpu": "1"}, "1"),
+    ("leaves its pool", {}, {}, {"nvidia.com/gpu": "2"}, "2"),
+    ("leaves its pool, and holds none", {}, {}, {"cpu": "2"}, ""),
+    ("leaves its pool of instances", CUT["sharing"], CUT["sharing"], {"nvidia.com/mig-1g.10gb": "1"}, "1"),
     ("nothing is changed", CUT["sharing"], CUT["sharing"], {"nvidia.com/mig-1g.10gb": "1"}, ""),
     ("no GPU is held", {}, {"strategy": "time-slicing", "replicas": 5}, {"cpu": "1"}, ""),
 ]  # fmt: skip
@@ -647,27 +650,34 @@ SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, str], str]] 
 
 @over(SWITCHES, name=lambda row: row[0])
 def test_pods_that_hold_what_their_node_would_share_otherwise_are_named_and_nothing_is_changed(
-    _name: str, before: dict[str, Any], now: dict[str, Any], holds: dict[str, str], refused: str
+    name: str, before: dict[str, Any], now: dict[str, Any], holds: dict[str, str], refused: str
 ) -> None:
     server = ApiServer()
     try:
         with TemporaryDirectory() as folder:
             api = quick(connect(str(server.kubeconfig(Path(folder) / "k"))))
             server.put(node("gpu1", allocatable={"nvidia.com/gpu": "2", "nvidia.com/mig-1g.10gb": "7"}))
-            apply(api, rendered({"sharing": before}, gpu1={}), wait=False, notify=silent)
+            server.put(node("gpu2", address="10.0.0.2"))
+            apply(api, rendered({"sharing": before}, gpu1={}, gpu2={}), wait=False, notify=silent)
             holder = {"name": "c", "resources": {"limits": holds}}
             server.put({
                 "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team", "uid": "u"},
                 "spec": {"nodeName": "gpu1", "containers": [holder]}, "status": {"phase": "Running"},
             })  # fmt: skip
             server.requests.clear()
-            applied = apply(api, rendered({"sharing": now}, gpu1={}), wait=False, notify=silent)
+            leaves = name.startswith("leaves")
+            what = rendered({"sharing": now}, gpu2={}, **({} if leaves else {"gpu1": {}}))
+            tried = apply(api, what, dry_run=True, notify=silent)
+            assert mutating(server) == []
+            applied = apply(api, what, wait=False, notify=silent)
             changed = mutating(server)
     finally:
         server.close()
     (resource,) = holds
-    text = f"node gpu1: its GPUs would be shared otherwise, and pods hold them: team/a ({refused} {resource})"
+    how = "no more" if leaves else "otherwise"
+    text = f"node gpu1: its GPUs would be shared {how}, and pods hold them: team/a ({refused} {resource})"
     assert [problem.what for problem in applied.problems] == [text] * bool(refused)
+    assert tried.problems == applied.problems
     assert bool(changed) != bool(refused)
 
 

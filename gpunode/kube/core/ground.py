@@ -151,14 +151,14 @@ def _nodes(ground: Ground) -> Iterator[Problem]:
 
 
 def held_problems(ground: Ground) -> Iterator[Problem]:
-    """Nodes whose GPUs would be shared otherwise while pods hold them: a pod's own GPU would be given away again."""
+    """Nodes whose GPUs pods hold, and that would share them otherwise, or no more: a pod's own would be given away."""
     for node, pool, former in _switches(ground):
-        should = expected(pool.sharing)
-        held = [use for use in node.uses if former or (should and use.total and use.name not in should)]
+        should = expected(pool.sharing) if pool else {}
+        held = [use for use in node.uses if former or not pool or (should and use.total and use.name not in should)]
         if names := [f"{pod.namespace}/{pod.name} ({pod.amount} {use.name})" for use in held for pod in use.pods]:
             yield Problem(
-                what=f"node {node.name}: its GPUs would be shared otherwise, and pods hold them: "
-                f"{printable(few(names))}",
+                what=f"node {node.name}: its GPUs would be shared {'otherwise' if pool else 'no more'}, and pods hold "
+                f"them: {printable(few(names))}",
                 fix=f"end these pods, or have them evicted first: kubectl drain {node.name} --ignore-daemonsets",
             )
 
@@ -173,18 +173,20 @@ def former_gpus(ground: Ground) -> dict[str, int]:
     return counts
 
 
-def _switches(ground: Ground) -> Iterator[tuple[NodeUse, Pool, str]]:
-    """Nodes of pools, and the former configuration of their device plugin, "" where it shares as it did."""
+def _switches(ground: Ground) -> Iterator[tuple[NodeUse, Pool | None, str]]:
+    """Nodes that are or were of a pool, that of now, and its plugin's former configuration, "" where that is as now."""
     cluster = ground.rendered.cluster
     former = mapping(ground.live.get(ObjectKey("v1", "ConfigMap", cluster.spec.namespace, CONFIG)), "data")
     only = next(iter(former.values())) if len(former) == 1 else ""
     unnamed = next((pool for pool in cluster.pools if not pool.has_known_nodes), None)
     pools = {name: pool for pool in cluster.pools for name in ground.nodes_of([pool])}
     for node in ground.usage.nodes:
-        if pool := pools.get(node.name, unnamed):
-            text = former.get(node.pool, only) if pool in cluster.plugin_pools else ""
-            same = text and sharing_of(text) == sharing_of(config_text(cluster, pool.name))
-            yield node, pool, "" if same else text
+        pool = pools.get(node.name, unnamed)
+        text = former.get(node.pool, only) if pool in cluster.plugin_pools else ""
+        if pool and text and sharing_of(text) == sharing_of(config_text(cluster, pool.name)):
+            text = ""
+        if pool or node.name in ground.before.nodes:
+            yield node, pool, text
 
 
 def _memory_shares(ground: Ground) -> Iterator[Problem]:
