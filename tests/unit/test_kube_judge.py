@@ -274,6 +274,9 @@ def test_a_kubelets_refusals_are_read_where_one_may(server: ApiServer, api: Api)
 
 TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
 CREATED = {"metadata": {"name": "p-1"}, "spec": {"nodeName": "gpu1"}, "status": {"phase": "Running"}}
+ENDS = {**CREATED, "metadata": {"name": "p-0", "deletionTimestamp": "2026-11-30T08:00:00Z"}}
+LOOPS = {"metadata": {"name": "p-3"}, "spec": {"nodeName": "gpu1"}, "status": {"phase": "Pending", "containerStatuses": [
+    {"name": "c", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}}  # fmt: skip
 WAITS = {"metadata": {"name": "p-2"}, "spec": {"affinity": {"nodeAffinity": {
     "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu1"]}]}]}}}},
@@ -291,6 +294,8 @@ WHY: list[tuple[str, dict[str, Any], Plugin, list[Plugin], bool, str, str]] = [
      "does not select it by its label disk=ssd", "kube apply --dry-run"),
     ("denied", {}, {}, [], True, "the pods of DaemonSet nvidia-device-plugin are denied", "describe daemonset"),
     ("there, and finds none", {}, {}, [CREATED], True, "pod p-1: is Running", "logs p-1"),
+    ("one that ends, and its successor", {}, {}, [ENDS, LOOPS], False, "pod p-3: c: CrashLoopBackOff", "pod p-3"),
+    ("one that ends", {}, {}, [ENDS], False, "pod p-0: is being deleted", "describe pod p-0"),
     ("there, and waits", {}, {}, [WAITS], False, "pod p-2: 0/1 nodes: Insufficient cpu", "describe pod p-2"),
 ]  # fmt: skip
 
