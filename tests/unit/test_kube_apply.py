@@ -719,4 +719,4 @@ def test_what_denied_pods_until_one_was_created_denies_none_now(
             "lastTimestamp": f"2026-11-29T10:00:0{at}Z",
             "involvedObject": {"kind": "DaemonSet", "name": "nvidia-device-plugin"},
         })  # fmt: skip
-    assert creation_denied(api, ObjectKey("apps/v1", "DaemonSet", "gpunode", "nvidia-device-plugin")) == said
+    assert creation_denied(api, ObjectKey("apps/v1", "DaemonSet", "gpunode", "nvidia-device-plugin"), {}) == said

@@ -36,6 +36,7 @@ from gpunode.kube.core.usage import GpuUse, NodeUse, Usage, Use, Waiting, usage
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.kubeconfig import connect
 from gpunode.kube.edge.reading import read
+from gpunode.kube.edge.status import unready_workloads
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -275,8 +276,8 @@ def test_a_kubelets_refusals_are_read_where_one_may(server: ApiServer, api: Api)
 TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
 CREATED = {"metadata": {"name": "p-1"}, "spec": {"nodeName": "gpu1"}, "status": {"phase": "Running"}}
 ENDS = {**CREATED, "metadata": {"name": "p-0", "deletionTimestamp": "2026-11-30T08:00:00Z"}}
-LOOPS = {"metadata": {"name": "p-3"}, "spec": {"nodeName": "gpu1"}, "status": {"phase": "Pending", "containerStatuses": [
-    {"name": "c", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}}  # fmt: skip
+BACK_OFF = {"name": "c", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+LOOPS = {**CREATED, "metadata": {"name": "p-3"}, "status": {"phase": "Pending", "containerStatuses": [BACK_OFF]}}
 WAITS = {"metadata": {"name": "p-2"}, "spec": {"affinity": {"nodeAffinity": {
     "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu1"]}]}]}}}},
@@ -315,6 +316,32 @@ def test_why_no_pod_of_the_plugin_serves_a_node_is_said_by_the_objects(
     (found,) = (one for one in findings(look) if one.check == "kube.gpus")
     assert why in found.message and fix in found.fix, found
     assert not_offering(look) == (found,) * ("are denied" not in why), "the denial itself is said once"
+
+
+def test_a_denial_is_said_of_the_first_workload_and_the_others_name_that(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.controllers.clear()
+    unready = {"desiredNumberScheduled": 1, "updatedNumberScheduled": 0, "numberAvailable": 0}
+    for number, name in enumerate((PLUGIN, "gpu-feature-discovery")):
+        server.edit("DaemonSet", name, "gpunode", lambda item: item["status"].update(unready))
+        server.put({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"name": f"e{number}", "namespace": "gpunode"},
+            "type": "Warning", "reason": "FailedCreate", "lastTimestamp": "2026",
+            "message": f'pods "{name}-x7k2p" is forbidden: exceeded quota: one',
+            "involvedObject": {"kind": "DaemonSet", "name": name},
+        })  # fmt: skip
+    ready = [one for (check, _), one in seen(Watched(api, rendered())).items() if check == "kube.ready"]
+    assert sorted(ready) == [
+        f'0 of 1 pods; FailedCreate: pods "{PLUGIN}-x7k2p" is forbidden: exceeded quota: one',
+        f"0 of 1 pods; denied as the pods of DaemonSet gpunode/{PLUGIN} are",
+    ]
+    lines, _ = unready_workloads(api)
+    (waiting, once) = put(api, rendered()).waiting
+    assert sum("exceeded quota" in line for line in lines) == 1 and "exceeded quota" in waiting
+    assert once == (
+        "DaemonSet gpunode/gpu-feature-discovery is not ready: 0 of 1 pods; denied as the pods of DaemonSet "
+        f"gpunode/{PLUGIN} are"
+    )
 
 
 def test_a_node_that_offers_none_any_more_or_is_not_ready_is_found(server: ApiServer, api: Api) -> None:

@@ -31,7 +31,7 @@ from gpunode.kube.core.plain import mapping
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.device_plugin import CONFIG, config_text
 from gpunode.kube.core.render.plugin_config import sharing_of
-from gpunode.kube.core.usage import NodeUse, Usage, resources_of
+from gpunode.kube.core.usage import NodeUse, Usage
 
 Marks = tuple[dict[str, str], tuple[str, ...]]  # labels, and taints as KEY=VALUE:EFFECT
 Rehearsal = Mapping[ObjectKey, Object | ApiError]  # what each would become, or why the server refuses it
@@ -164,13 +164,8 @@ def held_problems(ground: Ground) -> Iterator[Problem]:
 
 
 def former_gpus(ground: Ground) -> dict[str, int]:
-    """Node whose GPUs are shared otherwise from now on → how many, by what it offered by its former configuration."""
-    counts = {}
-    for node, _, former in _switches(ground):
-        capacity = resources_of(ground.nodes.get(node.name, {}), "capacity")  # with GPUs that are ill
-        if count := gpus_of(former, {use.name: use.total for use in node.uses if use.total == capacity.get(use.name)}):
-            counts[node.name] = count
-    return counts
+    """Node whose GPUs are shared otherwise from now on → how many, by what it offered; 0 where that does not say."""
+    return {node.name: gpus_of(former, ground.nodes.get(node.name, {})) for node, _, former in _switches(ground)}
 
 
 def _switches(ground: Ground) -> Iterator[tuple[NodeUse, Pool | None, str]]:

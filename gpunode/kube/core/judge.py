@@ -517,9 +517,8 @@ def _overcommitted(look: ClusterReading) -> Iterator[ClusterFinding]:
     for node in look.usage.nodes:
         for use in node.uses:
             fix = f"gpunode kube status -d {node.name} names the pods: end one of them"
-            full: list[tuple[str, GpuUse | Use]] = [(f"GPU {one.name} of node {node.name}", one) for one in use.gpus]
-            full += [] if full else [(f"node {node.name}", use)]
-            for about, one in full:
+            gpus: list[tuple[str, GpuUse | Use]] = [(f"GPU {one.name} of node {node.name}", one) for one in use.gpus]
+            for about, one in gpus or [(f"node {node.name}", use)]:
                 if one.allocated > one.total:
                     text = printable(f"its pods hold {one.allocated} of {one.total} {use.unit or use.resource}")
                     where = printable(about)
@@ -622,9 +621,8 @@ def checks_of(look: ClusterReading, found: Sequence[ClusterFinding]) -> Iterator
             yield Check(id=check, status="warning" if check == "kube.waiting" else "failed", message=text, fix=one.fix)
         if not mine and (text := _good(look, check)):
             yield Check(id=check, status="passed", message=text)
-    chosen = {wish.pool.name for wishes in look.wishes.values() for wish in wishes}
     for wish in look.marks or ():
-        if wish.pool.selector and wish.pool.name not in chosen:  # a pool of a cloud may have no node for now
+        if wish.pool.selector and not pool_nodes(wish.pool, look.nodes):  # a pool of a cloud may have no node for now
             text = f"pool {wish.pool.name}: no node of the cluster is chosen by {printable(wish.pool.selector)!r}"
             yield Check(id="kube.pool", status="not-proven", message=text, fix="kubectl get nodes --show-labels")
     there = {node["metadata"]["name"] for node in look.nodes}
@@ -666,6 +664,5 @@ def _good(look: ClusterReading, check: str) -> str:
         "kube.node": f"{len(nodes)} node{'s'[: len(nodes) > 1]} with GPUs, all Ready" if nodes else "",
         "kube.gpus": ", ".join(f"{count} {resource}" for resource, count in totals.items()),
         "kube.mig": f"the MIG layout is in force on {mig} nodes" if mig else "",
-        "kube.pool": "",
         "kube.waiting": "no pod waits for GPUs that no node has",
-    }[check]
+    }.get(check, "")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from gpunode.core.sharing.rules import cuts, mig_profiles
 from gpunode.core.spec.kubernetes import SharingSpec
+from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render.dra import DRIVER
 from gpunode.kube.core.render.gpushare import MEMORY
 from gpunode.kube.core.render.plugin_config import mig_resource, mig_strategy, shared_resources, sharing_of
-from gpunode.kube.core.usage import WHOLE
+from gpunode.kube.core.usage import WHOLE, resources_of
 
-MANY = sys.maxsize
-_PRODUCT = "nvidia.com/gpu.product"  # of GPU Feature Discovery: MODEL-MIG-PROFILE where it counts instances
+MANY = 1 << 62
 
 
 def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}, gpus: int = 0) -> dict[str, range]:
@@ -32,7 +30,8 @@ def expected(sharing: SharingSpec, labels: Mapping[str, str] = {}, gpus: int = 0
         unit = " (MiB)" if sharing.dra.shares == "memory" else ""
         return {f"{DRIVER}/gpu{unit}": range(MANY), f"{DRIVER}/mig{unit}": range(MANY)}
     shared = shared_resources(sharing) if sharing.replicas else ()
-    old = gpus if cuts(sharing) else "-MIG-" in labels.get(_PRODUCT, "")  # labels that may tell of a former layout
+    # labels may be of a former layout: of instances of `single` the product is MODEL-MIG-PROFILE
+    old = gpus if cuts(sharing) else "-MIG-" in labels.get("nvidia.com/gpu.product", "")
     found = {}
     for resource, count in _unshared(sharing, gpus).items():
         counted = count and not old and (resource != WHOLE or not cuts(sharing))  # of cut GPUs it counts one or other
@@ -62,13 +61,14 @@ def _unshared(sharing: SharingSpec, gpus: int) -> Mapping[str, int]:
     return {**found, WHOLE: len(whole) if gpus else 0} if uncut else found
 
 
-def gpus_of(text: str, there: Mapping[str, int]) -> int:
-    """How many GPUs a node has that offers so much by such a file of a device plugin; 0 where that does not say."""
+def gpus_of(text: str, node: Object) -> int:
+    """How many GPUs a node has whose device plugin has such a file; 0 where that does not say, or some are ill."""
     sharing, strategy = sharing_of(text)
-    way: Any = next(iter(mapping({"": sharing}, "").values()), {})
+    way = mapping(sharing, *mapping(sharing))
+    name = f"{WHOLE}.shared" if way.get("renameByDefault") else WHOLE
+    most, total = (resources_of(node, what).get(name, 0) for what in ("capacity", "allocatable"))
     replicas = max([1, *(quantity(str(one.get("replicas"))) for one in mappings(way, "resources"))])
-    name = f"{WHOLE}.shared" if mapping(way).get("renameByDefault") else WHOLE
-    return there.get(name, 0) // replicas if strategy == "none" else 0
+    return total // replicas if strategy == "none" and total == most else 0
 
 
 def lack(should: Mapping[str, range], there: Mapping[str, int]) -> str:

@@ -64,19 +64,17 @@ def pods_on(pods: Sequence[Object], node: str) -> Iterator[Object]:
             yield pod
 
 
-def _is_ending(pod: Object) -> bool:
-    return "deletionTimestamp" in pod["metadata"]
-
-
 def unserved(
     key: ObjectKey, live: Object, node: Object, pods: Sequence[Object], said: Mapping[str, str], *, denied: bool
 ) -> tuple[str, str]:
     """Why no pod of a DaemonSet serves a node, or what its pod does there; and what to do about it."""
     name, spec = node["metadata"]["name"], mapping(live, "spec", "template", "spec")
     kubectl, daemon_set = f"kubectl -n {key.namespace}", f"DaemonSet {key.name}"
-    for pod in sorted(pods_on(pods, name), key=_is_ending):
+    for pod in sorted(pods_on(pods, name), key=lambda pod: "deletionTimestamp" in pod["metadata"]):
         its = pod["metadata"]["name"]
-        phase = "being deleted" if _is_ending(pod) else mapping(pod, "status").get("phase", "new")
+        phase = (
+            "being deleted" if "deletionTimestamp" in pod["metadata"] else mapping(pod, "status").get("phase", "new")
+        )
         text = pod_trouble(pod) or said.get(its) or f"is {phase}"
         look = f"{kubectl} {'logs' if phase == 'Running' else 'describe pod'} {its}"
         return printable(f"pod {its}: {text}"), f"{look}; gpunode verify {name} and gpunode doctor for it"

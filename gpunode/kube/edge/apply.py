@@ -206,7 +206,7 @@ def _await_offers(api: Api, rendered: Rendered, deadline: float, notify: Notify)
 def wait_ready(api: Api, workloads: list[ObjectKey], timeout: float, notify: Notify) -> tuple[str, ...]:
     """Wait until all are ready; why those are not that are not ready in time."""
     deadline = api.clock() + timeout
-    waiting = []
+    waiting, known = [], dict[str, ObjectKey]()
     for key in workloads:
         last: list[Readiness] = []
 
@@ -219,7 +219,7 @@ def wait_ready(api: Api, workloads: list[ObjectKey], timeout: float, notify: Not
 
         found = api.follow(key, judge, max(0.0, deadline - api.clock()))
         if found is None or found.failed:
-            waiting.append(f"{key} is not ready: {unready(api, key, api.find(api.path(key))) or last[-1].text}")
+            waiting.append(f"{key} is not ready: {unready(api, key, api.find(api.path(key)), known) or last[-1].text}")
     return tuple(waiting)
 
 

@@ -203,9 +203,8 @@ def _state(live: Object | None, offers: Mapping[str, int] | Mapping[str, range],
     if any(amounts.start for amounts in shares.values()):  # of DRA's devices a node says nothing
         return lack(shares, there)
     there[ANY] = sum(there.values())
-    before = {name: count for name, count in offers.items() if isinstance(count, int)}
-    less = [name for name, count in before.items() if there.get(name, 0) < count]
-    return ", ".join(f"offers {there.get(name, 0)} {name}, not {before[name]}" for name in less)
+    before = [(there.get(name, 0), name, count) for name, count in offers.items() if isinstance(count, int)]
+    return ", ".join(f"offers {now} {name}, not {count}" for now, name, count in before if now < count)
 
 
 def _change(api: Api, node: str, patch: Callable[[Object], Object | None]) -> Object:

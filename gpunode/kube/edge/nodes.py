@@ -205,10 +205,8 @@ class ClusterNodes:
         """
         say = self._teller(host or taken.node)
         api = self._patient(float(options.ready_timeout), say)
-        offers: Mapping[str, int] | Mapping[str, range] = (
-            shares or {ANY: 1} if taken.relaid and taken.offers else taken.offers
-        )
-        awaited = offers if taken.awaits is None else taken.awaits
+        offers = {ANY: 1} if taken.relaid and taken.offers else taken.offers
+        awaited = taken.awaits if taken.awaits is not None else (offers and shares) or offers
         say(f"{taken.node}: waiting until it is ready{' and offers its GPUs' if awaited else ''}")
         wait_ready(
             api,

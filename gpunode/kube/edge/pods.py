@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -20,11 +21,12 @@ def pods_of(api: Api, key: ObjectKey, live: Object) -> list[Object]:
     return api.items(f"/api/v1/namespaces/{segment(key.namespace)}/pods", labelSelector=chosen) if labels else []
 
 
-def creation_denied(api: Api, key: ObjectKey) -> str:
+def creation_denied(api: Api, key: ObjectKey, known: dict[str, ObjectKey]) -> str:
     """Why pods of a workload are not even created (quota, pod security, limits, a webhook); "" for nothing known.
 
     The controller says it of the workload itself, of a Deployment's ReplicaSet.  A pod that it has created since says
-    that nothing denies them any more.  Raises ApiError.
+    that nothing denies them any more.  `known`: reason → the workload of which it was said: once is enough.
+    Raises ApiError.
     """
 
     def said(reason: str) -> Iterator[Object]:
@@ -34,7 +36,9 @@ def creation_denied(api: Api, key: ObjectKey) -> str:
                 yield event
 
     created = max(map(event_time, said("SuccessfulCreate")), default="")
-    return last_warning(event for event in said("FailedCreate") if event_time(event) >= created)
+    text = last_warning(event for event in said("FailedCreate") if event_time(event) >= created)
+    first = known.setdefault(re.sub('pods "[^"]*"', "pods", text), key) if text else key
+    return text if first == key else f"denied as the pods of {first} are"
 
 
 def pod_warning(api: Api, namespace: str, name: str) -> str:
@@ -59,7 +63,7 @@ def events(api: Api, chosen: str, namespace: str = "") -> list[Object]:
     return api.items(f"/api/v1/{place}events", odd=[], fieldSelector=chosen)
 
 
-def unready(api: Api, key: ObjectKey, live: Object | None) -> str:
+def unready(api: Api, key: ObjectKey, live: Object | None, known: dict[str, ObjectKey]) -> str:
     """Why a workload is not ready: its state, and what is wrong with its pods, as far as we may look; "" for ready."""
     state, found = readiness(live), list[str]()
     if state.ready:
@@ -67,5 +71,5 @@ def unready(api: Api, key: ObjectKey, live: Object | None) -> str:
     with suppress(ApiError):
         pods = pods_of(api, key, live or {})
         found += pods_trouble(pods, warnings_of(api, pods))[:3]
-        found += [] if found or len(pods) >= wanted_pods(live or {}) else [creation_denied(api, key)]
+        found += [] if found or len(pods) >= wanted_pods(live or {}) else [creation_denied(api, key, known)]
     return "; ".join(filter(None, [state.text, *found]))

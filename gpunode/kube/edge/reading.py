@@ -28,7 +28,7 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
     wanted = {key_of(item): item for item in rendered.objects}
     live: dict[ObjectKey, Object | None] = {}
     pods: dict[ObjectKey, Sequence[Object]] = {}
-    denied: dict[ObjectKey, str] = {}
+    denied, known = dict[ObjectKey, str](), dict[str, ObjectKey]()
     said: dict[str, str] = {}
     unread: list[str] = []
     recorded = Inventory()
@@ -43,7 +43,7 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
             continue
         with _noting(key, unread):
             pods[key] = pods_of(api, key, there)
-            if len(pods[key]) < wanted_pods(there) and (why := creation_denied(api, key)):
+            if len(pods[key]) < wanted_pods(there) and (why := creation_denied(api, key, known)):
                 denied[key] = why
             said |= warnings_of(api, pods[key])
     nodes = api.items("/api/v1/nodes", odd=[])  # what the usage names

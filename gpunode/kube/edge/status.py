@@ -39,12 +39,12 @@ def read_usage(api: Api, names: tuple[str, ...] = ()) -> Usage:
 
 def unready_workloads(api: Api) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """gpunode's workloads that are not ready, and why their pods are not there, as apply says it; what was not read."""
-    lines: list[str] = []
+    lines, known = list[str](), dict[str, ObjectKey]()
     odd: list[GpunodeError] = []
     for kind in filter(partial(api.resource, "apps/v1"), WORKLOADS):
         for item in _readable(api, f"/apis/apps/v1/{kind.lower()}s", odd, labelSelector=OWNED_SELECTOR):
             key = ObjectKey("apps/v1", kind, item["metadata"]["namespace"], item["metadata"]["name"])
-            if why := unready(api, key, {"kind": kind, **item}):  # items of a list come without their kind
+            if why := unready(api, key, {"kind": kind, **item}, known):  # items of a list come without their kind
                 lines.append(printable(f"{key}: {why}"))
     return tuple(lines), _said(odd)
 
