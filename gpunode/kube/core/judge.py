@@ -104,7 +104,8 @@ class ClusterReading:
     def pool_of(self, node: Object) -> Pool | None:
         """The pool that names a node; where no pool names nodes the only one, if the node has or had GPUs, or its mark.
 
-        A kubelet keeps the resource of a device plugin that went, with 0, until it restarts.
+        A kubelet keeps the resource of a device plugin that went, with 0, until it restarts.  While a device plugin is
+        on no node at all, each that it selects may be one.
         """
         if wishes := self.wishes.get(node["metadata"]["name"]):
             return wishes[0].pool
@@ -113,7 +114,10 @@ class ClusterReading:
             return None
         labels, capacity = node["metadata"].get("labels") or {}, resources_of(node, "capacity")
         there = self.offers(node) or any(capacity.values()) or quantity(labels.get(COUNT_LABEL, "0"))
-        left = resources_of(node, "allocatable") and not all(selects(one, node) for one in self._templates.values())
+        lone = any(live and not wanted_pods(live) for live in map(self.live.get, self.plugins))
+        left = (lone or resources_of(node, "allocatable")) and not all(
+            selects(one, node) for one in self._templates.values()
+        )
         marked = labels.get(POOL_LABEL) == pools[0].name or labels.get(GPUSHARE_LABEL) == "true"
         return pools[0] if there or left or marked else None
 
@@ -177,14 +181,13 @@ def node_faults(look: ClusterReading) -> tuple[ClusterFinding, ...]:
 
 def not_offering(look: ClusterReading) -> tuple[ClusterFinding, ...]:
     """Those that are Ready, and that a device plugin of ours is for, unless its pods are denied: that says it all."""
-    ours = {str(key) for key, one in look._templates.items() if not all(selects(one, node) for node in look.nodes)}
+    ours = set()
     for node in look.nodes:
         name, pool = node["metadata"]["name"], look.pool_of(node)
         key = look.plugin_of(pool) if pool else None
         if key and (key not in look.denied or any(pods_on(look.pods.get(key, ()), name))):
             ours.add(f"node {name}")
-    found = (*node_faults(look), *_pools(look))
-    return tuple(one for one in found if one.check != "kube.node" and one.about in ours)
+    return tuple(one for one in node_faults(look) if one.check != "kube.node" and one.about in ours)
 
 
 # ---------------------------------------------------------------- objects
@@ -565,20 +568,11 @@ def _mig(look: ClusterReading) -> Iterator[ClusterFinding]:
 
 
 def _pools(look: ClusterReading) -> Iterator[ClusterFinding]:
-    """No node that offers a GPU, where none is known to be of a pool, and what keeps a device plugin off each node."""
+    """No node that offers a GPU, where none is known to be of a pool: these have findings of their own."""
     able = any(node.is_ready and any(use.total for use in node.uses) for node in look.usage.nodes)
-    if not look.plugins or able or any(map(look.pool_of, look.nodes)):
-        return
-    whys = [
-        (str(key), f"node {node['metadata']['name']}: {why}", fix)
-        for key in look.plugins
-        if (live := look.live.get(key)) and not wanted_pods(live)
-        for node in look.nodes
-        for why, fix in [unserved(key, live, node, look.pods.get(key, ()), look.said, denied=False)]
-    ]
-    about, _, fix = whys[0] if whys else ("the cluster", "", "gpunode kube status; gpunode kube verify")
-    text = "no node that is Ready offers a GPU" + ": " * bool(whys) + few([why for _, why, _ in whys], _MOST, "; ")
-    yield ClusterFinding(check="kube.pool", about=about, message=text, fix=fix, passing=True)
+    if look.plugins and not able and not any(map(look.pool_of, look.nodes)):
+        text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify"
+        yield ClusterFinding(check="kube.pool", about="the cluster", message=text, fix=fix, passing=True)
 
 
 def _free(use: Use) -> Iterator[tuple[str, int]]:
