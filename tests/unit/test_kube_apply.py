@@ -542,13 +542,32 @@ def test_a_node_is_waited_for_until_it_offers_other_numbers_though_no_program_co
     assert live and live["status"]["allocatable"] == then, "it does not end before"
 
 
-def offer(server: ApiServer, allocatable: dict[str, str], capacity: dict[str, str]) -> None:
+def offer(server: ApiServer, allocatable: dict[str, str], capacity: dict[str, str], name: str = "gpu1") -> None:
     status = {"allocatable": allocatable, "capacity": capacity}
-    server.edit("Node", "gpu1", "", lambda item: item["status"].update(status))
+    server.edit("Node", name, "", lambda item: item["status"].update(status))
 
 
-def offering_when_waited_for(server: ApiServer, amounts: dict[str, str]) -> Callable[[str], None]:
-    return lambda text: offer(server, amounts, amounts) if text.startswith("waiting for node gpu1: ") else None
+def offering_when_waited_for(server: ApiServer, amounts: dict[str, str], name: str = "gpu1") -> Callable[[str], None]:
+    """As the kubelet of a node, some time after its new device plugin is ready."""
+    begins = f"waiting for node {name}: "
+    return lambda text: offer(server, amounts, amounts, name) if text.startswith(begins) else None
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_the_nodes_of_two_pools_offer_what_they_share_when_apply_ends(
+    renamed: bool, server: ApiServer, api: Api
+) -> None:
+    for name in ("gpu1", "gpu2"):
+        server.put(node(name, address=f"10.0.0.{name[-1]}"))
+        offer(server, {GPU: "4"}, {GPU: "4"}, name)
+    assert apply(api, rendered({}, gpu1={}, gpu2={}), timeout=600, notify=silent).exit == Exit.OK
+    sliced = {"strategy": "time-slicing", "replicas": 3, "rename_by_default": renamed}
+    pools = {"gpu1": {"kubernetes": {"pool": "whole"}}, "gpu2": {"kubernetes": {"pool": "sliced"}, "sharing": sliced}}
+    then = {f"{GPU}.shared" if renamed else GPU: "12"}
+    applied = apply(api, rendered({}, **pools), timeout=600, notify=offering_when_waited_for(server, then, "gpu2"))
+    assert (applied.exit, applied.waiting) == (Exit.OK, ())
+    found = [server.get("Node", name) for name in ("gpu1", "gpu2")]
+    assert [one and one["status"]["allocatable"] for one in found] == [{GPU: "4"}, then]
 
 
 def test_gpus_that_are_ill_are_counted_too(server: ApiServer, api: Api) -> None:

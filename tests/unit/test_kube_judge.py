@@ -327,12 +327,13 @@ def test_a_denial_is_said_of_the_first_workload_and_the_others_name_that(server:
         server.put({
             "apiVersion": "v1", "kind": "Event", "metadata": {"name": f"e{number}", "namespace": "gpunode"},
             "type": "Warning", "reason": "FailedCreate", "lastTimestamp": "2026",
-            "message": f'pods "{name}-x7k2p" is forbidden: exceeded quota: one',
+            "message": ("", "(combined from similar events): ")[number]
+            + f'Error creating: pods "{name}-x7k2p" is forbidden: exceeded quota: one',
             "involvedObject": {"kind": "DaemonSet", "name": name},
         })  # fmt: skip
     ready = [one for (check, _), one in seen(Watched(api, rendered())).items() if check == "kube.ready"]
     assert sorted(ready) == [
-        f'0 of 1 pods; FailedCreate: pods "{PLUGIN}-x7k2p" is forbidden: exceeded quota: one',
+        f'0 of 1 pods; FailedCreate: Error creating: pods "{PLUGIN}-x7k2p" is forbidden: exceeded quota: one',
         f"0 of 1 pods; denied as the pods of DaemonSet gpunode/{PLUGIN} are",
     ]
     lines, _ = unready_workloads(api)

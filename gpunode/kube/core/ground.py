@@ -178,10 +178,9 @@ def _switches(ground: Ground) -> Iterator[tuple[NodeUse, Pool | None, str]]:
     for node in ground.usage.nodes:
         pool = pools.get(node.name, unnamed)
         text = former.get(node.pool, only) if pool in cluster.plugin_pools else ""
-        if pool and text and sharing_of(text) == sharing_of(config_text(cluster, pool.name)):
-            text = ""
+        same = pool and text and sharing_of(text) == sharing_of(config_text(cluster, pool.name))
         if pool or node.name in ground.before.nodes:
-            yield node, pool, text
+            yield node, pool, "" if same else text
 
 
 def _memory_shares(ground: Ground) -> Iterator[Problem]:

@@ -51,12 +51,12 @@ def _unshared(sharing: SharingSpec, gpus: int) -> Mapping[str, int]:
         return {}  # cut by somebody else
     each = [mig.gpus.get(str(index), mig.profiles) for index in range(gpus)] or mig.gpus.values() or [mig.profiles]
     layouts = list(map(Counter, each))
-    instances = {name: count for name, count in sum(layouts, Counter[str]()).items() if count}
+    instances = sum(layouts, Counter[str]())  # without those of 0
     if mig_strategy(sharing) == "single":
         return {WHOLE: sum(instances.values())}
     whole = [layout for layout in layouts if not layout.total()]
     uncut = whole or not (gpus or mig.profiles)
-    others = {name: 0 for name, count in mig.profiles.items() if count and not gpus}
+    others = {} if gpus else {name: 0 for name, count in mig.profiles.items() if count}
     found = {mig_resource(name): count for name, count in {**others, **instances}.items()}
     return {**found, WHOLE: len(whole) if gpus else 0} if uncut else found
 

@@ -205,6 +205,20 @@ class Api:
                 odd.append(GpunodeError(f"{_named(item, plural)}: {error.what}", fix=error.fix))
 
     def _once(self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content: str) -> Any:
+        text, headers = self._answer(method, path, query, body, content)
+        data = _json(text)
+        if data is None:
+            raise UnreachableError(
+                f"{self.server} answers {method} {path} with {headers.get('Content-Type', 'no type')}, not JSON",
+                expected="the API server of a Kubernetes cluster",
+                fix="look at the server of the kubeconfig, and at proxies (NO_PROXY)",
+            )
+        return data
+
+    def _answer(
+        self, method: str, path: str, query: Mapping[str, str] | None, body: Any = None, content: str = ""
+    ) -> tuple[bytes, Any]:
+        """The bytes and the headers of an answer.  Raises GpunodeError where it is a refusal, or none comes."""
         import urllib3.exceptions
 
         try:
@@ -213,16 +227,9 @@ class Api:
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error) from error
         self.answered = True
-        data = _json(text)
         if status >= 400:
-            raise _refusal(method, path, status, data, text, headers)
-        if data is None:
-            raise UnreachableError(
-                f"{self.server} answers {method} {path} with {headers.get('Content-Type', 'no type')}, not JSON",
-                expected="the API server of a Kubernetes cluster",
-                fix="look at the server of the kubeconfig, and at proxies (NO_PROXY)",
-            )
-        return data
+            raise _refusal(method, path, status, _json(text), text, headers)
+        return text, headers
 
     def _whole(self, answer: Any, what: str) -> bytes:
         """The bytes of an answer, as they came: one that was packed unasked is no answer to us.
@@ -451,17 +458,8 @@ class Api:
 
     def log(self, namespace: str, pod: str, *, lines: int = 200) -> str:
         """The last lines of a pod's log."""
-        import urllib3.exceptions
-
         path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(pod)}/log"
-        try:
-            with self._send("GET", path, {"tailLines": str(lines)}, None, "", self._timeout) as answer:
-                text = self._whole(answer, f"GET {path}")
-                if answer.status >= 400:
-                    raise _refusal("GET", path, answer.status, _json(text), text, answer.headers)
-        except urllib3.exceptions.HTTPError as error:
-            raise self._unreachable(error) from error
-        return text.decode(errors="replace")
+        return self._answer("GET", path, {"tailLines": str(lines)})[0].decode(errors="replace")
 
 
 # ---------------------------------------------------------------- what an answer means

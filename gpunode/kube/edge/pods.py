@@ -37,7 +37,7 @@ def creation_denied(api: Api, key: ObjectKey, known: dict[str, ObjectKey]) -> st
 
     created = max(map(event_time, said("SuccessfulCreate")), default="")
     text = last_warning(event for event in said("FailedCreate") if event_time(event) >= created)
-    first = known.setdefault(re.sub('pods "[^"]*"', "pods", text), key) if text else key
+    first = known.setdefault(re.sub(r'\(combined from similar events\): |pods "[^"]*"', "", text), key) if text else key
     return text if first == key else f"denied as the pods of {first} are"
 
 

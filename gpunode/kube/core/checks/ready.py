@@ -80,14 +80,10 @@ def pod_trouble(pod: Object) -> str:
         state = container.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
         if waiting.get("reason") and waiting["reason"] not in _STARTING:
-            last = ((container.get("lastState") or {}).get("terminated") or {}).get("message") or ""
-            text = _last_line(last) or waiting.get("message", "")
-            return f"{container['name']}: {waiting['reason']}" + (f": {_short(text)}" if text else "")
+            last = (container.get("lastState") or {}).get("terminated") or {}
+            return _why(f"{container['name']}: {waiting['reason']}", last, waiting.get("message"))
         if ended.get("exitCode"):
-            text = _last_line(ended.get("message") or "") or ended.get("reason") or ""
-            return f"{container['name']} ended with exit status {ended['exitCode']}" + (
-                f": {_short(text)}" if text else ""
-            )
+            return _why(f"{container['name']} ended with exit status {ended['exitCode']}", ended, ended.get("reason"))
     seen = status.keys() & {"conditions", "containerStatuses"} or mapping(pod, "spec").get("nodeName")
     return "" if seen or status.get("phase") != "Pending" else "no scheduler has seen it: is kube-scheduler running?"
 
@@ -116,10 +112,8 @@ def crash_loop(pod: Object, recently: str) -> str:
         failed = ended.get("exitCode") and ended.get("reason") != "Unknown"  # so are those that a reboot has ended
         again = container.get("restartCount", 0) >= RESTARTS and failed
         if again and ended.get("finishedAt", "") > recently:
-            text = _last_line(ended.get("message") or "") or ended.get("reason") or ""
-            return f"{container['name']} ends again and again, with exit status {ended['exitCode']}" + (
-                f": {_short(text)}" if text else ""
-            )
+            text = f"{container['name']} ends again and again, with exit status {ended['exitCode']}"
+            return _why(text, ended, ended.get("reason"))
     return ""
 
 
@@ -161,10 +155,11 @@ def event_time(event: Object) -> str:
     return str(max(series.get("lastObservedTime", ""), event.get("lastTimestamp", ""), event.get("eventTime", "")))
 
 
-def _last_line(text: str) -> str:
-    """Of the tail of a log, which Kubernetes keeps where a container fails (FallbackToLogsOnError)."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def _why(text: str, ended: Object, reason: str | None) -> str:
+    """With the last line of the log that Kubernetes keeps of a container that fails (FallbackToLogsOnError)."""
+    lines = [line for line in (ended.get("message") or "").splitlines() if line.strip()]
+    why = _short(lines[-1] if lines else reason or "")
+    return f"{text}: {why}" if why else text
 
 
 def _short(text: str) -> str:
