@@ -209,6 +209,19 @@ def test_a_key_that_is_not_allowed_is_named_in_the_message(server: Sshd, tmp_pat
     assert "ssh-copy-id" in error.fix
 
 
+@pytest.mark.parametrize("by", ["variable", "ssh_config", "no one"])
+def test_a_named_key_file_that_is_not_there_is_named_in_the_message(server: Sshd, tmp_path: Path, by: str) -> None:
+    """Of its own key files, where nobody names one, ssh(1) passes over those that are not there, too."""
+    gone, config = tmp_path / "id_ed25519", tmp_path / "config"
+    config.write_text(f"UserKnownHostsFile {server.known_hosts}\nIdentityAgent none\n")
+    if by == "ssh_config":
+        config.write_text(config.read_text() + f"IdentityFile {gone}\n")
+    target = server.target(keys=(str(gone),) if by == "variable" else (), ssh_args=("-F", str(config)))
+    what = failure(target).what
+    assert (f"tried: {gone} (there is no such file)" in what) == (by != "no one")
+    assert ("no such file" in what) == (by != "no one")
+
+
 def test_an_encrypted_key_is_said_to_be_so_and_opens_with_its_passphrase(server: Sshd, tmp_path: Path) -> None:
     allowed = server.folder / "authorized_keys"
     before = allowed.read_text()

@@ -263,7 +263,10 @@ def _credentials(
     """Name and attempt of each credential; key files that cannot be used are noted in `tried`."""
     import paramiko
 
-    files = [path for path in sshconfig.paths(options, "identityfile", target) if Path(path).is_file()]
+    named = sshconfig.paths(options, "identityfile", target)
+    files = [path for path in named if Path(path).is_file()]
+    if not {"~/.ssh/id_rsa", "~/.ssh/id_ed25519"} <= {*options.get("identityfile", ())}:  # those of ssh(1) itself
+        tried += [f"{path} (there is no such file)" for path in named if path not in files]
     only = options.get("identitiesonly", ["no"])[0] == "yes"
     wanted = {_public_blob(path) for path in files} if only else set()
     with contextlib.suppress(paramiko.SSHException, OSError):
