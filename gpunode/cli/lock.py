@@ -106,14 +106,12 @@ def lock(targets: Targets, probes: tuple[Path, ...], output: Path, update: bool,
         output.write_text(lock_text(new), encoding="utf-8")
     if output_format == "json":
         reported = [{"host": one.host, "error": one.error and error_data(one.error)} for one in errors]
-        print_json({"file": str(output), "differences": differs, "written": written, "errors": reported})
+        known = differs or (None if errors else [])  # with hosts that were not compared nobody knows that there is none
+        print_json({"file": str(output), "differences": known, "written": written, "errors": reported})
     else:
-        if differs:
-            echo("\n".join(differs))
-        if errors:
-            echo(f"{output}: not written; not compared: {len(errors)} of {len(found)} hosts")
-        else:
-            after = "written" if written else "as it was; --update rewrites it" if differs else "as the hosts are"
-            echo(f"{output}: {after}")
+        echo("\n".join(differs), nl=bool(differs))
+        after = "written" if written else "as it was; --update rewrites it" if differs else "as the hosts are"
+        after = f"not written; not compared: {len(errors)} of {len(found)} hosts" if errors else after
+        echo(f"{output}: {after}")
     pending: list[HostOutcome] = ["pending"] if differs and not written else []
     return worst_exit([one.error.outcome for one in errors if one.error] + pending)

@@ -198,8 +198,8 @@ def _chunks(path: Path) -> Iterator[str]:
 def _chunks_of(stream: IO[bytes]) -> Iterator[str]:
     rest: list[bytes] = []
     while block := stream.read(CHUNK):
-        odd = block[:4096].decode(errors="replace").count("\ufffd") > 1024  # a log of another charset is mostly ASCII
-        found = ("this is no UTF-8: name the log itself",) * odd
+        odd = (head := block[:4096]).decode(errors="replace").count("\ufffd") > len(head) // 4
+        found = ("this is no UTF-8: name the log itself",) * odd  # a log of another charset is mostly ASCII
         if not rest and (found := tuple(hint for magic, hint in _NO_TEXT.items() if block.startswith(magic)) + found):
             raise InputError(f"log {stream.name} is no text", expected="a log, also as .gz or .xz", fix=found[0])
         whole, newline, tail = block.rpartition(b"\n")

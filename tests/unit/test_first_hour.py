@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -272,6 +273,7 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("detect @127.0.0.1", "leave @ out"),
     ("plan -s gpunode.yml", "its short options: -i, -b, -K, -c"),
     ("doctor --log noise", "this is no UTF-8: name the log itself"),
+    ("doctor --log short", "this is no UTF-8: name the log itself"),
     ("detect", "-i site/hosts.yml"),
     ("verify --yes", "--yes belongs to gpunode init, gpunode provision"),
     ("provision --smoke", "--smoke belongs to gpunode verify, gpunode kube verify"),
@@ -292,6 +294,7 @@ def test_a_mistake_on_the_command_line_is_answered_with_what_is_meant(words: str
     Path("program").write_bytes(b"\x7fELF\0\0")
     Path("program.log").write_bytes(b"")
     Path("noise").write_bytes(bytes(range(255, -1, -1)) * 99)
+    Path("short").write_bytes(random.Random(1).randbytes(300))
     Path("site").mkdir()
     Path("site/hosts.yml").touch()
     done = typed(*words.split())

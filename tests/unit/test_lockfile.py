@@ -210,6 +210,16 @@ def test_hosts_that_do_not_answer_are_not_compared_and_change_nothing(
     assert code == 4 and f"{file}: not written; not compared: 1 of 2 hosts" in said
     assert "as the hosts" not in said and "any more" not in said and "--update" not in said
     assert (file.read_text() if file.exists() else None) == before
+    data = json.loads(locked(monkeypatch, file, [DOWN, OTHER], "--format", "json")[1])
+    assert len(data["errors"]) == 1 and data["written"] is False and (data["differences"] is None) == there
+
+
+def test_in_json_no_difference_is_a_list_where_all_were_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gpunode.lock"
+    locked(monkeypatch, file, BOTH)
+    assert json.loads(locked(monkeypatch, file, BOTH, "--format", "json")[1])["differences"] == []
 
 
 @pytest.mark.parametrize("broken", ["", "bad\n", "<<<<<<< HEAD\nformat = 1\n=======\n"])
