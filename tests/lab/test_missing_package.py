@@ -21,7 +21,10 @@ LISTED = {
     "rocky:9": "rpm -qa | grep -v ^gpg-pubkey | sort",
     "fedora:43": "rpm -qa | grep -v ^gpg-pubkey | sort",
     "sles:15": "rpm -qa | grep -v ^gpg-pubkey | sort",
+    "arch": "pacman -Q",
 }
+FILES = (".deb", ".rpm", ".pkg.tar.gz", ".pkg.tar.xz", ".pkg.tar.zst")
+SERVERS = "/etc/pacman.d/mirrorlist"
 INTENTS = """grep -c '"op":"packages","phase":"intent"' /var/lib/gpunode/journal.jsonl || true"""
 
 
@@ -30,15 +33,21 @@ def test_a_package_that_its_archive_lacks_is_named_with_the_ways_on_and_nothing_
     distro: str, lab_up: Any, run_gpunode: Any, tmp_path: Path
 ) -> None:
     lab = lab_up(distro=distro, engines=("containerd",), name=f"t-missing-{distro.replace(':', '')}")
-    sources = yaml.safe_load(lab.spec.read_text())["sources"]
-    upstream = "/".join(sources["nvidia-cuda"]["url"].split("/")[:3])
+
+    def printed(command: str) -> str:
+        return str(lab.run(lab.nodes[0], command).stdout)
+
+    sources = yaml.safe_load(lab.spec.read_text())["sources"] or {}
+    url = sources["nvidia-cuda"]["url"] if distro != "arch" else printed(f"sed -n 's/^Server = //p' {SERVERS}")
+    upstream = "/".join(url.strip().split("/")[:3])
     network, _, _ = upstream.removeprefix("http://").rpartition(".")
     mirror = Mirror(f"{network}.1", upstream)
     spec = {"driver": {"branch": "none"}, "runtimes": {"containerd": {"manage": "ignore"}}}
-    toolkit = mirror.source(sources["nvidia-container-toolkit"])
-    (tmp_path / "gpunode.yml").write_text(
-        yaml.safe_dump({"sources": sources | {"nvidia-container-toolkit": toolkit}} | spec)
-    )
+    if distro == "arch":  # it has the toolkit itself
+        printed(f"sed -i 's|{upstream}|{mirror.url}|' {SERVERS}")
+    else:
+        sources["nvidia-container-toolkit"] = mirror.source(sources["nvidia-container-toolkit"])
+    (tmp_path / "gpunode.yml").write_text(yaml.safe_dump({"sources": sources} | spec))
 
     def provision(exit: int) -> dict[str, Any]:
         done = run_gpunode(
@@ -47,12 +56,9 @@ def test_a_package_that_its_archive_lacks_is_named_with_the_ways_on_and_nothing_
         [host] = json.loads(done.stdout)["hosts"]
         return dict(host)
 
-    def printed(command: str) -> str:
-        return str(lab.run(lab.nodes[0], command).stdout)
-
     try:
         before = printed(LISTED[distro])
-        mirror.lacks = (".deb", ".rpm")
+        mirror.lacks = FILES
         host = provision(1)
         message = f"{host['message']} {host['fix']}"
         for words in (
@@ -68,7 +74,7 @@ def test_a_package_that_its_archive_lacks_is_named_with_the_ways_on_and_nothing_
         mirror.behave()
         mirror.asked.clear()
         provision(0)
-        files = Counter(path for path in mirror.asked if path.endswith((".deb", ".rpm")))
+        files = Counter(path for path in mirror.asked if path.endswith(FILES))
         assert files and set(files.values()) == {1}, f"fetched twice: {files}"
     finally:
         mirror.close()

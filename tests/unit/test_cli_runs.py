@@ -19,8 +19,8 @@ from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import HostResult
 from gpunode.edge import detect
+from gpunode.edge.fleet import driver, runs, workflow
 from gpunode.edge.fleet import provision as provisioning
-from gpunode.edge.fleet import runs, workflow
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 from gpunode.edge.report import of_run
@@ -279,6 +279,17 @@ def test_a_resumed_run_stands_for_the_first_one_and_hosts_that_failed_go_last(
     assert hosts == ["gpu1", "gpu2", "gpu3"] and limits == ["gpu*"]
     assert (options.resumes, options.last) == ("20260101", {"gpu1", "gpu3"})
     assert options.rollout == {"waves": ["100%"], "max_failures": "2"}
+
+
+def test_one_machine_under_two_names_is_not_resumed(journal: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(journal, "20260101", {"gpu1": ("failed", 1), "gpu2": ("waiting", 0)})
+    facts = replace(parse_probe((PROBES / "debian12-h100-fresh/probe.txt").read_text()), boot_id="b", hostname="gpu1")
+    found = [detect.Detected(host=name, facts=facts) for name in ("gpu1", "gpu2")]
+    monkeypatch.setattr(detect, "find_hosts", lambda targets: found)
+    monkeypatch.setattr(detect, "probe", lambda hosts, where, on_done: found)
+    monkeypatch.setattr(driver, "run_playbook", lambda *_, **__: pytest.fail("it was begun"))
+    code, said = run("resume", "--yes")
+    assert code == 5 and "gpu1 and gpu2 are one machine, which calls itself gpu1" in said
 
 
 def test_a_limit_that_names_no_host_that_is_left_is_a_mistake(journal: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

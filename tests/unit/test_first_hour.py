@@ -27,7 +27,7 @@ from gpunode.edge import detect as edge_detect
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, one_name_each
 from gpunode.edge.doctor import load_faults
-from gpunode.edge.fleet import workflow
+from gpunode.edge.fleet import driver, undo, workflow
 from gpunode.edge.fleet.runs import RunRow
 from gpunode.edge.report import of_run
 
@@ -346,6 +346,19 @@ def test_one_machine_under_two_names_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(edge_detect, "probe", lambda hosts, where, **_: found)
     done = run("provision", "train1", "train2", "train2b", "inside", "--yes")
     assert "train2 and train2b are one machine, which calls itself train2" in done.output and done.return_value == 5
+
+
+@pytest.mark.parametrize("words", ["uninstall --yes", "rollback --yes"])
+def test_an_undo_that_probes_its_hosts_refuses_one_machine_under_two_names(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = replace(parse_probe((PROBES / "debian12-no-gpu/probe.txt").read_text()), boot_id="b1", hostname="train2")
+    found = [Detected(host=name, facts=facts) for name in ("train2", "train2b")]
+    Path("gpunode.yml").write_text("rollout: {max_unavailable: 1}\n")
+    monkeypatch.setattr(undo, "probe", lambda hosts, where: found)
+    monkeypatch.setattr(driver, "run_playbook", lambda *_, **__: pytest.fail("it was begun"))
+    done = run(*words.split(), "train2", "train2b")
+    assert "train2 and train2b are one machine" in done.output and done.return_value == 5
 
 
 OLD = {"driver": {"branch": "580"}, "proxy": "http://me:secret@proxy:3128"}

@@ -38,6 +38,14 @@ def records(state: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (state / "journal.jsonl").read_text().splitlines()]
 
 
+READ_ONLY = (  # as mktemp, cp, dash, bash, apt and busybox have it of a mounted one
+    "mktemp: failed to create file via template '/etc/apt/sources.list.d/aXXXX': Read-only file system",
+    "cp: cannot create regular file '/etc/apt/sources.list.d/a': Read-only file system",
+    "sh: 1: cannot create /etc/apt/preferences.d/a: Read-only file system",
+    "sh: line 1: /etc/apt/preferences.d/a: Read-only file system",
+    "Could not open file /var/lib/apt/lists/partial/Release - open (30: Read-only file system)",
+    "sh: can't create /etc/apt/preferences.d/a: Read-only file system",
+)
 FULL = (  # as apt, dpkg, libdnf, rpm and libalpm have it
     "E: You don't have enough free space in /var/cache/apt/archives/.",
     "cannot copy extracted data for './usr/a' to '/usr/a.dpkg-new': failed to write (No space left on device)",
@@ -49,11 +57,19 @@ FULL = (  # as apt, dpkg, libdnf, rpm and libalpm have it
 )
 
 
-@pytest.mark.parametrize("words", FULL)
-def test_a_failure_of_a_full_disk_is_answered_with_room_and_no_other(shell: list[str], words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        *((words, "make room on that file system (df -h, df -i), then run again") for words in FULL),
+        *((words, "make the file system writable, then run again") for words in READ_ONLY),
+    ],
+)
+def test_a_failure_of_a_full_or_read_only_disk_is_answered_with_that_and_no_other(
+    shell: list[str], words: str, fix: str
+) -> None:
     text = program(f"{script('common.sh')}\nneed_root\nfinish failed \"{words}\" 'check the network'")
     done = subprocess.run([*shell, "-s"], input=text, capture_output=True, text=True, check=False)
-    assert parse_outcome(done.stdout, done.returncode).fix.startswith("make room on that file system"), done
+    assert parse_outcome(done.stdout, done.returncode).fix == fix, done
     other = text.replace(words, "connection refused")
     done = subprocess.run([*shell, "-s"], input=other, capture_output=True, text=True, check=False)
     assert parse_outcome(done.stdout, done.returncode).fix == "check the network"

@@ -650,6 +650,18 @@ def test_the_scripts_read_all_that_an_engine_reads(tmp_path: Path) -> None:
     assert take_back(node, "uninstall").notes == ()
 
 
+@pytest.mark.parametrize("broken", [b'{"runtimes": {', b"\xff\xfe", b"[]\n", b"{} {}\n", b""])
+def test_a_daemon_json_that_a_person_has_broken_stays_and_is_named(broken: bytes) -> None:
+    before = json.dumps({"log-driver": "json-file"}, indent=2).encode()
+    edit = configure_runtime({DOCKER: before}, RuntimeRequest(runtime="docker", version="28.5.2"))
+    node = Fake(files={DOCKER: before})
+    node.commit(edit.changes, undo=edit.undo, unit=UNITS[DOCKER], who=WHO)
+    node.person_writes(DOCKER, broken)
+    done = take_back(node, "uninstall")
+    assert node.read(DOCKER) == broken and [DOCKER in note for note in done.notes] == [True], done.notes
+    assert take_back(node, "uninstall").notes == ()
+
+
 def test_a_list_of_podman_that_a_person_made_longer_is_named_once() -> None:
     before = b'[engine]\nruntime = "runc"\n'
     request = RuntimeRequest(runtime="podman", version="5.4.2", config=PODMAN, in_place=True)
