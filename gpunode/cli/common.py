@@ -263,15 +263,15 @@ _SECRETS = "File with the passwords that the recorded spec refers to. Default: g
 secrets_option = _spec_option(_SECRETS, "also read")
 
 
-def spec_option(command: Command, none: str = "none, defaults") -> Command:
-    """`-c gpunode.yml`; the command gets the file's plain data as `spec_data` ({} without a file, which is `none`)."""
+def spec_option(command: Command, optional: bool = False) -> Command:
+    """`-c gpunode.yml`; it is plain data in `spec_data`, {} without; `optional`: no defaults count then."""
 
     @functools.wraps(command)
     def named(*args: Any, **options: Any) -> Any:
         _say_files(click.get_current_context(), options.get("inventory", ()))
         return command(*args, **options)
 
-    return _spec_option(_SPEC, none=none)(named)  # type: ignore[return-value]
+    return _spec_option(_SPEC, none="none" if optional else "none, defaults")(named)  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------- the question before hosts are changed

@@ -64,8 +64,7 @@ def render_options(command: Command, *, optional: bool = False) -> Command:
         known = spec_data or inventory or selector or not optional
         return command(*args, rendered=rendered if known else None, **given)
 
-    given: Any = options(*_POOLS, _NODES)(with_rendered)
-    return spec_option(given, "none" if optional else "none, defaults")  # type: ignore[no-any-return]
+    return spec_option(options(*_POOLS, _NODES)(with_rendered), optional)  # type: ignore[return-value]
 
 
 def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: str, selector: str = "") -> Rendered:
