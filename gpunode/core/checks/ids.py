@@ -159,9 +159,9 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "kube.node": "a node with GPUs is not Ready, a host of the inventory is no node, a node is in two pools, or "
         "its engine has not the runtime that pods name (containerd tells from 2.0 on; with an older one `--smoke` "
         "finds it)",
-        "kube.gpus": "a node offers fewer GPUs than its pool shares or than it has, or others; pods hold more "
-        "of a resource than there is; its kubelet refused a pod lately for devices that no pod holds, or for a DRA "
-        "driver of NVIDIA that is not registered",
+        "kube.gpus": "a node offers other, more or fewer GPUs than its pool shares, or fewer than it has; pods hold "
+        "more of a resource than there is; its kubelet refused a pod lately for devices that no pod holds, or for a "
+        "DRA driver of NVIDIA that is not registered",
         "kube.mig": "the MIG layout that a node's label asks for is not in force (`nvidia.com/mig.config.state`)",
         "kube.pool": "no node offers a GPU, or another program offers or cuts the same ones; not proven where a "
         "selector chooses no node, or a chosen node left",
