@@ -49,8 +49,9 @@ def plan_of(facts: NodeFacts) -> Plan:
 
 
 def unharmed(facts: NodeFacts, healthy: Plan, *without: str) -> None:
-    """The node is planned, with the steps of the healthy one but for those that are named."""
+    """The node is planned, with the steps of the healthy one but for those that are named; the doctor can read it."""
     plan = plan_of(facts)
+    state_faults(facts, {}, None)
     kept = [step for step in healthy.steps if step.id not in without]
     assert (facts.malformed, plan.problems) == ((), ())
     assert [step for step in plan.steps if step.id not in without] == kept
