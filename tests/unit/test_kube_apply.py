@@ -17,6 +17,7 @@ from rows import over
 from gpunode.core.errors import Exit, InterruptedByUser
 from gpunode.kube.core.cluster import POOL_LABEL
 from gpunode.kube.core.judge import findings
+from gpunode.kube.core.marks import CONTROL_PLANE
 from gpunode.kube.core.objects import thing
 from gpunode.kube.core.owned import INVENTORY, ObjectKey, key_of
 from gpunode.kube.core.render import Rendered
@@ -611,6 +612,8 @@ def test_a_first_apply_on_nodes_that_are_all_tainted_names_the_taints(server: Ap
     server.controllers.append(no_node_takes_it)
     spec = rendered({"kubernetes": {"feature_discovery": False}})
     assert put(api, spec).waiting == (), "without a node there is nothing to say"
+    server.put(node("control", spec={"taints": [{"key": CONTROL_PLANE, "effect": "NoSchedule"}]}))
+    assert put(api, spec).waiting == (), "nor with a control plane alone: its workers are still to come"
     for name, key in (("gpu1", "dedicated"), ("gpu2", "team")):
         server.put(node(name, spec={"taints": [{"key": key, "effect": "NoSchedule"}]}))
     said: list[str] = []

@@ -29,7 +29,7 @@ from gpunode.kube.core.checks.ready import (
     wanted_pods,
 )
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
-from gpunode.kube.core.marks import taints_patch
+from gpunode.kube.core.marks import CONTROL_PLANE, taints_patch
 from gpunode.kube.core.offers import expected, lack
 from gpunode.kube.core.owned import (
     MANAGER,
@@ -105,7 +105,7 @@ class ClusterReading:
         """The pool that names a node; where no pool names nodes the only one, if the node has or had GPUs, or its mark.
 
         A kubelet keeps the resource of a device plugin that went, with 0, until it restarts.  While a device plugin is
-        on no node at all, each that it selects may be one.
+        on no node at all, each worker that it selects may be one.
         """
         if wishes := self.wishes.get(node["metadata"]["name"]):
             return wishes[0].pool
@@ -114,8 +114,9 @@ class ClusterReading:
             return None
         labels, capacity = node["metadata"].get("labels") or {}, resources_of(node, "capacity")
         there = self.offers(node) or any(capacity.values()) or quantity(labels.get(COUNT_LABEL, "0"))
+        worker = CONTROL_PLANE not in {taint.get("key") for taint in node["spec"].get("taints") or ()}
         lone = any(live and not wanted_pods(live) for live in map(self.live.get, self.plugins))
-        left = (lone or resources_of(node, "allocatable")) and not all(
+        left = ((worker and lone) or resources_of(node, "allocatable")) and not all(
             selects(one, node) for one in self._templates.values()
         )
         marked = labels.get(POOL_LABEL) == pools[0].name or labels.get(GPUSHARE_LABEL) == "true"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpunode.kube.core.cluster import CLIENT_LABEL, MIG_LABEL, Object
 from gpunode.kube.core.owned import ObjectKey
 
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"  # taint and label of its nodes
 _TAKEN = (MIG_LABEL,)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gpunode.core.edits.kubernetes.scheduler import PREFIX
 from gpunode.kube.core.cluster import GPUSHARE_LABEL, Cluster, Object, required_affinity, tolerations, user_tolerations
+from gpunode.kube.core.marks import CONTROL_PLANE
 from gpunode.kube.core.objects import (
     DEVICE_PLUGINS,
     UNPRIVILEGED,
@@ -28,7 +29,6 @@ from gpunode.kube.core.objects import (
 EXTENDER, PLUGIN = "gpushare-extender", "gpushare-device-plugin"
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 PORT = 12345
-_ROLE = "node-role.kubernetes.io/control-plane"
 
 _READ, _POD = ["get", "list", "watch"], ["update", "patch", "get", "list", "watch"]
 # pods/binding is what binds: without it a pod is annotated, and stays Pending
@@ -87,7 +87,7 @@ def _extender(cluster: Cluster) -> Object:
         readinessProbe={"tcpSocket": {"port": "http"}, "periodSeconds": 5},
         securityContext=UNPRIVILEGED,
     )  # fmt: skip
-    taints = (_ROLE, "node.cloudprovider.kubernetes.io/uninitialized")
+    taints = (CONTROL_PLANE, "node.cloudprovider.kubernetes.io/uninitialized")
     tolerated = [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
     spec = pod(
         cluster, containers=[main], gpu=False,
@@ -95,7 +95,7 @@ def _extender(cluster: Cluster) -> Object:
         priorityClassName="system-cluster-critical",
         terminationGracePeriodSeconds=5,  # it does not hear SIGTERM: as long does every removal and update wait
         hostNetwork=True,  # kube-scheduler asks it even while the pod network is down
-        affinity=required_affinity({"matchExpressions": [{"key": _ROLE, "operator": "Exists"}]}),
+        affinity=required_affinity({"matchExpressions": [{"key": CONTROL_PLANE, "operator": "Exists"}]}),
         tolerations=tolerations(cluster, *tolerated),
     )  # fmt: skip
     return single(cluster, EXTENDER, spec)
