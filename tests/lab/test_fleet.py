@@ -98,5 +98,5 @@ def test_another_controller_is_refused_while_the_lease_lasts(fleet: Fleet, tmp_p
     fleet.shell(0, lease)
     name = fleet.lab.nodes[0].name
     found = fleet.provision(exit=5, state=tmp_path)[name]
-    assert "somebody-else is at work" in found["message"] and "--break-lock" in found["message"]
+    assert "somebody-else is at work" in found["message"] and "--break-lock" in found["fix"]
     assert fleet.provision("--break-lock", state=tmp_path)[name]["exit"] == 0

@@ -158,7 +158,7 @@ def test_after_a_controller_was_killed_another_waits_for_its_lease_or_takes_the_
         killed.kill()
     refused = fleet.provision(*one, state="two")["hosts"][0]
     assert refused["exit"] == 5 and "is at work on this node" in refused["message"], refused
-    assert "or take the node from it: --break-lock" in refused["message"]
+    assert "or take the node from it: --break-lock" in refused["fix"]
     fleet.on(HIT, "rm -f /etc/apt/apt.conf.d/zz-slow; while pgrep -x apt-get; do sleep 1; done")
     assert exits(fleet.provision(*one, "--break-lock", state="two")) == [0]
     verified = fleet.ended(fleet.start("verify", *fleet.words, *one))

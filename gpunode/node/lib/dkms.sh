@@ -45,11 +45,11 @@ dkms_forgotten() {
 }
 
 # lines `MODULE VERSION KERNEL` that should be built and are not, for every kernel whose headers are there; where the tree
-# does not show all as installed, DKMS says, which also knows of weak modules
+# is empty, or does not show all as installed, DKMS says, which also knows of weak modules
 dkms_missing() {
   local unbuilt
   have dkms || return 0
-  dkms_tree >"$GPUNODE_IN/.tree" && unbuilt=$(dkms_unbuilt <"$GPUNODE_IN/.tree") && [ -z "$unbuilt" ] && return
+  dkms_tree >"$GPUNODE_IN/.tree" && [ -s "$GPUNODE_IN/.tree" ] && unbuilt=$(dkms_unbuilt <"$GPUNODE_IN/.tree") && [ -z "$unbuilt" ] && return
   dkms status 2>/dev/null | dkms_unbuilt
 }
 
