@@ -166,6 +166,10 @@ case $verb in
       ended) taken && echo '{"status": {"state": "SANDBOX_NOTREADY"}, INFO}' && exit ;;
       ran) [ ! -e "$dir/gone$pods" ] || not_found ;;
       torn) ! taken || [ ! -e "$dir/seen$pods" ] || not_found; touch "$dir/seen$pods" ;;
+      dead) # the third time
+        ! taken || [ ! -e "$dir/again$pods" ] || not_found
+        [ ! -e "$dir/seen$pods" ] || touch "$dir/again$pods"
+        touch "$dir/seen$pods" ;;
       *) ! taken || not_found ;;
     esac
     echo '{"status": {"state": "SANDBOX_READY"}, INFO}'
@@ -173,6 +177,7 @@ case $verb in
   create) case AT in created) ! taken || not_found ;; esac; echo container ;;
   start)
     case AT in started) taken && echo "start failed: cannot start a container that has stopped" && exit 1 ;; esac
+    case AT in dead) taken && echo "OCI runtime start failed: container process is already dead: unknown" && exit 1 ;; esac
     case AT in torn) taken && echo "namespace path: lstat /proc/7/ns/ipc" && exit 1 ;; esac
     case AT in broken) echo "OCI runtime create failed: nvidia-container-cli: initialization error" && exit 1 ;; esac
     case AT in inspected | ran | ended) taken && exit ;; esac
@@ -380,7 +385,7 @@ def test_a_gpu_of_the_node_that_cannot_be_asked_has_failed(
     assert words in check.message
 
 
-@pytest.mark.parametrize("at", ["created", "started", "torn", "inspected", "ran", "ended"])
+@pytest.mark.parametrize("at", ["created", "started", "torn", "dead", "inspected", "ran", "ended"])
 @pytest.mark.parametrize("lose", [1, 5])
 def test_a_pod_that_a_kubelet_removed_is_tried_again(at: str, lose: int, tmp_path: Path) -> None:
     found = a_node_whose_pods_go(tmp_path, lose=lose, at=at)
@@ -392,7 +397,7 @@ def test_a_pod_that_a_kubelet_removed_is_tried_again(at: str, lose: int, tmp_pat
     assert (tmp_path / "removed").read_text().split() == [f"pod{n}" for n in range(1, lose + 3)]
 
 
-@pytest.mark.parametrize("at", ["created", "started", "torn", "inspected", "ran", "ended"])
+@pytest.mark.parametrize("at", ["created", "started", "torn", "dead", "inspected", "ran", "ended"])
 def test_a_kubelet_that_is_always_faster_leaves_it_not_proven_and_the_node_in_use(at: str, tmp_path: Path) -> None:
     found = a_node_whose_pods_go(tmp_path, lose=1000, at=at)
     for one in ("containerd.cri-nvidia", "containerd.cri-default"):

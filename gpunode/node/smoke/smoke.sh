@@ -511,7 +511,7 @@ cri_taken_away() {
   local left state
   case $said in
     # what is heard of a pod whose processes are killed already, while it still counts as ready
-    *'has stopped'* | *'not running'* | *'in CONTAINER_EXITED'* | *'was killed'* | *'namespace path'* | *'no running task'* | *'ttrpc: closed'*) left=3 ;;
+    *'has stopped'* | *'already dead'* | *'not running'* | *'in CONTAINER_EXITED'* | *'was killed'* | *'namespace path'* | *'no running task'* | *'ttrpc: closed'*) left=3 ;;
     *) if kubelet_runs; then left=1; else left=0; fi ;;
   esac
   while :; do
