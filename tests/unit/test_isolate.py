@@ -289,7 +289,7 @@ def test_provision(where: str, kind: type[Exception], tmp_path: Path, monkeypatc
     elif where == "settled":
         right = fleet.settled
         monkeypatch.setattr(
-            fleet, "settled", lambda result, *a: raises(kind)() if result.host == odd else right(result, *a)
+            fleet, "settled", lambda host, *a: raises(kind)() if host == odd else right(host, *a)
         )
     else:  # only the page of a report lacks it
         monkeypatch.setattr("gpunode.edge.report_data.see", raises(kind))
