@@ -288,9 +288,7 @@ def test_provision(where: str, kind: type[Exception], tmp_path: Path, monkeypatc
         monkeypatch.setattr(fleet._Provision, "_apply", apply)
     elif where == "settled":
         right = fleet.settled
-        monkeypatch.setattr(
-            fleet, "settled", lambda host, *a: raises(kind)() if host == odd else right(host, *a)
-        )
+        monkeypatch.setattr(fleet, "settled", lambda host, *a: raises(kind)() if host == odd else right(host, *a))
     else:  # only the page of a report lacks it
         monkeypatch.setattr("gpunode.edge.report_data.see", raises(kind))
     exits = world.provision({}, tmp_path, rollout={"waves": ["100%"], "max_failures": "100%"})

@@ -177,7 +177,7 @@ case $verb in
   create) case AT in created) ! taken || not_found ;; esac; echo container ;;
   start)
     case AT in started) taken && echo "start failed: cannot start a container that has stopped" && exit 1 ;; esac
-    case AT in dead) taken && echo "OCI runtime start failed: container process is already dead: unknown" && exit 1 ;; esac
+    case AT in dead) taken && echo "OCI runtime start failed: process is already dead" && exit 1 ;; esac
     case AT in torn) taken && echo "namespace path: lstat /proc/7/ns/ipc" && exit 1 ;; esac
     case AT in broken) echo "OCI runtime create failed: nvidia-container-cli: initialization error" && exit 1 ;; esac
     case AT in inspected | ran | ended) taken && exit ;; esac
