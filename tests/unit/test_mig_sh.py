@@ -154,7 +154,7 @@ def test_a_gpu_of_a_pod_that_sleeps_is_not_cut(node: Node) -> None:
 
 @pytest.mark.parametrize("ends", ["well", "killed", "rolled back"])
 def test_a_device_plugin_sees_the_new_layout_and_other_processes_run_on(node: Node, ends: str) -> None:
-    """Instances that are made again have other ids; after a kill the next run finds all as wanted."""
+    """Instances that are made again have other ids; after a kill the next run finds nothing to cut."""
     with subprocess.Popen(["sleep", "60"]) as plugin, subprocess.Popen(["sleep", "60"]) as other:
         try:
             for process, where in ((plugin, "/kubepods/besteffort/pod1/2"), (other, "/system.slice/a.service")):
