@@ -17,7 +17,7 @@ from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.facts.vet import vetted
-from gpunode.core.late import MISSING, fields, is_dataclass, regex
+from gpunode.core.late import MISSING, fields, regex
 from gpunode.core.mask import mask
 from gpunode.core.model import ConfigFile, DriverState, NodeFacts
 from gpunode.core.model.node import volatile_fields
@@ -39,10 +39,11 @@ def _plain(value: Any, brief: bool) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
         return {key: _plain(one, brief) for key, one in value.items()}
-    if not is_dataclass(value):
+    if not hasattr(value, "__dict__"):
         return [_plain(one, brief) for one in value]
-    every = _defaults(cast(Any, type(value))).items()
-    return {key: _plain(vars(value)[key], brief) for key, usual in every if not brief or vars(value)[key] != usual}
+    own, every = vars(value), _defaults(cast(Any, type(value))).items()
+    kept = {name: own[name] for name, usual in every if not (brief and own[name] == usual)}
+    return {name: one if isinstance(one, str) else _plain(one, brief) for name, one in kept.items()}
 
 
 @functools.cache
@@ -296,9 +297,8 @@ def stable_facts(facts: NodeFacts) -> dict[str, Any]:
     kept["driver"] = {key: value for key, value in data.get("driver", {}).items() if key not in VOLATILE_DRIVER}
     if "sharing" in data:
         kept["sharing"] = {key: value for key, value in data["sharing"].items() if key != "mps_daemons"}  # PIDs
-    kept["device_nodes"] = [
-        node for node in data.get("device_nodes", ()) if not node.get("linked")
-    ]  # the driver makes them at need
+    # the driver makes device files at need
+    kept["device_nodes"] = [node for node in data.get("device_nodes", ()) if not node.get("linked")]
     kept.setdefault("files", {})
     _without_secrets(kept, facts)
     return kept
