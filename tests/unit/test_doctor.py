@@ -108,6 +108,7 @@ def test_a_pattern_is_short_and_looks_at_one_place(message: Message) -> None:
     assert len(message.pattern) <= PATTERN
     bare = re.sub(r"\[[^\]]*\]", "[]", message.pattern)
     assert not re.match(r"\(?(\.|\\[SsWw])[*+]", bare)
+    assert not re.match(r"\w+\\S\*\.\{", bare), "a line of that word alone: each letter begins as many ends"
     assert "(?" not in bare.replace("(?:", "")
     assert not re.search(r"(?<!\\)\.[*+]", bare)
     assert all(int(gap) <= PART // 2 for gap in re.findall(r"\{\d*,(\d+)\}", message.pattern))
