@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import FOLDER, GPU, REASON, Cluster, failed, pod, wait_for
+from cluster import FOLDER, GPU, REASON, SAMPLE, Cluster, failed, pod, wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON), pytest.mark.timeout(2400)]
 
@@ -123,7 +123,99 @@ def just_applied(cluster: Cluster) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def marks_of_others(cluster: Cluster) -> Iterator[None]:
+    """Labels and annotations that another program puts on objects of gpunode's and on its nodes."""
+    for what in (("node", NODE), PLUGIN, ("namespace", "gpunode")):
+        cluster.kubectl("label", *what, "example.com/cost-centre=7")
+        cluster.kubectl("annotate", *what, "example.com/seen=yes")
+    yield
+    for what in (("node", NODE), PLUGIN, ("namespace", "gpunode")):
+        cluster.kubectl("label", *what, "example.com/cost-centre-")
+        cluster.kubectl("annotate", *what, "example.com/seen-")
+
+
+@contextmanager
+def pods_that_have_ended(cluster: Cluster) -> Iterator[None]:
+    """One well and one badly, each with both GPUs of a node: they hold none any more."""
+    for name, command in (("well", "exit 0"), ("badly", "exit 1")):
+        one = pod(name, {GPU: 2})
+        one["spec"] |= {"restartPolicy": "Never", "nodeName": NODE}
+        one["spec"]["containers"][0]["command"] = ["sh", "-c", command]
+        cluster.apply(one)
+        wait_for(lambda name=name: cluster.get("pod", name)["status"]["phase"] in ("Succeeded", "Failed"))
+    yield
+    cluster.kubectl("delete", "pod", "well", "badly")
+
+
+@contextmanager
+def others_in_the_namespace(cluster: Cluster) -> Iterator[None]:
+    cluster.kubectl("-n", "gpunode", "create", "configmap", "notes", "--from-literal=a=b")
+    cluster.kubectl("-n", "gpunode", "create", "deployment", "theirs", f"--image={SAMPLE}", "--replicas=0")
+    yield
+    cluster.kubectl("-n", "gpunode", "delete", "deployment/theirs", "configmap/notes")
+
+
 # ---------------------------------------------------------------- broken states
+
+
+@contextmanager
+def an_image_that_is_gone(cluster: Cluster) -> Iterator[None]:
+    """The plugin's is on no disk of the node, and the node reaches no registry."""
+    image = cluster.get(*PLUGIN)["spec"]["template"]["spec"]["containers"][0]["image"]
+    ctr = "ctr -n k8s.io images"
+    cluster.lab.run(NODE, f"{ctr} tag --force {image} kept.lan/plugin:1 && {ctr} rm {image}")
+    cluster.kubectl("-n", "gpunode", "delete", "pod", "--field-selector", f"spec.nodeName={NODE}")
+    stuck = ("-n", "gpunode", "pods", "--field-selector", f"spec.nodeName={NODE}")
+    wait_for(lambda: "ImagePull" in json.dumps(cluster.get(*stuck)))
+    yield
+    cluster.lab.run(NODE, f"{ctr} tag --force kept.lan/plugin:1 {image}; {ctr} rm kept.lan/plugin:1")
+    cluster.kubectl("-n", "gpunode", "delete", "pod", "--field-selector", f"spec.nodeName={NODE}")
+
+
+@contextmanager
+def denied_by_a_policy(cluster: Cluster) -> Iterator[None]:
+    kind = "ValidatingAdmissionPolicy"
+    if f'"{kind}"' not in cluster.kubectl("get", f"--raw=/apis/{ADMISSION}"):
+        pytest.skip(f"this server has no {kind} of {ADMISSION}")
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    cluster.apply(
+        {"apiVersion": ADMISSION, "kind": kind, "metadata": {"name": "friday"},
+         "spec": {"matchConstraints": {"resourceRules": [rule]},
+                  "validations": [{"expression": "false", "message": "no pods on Fridays"}]}},
+        {"apiVersion": ADMISSION, "kind": f"{kind}Binding", "metadata": {"name": "friday"},
+         "spec": {"policyName": "friday", "validationActions": ["Deny"],
+                  "matchResources": {"namespaceSelector": {
+                      "matchLabels": {"kubernetes.io/metadata.name": "gpunode"}}}}},
+    )  # fmt: skip
+    try_it = ("-n", "gpunode", "run", "try", f"--image={SAMPLE}", "--dry-run=server")
+    wait_for(lambda: "no pods on Fridays" in cluster.kubectl(*try_it, check=False))
+    cluster.kubectl("-n", "gpunode", "delete", "pod", "--field-selector", f"spec.nodeName={NODE}")
+    yield
+    cluster.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "friday")
+
+
+@contextmanager
+def a_changed_configuration(cluster: Cluster) -> Iterator[None]:
+    names = cluster.get("-n", "gpunode", "configmaps", "-l", "app.kubernetes.io/part-of=gpunode")["items"]
+    name = names[0]["metadata"]["name"]
+    cluster.kubectl("-n", "gpunode", "patch", "configmap", name, "-p", '{"data": {"other": "version: v1"}}')
+    yield
+    cluster.kubectl("-n", "gpunode", "delete", "configmap", name)
+
+
+@contextmanager
+def no_runtime_class(cluster: Cluster) -> Iterator[None]:
+    cluster.kubectl("delete", "runtimeclass", "nvidia")
+    yield
+
+
+@contextmanager
+def every_node_is_tainted(cluster: Cluster) -> Iterator[None]:
+    """No pod of another program can run there; what gpunode has there stays."""
+    cluster.kubectl("taint", "node", FIRST, NODE, "dedicated=ml:NoSchedule")
+    yield
+    cluster.kubectl("taint", "node", FIRST, NODE, "dedicated-")
 
 
 @contextmanager
@@ -201,6 +293,14 @@ STATES: list[tuple[State, Mapping[str, str], bool]] = [  # what is found, and wh
     (a_taint_of_its_own, {}, True),
     (images_rewritten_by_a_policy, {}, True),
     (just_applied, {}, True),
+    (marks_of_others, {}, False),
+    (pods_that_have_ended, {}, True),
+    (others_in_the_namespace, {}, False),
+    (an_image_that_is_gone, {"kube.ready": "image"}, False),
+    (denied_by_a_policy, {"kube.ready": "no pods on Fridays"}, False),
+    (a_changed_configuration, {"kube.drift": "kubectl-patch at"}, False),
+    (no_runtime_class, {"kube.drift": "it is gone"}, False),
+    (every_node_is_tainted, {"kube.ready": "dedicated"}, False),
     (a_quota, {"kube.ready": "exceeded quota"}, False),
     (pod_security, {"kube.ready": "violates PodSecurity", "kube.drift": "enforce"}, False),
     (a_foreign_node_selector, {"kube.drift": "kubectl-patch at"}, False),
@@ -246,11 +346,45 @@ def test_a_pool_is_the_nodes_that_it_names_and_a_label_taken_off_is_found(health
     assert failed(healthy.checks("verify", spec)) == []
 
 
-def test_images_come_from_a_registry_of_ones_own(healthy: Cluster) -> None:
-    mirrored(healthy)
-    spec = healthy.spec({**SPEC, "kubernetes": {"images": {"registry": "mirror.lan", "pull_secrets": ["mirror"]}}})
-    healthy.kube("apply", spec)
-    wait_for(lambda: {image.partition("/")[0] for image in plugin_pods(healthy).values()} == {"mirror.lan"})
+def registry(cluster: Cluster, node: str) -> None:
+    """Debian's registry on the node, for those who have a password; it has NVIDIA's images, the engine has not.
+
+    containerd takes plain HTTP of a registry that is called localhost.
+    """
+    script = """
+set -e
+apt-get update -qq && apt-get install -qq --no-install-recommends docker-registry apache2-utils >/dev/null
+htpasswd -Bbc /etc/docker/registry/users me open-sesame
+cat >/etc/docker/registry/config.yml <<EOF
+version: 0.1
+storage: {filesystem: {rootdirectory: /var/lib/docker-registry}}
+http: {addr: "localhost:5000"}
+auth: {htpasswd: {realm: lab, path: /etc/docker/registry/users}}
+EOF
+systemctl restart docker-registry
+for i in 1 2 3 4 5 6 7 8 9; do curl -s localhost:5000/v2/ >/dev/null && break; sleep 1; done
+ctr -n k8s.io images ls -q | grep ^nvcr.io/ | while read -r i; do
+    new=localhost:5000/${i#*/}
+    ctr -n k8s.io images tag --force "$i" "$new" >/dev/null
+    ctr -n k8s.io images push --plain-http --user me:open-sesame "$new" >/dev/null
+    ctr -n k8s.io images rm --sync "$new" "$i" >/dev/null
+done
+"""
+    done = cluster.lab.run(node, script)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_images_come_from_a_registry_of_ones_own_by_its_password(healthy: Cluster) -> None:
+    for name in (FIRST, NODE):
+        registry(healthy, name)
+    images = {"registry": "localhost:5000", "pull_secrets": ["mirror"]}
+    spec = healthy.spec({**SPEC, "kubernetes": {"images": images}})
+    healthy.kube("apply", spec, "--no-wait")
+    wait_for(lambda: "401" in json.dumps(healthy.checks("verify", spec)), 60)
+    secret = ("create", "secret", "docker-registry", "mirror", "--docker-server=localhost:5000")
+    healthy.kubectl("-n", "gpunode", *secret, "--docker-username=me", "--docker-password=open-sesame")
+    healthy.kube("apply", spec, "--timeout", 180)
+    assert {image.partition("/")[0] for image in plugin_pods(healthy).values()} == {"localhost:5000"}
     assert failed(healthy.checks("verify", spec, "--smoke", "--timeout", 60)) == []
 
 

@@ -592,6 +592,32 @@ def test_the_leftovers_of_a_killed_run_go_first(server: ApiServer, api: Api) -> 
     assert server.names("Secret") == []
 
 
+def test_proof_pods_pull_by_the_secrets_of_the_plugins_namespace(server: ApiServer, api: Api) -> None:
+    """Which a pod of another namespace cannot name; they go with the proofs."""
+    server.put(node("gpu1", allocatable={GPU: "2"}))
+    secret = {"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": "e30="}}
+    metadata = {"name": "lan", "namespace": "gpunode", "uid": "u"}
+    server.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **secret})
+    there: list[dict[str, Any]] = []
+    Nodes(server)
+
+    def started(server: ApiServer, event: str, item: dict[str, Any]) -> None:
+        if (event, item["kind"]) == ("ADDED", "Pod") and item["metadata"]["namespace"] == "gpunode-verify":
+            there.append(server.get("Secret", "lan", "gpunode-verify") or {})
+
+    server.controllers.append(started)
+    spec = {"kubernetes": {"images": {"pull_secrets": ["lan", "never-made"]}}}
+    assert of(prove(api, spec))["kube.vectoradd"][0] == "passed"
+    assert there and all(secret.items() <= found.items() for found in there)
+    assert server.names("Secret") == ["gpunode/lan"]
+
+
+def test_who_may_not_read_the_secrets_is_told_before_anything_is_started(server: ApiServer, api: Api) -> None:
+    server.denied += ["^get secrets"]
+    with pytest.raises(RefusedError, match="here may not get secrets in gpunode"):
+        verify(api, rendered({"kubernetes": {"images": {"pull_secrets": ["lan"]}}}), smoke(), notify=silent)
+
+
 def test_leftovers_that_are_going_are_waited_for(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1", allocatable={GPU: "8"}))
     Nodes(server)

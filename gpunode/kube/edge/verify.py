@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
-from gpunode.core.late import dataclass
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.isolate import as_error, isolated
 from gpunode.kube.core.api_error import ApiError
@@ -15,7 +15,7 @@ from gpunode.kube.core.checks.preflight import Right
 from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof, ProofOutcome, is_done, judge
 from gpunode.kube.core.checks.proofs import closed_nodes, namespace_object, node_proofs, pool_proofs
 from gpunode.kube.core.checks.ready import gates, unschedulable
-from gpunode.kube.core.cluster import PROVEN, UNPROVEN, Object, Pool
+from gpunode.kube.core.cluster import OWNED, PROVEN, UNPROVEN, Cluster, Object, Pool
 from gpunode.kube.core.gate import has_taint, is_proven, waiting_check
 from gpunode.kube.core.judge import ClusterReading, checks_of, findings
 from gpunode.kube.core.owned import ObjectKey, is_ours, key_of
@@ -65,7 +65,7 @@ def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *,
     reading, checks = settled(api, rendered, how.patience)
     if not how.smoke:
         return [_result("cluster", [*checks, *([waiting_check(reading.nodes)] if gate else [])])]
-    with _namespace(api, keep=how.keep, gate=gate, notify=notify) as cleaned:
+    with _namespace(api, rendered.cluster, keep=how.keep, notify=notify) as cleaned:
         run = _Runner(api, how.timeout, how.keep, notify)
         pools = [] if how.unproven else list(_pools(rendered, reading, run))
         nodes = _each_node(rendered, reading, run, how, notify)
@@ -272,12 +272,15 @@ def _pod(name: str) -> ObjectKey:
 
 
 @contextmanager
-def _namespace(api: Api, *, keep: bool, gate: bool, notify: Notify) -> Iterator[list[Check]]:
+def _namespace(api: Api, cluster: Cluster, *, keep: bool, notify: Notify) -> Iterator[list[Check]]:
     """The namespace for the proofs; afterwards it is gone, and the list says so.  Raises RefusedError."""
     rights = [Right("create", "", "namespaces"), Right("delete", "", "namespaces")]
     rights += [Right(verb, "", "pods", NAMESPACE) for verb in ("create", "patch", "get", "list", "delete")]
     rights += [Right("get", "", "pods/log", NAMESPACE), Right("list", "", "nodes"), Right("list", "", "pods")]
-    rights += [Right("patch", "", "nodes")] if gate else []
+    rights += [Right("patch", "", "nodes")] if cluster.spec.gate else []
+    secrets = [ObjectKey("v1", "Secret", cluster.spec.namespace, name) for name in cluster.spec.images.pull_secrets]
+    rights += [Right("get", "", "secrets", cluster.spec.namespace)] if secrets else []
+    rights += [Right(verb, "", "secrets", NAMESPACE) for verb in ("create", "patch") if secrets]
     if problems := missing_rights(api, rights):
         raise RefusedError(problems[0].what, fix=problems[0].fix)
     live = api.find(api.path(_NAMESPACE))
@@ -295,6 +298,10 @@ def _namespace(api: Api, *, keep: bool, gate: bool, notify: Notify) -> Iterator[
                 f"the namespace {NAMESPACE} got no account `default` in {ACCOUNT_SECONDS:g} s",
                 fix="is kube-controller-manager running?",
             )
+        for secret in secrets:  # a pod pulls by those of its own namespace alone
+            if live := api.find(api.path(secret)):
+                metadata = {"name": secret.name, "namespace": NAMESPACE, "labels": OWNED}
+                api.apply(replace(secret, namespace=NAMESPACE), {**live, "metadata": metadata}, force=False)
         yield cleaned
     finally:
         if not keep:
