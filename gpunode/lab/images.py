@@ -51,6 +51,7 @@ BOOT = {  # what a machine that boots needs besides
     "debian": (*BOOT_ANY, "linux-image-amd64"),
     "ubuntu": BOOT_ANY,  # and a kernel: see vm/kernels.py
 }
+IN_SYSTEMD = {"ubuntu:22.04": ("systemd-resolved",)}  # no package of its own there
 CLIENT = tuple(name for _, name in ROWS["docker"].recommends)  # from trixie on
 PURGE = {
     "docker": (*ROWS["docker"].installs, *CLIENT),
@@ -254,7 +255,7 @@ def packages(variant: Variant) -> list[str]:
     kernel = ["linux-image-amd64", "linux-headers-amd64"] if variant.real_driver else []
     kubernetes = KUBERNETES if variant.kubernetes else ()
     boot = BOOT[RELEASES[variant.distro].vendor] if variant.machine == "vm" else ()
-    left_out = variant.purge if boot else ()  # a container's image shares its tree with those that have it
+    left_out = (*variant.purge, *IN_SYSTEMD.get(variant.distro, ())) if boot else ()  # containers share their trees
     every = (*COMMON, *RELEASES[variant.distro].packages, *kernel, *kubernetes, *boot)
     return [name for name in every if name not in left_out]
 

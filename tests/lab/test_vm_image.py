@@ -1,4 +1,4 @@
-"""A machine that boots is prepared before its GPU is there, under Secure Boot, and then started with it.
+"""A machine that boots is prepared before its GPU is there, under Secure Boot; it comes, and is there at the next boot.
 
 The GPU is a program, and does not start: see test_vm.py.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cluster import wait_for
 from test_golden_image import PREPARE, check
 from vm_node import MARKS, Machine, driver_alone
 
@@ -36,8 +37,16 @@ def test_the_driver_is_there_for_the_next_boot_and_nothing_is_loaded(machine: Ma
     assert machine.json("provision", *PREPARE, "--yes")["changed"] == []
 
 
-def test_the_first_boot_with_it_binds_the_signed_module_and_says_that_the_gpu_does_not_start(machine: Machine) -> None:
+def test_a_gpu_that_comes_while_the_machine_runs_is_taken_by_the_driver(machine: Machine) -> None:
     vm.plug(machine.node, "pci0")
+    with machine.timed("hot plug, until the module is bound"):
+        wait_for(lambda: list(machine.bound().values()) == ["nvidia"], 300)
+    said = machine.json("detect", exit=None)
+    assert [gpu["id"] for gpu in said["gpus"]] == ["10de:2330"] and said["driver"]["loaded"].startswith("580.")
+    assert "gpu.count" in machine.failed(machine.json("verify", *PREPARE, exit=None)), "its firmware does not start"
+
+
+def test_the_first_boot_with_it_binds_the_signed_module_and_says_that_the_gpu_does_not_start(machine: Machine) -> None:
     machine.reboot()
     assert list(machine.bound().values()) == ["nvidia"]
     status, message = check(machine.json("verify", *PREPARE, exit=None), "image.first-boot")

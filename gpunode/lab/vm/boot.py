@@ -59,9 +59,11 @@ def arguments(machine: Mapping[str, Any]) -> Iterator[str]:
     yield from ("-chardev", f"socket,id=console,path={FOLDER}/console,server=on,wait=off,logfile={FOLDER}/console.log")
     yield from ("-serial", "chardev:console")
     for number, device in enumerate(machine["devices"]):
-        name = device["name"]
-        yield from ("-device", f"pcie-root-port,id=port-{name},chassis={number + 1},slot={number + 1}")
-        if not any((FOLDER / f"{name}.{word}").exists() for word in ("out", "lost")):
+        name, size = device["name"], sum(size for size, _ in device["bars"].values())
+        there = not any((FOLDER / f"{name}.{word}").exists() for word in ("out", "lost"))
+        room = "" if there else f",pref64-reserve={1 << size.bit_length()}"  # for when it comes
+        yield from ("-device", f"pcie-root-port,id=port-{name},chassis={number + 1},slot={number + 1}{room}")
+        if there:
             yield from ("-device", json.dumps(plugged(name)))
 
 

@@ -105,7 +105,8 @@ def _fetch(tar: Path, variant: Variant, archive: machine.Archive, source: Path) 
     if vendor == "ubuntu":
         index = read_index(archive.ubuntu, RELEASES[variant.distro].codename)
         kernel, lacking = kernels.choose(index, lambda name: kernels.is_there(f"{archive.ubuntu}/{name}"))
-        options.append(f"--include=linux-image-{kernel},linux-modules-extra-{kernel}")
+        parts = (f"linux-{part}-{kernel}" for part in ("image", "modules-extra"))  # 26.04 has no second one
+        options.append(f"--include={','.join(name for name in parts if name in index)}")
         machine.write(root / "etc/apt/preferences.d/gpunode-lab", kernels.preferences(lacking), mode=0o644)
     for path in (root, *root.rglob("*")):
         if path.is_dir():
