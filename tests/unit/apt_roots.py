@@ -137,10 +137,10 @@ def without_the_rest(lists: Sequence[Path], named: Sequence[str]) -> None:
         )
 
 
-def root(distro: str, arch: str = "amd64") -> Root:
-    """The root of that release; its test is passed over where the archive cannot be reached."""
+def root(distro: str, arch: str = "amd64", *, whole: bool = False) -> Root:
+    """The root of that release, `whole` with all packages; its test is skipped where the archive cannot be reached."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    home = cache / "gpunode/tests/apt" / (CODENAMES[distro] + f"-{arch}" * (arch != "amd64"))
+    home = cache / "gpunode/tests/apt" / (CODENAMES[distro] + f"-{arch}" * (arch != "amd64") + "-whole" * whole)
     for name in ("lists/partial", "archives/partial", "etc/apt.conf.d", "etc/preferences.d"):
         (home / name).mkdir(parents=True, exist_ok=True)
     archive = machine.archive()
@@ -155,7 +155,8 @@ def root(distro: str, arch: str = "amd64") -> Root:
         done = one.apt("apt-get", "--quiet=2", "update")
     if done.returncode:
         pytest.skip(f"needs the archives of Debian and Ubuntu: {done.stderr.strip()[-200:]}")
-    without_the_rest([*(home / "lists").glob("*_Packages")], named)
+    if not whole:
+        without_the_rest([*(home / "lists").glob("*_Packages")], named)
     (home / "lists").touch()  # newer than its sources, on file systems with coarse times, too
     fresh.write_text(" ".join(named))
     return one
