@@ -1,7 +1,7 @@
 """Nodes that are reached without ssh: the role applied for real through the connections podman and docker.
 
-The plugins are of the collections containers.podman and community.docker, which the package `ansible` brings; docker's
-command line asks podman's own service, as on machines with podman-docker.
+The plugins are of the collections containers.podman and community.docker, which the package `ansible` brings.  Docker's
+command line, of this machine or of Debian's package, asks podman's own service, as on machines with podman-docker.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ SITE = """
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    if not shutil.which("docker"):
-        pytest.skip("docker's command line is not installed")
     for name in PLUGINS:
         if subprocess.run([BIN / "ansible-doc", "-t", "connection", name], capture_output=True, check=False).returncode:
             pytest.skip(f"{name} is not installed (the package ansible has it)")
-    socket = tmp_path_factory.mktemp("podman") / "socket"
+    folder = tmp_path_factory.mktemp("podman")
+    if not shutil.which("docker"):  # unpacked, and not installed: its daemon is not asked for
+        subprocess.run(["apt-get", "download", "-qq", "docker.io"], cwd=folder, check=True)
+        subprocess.run(["dpkg-deb", "-x", *folder.glob("docker.io_*.deb"), folder], check=True)
+    socket = folder / "socket"
     found = {
+        "PATH": f"{os.environ['PATH']}:{folder / 'usr/bin'}",
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_COLLECTIONS_PATH": f"{ROOT / 'gpunode/collection'}:{COLLECTIONS}",
         "CONTAINERS_CONF": str(containers_conf()),
