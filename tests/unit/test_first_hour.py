@@ -95,6 +95,8 @@ def test_each_section_without_which_steps_would_be_planned_is_asked_for(section:
         ("../../../hosts.yml", "-i ../../../hosts.yml", "uninstall"),
         ("hosts.yaml", "-i hosts.yaml", "detect"),
         ("inventory.ini", "-i inventory.ini", "plan"),
+        ("hosts.json", "-i hosts.json", "plan"),
+        ("hosts.yml.txt", "-i hosts.yml.txt", "plan"),
         ("inventory/hosts.yml", "-i inventory", "uninstall"),
         ("../hosts.yml", "-i ../hosts.yml", "doctor"),
     ],
