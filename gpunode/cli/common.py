@@ -71,6 +71,12 @@ def options(*given: Callable[[Any], Any], section: str = "") -> Callable[[Comman
     return wrap
 
 
+def seconds(name: str, text: str, *, least: float, default: float) -> Callable[[Command], Command]:
+    """An option of so many seconds."""
+    kind = click.FloatRange(least)
+    return click.option(name, type=kind, default=default, show_default=True, metavar="S", help=text)
+
+
 def tree_option(untouched: str) -> Callable[[Any], Any]:
     """--root: the files of another tree; help says what of it is left alone."""
     tree = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -99,22 +105,8 @@ _TARGETS = (
         help="Only these hosts of the inventory (Ansible pattern).",
     ),
     click.option("--forks", type=click.IntRange(1, 500), default=50, show_default=True, help="Hosts at the same time."),
-    click.option(
-        "--connect-timeout",
-        type=click.FloatRange(0.1),
-        default=10.0,
-        show_default=True,
-        metavar="S",
-        help="Seconds to wait for a connection.",
-    ),
-    click.option(
-        "--timeout",
-        type=click.FloatRange(1),
-        default=120.0,
-        show_default=True,
-        metavar="S",
-        help="Seconds that reading one host may take.",
-    ),
+    seconds("--connect-timeout", "Seconds to wait for a connection.", least=0.1, default=10.0),
+    seconds("--timeout", "Seconds that reading one host may take.", least=1, default=120.0),
     click.option(
         "--accept-new-host-keys",
         is_flag=True,
@@ -389,14 +381,7 @@ _CLUSTER = (
         help="Path of the kubeconfig. Default: $KUBECONFIG, ~/.kube/config, or the pod's account.",
     ),
     click.option("--context", default="", metavar="NAME", help="Context of the kubeconfig. Default: its current one."),
-    click.option(
-        "--request-timeout",
-        type=click.FloatRange(0.1),
-        default=30.0,
-        show_default=True,
-        metavar="S",
-        help="Seconds that one request may take.",
-    ),
+    seconds("--request-timeout", "Seconds that one request may take.", least=0.1, default=30.0),
 )
 
 

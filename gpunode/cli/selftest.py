@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunode import __version__
-from gpunode.cli.common import format_option
+from gpunode.cli.common import format_option, seconds
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, InputError
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     "Exit codes: 0 nothing failed, 1 a check failed, 2 usage, or the archive cannot be written or read,\n"
     "5 this machine has no NVIDIA GPU, 130 interrupted."
 )
-@click.option(
-    "--limit", type=click.FloatRange(10), default=460, show_default=True, metavar="S", help="Seconds for all of it."
-)
+@seconds("--limit", "Seconds for all of it.", least=10, default=460)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The archive.")
 @click.option(
     "--from",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import cluster_options, format_option, show_error, spec_option
+from gpunode.cli.common import cluster_options, format_option, seconds, show_error, spec_option
 from gpunode.cli.output import Styled, echo, print_json
 from gpunode.core.errors import RefusedError
 from gpunode.kube.cli.options import notifying, render_options
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 @cluster_options
 @click.option("--dry-run", is_flag=True, help="Ask the server what would change, show it as diffs, change nothing.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all workloads are ready.")
-@click.option(
-    "--timeout", type=click.FloatRange(0), default=300.0, show_default=True, metavar="S", help="Seconds to wait for it."
-)
+@seconds("--timeout", "Seconds to wait for it.", least=0, default=300.0)
 @format_option("text", "json")
 def apply(
     rendered: Callable[[Api], Rendered],
@@ -66,9 +64,7 @@ def apply(
 @spec_option
 @cluster_options
 @click.option("--dry-run", is_flag=True, help="Say what would go, change nothing.")
-@click.option(
-    "--timeout", type=click.FloatRange(0), default=120.0, show_default=True, metavar="S", help="Seconds to wait for it."
-)
+@seconds("--timeout", "Seconds to wait for it.", least=0, default=120.0)
 @format_option("text", "json")
 def remove(spec_data: Any, connect: Callable[[], Api], dry_run: bool, timeout: float, output_format: str) -> int:
     """Remove everything that apply created: objects, and labels and taints of nodes.

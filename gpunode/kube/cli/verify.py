@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpunode.cli.common import cluster_options, format_option, worst_exit
+from gpunode.cli.common import cluster_options, format_option, seconds, worst_exit
 from gpunode.cli.output import echo
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.kube.cli.options import notifying, render_options
@@ -34,14 +34,7 @@ if TYPE_CHECKING:
 @cluster_options
 @click.option("--smoke", is_flag=True, help="Start pods that use GPUs, on each node, in a namespace of their own.")
 @click.option("--keep", is_flag=True, help="Leave the pods of failed proofs and their namespace, to look at them.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0),
-    default=300.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds for each proof, and at most for what passes by itself.",
-)
+@seconds("--timeout", "Seconds for each proof, and at most for what passes by itself.", least=0, default=300.0)
 @click.option(
     "--max-failures",
     type=click.IntRange(0),
