@@ -246,6 +246,27 @@ def test_it_waits_for_the_boot_the_kubelet_and_the_gpus(server: ApiServer, api: 
     assert reported == ["gpu1: has not booted yet", "gpu1: offers 0 nvidia.com/gpu, not 8", "gpu1: ready"]
 
 
+def test_what_a_kubelet_said_before_its_device_plugin_started_again_is_no_word_of_now(
+    server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpunode.kube.edge.drain.SETTLED", 2.0)
+    mig = "nvidia.com/mig-1g.10gb"
+    server.put(node("gpu1", allocatable={mig: "4"}))
+
+    def offers(count: str) -> None:
+        server.edit("Node", "gpu1", "", lambda o: o["status"].update(allocatable={mig: count}))
+
+    reported: list[str] = []
+
+    def notify(text: str) -> None:
+        reported.append(text.partition(",")[0])
+        server.later(0.1, lambda: offers("4"))
+
+    server.later(0.3, lambda: offers("0"))
+    wait_ready(api, "gpu1", {mig: range(4, 5)}, timeout=60, notify=notify)
+    assert reported == ["gpu1: it offers no GPU", "gpu1: ready"]
+
+
 @pytest.mark.parametrize(
     ("allocatable", "ready", "says"),
     [

@@ -26,6 +26,7 @@ from gpunode.kube.edge.client import AGAIN, Api, Retry
 
 Notify = Callable[[str], None]
 ANY = "resources of GPUs"
+SETTLED = 12.0  # seconds, in which a kubelet reports what it offers by now (nodeStatusUpdateFrequency: 10 s)
 RETRY_SECONDS = 5.0  # between evictions that a disruption budget refuses
 
 
@@ -171,13 +172,20 @@ def wait_ready(
         last = now
         return None if now else True
 
-    found = api.follow(node_key(node), judge, timeout)
-    if found is None:
-        raise GpunodeError(
-            f"{node} is not ready after {timeout:g} s: {last}",
-            expected=", ".join(["Ready", *offers]),
-            fix=f"kubectl describe node {node}; gpunode verify {node}",
-        )
+    def lost(live: Object | None) -> str | None:
+        return _state(live, offers, boot_id, stale) or None
+
+    deadline = api.clock() + timeout
+    shared = any(isinstance(amount, range) for amount in offers.values())
+    while api.follow(node_key(node), judge, deadline - api.clock()):
+        # a device plugin that starts again offers nothing for a moment, of which the kubelet has not told yet
+        if not shared or not api.follow(node_key(node), lost, SETTLED):
+            return
+    raise GpunodeError(
+        f"{node} is not ready after {timeout:g} s: {last}",
+        expected=", ".join(["Ready", *offers]),
+        fix=f"kubectl describe node {node}; gpunode verify {node}",
+    )
 
 
 def gpus_offered(live: Object) -> dict[str, int]:
