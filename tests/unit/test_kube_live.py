@@ -172,6 +172,20 @@ def test_what_ails_a_pod(live: dict[str, Any], says: str) -> None:
     assert pod_trouble(live) == says
 
 
+def test_of_a_long_error_the_cause_at_its_end_is_shown() -> None:
+    """As containerd 1.6 and a kubelet 1.36 say it of a registry that wants a password."""
+    image = "localhost:5000/nvidia/k8s-device-plugin:v0.20.1"
+    says = (
+        f'Back-off pulling image "{image}": ErrImagePull: failed to pull and unpack image "{image}": failed to resolve '
+        f'reference "{image}": pulling from host localhost:5000 failed with status code [manifests v0.20.1]: 401 '
+        "Unauthorized"
+    )
+    waiting = {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff", "message": says}}}
+    text = pod_trouble({"status": {"phase": "Pending", "containerStatuses": [waiting]}})
+    assert text.startswith(f'c: ImagePullBackOff: Back-off pulling image "{image}"') and len(text) < 330
+    assert text.endswith("failed with status code [manifests v0.20.1]: 401 Unauthorized")
+
+
 # ---------------------------------------------------------------- nodes
 
 

@@ -163,4 +163,6 @@ def _why(text: str, ended: Object, reason: str | None) -> str:
 
 
 def _short(text: str) -> str:
-    return " ".join(text.split())[:300]
+    """At most 300 characters, of both ends: the cause is the last part of an error in Go."""
+    words = " ".join(text.split())
+    return words if len(words) <= 300 else f"{words[:80]} … {words[-217:]}"
