@@ -198,8 +198,8 @@ def denied_by_a_policy(cluster: Cluster) -> Iterator[None]:
 @contextmanager
 def a_changed_configuration(cluster: Cluster) -> Iterator[None]:
     names = cluster.get("-n", "gpunode", "configmaps", "-l", "app.kubernetes.io/part-of=gpunode")["items"]
-    name = names[0]["metadata"]["name"]
-    cluster.kubectl("-n", "gpunode", "patch", "configmap", name, "-p", '{"data": {"other": "version: v1"}}')
+    name, key = names[0]["metadata"]["name"], next(iter(names[0]["data"]))
+    cluster.kubectl("-n", "gpunode", "patch", "configmap", name, "-p", json.dumps({"data": {key: "version: v1"}}))
     yield
     cluster.kubectl("-n", "gpunode", "delete", "configmap", name)
 
@@ -212,8 +212,9 @@ def no_runtime_class(cluster: Cluster) -> Iterator[None]:
 
 @contextmanager
 def every_node_is_tainted(cluster: Cluster) -> Iterator[None]:
-    """No pod of another program can run there; what gpunode has there stays."""
-    cluster.kubectl("taint", "node", FIRST, NODE, "dedicated=ml:NoSchedule")
+    """And what runs there has to go, with the device plugin."""
+    cluster.kubectl("taint", "node", FIRST, NODE, "dedicated=ml:NoExecute")
+    wait_for(lambda: not plugin_pods(cluster))
     yield
     cluster.kubectl("taint", "node", FIRST, NODE, "dedicated-")
 
@@ -298,9 +299,9 @@ STATES: list[tuple[State, Mapping[str, str], bool]] = [  # what is found, and wh
     (others_in_the_namespace, {}, False),
     (an_image_that_is_gone, {"kube.ready": "image"}, False),
     (denied_by_a_policy, {"kube.ready": "no pods on Fridays"}, False),
-    (a_changed_configuration, {"kube.drift": "kubectl-patch at"}, False),
+    (a_changed_configuration, {"kube.drift": "device-plugin-config: differs"}, False),
     (no_runtime_class, {"kube.drift": "it is gone"}, False),
-    (every_node_is_tainted, {"kube.ready": "dedicated"}, False),
+    (every_node_is_tainted, {"kube.gpus": "does not tolerate its taint dedicated=ml:NoExecute"}, False),
     (a_quota, {"kube.ready": "exceeded quota"}, False),
     (pod_security, {"kube.ready": "violates PodSecurity", "kube.drift": "enforce"}, False),
     (a_foreign_node_selector, {"kube.drift": "kubectl-patch at"}, False),
@@ -346,12 +347,9 @@ def test_a_pool_is_the_nodes_that_it_names_and_a_label_taken_off_is_found(health
     assert failed(healthy.checks("verify", spec)) == []
 
 
-def registry(cluster: Cluster, node: str) -> None:
-    """Debian's registry on the node, for those who have a password; it has NVIDIA's images, the engine has not.
-
-    containerd takes plain HTTP of a registry that is called localhost.
-    """
-    script = """
+# Debian's registry on a node, for those who have a password; it has NVIDIA's images, the engine has not.  containerd
+# takes plain HTTP of a registry that is called localhost.
+REGISTRY = """
 set -e
 apt-get update -qq && apt-get install -qq --no-install-recommends docker-registry apache2-utils >/dev/null
 htpasswd -Bbc /etc/docker/registry/users me open-sesame
@@ -363,29 +361,48 @@ auth: {htpasswd: {realm: lab, path: /etc/docker/registry/users}}
 EOF
 systemctl restart docker-registry
 for i in 1 2 3 4 5 6 7 8 9; do curl -s localhost:5000/v2/ >/dev/null && break; sleep 1; done
-ctr -n k8s.io images ls -q | grep ^nvcr.io/ | while read -r i; do
+ctr -n k8s.io images ls -q | grep ^nvcr.io/ >/root/images
+while read -r i; do
     new=localhost:5000/${i#*/}
     ctr -n k8s.io images tag --force "$i" "$new" >/dev/null
     ctr -n k8s.io images push --plain-http --user me:open-sesame "$new" >/dev/null
     ctr -n k8s.io images rm --sync "$new" "$i" >/dev/null
-done
+done </root/images
 """
-    done = cluster.lab.run(node, script)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+BACK = """
+while read -r i; do
+    ctr -n k8s.io images pull --plain-http --user me:open-sesame "localhost:5000/${i#*/}" >/dev/null
+    ctr -n k8s.io images tag --force "localhost:5000/${i#*/}" "$i"
+done </root/images
+systemctl stop docker-registry
+"""
 
 
-def test_images_come_from_a_registry_of_ones_own_by_its_password(healthy: Cluster) -> None:
-    for name in (FIRST, NODE):
-        registry(healthy, name)
+@pytest.fixture
+def registry(healthy: Cluster) -> Iterator[Cluster]:
+    """On the first node alone: the tree of the other one is compared."""
+
+    def there(script: str) -> None:
+        done = healthy.lab.run(FIRST, script)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+    there(REGISTRY)
+    yield healthy
+    there(BACK)
+
+
+def test_images_come_from_a_registry_of_ones_own_by_its_password(registry: Cluster) -> None:
     images = {"registry": "localhost:5000", "pull_secrets": ["mirror"]}
-    spec = healthy.spec({**SPEC, "kubernetes": {"images": images}})
-    healthy.kube("apply", spec, "--no-wait")
-    wait_for(lambda: "401" in json.dumps(healthy.checks("verify", spec)), 60)
+    pools = {"p": {"nodes": f"kubernetes.io/hostname in ({FIRST})"}}
+    spec = registry.spec({**SPEC, "kubernetes": {"images": images, "pools": pools}})
+    registry.kube("apply", spec, "--no-wait")
+    wait_for(lambda: "401" in registry.kubectl("-n", "gpunode", "get", "pods", "-o", "json"), 180)
+    assert "401 Unauthorized" in json.dumps(registry.checks("verify", spec))
     secret = ("create", "secret", "docker-registry", "mirror", "--docker-server=localhost:5000")
-    healthy.kubectl("-n", "gpunode", *secret, "--docker-username=me", "--docker-password=open-sesame")
-    healthy.kube("apply", spec, "--timeout", 180)
-    assert {image.partition("/")[0] for image in plugin_pods(healthy).values()} == {"localhost:5000"}
-    assert failed(healthy.checks("verify", spec, "--smoke", "--timeout", 60)) == []
+    registry.kubectl("-n", "gpunode", *secret, "--docker-username=me", "--docker-password=open-sesame")
+    registry.kube("apply", spec)
+    assert {node: image.partition("/")[0] for node, image in plugin_pods(registry).items()} == {FIRST: "localhost:5000"}
+    assert failed(registry.checks("verify", spec, "--smoke", "--timeout", 120)) == []
 
 
 def test_an_account_that_may_only_read_is_enough(healthy: Cluster, tmp_path: Path) -> None:
