@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from test_provision import Node
@@ -104,3 +108,72 @@ class Machine(Node):
 
     def signer(self, module: str) -> str:
         return self.sh(f"modinfo -F signer {module}").strip()
+
+
+class MokManager:
+    """shim's blue screen on the serial console, used as a person does: one key, then a look at what it did.
+
+    QEMU drops what a reader of the console does not take at once, so the screen is read in its log, where lines of it
+    may lack too; a key has each menu drawn again.
+    """
+
+    KEYS: ClassVar[dict[str, str]] = {"up": "\x1b[A", "down": "\x1b[B", "enter": "\r"}
+    CHOSEN = re.compile(r"\x1b\[40m\x1b\[\d+;\d+H\u2502 *([^\u2502\x1b]*?) *\u2502")  # on black, of a menu
+
+    def __init__(self, machine: Machine) -> None:
+        self.folder = machine.node.directory / "vm"
+        self.mark = self._size()
+
+    def _size(self) -> int:
+        return (self.folder / "console.log").stat().st_size
+
+    def said(self) -> str:
+        """What the console has shown since the last choice."""
+        with (self.folder / "console.log").open("rb") as log:
+            log.seek(self.mark)
+            return log.read().decode(errors="replace")
+
+    def wait(self, text: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.said():
+            assert time.monotonic() < deadline, f"the console never says {text}: {self.said()[-2000:]}"
+            time.sleep(0.2)
+
+    def press(self, key: str) -> None:
+        """And wait until the screen is quiet."""
+        folder = os.open(self.folder, os.O_DIRECTORY)
+        with socket.socket(socket.AF_UNIX) as console:
+            console.connect(f"/proc/self/fd/{folder}/console")  # a socket's path has at most 107 bytes
+            console.settimeout(0.2)
+            console.sendall(self.KEYS.get(key, key).encode())
+            until = time.monotonic() + 0.7
+            while time.monotonic() < until:
+                with contextlib.suppress(TimeoutError):
+                    console.recv(1 << 16)
+        os.close(folder)
+        size = -1
+        while size != (size := self._size()):
+            time.sleep(1)
+
+    def choose(self, item: str) -> None:
+        """Go to that line of a menu, whichever is chosen, and press Enter."""
+        for key in ("down",) * 6 + ("up",) * 6:
+            chosen = self.CHOSEN.findall(self.said())
+            if chosen and chosen[-1] == item:
+                self.mark = self._size()
+                self.press("enter")
+                if self.said():  # else the key was lost
+                    return
+            self.press(key)
+        raise AssertionError(f"there is no {item} to choose: {self.said()[-2000:]}")
+
+    def enroll(self, password: str, seconds: float = UP) -> None:
+        """From the prompt that a boot shows for ten seconds, to the reboot."""
+        self.wait("ooting in", seconds)  # its first letter may be lost
+        self.press("enter")
+        for item in ("Enroll MOK", "Continue", "Yes"):
+            self.choose(item)
+        for letter in password:
+            self.press(letter)
+        self.press("enter")
+        self.choose("Reboot")
