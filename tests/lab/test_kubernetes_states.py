@@ -360,7 +360,7 @@ http: {addr: "localhost:5000"}
 auth: {htpasswd: {realm: lab, path: /etc/docker/registry/users}}
 EOF
 systemctl restart docker-registry
-for i in 1 2 3 4 5 6 7 8 9; do curl -s localhost:5000/v2/ >/dev/null && break; sleep 1; done
+timeout 30 bash -c 'until true </dev/tcp/localhost/5000; do sleep 0.3; done' 2>/dev/null
 ctr -n k8s.io images ls -q | grep ^nvcr.io/ >/root/images
 while read -r i; do
     new=localhost:5000/${i#*/}
@@ -375,6 +375,9 @@ while read -r i; do
     ctr -n k8s.io images tag --force "localhost:5000/${i#*/}" "$i"
 done </root/images
 systemctl stop docker-registry
+# from 1.35 on the kubelet remembers by the image's id that it came by a Secret, and gives it to no pod without
+rm -rf /var/lib/kubelet/image_manager
+systemctl restart kubelet
 """
 
 
