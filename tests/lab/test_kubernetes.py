@@ -144,13 +144,13 @@ def test_a_node_that_joins_with_the_taint_takes_pods_when_it_is_proven(clean: Cl
 
 
 def plugins(cluster: Cluster) -> set[str]:
-    """Pods of the device plugin that are ready."""
-    pods = cluster.get("-n", "gpunode", "pods", "-l", "app.kubernetes.io/name=nvidia-device-plugin")["items"]
+    """Pods of the device plugin that are ready, of whichever pool."""
     ready = ("Ready", "True")
     return {
         one["metadata"]["name"]
-        for one in pods
-        if ready in {(state["type"], state["status"]) for state in one["status"].get("conditions", ())}
+        for one in cluster.get("-n", "gpunode", "pods")["items"]
+        if one["metadata"]["name"].startswith("nvidia-device-plugin-")
+        and ready in {(state["type"], state["status"]) for state in one["status"].get("conditions", ())}
     }
 
 
@@ -172,8 +172,8 @@ def test_two_pools_and_a_working_pool_keeps_its_gpus(clean: Cluster) -> None:
     for _ in range(10):
         before = plugins(clean)
         clean.kubectl("-n", "gpunode", "delete", "pods", "-l", "app.kubernetes.io/part-of=gpunode")
-        wait_for(lambda before=before: len(plugins(clean) - before) == 2)
-        wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "8"})  # 0 would stay for good
+        wait_for(lambda before=before: len(plugins(clean) - before) == 2, 180)
+        wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "8"}, 180)  # 0 would stay for good
     found = clean.checks("verify", spec, "--smoke")
     assert failed(found) == []
     assert ("kube.shared-gpu", "passed") in {(name, status) for name, status, _ in found["pool sliced"]}
