@@ -178,7 +178,7 @@ def wait_ready(
     deadline = api.clock() + timeout
     shared = any(isinstance(amount, range) for amount in offers.values())
     while api.follow(node_key(node), judge, deadline - api.clock()):
-        # a device plugin that starts again offers nothing for a moment, of which the kubelet has not told yet
+        # a device plugin that starts again offers nothing for a moment, which the kubelet has not reported yet
         if not shared or not api.follow(node_key(node), lost, SETTLED):
             return
     raise GpunodeError(
