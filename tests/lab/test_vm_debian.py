@@ -97,7 +97,7 @@ def test_the_steps_of_the_plan_enrol_the_key_and_the_module_is_on_the_gpu(machin
         machine.lab.run(machine.node, "systemctl reboot")
         screen.enroll(PASSWORD)
         machine.wait_for_boot(was, UP)
-    assert machine.sh(f"mokutil --test-key {KEY}").strip() == f"{KEY} is already enrolled"
+    assert machine.sh(f"mokutil --test-key {KEY} || :").strip() == f"{KEY} is already enrolled"
     assert set(machine.bound().values()) == {"nvidia"} and modules(machine) == {"nvidia"}
     assert "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.163.01" in machine.sh("dmesg")
 
