@@ -78,7 +78,7 @@ class _Undo:
     def before(self) -> tuple[Phase, ...]:
         return (
             Phase("read the spec", self._read_spec),
-            Phase("probe the hosts", self._probe, self._with_limits),
+            Phase("probe the hosts", self._probe, self._several_or_limited),
             Phase("see what there is to undo on nodes of a cluster", self._see, self._nodes),
         )
 
@@ -97,11 +97,11 @@ class _Undo:
             else:
                 self.run.specs[name] = replace(spec.rollout, **self.run.over)
 
-    def _with_limits(self, work: Work) -> list[str]:
-        """All hosts, where one has a budget or may be drained."""
-        specs = self.run.specs.values()
+    def _several_or_limited(self, work: Work) -> list[str]:
+        """All hosts, where two may be one machine, or one has a budget or may be drained."""
+        hosts, specs = self.run.hosts, self.run.specs.values()
         limited = any(spec.max_unavailable != "100%" or spec.drain.when != "never" for spec in specs)
-        return list(self.run.hosts) if limited else []
+        return list(hosts) if limited or len(hosts) > 1 else []
 
     def _probe(self, work: Work, hosts: Sequence[str]) -> None:
         """Whether the hosts can be reached, whether others are at work there, and which are nodes of a cluster."""
