@@ -434,7 +434,7 @@ def computed(status: int, text: str) -> str:
 
 
 def as_row(check: dict[str, Any]) -> str:
-    if check["status"] == "failed":
+    if check["status"] in ("failed", "refused", "pending"):
         raise Failed(check["message"])
     if check["status"] in ("not-proven", "skipped"):
         raise NotPossible(check["message"])

@@ -16,6 +16,8 @@ import pytest
 import yaml
 from cluster import FOLDER, GPU, REASON, SAMPLE, Cluster, failed, pod, wait_for
 
+from gpunode.core.model import ENDS
+
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON), pytest.mark.timeout(2400)]
 
 NAME = "t-states"
@@ -320,7 +322,7 @@ def test_a_healthy_state_raises_no_alarm_and_a_broken_one_is_found(
     patience = 20 if expected else 60  # what is broken stays so
     with state(healthy):
         found = healthy.checks("verify", healthy.spec(SPEC), *(["--smoke", "--timeout", patience] if smoke else []))
-    wrong = {name: text for checks in found.values() for name, status, text in checks if status == "failed"}
+    wrong = {name: text for checks in found.values() for name, status, text in checks if status in ENDS}
     assert set(expected) <= set(wrong) <= set(expected) | (FOLLOWS if expected else set()), found
     for name, text in expected.items():
         assert text in wrong[name], wrong
@@ -340,7 +342,7 @@ def test_a_pool_is_the_nodes_that_it_names_and_a_label_taken_off_is_found(health
     label = "nvidia.com/device-plugin.config"
     healthy.kubectl("label", "node", FIRST, f"{label}-")
     wait_for(lambda: not plugin_pods(healthy))
-    lost = {name: text for name, status, text in healthy.checks("verify", spec)["cluster"] if status == "failed"}
+    lost = {name: text for name, status, text in healthy.checks("verify", spec)["cluster"] if status in ENDS}
     assert lost["kube.drift"] == f"node {FIRST}: the label {label} is nothing, not p"
     assert f"Node {FIRST}: changed" in healthy.kube("apply", spec).stdout
     wait_for(lambda: set(plugin_pods(healthy)) == {FIRST})

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gpunode.core.model import ENDS
+
 pytestmark = pytest.mark.lab
 
 TRACE = "/var/log/nvidia-container-runtime.trace"
@@ -86,7 +88,7 @@ def docker(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFacto
 
 
 def failed(host: dict[str, Any]) -> list[str]:
-    return [f"{c['id']}: {c['message']}" for c in host["checks"] if c["status"] == "failed"]
+    return [f"{c['id']}: {c['message']}" for c in host["checks"] if c["status"] in ENDS]
 
 
 def passed(host: dict[str, Any]) -> set[str]:

@@ -446,7 +446,7 @@ def test_differences_from_the_spec_alone_are_exit_code_3(server: ApiServer, api:
     (result,) = verify(api, less, ProofOptions(patience=0), notify=silent)
     assert result.outcome == "pending"
     status, message = of([result], "cluster")["kube.drift"]
-    assert (status, message.startswith("DaemonSet gpunode/gpu-feature-discovery")) == ("failed", True)
+    assert (status, message.startswith("DaemonSet gpunode/gpu-feature-discovery")) == ("pending", True)
 
 
 def test_a_claim_is_proven_where_gpus_are_shared_by_dra(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ STATES_OF: list[tuple[str, dict[str, Any], list[str]]] = [
     ("failed", {"probe": seen(finding("gpu.xid")), "plan": {"steps": [STEP]}}, ["gpu.xid", "plan.driver.packages"]),
     # a check of verify stands above that of the probe, and a plan that is not empty is no failure
     ("ok", {"probe": seen(finding("gpu.xid")), "result": {"exit": 0, "checks": [check("gpu.xid", "passed")]}}, []),
-    ("pending", {"result": {"exit": 3, "checks": [check("plan.driver.packages")]}}, ["plan.driver.packages"]),
-    ("refused", {"result": {"exit": 5, "checks": [check("plan.problem")]}}, ["plan.problem"]),
+    ("pending", {"result": {"exit": 3, "checks": [check("plan.tuning.tcp", "pending")]}}, ["plan.tuning.tcp"]),
+    ("refused", {"result": {"exit": 5, "checks": [check("plan.problem", "refused")]}}, ["plan.problem"]),
     # verify has planned again
     ("ok", {"plan": {"steps": [STEP]}, "result": {"exit": 0, "checks": [check("plan.empty", "passed")]}}, []),
     ("failed", {"probe": seen(finding("repository.twice"), finding("repository.twice"))}, ["repository.twice"] * 2),

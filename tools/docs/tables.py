@@ -40,8 +40,9 @@ def checks_page() -> str:
     """Every check id with what it says."""
     parts = [
         f"# Checks\n\n{NOTE}\nThe ids are stable: `--format json` and reports have them. A check is *passed*, "
-        "*failed*, a *warning*, *not-proven* (nothing could prove it here) or *skipped*. What is said here is when it "
-        "fails, unless it says otherwise; words in capitals stand for what a node has.\n"
+        "*failed*, *pending* (the spec asks for it), *refused*, a *warning*, *not-proven* (nothing could prove it "
+        "here) or *skipped*. What is said here is when it fails, unless it says otherwise; words in capitals stand "
+        "for what a node has.\n"
     ]
     for title, rows in CHECKS.items():
         parts.append(f"## {title}\n\n" + table(("id", "meaning"), ((f"`{name}`", text) for name, text in rows.items())))

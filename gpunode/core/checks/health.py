@@ -56,7 +56,7 @@ def presence_checks(facts: NodeFacts, expected: Expected) -> list[Check]:
     elif not found:
         required = bool(expected.spec) and not facts.has_gpu
         fix = "lspci -d 10de:" + ("; if that is right: --allow-no-gpu, or verify.allow_no_gpu: true" * required)
-        status: Literal["failed", "warning"] = "failed" if required else "warning"
+        status: Literal["pending", "warning"] = "pending" if required else "warning"
         checks.append(Check(id="gpu.present", status=status, message="no NVIDIA GPU on PCI", fix=fix))
     if spec.expect_gpus is not None:
         if found != spec.expect_gpus and not (facts.has_gpu and not found):
@@ -79,9 +79,7 @@ def presence_checks(facts: NodeFacts, expected: Expected) -> list[Check]:
 
 def lacks_gpu(facts: NodeFacts, spec: VerifySpec) -> bool:
     """Whether this is a machine without the GPU that it should have: nothing can be done on it, and it is pending."""
-    return any(
-        check.id == "gpu.present" and check.status == "failed" for check in presence_checks(facts, Expected(spec=spec))
-    )
+    return any(check.status == "pending" for check in presence_checks(facts, Expected(spec=spec)))
 
 
 _LOST = fault_fix(LOST)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 # title of a group → id → when it fails (or what it proves)
 CHECKS: Mapping[str, Mapping[str, str]] = {
     "The plan (`gpunode verify`)": {
-        "plan.problem": "the spec cannot be met on this node; the message has the fix (exit code 5)",
-        "plan.ROLE.OPTION": "that option of that role has something to do (exit code 3 when only these fail)",
+        "plan.problem": "(refused) the spec cannot be met on this node; the message has the fix (exit code 5)",
+        "plan.ROLE.OPTION": "(pending) that option of that role has something to do (exit code 3)",
         "plan.empty": "passes when the node is what the spec asks for",
         "since.drift": "(warning, with --since) what is other than the run left it",
         "since.run": "(warning, with --since) the run did not bring this host to an end, or did not have it",
@@ -19,7 +19,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
     "Health, from the probe alone (`gpunode verify`)": {
         "probe.values": "*not-proven* where a value of a GPU, a file or an engine is invalid and was left out: nothing "
         "was judged or changed by it",
-        "gpu.present": "no NVIDIA GPU is on PCI (exit code 3; skipped with `--allow-no-gpu`)",
+        "gpu.present": "(pending) no NVIDIA GPU is on PCI (exit code 3; skipped with `--allow-no-gpu`)",
         "gpu.expected": "there are not as many GPUs as `--expect-gpus` or `verify.expect_gpus` say",
         "gpu.gone": "a GPU is gone that the last good run found on this host (the journal of this controller)",
         "driver.loaded": "no NVIDIA kernel module is loaded (*not-proven* where `driver.branch` is none)",
@@ -151,9 +151,9 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "boot.secure-boot": "(warning) Secure Boot is on: modules that DKMS built load only with an enrolled key",
     },
     "The cluster (`gpunode kube verify`)": {
-        "kube.drift": "an object, label or taint is not as gpunode.yml says, the pods of a workload got an addition "
-        "(named with the time), or what was applied earlier is no longer asked for; what an admission policy rewrote "
-        "on its way is none (exit code 3 when only these fail)",
+        "kube.drift": "(pending) an object, label or taint is not as gpunode.yml says, the pods of a workload got an "
+        "addition (named with the time), or what was applied earlier is no longer asked for; what an admission policy "
+        "rewrote on its way is none (exit code 3)",
         "kube.ready": "a workload of gpunode, or of a chart whose values it wrote, is not ready: with what its pods "
         "say, or why they are not created (quota, pod security, limits, webhooks)",
         "kube.node": "a node with GPUs is not Ready, a host of the inventory is no node, a node is in two pools, or "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 from gpunode.core.engines import RuntimeName
@@ -67,6 +69,8 @@ from gpunode.core.model.node import (
 # how a verb ended on a host; the command line has an exit code for each (core/errors.py)
 HostOutcome = Literal["ok", "failed", "invalid", "pending", "unreachable", "refused", "interrupted"]
 Status = Literal["unchanged", "changed", "failed", "rolled_back", "refused"]
+# statuses of a check that are the outcome of a host, the first that is found before the others
+ENDS: tuple[Literal["refused", "failed", "pending"], ...] = ("refused", "failed", "pending")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +113,22 @@ class Check:
     """One finding of verify with a stable id: gpu.count, driver.versions-match, containerd.cri-pod …"""
 
     id: str
-    status: Literal["passed", "failed", "warning", "not-proven", "skipped"]
+    # pending: the spec asks for more than there is; refused: it cannot be met
+    status: Literal["failed", "refused", "pending", "warning", "not-proven", "skipped", "passed"]
     message: str
     fix: str = ""
+
+
+def outcome_of(checks: Iterable[Check]) -> HostOutcome:
+    """How it ends for a host that these checks were made of."""
+    found = {check.status for check in checks}
+    return next((status for status in ENDS if status in found), "ok")
+
+
+def counted_checks(checks: Iterable[Check], *statuses: str) -> str:
+    """How many checks have each of these statuses: «3 passed, 1 warning»."""
+    counts = Counter[str](check.status for check in checks)
+    return ", ".join(f"{counts[one]} {one}" for one in statuses if counts[one])
 
 
 @dataclass(frozen=True, kw_only=True)

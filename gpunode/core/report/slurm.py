@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 
 from gpunode.core.grouped import grouped
-from gpunode.core.model import HostResult, NodeFacts
+from gpunode.core.model import ENDS, HostResult, NodeFacts
 
 LIMIT = 200  # characters: squeue and sinfo -R cut longer ones
 
 
 def slurm_line(result: HostResult) -> str:
-    """ "gpunode: gpu.gone: …" of the first failed check, and how many there are; "gpunode: ok" where none is."""
-    failed = [check for check in result.checks if check.status == "failed"]
+    """ "gpunode: gpu.gone: …" of the first check that is not well, and how many are; "gpunode: ok" where none is."""
+    failed = [check for check in result.checks if check.status in ENDS]
     if not failed:
         return "gpunode: ok" if result.ok else _line(result.outcome, result.message)
     # what a program fails on comes before what is other than the spec
-    worst = min(failed, key=lambda check: check.id.startswith("plan."))
+    worst = min(failed, key=lambda check: check.status != "failed")
     more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     return _line(worst.id, worst.message, more)
 

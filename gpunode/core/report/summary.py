@@ -260,7 +260,7 @@ def make_host(
     left = [] if newer else list(_planned(plan or {}))
     if any(finding.id.startswith("plan.driver.") for finding in left):
         reported.add("driver.loaded")  # that it is not, the plan says already
-    checks += [_pending(finding) for finding in (probe.checks if probe else ()) if finding.id not in reported]
+    checks += [finding for finding in (probe.checks if probe else ()) if finding.id not in reported]
     found = [*_errors((plan or {}).get("error")), *left, *checks]
     last = result or {}
     found += _ended(run.exit if run else last.get("exit"), last, found)
@@ -295,14 +295,7 @@ def _planned(plan: Mapping[str, Any]) -> Iterator[ReportFinding]:
 
 def _checked(result: Mapping[str, Any]) -> Iterator[ReportFinding]:
     for check in result.get("checks", ()):
-        yield _pending(ReportFinding(**{key: check[key] for key in ("id", "status", "message", "fix")}))
-
-
-def _pending(finding: ReportFinding) -> ReportFinding:
-    """That a plan is not empty is no failure of the node, nor that it has no GPU: the exit codes say so, too."""
-    if finding.status != "failed" or not finding.id.startswith(("plan.", "gpu.present")):
-        return finding
-    return replace(finding, status="refused" if finding.id == "plan.problem" else "pending")
+        yield ReportFinding(**{key: check[key] for key in ("id", "status", "message", "fix")})
 
 
 def _ended(code: int | None, last: Mapping[str, Any], findings: list[ReportFinding]) -> Iterator[ReportFinding]:

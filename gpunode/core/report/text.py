@@ -11,7 +11,7 @@ from gpunode.core.diff import changed_lines
 from gpunode.core.errors import Exit
 from gpunode.core.grouped import grouped
 from gpunode.core.late import asdict, dataclass, regex
-from gpunode.core.model import Changed, Check, HostResult, NodeFacts, Plan, Reason, Solution, Step
+from gpunode.core.model import ENDS, Changed, Check, HostResult, NodeFacts, Plan, Reason, Solution, Step
 from gpunode.core.printable import counted, names
 
 PLAN_FORMAT = 1
@@ -195,11 +195,11 @@ def counted_changes(changed: Iterable[Changed]) -> str:
 
 
 def checks_text(checks: Iterable[Check]) -> str:
-    marks: Mapping[str, str] = {"passed": "ok", "failed": "FAILED", "warning": "warning"}
     lines = []
     for check in checks:
-        lines.append(f"  {marks.get(check.status, check.status):<10} {check.id:<28} {check.message}")
-        if check.fix and check.status in ("failed", "warning", "not-proven"):
+        mark = "ok" if check.status == "passed" else check.status.upper() if check.status in ENDS else check.status
+        lines.append(f"  {mark:<10} {check.id:<28} {check.message}")
+        if check.fix and check.status not in ("passed", "skipped"):
             lines.append(f"  {'':<10} {'':<28} do next: {check.fix}")
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ from gpunode.core.accept.result import OUTCOMES, AcceptRecord, key_of, make_reco
 from gpunode.core.accept.stages import stages_of
 from gpunode.core.errors import InputError, InterruptedByUser
 from gpunode.core.items.first_boot import prepares
-from gpunode.core.model import HostResult
+from gpunode.core.model import HostResult, counted_checks
 from gpunode.core.report.seen import see
 from gpunode.core.report.summary import make_host, make_report
 from gpunode.core.report.text import results_data
@@ -25,7 +25,7 @@ from gpunode.edge.accept.stages import measure_all
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.workflow import counted_checks, plan_one, verify_found, verify_planned
+from gpunode.edge.fleet.workflow import plan_one, verify_found, verify_planned
 from gpunode.edge.load import load_floors
 from gpunode.edge.records import sign_file
 from gpunode.edge.state import now

@@ -86,10 +86,10 @@ def _with_gpus(result: HostResult, host: HostPlan, expected: Expected | None) ->
         return result
     facts = host.planned.facts
     present = presence_checks(facts, expected) if expected else []
-    missing = [check for check in (*present, *unfit_checks(facts)) if check.status == "failed"]
+    missing = [check for check in (*present, *unfit_checks(facts)) if check.status in ("failed", "pending")]
     if not missing:
         return result
-    no_gpu = all(check.id == "gpu.present" for check in missing)
+    no_gpu = all(check.status == "pending" for check in missing)
     found = [(check.message, check.fix) for check in missing]
     return _with_fixes(replace(result, outcome="pending" if no_gpu else "failed", no_gpu=no_gpu), found)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import smoke_files
 from gpunode.core.late import regex
-from gpunode.core.model import Archive, Check, HostOutcome, HostResult
+from gpunode.core.model import ENDS, Archive, Check, HostResult, counted_checks, outcome_of
 from gpunode.core.plan.lockfile import lock_text, name_lock
 from gpunode.core.plan.manifest import make_manifest
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
@@ -185,9 +184,7 @@ def _with_checks(result: HostResult, more: Sequence[Check]) -> HostResult:
     """The result with further checks; that of a host which could not be verified stays, with its message."""
     if not more or not result.checks:
         return result
-    checks = (*result.checks, *more)
-    outcome = "failed" if any(check.status == "failed" for check in more) else result.outcome
-    return replace(result, outcome=outcome, message=_verify_message(checks), checks=checks)
+    return _of_checks(result.host, (*result.checks, *more))
 
 
 def verify_found(
@@ -334,35 +331,19 @@ def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check], ex
         return host.error.of_host(host.host)
     assert host.planned
     problems = host.planned.plan.problems
-    checks = [Check(id="plan.problem", status="failed", message=p.what, fix=p.fix) for p in problems]
+    checks = [Check(id="plan.problem", status="refused", message=p.what, fix=p.fix) for p in problems]
     if not problems and (host.planned.facts.gpus or prepares(host.planned.spec)):
-        left = desired.pending(host.planned)
+        left, fix = desired.pending(host.planned), "gpunode provision"
         checks += [
-            Check(id=f"plan.{k.role}.{k.option}", status="failed", message=f"{k.name}: {text}", fix="gpunode provision")
+            Check(id=f"plan.{k.role}.{k.option}", status="pending", message=f"{k.name}: {text}", fix=fix)
             for k, text in left.items()
         ] or [Check(id="plan.empty", status="passed", message="the node is what the spec asks for")]
     wanted = host.planned.spec.driver.branch != "none"
     checks += health_checks(host.planned.facts, desired.knowledge, driver=wanted, expected=expected)
     checks += smoked
-    return HostResult(
-        host=host.host, outcome=_verify_outcome(checks), message=_verify_message(checks), checks=tuple(checks)
-    )
+    return _of_checks(host.host, checks)
 
 
-def _verify_outcome(checks: Sequence[Check]) -> HostOutcome:
-    failed = {c.id for c in checks if c.status == "failed"}
-    if "plan.problem" in failed:
-        return "refused"
-    if any(not f.startswith("plan.") and f != "gpu.present" for f in failed):
-        return "failed"
-    return "pending" if failed else "ok"
-
-
-def _verify_message(checks: Sequence[Check]) -> str:
-    return counted_checks(checks, "passed", "failed", "warning", "not-proven", "skipped") or "nothing to check"
-
-
-def counted_checks(checks: Sequence[Check], *statuses: str) -> str:
-    """How many checks have each of these statuses: «3 passed, 1 warning»."""
-    counts = Counter[str](check.status for check in checks)
-    return ", ".join(f"{counts[one]} {one}" for one in statuses if counts[one])
+def _of_checks(host: str, checks: Sequence[Check]) -> HostResult:
+    counts = counted_checks(checks, "passed", *ENDS, "warning", "not-proven", "skipped")
+    return HostResult(host=host, outcome=outcome_of(checks), message=counts or "nothing to check", checks=tuple(checks))

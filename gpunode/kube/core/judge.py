@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.core.late import dataclass, field, regex
 from gpunode.core.meant import meant
@@ -606,14 +606,16 @@ def _waiting(look: ClusterReading) -> Iterator[ClusterFinding]:
 
 # ---------------------------------------------------------------- checks
 
+# of what is found, where it is no failure: those who wait may just be many
+_STATUS: Mapping[str, Literal["failed", "pending", "warning"]] = {"kube.drift": "pending", "kube.waiting": "warning"}
+
 
 def checks_of(look: ClusterReading, found: Sequence[ClusterFinding]) -> Iterator[Check]:
-    """A failed check for each finding, and one that passed for what has none, with what it was judged by."""
+    """A check for each finding, and one that passed for what has none, with what it was judged by."""
     for check in CHECKS:
-        mine = [one for one in found if one.check == check]
+        mine, status = [one for one in found if one.check == check], _STATUS.get(check, "failed")
         for one in mine:
-            text = f"{one.about}: {one.message}"  # those who wait may just be many
-            yield Check(id=check, status="warning" if check == "kube.waiting" else "failed", message=text, fix=one.fix)
+            yield Check(id=check, status=status, message=f"{one.about}: {one.message}", fix=one.fix)
         if not mine and (text := _good(look, check)):
             yield Check(id=check, status="passed", message=text)
     for wish in look.marks or ():
@@ -627,7 +629,7 @@ def checks_of(look: ClusterReading, found: Sequence[ClusterFinding]) -> Iterator
         yield Check(id="kube.pool", status="not-proven", message=text, fix="kubectl get nodes; gpunode kube apply")
 
 
-_VALUES = {"passed": 1, "warning": 1, "failed": 0}
+_VALUES = {"passed": 1, "warning": 1, "failed": 0, "pending": 0}
 
 
 def metrics(results: Iterable[HostResult]) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
 from gpunode.core.late import dataclass, replace
-from gpunode.core.model import Check, HostOutcome, HostResult
+from gpunode.core.model import ENDS, Check, HostResult, counted_checks, outcome_of
 from gpunode.edge.isolate import as_error, isolated
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.checks.preflight import Right
@@ -182,11 +182,9 @@ def _unproven(found: str, why: str) -> Check:
 
 
 def _result(host: str, checks: list[Check]) -> HostResult:
-    failed = {check.id for check in checks if check.status == "failed"}
-    count = sum(check.status == "failed" for check in checks)
-    outcome: HostOutcome = "ok" if not failed else "pending" if failed == {"kube.drift"} else "failed"
-    message = f"{count} of {len(checks)} checks failed" if failed else f"{len(checks)} checks"
-    return HostResult(host=host, outcome=outcome, message=message, checks=tuple(checks))
+    counts = counted_checks(checks, *ENDS)
+    message = f"{len(checks)} checks{f', {counts}' if counts else ''}"
+    return HostResult(host=host, outcome=outcome_of(checks), message=message, checks=tuple(checks))
 
 
 # ---------------------------------------------------------------- one proof
