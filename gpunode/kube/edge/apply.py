@@ -147,7 +147,7 @@ def _record(api: Api, inventory: Inventory, namespace: str) -> None:
 def _mark(api: Api, name: str, labels: dict[str, str], taints: tuple[str, ...], before: NodeMarks) -> None:
     """Labels by server-side apply (ours are then exactly these), taints with the rest of their list."""
     stale = tuple(taint for taint in before.taints if taint not in taints)
-    node = api.find(api.path(node_key(name)))
+    node = api.live(node_key(name))
     if node is None:
         return  # it left the cluster meanwhile
     if taken := overwritten(node, labels):
@@ -219,7 +219,7 @@ def wait_ready(api: Api, workloads: list[ObjectKey], timeout: float, notify: Not
 
         found = api.follow(key, judge, max(0.0, deadline - api.clock()))
         if found is None or found.failed:
-            waiting.append(f"{key} is not ready: {unready(api, key, api.find(api.path(key)), known) or last[-1].text}")
+            waiting.append(f"{key} is not ready: {unready(api, key, api.live(key), known) or last[-1].text}")
     return tuple(waiting)
 
 
@@ -284,7 +284,7 @@ def _forget(api: Api, name: str) -> None:
 
 def _delete_ours(run: _Run, key: ObjectKey, ours: tuple[ObjectKey, ...]) -> bool:
     """Delete one object if it is still ours and nothing foreign is in it; False where it stays ours to delete."""
-    live = run.api.find(run.api.path(key)) if run.api.resource(key.api, key.kind) else None
+    live = run.api.live(key)
     if live is None:
         return True
     if not is_ours(live):
@@ -307,7 +307,7 @@ def await_gone(api: Api, keys: list[ObjectKey], timeout: float) -> None:
     for key in keys:
         if api.follow(key, lambda live: True if live is None else None, max(0.0, deadline - api.clock())):
             continue
-        live = api.find(api.path(key)) or {"metadata": {}}
+        live = api.live(key) or {"metadata": {}}
         raise GpunodeError(
             f"{key} was deleted, and is not gone after {timeout:g} s: it waits for {deletion_waits_for(live)}",
             fix=f"kubectl describe {key.kind.lower()} {key.name}",

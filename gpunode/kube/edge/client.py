@@ -144,6 +144,10 @@ class Api:
             pause *= 2
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    def live(self, key: ObjectKey) -> Object | None:
+        """The object, None when there is none, or the server does not serve its kind."""
+        return self.find(self.path(key)) if self.resource(key.api, key.kind) else None
+
     def find(self, path: str) -> Object | None:
         """The object at this path, None when there is none."""
         found = self._find(path)
@@ -328,11 +332,15 @@ class Api:
             }
         return self._served[api].get(kind)
 
+    def resource_of(self, key: ObjectKey) -> Resource:
+        """How the server serves the object's kind.  Raises GpunodeError when it does not."""
+        if resource := self.resource(key.api, key.kind):
+            return resource
+        raise GpunodeError(f"the server does not serve {key.api} {key.kind}", fix="kubectl api-resources")
+
     def path(self, key: ObjectKey) -> str:
         """The object's path.  Raises GpunodeError when the server does not serve its kind."""
-        resource = self.resource(key.api, key.kind)
-        if resource is None:
-            raise GpunodeError(f"the server does not serve {key.api} {key.kind}", fix="kubectl api-resources")
+        resource = self.resource_of(key)
         place = f"/namespaces/{segment(key.namespace)}" if resource.namespaced else ""
         return f"{resource.base}{place}/{resource.plural}/{segment(key.name)}"
 
@@ -365,7 +373,7 @@ class Api:
         Gives the object as it is then; None: it is not there.  A patch of None changes nothing.
         """
         for attempt in itertools.count(1):
-            live = self.find(self.path(key))
+            live = self.live(key)
             wanted = patch(live) if live else None
             if live is None or wanted is None:
                 break

@@ -124,7 +124,7 @@ def drain(api: Api, node: str, options: DrainSpec, *, notify: Notify) -> tuple[s
 def plan_drain(api: Api, node: str, options: DrainSpec) -> DrainPlan:
     """What a drain of the node does with its pods."""
     pods = _pods(api, node)
-    there = {at for at in daemon_sets_of(pods) if api.find(api.path(ObjectKey("apps/v1", "DaemonSet", *at)))}
+    there = {at for at in daemon_sets_of(pods) if api.live(ObjectKey("apps/v1", "DaemonSet", *at))}
     return drain_plan(pods, there, options)
 
 

@@ -133,7 +133,7 @@ class ClusterNodes:
         say = self._teller(host)
         api = self._patient(float(options.timeout), say)
         node = self._node(api, host, facts)
-        live = api.find(api.path(node_key(node)))
+        live = api.live(node_key(node))
         before, taken = our_mark(live or {"metadata": {}}) or "", _taken(live, node, facts, retaken=True)
         self._refuse_others(taken)
         pods_to_evict(api, node, options)
@@ -170,7 +170,7 @@ class ClusterNodes:
         """A node that an earlier run has cordoned and never gave back; None where there is no such node."""
         api = self._connect()
         node = self._node(api, host, facts)
-        taken = _taken(api.find(api.path(node_key(node))), node, facts)
+        taken = _taken(api.live(node_key(node)), node, facts)
         return taken if taken.ours and not self._is_others(taken) else None
 
     def _is_others(self, taken: Taken) -> bool:
@@ -190,7 +190,7 @@ class ClusterNodes:
         """What a node offers whose GPUs are cut otherwise now, by its pool; {} for others, and for any GPUs."""
         if not taken.relaid:
             return {}
-        live = self._connect().find(f"/api/v1/nodes/{taken.node}") or {"metadata": {}}
+        live = self._connect().live(node_key(taken.node)) or {"metadata": {}}
         labels = live["metadata"].get("labels") or {}
         pool = spec.kubernetes.pools.get(labels.get(POOL_LABEL, ""))
         return expected((pool and pool.sharing) or spec.sharing, gpus=gpus)
@@ -222,7 +222,7 @@ class ClusterNodes:
         say(f"{taken.node}: is given back")
         if uncordon(api, taken.node, mark=taken.mark):
             say(f"{taken.node}: uncordoned")
-        elif our_mark(api.find(api.path(node_key(taken.node))) or {"metadata": {}}) is not None:
+        elif our_mark(api.live(node_key(taken.node)) or {"metadata": {}}) is not None:
             say(f"{taken.node}: stays cordoned: another controller has taken it over")
 
     def _connect(self) -> Api:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Problem
 from gpunode.kube.core.api_error import ApiError, DeniedError
 from gpunode.kube.core.checks.preflight import (
@@ -81,7 +80,7 @@ def read_ground(api: Api, rendered: Rendered) -> Ground:
     if denied:
         raise denied
     for key in (*ground.wanted, *ground.stale):
-        ground.live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
+        ground.live[key] = api.live(key)
     with suppress(DeniedError):
         ground.nodes = {node["metadata"]["name"]: node for node in api.items("/api/v1/nodes")}
     _read_others(api, ground)
@@ -131,7 +130,7 @@ def inventories(api: Api, namespace: str) -> tuple[Inventory, list[ObjectKey]]:
     try:
         listed = api.items("/api/v1/configmaps", labelSelector=f"{name}={INVENTORY_LABELS[name]}")
     except DeniedError:
-        one = api.find(api.path(inventory_key(namespace)))
+        one = api.live(inventory_key(namespace))
         listed = [one] if one else []
     before = Inventory()
     for item in listed:
@@ -159,9 +158,7 @@ def _rights(api: Api, ground: Ground) -> Iterator[Right]:
 
 def right_of(api: Api, key: ObjectKey, verb: str) -> Right:
     """The right to do this to that object."""
-    resource = api.resource(key.api, key.kind)
-    if resource is None:
-        raise GpunodeError(f"the server does not serve {key.api} {key.kind}", fix="kubectl api-resources")
+    resource = api.resource_of(key)
     return Right(verb, resource.group, resource.plural, key.namespace if resource.namespaced else "")
 
 

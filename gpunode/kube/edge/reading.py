@@ -36,7 +36,7 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
         recorded, _ = inventories(api, rendered.cluster.spec.namespace)
     for key in (*wanted, *recorded.without(wanted)):
         with _noting(key, unread if key in wanted else []):  # of the others no account has to have the right
-            live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
+            live[key] = api.live(key)
     charts = _of_charts(api, rendered, unread)
     for key, there in (*((key, live.get(key)) for key in wanted), *charts.items()):
         if key.kind not in WORKLOADS or there is None:

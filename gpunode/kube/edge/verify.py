@@ -235,7 +235,7 @@ class _Runner:
         claims = [key_of(item) for item in proof.objects if item["kind"] == "ResourceClaim"]
         return ProofOutcome(
             pods=tuple(pods),
-            claims=tuple(self.api.find(self.api.path(key)) for key in claims),
+            claims=tuple(self.api.live(key) for key in claims),
             logs=tuple(self._log(name, proof, deadline) for name in proof.pods),
             warnings={name: pod_warning(self.api, NAMESPACE, name) for name in waits},
         )
@@ -281,7 +281,7 @@ def _namespace(api: Api, cluster: Cluster, *, keep: bool, notify: Notify) -> Ite
     rights += [Right(verb, "", "secrets", NAMESPACE) for verb in ("create", "patch") if secrets]
     if problems := missing_rights(api, rights):
         raise RefusedError(problems[0].what, fix=problems[0].fix)
-    live = api.find(api.path(_NAMESPACE))
+    live = api.live(_NAMESPACE)
     if live and not is_ours(live):
         raise RefusedError(f"the namespace {NAMESPACE} is not gpunode's", fix="delete it, or move what is in it")
     if live:
@@ -297,7 +297,7 @@ def _namespace(api: Api, cluster: Cluster, *, keep: bool, notify: Notify) -> Ite
                 fix="is kube-controller-manager running?",
             )
         for secret in secrets:  # a pod pulls by those of its own namespace alone
-            if live := api.find(api.path(secret)):
+            if live := api.live(secret):
                 metadata = {"name": secret.name, "namespace": NAMESPACE, "labels": OWNED}
                 api.apply(replace(secret, namespace=NAMESPACE), {**live, "metadata": metadata}, force=False)
         yield cleaned
@@ -316,7 +316,7 @@ def _cleaned(api: Api) -> Check:
 
 
 def _clear(api: Api) -> None:
-    live = api.find(api.path(_NAMESPACE))
+    live = api.live(_NAMESPACE)
     if live and not live["metadata"].get("deletionTimestamp"):  # a second deletion would be a conflict
         api.delete(_NAMESPACE)
     await_gone(api, [_NAMESPACE], GONE_SECONDS)
