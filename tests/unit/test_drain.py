@@ -125,7 +125,7 @@ def test_an_api_server_that_goes_away_is_waited_for(server: ApiServer, api: Api)
     assert len(reported) == 1 and reported[0].endswith("(it is waited for)")
     server.faults.append(Fault("^PATCH", 0, times=9))
     with pytest.raises(UnreachableError):
-        cordon(api, "gpu1")
+        cordon(api, "gpu1", mark="gpunode", over="")
 
 
 def test_a_wait_ends_at_once_when_the_run_is_cancelled(server: ApiServer, api: Api) -> None:
@@ -197,31 +197,32 @@ def spec_of(server: ApiServer, name: str) -> tuple[Any, list[str]]:
 
 def test_cordon_and_uncordon_come_and_go_without_a_trace(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1"))
-    assert cordon(api, "gpu1", why="reboot for driver 595") is True
+    assert cordon(api, "gpu1", mark="run 1", over="") is True
     assert spec_of(server, "gpu1") == (True, [CORDONED])
-    assert cordon(api, "gpu1") is True  # again, after an interrupted run
-    assert uncordon(api, "gpu1") is True
+    assert cordon(api, "gpu1", mark="run 2", over="run 1") is True  # again, after an interrupted run
+    assert uncordon(api, "gpu1", mark="run 1") is False
+    assert uncordon(api, "gpu1", mark="run 2") is True
     assert spec_of(server, "gpu1") == (None, [])
-    assert uncordon(api, "gpu1") is False
+    assert uncordon(api, "gpu1", mark="run 2") is False
 
 
 def test_a_node_that_somebody_else_cordoned_stays_so(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1", spec={"unschedulable": True}))
-    assert cordon(api, "gpu1") is False
-    assert uncordon(api, "gpu1") is False
+    assert cordon(api, "gpu1", mark="gpunode", over="") is False
+    assert uncordon(api, "gpu1", mark="gpunode") is False
     assert spec_of(server, "gpu1") == (True, [])
 
 
 def test_a_change_of_the_node_at_the_same_time_is_not_lost(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1"))
     server.faults.append(Fault("^PATCH", 409, "Conflict", "the object has been modified", times=2))
-    assert cordon(api, "gpu1") is True
+    assert cordon(api, "gpu1", mark="gpunode", over="") is True
     assert spec_of(server, "gpu1") == (True, [CORDONED])
 
 
 def test_a_node_that_is_not_there_is_an_input_error(server: ApiServer, api: Api) -> None:
     with pytest.raises(InputError, match="there is no node gpu9"):
-        cordon(api, "gpu9")
+        cordon(api, "gpu9", mark="gpunode", over="")
 
 
 # ---------------------------------------------------------------- back in use

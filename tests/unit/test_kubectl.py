@@ -62,9 +62,9 @@ def test_we_drain_as_kubectl_does(case: str, server: ApiServer, api: Api, tmp_pa
 def test_kubectl_sees_our_cordon_and_we_leave_kubectls(server: ApiServer, api: Api, tmp_path: Path) -> None:
     server.put(node("gpu1"))
     assert kubectl(server, tmp_path, "cordon", "gpu1").returncode == 0
-    assert (cordon(api, "gpu1"), uncordon(api, "gpu1")) == (False, False)
+    assert (cordon(api, "gpu1", mark="gpunode", over=""), uncordon(api, "gpu1", mark="gpunode")) == (False, False)
     assert "SchedulingDisabled" not in kubectl(server, tmp_path, "uncordon", "gpu1").stdout
-    assert cordon(api, "gpu1") is True
+    assert cordon(api, "gpu1", mark="gpunode", over="") is True
     assert kubectl(server, tmp_path, "cordon", "gpu1").stdout == "node/gpu1 already cordoned\n"
 
 

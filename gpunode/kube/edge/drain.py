@@ -30,40 +30,39 @@ SETTLED = 12.0  # seconds, in which a kubelet reports what it offers by now (nod
 RETRY_SECONDS = 5.0  # between evictions that a disruption budget refuses
 
 
-def cordon(api: Api, node: str, *, why: str = "gpunode", over: str | None = None) -> bool:
+def cordon(api: Api, node: str, *, mark: str, over: str) -> bool:
     """No new pods there.  False: somebody else had cordoned it already, and it stays theirs to uncordon.
 
-    `why` is the text of our mark.  A mark of ours that is there stays; with `over` it is replaced where it is that
-    text, and RefusedError where another gpunode has written another one meanwhile ("": where there was none).
-    Raises InputError for a node that is not there.
+    `mark` takes the place of the mark `over` ("": of none); RefusedError where another gpunode has written another one
+    meanwhile.  Raises InputError for a node that is not there.
     """
 
     def patch(live: Object) -> Object | None:
-        mark = our_mark(live)
-        if (live.get("spec") or {}).get("unschedulable") and (mark is None or over is None or mark == why):
+        there = our_mark(live)
+        if (live.get("spec") or {}).get("unschedulable") and there in (None, mark):
             return None
-        if over is not None and (mark or "") != over:
+        if (there or "") != over:
             raise RefusedError(
-                f"node {node} was cordoned by another gpunode at the same time: {mark}",
+                f"node {node} was cordoned by another gpunode at the same time: {there}",
                 expected="one controller that works on a node",
                 fix="wait until its run has ended",
             )
-        return {"metadata": {"annotations": {CORDONED: why}}, "spec": {"unschedulable": True}}
+        return {"metadata": {"annotations": {CORDONED: mark}}, "spec": {"unschedulable": True}}
 
-    return is_our_cordon(_change(api, node, patch))
+    return our_mark(_change(api, node, patch)) is not None
 
 
-def uncordon(api: Api, node: str, *, mark: str | None = None) -> bool:
-    """Pods may come again, if it was us who cordoned it.  False: it was not, and the node stays as it is.
+def uncordon(api: Api, node: str, *, mark: str) -> bool:
+    """Pods may come again, if the node has this mark of ours.  False: it has not, and stays as it is.
 
-    `mark`: only if it is this one; another controller that took the node over has written its own.
+    Another controller that took the node over has written its own.
     """
 
     was_ours = False
 
     def patch(live: Object) -> Object | None:
         nonlocal was_ours
-        if not (is_our_cordon(live) and mark in (None, our_mark(live))):
+        if our_mark(live) != mark:
             return None
         was_ours = True
         return {"metadata": {"annotations": {CORDONED: None}}, "spec": {"unschedulable": None}}
@@ -78,10 +77,6 @@ def our_mark(live: Object) -> str | None:
         return None
     mark = (live["metadata"].get("annotations") or {}).get(CORDONED)
     return None if mark is None else str(mark)
-
-
-def is_our_cordon(live: Object) -> bool:
-    return CORDONED in (live["metadata"].get("annotations") or {})
 
 
 def drain(api: Api, node: str, options: DrainSpec, *, notify: Notify) -> tuple[str, ...]:

@@ -139,13 +139,13 @@ class ClusterNodes:
         pods_to_evict(api, node, options)
         relaid = taken.relaid or relaid
         taken = replace(taken, relaid=relaid, controller=self._worker.controller, run=self._worker.run)
-        taken = replace(taken, ours=cordon(api, node, why=taken.mark, over=before))
+        taken = replace(taken, ours=cordon(api, node, mark=taken.mark, over=before))
         say(f"{node}: cordoned" if taken.ours else f"{node}: was cordoned already, and stays so")
         with self._reopening(taken):
             drain(api, node, options, notify=say)
             begun = replace(taken, begun=True)
             if taken.ours:
-                cordon(api, node, why=begun.mark, over=taken.mark)
+                cordon(api, node, mark=begun.mark, over=taken.mark)
         say(f"{node}: drained")
         return begun
 
