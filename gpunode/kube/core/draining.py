@@ -9,11 +9,11 @@ from collections.abc import Iterable, Set
 
 from gpunode.core.late import dataclass
 from gpunode.core.spec.rollout import DrainSpec
+from gpunode.kube.core.checks.ready import has_ended
 from gpunode.kube.core.cluster import Object
 
 CORDONED = "gpunode/cordoned"  # annotation of the nodes that we cordoned, and may uncordon
 _MIRROR = "kubernetes.io/config.mirror"
-_ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ def drain_plan(pods: Iterable[Object], daemon_sets: Set[tuple[str, str]], option
         if _MIRROR in (pod["metadata"].get("annotations") or {}):
             left.append(pod_name(pod))
             continue
-        if why := "" if (pod.get("status") or {}).get("phase") in _ENDED else _refusal(pod, daemon_sets, options):
+        if why := "" if has_ended(pod) else _refusal(pod, daemon_sets, options):
             refused.setdefault(why, []).append(pod_name(pod))
         elif _is_daemon(pod) and _daemon_set(pod) in daemon_sets:
             left.append(pod_name(pod))
@@ -58,9 +58,9 @@ def is_over(pod: Object) -> bool:
 
     A Job's controller takes its finalizer away when it may write again, which a webhook on that node can keep it from.
     """
-    status = pod.get("status") or {}
-    runs = any("running" in (one.get("state") or {}) for one in status.get("containerStatuses") or ())
-    return bool(pod["metadata"].get("deletionTimestamp")) and status.get("phase") in _ENDED and not runs
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    runs = any("running" in (one.get("state") or {}) for one in statuses)
+    return bool(pod["metadata"].get("deletionTimestamp")) and has_ended(pod) and not runs
 
 
 def _refusal(pod: Object, daemon_sets: Set[tuple[str, str]], options: DrainSpec) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.late import asdict, dataclass
-from gpunode.kube.core.checks.ready import not_ready, unschedulable
+from gpunode.kube.core.checks.ready import has_ended, not_ready, unschedulable
 from gpunode.kube.core.cluster import POOL_LABEL, Object
 from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
@@ -27,7 +27,6 @@ _MIG = "nvidia.com/mig-"
 INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 _MOST_GPUS = 1024  # of a node: what it offers is its kubelet's word
 _STATUSES = "resourceClaimStatuses"
-_ENDED = ("Succeeded", "Failed")
 _MIB = 1 << 20
 
 
@@ -136,7 +135,7 @@ def usage(
     `classes`: DeviceClasses, for whose devices claims ask.  `guard` calls what each node and waiting pod comes to, and
     turns what that raises into its error.
     """
-    live = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
+    live = [pod for pod in pods if not has_ended(pod)]
     by_node: dict[str, list[Object]] = {}
     for pod in live:
         by_node.setdefault(pod["spec"].get("nodeName") or "", []).append(pod)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from gpunode.core.late import dataclass, field, regex
 from gpunode.core.model import Check
-from gpunode.kube.core.checks.ready import gates, pod_trouble, unschedulable
+from gpunode.kube.core.checks.ready import gates, has_ended, pod_trouble, unschedulable
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.render.gpushare import MEMORY
 from gpunode.kube.core.usage import INDEX, consumed_memory
@@ -57,12 +57,11 @@ def is_done(until: Until, live: Object | None) -> bool:
     """Whether waiting longer for this pod would change nothing."""
     if live is None:
         return False
-    phase = (live.get("status") or {}).get("phase")
-    if phase in ("Succeeded", "Failed"):
+    if has_ended(live):
         return True
     if until == "unschedulable":
         return bool(live["spec"].get("nodeName") or (unschedulable(live) and not gates(live)))
-    return until == "running" and phase == "Running" and _all_ready(live)
+    return until == "running" and _phase(live) == "Running" and _all_ready(live)
 
 
 def _all_ready(live: Object) -> bool:

@@ -58,6 +58,10 @@ def wanted_pods(live: Object) -> int:
     return int(status.get("desiredNumberScheduled", 0) if live.get("kind") == "DaemonSet" else spec.get("replicas", 1))
 
 
+def has_ended(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
 def pods_trouble(pods: Iterable[Object], said: Mapping[str, str]) -> tuple[str, ...]:
     """What is wrong with each pod that is not ready, one line each; `said` of pods by events."""
     names = ((pod["metadata"]["name"], pod) for pod in pods)
