@@ -11,12 +11,12 @@ from gpunode.core.model import Problem, Reason
 from gpunode.core.sharing.rules import cuts
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POD_SECURITY, POOL_LABEL, Cluster, Object, Pool
 from gpunode.kube.core.objects import labels, thing
-from gpunode.kube.core.render.device_plugin import PLUGIN, device_plugin
+from gpunode.kube.core.render.device_plugin import MPS_LABEL, PLUGIN, device_plugin
 from gpunode.kube.core.render.dra import dra_examples, dra_notes, dra_problems
 from gpunode.kube.core.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
 from gpunode.kube.core.render.helm import Release, releases
 from gpunode.kube.core.render.mig import LAYOUTS, mig_labels, mig_objects, mig_problems
-from gpunode.kube.core.render.operator_values import operator_problem, operator_release
+from gpunode.kube.core.render.operator_values import operator_problems, operator_release
 from gpunode.kube.core.render.plugin_config import check_sharing
 
 PRESENT = ("kube-system", "default", "kube-public")  # in every cluster
@@ -124,7 +124,7 @@ def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
         elif pool.has_known_nodes or strategy in ("mps", "dra"):
             labels[POOL_LABEL] = pool.name
         if strategy == "mps" and spec.install == "helm":
-            labels["nvidia.com/mps.capable"] = "true"  # the chart's MPS daemon selects it
+            labels[MPS_LABEL] = "true"  # the chart's MPS daemon selects it
         labels |= mig_labels(pool)
         labels |= {CLIENT_LABEL: "true"} if cluster.mig_managed and spec.install != "operator" else {}
         charts = spec.install == "helm" or strategy == "dra"
@@ -185,8 +185,7 @@ def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
         yield from check_sharing(pool)
     yield from mig_problems(cluster)
     yield from dra_problems(cluster)
-    if cluster.spec.install == "operator" and (found := operator_problem(cluster)):
-        yield Problem(what=found[0], fix=found[1])
+    yield from operator_problems(cluster)
     if cluster.pools_of("gpushare") and not extender_url(cluster):
         yield Problem(
             what=f"with kube-proxy's mode {cluster.spec.gpushare.kube_proxy} 127.0.0.1 does not lead to the extender",

@@ -32,6 +32,9 @@ CONFIG = "device-plugin-config"
 MPS_LABEL = "nvidia.com/mps.capable"  # by GPU Feature Discovery, through Node Feature Discovery
 _PRIVILEGED = {"privileged": True}
 _CONFIG_MOUNT = mount("config", "/config", readOnly=True)
+_ENVIRONMENT = env(
+    CONFIG_FILE="/config/config.yaml", NVIDIA_VISIBLE_DEVICES="all", NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+)
 
 
 # At the pod's end: when the daemons have quit (.started goes then), what NVIDIA's program leaves on the host goes, too.
@@ -118,8 +121,7 @@ def _plugin(cluster: Cluster, pool: Pool) -> Object:
         cluster, PLUGIN, PLUGIN,
         command=["nvidia-device-plugin"],
         env=[
-            *env(CONFIG_FILE="/config/config.yaml", NVIDIA_VISIBLE_DEVICES="all"),
-            *env(NVIDIA_DRIVER_CAPABILITIES="compute,utility"),
+            *_ENVIRONMENT,
             *(env(MPS_ROOT=MPS_ROOT) if mps else []),
             *mig_environment(pool),
         ],
@@ -147,8 +149,7 @@ def _discovery(cluster: Cluster, pool: Pool) -> Object:
             field("NODE_NAME", "spec.nodeName"),
             field("NAMESPACE", "metadata.namespace"),
             field("POD_NAME", "metadata.name"),
-            *env(CONFIG_FILE="/config/config.yaml", NVIDIA_VISIBLE_DEVICES="all"),
-            *env(NVIDIA_DRIVER_CAPABILITIES="compute,utility"),
+            *_ENVIRONMENT,
             *env(GFD_USE_NODE_FEATURE_API="false"),  # a file for Node Feature Discovery: no rights on the API
             *mig_environment(pool),
         ],
@@ -160,32 +161,28 @@ def _discovery(cluster: Cluster, pool: Pool) -> Object:
 
 
 def _mps_daemon(cluster: Cluster, pool: Pool) -> Object:
-    prepare = container(
-        cluster, MPS, "mount-shm",
-        command=["mps-control-daemon", "mount-shm"],
-        securityContext=_PRIVILEGED,
-        volumeMounts=[mount("mps-root", "/mps", mountPropagation="Bidirectional")],
-    )  # fmt: skip
-    clean_up = container(
-        cluster, MPS, "clean-up",
-        command=["sh", "-c", _CLEAN_UP],
-        securityContext=_PRIVILEGED,
-        volumeMounts=[mount("mps-root", "/mps", mountPropagation="Bidirectional")],
-    )  # fmt: skip
+    prepare = _mps_helper(cluster, "mount-shm", "mps-control-daemon", "mount-shm")
+    clean_up = _mps_helper(cluster, "clean-up", "sh", "-c", _CLEAN_UP)
     main = container(
         cluster, MPS, MPS,
         command=["mps-control-daemon"],
-        env=[
-            field("NODE_NAME", "spec.nodeName"),
-            *env(CONFIG_FILE="/config/config.yaml", NVIDIA_VISIBLE_DEVICES="all"),
-            *env(NVIDIA_DRIVER_CAPABILITIES="compute,utility"),
-        ],
+        env=[field("NODE_NAME", "spec.nodeName"), *_ENVIRONMENT],
         securityContext=_PRIVILEGED,
         volumeMounts=[*_mps_mounts(), _CONFIG_MOUNT],
     )  # fmt: skip
     return _daemon_set(
         cluster, MPS, pool, [main, clean_up], _mps_volumes(),
         initContainers=[prepare], affinity=mps_affinity(pool), hostPID=True,
+    )  # fmt: skip
+
+
+def _mps_helper(cluster: Cluster, name: str, *command: str) -> Object:
+    """A container whose mounts are the host's, too."""
+    return container(
+        cluster, MPS, name,
+        command=list(command),
+        securityContext=_PRIVILEGED,
+        volumeMounts=[mount("mps-root", "/mps", mountPropagation="Bidirectional")],
     )  # fmt: skip
 
 

@@ -41,13 +41,13 @@ def releases(cluster: Cluster) -> list[Release]:
     """The device plugin's chart with `install: helm`, and those that have no manifest of ours."""
     charts = []
     if cluster.spec.install == "helm" and cluster.plugin_pools:
-        charts.append(_release(cluster, "nvidia-device-plugin", device_plugin_values(cluster)))
+        charts.append(release_of(cluster, PLUGIN, device_plugin_values(cluster)))
     elif cluster.spec.install != "operator" and cluster.spec.node_feature_discovery:
-        charts.append(_release(cluster, "node-feature-discovery", discovery_values(cluster)))
+        charts.append(release_of(cluster, "node-feature-discovery", discovery_values(cluster)))
     if cluster.spec.install != "operator" and cluster.pools_of("dra"):
-        charts.append(_release(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
+        charts.append(release_of(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
     if cluster.spec.install != "operator" and cluster.spec.monitoring.enabled:
-        charts.append(_release(cluster, "dcgm-exporter", exporter_values(cluster)))
+        charts.append(release_of(cluster, "dcgm-exporter", exporter_values(cluster)))
     return charts
 
 
@@ -101,5 +101,6 @@ def exporter_monitor(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _release(cluster: Cluster, name: str, values: Mapping[str, Any]) -> Release:
+def release_of(cluster: Cluster, name: str, values: Mapping[str, Any]) -> Release:
+    """The release of a known chart."""
     return Release(name=name, chart=cluster.knowledge.charts[name], namespace=cluster.spec.namespace, values=values)

@@ -6,14 +6,16 @@ manager is on where `sharing.mig.manager` says so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from gpunode.core.model import Problem
 from gpunode.kube.core.cluster import Cluster, tolerations
 from gpunode.kube.core.objects import image_values
-from gpunode.kube.core.render.device_plugin import default_config, plugin_configs
+from gpunode.kube.core.render.device_plugin import CONFIG, default_config, plugin_configs
 from gpunode.kube.core.render.dra import memory_gates, shares_memory
 from gpunode.kube.core.render.handover import handover_values
-from gpunode.kube.core.render.helm import Release, exporter_monitor
+from gpunode.kube.core.render.helm import Release, exporter_monitor, release_of
 from gpunode.kube.core.render.mig import COMPONENT as MIG_MANAGER
 from gpunode.kube.core.render.mig import mig_values
 from gpunode.kube.core.render.plugin_config import mig_strategy
@@ -47,18 +49,16 @@ def components(cluster: Cluster) -> tuple[str, ...]:
 
 def operator_release(cluster: Cluster) -> Release:
     """The release of the operator."""
-    chart = cluster.knowledge.charts[NAME]
-    return Release(name=NAME, chart=chart, namespace=cluster.spec.namespace, values=operator_values(cluster))
+    return release_of(cluster, NAME, operator_values(cluster))
 
 
-def operator_problem(cluster: Cluster) -> tuple[str, str] | None:
+def operator_problems(cluster: Cluster) -> Iterator[Problem]:
     """The operator runs a cluster by device plugin or by DRA, not by both."""
-    if cluster.pools_of("dra") and cluster.plugin_pools:
-        return (
-            "the GPU Operator has either the device plugin or DRA, and these pools need both",
-            "choose install: manifest or helm, or one kind of sharing for all pools",
+    if cluster.spec.install == "operator" and cluster.pools_of("dra") and cluster.plugin_pools:
+        yield Problem(
+            what="the GPU Operator has either the device plugin or DRA, and these pools need both",
+            fix="choose install: manifest or helm, or one kind of sharing for all pools",
         )
-    return None
 
 
 def operator_values(cluster: Cluster) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
     if plugin:
         values["devicePlugin"]["config"] = {
             "create": True,
-            "name": "device-plugin-config",
+            "name": CONFIG,
             "default": default_config(cluster),
             "data": plugin_configs(cluster),
         }
