@@ -26,7 +26,6 @@ from gpunode.node import script as probe_script
 COMMON = "".join(part(name).read_text(encoding="utf-8") for name in ("base.sh", "common.sh", "lock.sh"))
 RELEASE = part("release.sh").read_text(encoding="utf-8")
 LEASE = 180
-WAYS = {"flock": "", "a link": "have() { [ $1 != flock ] && command -v $1 >/dev/null 2>&1; }"}
 
 
 def script(state: Path, text: str, **signed: Any) -> str:
@@ -227,31 +226,31 @@ def test_a_node_that_gpunode_never_worked_on_is_left_as_it_is(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("before", WAYS.values(), ids=WAYS.keys())
-def test_another_controller_is_refused_by_name_before_it_waits_for_the_lock(before: str, tmp_path: Path) -> None:
-    before += "\nlock_seconds() { echo 1000; }"
+def test_another_controller_is_refused_by_name_before_it_waits_for_the_lock(tmp_path: Path) -> None:
+    before = "\nlock_seconds() { echo 1000; }"
     with at_work(tmp_path, before=before, controller="one", generation="7"):
         printed = act(tmp_path, before=before, controller="two", generation="1")
     assert "the controller one is at work on this node (run r1" in printed
 
 
-@pytest.mark.parametrize("before", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize(
     ("signed", "who"),
     [({"controller": "one", "generation": "7"}, "the controller one (run r1)"), ({}, "another gpunode")],
     ids=["a controller", "a command on the node"],
 )
-def test_whoever_waits_in_vain_is_reported_for_whom(
-    signed: dict[str, str], who: str, before: str, tmp_path: Path
-) -> None:
+def test_whoever_waits_in_vain_is_reported_for_whom(signed: dict[str, str], who: str, tmp_path: Path) -> None:
     """Also where the lease ran out, in the middle of a step that takes long."""
-    act(tmp_path, controller="three", generation="1", before=before)
+    act(tmp_path, controller="three", generation="1")
     (tmp_path / "lease").unlink()
-    with at_work(tmp_path, before=before, **signed):
+    with at_work(tmp_path, **signed):
         (tmp_path / "lease").unlink(missing_ok=True)
-        short = f"{before}\nlock_seconds() {{ echo 1; }}"
-        printed = act(tmp_path, before=short, controller="two", generation="1")
+        printed = act(tmp_path, before="\nlock_seconds() { echo 1; }", controller="two", generation="1")
     assert printed.startswith(f"{who} is at work on this node")
+
+
+def test_a_node_without_flock_is_refused(tmp_path: Path) -> None:
+    hidden = "have() { [ $1 != flock ] && command -v $1 >/dev/null 2>&1; }"
+    assert act(tmp_path, before=hidden).startswith("this node has no flock")
 
 
 # ---------------------------------------------------------------- numbers and names

@@ -69,7 +69,7 @@ fi
 say program "${program:-$(requested programs | head -n 1) of $image}"
 
 # nobody else's gpunode works here meanwhile; nothing is created for it
-if have flock && [ -e "$GPUNODE_STATE/lock" ]; then
+if [ -e "$GPUNODE_STATE/lock" ]; then
   exec 9>>"$GPUNODE_STATE/lock"
   flock -n 9 || finish refused "$(lock_owner) is at work on this node" "wait for it to end, then run again"
 fi

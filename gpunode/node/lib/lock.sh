@@ -5,31 +5,13 @@
 # lock: one writer at a time on this node, as commit.sh does; the lock goes with the process.  Who would be refused is
 # refused before it waits.
 lock() {
-  local owner tries reason
+  local reason
   reason=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: $(lock_words "$reason")" "it has to be a folder of root's: ls -ld $GPUNODE_STATE; df -h and df -i of its file system"
   lease_refuse
-  if have flock; then
-    reason=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${reason##*: }" "fix that, then run again"
-    exec 9>>"$GPUNODE_STATE/lock"
-    flock -w "$(lock_seconds)" 9 || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
-    lock_sign
-    lease
-    return
-  fi
-  lock_link=$GPUNODE_STATE/lock.pid # names its owner; not local: the trap removes it
-  tries=0
-  until ln -s "$(sh -c 'echo $PPID')" "$lock_link" 2>/dev/null; do
-    owner=$(readlink "$lock_link")
-    if [ -n "$owner" ] && [ ! -d "/proc/$owner" ] && mkdir "$lock_link.$owner" 2>/dev/null; then # one takes it from the dead
-      [ "$(readlink "$lock_link")" != "$owner" ] || rm -f "$lock_link"
-      rmdir "$lock_link.$owner"
-      continue
-    fi
-    tries=$((tries + 1))
-    [ "$tries" -le "$(lock_seconds)" ] || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
-    sleep 1
-  done
-  trap 'rm -f "$lock_link"' EXIT
+  have flock || finish refused "this node has no flock, by which gpunode's scripts take turns" "install util-linux"
+  reason=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${reason##*: }" "fix that, then run again"
+  exec 9>>"$GPUNODE_STATE/lock"
+  flock -w "$(lock_seconds)" 9 || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
   lock_sign
   lease
 }

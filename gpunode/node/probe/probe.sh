@@ -89,7 +89,7 @@ wanted=$SECTIONS
 if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/sections" ]; then
   wanted=$(cat "$GPUNODE_IN/sections")
 fi
-if [ "${GPUNODE_SETTLE:-0}" != 0 ] && [ -r "$GPUNODE_STATE/lock" ] && have flock; then
+if [ "${GPUNODE_SETTLE:-0}" != 0 ] && [ -r "$GPUNODE_STATE/lock" ]; then
   flock -s -w "$GPUNODE_SETTLE" "$GPUNODE_STATE/lock" true
 fi
 # said at once: each line by itself would be a packet for SSH, which both ends encrypt and check
