@@ -1,6 +1,6 @@
 """CRI-O's configuration: the nvidia runtime as a drop-in in crio.conf.d, or in place.
 
-A runtime's table is written whole, since a later file replaces it so (crio_files.py: how CRI-O reads its files).
+A runtime's table is written whole, since a later file replaces it so.
 Sources: cri-o pkg/config/config.go (ValidateDefaultRuntime, TranslateMonitorFields), pkg/config/reload.go; tried with
 `crio config` of 1.28.11, 1.31.13 and 1.36.3.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.engines import dropin
+from gpunode.core.edits.engines.dropin import Layer
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.edits.target import Activation, Engine, RuntimeRequest, RuntimeState, changed, restarted, switches_cdi
 from gpunode.core.edits.text import toml
@@ -57,16 +58,6 @@ _ANNOTATIONS = (
 
 
 @dataclass(frozen=True)
-class CrioFile:
-    """One file as it is read; `section` is its [crio.runtime], with its tables of runtimes apart."""
-
-    path: str
-    text: str
-    section: dict[str, Any]
-    runtimes: dict[str, dict[str, Any]]
-
-
-@dataclass(frozen=True)
 class CrioSettings:
     """What all files, and the daemon's arguments, come to."""
 
@@ -97,14 +88,14 @@ def drop_in_of(request: RuntimeRequest) -> str:
     return request.drop_in or f"{found}/{NAME}"
 
 
-def documents_of(files: Mapping[str, bytes], request: RuntimeRequest) -> list[CrioFile]:
+def documents_of(files: Mapping[str, bytes], request: RuntimeRequest) -> list[Layer]:
     """The root and the drop-ins in the order in which CRI-O reads them: filepath.Walk goes by the parts of paths."""
     root, below = request.config or CONFIG, folder(request) + "/"
     drop_ins = sorted((path for path in files if path.startswith(below) and path != root), key=lambda p: p.split("/"))
     return [read(path, files[path]) for path in (root, *drop_ins) if path in files]
 
 
-def read(path: str, data: bytes) -> CrioFile:
+def read(path: str, data: bytes) -> Layer:
     text, doc = dropin.load(path, data)
     section = _table(_table(doc, path, ("crio",)).get("crio"), f"{path}: crio", ("runtime",)).get("runtime")
     section = _table(section, f"{path}: crio.runtime", (*FLAGS, "runtimes"))
@@ -116,7 +107,7 @@ def read(path: str, data: bytes) -> CrioFile:
             raise Refusal(f"{path}: {key} is {section[key]!r}, not a string", "fix the file: CRI-O refuses it too")
     if not isinstance(section.get(CDI, []), list):
         raise Refusal(f"{path}: {CDI} is no list of paths", "fix the file: CRI-O refuses it too")
-    return CrioFile(path, text, {key: value for key, value in section.items() if key != "runtimes"}, runtimes)
+    return Layer(path, text, {key: value for key, value in section.items() if key != "runtimes"}, runtimes)
 
 
 def _table(value: Any, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
@@ -126,7 +117,7 @@ def _table(value: Any, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
     return found
 
 
-def in_force(documents: Sequence[CrioFile], request: RuntimeRequest) -> CrioSettings:
+def in_force(documents: Sequence[Layer], request: RuntimeRequest) -> CrioSettings:
     version = request.release
     own = "" if version == (0, 0) else "crun" if version >= (1, 31) else "runc"
     section: dict[str, Any] = {}
@@ -163,33 +154,24 @@ def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, 
 def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  A missing root counts as empty, as CRI-O takes it."""
     documents = documents_of(files, request)
-    sets, unset = _wanted(documents, request)
-    candidates = _candidates(files, documents, request)
-    if not sets and not unset and not candidates:
-        return Edit(reasons=tuple(_remarks(files, documents, request)))
-    texts = {document.path: document.text for document in documents}
-    for path in unset:
-        texts[path] = toml.edit(texts[path], removes=[(*_SECTION, DEFAULT)])
-    for key, value in sets.items():
-        path = _home(documents, key, request)
-        texts[path] = toml.edit(texts.get(path, ""), {(*_SECTION, *key): value})
+    wanted, candidates = _wanted(documents, request), _candidates(files, documents, request)
+    remarks = tuple(_remarks(files, documents, request))
+    if not wanted.sets and not wanted.unset and not candidates:
+        return Edit(reasons=remarks)
+    root, drop_in = request.config or CONFIG, drop_in_of(request)
+    data = wanted.written(files, documents, root, drop_in, in_place=request.in_place)
     if candidates:
-        texts[TOOLKIT] = toml.edit(dropin.load(TOOLKIT, files[TOOLKIT])[0], {_CANDIDATES: candidates})
-    data = {path: dropin.encode(text, files.get(path, b"")) for path, text in texts.items() if text or path in files}
+        text = toml.edit(dropin.load(TOOLKIT, files[TOOLKIT])[0], {_CANDIDATES: candidates})
+        data[TOOLKIT] = dropin.encode(text, files[TOOLKIT])
     _prove({**files, **data}, request)
     changes = changed(files, data)
-    keys = [*sets, *[(DEFAULT,)] * bool(unset)]
-    return Edit(
-        changes=changes,
-        reasons=(*_reasons(sets, unset, candidates, changes), *_remarks(files, documents, request)),
-        meant=tuple(dict.fromkeys(".".join((*_SECTION, *key)) for key in keys)),
-    )
+    return Edit(changes=changes, reasons=(*_reasons(wanted, candidates, changes), *remarks), meant=wanted.meant)
 
 
 # ---------------------------------------------------------------- deciding
 
 
-def _wanted(documents: Sequence[CrioFile], request: RuntimeRequest) -> tuple[dict[toml.Path, Any], list[str]]:
+def _wanted(documents: Sequence[Layer], request: RuntimeRequest) -> dropin.LayerChange:
     """What to set below [crio.runtime], only what differs from what is in force; and files to unset the default in."""
     now = in_force(documents, request)
     sets: dict[toml.Path, Any] = {}
@@ -204,7 +186,7 @@ def _wanted(documents: Sequence[CrioFile], request: RuntimeRequest) -> tuple[dic
         sets["runtimes", request.name] = runtime
     sets |= _cgroup(now, request) | _cdi(now, request)
     _not_by_flags(sets, unset, request)
-    return sets, unset
+    return dropin.LayerChange(_SECTION, DEFAULT, sets, unset)
 
 
 def _runtime(now: CrioSettings, request: RuntimeRequest) -> dict[str, Any]:
@@ -234,13 +216,13 @@ def _parent(now: CrioSettings, request: RuntimeRequest) -> Mapping[str, Any]:
     return {}
 
 
-def _low_level(documents: Sequence[CrioFile], request: RuntimeRequest) -> str:
+def _low_level(documents: Sequence[Layer], request: RuntimeRequest) -> str:
     """The binary of the runtime to wrap where nvidia-container-runtime would not find it on the PATH, else ""."""
     binary = str(_parent(in_force(documents, request), request).get("runtime_path", ""))
     return binary if posixpath.dirname(binary) not in ("", *PATH) else ""
 
 
-def _candidates(files: Mapping[str, bytes], documents: Sequence[CrioFile], request: RuntimeRequest) -> list[str]:
+def _candidates(files: Mapping[str, bytes], documents: Sequence[Layer], request: RuntimeRequest) -> list[str]:
     """The toolkit's list with that binary behind what is there; [] where the list can stay.
 
     CRI-O's own packages keep crun and runc in /usr/libexec/crio: no container of the nvidia runtime would start.
@@ -255,14 +237,14 @@ def _candidates(files: Mapping[str, bytes], documents: Sequence[CrioFile], reque
     return [] if any(name.startswith("/") for name in have) else [*have, binary]
 
 
-def _former_default(documents: Sequence[CrioFile], request: RuntimeRequest) -> tuple[list[str], str | None]:
+def _former_default(documents: Sequence[Layer], request: RuntimeRequest) -> tuple[list[str], str | None]:
     """Where to unset the default so that what stood below it counts again, or else what to set.
 
     A usual runtime that has a table, or "", for which CRI-O takes its built-in one.
     """
     drop_in = drop_in_of(request)
     mine = [d.path for d in documents if d.path == drop_in and d.section.get(DEFAULT) == request.name]
-    rest = [CrioFile(d.path, d.text, {}, d.runtimes) if d.path in mine else d for d in documents]
+    rest = [Layer(d.path, d.text, {}, d.runtimes) if d.path in mine else d for d in documents]
     if in_force(rest, request).default != request.name:
         return mine, None
     tables = {name for document in documents for name in document.runtimes}
@@ -305,16 +287,9 @@ def _overruled(flag: str, key: str) -> Refusal:
 # ---------------------------------------------------------------- writing
 
 
-def _home(documents: Sequence[CrioFile], key: toml.Path, request: RuntimeRequest) -> str:
-    """The file for a setting."""
-    found = [one.path for one in documents if key[-1] in (one.runtimes if key[0] == "runtimes" else one.section)]
-    return dropin.home(found, request.config or CONFIG, drop_in_of(request), in_place=request.in_place)
-
-
 def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
     """Read the outcome as CRI-O does: it must say what was asked."""
-    left, _ = _wanted(documents_of(files, request), request)
-    if left:
+    if left := _wanted(documents_of(files, request), request).sets:
         names = ", ".join(".".join(key) for key in left)
         raise Refusal(f"{names} would not be in force", "look into the files of CRI-O, and report this")
 
@@ -322,19 +297,15 @@ def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
 # ---------------------------------------------------------------- saying
 
 
-def _reasons(
-    sets: Mapping[toml.Path, Any], unset: Sequence[str], candidates: Sequence[str], changes: Mapping[str, Any]
-) -> Iterator[Reason]:
-    stated = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
-    stated += [f"unsets {DEFAULT} in {path}" for path in unset]
-    if stated:
-        yield Reason(what=" and ".join(sorted(set(changes) - {TOOLKIT})), why="; ".join(stated), source=SOURCE)
+def _reasons(wanted: dropin.LayerChange, candidates: Sequence[str], changes: Mapping[str, Any]) -> Iterator[Reason]:
+    if wanted.words:
+        yield Reason(what=" and ".join(sorted(set(changes) - {TOOLKIT})), why="; ".join(wanted.words), source=SOURCE)
     if candidates:
         why = f"names {candidates[-1]}, which is not on the PATH, as a runtime that nvidia-container-runtime may wrap"
         yield Reason(what=TOOLKIT, why=why, source=LOW_LEVEL)
 
 
-def _remarks(files: Mapping[str, bytes], documents: Sequence[CrioFile], request: RuntimeRequest) -> Iterator[Reason]:
+def _remarks(files: Mapping[str, bytes], documents: Sequence[Layer], request: RuntimeRequest) -> Iterator[Reason]:
     """What an edit of these files cannot fix."""
     if UNREAD in files:
         yield Reason(
@@ -379,10 +350,10 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     return Edit(changes=changes, reasons=tuple(reasons), meant=_meant(request) if changes else ())
 
 
-def _instead(documents: Sequence[CrioFile], request: RuntimeRequest) -> str:
+def _instead(documents: Sequence[Layer], request: RuntimeRequest) -> str:
     """The default to set where nothing below ours names one and only another usual runtime has a table, else ""."""
     rest = [
-        CrioFile(
+        Layer(
             document.path,
             document.text,
             {key: value for key, value in document.section.items() if (key, value) != (DEFAULT, request.name)},

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.engines import dropin
+from gpunode.core.edits.engines.dropin import Layer
 from gpunode.core.edits.target import Activation, Engine, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.engines import ROWS
-from gpunode.core.late import dataclass
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 ROW = ROWS["podman"]
@@ -26,19 +26,6 @@ CONFIG = ROW.config
 VENDOR = ROW.files[0]  # the distribution's, read first and never written
 NAME = "99-nvidia.conf"
 SOURCE = "https://github.com/containers/common/blob/main/docs/containers.conf.5.md"
-
-
-@dataclass(frozen=True)
-class PodmanFile:
-    """One file as it is read; `engine` is its [engine]."""
-
-    path: str
-    text: str
-    engine: dict[str, Any]
-
-    @property
-    def runtimes(self) -> dict[str, Any]:
-        return dropin.table(self.engine.get("runtimes"), f"{self.path}: engine.runtimes", "podman")
 
 
 def drop_in_of(request: RuntimeRequest) -> str:
@@ -55,56 +42,46 @@ def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, 
 def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  Without a runtime asked for nothing changes: CDI needs no entry."""
     documents = _documents(files, request)
-    sets, unset = _wanted(documents, request)
-    texts = {document.path: document.text for document in documents}
-    for path in unset:
-        texts[path] = toml.edit(texts[path], removes=[("engine", "runtime")])
-    for key, value in sets.items():
-        path = _home(documents, key, request)
-        texts[path] = toml.edit(texts.get(path, ""), {("engine", *key): value})
-    data = {path: dropin.encode(text, files.get(path, b"")) for path, text in texts.items() if text or path in files}
+    wanted = _wanted(documents, request)
+    own = [document for document in documents if document.path != VENDOR]
+    root, drop_in = request.config or CONFIG, drop_in_of(request)
+    data = wanted.written(files, own, root, drop_in, in_place=request.in_place)
     _prove({**files, **data}, request)
     changes = changed(files, data)
-    stated = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
-    stated += [f"unsets runtime in {path}" for path in unset]
-    reason = Reason(what=" and ".join(sorted(changes)), why="; ".join(stated), source=SOURCE)
-    keys = [*sets, *[("runtime",)] * bool(unset)]
-    return Edit(
-        changes=changes,
-        reasons=(reason,) if changes else (),
-        meant=tuple(dict.fromkeys(".".join(("engine", *key)) for key in keys)),
-    )
+    reason = Reason(what=" and ".join(sorted(changes)), why="; ".join(wanted.words), source=SOURCE)
+    return Edit(changes=changes, reasons=(reason,) if changes else (), meant=wanted.meant)
 
 
-def _documents(files: Mapping[str, bytes], request: RuntimeRequest) -> list[PodmanFile]:
+def _documents(files: Mapping[str, bytes], request: RuntimeRequest) -> list[Layer]:
     root = request.config or CONFIG
     below = sorted(path for path in files if fnmatch.fnmatchcase(path, ROW.below(root)))
     here = [path for path in below if posixpath.dirname(path) == f"{root}.d"]
     return [_read(path, files[path]) for path in dict.fromkeys((VENDOR, root, *here)) if path in files]
 
 
-def _read(path: str, data: bytes) -> PodmanFile:
+def _read(path: str, data: bytes) -> Layer:
     text, doc = dropin.load(path, data)
     engine = dropin.table(doc.get("engine"), f"{path}: engine", "podman")
-    for name, paths in dropin.table(engine.get("runtimes"), f"{path}: engine.runtimes", "podman").items():
+    runtimes = dropin.table(engine.get("runtimes"), f"{path}: engine.runtimes", "podman")
+    for name, paths in runtimes.items():
         if not isinstance(paths, list):
             raise Refusal(f"{path}: engine.runtimes.{name} is no list of paths", "fix the file: podman refuses it too")
     for key in ("runtime", "cgroup_manager"):
         if not isinstance(engine.get(key, ""), str):
             raise Refusal(f"{path}: engine.{key} is no string", "fix the file: podman refuses it too")
-    return PodmanFile(path, text, engine)
+    return Layer(path, text, engine, runtimes)
 
 
-def _in_force(documents: Sequence[PodmanFile]) -> dict[str, Any]:
+def _in_force(documents: Sequence[Layer]) -> dict[str, Any]:
     engine: dict[str, Any] = {}
     runtimes: dict[str, Any] = {}
     for document in documents:
-        engine |= document.engine
+        engine |= document.section
         runtimes |= document.runtimes
     return {**engine, "runtimes": runtimes}
 
 
-def _wanted(documents: Sequence[PodmanFile], request: RuntimeRequest) -> tuple[dict[toml.Path, Any], list[str]]:
+def _wanted(documents: Sequence[Layer], request: RuntimeRequest) -> dropin.LayerChange:
     """What to set below [engine], only what differs from what is in force; and files to unset the default in."""
     now = _in_force(documents)
     sets: dict[toml.Path, Any] = {}
@@ -112,31 +89,21 @@ def _wanted(documents: Sequence[PodmanFile], request: RuntimeRequest) -> tuple[d
     if request.default_runtime == "nvidia" and now.get("runtime") != request.name:
         sets[("runtime",)] = request.name
     if request.default_runtime == "runc" and now.get("runtime") == request.name:
-        unset = [d.path for d in documents if d.path != VENDOR and d.engine.get("runtime") == request.name]
+        unset = [d.path for d in documents if d.path != VENDOR and d.section.get("runtime") == request.name]
     asked = request.default_runtime == "nvidia" or request.name != "nvidia" or request.name in now["runtimes"]
     if asked and now["runtimes"].get(request.name) != [request.path]:
         sets["runtimes", request.name] = [request.path]
     if request.cgroup_driver and (now.get("cgroup_manager") or "systemd") != request.cgroup_driver:
         sets[("cgroup_manager",)] = request.cgroup_driver
-    return sets, unset
-
-
-def _home(documents: Sequence[PodmanFile], key: toml.Path, request: RuntimeRequest) -> str:
-    """The file for a setting."""
-    found = [one.path for one in documents if key[-1] in (one.runtimes if key[0] == "runtimes" else one.engine)]
-    own = [path for path in found if path != VENDOR]
-    return dropin.home(own, request.config or CONFIG, drop_in_of(request), in_place=request.in_place)
+    return dropin.LayerChange(("engine",), "runtime", sets, unset)
 
 
 def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
     """Read the outcome as podman does: it must say what was asked."""
-    documents = _documents(files, request)
-    left, _ = _wanted(documents, request)
-    if not left:
-        return
-    raise Refusal(
-        f"podman does not read {drop_in_of(request)}", f"give it a name in {ROW.below(request.config or CONFIG)}"
-    )
+    if _wanted(_documents(files, request), request).sets:
+        raise Refusal(
+            f"podman does not read {drop_in_of(request)}", f"give it a name in {ROW.below(request.config or CONFIG)}"
+        )
 
 
 def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
@@ -145,7 +112,7 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     reasons = []
     for document in _documents(files, request):
         removes: list[toml.Path] = [("engine", "runtimes", request.name)] if request.name in document.runtimes else []
-        removes += [("engine", "runtime")] if document.engine.get("runtime") == request.name else []
+        removes += [("engine", "runtime")] if document.section.get("runtime") == request.name else []
         if not removes or document.path == VENDOR:
             continue
         text = toml.edit(document.text, removes=removes)
