@@ -7,6 +7,7 @@ core/edits/undo.py's.
 from __future__ import annotations
 
 import copy
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from gpunode.core.mask import shown
 Path = tuple[str, ...]
 Values = dict[str, Any]
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "not set"})()
-_BOM = b"\xef\xbb\xbf"
 _JSON = regex(rb"\s*\{")
 _MANIFEST = regex(rb"(?m)^apiVersion:")  # a kubelet's *.conf is YAML
 _FOLDERS = "|".join(row.config.split("/")[-2] for row in ROWS.values() if not row.config.endswith(".json"))
@@ -69,7 +69,7 @@ def _format(path: str, data: bytes) -> _Format | None:
 
 def values(path: str, data: bytes) -> Values | None:
     """What a file says, {} where it is empty; None for one of another format, or one that cannot be read."""
-    data = data.removeprefix(_BOM)
+    data = data.removeprefix(BOM_UTF8)
     if not data.strip():
         return {}
     kind = _format(path, data)
@@ -220,7 +220,7 @@ def _put(into: Values, path: Path, value: Any, before: Values) -> None:
 
 def written(path: str, data: bytes, now: Values, wanted: Values) -> bytes | None:
     """The file that says what is wanted in place of `now`, all other bytes kept; None where that cannot be written."""
-    mark = _BOM if data.startswith(_BOM) else b""
+    mark = BOM_UTF8 if data.startswith(BOM_UTF8) else b""
     kind = _format(path, data.removeprefix(mark))
     changes = list(differences(now, wanted))
     sets = {one: value for one, _, value in changes if value is not MISSING}

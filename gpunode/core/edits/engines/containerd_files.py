@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import posixpath
 import re
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from gpunode.core.content import place
-from gpunode.core.edits.engines.dropin import BOM, spelled_as_known
+from gpunode.core.edits.engines.dropin import spelled_as_known
 from gpunode.core.edits.target import Refusal, RuntimeRequest, switches_cdi
 from gpunode.core.edits.text import toml
 from gpunode.core.engines import ROWS
@@ -128,7 +129,7 @@ def respelled(config: ContainerdConfig, path: toml.Path, any_case: bool) -> Iter
 def parse(path: str, data: bytes, request: RuntimeRequest) -> toml.TomlDocument:
     """The file as TOML; InputError says where it is none."""
     if request.release < (2, 0):
-        data = data.removeprefix(BOM)  # containerd 1.x skips it, 2.x refuses it
+        data = data.removeprefix(BOM_UTF8)  # containerd 1.x skips it, 2.x refuses it
     return toml.load(path, data)
 
 

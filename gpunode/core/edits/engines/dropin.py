@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,17 +10,15 @@ from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import toml
 from gpunode.core.late import dataclass
 
-BOM = b"\xef\xbb\xbf"  # BurntSushi/toml, which CRI-O and podman read with, skips it
-
 
 def load(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
-    """Text and plain values of a file, a byte order mark left out; InputError carries path:line:column."""
-    return toml.parse(path, data.removeprefix(BOM))
+    """Text and plain values of a file, without the mark that BurntSushi/toml skips; InputError has path:line:column."""
+    return toml.parse(path, data.removeprefix(BOM_UTF8))
 
 
 def encode(text: str, before: bytes) -> bytes:
     """The bytes of a text, with the byte order mark that the file had."""
-    return (BOM if before.startswith(BOM) else b"") + text.encode()
+    return (BOM_UTF8 if before.startswith(BOM_UTF8) else b"") + text.encode()
 
 
 def table(value: Any, name: str, engine: str) -> dict[str, Any]:
