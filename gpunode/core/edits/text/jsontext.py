@@ -7,8 +7,9 @@ Of a key that stands twice in an object the last one is read and set, as by most
 from __future__ import annotations
 
 import json
+import operator
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from gpunode.core.edits.refusal import Refusal
@@ -76,6 +77,17 @@ def leaves(sets: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
             yield from leaves({(*path, key): item for key, item in value.items()})
         else:
             yield path, value
+
+
+def gone_and_left(have: list[Any], value: list[Any], same: Callable[[Any, Any], bool]) -> tuple[list[int], list[Any]]:
+    """Of a list that changes: the places of elements that go, and the elements that are to follow those that stay."""
+    left, gone = list(value), []
+    for number, old in enumerate(have):
+        if left and same(left[0], old):
+            left.pop(0)
+        else:
+            gone.append(number)
+    return gone, left
 
 
 def _drop(table: Any, path: Path) -> None:
@@ -212,12 +224,7 @@ class _Text:
             yield member.value, member.end, self.dump(value, self.indent(member.value))
             return
         items = self.members(member.value)
-        left, gone = list(wanted), set()
-        for number, item in enumerate(old):
-            if left and left[0] == item:
-                left.pop(0)
-            else:
-                gone.add(number)
+        gone, left = gone_and_left(old, wanted, operator.eq)
         if len(old) == len(wanted):
             both = zip(items, old, wanted, value, strict=True)
             yield from ((i.start, i.end, self.dump(new, self.indent(i.start))) for i, a, b, new in both if a != b)

@@ -20,7 +20,7 @@ import tomli
 
 from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
-from gpunode.core.edits.text.jsontext import leaves
+from gpunode.core.edits.text.jsontext import gone_and_left, leaves
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, regex, replace
 
@@ -584,7 +584,7 @@ def _value_changed(item: Item, have: Any, value: Any) -> Item:
             if repr(old) != repr(new):
                 item[number] = new
         return item
-    gone, left = _gone_and_left(have, value)
+    gone, left = gone_and_left(have, value, lambda one, other: repr(one) == repr(other))
     if gone and left:
         return _like(item, value)
     comma = _ends_with_comma(item)
@@ -599,17 +599,6 @@ def _value_changed(item: Item, have: Any, value: Any) -> Item:
         else:
             item.append(new)
     return item
-
-
-def _gone_and_left(have: list[Any], value: list[Any]) -> tuple[list[int], list[Any]]:
-    """The places of elements that go, and the elements that are to follow those that stay."""
-    left, gone = list(value), []
-    for number, old in enumerate(have):
-        if left and repr(left[0]) == repr(old):
-            left.pop(0)
-        else:
-            gone.append(number)
-    return gone, left
 
 
 def _ends_with_comma(array: Item) -> bool:
