@@ -37,11 +37,10 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitProgram:
-    """What a unit starts: all words in order, each with the segment and its number there; files in the order read."""
+    """What a unit starts: all words in order, each with the segment and its number there."""
 
     segments: tuple[Segment, ...]
     order: tuple[tuple[int, int], ...]  # of all words: (segment, word)
-    files: tuple[str, ...]
     environment_files: tuple[str, ...] = ()  # that the unit names, there or not
     variables: tuple[str, ...] = ()  # that ExecStart takes words from
 
@@ -73,31 +72,24 @@ def program_of(files: Mapping[str, bytes], unit: str, name: str) -> UnitProgram:
     start: tuple[str, int, int] | None = None
     variables: dict[str, Segment] = {}
     environment: list[str] = []
-    parts = _parts(files, unit)
-    for path in parts:
+    for path in _parts(files, unit):
+        environment += _environment_files(texts[path])
         for key, begin, end in _settings(texts[path]):
             if key == "ExecStart":
                 start = (path, begin, end) if texts[path][begin:end].strip() else None
             elif key == "Environment":
                 variables |= _assigned(path, texts[path], begin, end)
-            elif key == "EnvironmentFile":
-                environment.append(texts[path][begin:end].strip().lstrip("-").strip("\"'"))
     for pattern in environment:  # they come behind every Environment=
         for path in sorted(fnmatch.filter(texts, pattern)):
             variables |= _file_variables(path, texts[path])
     if start is None:
         raise Refusal(f"{unit} has no ExecStart=", f"name the unit of {name}: --unit PATH")
     main = _inner(_segment(*start, texts[start[0]]), texts[start[0]], name)
-    return _joined(main, variables, (*parts, *environment), tuple(environment), unit, name)
+    return _joined(main, variables, tuple(environment), unit, name)
 
 
 def _joined(
-    main: Segment,
-    variables: Mapping[str, Segment],
-    files: tuple[str, ...],
-    environment: tuple[str, ...],
-    unit: str,
-    name: str,
+    main: Segment, variables: Mapping[str, Segment], environment: tuple[str, ...], unit: str, name: str
 ) -> UnitProgram:
     segments, order, used = [main], list[tuple[int, int]](), list[str]()
     for number, word in enumerate(main.words):
@@ -120,11 +112,9 @@ def _joined(
         )
     if not there:
         raise Refusal(f"{unit} does not start {name}", f"name the unit of {name}: --unit PATH")
-    kept = tuple(path for path in dict.fromkeys(files) if not set(path) & set("*?["))
     return UnitProgram(
         segments=tuple(segments),
         order=tuple(order),
-        files=kept,
         environment_files=tuple(dict.fromkeys(environment)),
         variables=tuple(used),
     )
