@@ -21,27 +21,21 @@ class DrainPlan:
     """`refused`: why, and which pods; with any of them nothing is evicted."""
 
     evict: tuple[Object, ...]
-    left: tuple[str, ...]
     refused: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def drain_plan(pods: Iterable[Object], daemon_sets: Set[tuple[str, str]], options: DrainSpec) -> DrainPlan:
     """`daemon_sets`: (namespace, name) of those that are there: pods of one that is gone come back nowhere."""
-    evict, left = [], []
+    evict: list[Object] = []
     refused: dict[str, list[str]] = {}
     for pod in pods:
         if _MIRROR in (pod["metadata"].get("annotations") or {}):
-            left.append(pod_name(pod))
             continue
         if why := "" if has_ended(pod) else _refusal(pod, daemon_sets, options):
             refused.setdefault(why, []).append(pod_name(pod))
-        elif _is_daemon(pod) and _daemon_set(pod) in daemon_sets:
-            left.append(pod_name(pod))
-        else:
+        elif not (_is_daemon(pod) and _daemon_set(pod) in daemon_sets):
             evict.append(pod)
-    return DrainPlan(
-        evict=tuple(evict), left=tuple(left), refused=tuple((why, tuple(names)) for why, names in refused.items())
-    )
+    return DrainPlan(evict=tuple(evict), refused=tuple((why, tuple(names)) for why, names in refused.items()))
 
 
 def refusals(plan: DrainPlan) -> list[str]:
