@@ -20,8 +20,8 @@ import pytest
 from control_plane import ControlPlane, control_plane, wait_for
 from kube_cluster import rendered, silent
 
-from gpunode.kube.core import Object
 from gpunode.kube.core.api_error import ApiError
+from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.objects import thing
 from gpunode.kube.core.owned import key_of
 from gpunode.kube.core.render.dra import DRIVER

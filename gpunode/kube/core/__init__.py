@@ -1,20 +1,6 @@
 """Objects of a Kubernetes cluster as plain data: made from the spec."""
 
-from gpunode.kube.core.cluster import Cluster, Object, Pool, cluster_of, parse_server
-from gpunode.kube.core.render import NodeWish, Rendered, render
-from gpunode.kube.core.render.helm import Release
-from gpunode.kube.core.render.plugin_config import check_sharing, plugin_config
+from gpunode.kube.core.cluster import cluster_of
+from gpunode.kube.core.render import Rendered, render
 
-__all__ = [
-    "Cluster",
-    "NodeWish",
-    "Object",
-    "Pool",
-    "Release",
-    "Rendered",
-    "check_sharing",
-    "cluster_of",
-    "parse_server",
-    "plugin_config",
-    "render",
-]
+__all__ = ["Rendered", "cluster_of", "render"]

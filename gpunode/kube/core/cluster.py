@@ -21,12 +21,6 @@ _REGISTRY = regex(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:\d{1,5})?(/[a-z0-9]
 _URL = regex(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 
 
-def check_spec(spec: KubernetesSpec, known_labels: Collection[str]) -> None:
-    """Raise InputError for the first thing that is wrong."""
-    for key, reported, fix in _faults(spec, known_labels):
-        raise InputError(f"kubernetes.{key}: {reported}", fix=fix)
-
-
 def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """Key, what is wrong, what to do."""
     for key, reported in _names(spec):
@@ -218,18 +212,17 @@ def cluster_of(specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge)
     parsed = parse_server(server or spec.server_version, knowledge)
     _check_images(spec, knowledge)
     for other in specs.values():
-        check_spec(other.kubernetes, knowledge.labels)
+        for key, reported, fix in _faults(other.kubernetes, knowledge.labels):
+            raise InputError(f"kubernetes.{key}: {reported}", fix=fix)
     use = spec.runtime_class.use
     pools = _pools(specs)
     named = use == "always" or (use == "auto" and any(_default_is_not_nvidia(s) for s in specs.values()))
-    served = bool(spec.runtime_class.name and knowledge.api("RuntimeClass", parsed))
-    runtime_class = spec.runtime_class.name if named and served else ""
     return Cluster(
         spec=spec,
         pools=pools,
         server=parsed,
         knowledge=knowledge,
-        runtime_class=runtime_class,
+        runtime_class=spec.runtime_class.name if named else "",
         has_toolkit=any(s.toolkit.version != "none" for s in specs.values()),
     )
 

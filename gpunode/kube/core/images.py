@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpunode.kube.core.checks.proofs import IMAGE as PROOF
-from gpunode.kube.core.render import Rendered, operator_values
+from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.helm import Release
+from gpunode.kube.core.render.operator_values import NAME as OPERATOR
+from gpunode.kube.core.render.operator_values import components
 
 
 def images_of(rendered: Rendered) -> tuple[str, ...]:
@@ -33,8 +35,8 @@ def _of_containers(value: Any) -> Iterator[str]:
 
 
 def _of_release(rendered: Rendered, release: Release) -> Iterator[str]:
-    if release.chart.name == operator_values.NAME:
-        yield from map(rendered.cluster.image, operator_values.components(rendered.cluster))
+    if release.chart.name == OPERATOR:
+        yield from map(rendered.cluster.image, components(rendered.cluster))
     else:
         yield from _of_values(release.values)
 

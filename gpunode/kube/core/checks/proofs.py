@@ -171,10 +171,10 @@ def packed(free: Mapping[str, int], size: int, count: int) -> tuple[int, ...]:
 
 def _dra_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Iterator[Proof | Check]:
     node = next((name for name, use in there if use.resource == f"{DRIVER}/gpu" and use.free), "")
-    api = cluster.knowledge.api("ResourceClaimTemplate", cluster.server)
-    if not node or not api:
+    if not node:
         yield _busy("kube.dra-claim", "no whole GPU of the DRA driver is free")
         return
+    api = cluster.knowledge.api("ResourceClaimTemplate", cluster.server)
     yield _by_template(cluster, node, claim_template(api, "gpu", DRIVER), "a pod gets a GPU by a claim")
 
 

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from gpunode.core.knowledge.support import untried
 from gpunode.core.late import dataclass
 from gpunode.core.model import Problem, Reason
-from gpunode.core.sharing.rules import cuts
+from gpunode.core.sharing.rules import cuts, sharing_problems
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POD_SECURITY, POOL_LABEL, Cluster, Object, Pool
 from gpunode.kube.core.objects import labels, thing
 from gpunode.kube.core.render.device_plugin import MPS_LABEL, PLUGIN, device_plugin
 from gpunode.kube.core.render.dra import dra_examples, dra_notes, dra_problems
 from gpunode.kube.core.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
-from gpunode.kube.core.render.helm import Release, releases
+from gpunode.kube.core.render.helm import Release, release_of, releases
 from gpunode.kube.core.render.mig import LAYOUTS, mig_labels, mig_objects, mig_problems
-from gpunode.kube.core.render.operator_values import operator_problems, operator_release
-from gpunode.kube.core.render.plugin_config import check_sharing
+from gpunode.kube.core.render.operator_values import NAME, operator_problems, operator_values
 
 PRESENT = ("kube-system", "default", "kube-public")  # in every cluster
 
@@ -35,9 +34,9 @@ def namespace(cluster: Cluster) -> list[Object]:
 def runtime_class(cluster: Cluster) -> list[Object]:
     """The RuntimeClass; it selects nodes only where the spec says so, as its selector is merged into every pod."""
     spec = cluster.spec.runtime_class
-    api = cluster.knowledge.api("RuntimeClass", cluster.server)
-    if not spec.name or not api:
+    if not spec.name:
         return []
+    api = cluster.knowledge.api("RuntimeClass", cluster.server)
     selects = {"scheduling": {"nodeSelector": dict(spec.node_selector)}} if spec.node_selector else {}
     return [thing("RuntimeClass", api, spec.name, "runtime-class", {"handler": spec.handler, **selects})]
 
@@ -89,7 +88,7 @@ def render(cluster: Cluster) -> Rendered:
     objects += mig_objects(cluster)
     objects += device_plugin(cluster) if cluster.spec.install == "manifest" else []
     wishes = tuple(node_wishes(cluster))
-    charts = [operator_release(cluster), *releases(cluster)] if operator else releases(cluster)
+    charts = [release_of(cluster, NAME, operator_values(cluster))] if operator else releases(cluster)
     return Rendered(
         cluster=cluster,
         objects=in_order(objects),
@@ -182,7 +181,7 @@ def _notes(cluster: Cluster) -> Iterator[Reason]:
 
 def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
     for pool in cluster.pools:
-        yield from check_sharing(pool)
+        yield from sharing_problems(pool.sharing, f"pool {pool.name}: sharing")
     yield from mig_problems(cluster)
     yield from dra_problems(cluster)
     yield from operator_problems(cluster)

@@ -38,15 +38,15 @@ class Release:
 
 
 def releases(cluster: Cluster) -> list[Release]:
-    """The device plugin's chart with `install: helm`, and those that have no manifest of ours."""
+    """Where no operator brings them: the device plugin's with `install: helm`, and what has no manifest of ours."""
     charts = []
     if cluster.spec.install == "helm" and cluster.plugin_pools:
         charts.append(release_of(cluster, PLUGIN, device_plugin_values(cluster)))
-    elif cluster.spec.install != "operator" and cluster.spec.node_feature_discovery:
+    elif cluster.spec.node_feature_discovery:
         charts.append(release_of(cluster, "node-feature-discovery", discovery_values(cluster)))
-    if cluster.spec.install != "operator" and cluster.pools_of("dra"):
+    if cluster.pools_of("dra"):
         charts.append(release_of(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
-    if cluster.spec.install != "operator" and cluster.spec.monitoring.enabled:
+    if cluster.spec.monitoring.enabled:
         charts.append(release_of(cluster, "dcgm-exporter", exporter_values(cluster)))
     return charts
 

@@ -15,7 +15,7 @@ from gpunode.kube.core.objects import image_values
 from gpunode.kube.core.render.device_plugin import CONFIG, default_config, plugin_configs
 from gpunode.kube.core.render.dra import memory_gates, shares_memory
 from gpunode.kube.core.render.handover import handover_values
-from gpunode.kube.core.render.helm import Release, exporter_monitor, release_of
+from gpunode.kube.core.render.helm import exporter_monitor
 from gpunode.kube.core.render.mig import COMPONENT as MIG_MANAGER
 from gpunode.kube.core.render.mig import mig_values
 from gpunode.kube.core.render.plugin_config import mig_strategy
@@ -45,11 +45,6 @@ def components(cluster: Cluster) -> tuple[str, ...]:
         "node-feature-discovery": spec.node_feature_discovery,
     }
     return tuple(name for name, wanted in on.items() if wanted)
-
-
-def operator_release(cluster: Cluster) -> Release:
-    """The release of the operator."""
-    return release_of(cluster, NAME, operator_values(cluster))
 
 
 def operator_problems(cluster: Cluster) -> Iterator[Problem]:

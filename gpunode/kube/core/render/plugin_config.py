@@ -5,15 +5,12 @@ It is made from typed values of the spec, so that there is no key that the plugi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from gpunode.core.errors import InputError
-from gpunode.core.model import Problem
-from gpunode.core.sharing.rules import cuts, mig_profiles, sharing_problems
+from gpunode.core.sharing.rules import cuts, mig_profiles
 from gpunode.core.spec.kubernetes import DevicePluginSpec, SharingSpec
 from gpunode.core.untrusted import load_yaml
-from gpunode.kube.core.cluster import Pool
 from gpunode.kube.core.plain import mapping
 
 MPS_ROOT = "/run/nvidia/mps"
@@ -70,8 +67,3 @@ def mig_resource(profile: str) -> str:
     'nvidia.com/mig-1g.10gb.me'
     """
     return f"nvidia.com/mig-{profile.replace('+', '.')}"
-
-
-def check_sharing(pool: Pool) -> Iterator[Problem]:
-    """What of a pool's `sharing` cannot work, whatever its GPUs are."""
-    yield from sharing_problems(pool.sharing, f"pool {pool.name}: sharing")
