@@ -232,7 +232,7 @@ def test_containerd_loads_every_edited_file_with_nvidia_in_force_and_nothing_els
 
 
 def daemon_json(data: bytes) -> dict[str, Any]:
-    """A daemon.json as dockerd takes it: a byte order mark tells the encoding, nothing and null count as empty.
+    """A daemon.json as dockerd takes it: with a byte order mark or without, nothing and null count as empty.
 
     Go's reader merges an object that is there twice, lets null change nothing, and ignores the case of such keys.
     """
@@ -246,8 +246,7 @@ def daemon_json(data: bytes) -> dict[str, Any]:
                 found[key] = value
         return found
 
-    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    text = data.decode("utf-16" if wide else "utf-8-sig").strip()
+    text = data.decode("utf-8-sig").strip()
     return dict(json.loads(text or "null", object_pairs_hook=merged) or {})
 
 

@@ -49,7 +49,7 @@ def test_what_dockerd_takes_is_edited_and_what_is_refused_it_refuses_too(
         assert not takes, error
         return
     if edit.problems:
-        assert not takes, edit.problems
+        assert not takes or "is UTF-16" in edit.problems[0].what, edit.problems
     else:  # what it refuses of other keys, it says itself
         after = {DOCKER: edit.changes.get(DOCKER) or b""}
         assert (runtime_state(after, asked).path, runtime_state(after, asked).default) == (asked.path, "nvidia")
@@ -129,15 +129,11 @@ def test_what_stays_is_said() -> None:
     ]
 
 
-@pytest.mark.parametrize("data", [None, b"", b"null", b"{}", b'{"runtimes": {}}', b'{"runtimes": null}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "data", [None, b"", b"null", b"{}", b'{"runtimes": {}}', b'{"runtimes": null}', b"\xef\xbb\xbf"]
+)
 def test_a_file_without_nvidia_is_left_alone(data: bytes | None) -> None:
     assert unconfigure_runtime({} if data is None else {DOCKER: data}, request()) == Edit()
-
-
-def test_utf_16_stays_utf_16_on_the_way_back() -> None:
-    text = '{\r\n  "debug": true,\r\n  "runtimes": {"nvidia": {"path": "/n"}}\r\n}'
-    edit = unconfigure_runtime({DOCKER: "\ufeff".encode("utf-16-be") + text.encode("utf-16-be")}, request())
-    assert edit.changes[DOCKER] == '\ufeff{\r\n  "debug": true\r\n}'.encode("utf-16-be")
 
 
 def test_a_runtime_that_the_units_default_names_is_not_taken_away() -> None:
@@ -202,7 +198,7 @@ def test_the_state_is_what_the_daemon_has_in_force(
     file: str, options: dict[str, object], expected: RuntimeState
 ) -> None:
     assert runtime_state({DOCKER: file.encode()}, request(**options)) == expected
-    marked = file.encode("utf-16")  # with a byte order mark
+    marked = file.encode("utf-8-sig")  # with a byte order mark
     if options.get("version") != "20.10.24":
         assert runtime_state({DOCKER: marked}, request(**options)) == expected
 

@@ -121,7 +121,7 @@ def test_a_yaml_key_goes_and_comments_stay(text: str, after: str) -> None:
 
 
 def edited_files() -> list[tuple[EditCase, str]]:
-    """Each file, not in JSON or UTF-16, that a case edits or makes."""
+    """Each file, not in JSON, that a case edits or makes."""
     found = []
     for case in cases(*KINDS, having="after"):
         before, after = case.before, case.done

@@ -94,8 +94,8 @@ def test_the_probe_sends_every_file_that_an_edit_of_an_engine_makes(case: EditCa
         assert any(fnmatchcase(path, one) for one in sent), f"{path}: drop_ins or files of {case.kind}'s row lack it"
 
 
-# UTF-16, other spaces, and a folder that is nobody's: these go back by lines alone
-BY_LINES = ("docker/utf-16", "docker/no-break-spaces", "crio/own-config-and-drop-in")
+# other spaces, and a folder that is nobody's: these go back by lines alone
+BY_LINES = ("docker/no-break-spaces", "crio/own-config-and-drop-in")
 
 
 @over([case for case in cases(*ENGINES, having="after") if not case.id.startswith(BY_LINES)])

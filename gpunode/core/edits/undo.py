@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import codecs
 import hashlib
 import io
 import json
@@ -33,9 +32,8 @@ T = TypeVar("T")
 def record(before: bytes | None, after: bytes | None) -> Undo:
     """How `after` becomes `before` again; None stands for a file that is not there."""
     start, end = _window(before or b"", after or b"")
-    newline = _newline(before or after or b"")
-    old = _lines((before or b"")[start : len(before or b"") - end], newline)
-    new = _lines((after or b"")[start : len(after or b"") - end], newline)
+    old = _lines((before or b"")[start : len(before or b"") - end])
+    new = _lines((after or b"")[start : len(after or b"") - end])
     starts = [start]
     for line in new:
         starts.append(starts[-1] + len(line))
@@ -60,32 +58,13 @@ def sha256_of(data: bytes | None) -> str:
     return "" if data is None else hashlib.sha256(data).hexdigest()
 
 
-def _newline(data: bytes) -> bytes:
-    """The line feed in the encoding that the byte order mark names."""
-    if data.startswith(codecs.BOM_UTF16_LE):
-        return b"\n\0"
-    return b"\0\n" if data.startswith(codecs.BOM_UTF16_BE) else b"\n"
-
-
-def _lines(data: bytes, newline: bytes) -> list[bytes]:
-    """Lines with their ends; of UTF-16 they consist of whole characters."""
-    if len(newline) == 1:
-        return io.BytesIO(data).readlines()
-    found, start, at = [], 0, data.find(newline)
-    while at >= 0:
-        if at % len(newline):
-            at = data.find(newline, at + 1)
-            continue
-        end = at + len(newline)
-        found.append(data[start:end])
-        start, at = end, data.find(newline, end)
-    return found + [data[start:]] * (start < len(data))
+def _lines(data: bytes) -> list[bytes]:
+    """Lines with their ends, which are line feeds alone."""
+    return io.BytesIO(data).readlines()
 
 
 def _window(old: bytes, new: bytes) -> tuple[int, int]:
     """How many bytes at the beginning and the end are whole lines that both have, and need not be looked at."""
-    if len(_newline(old or new)) > 1:
-        return 0, 0
     shorter = min(len(old), len(new))
     start = _common(old[:shorter], new[:shorter])
     rest = shorter - start
@@ -193,11 +172,9 @@ def former(undo: Undo, data: bytes | None) -> bytes | None:
 
 def _ended(lines: bytes, data: bytes, end: int) -> bytes:
     """The lines as they come before what stands at `end`: with a line end, where the last one had none."""
-    newline = _newline(data)
-    if not lines or lines.endswith(newline) or end == len(data) or _ends_line(data, end, newline):
+    if not lines or lines.endswith(b"\n") or end == len(data) or _ends_line(data, end):
         return lines
-    carriage = newline.replace(b"\n", b"\r")
-    return lines + (carriage if data.endswith(carriage + newline, 0, end) else b"") + newline
+    return lines + (b"\r\n" if data.endswith(b"\r\n", 0, end) else b"\n")
 
 
 def untouched(data: bytes | None, undo: Undo) -> bool:
@@ -208,9 +185,9 @@ def untouched(data: bytes | None, undo: Undo) -> bool:
 def remnant(data: bytes, undo: Undo) -> bool:
     """Whether nothing is left of a file that the edit made but blank lines, {}, and comments and a version it wrote."""
     wrote = b"".join(hunk.after for hunk in undo.hunks)
-    kept = {line.strip() for line in _lines(wrote, b"\n") if _REMNANT.match(line)} | {b"", b"{}"}
+    kept = {line.strip() for line in _lines(wrote) if _REMNANT.match(line)} | {b"", b"{}"}
     rest = data.replace(wrote, b"", 1) if wrote else data
-    return undo.created and all(line.strip() in kept for line in _lines(rest, b"\n"))
+    return undo.created and all(line.strip() in kept for line in _lines(rest))
 
 
 def _replayed(data: bytes, hunks: Sequence[Hunk]) -> bytes:
@@ -225,21 +202,20 @@ def _find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
     First with all the lines around them, then with fewer, as long as that is one place only.  They are not back where a
     line is there that the edit alone has: neighbours may look like the lines before it.
     """
-    newline = _newline(data)
-    lead, trail = _lines(hunk.lead, newline), _lines(hunk.trail, newline)
-    kept = {line.strip() for line in (*lead, *trail, *_lines(hunk.before, newline))} | {b""}
-    own = {line.strip() for line in _lines(hunk.after, newline)} - kept
+    lead, trail = _lines(hunk.lead), _lines(hunk.trail)
+    kept = {line.strip() for line in (*lead, *trail, *_lines(hunk.before))} | {b""}
+    own = {line.strip() for line in _lines(hunk.after)} - kept
     forms = [(hunk.after, not hunk.after)]
-    if own.isdisjoint(line.strip() for line in _lines(data, newline)):
+    if own.isdisjoint(line.strip() for line in _lines(data)):
         forms.append((hunk.before, True))
     for near in range(_AROUND, -1, -1):
         for left, right in ((near, near), (near, 0), (0, near)):
             before, behind = b"".join(lead[max(0, len(lead) - left) :]), b"".join(trail[:right])
             for middle, gone in forms:
                 wanted = before + middle + behind
-                if (before, behind) != (hunk.lead, hunk.trail) and not _suffices(data, wanted, hunk, newline):
+                if (before, behind) != (hunk.lead, hunk.trail) and not _suffices(data, wanted, hunk):
                     continue
-                places = [at + len(before) for at in _places(data, wanted, newline)]
+                places = [at + len(before) for at in _places(data, wanted)]
                 if gone:  # what is not there is between these lines, or at an end of the file
                     end = len(data) - len(middle)
                     places = [at for at in places if (before or at == 0) and (behind or at == end)]
@@ -248,28 +224,27 @@ def _find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
     return None
 
 
-def _suffices(data: bytes, wanted: bytes, hunk: Hunk, newline: bytes) -> bool:
+def _suffices(data: bytes, wanted: bytes, hunk: Hunk) -> bool:
     """Whether lines are enough not to be found by chance; an end of the file, where the hunk was, counts as one."""
-    known = sum(not line.isspace() for line in _lines(wanted, newline))
+    known = sum(not line.isspace() for line in _lines(wanted))
     ends = (not hunk.lead and data.startswith(wanted)) + (not hunk.trail and data.endswith(wanted))
     return known + ends >= _AROUND
 
 
-def _places(data: bytes, wanted: bytes, newline: bytes) -> Iterator[int]:
+def _places(data: bytes, wanted: bytes) -> Iterator[int]:
     """Where these whole lines stand."""
     at = data.find(wanted) if wanted else -1
     while at >= 0:
         end = at + len(wanted)
-        starts = at == 0 or (at % len(newline) == 0 and data.endswith(newline, 0, at))
-        if starts and (wanted.endswith(newline) or end == len(data) or _ends_line(data, end, newline)):
+        starts = at == 0 or data.endswith(b"\n", 0, at)
+        if starts and (wanted.endswith(b"\n") or end == len(data) or _ends_line(data, end)):
             yield at
         at = data.find(wanted, at + 1)
 
 
-def _ends_line(data: bytes, at: int, newline: bytes) -> bool:
+def _ends_line(data: bytes, at: int) -> bool:
     """Whether a line ends there: what was the last one, without an end, may have got lines below it."""
-    carriage = newline.replace(b"\n", b"\r")
-    return data.startswith((newline, carriage + newline), at)
+    return data.startswith((b"\n", b"\r\n"), at)
 
 
 # ---------------------------------------------------------------- as JSON

@@ -1,4 +1,4 @@
-"""daemon.json as dockerd reads it: its encoding, the keys that gpunode reads or writes, what of it is in force.
+"""daemon.json as dockerd reads it: the keys that gpunode reads or writes, what of it is in force.
 
 dockerd decodes with Go's encoding/json.  So of a key written twice the last counts, but objects are merged and null
 changes nothing; keys of a runtime are found in any case (`Path`), those of the file itself only as they are spelled.
@@ -8,13 +8,13 @@ Source: moby daemon/config/config.go and runtime_unix.go; tried with `dockerd --
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpunode.core.content import check_size, decode
+from gpunode.core.content import decode
 from gpunode.core.edits.engines.dropin import spelled_as_known
 from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import jsontext
@@ -128,7 +128,6 @@ def _wrong_field(name: str, runtime: Any) -> tuple[str, Any]:
 
 # ---------------------------------------------------------------- the file
 
-_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 # what Go's bytes.TrimSpace takes off, while JSON's own white space is only the first four
 _SPACE = " \t\r\n\v\f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
@@ -151,7 +150,6 @@ class DaemonFile:
     path: str
     text: str = ""
     mark: bytes = b""
-    encoding: str = "utf-8"
     lead: str = ""
     trail: str = ""
     blank: bool = True
@@ -164,8 +162,8 @@ class DaemonFile:
     live_restore: bool = False
 
     def bytes_of(self, text: str) -> bytes:
-        """The file's bytes with another text: mark, encoding and what stands around the JSON are kept."""
-        return self.mark + f"{self.lead}{text}{self.trail}".encode(self.encoding)
+        """The file's bytes with another text: mark and what stands around the JSON are kept."""
+        return self.mark + f"{self.lead}{text}{self.trail}".encode()
 
 
 def read(files: Mapping[str, bytes], path: str, request: RuntimeRequest) -> DaemonFile:
@@ -174,14 +172,14 @@ def read(files: Mapping[str, bytes], path: str, request: RuntimeRequest) -> Daem
     Raises InputError for what no dockerd takes, and Refusal for what this one does not.
     """
     data = files.get(path, b"")
-    text, mark, encoding = _decoded(path, data, request)
+    text, mark = _decoded(path, data, request)
     body = text.strip(_SPACE)
     at = text.find(body) if body else 0
     lead, trail = text[:at], text[at + len(body) :]
     if not (lead + trail).strip(" \t\r\n"):  # then it is JSON's own, and the editor's
         body, lead, trail = text, "", ""
     if body.strip() in ("", "null"):
-        return DaemonFile(path=path, text=body, mark=mark, encoding=encoding)
+        return DaemonFile(path=path, text=body, mark=mark)
     plain = jsontext.parse(path, body)
     if not isinstance(plain, dict):
         raise InputError(f"{path} is {shown(plain)}", expected="a JSON object", fix="write {} or remove the file")
@@ -191,7 +189,6 @@ def read(files: Mapping[str, bytes], path: str, request: RuntimeRequest) -> Daem
         path=path,
         text=body,
         mark=mark,
-        encoding=encoding,
         lead=lead,
         trail=trail,
         blank=False,
@@ -207,21 +204,16 @@ def read(files: Mapping[str, bytes], path: str, request: RuntimeRequest) -> Daem
     return found
 
 
-def _decoded(path: str, data: bytes, request: RuntimeRequest) -> tuple[str, bytes, str]:
-    """Text, byte order mark and encoding: dockerd takes UTF-8 and UTF-16 with a mark from 23.0 on."""
-    check_size(path, data)
-    for mark, encoding in _MARKS:
-        if not data.startswith(mark):
-            continue
-        if (0, 0) < request.release < (23, 0):
-            raise Refusal(
-                f"{path} begins with a byte order mark: Docker {request.version} refuses it", "save it as plain UTF-8"
-            )
-        try:
-            return data[len(mark) :].decode(encoding), mark, encoding
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: byte {error.start + len(mark)} is not {encoding}", expected="text") from None
-    return decode(path, data), b"", "utf-8"
+def _decoded(path: str, data: bytes, request: RuntimeRequest) -> tuple[str, bytes]:
+    """Text and byte order mark, which dockerd takes from 23.0 on, as it takes UTF-16."""
+    mark = next((one for one in (BOM_UTF8, BOM_UTF16_LE, BOM_UTF16_BE) if data.startswith(one)), b"")
+    if mark and (0, 0) < request.release < (23, 0):
+        raise Refusal(
+            f"{path} begins with a byte order mark: Docker {request.version} refuses it", "save it as plain UTF-8"
+        )
+    if mark not in (b"", BOM_UTF8):
+        raise Refusal(f"{path} is UTF-16, and gpunode edits UTF-8 alone", "save it as UTF-8, which dockerd reads, too")
+    return decode(path, data.removeprefix(mark)), mark
 
 
 # ---------------------------------------------------------------- how Go decodes
