@@ -11,7 +11,6 @@ Sources: k0sproject/k0s docs/runtime.md, pkg/component/worker/containerd (v1.27.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,8 +28,6 @@ DROP_IN = "/etc/k0s/containerd.d/99-nvidia.toml"
 SOURCE = "k0s docs/runtime.md"
 MAGIC = b"# k0s_managed=true"
 _OLD_CRI = "io.containerd.grpc.v1.cri"
-# md5 of the file that k0s wrote before 1.27: 1.27 to 1.35 take it for theirs
-_BEFORE_1_27 = "59039b43303742a5496b13fd57f9beec"
 # what k0s starts from: the settings of its own containerd.toml that the drop-in is merged into
 ROOTS = {
     2: f'version = 2\nimports = ["{DROP_INS}"]\n[plugins."{_OLD_CRI}"]\nenable_cdi = false\n',
@@ -38,11 +35,9 @@ ROOTS = {
 }
 
 
-def managed(data: bytes | None, config_version: int) -> bool:
+def managed(data: bytes | None) -> bool:
     """Whether k0s writes this containerd.toml itself: it is not there, or begins with the magic line."""
-    if data is None or data.split(b"\n", 1)[0].removesuffix(b"\r") == MAGIC:
-        return True
-    return config_version == 2 and hashlib.md5(data, usedforsecurity=False).hexdigest() == _BEFORE_1_27
+    return data is None or data.split(b"\n", 1)[0].removesuffix(b"\r") == MAGIC
 
 
 def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
@@ -62,10 +57,9 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
 
 def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     """What is in force."""
-    version = _config_version(files, request)
-    if not managed(files.get(_own(request)), version):
+    if not managed(files.get(_own(request))):
         return containerd.state(files, _in_place(request))
-    found = containerd.state(*_as_containerd(files, request, version))
+    found = containerd.state(*_as_containerd(files, request, _config_version(files, request)))
     return replace(found, files=tuple(path for path in found.files if path in files))
 
 
@@ -121,9 +115,9 @@ def _config_version(files: Mapping[str, bytes], request: RuntimeRequest) -> int:
 def _edited(
     files: Mapping[str, bytes], request: RuntimeRequest, edit: Callable[[Mapping[str, bytes], RuntimeRequest], Edit]
 ) -> Edit:
-    version = _config_version(files, request)
-    if not managed(files.get(_own(request)), version):
+    if not managed(files.get(_own(request))):
         return edit(files, _in_place(request))
+    version = _config_version(files, request)
     _check_drop_ins(files, version)
     found = edit(*_as_containerd(files, request, version))
     line = _version_line(version)

@@ -21,7 +21,7 @@ FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/syste
 _VARIABLE = regex(r"\$(?:\{(\w+)\}|(\w+))\Z")
 _SETTING = regex(r"^[ \t]*(?P<key>\w+)[ \t]*=[ \t]*", re.MULTILINE)
 _ASSIGNMENT = regex(r"^[ \t]*(?:export[ \t]+)?(?P<name>\w+)=", re.MULTILINE)
-_CONTAINERS = ("docker", "podman", "nerdctl", "ctr", "rkt")
+_CONTAINERS = ("docker", "podman", "nerdctl", "ctr")
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,13 @@ def _joined(
             order += [(len(segments) - 1, at) for at in range(len(segment.words))]
     texts = [segments[segment].words[word].text for segment, word in order]
     plain = [text.lstrip("-@:+!") if at == 0 else text for at, text in enumerate(texts)]
-    there = [at for at, text in enumerate(plain) if posixpath.basename(text) == name or text == "hyperkube"]
     runner = posixpath.basename(plain[0]) if plain else ""
     if runner in _CONTAINERS:
         raise Refusal(
             f"{unit} runs {name} in a container of {runner}: its files are not the host's",
             "mount the file and give the flag by hand",
         )
-    if not there:
+    if not any(posixpath.basename(text) == name for text in plain):
         raise Refusal(f"{unit} does not start {name}", f"name the unit of {name}: --unit PATH")
     return UnitProgram(
         segments=tuple(segments),
