@@ -44,9 +44,6 @@ damage() {
     while read -r kind count; do report damage "$kind" "$count"; done
 }
 
-# states KIND: the names of what was changed other than files and packages
-states() { requested states | sed -n "s/^$1$TAB//p"; }
-
 files() {
   local plan id there n made path config binary
   for plan in "$GPUNODE_STATE"/backup/*/plan; do
@@ -118,41 +115,52 @@ versions() {
   done
 }
 
-services() {
-  local unit
-  for unit in $(states enabled); do report enabled "$unit" "$(systemctl is-enabled "$unit" 2>/dev/null || :)"; done
-  for unit in $(states mask); do
-    case $(systemctl is-enabled "$unit" 2>/dev/null) in masked*) report mask "$unit" masked ;; *) report mask "$unit" absent ;; esac
-  done
-  for unit in $(states active); do
-    if unit_runs "$unit"; then report active "$unit" active; else report active "$unit" inactive; fi
-  done
+# ---------------------------------------------------------------- how other things are now, one function for each kind
+
+present() { if "$@" >/dev/null 2>&1; then echo present; else echo absent; fi; }
+
+now_enabled() { systemctl is-enabled "$1" 2>/dev/null; }
+now_mask() { case $(now_enabled "$1") in masked*) echo masked ;; *) echo absent ;; esac }
+now_active() { if unit_runs "$1"; then echo active; else echo inactive; fi; }
+now_module() { if [ -d "/sys/module/$1" ]; then echo loaded; else echo absent; fi; }
+now_sysctl() { setting "$1"; }
+now_argument() { argument "$1"; }
+now_ecc() { ecc_next "$1"; }
+now_link() { readlink "$1" || echo absent; }
+now_cdi() { present test -e "$1"; }
+now_initramfs() { present test -e "$1"; }
+now_user() { present id "$1"; }
+now_group() {
+  local members # others than the user whose own it is
+  members=$(awk -F : -v name="$1" '$1 == name { print $4 }' /etc/group | tr , '\n' | grep -Fxv "$1" | paste -s -d , -)
+  if [ -n "$members" ]; then echo "members $members"; else present grep "^$1:" /etc/group; fi
+}
+now_kernel() { present test -d "/lib/modules/$1"; }
+now_runfile() { # what NVIDIA's installers put there, without the package manager
+  case $1 in
+    driver) present test -x "$(command -v nvidia-uninstall || command -v nvidia-installer)" ;;
+    *) present test -x "/usr/local/$1/bin/cuda-uninstaller" ;;
+  esac
+}
+now_alternative() { alternative "$1"; }
+now_stream() { if [ -e "/etc/dnf/modules.d/$1.module" ]; then dnf_stream "$1"; else echo absent; fi; }
+# the instances of a GPU, and ` waits` where a reboot changes the mode; of one that no driver runs nothing is known
+now_mig() {
+  [ -n "$(module_version)" ] && { [ -e "$GPUNODE_IN/.gpus" ] || gpus; } || return
+  case $(ask "$1" mig.mode.current):$(ask "$1" mig.mode.pending) in
+    Enabled:Enabled | Disabled:Disabled) mig_layout "$1" ;;
+    Enabled:Disabled | Disabled:Enabled) echo "$(mig_layout "$1") waits" ;;
+  esac
 }
 
-kernel() {
-  local name key gpu path kind
-  # with those that a boot may load, or leave out, without any record
-  for name in $(printf '%s\n' nvidia nouveau nova_core "$(states module)" | sort -u); do
-    if [ -d "/sys/module/$name" ]; then report module "$name" loaded; else report module "$name" absent; fi
-  done
-  for key in $(states sysctl); do report sysctl "$key" "$(setting "$key")"; done
-  for name in $(states argument); do report argument "$name" "$(argument "$name")"; done
-  for gpu in $(states ecc); do report ecc "$gpu" "$(ecc_next "$gpu")"; done
-  for path in $(states link); do report link "$path" "$(readlink "$path" || echo absent)"; done
-  for kind in cdi initramfs; do
-    for path in $(states "$kind"); do if [ -e "$path" ]; then report "$kind" "$path" present; else report "$kind" "$path" absent; fi; done
-  done
-}
-
-# mig: the instances of GPUs, and ` waits` where a reboot changes the mode; of those that no driver runs nothing is known
-mig() {
-  local slot
-  [ -n "$(states mig)" ] && [ -n "$(module_version)" ] && gpus || return 0
-  for slot in $(states mig); do
-    case $(ask "$slot" mig.mode.current):$(ask "$slot" mig.mode.pending) in
-      Enabled:Enabled | Disabled:Disabled) report mig "$slot" "$(mig_layout "$slot")" ;;
-      Enabled:Disabled | Disabled:Enabled) report mig "$slot" "$(mig_layout "$slot") waits" ;;
-    esac
+# states: of what was changed other than files and packages, and of modules that a boot may load, or leave out, without
+# any record
+# calls: now_$1
+states() {
+  local kind name now
+  { requested states && printf "module$TAB%s\n" nvidia nouveau nova_core; } | while IFS=$TAB read -r kind name; do
+    now=$("now_$kind" "$name" </dev/null)
+    [ "$kind$now" = mig ] || report "$kind" "$name" "$now"
   done
 }
 
@@ -164,44 +172,6 @@ old_initramfs() {
     [ -z "$(find /etc/modprobe.d /etc/modules-load.d /etc/dracut.conf.d /etc/initramfs-tools -type d -newer "$image" 2>/dev/null | head -n 1)" ] || return 0
   done
   return 1
-}
-
-# accounts and folders of kernels
-accounts() {
-  local name members
-  for name in $(states user); do if id "$name" >/dev/null 2>&1; then report user "$name" present; else report user "$name" absent; fi; done
-  for name in $(states group); do
-    # of others than the user whose own it is
-    members=$(awk -F : -v name="$name" '$1 == name { print $4 }' /etc/group | tr , '\n' | grep -Fxv "$name" | paste -s -d , -)
-    if [ -n "$members" ]; then report group "$name" "members $members"; elif grep -q "^$name:" /etc/group; then report group "$name" present; else report group "$name" absent; fi
-  done
-  for name in $(states kernel); do if [ -d "/lib/modules/$name" ]; then report kernel "$name" present; else report kernel "$name" absent; fi; done
-}
-
-# what NVIDIA's installers put there, without the package manager
-runfiles() {
-  local name tool
-  for name in $(states runfile); do
-    case $name in
-      driver) tool=$(command -v nvidia-uninstall || command -v nvidia-installer) ;;
-      *) tool=/usr/local/$name/bin/cuda-uninstaller ;;
-    esac
-    if [ -n "$tool" ] && [ -x "$tool" ]; then report runfile "$name" present; else report runfile "$name" absent; fi
-  done
-}
-
-alternatives() {
-  local name
-  for name in $(states alternative); do
-    report alternative "$name" "$(alternative "$name")"
-  done
-}
-
-streams() {
-  local module
-  for module in $(states stream); do
-    if [ -e "/etc/dnf/modules.d/$module.module" ]; then report stream "$module" "$(dnf_stream "$module")"; else report stream "$module" absent; fi
-  done
 }
 
 # Of all packages only those that the journal names, and what hangs on them.
@@ -250,13 +220,7 @@ damage
 : >"$GPUNODE_IN/.binaries"
 files
 versions
-services
-kernel
-mig
-accounts
-runfiles
-alternatives
-streams
+states
 packages
 report driver "$(module_version)"
 [ -z "$(module_version)" ] || as_installed "$(userspace_version)" || report stale
