@@ -77,15 +77,16 @@ same_packages() { cut -d ' ' -f 1,2 "$GPUNODE_IN/.after" | cmp -s - "$GPUNODE_IN
 
 # ---------------------------------------------------------------- for the files of the package managers
 
-# lock_holder PATH…: who holds one of these lock files, as «COMMAND (PID N) holds PATH»; nothing when they are free
+# lock_of PID PATH: «COMMAND (PID N) holds PATH»
+lock_of() { printf '%s (PID %s) holds %s\n' "$(cat "/proc/$1/comm" 2>/dev/null || echo 'a process')" "$1" "$2"; }
+
+# lock_holder PATH…: who holds one of these lock files; nothing when they are free
 lock_holder() {
   for path in "$@"; do
     [ -e "$path" ] || continue
     inode=$(stat -c %i "$path")
     pid=$(awk -v inode=":$inode" '$2 != "->" && substr($6, length($6) - length(inode) + 1) == inode { print $5; exit }' /proc/locks 2>/dev/null)
-    [ -n "$pid" ] || continue
-    printf '%s (PID %s) holds %s\n' "$(cat "/proc/$pid/comm" 2>/dev/null || echo 'a process')" "$pid" "$path"
-    return
+    [ -z "$pid" ] || { lock_of "$pid" "$path" && return; }
   done
 }
 
@@ -93,10 +94,8 @@ lock_holder() {
 pid_holder() {
   for path in "$@"; do
     pid=$(cat "$path" 2>/dev/null)
-    [ -n "$pid" ] || continue
-    kill -0 "$pid" 2>/dev/null || continue
-    printf '%s (PID %s) holds %s\n' "$(cat "/proc/$pid/comm" 2>/dev/null || echo 'a process')" "$pid" "$path"
-    return
+    { [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null; } || continue
+    lock_of "$pid" "$path" && return
   done
 }
 

@@ -23,7 +23,7 @@ pacman_holder() {
   [ -e /var/lib/pacman/db.lck ] || return 0
   for process in /proc/[0-9]*; do
     case $(cat "$process/comm" 2>/dev/null) in
-      pacman | packagekitd | pamac-daemon) echo "$(cat "$process/comm") (PID ${process#/proc/}) holds /var/lib/pacman/db.lck" && return ;;
+      pacman | packagekitd | pamac-daemon) lock_of "${process#/proc/}" /var/lib/pacman/db.lck && return ;;
     esac
   done
 }

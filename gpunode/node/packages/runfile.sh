@@ -88,9 +88,6 @@ can_get() {
   have curl || { have wget && [ -n "$sum" ] && ! requested urls | grep -q '://[^/]*@'; }
 }
 
-# got_not: the line that says why
-got_not() { last_words "$GPUNODE_IN/.get"; }
-
 # published URL: the checksum next to the file, as «HASH  NAME»; the server's certificate is all that proves it
 published() {
   case $1 in https:*) ;; *) echo "no checksum over http: set sha256 of the runfile in gpunode.yml" >"$GPUNODE_IN/.get" && return 1 ;; esac
@@ -152,7 +149,7 @@ download() {
     [ -n "$sum" ] || sum=$(published "$url")
     [ -n "$sum" ] && get "$url" "$file.part" && keep "$file.part" "$url" && return
     [ -n "$sum" ] || url=$url.sha256sum
-    why="$url: $(got_not)"
+    why="$url: $(last_words "$GPUNODE_IN/.get")"
     printf '%s\n' "$why" >>"$log"
   done <"$GPUNODE_IN/.urls"
   rm -f "$file.part"
