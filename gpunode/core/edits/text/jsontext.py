@@ -62,7 +62,7 @@ def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[
     if removes:
         after = _applied(after, _Text(after).removals(removes))
     for path, value in wanted_leaves.items():
-        wanted = _put(wanted, path, _DECODER.decode(json.dumps(value)))
+        wanted = with_value(wanted, path, _DECODER.decode(json.dumps(value)))
     if wanted_leaves:
         after = _applied(after, _Text(after).additions(wanted_leaves))
     if after != text and _DECODER.decode(after) != wanted:
@@ -97,14 +97,14 @@ def _drop(table: Any, path: Path) -> None:
         table.pop(path[-1], None)
 
 
-def _put(table: Any, path: Path, value: Any, above: Path = ()) -> Any:
+def with_value(table: Any, path: Path, value: Any, above: Path = ()) -> Any:
     """A copy, as far as it differs, with the value at the path."""
     if not path:
         return value
     if table is not None and not isinstance(table, dict):
         raise Refusal(f"{'.'.join(above) or 'the file'} is no object", f"make it one: it has to hold {path[0]}")
     table = table or {}
-    return {**table, path[0]: _put(table.get(path[0]), path[1:], value, (*above, path[0]))}
+    return {**table, path[0]: with_value(table.get(path[0]), path[1:], value, (*above, path[0]))}
 
 
 def _applied(text: str, spans: Collection[Span]) -> str:
@@ -203,10 +203,10 @@ class _Text:
             for depth, key in enumerate(path):
                 member = next((m for m in reversed(self.members(at)) if m.key == key), None)
                 if member is None:
-                    new[at] = _put(new.get(at), path[depth:], value)
+                    new[at] = with_value(new.get(at), path[depth:], value)
                     break
                 if self.text.startswith("null", member.value) and depth + 1 < len(path):
-                    instead[member] = _put(instead.get(member), path[depth + 1 :], value)
+                    instead[member] = with_value(instead.get(member), path[depth + 1 :], value)
                     break
                 at = member.value
             else:

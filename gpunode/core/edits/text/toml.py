@@ -20,7 +20,7 @@ import tomli
 
 from gpunode.core.content import decode
 from gpunode.core.edits.refusal import Refusal
-from gpunode.core.edits.text.jsontext import gone_and_left, leaves
+from gpunode.core.edits.text.jsontext import gone_and_left, leaves, with_value
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, regex, replace
 
@@ -400,7 +400,7 @@ class _Edit:
         if _states(self.doc, path, value):
             return
         have = lookup(self.doc, path)
-        self.doc, before = _with(self.doc, path, value), self.doc
+        self.doc, before = with_value(self.doc, path, value), self.doc
         at = next((n for n, piece in enumerate(self.pieces) if piece.path == path and piece.pair), None)
         inline = self._inline(path)
         if at is not None:
@@ -518,11 +518,6 @@ def _without(doc: dict[str, Any], path: Path, implied: Path) -> dict[str, Any]:
     else:
         rest[path[0]] = _without(doc[path[0]], path[1:], implied[1:])
     return rest
-
-
-def _with(doc: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    """A copy, as far as it differs, with the value at the path."""
-    return {**doc, path[0]: value if len(path) == 1 else _with(doc.get(path[0], {}), path[1:], value)}
 
 
 # ---------------------------------------------------------------- values, by tomlkit
