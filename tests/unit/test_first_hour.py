@@ -19,7 +19,7 @@ from gpunode.cli.main import cli
 from gpunode.cli.runs import _say_changed
 from gpunode.core.doctor import Evidence, diagnose
 from gpunode.core.errors import RefusedError
-from gpunode.core.facts import ALWAYS, parse_probe
+from gpunode.core.facts import ALWAYS, WHOLE, parse_probe
 from gpunode.core.items.engine import requests
 from gpunode.core.report.fleet import unfinished_text
 from gpunode.core.spec import parse_spec
@@ -81,6 +81,15 @@ def test_each_section_without_which_steps_would_be_planned_is_asked_for(section:
     with pytest.raises(RefusedError):
         parse_probe(text[:start] + text[text.index("\n#: ", start) + 1 :], of_node=True)
     assert parse_probe(text, of_node=True).gpus
+
+
+@pytest.mark.parametrize("section", WHOLE)
+def test_a_list_that_was_cut_off_is_not_taken_for_all_that_there_is(section: str) -> None:
+    text = (PROBES / "debian12-h100-provisioned/probe.txt").read_text()
+    start = text.index(f"#: {section}\n")
+    end = text.index("\n#: ", start)
+    with pytest.raises(RefusedError, match=rf"no whole section {section} \(no answer within 20 s\)"):
+        parse_probe(f"{text[:end]}\n| exit: no answer within 20 s{text[end:]}", of_node=True)
 
 
 @pytest.mark.parametrize(

@@ -391,6 +391,17 @@ def test_a_hanging_nvidia_smi_costs_seconds_and_is_reported(tmp_path: Path) -> N
     assert facts.driver.smi == "nvidia-smi: no answer within 6 s"
 
 
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs dpkg-query")
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_a_list_of_packages_that_comes_too_late_is_refused(shell: list[str], tmp_path: Path) -> None:
+    tool(tmp_path, "dpkg-query", "printf 'ii \\tdkms\\t3.0.10-8\\tall\\nii \\tnvidia-dri'\nsleep 60")
+    text = SCRIPT.replace("answer 20 dpkg-query", "answer 1 dpkg-query")
+    printed, facts = probe(shell, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, text=text)
+    assert facts.packages["dkms"].version == "3.0.10-8" and "nvidia-driver" not in facts.packages
+    with pytest.raises(RefusedError, match=r"no whole section packages \(no answer within 1 s\)"):
+        parse_probe(printed, of_node=True)
+
+
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_a_slow_nvidia_smi_is_waited_for_once_and_asked_nothing_more(shell: list[str], tmp_path: Path) -> None:
     """As that of 580.178.04, which tries to start a GPU again at each question, 6 s and more, and lists the others."""

@@ -76,6 +76,8 @@ VOLATILE_DRIVER = volatile_fields(DriverState)
 
 # sections without which steps would be planned for things that are there: each probe of a whole node has them
 ALWAYS = ("pci", "kernels", "driver", "toolkit", "units", "runtimes", "packages", "holds", "journal", "files")
+# those of which a part is as bad: what comes behind it would be taken for absent
+WHOLE = ("kernels", "packages")
 # sections that may have no line: where they said all, there is none
 _MAY_BE_EMPTY = ("cdi", "files", "gpu_containers", "nvlink", "sharing", "xids")
 
@@ -96,10 +98,11 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
     basics = {"os-release": probe.lines("os_release"), "kernel": probe.value("system", "kernel")}
     lacking = [*(f"section {name}" for name in ALWAYS if name not in probe.sections)]
     lacking += [name for name, found in basics.items() if not found]
+    lacking += [f"whole section {name} ({why})" for name in WHOLE for why in probe.values(name, "exit:")]
     if of_node and lacking:
         raise RefusedError(
-            f"the probe says nothing of this machine: no {', no '.join(lacking)}",
-            expected="what a Linux has; that nothing was read does not prove that nothing is there",
+            f"the probe does not say all of this machine: no {', no '.join(lacking)}",
+            expected="what a Linux has; what was not read may be there all the same",
             fix="probe again: gpunode detect HOST --save DIR keeps what the node sends",
         )
     init = "systemd" if probe.value("system", "init") == "systemd" else "other" if "system" in probe.sections else ""
