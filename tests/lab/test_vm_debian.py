@@ -83,8 +83,10 @@ def test_the_kernel_refuses_the_module_of_a_key_that_it_does_not_know(
 
 def test_verify_and_doctor_name_secure_boot_and_the_key(machine: Machine) -> None:
     checks = machine.json("verify", "--no-smoke", exit=1)["checks"]
+    left = {check["id"]: check["message"] for check in checks if check["status"] == "pending"}
+    assert set(left) == {"plan.driver.activate"}, left
     failed = {check["id"]: check["message"] for check in checks if check["status"] == "failed"}
-    assert set(failed) == {"driver.loaded"}
+    assert set(failed) == {"driver.loaded"}, failed
     assert "Secure Boot is on, and the module for " in failed["driver.loaded"]
     [root] = [finding for finding in machine.json("doctor", exit=1)["findings"] if finding["root"]]
     assert root["id"] == "modprobe-key-rejected" and "mokutil --import" in root["fix"] and KEY in root["fix"]
@@ -105,8 +107,7 @@ def test_the_steps_of_the_plan_enrol_the_key_and_the_module_is_on_the_gpu(machin
 def test_a_provision_after_that_has_nothing_left_to_change(machine: Machine) -> None:
     with machine.timed("second run"):
         done = machine.json("provision", "--yes", exit=None)
-    assert done["changed"] == []
-    assert machine.failed(done) == ["driver.smi"], f"the GPU has no firmware that starts; all else works: {done}"
+    assert done["changed"] == [] and "mokutil" not in done["message"], done
 
 
 def test_an_uninstall_and_a_reboot_leave_the_machine_as_it_was_but_for_the_key(

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from gpunode.cli.main import cli
 from gpunode.core.checks.boot import boot_checks
+from gpunode.core.facts import parse_probe
 from gpunode.core.model import (
     ConfigFile,
     Distro,
@@ -21,6 +22,9 @@ from gpunode.core.model import (
     NodeFacts,
     PciDevice,
 )
+from gpunode.core.solve import solve
+from gpunode.core.solve.case import request_of
+from gpunode.core.spec import Spec
 from gpunode.edge.load import load_knowledge
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -88,6 +92,17 @@ def test_nouveau_and_secure_boot_are_warned_of() -> None:
     assert ubuntu[-1].fix == "mokutil --test-key /var/lib/shim-signed/mok/MOK.der"
     signed = {"linux-modules-nvidia-580-server-open-generic": InstalledPackage(name="x", version="1")}
     assert len(boot_checks(node(READY, secure_boot=True, packages=signed), load_knowledge())) == 1
+
+
+@pytest.mark.parametrize(("loaded", "dkms"), [("580.95.05", "installed"), ("", "installed"), ("580.95.05", "")])
+def test_the_key_of_dkms_is_asked_for_until_a_module_of_its_is_loaded(loaded: str, dkms: str) -> None:
+    kernel, driver = replace(READY, running=True, dkms=dkms), DriverState(userspace="580.95.05", loaded=loaded)
+    facts = parse_probe((PROBES / "debian12-h100-fresh/probe.txt").read_text())
+    facts = replace(facts, secure_boot=True, kernels=(kernel,), driver=driver)
+    reasons = solve(request_of(facts, Spec()), load_knowledge()).reasons
+    enrolled = bool(loaded and dkms)
+    assert any("mokutil --import" in reason.why for reason in reasons) != enrolled
+    assert any(c.id == "boot.secure-boot" for c in boot_checks(facts, load_knowledge())) != enrolled
 
 
 def test_check_boot_exits_1_when_some_kernel_would_come_up_without_its_gpu() -> None:

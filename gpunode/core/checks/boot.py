@@ -105,7 +105,7 @@ def _everywhere(facts: NodeFacts) -> Iterator[Check]:
             fix="gpunode provision blacklists it and rebuilds the initramfs",
         )
     signed = any(name.startswith("linux-modules-nvidia-") or "-signed-" in name for name in facts.packages)
-    if facts.secure_boot and not signed:
+    if facts.secure_boot and not signed and not facts.has_own_key:
         yield Check(
             id="boot.secure-boot",
             status="warning",

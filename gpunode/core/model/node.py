@@ -578,6 +578,12 @@ class NodeFacts:
         return packages or any(kernel.dkms for kernel in self.kernels)
 
     @property
+    def has_own_key(self) -> bool:
+        """Whether the firmware knows the key that DKMS signs with: under Secure Boot a module of it is loaded."""
+        built = (k.module for k in self.kernels if k.running and k.dkms == "installed")
+        return bool(self.secure_boot and self.driver.loaded) and self.driver.loaded in built
+
+    @property
     def has_gpu(self) -> bool:
         """Whether it has an NVIDIA GPU: not all are on PCI."""
         return bool(self.gpus or self.tegra) or self.virtualization == "wsl"

@@ -47,6 +47,7 @@ class SolveRequest:
     subsystems: tuple[str, ...] = ()  # of the GPUs: «10de:2236 10de:1482», PCI id and that of the subsystem
     kernels: tuple[Kernel, ...] = ()  # those that can boot next; empty: not known
     secure_boot: bool | None = None
+    own_key: bool = False  # the firmware knows the one that DKMS signs with
     virtualization: str = ""
     tegra: str = ""
     board: str = ""
@@ -88,6 +89,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
             if k.image or k.running
         ),
         secure_boot=facts.secure_boot,
+        own_key=facts.has_own_key,
         virtualization=facts.virtualization,
         tegra=facts.tegra,
         board=facts.board,

@@ -61,7 +61,7 @@ def solve_driver(case: SolveCase) -> DriverChoice | None:
         return None
     other = None if built or by_runfile else alternative(case, flavour)
     explain_modules(case, built, other)
-    if case.request.secure_boot and not (built and built.trusted):
+    if case.request.secure_boot and not (built.trusted if built else case.request.own_key):
         whose = f"{built.signer} built" if built else "DKMS builds"
         key = f"{built.signer}'s key" if built else "the node's own key"
         hint = f"; or set driver.modules to precompiled: {other.signer} signs them" if other and other.trusted else ""
