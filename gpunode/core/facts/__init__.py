@@ -77,10 +77,11 @@ VOLATILE_DRIVER = volatile_fields(DriverState)
 # sections without which steps would be planned for things that are there: each probe of a whole node has them
 ALWAYS = ("pci", "kernels", "driver", "toolkit", "units", "runtimes", "packages", "holds", "journal", "files")
 # those of which a part is as bad: what comes behind it would be taken for absent
-WHOLE = ("kernels", "packages")
+WHOLE = ("kernels", "packages", "units")
 # sections that may have no line: where they said all, there is none
 _MAY_BE_EMPTY = ("cdi", "files", "gpu_containers", "nvlink", "sharing", "xids")
 
+_CUT = regex(r"no answer within \d+ s\Z")
 _META = regex(r"([0-7]{1,5}) (\S+) (\d{1,15})\Z")
 _CUDA_FOLDER = regex(r"/cuda-(\d{1,4}\.\d{1,4})/?\Z")
 _VERSION = regex(r"\b(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
@@ -98,7 +99,8 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
     basics = {"os-release": probe.lines("os_release"), "kernel": probe.value("system", "kernel")}
     lacking = [*(f"section {name}" for name in ALWAYS if name not in probe.sections)]
     lacking += [name for name, found in basics.items() if not found]
-    lacking += [f"whole section {name} ({why})" for name in WHOLE for why in probe.values(name, "exit:")]
+    ends = ((name, why) for name in WHOLE for why in probe.values(name, "exit:"))
+    lacking += [f"whole section {name} ({why})" for name, why in ends if _CUT.match(why)]
     if of_node and lacking:
         raise RefusedError(
             f"the probe does not say all of this machine: no {', no '.join(lacking)}",

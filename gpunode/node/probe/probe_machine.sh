@@ -116,7 +116,7 @@ probe_kernels() {
   [ "$modules" ] || return 0
   # shellcheck disable=SC2086 # paths below /lib/modules have no spaces
   ! have modinfo || answer 20 modinfo $modules 2>/dev/null |
-    sed -n 's/^\(filename\|version\|license\): */| module \1 /p;s/^exit: no answer/| &/p'
+    sed -n 's/^\(filename\|version\|license\): */| module \1 /p;s/^exit: /| &/p'
   for file in $modules; do
     case $file in
     *.ko) module_strings "$file" ;;
