@@ -1,58 +1,24 @@
-"""What a set of packages needs, as groups of alternatives for a solver: any kind of package, only names and numbers."""
+"""What a set of Debian packages needs, as groups of alternatives for a solver that knows only names and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Sequence
 
+from gpunode.core.bundle.deb import Deb, DebUniverse
 from gpunode.core.late import dataclass
 from gpunode.core.model import PackageWant
-from gpunode.core.solve.deb_versions import Relation
-
-
-class BundlePackage(Protocol):
-    """What a package manager's entry has to say."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def repository(self) -> str: ...
-    @property
-    def requires(self) -> Sequence[Sequence[Relation]]: ...
-    @property
-    def conflicts(self) -> Sequence[Relation]: ...
-    @property
-    def provides(self) -> Sequence[Relation]: ...
-
-
-P = TypeVar("P", bound=BundlePackage)
-
-
-class PackageUniverse(Protocol[P]):
-    """All packages of some repositories, and how their package manager looks for them."""
-
-    @property
-    def names(self) -> Mapping[str, Sequence[P]]: ...
-    def candidates(self, relation: Relation) -> list[P]: ...
-    def likely(self, candidates: list[P]) -> list[P]: ...
-    def wanted(self, want: PackageWant) -> list[P]: ...
-    def key(self, version: str) -> Any: ...
-
-
-Base = frozenset[str]  # names of packages that every node has
+from gpunode.core.solve.deb_versions import Relation, version_key
 
 
 @dataclass(frozen=True, kw_only=True)
-class DependencyProblem(Generic[P]):
+class DependencyProblem:
     """Packages by number; for each its name, its rank among the versions of that name, what it needs and excludes.
 
     `needs[n]` are groups, one of each must be there; `excludes[n]` may not be beside n; `asked` are groups as well.
     `missing` says in words what no package can give.
     """
 
-    packages: tuple[P, ...]
+    packages: tuple[Deb, ...]
     ranks: tuple[int, ...]
     needs: tuple[tuple[tuple[int, ...], ...], ...]
     excludes: tuple[tuple[int, ...], ...]
@@ -61,17 +27,16 @@ class DependencyProblem(Generic[P]):
 
 
 def dependency_problem(
-    universe: PackageUniverse[P], wants: Sequence[PackageWant], *, base: Base, first: bool = True
-) -> DependencyProblem[P]:
+    universe: DebUniverse, wants: Sequence[PackageWant], *, base: frozenset[str], first: bool = True
+) -> DependencyProblem:
     """All that can be reached from the wants.
 
-    `first`: of alternatives only what the package manager itself would take first; else all of them.
-    What is in `base`, or provided by it, is never needed.
+    `first`: of alternatives only what apt would take first; else all of them.
+    What is in `base`, names of packages that every node has, or provided by it, is never needed.
     """
     there = base | {one.name for name in base for deb in universe.names.get(name, ()) for one in deb.provides}
-    found: dict[int, P] = {}
-    groups: dict[int, list[list[P]]] = {}
-    asked: list[list[P]] = []
+    groups: dict[Deb, list[list[Deb]]] = {}
+    asked: list[list[Deb]] = []
     missing = []
     for want in wants:
         options = universe.wanted(want)
@@ -82,52 +47,47 @@ def dependency_problem(
     queue = [deb for options in asked for deb in options]
     while queue:
         deb = queue.pop()
-        if id(deb) in found:
-            continue
-        found[id(deb)] = deb
-        groups[id(deb)] = [_options(universe, group, there, first=first) for group in deb.requires]
-        queue += [option for options in groups[id(deb)] for option in options]
-    return _numbered(universe, found, groups, asked, missing, there)
+        if deb not in groups:
+            groups[deb] = [_options(universe, group, there, first=first) for group in deb.requires]
+            queue += [option for options in groups[deb] for option in options]
+    return _numbered(universe, groups, asked, missing, there)
 
 
-def _options(universe: PackageUniverse[P], group: Sequence[Relation], there: frozenset[str], *, first: bool) -> list[P]:
+def _options(universe: DebUniverse, group: Sequence[Relation], there: frozenset[str], *, first: bool) -> list[Deb]:
     """The packages that meet one dependency; none where the base does."""
     if any(one.name in there for one in group):
         return []
     taken = [universe.candidates(one) for one in group]
     taken = [options for options in taken if options]
-    if first:
-        taken = [universe.likely(options) for options in taken[:1]]
-    return [deb for options in taken for deb in options]
+    return [deb for options in (taken[:1] if first else taken) for deb in options]
 
 
 def _numbered(
-    universe: PackageUniverse[P],
-    found: dict[int, P],
-    groups: dict[int, list[list[P]]],
-    asked: list[list[P]],
+    universe: DebUniverse,
+    groups: dict[Deb, list[list[Deb]]],
+    asked: list[list[Deb]],
     missing: list[str],
     there: frozenset[str],
-) -> DependencyProblem[P]:
-    debs = tuple(sorted(found.values(), key=lambda deb: (deb.name, universe.key(deb.version), deb.repository)))
-    number = {id(deb): at for at, deb in enumerate(debs)}
+) -> DependencyProblem:
+    debs = tuple(sorted(groups, key=lambda deb: (deb.name, version_key(deb.version), deb.repository)))
+    number = {deb: at for at, deb in enumerate(debs)}
     impossible = (len(debs),)  # a number that no package has: what cannot be met excludes its package
     needs = []
     for deb in debs:
         mine = []
-        for group, options in zip(deb.requires, groups[id(deb)], strict=True):
+        for group, options in zip(deb.requires, groups[deb], strict=True):
             if options:
-                mine.append(tuple(dict.fromkeys(number[id(option)] for option in options)))
+                mine.append(tuple(dict.fromkeys(number[option] for option in options)))
             elif not any(one.name in there for one in group):
                 mine.append(impossible)
         needs.append(tuple(mine))
     excludes = tuple(
         tuple(
             dict.fromkeys(
-                number[id(other)]
+                number[other]
                 for one in deb.conflicts
                 for other in universe.candidates(one)
-                if id(other) in number and other.name != deb.name
+                if other in number and other.name != deb.name
             )
         )
         for deb in debs
@@ -142,6 +102,6 @@ def _numbered(
         ranks=tuple(ranks),
         needs=tuple(needs),
         excludes=excludes,
-        asked=tuple(tuple(number[id(deb)] for deb in options) for options in asked),
+        asked=tuple(tuple(number[deb] for deb in options) for options in asked),
         missing=tuple(missing),
     )

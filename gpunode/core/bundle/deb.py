@@ -6,7 +6,6 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.late import dataclass, regex
@@ -109,13 +108,6 @@ class DebUniverse:
         return real + [
             deb for deb in self.virtual.get(relation.name, ()) if deb not in real and _provides(deb, relation)
         ]
-
-    def likely(self, candidates: list[Deb]) -> list[Deb]:
-        """Of the packages that meet a dependency those that apt chooses from."""
-        return candidates
-
-    def key(self, version: str) -> Any:
-        return version_key(version)
 
     def wanted(self, want: PackageWant) -> list[Deb]:
         """The versions of a package asked for that are as asked."""

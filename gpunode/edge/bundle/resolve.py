@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from gpunode.core.bundle.closure import DependencyProblem, P
+from gpunode.core.bundle.closure import DependencyProblem
+from gpunode.core.bundle.deb import Deb
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.edge.extras import install_command
 
@@ -22,7 +23,7 @@ def libsolv() -> Any:
     return solv
 
 
-def chosen(problem: DependencyProblem[P]) -> tuple[P, ...]:
+def chosen(problem: DependencyProblem) -> tuple[Deb, ...]:
     """The packages that together are what was asked.  Raises RefusedError that says what stands against it."""
     solv = libsolv()
     pool = solv.Pool()
@@ -62,7 +63,7 @@ def chosen(problem: DependencyProblem[P]) -> tuple[P, ...]:
     return tuple(by_id[one.id] for one in solver.transaction().newsolvables())
 
 
-def _words(problems: Any, problem: DependencyProblem[Any], groups: Iterable[tuple[int, ...]]) -> str:
+def _words(problems: Any, problem: DependencyProblem, groups: Iterable[tuple[int, ...]]) -> str:
     """The first rules that contradict each other, with the names of packages in place of tokens."""
     listed = list(groups)
 
