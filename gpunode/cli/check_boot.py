@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.common import PROBES, format_option, show_errors, target_options, worst_exit
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import echo, fitted, print_json, terminal_width
 from gpunode.core.errors import GpunodeError, error_data
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 @target_options
 @PROBES
 @format_option("text", "json")
-def check_boot(targets: Targets, probes: tuple[Path, ...], output_format: str) -> int:
+def check_boot(targets: Targets, output_format: str) -> int:
     """Check for each installed kernel whether the GPU will work after booting it."""
     from dataclasses import asdict
     from functools import partial
@@ -38,7 +37,6 @@ def check_boot(targets: Targets, probes: tuple[Path, ...], output_format: str) -
     from gpunode.edge.detect import detect
     from gpunode.edge.share import in_its_share
 
-    targets = with_probes(targets, probes)
     with probing(output_format) as on_done:
         found = detect(targets, on_done=on_done)
     results: list[tuple[str, list[Check] | GpunodeError]] = []

@@ -17,7 +17,6 @@ from gpunode.core.errors import Exit, GpunodeError, InputError, error_data
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostOutcome
-    from gpunode.edge.detect import Targets
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMAT = "gpunode.format"  # key of click's Context.meta: which format the user asked for
@@ -138,6 +137,8 @@ def target_options(command: Command) -> Command:
             found |= _of_default_inventory(click.get_current_context(), found)
         own = options.get("use_lab") or (found["hosts"] and Path(found["hosts"][0]).is_dir())  # they bring a spec
         _say_files(click.get_current_context(), found["inventory"], hidden=own)
+        if probes := options.pop("probes", ()):  # of `--probe a b c` the shell's * leaves b and c among the hosts
+            found |= {"hosts": (), "probes": (*probes, *map(Path, found["hosts"]))}
         asked = found.pop("ask_become_pass")
         password = sudo_password(asked=asked)
         if found["inventory"]:  # not before: a vault's password may be asked for, too
@@ -214,16 +215,14 @@ def _listing(sources: tuple[str, ...], limit: str, vault_password_files: tuple[s
     return ahead.begin(read)
 
 
-PROBES = click.option(
-    "--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked."
+PROBES = click.option(  # in place of hosts, in the `targets` of target_options
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="FILE...",
+    type=click.Path(path_type=Path),
+    help="Saved probes (files, or folders of HOST.probe or HOST/probe.txt): no host is asked.",
 )
-
-
-def with_probes(targets: Targets, probes: tuple[Path, ...]) -> Targets:
-    """The saved probes in place of hosts: of `--probe a b c` the shell's * leaves b and c among the hosts."""
-    from dataclasses import replace
-
-    return replace(targets, hosts=(), probes=(*probes, *map(Path, targets.hosts))) if probes else targets
 
 
 def _spec_option(text: str, late: str = "", none: str = "") -> Callable[[Command], Command]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.common import PROBES, format_option, show_errors, target_options, worst_exit
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import echo, print_drawn, print_json, print_yaml
 from gpunode.cli.terminal import screen
@@ -33,14 +33,7 @@ if TYPE_CHECKING:
     "Exit codes: 0 all read, 1 a host's answer was no use, 2 usage, 4 a host is unreachable.",
 )
 @target_options
-@click.option(
-    "--probe",
-    "probes",
-    multiple=True,
-    metavar="FILE...",
-    type=click.Path(path_type=Path),
-    help="Saved probes (files, or folders of HOST.probe or HOST/probe.txt): no host is asked.",
-)
+@PROBES
 @click.option(
     "--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep the probe texts there."
 )
@@ -48,7 +41,7 @@ if TYPE_CHECKING:
     "--redact", is_flag=True, help="Take names, addresses, serial numbers and secrets out of what is shown and saved."
 )
 @format_option("text", "json", "yaml", "gres")
-def detect(targets: Targets, probes: tuple[Path, ...], save: Path | None, redact: bool, output_format: str) -> int:
+def detect(targets: Targets, save: Path | None, redact: bool, output_format: str) -> int:
     """Show what nodes have: distribution, kernels, GPUs, driver, engines, Kubernetes.  Changes nothing.
 
     HOST is [user@]host[:port]; ssh_config is honoured.  The node needs a POSIX shell and nothing else.
@@ -58,7 +51,6 @@ def detect(targets: Targets, probes: tuple[Path, ...], save: Path | None, redact
     from gpunode.edge.detect import detect as ask
     from gpunode.edge.detect import save_probes
 
-    targets = with_probes(targets, probes)
     there: list[Detected] = []
     try:
         with probing(output_format) as on_done:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.common import PROBES, format_option, show_errors, target_options, worst_exit
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import echo, fitted, print_json, terminal_width
 from gpunode.core.errors import error_data
@@ -51,14 +51,12 @@ def doctor(
     logs: tuple[Path, ...],
     fix: bool,
     yes: bool,
-    probes: tuple[Path, ...],
     output_format: str,
 ) -> int:
     """Diagnose a node, or logs: cause, evidence and fix, the most likely root cause first."""
     from gpunode.core.doctor import diagnosis_data, diagnosis_text
     from gpunode.edge.doctor import Examined, examine_hosts, examine_logs, load_faults
 
-    targets = with_probes(targets, probes)
     if logs and (targets.hosts or targets.inventory or targets.local or targets.probes):
         raise click.UsageError("logs and hosts given together: leave out one of them")
     if yes and not fix:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import PROBES, Command, format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.common import PROBES, Command, format_option, show_errors, target_options, worst_exit
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import error_data
@@ -84,13 +84,12 @@ def _old(path: Path, *, replace_broken: bool) -> Lock:
 )
 @click.option("--update", is_flag=True, help="Write what the hosts have now over what the file has.")
 @format_option("text", "json")
-def lock(targets: Targets, probes: tuple[Path, ...], output: Path, update: bool, output_format: str) -> int:
+def lock(targets: Targets, output: Path, update: bool, output_format: str) -> int:
     """Record the exact driver, kernel, CUDA and toolkit of each class of hosts, or say what has changed since."""
     from gpunode.cli.progress import probing
     from gpunode.core.plan.lockfile import Lock, lock_differences, lock_text, make_lock
     from gpunode.edge.detect import detect
 
-    targets = with_probes(targets, probes)
     with probing(output_format) as on_done:
         found = detect(targets, on_done=on_done)
     errors = [one for one in found if one.error]

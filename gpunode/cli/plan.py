@@ -18,7 +18,6 @@ from gpunode.cli.common import (
     show_error,
     spec_option,
     target_options,
-    with_probes,
     worst_exit,
 )
 from gpunode.cli.image import image_options
@@ -86,7 +85,6 @@ def plan(
     targets: Targets,
     spec_data: dict[str, Any],
     lock: Lock | None,
-    probes: tuple[Path, ...],
     check_repositories: bool | None,
     detail: Detail,
     output: Path | None,
@@ -101,12 +99,11 @@ def plan(
     from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
 
-    targets = with_probes(targets, probes)
     look_up = bool(output) if check_repositories is None else check_repositories
     desired = DesiredState(spec_data, to_run=bool(output), lock=lock, look_up=look_up)
     with probing(output_format) as on_done:
         hosts = workflow.plan(targets, desired, on_done=on_done)
-    if not probes:  # those may be of any day
+    if not targets.probes:  # those may be of any day
         _name_others_at_work(hosts)
     usable = any(h.plan and not h.plan.problems for h in hosts)
     if output and usable:
@@ -114,10 +111,12 @@ def plan(
     if output_format == "json":
         from gpunode.edge.report_data import plans_data
 
-        print_json({"hosts": plans_data(hosts, desired, drains=[] if probes else drain_previews(hosts, connect))})
+        print_json(
+            {"hosts": plans_data(hosts, desired, drains=[] if targets.probes else drain_previews(hosts, connect))}
+        )
     else:
         hosts = show_plans(hosts, detail)
-        if not probes:
+        if not targets.probes:
             show_drains(hosts, connect)
         if (text := plan_summary(hosts)) and len(hosts) > 1:
             echo(text)
