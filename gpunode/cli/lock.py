@@ -89,6 +89,7 @@ def lock(targets: Targets, output: Path, update: bool, output_format: str) -> in
     from gpunode.cli.progress import probing
     from gpunode.core.plan.lockfile import Lock, lock_differences, lock_text, make_lock
     from gpunode.edge.detect import detect
+    from gpunode.edge.state import writing_to
 
     with probing(output_format) as on_done:
         found = detect(targets, on_done=on_done)
@@ -102,7 +103,8 @@ def lock(targets: Targets, output: Path, update: bool, output_format: str) -> in
     differs = lock_differences(old, new)
     written = not errors and bool(differs) and (update or not output.exists())
     if written:
-        output.write_text(lock_text(new), encoding="utf-8")
+        with writing_to(output):
+            output.write_text(lock_text(new), encoding="utf-8")
     if output_format == "json":
         reported = [{"host": one.host, "error": one.error and error_data(one.error)} for one in errors]
         known = differs or (None if errors else [])  # with hosts that were not compared nobody knows that there is none

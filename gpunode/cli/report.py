@@ -60,6 +60,7 @@ def report(
     from gpunode.core.errors import InputError
     from gpunode.core.printable import counted
     from gpunode.edge import report as sources
+    from gpunode.edge.state import writing_to
 
     if schema:
         from gpunode.core.report.schema import report_schema
@@ -75,10 +76,8 @@ def report(
     if output is None:
         echo(text, nl=False)
         return 0
-    try:
+    with writing_to(output):
         output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write to {output}: {error.strerror}", fix="choose another file") from error
     echo(f"written: {output}, {counted(len(made.hosts), 'host')}", err=True)
     return 0
 

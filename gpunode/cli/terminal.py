@@ -10,7 +10,6 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from gpunode import __version__
-from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass
 from gpunode.core.printable import printable
 
@@ -94,16 +93,15 @@ def show_log() -> None:
 def _file_handler(path: str) -> logging.Handler:
     """Appends to a file that its owner alone may read; what looks like a secret is masked."""
     from gpunode.core.mask import mask_quoted
+    from gpunode.edge.state import writing_to
 
     class Masked(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             return printable(mask_quoted(super().format(record)))
 
-    try:
+    with writing_to(path, "choose another --log-file"):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         handler = logging.FileHandler(path, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write to {path}: {error.strerror}", fix="choose another --log-file") from error
     handler.setFormatter(Masked("%(asctime)s %(levelname)s %(message)s"))
     return handler
 

@@ -179,9 +179,9 @@ def _list(targets: Targets) -> tuple[InventoryHost, ...]:
 def save_probes(folder: Path, hosts: Sequence[Detected], *, redacted: bool = False) -> list[Path]:
     """Write each probe text to FOLDER/HOST.probe (0600, the folder 0700): for `--probe`, or for a bug report."""
     from gpunode.core.facts.redact import redact
-    from gpunode.edge.state import write_private
+    from gpunode.edge.state import write_private, writing_to
 
-    try:
+    with writing_to(folder, "choose another folder"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         paths = []
@@ -189,8 +189,6 @@ def save_probes(folder: Path, hosts: Sequence[Detected], *, redacted: bool = Fal
             name = f"node{number}" if redacted else one.host.replace("/", "_")
             paths.append(folder / f"{name}.probe")
             write_private(paths[-1], redact(one.probe) if redacted else one.probe)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}", fix="choose another folder") from error
     return paths
 
 

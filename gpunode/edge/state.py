@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from gpunode.core.errors import GpunodeError
+from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.late import regex
 
 _CONTROLLER = regex(r"[A-Za-z0-9.-]+-[0-9a-f]{6}")
@@ -168,6 +168,15 @@ def json_lines(path: Path) -> Iterator[Any]:
 def append_private(path: Path) -> IO[str]:
     """A file that only its owner may read, opened to add to it."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def writing_to(place: Path | str, fix: str = "choose another file") -> Iterator[None]:
+    """Within, a place is written to that a person has named.  Raises InputError where that cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write to {place}: {error.strerror}", fix=fix) from error
 
 
 def write_private(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.printable import json_text
 from gpunode.core.report.model import Report
 from gpunode.edge.records import RECORDS, known_folder
-from gpunode.edge.state import append_private, json_lines, run_name, state_dir, write_private
+from gpunode.edge.state import append_private, json_lines, run_name, state_dir, write_private, writing_to
 
 ROWS = "rows.jsonl"
 
@@ -70,11 +70,9 @@ def write_reports(folder: Path, report: Report, output: Path | None) -> list[Pat
         write_private(folder / name, text)
     if output is None:
         return [folder]
-    try:
+    with writing_to(output, "choose another folder"):
         for path in (path for path in folder.rglob("*") if path.is_file()):
             copy = output / path.relative_to(folder)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot write to {output}: {error.strerror}", fix="choose another folder") from error
     return [folder, output]

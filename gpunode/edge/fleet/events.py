@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpunode.core.errors import Exit, InputError
+from gpunode.core.errors import Exit
 from gpunode.core.model import HostResult
 from gpunode.core.printable import json_text
 from gpunode.edge.ansible.runner import Event
+from gpunode.edge.state import writing_to
 
 FORMAT = 1
 
@@ -22,10 +23,8 @@ class EventLog:
     """A file (or /dev/fd/N) that gets one JSON object a line, each written at once; usable from threads."""
 
     def __init__(self, path: Path, notice: Callable[[str], None] = lambda text: None) -> None:
-        try:
+        with writing_to(path, "choose another file for events"):
             self._file = path.open("a", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise InputError(f"cannot write events to {path}: {error.strerror}", fix="choose another file") from error
         self._lock = threading.Lock()
         self._broken, self._notice = False, notice
 

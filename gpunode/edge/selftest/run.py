@@ -22,7 +22,7 @@ from gpunode.edge.host.nvml import nvml_dump
 from gpunode.edge.load import load_knowledge, load_mig
 from gpunode.edge.programs import python_module
 from gpunode.edge.selftest.capture import Clock, capture, first_line, only_if_good, timed
-from gpunode.edge.state import now
+from gpunode.edge.state import now, writing_to
 from gpunode.node import script
 
 PCI = Path("/sys/bus/pci/devices")
@@ -151,17 +151,14 @@ def write_archive(path: Path, record: SelftestRecord) -> None:
     """One tar.gz (0600) of the redacted record; what is judged for it is the redacted record as well."""
     stem = path.name.removesuffix(".tar.gz")
     files = archive_files(record, results_of(record))
-    try:
-        with path.open("xb") as file:
-            path.chmod(0o600)
-            with tarfile.open(fileobj=file, mode="w:gz") as tar:
-                for name, text in files.items():
-                    data = text.encode(errors="replace")
-                    entry = tarfile.TarInfo(f"{stem}/{name}")
-                    entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
-                    tar.addfile(entry, io.BytesIO(data))
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}", fix="choose another file: -o FILE") from error
+    with writing_to(path, "choose another file: -o FILE"), path.open("xb") as file:
+        path.chmod(0o600)
+        with tarfile.open(fileobj=file, mode="w:gz") as tar:
+            for name, text in files.items():
+                data = text.encode(errors="replace")
+                entry = tarfile.TarInfo(f"{stem}/{name}")
+                entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
+                tar.addfile(entry, io.BytesIO(data))
 
 
 def load_record(path: Path) -> SelftestRecord:
