@@ -41,7 +41,6 @@ class Reading:
 
     checks: tuple[Check, ...] = ()
     measures: tuple[Measure, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

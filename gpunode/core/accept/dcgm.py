@@ -49,12 +49,10 @@ def read_dcgm(output: str, status: int, ask: ToolRequest) -> Reading:
     root = root if isinstance(root, Mapping) else {}
     if error := root.get("runtime_error"):
         return unread("dcgm", f"dcgmi diag: {brief(str(error))}", "dcgmi diag -r 1 on the node")
-    metadata = data.get("metadata")
-    version = (metadata if isinstance(metadata, Mapping) else root).get("version")
     checks = tuple(_check(test) for test in _tests(root))
     if not checks:
         return unread("dcgm", "dcgmi diag names no test")
-    return Reading(checks=checks, notes=(f"DCGM {brief(version)}",) if isinstance(version, str) else ())
+    return Reading(checks=checks)
 
 
 def _tests(root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -125,16 +125,14 @@ def _read(output: str, status: int, metric: str) -> Reading:
         return unread(metric, f"all_reduce_perf gave no result (exit status {status}): {tail(output)}")
     largest = max(run.rows, key=lambda row: row.size)
     algorithm = run.algorithms.get(largest.size, "")
-    shared = {
-        "metric": metric, "unit": "GB/s", "tool": "nccl-tests", "version": run.version, "gpus": run.gpus,
-    }  # fmt: skip
-    measures = [Measure(value=largest.busbw, size=largest.size, algorithm=algorithm, **shared)]  # type: ignore[arg-type]
+    measure = Measure(
+        metric=metric, value=largest.busbw, unit="GB/s", tool="nccl-tests", version=run.version, size=largest.size,
+        algorithm=algorithm, gpus=run.gpus,
+    )  # fmt: skip
     checks = [_right(run, status, metric)]
     if metric == "allreduce" and run.gpus > 1:
         checks.append(_way(run, algorithm))
-    return Reading(
-        checks=tuple(checks), measures=tuple(measures), notes=(f"NCCL {run.version}",) if run.version else ()
-    )
+    return Reading(checks=tuple(checks), measures=(measure,))
 
 
 def _right(run: NcclRun, status: int, metric: str) -> Check:

@@ -40,7 +40,6 @@ class StageRow:
     program: str = ""
     checks: tuple[Check, ...] = ()
     measures: tuple[Measure, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from gpunode.core.accept import Level, Measure, ToolRequest
 from gpunode.core.accept.fleet import Spread
 from gpunode.core.accept.floors import Machine
 from gpunode.core.accept.judge import spreads
-from gpunode.core.accept.result import AcceptRecord, StageRow
+from gpunode.core.accept.result import StageRow
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.report.model import Report
@@ -75,5 +75,4 @@ class Acceptance:
 
     folder: Path
     results: tuple[HostResult, ...]
-    records: tuple[AcceptRecord, ...]
     report: Report

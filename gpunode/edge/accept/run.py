@@ -123,7 +123,7 @@ def _conclude(
         source=f"accept {run.folder.name}",
     )  # fmt: skip
     report = replace(report, metrics=metric_rows(run.measured, spreads(run.measured), load_floors()))
-    return Acceptance(folder=run.folder, results=tuple(results.values()), records=tuple(records), report=report)
+    return Acceptance(folder=run.folder, results=tuple(results.values()), report=report)
 
 
 def _result(record: AcceptRecord) -> HostResult:

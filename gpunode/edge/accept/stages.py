@@ -90,5 +90,5 @@ def _cut_off(stage: Stage, answer: Answer) -> tuple[Check, ...]:
 def make_row(host: Host, stage: str, began: float, reading: Reading, **more: Any) -> StageRow:
     return StageRow(
         host=host.name, stage=stage, key=host.key, at=now(), seconds=round(time.monotonic() - began, 1),
-        checks=reading.checks, measures=reading.measures, notes=reading.notes, **more,
+        checks=reading.checks, measures=reading.measures, **more,
     )  # fmt: skip
