@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from gpunode.core.accept import MAX_GPUS
 from gpunode.core.accept.text import number
+from gpunode.core.checks.gpus import SLOWDOWNS
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check
 
@@ -19,8 +20,6 @@ FIELDS = (
 )  # fmt: skip
 MAX_SAMPLES = 20_000
 HOT, HOT_MEMORY = 85, 95  # °C; warnings only, as air-cooled cards run hot by design
-# nvml.h: HW slowdown, HW thermal slowdown, HW power brake; others are idling, caps and settings
-HARDWARE = {0x8: "slowed down by the board", 0x40: "slowed down by heat", 0x80: "slowed down by the power supply"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +63,7 @@ def _reasons(text: str) -> int:
 def sample_checks(stage: str, samples: Iterable[str]) -> Iterator[Check]:
     """Failed for a slowdown by the hardware, a warning for heat and for a link below what the GPU can do."""
     worst = sorted(worst_of(samples).items())
-    slowed = [
-        f"GPU {gpu}: {words}" for gpu, one in worst for bit, words in HARDWARE.items() if one.reasons & bit
-    ]  # fmt: skip
+    slowed = [f"GPU {gpu}: {words}" for gpu, one in worst for bit, words in SLOWDOWNS.items() if one.reasons & bit]
     if slowed:
         fix = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; airflow, power cables, power supplies"
         yield Check(id=f"accept.{stage}.slowdown", status="failed", message="; ".join(slowed[:16]), fix=fix)
