@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gpunode.core.errors import InputError
 from gpunode.core.grouped import grouped
@@ -44,7 +45,12 @@ class SourcesLayout:
 
 
 # apt reads armored keys by the ending .asc (man sources.list(5), DEB822-STYLE FORMAT; man yum.conf(5); man zypper(8))
-_RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-{name}"
+_DNF = SourcesLayout(
+    folder="/etc/yum.repos.d",
+    sources="gpunode-{name}.repo",
+    key="/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-{name}",
+    template="rpm.repo.j2",
+)
 LAYOUTS = {
     "apt": SourcesLayout(
         folder="/etc/apt/sources.list.d",
@@ -52,12 +58,8 @@ LAYOUTS = {
         key="/usr/share/keyrings/gpunode-{name}.asc",
         template="apt.sources.j2",
     ),
-    "dnf": SourcesLayout(
-        folder="/etc/yum.repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"
-    ),
-    "zypper": SourcesLayout(
-        folder="/etc/zypp/repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"
-    ),
+    "dnf": _DNF,
+    "zypper": replace(_DNF, folder="/etc/zypp/repos.d"),
 }
 
 
@@ -127,17 +129,7 @@ def _files(role: str, repository: Repository, facts: NodeFacts, templates: Mappi
 
 def revoked_files(facts: NodeFacts, revoked: Sequence[str]) -> tuple[str, ...]:
     """Key files of the node that hold revoked keys and no others; they go."""
-    found = []
-    for path, file in facts.files.items():
-        if not path.startswith(_KEY_FOLDERS) or not file.data:
-            continue
-        try:
-            held = fingerprints(file.data)
-        except InputError:
-            continue  # no key at all: not ours to judge
-        if set(held) <= set(revoked):
-            found.append(path)
-    return tuple(sorted(found))
+    return tuple(path for path, _, held in _key_files(facts) if held <= set(revoked))
 
 
 def keyrings_rid_of(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[str, File]]:
@@ -145,18 +137,23 @@ def keyrings_rid_of(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[
 
     Only keyrings that apt reads by their place: one that a source names has to stay where it is.
     """
+    for path, data, held in _key_files(facts):
+        if path.startswith("/etc/apt/trusted.gpg") and held & set(revoked) and held - set(revoked):
+            stem = path.rpartition("/")[2].rpartition(".")[0]
+            kept = f"/etc/apt/trusted.gpg.d/gpunode-kept-{stem}.asc"
+            yield path, File(role="driver", option="sources", path=kept, text=without(data, revoked))
+
+
+def _key_files(facts: NodeFacts) -> Iterator[tuple[str, bytes, set[str]]]:
+    """(path, text, fingerprints) of each key file of the node."""
     for path, file in sorted(facts.files.items()):
-        if not path.startswith("/etc/apt/trusted.gpg") or not file.data:
+        if not path.startswith(_KEY_FOLDERS) or not file.data:
             continue
         try:
             held = set(fingerprints(file.data))
-            rest = without(file.data, revoked) if held & set(revoked) and held - set(revoked) else ""
         except InputError:
-            continue  # no key at all, or one of a kind that apt passes over
-        if rest:
-            stem = path.rpartition("/")[2].rpartition(".")[0]
-            kept = f"/etc/apt/trusted.gpg.d/gpunode-kept-{stem}.asc"
-            yield path, File(role="driver", option="sources", path=kept, text=rest)
+            continue  # no key at all, or one of a kind that apt passes over: not ours to judge
+        yield path, file.data, held
 
 
 def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:
