@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,37 +223,14 @@ def _slots(pynvml: Any, folder: Path) -> Mapping[int, str]:
 
 def _gpus(pynvml: Any, slots: Path) -> list[dict[str, Any]]:
     names = _slots(pynvml, slots)
-    return [dataclasses.asdict(_described(gpu, names.get(gpu.index, ""))) for gpu in _each(pynvml)]
+    return [_described(gpu, names.get(gpu.index, "")) for gpu in _each(pynvml)]
 
 
-def _described(gpu: _Gpu, slot: str) -> NvmlGpu:
-    pynvml, ask = gpu.pynvml, gpu.ask
-    pci = ask("PciInfo")
-    memory = ask("MemoryInfo")
-    mig = ask("MigMode") or (None, None)
-    ecc = ask("EccMode") or (None, None)
-    rows = ask("RemappedRows") or (None, None, None, None)
-    state, status = gpu.fabric()
-    found = NvmlGpu(
-        index=gpu.index,
-        uuid=_text(ask("UUID")),
-        name=_text(ask("Name")),
-        slot=_text(pci.busId).lower()[-12:] if pci else slot,  # 00000000:17:00.0 → 0000:17:00.0, as sysfs has it
-        memory_mib=memory.total >> 20 if memory else None,
-        mig_current=_switch(mig[0]),
-        mig_pending=_switch(mig[1]),
-        persistence=_switch(ask("PersistenceMode")),
-        ecc_current=_switch(ecc[0]),
-        ecc_uncorrected=ask("TotalEccErrors", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
-        retired_pending=_yes(ask("RetiredPagesPendingStatus")),
-        remap_pending=_yes(rows[2]),
-        remap_failure=_yes(rows[3]),
-        fabric_state=state,
-        fabric_status=status,
-        recovery=gpu.recovery(),
-        event_reasons=_mask(ask("CurrentClocksThrottleReasons")),
-    )
-    return dataclasses.replace(found, fault=gpu.fault)
+def _described(gpu: _Gpu, slot: str) -> dict[str, Any]:
+    """The fields of NvmlGpu that NVML has an answer for."""
+    if pci := gpu.ask("PciInfo"):
+        slot = _text(pci.busId).lower()[-12:]  # 00000000:17:00.0 → 0000:17:00.0, as sysfs has it
+    return {"index": gpu.index, "slot": slot, **_answers(gpu, _OF_GPU)}
 
 
 def _dump(pynvml: Any, slots: Path) -> dict[str, Any]:
@@ -276,25 +253,33 @@ def _dumped(gpu: _Gpu, slot: str) -> dict[str, Any]:
     found: dict[str, Any] = {"slot": _text(pci.busId) if pci else slot}
     if pci:
         found |= {"pci_id": _pci_id(pci.pciDeviceId), "subsystem": _pci_id(pci.pciSubSystemId)}
-    for name, question, which, notation in _DUMP:
-        answer = ask(question)
-        if answer is not None and which is not None:
-            answer = getattr(answer, which) if isinstance(which, str) else answer[which]
-        if answer is not None and (value := notation(answer)) != "":
-            found[name] = value
     capability = ask("CudaComputeCapability")
     clocks = (("sm", pynvml.NVML_CLOCK_SM), ("memory", pynvml.NVML_CLOCK_MEM), ("graphics", pynvml.NVML_CLOCK_GRAPHICS))
     more = {f"clock_{name}_max_mhz": ask("MaxClockInfo", kind) for name, kind in clocks}
     more["compute_capability"] = ".".join(map(str, capability)) if capability else None
-    more["ecc_uncorrected"] = ask("TotalEccErrors", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
     more["temperature_slowdown"] = ask("TemperatureThreshold", pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     links = [ask("NvLinkState", link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
     more["nvlink"] = "".join(str(state) for state in links if state is not None) or None
-    state, status = gpu.fabric()
-    more |= {"fabric_state": state or None, "fabric_status": status or None, "recovery": gpu.recovery() or None}
-    more["event_reasons"] = _mask(ask("CurrentClocksThrottleReasons")) or None
-    more["fault"] = gpu.fault or None
-    return found | {name: value for name, value in more.items() if value is not None}
+    found |= {name: value for name, value in more.items() if value is not None}
+    return found | _answers(gpu, _ANSWERS)
+
+
+def _answers(gpu: _Gpu, wanted: Iterable[str]) -> dict[str, Any]:
+    """What NVML has answers for: these of _ANSWERS, what takes more than a question, and last the driver's own word."""
+    found: dict[str, Any] = {}
+    for name in wanted:
+        question, which, notation = _ANSWERS[name]
+        answer = gpu.ask(question)
+        if answer is not None and which is not None:
+            answer = getattr(answer, which) if isinstance(which, str) else answer[which]
+        found[name] = None if answer is None else notation(answer)
+    kinds = (gpu.pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.pynvml.NVML_VOLATILE_ECC)
+    found["ecc_uncorrected"] = gpu.ask("TotalEccErrors", *kinds)
+    found["fabric_state"], found["fabric_status"] = gpu.fabric()
+    found["recovery"] = gpu.recovery()
+    found["event_reasons"] = _mask(gpu.ask("CurrentClocksThrottleReasons"))
+    found["fault"] = gpu.fault
+    return {name: value for name, value in found.items() if value not in ("", None)}
 
 
 def _mask(reasons: int | None) -> str:
@@ -309,45 +294,49 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 
-def _switch(value: int | None) -> str:
-    return "" if value is None else "Enabled" if value else "Disabled"
+def _switch(value: int) -> str:
+    return "Enabled" if value else "Disabled"
 
 
-def _yes(value: int | None) -> str:
-    return "" if value is None else "Yes" if value else "No"
+def _yes(value: int) -> str:
+    return "Yes" if value else "No"
 
 
 _COMPUTE = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
 _VIRTUAL = {1: "Pass-Through", 2: "VGPU", 3: "Host VGPU", 4: "Host VSGA"}
-# what a selftest compares: field → question, which of its answers (None: the answer itself), notation
-_DUMP: tuple[tuple[str, str, int | str | None, Callable[[Any], Any]], ...] = (
-    ("name", "Name", None, _text),
-    ("uuid", "UUID", None, _text),
-    ("serial", "Serial", None, _text),
-    ("vbios", "VbiosVersion", None, _text),
-    ("firmware", "GspFirmwareVersion", None, _text),
-    ("minor", "MinorNumber", None, int),
-    ("memory_mib", "MemoryInfo", "total", lambda value: value >> 20),
-    ("bar1_mib", "BAR1MemoryInfo", "bar1Total", lambda value: value >> 20),
-    ("persistence", "PersistenceMode", None, _switch),
-    ("compute_mode", "ComputeMode", None, lambda value: _COMPUTE.get(value, "")),
-    ("mig_current", "MigMode", 0, _switch),
-    ("mig_pending", "MigMode", 1, _switch),
-    ("ecc_current", "EccMode", 0, _switch),
-    ("ecc_pending", "EccMode", 1, _switch),
-    ("remapped_correctable", "RemappedRows", 0, int),
-    ("remapped_uncorrectable", "RemappedRows", 1, int),
-    ("remap_pending", "RemappedRows", 2, _yes),
-    ("remap_failure", "RemappedRows", 3, _yes),
-    ("retired_pending", "RetiredPagesPendingStatus", None, _yes),
-    ("link_generation_max", "MaxPcieLinkGeneration", None, int),
-    ("link_width_max", "MaxPcieLinkWidth", None, int),
-    ("power_limit_watts", "EnforcedPowerLimit", None, lambda value: round(value / 1000)),
-    ("power_default_watts", "PowerManagementDefaultLimit", None, lambda value: round(value / 1000)),
-    ("power_min_watts", "PowerManagementLimitConstraints", 0, lambda value: round(value / 1000)),
-    ("power_max_watts", "PowerManagementLimitConstraints", 1, lambda value: round(value / 1000)),
-    ("virtualization", "VirtualizationMode", None, lambda value: _VIRTUAL.get(value, "")),
-    ("compute_processes", "ComputeRunningProcesses", None, len),
+# field → question, which of its answers (None: the answer itself), notation; a selftest compares all of them
+_ANSWERS: Mapping[str, tuple[str, int | str | None, Callable[[Any], Any]]] = {
+    "name": ("Name", None, _text),
+    "uuid": ("UUID", None, _text),
+    "serial": ("Serial", None, _text),
+    "vbios": ("VbiosVersion", None, _text),
+    "firmware": ("GspFirmwareVersion", None, _text),
+    "minor": ("MinorNumber", None, int),
+    "memory_mib": ("MemoryInfo", "total", lambda value: value >> 20),
+    "bar1_mib": ("BAR1MemoryInfo", "bar1Total", lambda value: value >> 20),
+    "persistence": ("PersistenceMode", None, _switch),
+    "compute_mode": ("ComputeMode", None, lambda value: _COMPUTE.get(value, "")),
+    "mig_current": ("MigMode", 0, _switch),
+    "mig_pending": ("MigMode", 1, _switch),
+    "ecc_current": ("EccMode", 0, _switch),
+    "ecc_pending": ("EccMode", 1, _switch),
+    "remapped_correctable": ("RemappedRows", 0, int),
+    "remapped_uncorrectable": ("RemappedRows", 1, int),
+    "remap_pending": ("RemappedRows", 2, _yes),
+    "remap_failure": ("RemappedRows", 3, _yes),
+    "retired_pending": ("RetiredPagesPendingStatus", None, _yes),
+    "link_generation_max": ("MaxPcieLinkGeneration", None, int),
+    "link_width_max": ("MaxPcieLinkWidth", None, int),
+    "power_limit_watts": ("EnforcedPowerLimit", None, lambda value: round(value / 1000)),
+    "power_default_watts": ("PowerManagementDefaultLimit", None, lambda value: round(value / 1000)),
+    "power_min_watts": ("PowerManagementLimitConstraints", 0, lambda value: round(value / 1000)),
+    "power_max_watts": ("PowerManagementLimitConstraints", 1, lambda value: round(value / 1000)),
+    "virtualization": ("VirtualizationMode", None, lambda value: _VIRTUAL.get(value, "")),
+    "compute_processes": ("ComputeRunningProcesses", None, len),
+}
+_OF_GPU = (
+    *("uuid", "name", "memory_mib", "mig_current", "mig_pending", "persistence", "ecc_current"),
+    *("retired_pending", "remap_pending", "remap_failure"),
 )
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2]))
