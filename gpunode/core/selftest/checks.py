@@ -61,16 +61,6 @@ class RecordEvidence:
     def nvml(self) -> SourceReading:
         return readings.read_nvml(self.record.data("nvml.json"))
 
-    def reading(self, source: str) -> SourceReading:
-        text = self.record.text
-        if source in ("smi", "nvml"):
-            return self.smi if source == "smi" else self.nvml
-        if source == "facts":
-            return readings.read_facts(self.facts)
-        if source == "proc":
-            return readings.read_proc(text("proc.txt"))
-        return readings.read_lspci(text("lspci.txt")) if source == "lspci" else readings.read_sysfs(text("sysfs.json"))
-
     @cached_property
     def models(self) -> Mapping[str, GpuModel]:
         """Slot → what the knowledge has of the GPU there."""
@@ -176,8 +166,27 @@ def _in_time(evidence: RecordEvidence) -> SourceFinding:
 # ---------------------------------------------------------------- facts, field by field
 
 
+_PROBE, _SMI, _NVML = "probe.txt", "nvidia-smi.xml", "nvml.json"
+# source → its name, the capture that has it, and how that is read
+_SOURCES: Mapping[str, tuple[str, str, Callable[[RecordEvidence], SourceReading]]] = {
+    "facts": ("facts", _PROBE, lambda evidence: readings.read_facts(evidence.facts)),
+    "smi": ("nvidia-smi -q -x", _SMI, lambda evidence: evidence.smi),
+    "nvml": ("NVML", _NVML, lambda evidence: evidence.nvml),
+    "lspci": ("lspci -nn", "lspci.txt", lambda evidence: readings.read_lspci(evidence.record.text("lspci.txt"))),
+    "sysfs": ("sysfs", "sysfs.json", lambda evidence: readings.read_sysfs(evidence.record.text("sysfs.json"))),
+    "proc": ("/proc/driver/nvidia", "proc.txt", lambda evidence: readings.read_proc(evidence.record.text("proc.txt"))),
+}
+
+
+def _pair(one: str, other: str) -> SourceCheck:
+    """The check of two sources, field by field."""
+    (name, capture, _), (other_name, other_capture, _) = _SOURCES[one], _SOURCES[other]
+    needs = tuple(dict.fromkeys((_PROBE, capture, other_capture)))
+    return SourceCheck(f"{one}.{other}", f"{name} with {other_name}", needs, partial(_compared, one, other))
+
+
 def _compared(one: str, other: str, evidence: RecordEvidence) -> SourceFinding:
-    first, second = evidence.reading(one), evidence.reading(other)
+    first, second = (read(evidence) for _, _, read in (_SOURCES[one], _SOURCES[other]))
     passed_through = [gpu.slot for gpu in evidence.facts.gpus if gpu.driver == "vfio-pci"]
     absent = passed_through if {one, other} & {"smi", "nvml", "proc"} else ()
     number, differences = readings.compare(first, second, absent=absent)
@@ -511,36 +520,19 @@ def _cdi(evidence: RecordEvidence) -> SourceFinding:
 
 # ---------------------------------------------------------------- the table
 
-_PROBE, _SMI, _NVML = "probe.txt", "nvidia-smi.xml", "nvml.json"
-
 CHECKS: tuple[SourceCheck, ...] = (
     SourceCheck("probe.shells", "the probe under dash, bash and busybox", (_PROBE,), _shells),
     SourceCheck("probe.readable", "every line of the probe with the form that is known", (_PROBE,), _readable),
     SourceCheck("driver.works", "loaded kernel module, libraries and nvidia-smi", (_PROBE,), _driver),
     SourceCheck("captures.in-time", "each command with its time limit", (), _in_time),
-    SourceCheck("facts.smi", "facts with nvidia-smi -q -x", (_PROBE, _SMI), partial(_compared, "facts", "smi")),
-    SourceCheck("facts.nvml", "facts with NVML", (_PROBE, _NVML), partial(_compared, "facts", "nvml")),
-    SourceCheck("smi.nvml", "nvidia-smi -q -x with NVML", (_PROBE, _SMI, _NVML), partial(_compared, "smi", "nvml")),
-    SourceCheck("facts.lspci", "facts with lspci -nn", (_PROBE, "lspci.txt"), partial(_compared, "facts", "lspci")),
-    SourceCheck("facts.sysfs", "facts with sysfs", (_PROBE, "sysfs.json"), partial(_compared, "facts", "sysfs")),
-    SourceCheck(
-        "smi.sysfs",
-        "nvidia-smi -q -x with sysfs",
-        (_PROBE, _SMI, "sysfs.json"),
-        partial(_compared, "smi", "sysfs"),
-    ),
-    SourceCheck(
-        "facts.proc",
-        "facts with /proc/driver/nvidia",
-        (_PROBE, "proc.txt"),
-        partial(_compared, "facts", "proc"),
-    ),
-    SourceCheck(
-        "smi.proc",
-        "nvidia-smi -q -x with /proc/driver/nvidia",
-        (_PROBE, _SMI, "proc.txt"),
-        partial(_compared, "smi", "proc"),
-    ),
+    _pair("facts", "smi"),
+    _pair("facts", "nvml"),
+    _pair("smi", "nvml"),
+    _pair("facts", "lspci"),
+    _pair("facts", "sysfs"),
+    _pair("smi", "sysfs"),
+    _pair("facts", "proc"),
+    _pair("smi", "proc"),
     SourceCheck("facts.virtual", "virtual GPUs in the facts with nvidia-smi", (_PROBE, _SMI), _virtual),
     SourceCheck("facts.nvlink", "NVLinks that are down with NVML", (_PROBE, _NVML), _nvlink),
     SourceCheck("knowledge.pci-id", "PCI ids with the table of GPUs", (_PROBE,), _known),
