@@ -143,7 +143,7 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
         "cuda_default": cuda_default,
         "toolkit": _toolkit(probe),
         "runtimes": kubelets_first(runtimes, kubernetes),
-        "containers": engines.read_containers(probe),
+        "containers": engines.read_containers(probe, units),
         "rootless_docker": tuple(engines.rootless_users(probe)),
         "kubernetes": kubernetes,
         "package_manager": manager,

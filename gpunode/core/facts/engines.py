@@ -40,6 +40,7 @@ class Units:
     commands: Mapping[str, tuple[str, ...]]  # service name → arguments of its running process, or of its ExecStart
     starts: Mapping[str, tuple[str, ...]]  # service name → arguments of its ExecStart: k3s hides those of its process
     processes: tuple[tuple[str, ...], ...]  # command lines of all daemons found
+    reloads: Mapping[str, bool]  # service that runs → whether it can be reloaded
 
 
 def read_units(probe: Probe) -> Units:
@@ -64,6 +65,7 @@ def read_units(probe: Probe) -> Units:
     services: dict[str, Service] = {}
     commands: dict[str, tuple[str, ...]] = {}
     starts: dict[str, tuple[str, ...]] = {}
+    reloads: dict[str, bool] = {}
     for block in blocks:
         if "Id" not in block or block.get("LoadState") == "not-found":
             continue
@@ -78,7 +80,10 @@ def read_units(probe: Probe) -> Units:
         start = _ARGV.search(block.get("ExecStart", ""))
         starts[name] = tuple(start[1].split()) if start else ()
         commands[name] = processes.get(block.get("MainPID", ""), starts[name])
-    return Units(services=services, commands=commands, starts=starts, processes=tuple(processes.values()))
+        if block.get("MainPID", "0") != "0":
+            reloads[name] = block.get("CanReload") == "yes"
+    daemons = tuple(processes.values())
+    return Units(services=services, commands=commands, starts=starts, processes=daemons, reloads=reloads)
 
 
 def _masked(block: Mapping[str, str]) -> str:
@@ -218,7 +223,7 @@ def _container(words: list[str]) -> GpuContainer:
     )
 
 
-def read_containers(probe: Probe) -> dict[str, Running]:
+def read_containers(probe: Probe, units: Units) -> dict[str, Running]:
     """Engine → what runs in it; the engines of Kubernetes distributions by the distribution's name (k3s is RKE2's too).
 
     Whether dockerd knows NVIDIA's hook follows from times in whole seconds: it looks for it when it starts.
@@ -238,7 +243,7 @@ def read_containers(probe: Probe) -> dict[str, Running]:
             live_restore={"true": True, "false": False}.get(live),
             runtimes=tuple(values.get("runtimes", [""])[-1].split()),
             knows_hook=started is not None and hook is not None and hook + 1 < started,
-            reloads=engine == "docker" and _reloads(probe, ROWS["docker"]),
+            reloads=engine == "docker" and _reloads(units, ROWS["docker"]),
         )
     probe.notes += [
         f"containers: user {user} runs a rootless Docker, whose containers gpunode does not see"
@@ -265,10 +270,6 @@ def _number(values: dict[str, list[str]], *keys: str) -> int | None:
     return max((int(text) for text in texts if text.isdecimal() and len(text) < 16), default=None)
 
 
-def _reloads(probe: Probe, row: EngineRow) -> bool:
+def _reloads(units: Units, row: EngineRow) -> bool:
     """Whether the first of an engine's units that runs can be reloaded."""
-    for block in "\n".join(probe.sections.get("units", ())).split("\n\n"):
-        said = dict(line.partition("=")[::2] for line in block.splitlines())
-        if said.get("Id") in (f"{row.unit}.service", f"{row.snap}.service") and said.get("MainPID", "0") != "0":
-            return said.get("CanReload") == "yes"
-    return False
+    return next((can for name, can in units.reloads.items() if name in (row.unit, row.snap)), False)

@@ -29,10 +29,6 @@ class Probe:
         """Content lines of a section, without empty ones."""
         return [line for line in self.sections.get(name, ()) if line.strip()]
 
-    def text(self, name: str) -> str:
-        """Content of a section as it was printed, "" when the section is not there."""
-        return "\n".join(self.sections.get(name, ())).strip("\n")
-
     def pairs(self, name: str) -> Iterator[tuple[str, str]]:
         """Content lines of a section as (first word, rest)."""
         for line in self.sections.get(name, ()):
