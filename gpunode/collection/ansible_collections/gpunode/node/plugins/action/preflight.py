@@ -14,18 +14,14 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[Result] = {"expect": {"type": "dict", "default": {}}}
 
     def act(self, args: Result) -> Result:
-        from gpunode.core.errors import Exit
+        from gpunode.core.errors import StaleError
         from gpunode.core.items.preflight import mismatches
 
         if not args["expect"]:
             return {}
         _text, facts = self.probe("system", "os_release", "kernels", "pci")
-        wrong = mismatches(args["expect"], facts)
-        if not wrong:
-            return {"msg": "the node is the one the plan was made for"}
-        return {
-            "failed": True,
-            "msg": "this is not the node the plan was made for: " + "; ".join(wrong),
-            "fix": "make the plan again",
-            "gpunode_exit": int(Exit.PENDING),
-        }
+        if wrong := mismatches(args["expect"], facts):
+            raise StaleError(
+                f"this is not the node the plan was made for: {'; '.join(wrong)}", fix="make the plan again"
+            )
+        return {"msg": "the node is the one the plan was made for"}
