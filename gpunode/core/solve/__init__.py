@@ -71,8 +71,15 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
     used = tuple(dict.fromkeys(part.repository for part in (driver, fabric, cuda, toolkit) if part and part.repository))
     repositories = solve_repositories(case, used)
     _explain_pins(case, [want for part in (driver, fabric, cuda, toolkit) if part for want in part.packages])
-    solution = notes.solution(driver=driver, fabric=fabric, cuda=cuda, toolkit=toolkit, repositories=repositories)
-    return replace(solution, revoked_keys=knowledge.revoked_keys())
+    return replace(
+        notes.solution(),
+        driver=driver,
+        fabric=fabric,
+        cuda=cuda,
+        toolkit=toolkit,
+        repositories=repositories,
+        revoked_keys=knowledge.revoked_keys(),
+    )
 
 
 def _explain_pins(case: SolveCase, wants: Sequence[PackageWant]) -> None:

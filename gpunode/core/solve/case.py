@@ -7,19 +7,7 @@ from collections.abc import Mapping
 
 from gpunode.core.knowledge import DistroRow, GpuModel, Knowledge
 from gpunode.core.late import dataclass, field
-from gpunode.core.model import (
-    Archive,
-    CudaChoice,
-    DriverChoice,
-    FabricChoice,
-    Kernel,
-    NodeFacts,
-    Problem,
-    Reason,
-    Repository,
-    Solution,
-    ToolkitChoice,
-)
+from gpunode.core.model import Archive, Kernel, NodeFacts, Problem, Reason, Solution
 from gpunode.core.numbers import upstream
 from gpunode.core.solve.repo_files import Pin, enabled_repositories, strong_pins
 from gpunode.core.spec import CudaSpec, DriverSpec, Spec
@@ -142,24 +130,9 @@ class Notes:
     def refuse(self, what: str, fix: str) -> None:
         self.problems[Problem(what=what, fix=fix)] = None
 
-    def solution(
-        self,
-        *,
-        driver: DriverChoice | None = None,
-        fabric: FabricChoice | None = None,
-        cuda: CudaChoice | None = None,
-        toolkit: ToolkitChoice | None = None,
-        repositories: tuple[Repository, ...] = (),
-    ) -> Solution:
-        return Solution(
-            driver=driver,
-            fabric=fabric,
-            cuda=cuda,
-            toolkit=toolkit,
-            repositories=repositories,
-            reasons=tuple(self.reasons),
-            problems=tuple(self.problems),
-        )
+    def solution(self) -> Solution:
+        """These notes as an answer without any part."""
+        return Solution(reasons=tuple(self.reasons), problems=tuple(self.problems))
 
 
 @dataclass(frozen=True, kw_only=True)
