@@ -227,7 +227,7 @@ class DesiredState:
             looked_up = frozenset(one.name for one in solution.repositories)  # the bundle has been compared
         elif self._look_up and any(step.option == "packages" for step in plan.steps):
             looked_up = frozenset(one.name for one in solution.repositories)
-            plan, solution = self._looked_up(self._indexes, facts, solution, plan, secrets, opened.proxy)
+            plan, solution = self._looked_up(facts, solution, plan, secrets, opened.proxy)
         return Planned(plan=plan, facts=facts, spec=spec, solution=solution, secrets=secrets, looked_up=looked_up)
 
     def _offered(self, facts: NodeFacts, spec: Spec, secrets: Secrets, archive: Archive) -> Solution:
@@ -245,14 +245,14 @@ class DesiredState:
         return self.solution(facts, spec, offered_toolkit=offered, archive=archive) if offered else solution
 
     def _looked_up(
-        self, indexes: Indexes, facts: NodeFacts, solution: Solution, plan: Plan, secrets: Secrets, proxy: str
+        self, facts: NodeFacts, solution: Solution, plan: Plan, secrets: Secrets, proxy: str
     ) -> tuple[Plan, Solution]:
         """The plan where all that it installs is in the indexes of its repositories, else the problems.
 
         The solution comes back with the driver that the repository offers.
         """
         repositories = [replace(one, url=secrets.open(one.url)) for one in solution.repositories]
-        found = indexes.look_up(facts, solution, plan, repositories, self.knowledge, proxy)
+        found = self._indexes.look_up(facts, solution, plan, repositories, self.knowledge, proxy)
         problems = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found.problems)
         warnings = tuple(f"not resolved: repository {secrets.seal(one)}" for one in found.unread)
         if problems:
