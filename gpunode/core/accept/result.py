@@ -15,7 +15,7 @@ from gpunode.core.accept.fleet import Spread
 from gpunode.core.accept.floors import Floor, Machine, floor_of, machine_of
 from gpunode.core.accept.judge import ExpectedSpeed
 from gpunode.core.accept.stages import STAGES, stage_of
-from gpunode.core.late import asdict, dataclass, field
+from gpunode.core.late import dataclass, field
 from gpunode.core.model import Check, HostOutcome, NodeFacts
 from gpunode.core.report.model import MetricRow
 from gpunode.core.untrusted import structured
@@ -149,13 +149,8 @@ def _gpus(facts: NodeFacts) -> Iterable[RecordGpu]:
             )  # fmt: skip
 
 
-def record_data(record: AcceptRecord) -> dict[str, Any]:
-    """As JSON holds it."""
-    return asdict(record)
-
-
 def record_from(data: Any) -> AcceptRecord:
-    """The inverse of record_data.  Raises InputError."""
+    """The inverse of asdict(AcceptRecord).  Raises InputError."""
     return structured(data, AcceptRecord, "a record of an acceptance", "name a folder that gpunode accept wrote")
 
 

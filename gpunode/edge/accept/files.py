@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from gpunode.core.accept.result import AcceptRecord, StageRow, record_data, row_from
+from gpunode.core.accept.result import AcceptRecord, StageRow, row_from
 from gpunode.core.errors import InputError
 from gpunode.core.printable import json_text
 from gpunode.core.report.model import Report
@@ -50,7 +50,7 @@ def write_record(folder: Path, record: AcceptRecord) -> Path:
     """The record of one host, to be signed or compared with later."""
     (folder / RECORDS).mkdir(mode=0o700, exist_ok=True)
     path = folder / RECORDS / f"{record.host.replace('/', '_')}.json"
-    write_private(path, json_text(record_data(record), indent=2) + "\n")
+    write_private(path, json_text(asdict(record), indent=2) + "\n")
     return path
 
 
