@@ -388,152 +388,16 @@ options:
       activate:
         type: dict
         description:
-          - What is loaded, started and set.
-        suboptions:
-          enable:
-            type: list
-            description:
-              - Units to start at the next boot, and not now.
-            elements: str
-          load:
-            type: list
-            description:
-              - Kernel modules to load.
-            elements: str
-          unload:
-            type: list
-            description:
-              - Kernel modules to unload.
-            elements: str
-          initramfs:
-            type: bool
-            description:
-              - Whether the initramfs is rebuilt where it is stale.
-          version:
-            type: str
-            description:
-              - Version of the driver that has to be loaded; empty means that of the libraries.
-          flavour:
-            type: str
-            description:
-              - Flavour of the modules that has to be loaded.
-            choices:
-              - open
-              - proprietary
-          reboot:
-            type: str
-            description:
-              - Whether the node may be rebooted where nothing else helps.
-            choices:
-              - never
-              - if-needed
-              - always
-          reboot_controller:
-            type: bool
-            description:
-              - Whether that holds for the machine Ansible runs on, too; it is known by its boot id.
-          reboot_timeout:
-            type: int
-            description:
-              - Seconds that the node may take to come back from a reboot.
-          services:
-            type: list
-            description:
-              - Units to enable and start.
-            elements: str
-          links:
-            type: bool
-            description:
-              - Whether GPU devices get their links in /dev/char.
-          sysctl:
-            type: dict
-            description:
-              - Kernel settings, in force now.
-          restart:
-            type: list
-            description:
-              - Units to restart where they run.
-            elements: str
-          mask:
-            type: list
-            description:
-              - Units to stop, and to keep from starting.
-            elements: str
-          parameters:
-            type: dict
-            description:
-              - Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.
-          arguments:
-            type: dict
-            description:
-              - 'Arguments of the kernel''s command line: present or absent.'
-          ecc:
-            type: dict
-            description:
-              - 'ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.'
-          alternatives:
-            type: dict
-            description:
-              - Links below /usr/local, by name, and where each leads.
+          - What is loaded, started and set. As M(gpunode.node.activate) takes it.
       cdi:
         type: dict
         description:
-          - How the CDI specification is made, by nvidia-ctk, and kept up to date.
-        suboptions:
-          output:
-            type: str
-            description:
-              - Its path; empty means that of nvidia-cdi-refresh.service.
-          service:
-            type: str
-            description:
-              - Text of the unit that makes it, for toolkits before 1.18.0, which bring none.
-          path:
-            type: str
-            description:
-              - Text of the unit that starts that service after a new driver or toolkit.
+          - How the CDI specification is made, by nvidia-ctk, and kept up to date. As M(gpunode.node.cdi) takes
+            it.
       smoke:
         type: dict
         description:
-          - What is proven by using the GPUs.
-        suboptions:
-          socket:
-            type: str
-            description:
-              - Socket of containerd, where it is not the usual one.
-          runtimes:
-            type: list
-            description:
-              - Container engines whose containers get GPUs.
-            elements: str
-            choices:
-              - containerd
-              - docker
-          default_runtime:
-            type: dict
-            description:
-              - Their default runtimes, by engine.
-          logs:
-            type: dict
-            description:
-              - Commands that show an engine's log, by engine, where it is not its unit's.
-          image:
-            type: str
-            description:
-              - Image that containers are made of; empty means one that is made on the node.
-          gpus:
-            type: raw
-            description:
-              - How many GPUs there are on PCI; C(found) means as many as there are then.
-          cuda:
-            type: list
-            description:
-              - Versions of CUDA to compile with, or C(newest).
-            elements: str
-          toolkit:
-            type: bool
-            description:
-              - Whether nvidia-container-cli is tried; by default it is where an engine is.
+          - What is proven by using the GPUs. As M(gpunode.node.smoke) takes it.
     default: {}
 """
 
