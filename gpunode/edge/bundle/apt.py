@@ -13,7 +13,7 @@ from gpunode.core.bundle.deb import Deb, packages_text, parse_packages, release_
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.edge.bundle.store import Web
-from gpunode.edge.bundle.unpack import ENDINGS, unpacked
+from gpunode.edge.bundle.unpack import ENDINGS, list_text
 from gpunode.edge.openpgp import Signer, check_signature, signed_text
 
 ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -57,7 +57,7 @@ def read_lists(upstream: Upstream, arch: str, release: str, web: Web) -> Iterato
     names = [""] if upstream.flat else [f"{c}/binary-{ARCHS[arch]}/" for c in upstream.components]
     for place in names:
         yield from parse_packages(
-            _index(folder, place, hashes, web, by_hash=by_hash).decode("utf-8", "replace"),
+            _index(folder, place, hashes, web, by_hash=by_hash),
             repository=upstream.name,
             base=folder if upstream.flat else upstream.url,
             origin=upstream.address,
@@ -98,7 +98,7 @@ def _is_later(text: str) -> bool:
         return False
 
 
-def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web, *, by_hash: bool) -> bytes:
+def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web, *, by_hash: bool) -> str:
     """The list of packages in the best form that there is, as Release has it; by its hash where the server does that.
 
     A list by its hash stays while the server is being updated, so it is the one that this Release names.
@@ -111,13 +111,8 @@ def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web
         data = data if data is not None else web.read(f"{folder}/{place}Packages{ending}")
         if data is None:
             continue
-        if hashlib.sha256(data).hexdigest() != known[0]:
-            raise GpunodeError(
-                f"{folder}/{place}Packages{ending} is not the one that the signed Release names",
-                fix="the mirror is being updated, or its files were changed: run it again, or use another mirror",
-            )
         _, size = hashes.get(f"{place}Packages", ("", None))
-        return unpacked(data, ending, f"{folder}/{place}Packages{ending}", size)
+        return list_text(data, f"{folder}/{place}Packages{ending}", known[0], size, "the signed Release")
     raise GpunodeError(f"{folder}/{place} has no list of packages that can be read", fix="use another mirror")
 
 

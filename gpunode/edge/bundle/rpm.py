@@ -8,12 +8,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from gpunode.core.bundle.manifest import matches_version
 from gpunode.core.bundle.rpm import (
-    Listed,
     Rpm,
     left_out,
     parse_modules,
@@ -30,7 +29,7 @@ from gpunode.core.model import PackageWant
 from gpunode.edge.bundle.inside import refuse_other
 from gpunode.edge.bundle.resolve import libsolv
 from gpunode.edge.bundle.store import PIECE, Web
-from gpunode.edge.bundle.unpack import unpacked
+from gpunode.edge.bundle.unpack import list_text
 from gpunode.edge.openpgp import Signer, check_signature
 
 HEADERS = 16 << 20  # bytes at the beginning of an rpm file that hold its headers
@@ -98,19 +97,10 @@ def _texts(base: str, repomd: bytes, where: str, web: Web, kinds: Sequence[str])
     texts = {}
     for kind in kinds:
         texts[kind] = ""
-        if kind in lists:
-            packed = web.read(f"{base}/{lists[kind].href}")
-            if packed is None or hashlib.sha256(packed).hexdigest() != lists[kind].sha256:
-                raise GpunodeError(
-                    f"{base}/{lists[kind].href} is not the list that repomd.xml names",
-                    fix="the mirror is being updated, or its files were changed: run it again, or use another mirror",
-                )
-            texts[kind] = _unpacked(packed, lists[kind], f"{base}/{lists[kind].href}")
+        if one := lists.get(kind):
+            place = f"{base}/{one.href}"
+            texts[kind] = list_text(web.read(place), place, one.sha256, one.unpacked, "repomd.xml")
     return texts
-
-
-def _unpacked(packed: bytes, one: Listed, where: str) -> str:
-    return unpacked(packed, PurePosixPath(one.href).suffix, where, one.unpacked).decode("utf-8", "replace")
 
 
 # ---------------------------------------------------------------- the closure

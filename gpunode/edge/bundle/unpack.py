@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bz2
+import hashlib
 import lzma
 import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from gpunode.core.errors import GpunodeError
@@ -21,6 +23,19 @@ ENDINGS = (".xz", ".gz", ".zst", ".bz2", "")  # of a list, the best one first
 def ending_of(data: bytes) -> str:
     """By which program the data is packed, as the ending of a file's name; "" for none."""
     return next((ending for magic, ending in _MAGIC.items() if data.startswith(magic)), "")
+
+
+def list_text(packed: bytes | None, where: str, sha256: str, size: int | None, named_by: str) -> str:
+    """A list of a repository, unpacked by the ending of its name, which is the one that `named_by` names.
+
+    Raises GpunodeError.
+    """
+    if packed is None or hashlib.sha256(packed).hexdigest() != sha256:
+        raise GpunodeError(
+            f"{where} is not the one that {named_by} names",
+            fix="the mirror is being updated, or its files were changed: run it again, or use another mirror",
+        )
+    return unpacked(packed, PurePosixPath(where).suffix, where, size).decode("utf-8", "replace")
 
 
 def unpacked(data: bytes, ending: str, where: str, size: int | None = None) -> bytes:
