@@ -81,12 +81,8 @@ class NodeAction(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: Result | None = None) -> Result:
         result: Result = super().run(tmp, task_vars)
-        if tuple(int(part) for part in ansible_version.split(".")[:2]) < LEAST_ANSIBLE:
-            return result | {"failed": True, "msg": _other_ansible(), "fix": _OTHER_ANSIBLE_FIX}
-        if GPUNODE_MISSING:
-            return result | _needs_gpunode(GPUNODE_MISSING)
-        if __version__ != VERSION:
-            return result | {"failed": True, "msg": _other_version(), "fix": _OTHER_VERSION_FIX}
+        if misfit := _misfit():
+            return result | misfit
         args = self.validate_argument_spec(argument_spec=self.ARGUMENTS)[1]
         self._vars = task_vars or {}
         try:
@@ -443,20 +439,23 @@ class NodeAction(ActionBase):
             self._remove_tmp_path(folder)
 
 
-_OTHER_VERSION_FIX = (
-    "use the collection that the package brings (remove the one that ansible-galaxy installed), or install both in one "
-    "version"
-)
-
-
-_OTHER_ANSIBLE_FIX = (
-    "install gpunode, which brings ansible-core, into an environment of its own (python3 -m venv, pipx)"
-)
-
-
-def _other_ansible() -> str:
-    least = ".".join(map(str, LEAST_ANSIBLE))
-    return f"collection gpunode.node needs ansible-core {least} or newer; this is {ansible_version} of {sys.prefix}"
+def _misfit() -> Result:
+    """The failure where Ansible or the Python package is none that this collection works with; {} where both are."""
+    if tuple(int(part) for part in ansible_version.split(".")[:2]) < LEAST_ANSIBLE:
+        least = ".".join(map(str, LEAST_ANSIBLE))
+        msg = f"collection gpunode.node needs ansible-core {least} or newer; this is {ansible_version} of {sys.prefix}"
+        fix = "install gpunode, which brings ansible-core, into an environment of its own (python3 -m venv, pipx)"
+    elif GPUNODE_MISSING:
+        return _needs_gpunode(GPUNODE_MISSING)
+    elif __version__ != VERSION:
+        msg = f"collection gpunode.node {VERSION} does not work with the installed Python package gpunode {__version__}"
+        fix = (
+            "use the collection that the package brings (remove the one that ansible-galaxy installed), or install "
+            "both in one version"
+        )
+    else:
+        return {}
+    return {"failed": True, "msg": msg, "fix": fix}
 
 
 def say(line: str) -> None:
@@ -470,10 +469,6 @@ def _not_ours(name: str, how: str) -> RefusedError:
         expected="a name that no play, inventory or command line uses: the plan of a host is handed over by it",
         fix=f"give your own variable {name} another name",
     )
-
-
-def _other_version() -> str:
-    return f"collection gpunode.node {VERSION} does not work with the installed Python package gpunode {__version__}"
 
 
 def _needs_gpunode(error: object) -> Result:
