@@ -166,7 +166,7 @@ def processes_by_ps() -> list[tuple[int, int]]:
 def lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -27,6 +27,7 @@ from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.plan.since import state_of
 from gpunode.core.rollout import State as RunState
 from gpunode.edge.state import StateError, now, state_dir, state_path
+from gpunode.edge.supervise import lives
 
 T = TypeVar("T")
 Purpose = Literal["show", "resume", "compare", "report"]  # what a run is looked up for
@@ -104,13 +105,7 @@ class RunRow:
         pid, _, began = process.partition("@")
         if self.status != "running" or host != socket.gethostname() or not pid.isdecimal():
             return self.status == "running"
-        try:
-            os.kill(int(pid), 0)
-        except (ProcessLookupError, OverflowError):
-            return False
-        except PermissionError:
-            pass
-        return began == _began(int(pid))  # the number may be another process's by now
+        return lives(int(pid)) and began == _began(int(pid))  # the number may be another process's by now
 
     @property
     def resumes(self) -> str:
