@@ -5,13 +5,20 @@ GPUNODE_KUBERNETES names the folder with the programs.  No controller makes pods
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from control_plane import ControlPlane, control_plane, wait_for
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import NameOID
 from kube_cluster import node, put, quick, rendered
 from urllib3.exceptions import ProtocolError
 
@@ -34,6 +41,7 @@ from gpunode.kube.edge.reading import read
 PROGRAMS = os.environ.get("GPUNODE_KUBERNETES", "")
 pytestmark = pytest.mark.skipif(not PROGRAMS, reason="GPUNODE_KUBERNETES names no folder with Kubernetes' programs")
 
+DAY = timedelta(days=1)
 CUT = {"strategy": "mig", "mig": {"manager": "mig-manager", "profiles": {"1g.10gb": 7}}}
 SPEC: dict[str, Any] = {
     "kubernetes": {
@@ -45,8 +53,27 @@ SPEC: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(Path(PROGRAMS), tmp_path_factory.mktemp("real") / "plane", "--allow-privileged=true") as found:
+    folder = tmp_path_factory.mktemp("real")
+    signed(folder, "ca", DAY)
+    flags = ("--allow-privileged=true", f"--client-ca-file={folder}/ca.crt")
+    with control_plane(Path(PROGRAMS), folder / "plane", *flags) as found:
         yield found
+
+
+def signed(folder: Path, name: str, lasts: timedelta) -> None:
+    """A key and a certificate of an administrator in `folder`, from two days ago, signed by ca, which it may be."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    parts = ((NameOID.ORGANIZATION_NAME, "system:masters"), (NameOID.COMMON_NAME, name))
+    subject = issuer = x509.Name([x509.NameAttribute(*part) for part in parts])
+    by: Any = key
+    if name != "ca":
+        issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes()).subject
+        by = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    begins = datetime.now(UTC) - 2 * DAY
+    made = x509.CertificateBuilder(issuer, subject, key.public_key(), 1, begins, begins + 2 * DAY + lasts)
+    made = made.add_extension(x509.BasicConstraints(ca=name == "ca", path_length=None), critical=True)
+    (folder / f"{name}.crt").write_bytes(made.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM))
+    (folder / f"{name}.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 @pytest.fixture
@@ -289,8 +316,24 @@ def test_an_older_release_takes_everything_and_sees_no_drift(plane: ControlPlane
         assert drift(api, what) == {}
 
 
-def test_a_login_that_has_ended_is_told_as_such(plane: ControlPlane) -> None:
-    old = connect(str(plane.write_kubeconfig(plane.folder / "old.conf", "of-another-day")))
+def by_certificate(plane: ControlPlane, name: str) -> Api:
+    path = plane.write_kubeconfig(plane.folder / f"{name}.conf", "")
+    config, folder = json.loads(path.read_text()), plane.folder.parent
+    files = {"client-certificate": f"{folder}/{name}.crt", "client-key": f"{folder}/{name}.key"}
+    config["users"] = [{"name": "bench", "user": files}]
+    path.write_text(json.dumps(config))
+    return connect(str(path))
+
+
+@pytest.mark.parametrize("by", ["token", "certificate"])
+def test_a_login_that_has_ended_is_told_as_such(plane: ControlPlane, by: str) -> None:
+    if by == "token":
+        old = connect(str(plane.write_kubeconfig(plane.folder / "old.conf", "of-another-day")))
+    else:
+        for name, lasts in (("good", DAY), ("old", -DAY)):
+            signed(plane.folder.parent, name, lasts)
+        assert isinstance(by_certificate(plane, "good").items("/api/v1/nodes"), list)
+        old = by_certificate(plane, "old")
     with pytest.raises(GpunodeError) as caught:
         old.items("/api/v1/nodes")
     assert caught.value.outcome == "unreachable" and "have expired: log in again" in caught.value.fix
