@@ -81,7 +81,6 @@ WHOLE = ("kernels", "packages", "units")
 # sections that may have no line: where they said all, there is none
 _MAY_BE_EMPTY = ("cdi", "files", "gpu_containers", "nvlink", "sharing", "xids")
 
-_CUT = regex(r"no answer within \d+ s\Z")
 _META = regex(r"([0-7]{1,5}) (\S+) (\d{1,15})\Z")
 _CUDA_FOLDER = regex(r"/cuda-(\d{1,4}\.\d{1,4})/?\Z")
 _VERSION = regex(r"\b(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
@@ -99,8 +98,7 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
     basics = {"os-release": probe.lines("os_release"), "kernel": probe.value("system", "kernel")}
     lacking = [*(f"section {name}" for name in ALWAYS if name not in probe.sections)]
     lacking += [name for name, found in basics.items() if not found]
-    ends = ((name, why) for name in WHOLE for why in probe.values(name, "exit:"))
-    lacking += [f"whole section {name} ({why})" for name, why in ends if _CUT.match(why)]
+    lacking += [f"whole section {name} (it took over {s} s)" for name in WHOLE for s in probe.values(name, "cut")]
     if of_node and lacking:
         raise RefusedError(
             f"the probe does not say all of this machine: no {', no '.join(lacking)}",

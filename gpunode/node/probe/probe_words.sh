@@ -85,6 +85,12 @@ answer() {
   esac
 }
 
+# whole SECONDS COMMAND…: what it prints, and a last line `cut SECONDS` where it was not done by then
+whole() {
+  within "$@" </dev/null
+  case $? in 124 | 137) printf '\ncut %s\n' "$1" ;; esac
+}
+
 # ask SECONDS COMMAND…: its answer, quoted, for programs that touch no hardware
 ask() { answer "$@" 2>&1 | quote; }
 
