@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +13,7 @@ from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import facts_hash, secret_parts
 from gpunode.core.items.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
 from gpunode.core.items.gpu_containers import describe_gpu_containers
-from gpunode.core.items.item import ItemKey
+from gpunode.core.items.item import ItemKey, Question
 from gpunode.core.items.package import PackageItem
 from gpunode.core.items.smoke import smoke_now
 from gpunode.core.knowledge import Knowledge
@@ -75,12 +75,14 @@ class DesiredState:
         to_run: bool = True,
         lock: Lock | None = None,
         look_up: bool = False,
+        apart: Container[str] = (),
     ) -> None:
         """`to_run` False: the plans are only looked at, so a key that cannot be fetched now is a warning.
 
-        `look_up`: what a plan installs is looked up in the indexes of its repositories, where this machine reaches
-        them.  `lock`: exactly its versions, and no plan for what they cannot be had on.  `spec_data` becomes the data
-        with references in place of secrets, which may be written down; `secrets` are those of gpunode.yml.
+        `apart`: parts that nobody carries out (make_plan).  `look_up`: what a plan installs is looked up in the
+        indexes of its repositories, where this machine reaches them.  `lock`: exactly its versions, and no plan for
+        what they cannot be had on.  `spec_data` becomes the data with references in place of secrets, which may be
+        written down; `secrets` are those of gpunode.yml.
         """
         self._to_run = to_run
         self.lock = lock
@@ -92,7 +94,7 @@ class DesiredState:
         self._planned: dict[tuple[object, ...], Planned] = {}
         self._runfiles: dict[Runfile, Problem | None] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
-        self._look_up = look_up
+        self._look_up, self._apart = look_up, apart
         # secrets that a recorded spec lacks may be in the inventory: then they are asked for host by host
         sealed, self.secrets = seal_spec(self._given, where=source, recorded=True)
         self.spec_data: Mapping[str, Any] = sealed
@@ -217,7 +219,8 @@ class DesiredState:
         solution = replace(solution, problems=(*solution.problems, *self._given_files(solution)))
         from gpunode.edge.load import load_support
 
-        plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of, support=load_support())
+        asked = Question(facts=facts, spec=spec, solution=solution, templates=self.templates)
+        plan = make_plan(host, asked, key_of=key_of, support=load_support(), apart=self._apart)
         plan = replace(plan, warnings=(*plan.warnings, *missing.values()))
         looked_up: frozenset[str] = frozenset()
         if opened.bundle.sha256 and (found := self._bundles.problems(facts, opened, plan)):
@@ -298,7 +301,8 @@ class DesiredState:
 
     def pending(self, planned: Planned) -> dict[ItemKey, str]:
         """What differs from the spec on the planned host."""
-        return pending_items(planned.facts, planned.spec, planned.solution, self.templates)
+        facts, spec, solution = planned.facts, planned.spec, planned.solution
+        return pending_items(Question(facts=facts, spec=spec, solution=solution, templates=self.templates))
 
     def smoke(self, planned: Planned) -> dict[str, Any]:
         return smoke_now(planned.facts, planned.spec, planned.solution)

@@ -381,7 +381,8 @@ def test_the_plan_says_which_file_it_renews_that_nothing_else_does() -> None:
         specs = (replace(READ, path=path, driver="570.1"),)
         gpu = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")
         facts = replace(NODE, root=True, gpus=(gpu,), cdi=replace(NODE.cdi, specs=specs))
-        plan = make_plan("n", facts, parse_spec({}), TOOLKIT, templates=load_templates(), key_of=lambda _: "")
+        asked = Question(facts=facts, spec=parse_spec({}), solution=TOOLKIT, templates=load_templates())
+        plan = make_plan("n", asked, key_of=lambda _: "")
         return next(step.title for step in plan.steps if step.id == "runtime.cdi")
 
     assert "/etc/cdi/nvidia.yaml" in title("/etc/cdi/nvidia.yaml")

@@ -207,14 +207,12 @@ def test_an_interrupted_transaction_is_finished_first(monkeypatch: pytest.Monkey
 
 def test_packages_of_a_transaction_that_was_interrupted_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a package that is there in two versions nobody knows which one is whole."""
-    from gpunode.core.plan import pending_items
-
     done = plan_case(CASES / "plans/arch-h100-provisioned", monkeypatch)
     assert done.plan.converged
 
     def pending(ident: str) -> dict[str, str]:
         facts = replace(done.facts, unfinished=(ident,))
-        found = pending_items(facts, done.spec, done.solution, DesiredState({}).templates)
+        found = DesiredState({}).pending(replace(done, facts=facts))
         return {key.name: why for key, why in found.items() if key.option == "packages"}
 
     again = pending("20261122T190745Z-packages-21667")
@@ -254,7 +252,6 @@ def test_a_plan_for_people_cites_each_source_once_by_number(monkeypatch: pytest.
 def test_a_file_that_differs_is_reported_without_its_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpunode.core.items.driver import NOUVEAU_CONF
     from gpunode.core.model import ConfigFile
-    from gpunode.core.plan import pending_items
 
     done = fresh(monkeypatch)
     desired = DesiredState({})
@@ -263,7 +260,7 @@ def test_a_file_that_differs_is_reported_without_its_hashes(monkeypatch: pytest.
     def words(data: bytes, mode: int) -> str:
         file = ConfigFile(path=NOUVEAU_CONF, sha256=hashlib.sha256(data).hexdigest(), mode=mode, data=data)
         facts = replace(done.facts, files={**done.facts.files, NOUVEAU_CONF: file})
-        pending = pending_items(facts, done.spec, done.solution, desired.templates)
+        pending = desired.pending(replace(done, facts=facts))
         return next((why for key, why in pending.items() if key.name == NOUVEAU_CONF), "")
 
     assert words(b"# nothing\n", 0o644) == "differs"
@@ -525,18 +522,26 @@ def test_tasks_stand_in_the_order_of_the_steps_under_their_titles(monkeypatch: p
 def test_what_the_action_would_refuse_is_refused_by_the_plan_with_the_key_that_has_it() -> None:
     facts, state = probe("debian12-h100-provisioned"), DesiredState({})
     spec = state.spec()
-    tuning = TuningChoice(sysctl={"net.core.x": "1;2"})
-    plan = make_plan(
-        "node1",
-        facts,
-        spec,
-        replace(state.solution(facts, spec), tuning=tuning),
-        templates=state.templates,
-        key_of=lambda repository: KEY,
-    )
+    solution = replace(state.solution(facts, spec), tuning=TuningChoice(sysctl={"net.core.x": "1;2"}))
+    asked = Question(facts=facts, spec=spec, solution=solution, templates=state.templates)
+    plan = make_plan("node1", asked, key_of=lambda repository: KEY)
     assert not plan.steps
     [problem] = plan.problems
     assert "net.core.x '1;2'" in problem.what and problem.fix == "change what gpunode.yml says of tuning.sysctl"
+
+
+def test_an_engine_is_not_restarted_for_a_toolkit_that_nobody_installs() -> None:
+    facts, state = probe("rocky9-h100-provisioned"), DesiredState({})
+    packages = {name: one for name, one in facts.packages.items() if "container-toolkit" not in name}
+    facts, spec = replace(facts, packages=packages, toolkit=""), state.spec()
+    asked = Question(facts=facts, spec=spec, solution=state.solution(facts, spec), templates=state.templates)
+
+    def restarts(apart: set[str]) -> bool:
+        plan = make_plan("node1", asked, key_of=lambda repository: KEY, apart=apart)
+        assert any(step.id == "toolkit.packages" for step in plan.steps), plan.problems
+        return any(step.id == "runtime.edits" for step in plan.steps)
+
+    assert restarts(set()) and not restarts({"toolkit"})
 
 
 def test_two_parts_that_want_the_same_otherwise_are_refused_and_alike_they_are_one(

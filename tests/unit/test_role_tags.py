@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ansible_collections.gpunode.node.plugins.action.plan import ActionModule
 
 from gpunode.core.model import Plan, Step
 from gpunode.core.plan.playbook import dump, make_playbook
@@ -177,3 +179,26 @@ def test_an_action_alone_reads_the_variables_and_refuses_what_it_does_not_know(t
 def test_uninstall_asks_for_its_hosts(words: tuple[str, ...], hosts: int, site: Path) -> None:
     (site / "site.yml").write_text("- ansible.builtin.import_playbook: gpunode.node.uninstall\n")
     assert f"hosts ({hosts})" in play(site, "--list-hosts", *words).stdout
+
+
+@pytest.mark.parametrize(
+    ("roles", "run", "skip", "parts"),
+    [
+        (["gpunode.node.node"], ["all"], [], PARTS),
+        (["gpunode.node.node"], ["gpunode_driver", "gpunode_cuda"], [], {"driver", "cuda"}),
+        (["gpunode.node.node"], ["gpu"], [], PARTS),  # a tag of somebody else's on the role
+        (["gpunode.node.node"], ["all"], ["gpunode_driver"], PARTS - {"driver"}),
+        (["gpunode.node.runtime"], ["all"], [], {"runtime"}),
+        (["gpunode.node.toolkit", "gpunode.node.runtime"], ["all"], [], {"toolkit", "runtime"}),
+        (["gpunode.node.toolkit", "other", "gpunode.node.runtime"], ["all"], [], {"toolkit"}),
+        (["gpunode.node.plan"], ["all"], [], PARTS),
+    ],
+)
+def test_a_plan_knows_which_parts_are_carried_out(
+    roles: list[str], run: list[str], skip: list[str], parts: set[str]
+) -> None:
+    made = [SimpleNamespace(_parents=[], get_name=lambda name=name: name) for name in roles]
+    action = object.__new__(ActionModule)
+    action._task = SimpleNamespace(_role=made[0], play=SimpleNamespace(roles=made))
+    action._vars = {"ansible_run_tags": run, "ansible_skip_tags": skip}
+    assert PARTS - action._apart() == parts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wa
 from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
 from gpunode.core.plan.steps import BY_ID, STEPS, StepRow, wanted
-from gpunode.core.spec import Spec
 from gpunode.core.validation import check_value
 
 _DRAINED = "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data, then reboot the node"
@@ -76,19 +75,19 @@ def step_diff(case: HostCase, mine: Sequence[Item]) -> str:
 
 def make_plan(
     host: str,
-    facts: NodeFacts,
-    spec: Spec,
-    solution: Solution,
+    asked: Question,
     *,
-    templates: Mapping[str, str],
     key_of: KeyOf,
     support: Mapping[str, Support] = {},
+    apart: Container[str] = (),
 ) -> Plan:
     """What is to be done on `host`; no steps and no problems when nothing is.
 
-    `key_of` gives a repository's key once it is to be written.  A problem anywhere means no steps at all: nothing
-    is touched on a node that cannot be finished.
+    `key_of` gives a repository's key once it is to be written.  `apart`: parts that nobody carries out; nothing follows
+    of what they would do.  A problem anywhere means no steps at all: nothing is touched on a node that cannot be
+    finished.
     """
+    facts, spec, solution = asked.facts, asked.spec, asked.solution
     base = Plan(
         host=host,
         facts_hash=facts_hash(facts),
@@ -104,7 +103,7 @@ def make_plan(
             return base
         why = "the nvidia runtime breaks pods on nodes without a GPU; if that is right: verify.allow_no_gpu: true"
         return replace(base, warnings=(*base.warnings, f"no NVIDIA GPU found on PCI: nothing to do ({why})"))
-    want = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates))
+    want = wanted(asked)
     engines = [key.name for key in want.items if key.option == "edits"]
     programs = list(programs_of(facts, engines))
     old = filter(None, (too_old(*one, support) for one in programs))
@@ -117,7 +116,7 @@ def make_plan(
     case = HostCase(
         facts=facts, spec=spec, solution=solution, items=want.items, have=actual(facts, want), key_of=key_of
     )
-    steps = _steps(case)
+    steps = _steps(case, apart)
     if refused := tuple(problem for step in steps for problem in _refused(case, step)):
         return replace(base, problems=refused)
     if steps:
@@ -125,10 +124,10 @@ def make_plan(
     return replace(base, steps=tuple(steps), files=_files_rested_on(facts, want))
 
 
-def pending_items(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> dict[ItemKey, str]:
+def pending_items(asked: Question) -> dict[ItemKey, str]:
     """What differs from the spec, in words by key; empty on a converged node."""
-    want = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates))
-    have = actual(facts, want)
+    want = wanted(asked)
+    have = actual(asked.facts, want)
     return {key: difference(item, have[key]) for key, item in want.items.items() if item.differs(have[key])}
 
 
@@ -150,9 +149,9 @@ def actual(facts: NodeFacts, want: Wanted) -> dict[ItemKey, str]:
     return {key: item.actual(facts) for key, item in want.items.items()}
 
 
-def _steps(case: HostCase) -> list[Step]:
+def _steps(case: HostCase, apart: Container[str]) -> list[Step]:
     pending = {key: item for key, item in case.items.items() if case.pending(item)}
-    pending |= _consequences(case.items, pending)
+    pending |= _consequences(case.items, {key: item for key, item in pending.items() if key.role not in apart})
     steps = []
     for row in STEPS:
         mine = [item for key, item in pending.items() if (key.role, key.option) == (row.role, row.option)]

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, ClassVar
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, say
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from gpunode.edge.desired import DesiredState, Planned
 
 
+OURS = "gpunode.node."
 VERIFY = ("changed", "always", "never")  # when the GPUs are used for real
 
 
@@ -47,7 +50,8 @@ class ActionModule(NodeAction):
                 )
         verify = self._parameters()
         config = args["config"] or self._templar.template(self._vars.get("gpunode_config") or "")
-        desired = DesiredState(load_spec_data(config) if config else {}, source=config or "gpunode_spec")
+        data = load_spec_data(config) if config else {}
+        desired = DesiredState(data, source=config or "gpunode_spec", apart=self._apart())
         over = merge_spec(self.inventory_spec(), args["spec"])
         try:
             spec = desired.spec(over, host=host)
@@ -99,12 +103,8 @@ class ActionModule(NodeAction):
 
         Whatever else runs between two roles may have changed the node: then it is probed again.
         """
-        role = self._task._role if self.of_gpunode else None
-        while role and role._parents:
-            role = role._parents[0]
-        roles = self._task.play.roles if role else []
-        place = next((number for number, one in enumerate(roles) if one is role), 0)
-        if not place or not roles[place - 1].get_name().startswith("gpunode.node."):
+        _, roles, place = self._place()
+        if not place or not _is_ours(roles[place - 1]):
             return {}
         plan = self.own_plan(self._vars.get("gpunode_plan"))
         if plan.get("asked") != asked:
@@ -112,6 +112,28 @@ class ActionModule(NodeAction):
         kept = {key: plan[key] for key in ("plan", "variables", "asked", "chosen", "smoke", "digest")}
         parts = [part for part in plan["parts"] if part != "preflight"]
         return {**kept, "parts": parts, "msg": f"planned by {roles[place - 1].get_name()}"}
+
+    def _place(self) -> tuple[Any, Sequence[Any], int]:
+        """The role that asks for the plan, the roles of its play, and its place among them; 0 where it has none."""
+        role = self._task._role if self.of_gpunode else None
+        while role and role._parents:
+            role = role._parents[0]
+        roles = self._task.play.roles if role else []
+        return role, roles, next((number for number, one in enumerate(roles) if one is role), 0)
+
+    def _apart(self) -> set[str]:
+        """The parts that neither the role, nor those of ours right behind it, carry out with these tags."""
+        from gpunode.core.plan.steps import ROLES
+
+        role, roles, place = self._place()
+        behind = takewhile(_is_ours, roles[place + 1 :]) if role in roles else ()
+        names = {one.get_name().removeprefix(OURS) for one in (role, *behind) if one}
+        parts = {one.name for one in ROLES}
+        run, skip = (set(self._vars.get(f"ansible_{kind}_tags") or ()) for kind in ("run", "skip"))
+        tagged = {f"gpunode_{part}": part for part in parts}
+        wanted = {tagged[tag] for tag in run} if run and run <= tagged.keys() else parts
+        wanted -= {part for tag, part in tagged.items() if tag in skip}
+        return parts - (wanted & names if names and names <= parts else wanted)
 
     def _asked(self, desired: DesiredState, host: str, facts: NodeFacts, over: Result) -> Planned:
         """The plan as the node's own package manager can carry it out."""
@@ -174,3 +196,7 @@ class ActionModule(NodeAction):
                 expected="secrets in the variable gpunode_spec: results of tasks refer to it",
                 fix="set it there (in the inventory, in a vault), and leave it out of spec",
             )
+
+
+def _is_ours(role: Any) -> bool:
+    return bool(role.get_name().startswith(OURS))
