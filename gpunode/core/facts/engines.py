@@ -94,7 +94,10 @@ def read_runtimes(probe: Probe, units: Units) -> tuple[Runtime, ...]:
     """The engines whose daemon binary is on the node."""
     sockets = probe.values("runtimes", "socket")
     found = []
-    for name, binary, version in _binaries(probe):
+    for called, binary, version in programs(probe, "binary"):
+        name = next((one for one in ENGINES if one == called), None)
+        if name is None:
+            continue
         row = ROWS[name]
         unit = row.snap if row.snap and binary.startswith("/snap/") else row.unit
         service = units.services.get(unit, Service(name=unit))
@@ -119,15 +122,17 @@ def read_runtimes(probe: Probe, units: Units) -> tuple[Runtime, ...]:
     return tuple(found)
 
 
-def _binaries(probe: Probe) -> list[tuple[RuntimeName, str, str]]:
-    """(engine, path, version) out of `binary NAME PATH` and the --version output after it."""
-    found: list[tuple[RuntimeName, str, str]] = []
+def programs(probe: Probe, word: str) -> list[tuple[str, str, str]]:
+    """(name, path, version) out of `WORD NAME PATH`, which is binary or bundled, and the --version output after it."""
+    found: list[tuple[str, str, str]] = []
+    asked = False
     for line in probe.lines("runtimes"):
-        words = line.split(" ", 2)
-        name = next((n for n in ENGINES if n == words[1]), None) if words[0] == "binary" and len(words) == 3 else None
-        if name:
-            found.append((name, words[2].strip(), ""))
-        elif found and not found[-1][2] and "level=" not in line and (match := DOTTED.search(line)):
+        first, _, rest = line.partition(" ")
+        if first in ("binary", "bundled", "socket", "config", "rendered"):
+            name, _, path = rest.partition(" ")
+            asked = first == word and bool(path)
+            found += [(name, path.strip(), "")] if asked else []
+        elif asked and not found[-1][2] and "level=" not in line and (match := DOTTED.search(line)):
             found[-1] = (*found[-1][:2], match[1])
     return found
 

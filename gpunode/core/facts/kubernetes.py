@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from gpunode.core.engines import CRI_DOCKERD, DISTRIBUTIONS, KUBELET_CONFIGS, KUBELET_FLAGS
 from gpunode.core.errors import InputError
-from gpunode.core.facts.engines import DOTTED, Units, text_of
+from gpunode.core.facts.engines import DOTTED, Units, programs, text_of
 from gpunode.core.facts.flags import flag_value
 from gpunode.core.facts.text import Probe
 from gpunode.core.late import regex
@@ -138,7 +138,7 @@ def _role(kind: str, marks: list[str], units: Units) -> str:
 
 def read_bundled(probe: Probe, units: Units, kubernetes: Kubernetes) -> tuple[Runtime, ...]:
     """The containerd of each distribution on the node: its version, else that of the distribution itself."""
-    found = _binaries(probe)
+    found = {kind: (path, version) for kind, path, version in programs(probe, "bundled") if kind in DISTRIBUTIONS}
     row = DISTRIBUTIONS.get(kubernetes.kind)
     if row and kubernetes.kind not in found and kubernetes.cri_socket == row.socket:
         found[kubernetes.kind] = ("", "")
@@ -146,21 +146,6 @@ def read_bundled(probe: Probe, units: Units, kubernetes: Kubernetes) -> tuple[Ru
         _bundled(kind, path, version or (kubernetes.kubelet if kind == kubernetes.kind else ""), probe, units)
         for kind, (path, version) in found.items()
     )
-
-
-def _binaries(probe: Probe) -> dict[str, tuple[str, str]]:
-    """Path and version by distribution, out of `bundled KIND PATH` and the --version output after it."""
-    found: dict[str, tuple[str, str]] = {}
-    kind = ""
-    for line in probe.lines("runtimes"):
-        word, _, rest = line.partition(" ")
-        if word in ("bundled", "binary", "socket", "config", "rendered"):
-            kind, _, path = rest.partition(" ") if word == "bundled" else ("", "", "")
-            if kind in DISTRIBUTIONS:
-                found[kind] = (path.strip(), "")
-        elif kind in found and not found[kind][1] and (match := DOTTED.search(line.replace("k3s-io/", ""))):
-            found[kind] = (found[kind][0], match[1])
-    return found
 
 
 def _bundled(kind: str, path: str, version: str, probe: Probe, units: Units) -> Runtime:
