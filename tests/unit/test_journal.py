@@ -78,7 +78,7 @@ def test_a_recall_has_the_journal_and_the_present() -> None:
         ("state", "done", "", ""),
     ]
     assert found.records[0].more == {"files": [{"path": "/etc/a", "before": OLD, "after": OURS}]}
-    assert found.copies["t1", "/etc/a"].held == "t1/0.old"
+    assert found.copies["t1", "/etc/a"] == "t1/0.old"
     assert found.files == {"/etc/a": OURS}
     assert found.states == {("module", "nvidia"): "loaded"}
     assert found.packages == {"dkms": ("3.0", "hold")}

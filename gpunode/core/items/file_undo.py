@@ -399,9 +399,8 @@ class _Known:
         """By hash, the earliest copy of these bytes, which has the mode and the times, too."""
         found: dict[str, str] = {}
         for one in self.all:
-            copy = self._journal.copies.get((one.record.id, self.path))
-            if copy and copy.kept:
-                found.setdefault(one.before, copy.held)
+            if copy := self._journal.copies.get((one.record.id, self.path)):
+                found.setdefault(one.before, copy)
         return found
 
     @cached_property

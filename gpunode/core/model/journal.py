@@ -40,16 +40,6 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy:
-    """What a transaction knows of a file: where its copy from before is (`held` is ID/N.old), and folders it made."""
-
-    held: str
-    kept: bool  # there is such a copy; none of a file that was absent
-    made: str = ""  # the topmost folder that was made for the file
-    path: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class PostCommit:
     """What followed the writes of a transaction: the files after, validate and health of its request."""
 
@@ -133,7 +123,7 @@ class JournalSnapshot:
 
     records: tuple[Record, ...] = ()
     damage: Damage = field(default_factory=Damage)
-    copies: Mapping[tuple[str, str], Copy] = field(default_factory=dict)  # by id and path
+    copies: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by id and path: ID/N.old, from before
     undo: Mapping[str, Mapping[str, Undo]] = field(default_factory=dict)  # by id, then by path
     moved: Mapping[str, str] = field(default_factory=dict)  # file → where it led as a link, which it no longer is
     called: Mapping[str, str] = field(default_factory=dict)  # file where links led → its path for the program

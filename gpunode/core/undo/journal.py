@@ -43,7 +43,7 @@ from gpunode.core.grouped import grouped
 from gpunode.core.items.item import ABSENT
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Undo
-from gpunode.core.model.journal import ROLLBACK, Copy, Damage, JournalSnapshot, PostCommit, Record
+from gpunode.core.model.journal import ROLLBACK, Damage, JournalSnapshot, PostCommit, Record
 from gpunode.core.printable import printable, shortened
 from gpunode.core.remote import as_lines
 from gpunode.core.undo.kinds import KINDS
@@ -150,8 +150,9 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
 
     lines = [_record("\t".join(row)) for row in rows("journal")]
     copies = {
-        (id, path): Copy(held=f"{id}/{n}.old", kept=kept == "kept", made="" if made == "-" else made, path=path)
-        for id, n, kept, made, path in rows("copy", RECORD, NUMBER, WORD, PATH, PATH)
+        (id, path): f"{id}/{n}.old"
+        for id, n, kept, _made, path in rows("copy", RECORD, NUMBER, WORD, PATH, PATH)
+        if kept == "kept"
     }
     undo = {id: _undo(_bytes(data)) for id, data in rows("undo", RECORD)}
     leads = {row[0]: row[1] for row in rows("leads", PATH, PATH)}
