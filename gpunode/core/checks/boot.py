@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpunode.core.grouped import grouped
 from gpunode.core.items.first_boot import prepared
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import regex
@@ -34,14 +35,13 @@ def boot_checks(facts: NodeFacts, knowledge: Knowledge) -> list[Check]:
 
 def other_kernels(facts: NodeFacts, knowledge: Knowledge | None) -> Iterator[Check]:
     """The kernels that do not run now and under which the GPU would not work, where this node has a driver."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for kernel in facts.kernels if facts.driver.userspace or facts.driver.loaded else ():
-        why, fix = _trouble(kernel, facts, knowledge)
-        name = "boot.versions" if kernel.module else "boot.modules"
-        if why and kernel.image and not kernel.running:
-            found.setdefault((name, why, fix), []).append(kernel.release)
-    for (name, why, fix), of in found.items():
-        yield Check(id=name, status="warning", message=f"under kernel {', '.join(of)}: {why}", fix=fix)
+    kernels = facts.kernels if facts.driver.userspace or facts.driver.loaded else ()
+    others = [kernel for kernel in kernels if kernel.image and not kernel.running]
+    troubles = grouped(((*_trouble(one, facts, knowledge), bool(one.module)), one.release) for one in others)
+    for (why, fix, built), of in troubles.items():
+        if why:
+            name = "boot.versions" if built else "boot.modules"
+            yield Check(id=name, status="warning", message=f"under kernel {', '.join(of)}: {why}", fix=fix)
 
 
 def _order(release: str) -> tuple[tuple[int, ...], str]:

@@ -14,6 +14,7 @@ from gpunode.core.edits.values import Lost
 from gpunode.core.engines import DAEMONS, DISTRIBUTIONS, ENGINES, ROWS
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts.engines import DOTTED
+from gpunode.core.grouped import grouped
 from gpunode.core.items.file_history import Change, Replayed, replay_file
 from gpunode.core.items.item import ABSENT, Back, Thing
 from gpunode.core.items.package_undo import Packages, versions_before
@@ -119,9 +120,7 @@ class Files:
         self._name_what_an_undo_found()
         for path in (path for path in back if path in journal.moved):
             self._note(path, f"it was a link to {journal.moved[path]}, and is a file by now: both are undone")
-        by_unit: dict[str, list[FileRestore]] = {}
-        for path, file in back.items():
-            by_unit.setdefault(units[path], []).append(file)
+        by_unit = grouped((units[path], file) for path, file in back.items())
         plain = by_unit.pop("", [])
         self.engines = tuple(self._together(by_unit[unit], follow) for unit, follow in self._follows(by_unit))
         records = {id(first[file.path]): first[file.path] for file in plain if _is_source(file)}

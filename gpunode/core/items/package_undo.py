@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from gpunode.core.grouped import grouped
 from gpunode.core.items.item import ABSENT, Back, Thing
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Problem
@@ -249,15 +250,10 @@ def _purge(
 def _needed(journal: JournalSnapshot, remove: Collection[str], reset: Collection[str]) -> dict[str, list[str]]:
     """Packages that cannot go, with some of those that need them: packages of others, and what these keep."""
     kept: dict[str, list[str]] = {}
-    words_of: dict[str, list[str]] = {}  # package → what it gives
-    stays = dict.fromkeys(journal.gives, 0)  # word → packages with it that stay
-    for word, givers in journal.gives.items():
-        for giver in givers:
-            stays[word] += giver not in remove
-            words_of.setdefault(giver, []).append(word)
-    needs: dict[str, list[frozenset[str]]] = {}
-    for name, words in journal.needs:
-        needs.setdefault(name, []).append(words & stays.keys())
+    # word → how many packages with it stay; package → what it gives
+    stays = {word: sum(giver not in remove for giver in givers) for word, givers in journal.gives.items()}
+    words_of = grouped((giver, word) for word, givers in journal.gives.items() for giver in givers)
+    needs = grouped((name, words & stays.keys()) for name, words in journal.needs)
     users = [name for name in needs if name not in remove and name not in reset]
     while users:  # what is kept for some needs others, in turn
         needed: dict[str, list[str]] = {}  # word → who needs it

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpunode.core.checks.health import Expected, health_checks
+from gpunode.core.grouped import grouped
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, NodeFacts
 from gpunode.core.plan.lockfile import class_of
@@ -53,9 +54,7 @@ def _versions(facts: NodeFacts) -> Versions:
 def _gpus(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Gpu]:
     by_slot = {gpu.slot: gpu for gpu in facts.nvml}
     cut = Counter(instance.gpu for instance in facts.sharing.instances)
-    xids: dict[str, set[int]] = {}
-    for xid in facts.xids:
-        xids.setdefault(xid.slot, set()).add(xid.code)
+    xids = grouped((xid.slot, xid.code) for xid in facts.xids)
     for device in facts.gpus:
         known, nvml = knowledge.gpu(device.id), by_slot.get(device.slot)
         yield Gpu(
@@ -69,7 +68,7 @@ def _gpus(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Gpu]:
             mig=nvml.mig_current if nvml and nvml.mig_current != "N/A" else "",
             mig_devices=cut[nvml.index] if nvml else 0,
             ecc_errors=nvml.ecc_uncorrected if nvml else None,
-            xids=tuple(sorted(xids.get(device.slot, ()))),
+            xids=tuple(sorted(set(xids.get(device.slot, ())))),
         )
 
 

@@ -117,15 +117,11 @@ def present_request(records: Sequence[Record]) -> dict[str, bytes]:
 
 def parse_snapshot(text: str) -> JournalSnapshot:
     """What read_journal.sh printed.  Raises InputError when it is not whole, or from another version of gpunode."""
-    reported: dict[str, list[list[str]]] = {}
-    ended = False
-    for line in text.replace("\r\n", "\n").split("\n"):
-        words = line.split("\t")
-        if words[0] == "recall" and len(words) > 1:
-            reported.setdefault(words[1], []).append(words[2:])
-        ended = ended or line.startswith("gpunode\tstatus\tunchanged")
-    if not ended:
+    lines = text.replace("\r\n", "\n").split("\n")
+    if not any(line.startswith("gpunode\tstatus\tunchanged") for line in lines):
         raise InputError("the journal's text is cut off", expected="the whole output of read_journal.sh")
+    recalled = (line.split("\t")[1:] for line in lines if line.startswith("recall\t"))
+    reported = grouped((kind, row) for kind, *row in recalled)
     if len(reported.get("journal", ())) > MOST_RECORDS:
         raise InputError(
             f"the journal of this node has {len(reported['journal'])} records",

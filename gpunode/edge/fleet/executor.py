@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
+from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import HostResult
 from gpunode.core.rollout import Gate, Progress, RolloutPool, Start, Stop, next_actions
@@ -116,9 +117,7 @@ class Rollout:
 
     def _split(self, hosts: Sequence[str]) -> list[Job]:
         """Jobs by class, none too large; they share the forks."""
-        by_class: dict[str, list[str]] = {}
-        for host in hosts:
-            by_class.setdefault(self.classes[host], []).append(host)
+        by_class = grouped((self.classes[host], host) for host in hosts)
         parts = [tuple(m[i : i + JOB_HOSTS]) for m in by_class.values() for i in range(0, len(m), JOB_HOSTS)]
         neighbours = min(len(parts), JOBS)
         jobs = []

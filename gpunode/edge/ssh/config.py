@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpunode.core.errors import UnreachableError
+from gpunode.core.grouped import grouped
 from gpunode.edge.side_by_side import Deadline
 from gpunode.edge.ssh.hostkeys import known_keys
 from gpunode.edge.ssh.shell import Target
@@ -38,11 +39,8 @@ def ssh_options(target: Target, deadline: Deadline) -> dict[str, list[str]]:
             f"{target.name}: ssh does not understand its configuration: {found.stderr.strip()}",
             fix=f"try: {shlex.join(args)}",
         )
-    options: dict[str, list[str]] = {}
-    for line in found.stdout.splitlines():
-        key, _, value = line.partition(" ")
-        options.setdefault(key, []).append(value)
-    return options
+    words = (line.partition(" ") for line in found.stdout.splitlines())
+    return grouped((key, value) for key, _, value in words)
 
 
 def _ran(args: list[str], deadline: Deadline, seconds: float) -> subprocess.CompletedProcess[str]:
