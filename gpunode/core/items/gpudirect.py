@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gpunode.core.items.activation import Module
 from gpunode.core.items.file import file_if
 from gpunode.core.items.item import Found, Question
-from gpunode.core.model import NodeFacts, Problem, TuningChoice
+from gpunode.core.model import NodeFacts, Problem
 from gpunode.core.numbers import version_tuple
 
 CONF = "/etc/modules-load.d/gpunode-gpudirect.conf"
@@ -22,7 +22,7 @@ _DMABUF_SINCE = (5, 12)  # the first Linux whose RDMA takes a DMA-BUF
 
 def wanted(question: Question) -> Found:
     """The modules, at once and at each boot; without any a file that is there goes."""
-    modules = (question.solution.tuning or TuningChoice()).modules
+    modules = question.solution.tuning.modules
     text = _HEAD + "".join(f"{name}\n" for name in modules) if modules else ""
     yield from file_if(question.facts, text, role="fabric", path=CONF)
     if question.spec.image.load:

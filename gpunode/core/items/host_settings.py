@@ -58,7 +58,7 @@ class Acs(_ByUnit):
 
 def wanted(question: Question) -> Found:
     """The unit and what it sets; without any of it in the spec a unit that is there is left with nothing to set."""
-    tuning = question.solution.tuning or TuningChoice()
+    tuning = question.solution.tuning
     settings = list(_settings(tuning))
     if not settings and VALUES not in question.facts.files:
         return

@@ -62,7 +62,7 @@ def given(word: str, arguments: Iterable[str]) -> bool:
 def wanted(question: Question) -> Found:
     """The file and the arguments; those of a file that says others go."""
     tuning, facts = question.solution.tuning, question.facts
-    words, path = (tuning.arguments if tuning else ()), FILES.get(facts.tuning.loader, "")
+    words, path = tuning.arguments, FILES.get(facts.tuning.loader, "")
     before = _of_file(facts, path)
     if not path or not (words or before):
         return

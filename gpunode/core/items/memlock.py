@@ -9,7 +9,7 @@ from typing import Any
 from gpunode.core.items.file import FILES, File
 from gpunode.core.items.item import Found, HostCase, Item, Question
 from gpunode.core.late import dataclass
-from gpunode.core.model import NodeFacts, TuningChoice
+from gpunode.core.model import NodeFacts
 from gpunode.core.model.node import CONTAINERS
 
 _NAME = "90-gpunode-memlock.conf"
@@ -46,7 +46,7 @@ class Memlock(Item):
 
 def wanted(question: Question) -> Found:
     """A drop-in for each unit; those of units that are no longer asked for go."""
-    tuning, facts = question.solution.tuning or TuningChoice(), question.facts
+    tuning, facts = question.solution.tuning, question.facts
     for unit in tuning.memlock:
         yield File(role="runtime", path=f"/etc/systemd/system/{unit}.d/{_NAME}", text=_TEXT)
         yield Memlock(unit=unit)

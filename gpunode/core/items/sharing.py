@@ -303,7 +303,7 @@ def wanted(question: Question) -> Found:
     facts, texts = question.facts, question.templates
     if not question.spec.image.load:  # what is to be cut must be there
         return
-    choice = question.solution.sharing or SharingChoice()
+    choice = question.solution.sharing
     if choice.mig is not None or facts.sharing.mig_program:
         yield from _mig(choice, mig_value(facts, question.spec, choice, texts), texts)
     if choice.mps or f"{UNITS}{MPS_UNIT}" in facts.files:

@@ -225,14 +225,14 @@ class TuningChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """What solve() answers.  A part that is not wanted, or could not be solved, is None (then see `problems`)."""
+    """What solve() answers.  A part that is not wanted, or could not be solved, is None or empty (see `problems`)."""
 
     driver: DriverChoice | None = None
     fabric: FabricChoice | None = None
     cuda: CudaChoice | None = None
     toolkit: ToolkitChoice | None = None
-    sharing: SharingChoice | None = None
-    tuning: TuningChoice | None = None
+    sharing: SharingChoice = field(default_factory=SharingChoice)
+    tuning: TuningChoice = field(default_factory=TuningChoice)
     repositories: tuple[Repository, ...] = ()
     revoked_keys: tuple[str, ...] = ()  # fingerprints of repository keys that must go
     reasons: tuple[Reason, ...] = ()
