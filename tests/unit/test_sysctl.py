@@ -44,7 +44,7 @@ def conf(path: str, text: str, target: str = "") -> ConfigFile:
     ],
 )
 def test_the_files_that_win_at_boot_are_named(files: dict[str, str], found: list[str]) -> None:
-    assert [one.path for one in overrules({path: conf(path, text) for path, text in files.items()})] == found
+    assert [path for *_, path in overrules({path: conf(path, text) for path, text in files.items()})] == found
 
 
 def test_settings_in_force_and_at_boot_are_checked_where_a_kubelet_is() -> None:

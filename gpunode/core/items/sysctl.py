@@ -57,32 +57,25 @@ class Sysctl(Item):
 
 def tuned(question: Question) -> Found:
     """The settings of `tuning`, now and at every boot; without any a file that is there goes."""
-    tuning = question.solution.tuning
-    settings = tuning.sysctl if tuning else {}
+    settings = question.solution.tuning.sysctl
     lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
     text = f"# written by gpunode\n{lines}" if lines else ""
     yield from file_if(question.facts, text, role="runtime", path=TUNING_CONF)
     yield from (Sysctl(setting=key, value=value) for key, value in settings.items())
 
 
-@dataclass(frozen=True)
-class Overrule:
-    """A file that is read after ours and says something else."""
-
-    key: str
-    value: str
-    path: str
-
-
-def overrules(files: Mapping[str, ConfigFile]) -> tuple[Overrule, ...]:
-    """The lines of later files that win against ours at the next boot."""
-    stated: dict[str, Overrule] = {}
-    for path in in_order(files, _FOLDERS):
-        if posixpath.basename(path) <= posixpath.basename(CONF):
-            continue
+def overrules(files: Mapping[str, ConfigFile]) -> list[tuple[str, str, str]]:
+    """(key, value, path) of the lines of later files that win against ours at the next boot."""
+    stated: dict[str, tuple[str, str, str]] = {}
+    for path in _later(files):
         for key, value in _settings(files[path].data or b""):
-            stated[key] = Overrule(key, value, path)
-    return tuple(one for key, one in stated.items() if key in WANTED and one.value != WANTED[key])
+            stated[key] = key, value, path
+    return [one for key, one in stated.items() if key in WANTED and one[1] != WANTED[key]]
+
+
+def _later(files: Mapping[str, ConfigFile]) -> list[str]:
+    """The paths of those that are read after ours."""
+    return [path for path in in_order(files, _FOLDERS) if posixpath.basename(path) > posixpath.basename(CONF)]
 
 
 def _settings(data: bytes) -> Iterator[tuple[str, str]]:
@@ -102,16 +95,10 @@ def dotted(key: str) -> str:
     return key if "." in key.partition("/")[0] else key.translate(str.maketrans("./", "/."))
 
 
-def unread_files(files: Mapping[str, ConfigFile]) -> list[str]:
-    """Files that are read after ours and whose content is not known."""
-    later = (path for path in in_order(files, _FOLDERS) if posixpath.basename(path) > posixpath.basename(CONF))
-    return [path for path in later if files[path].data is None]
-
-
 def boot_warnings(facts: NodeFacts) -> Iterator[str]:
     """One sentence for each setting that will be lost at the next boot."""
-    for one in overrules(facts.files):
-        yield f"{one.path} sets {one.key} = {one.value} and is read after {CONF}: Kubernetes needs {WANTED[one.key]}"
+    for key, value, path in overrules(facts.files):
+        yield f"{path} sets {key} = {value} and is read after {CONF}: Kubernetes needs {WANTED[key]}"
 
 
 def sysctl_checks(facts: NodeFacts) -> Iterator[Check]:
@@ -120,13 +107,14 @@ def sysctl_checks(facts: NodeFacts) -> Iterator[Check]:
         return
     wrong = [f"{key} is {facts.sysctl.get(key, 'not there')}" for key in WANTED if facts.sysctl.get(key) != WANTED[key]]
     later = list(boot_warnings(facts))
+    unread = [path for path in _later(facts.files) if facts.files[path].data is None]
     if wrong:
         fix = f"gpunode provision; by hand: sysctl -p {CONF}"
         yield Check(id="kubernetes.sysctl", status="failed", message=f"{', '.join(wrong)}: Kubernetes needs 1", fix=fix)
     elif later:
         fix = "remove the setting from that file"
         yield Check(id="kubernetes.sysctl", status="warning", message="; ".join(later), fix=fix)
-    elif "files" in facts.unread or (unread := unread_files(facts.files)):
+    elif "files" in facts.unread or unread:
         what = ", ".join(unread) if "files" not in facts.unread else "what is set at boot"
         yield Check(id="kubernetes.sysctl", status="not-proven", message=f"{what} was not read", fix="probe as root")
     else:
