@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import hashlib
 import lzma
 import subprocess
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from io import BufferedIOBase, BytesIO
 from pathlib import PurePosixPath
-from typing import Any
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.untrusted import SIZE
 
 PIECE = 1 << 20
 _MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
+_OPEN: Mapping[str, Callable[[BytesIO], BufferedIOBase]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 ENDINGS = (".xz", ".gz", ".zst", ".bz2", "")  # of a list, the best one first
 
 
@@ -62,45 +64,12 @@ def unpacked(data: bytes, ending: str, where: str, size: int | None = None) -> b
 def _pieces(data: bytes, ending: str) -> Iterator[bytes]:
     if ending == ".zst":
         yield from _zstd(data)
-    elif ending not in (".gz", ".xz", ".bz2"):
+    elif ending not in _OPEN:
         yield data
-    else:
-        while data:  # one member after another
-            one = _decompressor(ending)
-            rest, data = data, b""
-            while not one.eof:
-                piece = one.decompress(rest, PIECE)
-                rest = b""
-                if not piece and one.needs_input:
-                    raise EOFError("it ends in the middle")
+    elif data:
+        with _OPEN[ending](BytesIO(data)) as file:
+            while piece := file.read(PIECE):
                 yield piece
-            data = one.unused_data
-
-
-def _decompressor(ending: str) -> Any:
-    return _Gzip() if ending == ".gz" else lzma.LZMADecompressor() if ending == ".xz" else bz2.BZ2Decompressor()
-
-
-class _Gzip:
-    """zlib's decompressor with the interface of the two others."""
-
-    def __init__(self) -> None:
-        self._zlib = zlib.decompressobj(31)
-
-    def decompress(self, data: bytes, most: int) -> bytes:
-        return self._zlib.decompress(data or self._zlib.unconsumed_tail, most)
-
-    @property
-    def eof(self) -> bool:
-        return self._zlib.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._zlib.unconsumed_tail
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._zlib.unused_data
 
 
 def _zstd(data: bytes) -> Iterator[bytes]:
