@@ -16,7 +16,7 @@ from gpunode.core.accept.floors import Floor, Machine, floor_of, machine_of
 from gpunode.core.accept.judge import ExpectedSpeed
 from gpunode.core.accept.stages import STAGES, stage_of
 from gpunode.core.late import dataclass, field
-from gpunode.core.model import Check, HostOutcome, NodeFacts
+from gpunode.core.model import Check, HostOutcome, NodeFacts, NvmlGpu
 from gpunode.core.report.model import MetricRow
 from gpunode.core.untrusted import structured
 
@@ -139,14 +139,11 @@ def make_record(
 def _gpus(facts: NodeFacts) -> Iterable[RecordGpu]:
     seen = {gpu.slot: gpu for gpu in facts.nvml}
     for gpu in facts.gpus:
-        one = seen.get(gpu.slot)
-        if one is None:
-            yield RecordGpu(slot=gpu.slot, id=gpu.id)
-        else:
-            yield RecordGpu(
-                slot=gpu.slot, id=gpu.id, name=one.name, uuid=one.uuid, persistence=one.persistence,
-                ecc=one.ecc_current, mig=one.mig_current,
-            )  # fmt: skip
+        one = seen.get(gpu.slot, NvmlGpu(index=0))  # of one that the driver does not see it says nothing
+        yield RecordGpu(
+            slot=gpu.slot, id=gpu.id, name=one.name, uuid=one.uuid, persistence=one.persistence, ecc=one.ecc_current,
+            mig=one.mig_current,
+        )  # fmt: skip
 
 
 def record_from(data: Any) -> AcceptRecord:
