@@ -459,11 +459,6 @@ def all_unfinished() -> dict[str, str]:
     return asked(Runs.all_unfinished, {})
 
 
-def all_begun() -> set[str]:
-    """`Runs.all_begun` likewise."""
-    return asked(Runs.all_begun, set())
-
-
 def last_good(hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     """`Runs.last_good` likewise."""
     return asked(lambda journal: journal.last_good(hosts), {})
