@@ -36,8 +36,6 @@ class Extras:
 
 def wheels(requirements: Sequence[str], proxy: str) -> dict[str, bytes]:
     """Wheels of these requirements with all that they need, for this machine's Python.  Raises GpunodeError."""
-    if not requirements:
-        return {}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", folder]
         environment = {**os.environ, **({"PIP_PROXY": proxy} if proxy else {})}  # not argv, which all users see
