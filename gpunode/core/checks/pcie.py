@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from gpunode.core.facts.pcie import PcieTree, redirects
 from gpunode.core.model import Check, NodeFacts, PciLink
+from gpunode.core.numbers import whole
 from gpunode.core.printable import few
 
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # GT/s; 5 GT/s of older kernels
@@ -30,7 +31,7 @@ def _widths(facts: NodeFacts, tree: PcieTree) -> Check:
     bad, unread, words = [], [], []
     ids = {gpu.slot: gpu.id for gpu in facts.gpus}
     for gpu in facts.nvml:
-        now, most, name = _number(gpu.pcie_width), _number(gpu.pcie_width_max), f"GPU {gpu.index}"
+        now, most, name = whole(gpu.pcie_width), whole(gpu.pcie_width_max), f"GPU {gpu.index}"
         if gpu.pcie_width == "N/A":
             words.append(f"{name} reports none")
         elif not now or not most:
@@ -38,7 +39,7 @@ def _widths(facts: NodeFacts, tree: PcieTree) -> Check:
         elif now < most:
             port = tree.above(gpu.slot)
             reach = min(most, port.max_width) if port and port.max_width else 0
-            like = [_number(o.pcie_width) for o in facts.nvml if ids.get(o.slot) == ids.get(gpu.slot)]
+            like = [whole(o.pcie_width) for o in facts.nvml if ids.get(o.slot) == ids.get(gpu.slot)]
             if reach > now:
                 bad.append(f"{name} has x{now}, and its slot and it can x{reach}")
             elif not reach and max(like) > now:
@@ -56,7 +57,7 @@ def _widths(facts: NodeFacts, tree: PcieTree) -> Check:
 def _generations(facts: NodeFacts, tree: PcieTree) -> Check:
     bad, unread, asleep, words = [], [], [], []
     for gpu in facts.nvml:
-        now, most, name = _number(gpu.pcie_generation), _number(gpu.pcie_generation_max), f"GPU {gpu.index}"
+        now, most, name = whole(gpu.pcie_generation), whole(gpu.pcie_generation_max), f"GPU {gpu.index}"
         if gpu.pcie_generation == "N/A":
             words.append(f"{name} reports none")
         elif not now or not most:
@@ -109,10 +110,6 @@ def _cards(
 
 def _generation(speed: str) -> int:
     return _GENERATIONS.get(speed if "." in speed else f"{speed}.0", 0)
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
 
 
 def _errors(tree: PcieTree) -> Iterator[Check]:
