@@ -282,25 +282,21 @@ def _not_installable(name: RuntimeName, engine: RuntimeSpec) -> bool:
     return engine.manage == "install" and not ROWS[name].installs
 
 
-def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
-    refused = [
-        Problem(
-            what=f"runtimes.{name}.manage is install, and gpunode does not install {name}",
-            fix=f"install it otherwise, and set runtimes.{name}.manage to configure, auto or ignore",
-        )
-        for name in ENGINES
-        if _not_installable(name, getattr(spec.runtimes, name))
-    ]
-    return refused + [
-        Problem(
-            what=f"runtimes.{name}.manage is configure, but {name} is not installed",
-            fix=f"set runtimes.{name}.manage to install (gpunode installs it) or to ignore"
-            if ROWS[name].installs
-            else f"install {name}, or set runtimes.{name}.manage to auto or ignore",
-        )
-        for name in ENGINES
-        if getattr(spec.runtimes, name).manage == "configure" and not _is_there(facts, spec, name)
-    ]
+def _absent_engines(facts: NodeFacts, spec: Spec) -> Iterator[Problem]:
+    for name in ENGINES:
+        engine: RuntimeSpec = getattr(spec.runtimes, name)
+        if _not_installable(name, engine):
+            yield Problem(
+                what=f"runtimes.{name}.manage is install, and gpunode does not install {name}",
+                fix=f"install it otherwise, and set runtimes.{name}.manage to configure, auto or ignore",
+            )
+        elif engine.manage == "configure" and not _is_there(facts, spec, name):
+            yield Problem(
+                what=f"runtimes.{name}.manage is configure, but {name} is not installed",
+                fix=f"set runtimes.{name}.manage to install (gpunode installs it) or to ignore"
+                if ROWS[name].installs
+                else f"install {name}, or set runtimes.{name}.manage to auto or ignore",
+            )
 
 
 def runtime_request(value: Mapping[str, Any]) -> RuntimeRequest:
