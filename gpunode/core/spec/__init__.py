@@ -57,14 +57,10 @@ class ImageSpec:
 
 def check_image(image: ImageSpec) -> None:
     """Raises InputError for what is no PCI id."""
+    expected = "PCI ids of NVIDIA in small letters, such as '10de:2330' (in quotes)"
+    fix = "lspci -nn -d 10de: shows them on a machine that has the GPU; gpunode solve --gpu NAME knows names"
     for pci_id in (*image.gpus, *image.nvswitches):
-        if not re.fullmatch(PCI_ID, pci_id):
-            raise InputError.of(
-                "image",
-                f"has {pci_id!r}",
-                expected="PCI ids of NVIDIA in small letters, such as '10de:2330' (in quotes)",
-                fix="lspci -nn -d 10de: shows them on a machine that has the GPU; gpunode solve --gpu NAME knows names",
-            )
+        check_text("image", pci_id, PCI_ID, expected, fix=fix, verb="has")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,16 +395,10 @@ def _check_text(key: str, value: str, grammar: Grammar) -> None:
 
 
 def _check_cuda(cuda: CudaSpec) -> None:
-    given = [("cuda.versions", "has", version) for version in cuda.versions]
-    given += [("cuda.default", "is", cuda.default)] if cuda.default else []
-    for key, verb, version in given:
-        if not re.fullmatch(r"\d+\.\d+|newest", version):
-            raise InputError.of(
-                key,
-                f"{verb} {version!r}",
-                expected="newest, or MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)",
-                fix=meant(version, ["newest"], cutoff=0.5, otherwise="leave out what is behind MAJOR.MINOR"),
-            )
+    expected = "newest, or MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)"
+    for version in cuda.versions:
+        near = meant(version, ["newest"], cutoff=0.5, otherwise="leave out what is behind MAJOR.MINOR")
+        check_text("cuda.versions", version, r"\d+\.\d+|newest", expected, fix=near, verb="has")
     if cuda.default and cuda.default not in cuda.versions:
         raise InputError.of(
             "cuda.default",

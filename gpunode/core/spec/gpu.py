@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -77,8 +76,7 @@ def _said(settings: GpuSettings) -> dict[str, Any]:
 def check_gpu(gpu: GpuSpec) -> None:
     """Raises InputError for settings that cannot be together."""
     for model in gpu.models:
-        if not re.fullmatch(PCI_ID, model):
-            raise InputError.of("gpu.models", f"has {model!r}", expected="a PCI id such as '10de:2330', in quotes")
+        check_text("gpu.models", model, PCI_ID, "a PCI id such as '10de:2330', in quotes", verb="has")
     for model, settings in gpu.by_model().items():
         _check_settings(settings, "gpu" if model == OTHERS else f"gpu.models.{model}")
 

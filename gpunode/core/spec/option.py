@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 
@@ -21,8 +21,10 @@ def key_in(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def check_text(key: str, value: str | None, pattern: str, expected: str, *, fix: str = "") -> None:
-    """Raises InputError where the value of a key is something else than the pattern, whole; None is no value."""
+def check_text(
+    key: str, value: str | None, pattern: str, expected: str, *, fix: str = "", verb: Literal["is", "has"] = "is"
+) -> None:
+    """Raises InputError where what a key is, or has, is something else than the pattern, whole; None is no value."""
     if value is not None and not re.fullmatch(pattern, value):
         see = f"see: gpunode explain {key.partition('[')[0]}"
-        raise InputError.of(key, f"is {value!r}", expected=expected, fix=fix or see)
+        raise InputError.of(key, f"{verb} {value!r}", expected=expected, fix=fix or see)

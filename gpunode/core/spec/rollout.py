@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass
-from gpunode.core.spec.option import option
+from gpunode.core.spec.option import check_text, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +48,9 @@ def check_rollout(rollout: RolloutSpec) -> None:
     """Raises InputError for counts that are none, and for waves that do not grow to the whole."""
     counts = [("rollout.max_unavailable", rollout.max_unavailable), ("rollout.max_failures", rollout.max_failures)]
     for name, text in [*counts, *(("rollout.waves", wave) for wave in rollout.waves)]:
-        if not re.fullmatch(r"\d+|(\d|[1-9]\d|100)%", text):
-            fix = "a list: waves: [1, 10%, 100%], or --waves 1,10%,100%" if name == "rollout.waves" else ""
-            expected = "a number of hosts such as 5, or 0% to 100%"
-            raise InputError.of(name, f"has {text!r}", expected=expected, fix=fix)
+        fix = "a list: waves: [1, 10%, 100%], or --waves 1,10%,100%" if name == "rollout.waves" else ""
+        expected = "a number of hosts such as 5, or 0% to 100%"
+        check_text(name, text, r"\d+|(\d|[1-9]\d|100)%", expected, fix=fix, verb="has")
     if share(rollout.max_unavailable, 100) == 0:
         raise InputError.of("rollout.max_unavailable", "is 0", expected="at least 1: nothing could ever be done")
     if not rollout.waves or rollout.waves[-1] != "100%":
