@@ -226,7 +226,7 @@ def _from_distro(case: SolveCase, flavour: str) -> bool:
         why = f"{own.signer}'s kernel modules of the driver that is loaded are installed: auto leaves them"
         case.because("repository", f"{why} (driver.modules: dkms changes to NVIDIA's packages)", own.source)
         return True
-    if case.request.secure_boot and case.request.nvlink5_fabric and spec.branch != "distro":
+    if case.request.secure_boot and case.request.nvlink5_fabric:
         nvlink5 = case.knowledge.packages["nvlink5"]
         why = f"NVLink 5 needs {nvlink5['needs']}, which {case.distro.key} itself has not: NVIDIA's repository"
         case.because("repository", why, nvlink5["source"])
