@@ -235,7 +235,7 @@ def _from_distro(case: SolveCase, flavour: str) -> bool:
     if own is None or not case.request.secure_boot or not signed or spec.version:
         return False
     rules = [*needs(case, flavour), *asked_branch(case), in_repository(case, True, built=True, flavour=flavour)]
-    best = best_branch(case.knowledge, rules, EVERY if spec.branch.isdigit() else _kinds(case))
+    best = best_branch(case, rules, EVERY if spec.branch.isdigit() else _kinds(case))
     if best is None or (best.ended(case.knowledge.as_of) and not spec.branch.isdigit()):
         return False
     case.because(
@@ -267,7 +267,7 @@ def _only_distro(case: SolveCase, flavour: str) -> bool:
     kinds = EVERY if case.request.driver.branch.isdigit() else _kinds(case)
     ours = [*constraints, *_where(case, own=True, flavour=flavour)]
     theirs = [*constraints, *_where(case, own=False)]
-    if best_branch(case.knowledge, theirs, kinds) or not best_branch(case.knowledge, ours, kinds):
+    if best_branch(case, theirs, kinds) or not best_branch(case, ours, kinds):
         return False
     case.because(
         "repository",
@@ -296,7 +296,7 @@ def _where(case: SolveCase, *, own: bool, flavour: str = "", built: bool = False
 
 
 def _best(case: SolveCase, rules: Sequence[Rule]) -> Branch | None:
-    return best_branch(case.knowledge, rules, _kinds(case))
+    return best_branch(case, rules, _kinds(case))
 
 
 def _kinds(case: SolveCase) -> Sequence[str]:
@@ -463,7 +463,7 @@ def _refuse_all(case: SolveCase, rules: Sequence[Rule], other: str) -> None:
     if _only_new(case, rules, other):
         return
     mixed = rules[: len(case.gpus)]
-    if len(case.gpus) > 1 and best_branch(case.knowledge, mixed) is None:
+    if len(case.gpus) > 1 and best_branch(case, mixed) is None:
         odd = _odd_one(case)
         case.refuse(
             f"no driver branch drives all of these GPUs: {'; '.join(range_text(g, case.knowledge) for g in case.gpus)}",
@@ -485,16 +485,14 @@ def _refuse_all(case: SolveCase, rules: Sequence[Rule], other: str) -> None:
 def _only_new(case: SolveCase, rules: Sequence[Rule], other: str) -> bool:
     """Whether only new-feature branches fit: none is taken unasked, and the problem names them."""
     kinds = ("NFB", "unknown")
-    newest = best_branch(case.knowledge, rules, kinds)
+    newest = best_branch(case, rules, kinds)
     if newest is None or case.request.driver.branch == "lts":
         return False
     fits = [b for b in case.knowledge.branches.values() if b.kind in kinds and all(r.holds(b) for r in rules)]
     listed = ", ".join(
         f"{b.branch} (support ended {b.eol})" if b.ended(case.knowledge.as_of) else str(b.branch) for b in fits
     )
-    why = next(
-        (rules[n].why for n in range(len(rules)) if best_branch(case.knowledge, rules[: n + 1]) is None), rules[-1].why
-    )
+    why = next((rules[n].why for n in range(len(rules)) if best_branch(case, rules[: n + 1]) is None), rules[-1].why)
     of_what = "new-feature driver branches" if all(b.kind == "NFB" for b in fits) else "driver branches of unknown kind"
     until = "they get updates for months" if all(b.kind == "NFB" for b in fits) else "how long they get updates is open"
     case.refuse(

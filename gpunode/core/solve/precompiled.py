@@ -50,11 +50,11 @@ def _own_by_dkms(case: SolveCase, modules: Precompiled, flavour: str) -> bool:
     there = [*rules, in_repository(case, True, built=True, flavour=flavour)]
     as_built = case.request.secure_boot or case.request.driver.modules == "precompiled"
     wanted = there if as_built else [*there, taken_by_all(case, flavour)]
-    if best_branch(case.knowledge, wanted, EVERY):
+    if best_branch(case, wanted, EVERY):
         return False
-    fits = best_branch(case.knowledge, [*rules, in_repository(case, True, flavour=flavour)], EVERY)
+    fits = best_branch(case, [*rules, in_repository(case, True, flavour=flavour)], EVERY)
     if fits:
-        lacking = best_branch(case.knowledge, there, EVERY)
+        lacking = best_branch(case, there, EVERY)
         kernels = ", ".join(built_fit(case, lacking, flavour).without) if lacking else ""
         what = f"for {kernels}" if kernels else f"of {fits.branch}"
         why = f"{modules.signer} builds no modules {what}: DKMS builds them from what {case.distro.key} has"
@@ -71,7 +71,7 @@ def for_kernels(case: SolveCase, built: Precompiled, flavour: str, kinds: Sequen
 
     def best(wish: str, *more: Rule) -> Branch | None:
         rules = [*needs(case, wish), *asked_branch(case), *resolves(case, own=True), *more]
-        return best_branch(case.knowledge, [*rules, in_repository(case, True, built=True, flavour=wish)], kinds)
+        return best_branch(case, [*rules, in_repository(case, True, built=True, flavour=wish)], kinds)
 
     free = not flavour and not any(model.open == "only" for model in case.gpus)
     default = best(flavour)
@@ -179,5 +179,5 @@ def _fits(case: SolveCase, modules: Precompiled, flavour: str) -> bool:
     if number:
         branch = case.knowledge.branches.get(number)
         return branch is not None and all(rule.holds(branch) for rule in [*needs(case, flavour), *where])
-    best = best_branch(case.knowledge, [*needs(case, flavour), *where])
+    best = best_branch(case, [*needs(case, flavour), *where])
     return best is not None and not best.ended(case.knowledge.as_of)

@@ -243,7 +243,7 @@ SUPPORTED = ("LTSB", "PB")
 EVERY = (*SUPPORTED, "NFB", "legacy", "unknown")
 
 
-def best_branch(knowledge: Knowledge, rules: Sequence[Rule], kinds: Sequence[str] = SUPPORTED) -> Branch | None:
+def best_branch(case: SolveCase, rules: Sequence[Rule], kinds: Sequence[str] = SUPPORTED) -> Branch | None:
     """The newest branch of these kinds that holds; one whose support ended only when there is no other."""
-    fits = [b for b in knowledge.branches.values() if b.kind in kinds and all(r.holds(b) for r in rules)]
-    return max(fits, key=lambda b: (not b.ended(knowledge.as_of), b.branch), default=None)
+    fits = [b for b in case.knowledge.branches.values() if b.kind in kinds and all(r.holds(b) for r in rules)]
+    return max(fits, key=lambda b: (not b.ended(case.knowledge.as_of), b.branch), default=None)
