@@ -132,8 +132,8 @@ class ActionModule(NodeAction):
         run, skip = (set(self._vars.get(f"ansible_{kind}_tags") or ()) for kind in ("run", "skip"))
         tagged = {f"gpunode_{part}": part for part in parts}
         wanted = {tagged[tag] for tag in run} if run and run <= tagged.keys() else parts
-        wanted -= {part for tag, part in tagged.items() if tag in skip}
-        return parts - (wanted & names if names and names <= parts else wanted)
+        wanted = wanted & names if names and names <= parts else wanted
+        return parts - {part for tag, part in tagged.items() if part in wanted and tag not in skip}
 
     def _asked(self, desired: DesiredState, host: str, facts: NodeFacts, over: Result) -> Planned:
         """The plan as the node's own package manager can carry it out."""
