@@ -5,7 +5,6 @@ The GPU is a program (gpunode/lab/vm/pci.py).  NVIDIA's real module binds to it 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -32,8 +31,11 @@ IN_FORCE = (
     "grep -s PreserveVideoMemory /proc/driver/nvidia/params; :"
 )
 APT = "[a]pt-get .*-y install"
-# processes of a provision at which the power is cut: packages are unpacked, an initramfs and GRUB's menu are made
-CUTS = os.environ.get("GPUNODE_VM_CUTS", "[d]pkg .*--unpack|[m]kinitramfs|[g]rub-mkconfig").split("|")
+# processes of a provision at which the power is cut, as they come
+CUTS = (
+    *("[a]pt-get .* update", "[a]pt-get .*--download-only", "[d]pkg .*--unpack", "[d]pkg .*--configure", "[d]epmod"),
+    *("[u]pdate-initramfs", "[m]kinitramfs", "[z]std", "[m]odprobe", "[g]rub-mkconfig"),
+)
 
 
 @pytest.fixture(scope="module")
