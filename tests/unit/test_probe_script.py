@@ -395,7 +395,7 @@ def test_a_hanging_nvidia_smi_costs_seconds_and_is_reported(tmp_path: Path) -> N
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_a_list_of_packages_that_comes_too_late_is_refused(shell: list[str], tmp_path: Path) -> None:
     tool(tmp_path, "dpkg-query", "printf 'ii \\tdkms\\t3.0.10-8\\tall\\nii \\tnvidia-dri'\nsleep 60")
-    text = SCRIPT.replace("whole 20 dpkg-query", "whole 1 dpkg-query")
+    text = SCRIPT.replace("in_full 20 dpkg-query", "in_full 1 dpkg-query")
     printed, facts = probe(shell, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, text=text)
     assert facts.packages["dkms"].version == "3.0.10-8" and "nvidia-driver" not in facts.packages
     with pytest.raises(RefusedError, match=r"no whole section packages \(it took over 1 s\)"):

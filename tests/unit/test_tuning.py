@@ -275,7 +275,7 @@ def test_the_probe_reads_the_limit_of_a_process_from_the_kernel() -> None:
         resource.prlimit(process.pid, kind, (65536, resource.prlimit(process.pid, kind)[1]))
         text = script("probe.sh").partition("#!/bin/sh")[0]
         text += "booted_systemd() { :; }; known_units() { REPLY=a.service; }\n"
-        text += f"ask() {{ printf '| MainPID=%s\\n' {process.pid} 0; }}; probe_units; locked 0\n"
+        text += f"in_full() {{ printf 'MainPID=%s\\n' {process.pid} 0; }}; probe_units; locked 0\n"
         done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=False)
         process.kill()
     assert [line for line in done.stdout.splitlines() if "locked" in line] == [f"| locked {process.pid} 65536"]

@@ -64,7 +64,7 @@ probe_units() {
   known_units
   [ "$REPLY" ] || return 0
   # shellcheck disable=SC2086 # a list of names
-  units=$(whole 20 systemctl show -p Id,LoadState,ActiveState,UnitFileState,MainPID,ExecStart,FragmentPath,CanReload,LimitMEMLOCK $REPLY 2>&1 | quote)
+  units=$(in_full 20 systemctl show -p Id,LoadState,ActiveState,UnitFileState,MainPID,ExecStart,FragmentPath,CanReload,LimitMEMLOCK $REPLY 2>&1 | quote)
   by_lines
   for text in $units; do
     case $text in '| MainPID='[1-9]*) units=$units$newline$(process "${text#*=}" && locked "${text#*=}") ;; esac

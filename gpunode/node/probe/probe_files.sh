@@ -20,15 +20,15 @@ probe_packages() {
     line "manager apt"
     # every package is asked for and few are kept: what another package's half-finished state blocks is seen so
     # shellcheck disable=SC2016 # dpkg-query's own variables
-    whole 20 dpkg-query -W -f '${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}\n' 2>/dev/null |
+    in_full 20 dpkg-query -W -f '${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}\n' 2>/dev/null |
       sed -n -e "s/^.[ic] $tab\($CONCERN\)/| &/p;t" -e "/^.[in] /d;/^.c /d;/^$/d" -e 's/^/| /p'
   elif { [ "$REPLY" = dnf ] || [ "$REPLY" = zypper ]; } && have rpm; then
     line "manager $REPLY"
-    whole 30 rpm -qa --qf 'ii \t%{NAME}\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\t%{ARCH}\n' 2>/dev/null |
+    in_full 30 rpm -qa --qf 'ii \t%{NAME}\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\t%{ARCH}\n' 2>/dev/null |
       sed -n "s/^ii $tab\($CONCERN\)/| &/p;s/^cut /| &/p"
   elif [ "$REPLY" = pacman ] && have pacman; then
     line "manager pacman"
-    whole 20 pacman -Q 2>/dev/null | sed -n "s/^\(\($CONCERN\)[^ ]*\|linux\) \(.*\)/| ii $tab\1$tab\3$tab/p;s/^cut /| &/p"
+    in_full 20 pacman -Q 2>/dev/null | sed -n "s/^\(\($CONCERN\)[^ ]*\|linux\) \(.*\)/| ii $tab\1$tab\3$tab/p;s/^cut /| &/p"
   else
     remark "no package manager that gpunode knows"
   fi

@@ -115,7 +115,7 @@ probe_kernels() {
   done
   [ "$modules" ] || return 0
   # shellcheck disable=SC2086 # paths below /lib/modules have no spaces
-  ! have modinfo || whole 20 modinfo $modules 2>/dev/null |
+  ! have modinfo || in_full 20 modinfo $modules 2>/dev/null |
     sed -n 's/^\(filename\|version\|license\): */| module \1 /p;s/^cut /| &/p'
   for file in $modules; do
     case $file in

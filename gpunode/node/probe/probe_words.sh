@@ -85,8 +85,8 @@ answer() {
   esac
 }
 
-# whole SECONDS COMMAND…: what it prints, and a last line `cut SECONDS` where it was not done by then
-whole() {
+# in_full SECONDS COMMAND…: what it prints, and a last line `cut SECONDS` where it was not done by then
+in_full() {
   within "$@" </dev/null
   case $? in 124 | 137) printf '\ncut %s\n' "$1" ;; esac
 }
