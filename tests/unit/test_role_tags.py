@@ -126,6 +126,9 @@ def test_the_parts_and_their_tags_can_be_listed(site: Path) -> None:
 PARAMETERS = {  # of a role → what is printed, in less than the documentation of all that there are
     "gpunode_driver_brnach: '580'": "gpunode_driver_brnach is no variable of gpunode: did you mean gpunode_driver_bran",
     "gpunode_driver: {branch: '580'}": "gpunode_driver is no variable of gpunode: did you mean gpunode_driver_branch?",
+    "driver_branch: '580'": "driver_branch is no parameter of gpunode's roles: did you mean gpunode_driver_branch?",
+    "driver_brnch: '580'": "driver_brnch is no parameter of gpunode's roles: did you mean gpunode_driver_branch?",
+    "owner: me": "owner is no parameter of gpunode's roles: their names begin with gpunode_",
     "gpunode_verify: sometimes": "gpunode_verify is 'sometimes'",
     "gpunode_timeout: abc": "gpunode_timeout is 'abc'",
     "gpunode_spec: driver": "gpunode_spec is no mapping",
@@ -134,7 +137,7 @@ PARAMETERS = {  # of a role → what is printed, in less than the documentation 
 
 
 @pytest.mark.parametrize("given", PARAMETERS)
-def test_a_misspelt_parameter_takes_a_line(given: str, site: Path) -> None:
+def test_a_wrong_parameter_takes_a_line(given: str, site: Path) -> None:
     (site / "site.yml").write_text(SITE.replace("tags: [gpu]", given))
     done = play(site)
     assert done.returncode == 2 and PARAMETERS[given] in " ".join(done.stdout.split())

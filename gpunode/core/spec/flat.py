@@ -112,9 +112,25 @@ def misspelt(names: Collection[str], of_ansible: Collection[str] = ()) -> list[s
     for owner, prefix, known, cutoff in (("gpunode", PREFIX, ours, 0.85), ("Ansible", "ansible_", of_ansible, 0.9)):
         for name in names:
             if name.startswith(prefix) and name not in known and not name.startswith("gpunode_done_"):
-                near = nearest(name, known, cutoff=cutoff) or [one for one in known if one.startswith(f"{name}_")][:1]
+                near = _near(name, known, cutoff)
                 found += [f"{name} is no variable of {owner}: did you mean {one}?" for one in near]
     return found
+
+
+def unknown_parameters(names: Collection[str]) -> list[str]:
+    """A sentence for each parameter of a role of gpunode that has not the prefix, which Ansible refuses."""
+    found = []
+    for name in names:
+        if not name.startswith(PREFIX):
+            near = _near(PREFIX + name, [*flat_variables(), *OTHERS], 0.85)
+            hint = f"did you mean {near[0]}?" if near else f"their names begin with {PREFIX}"
+            found.append(f"{name} is no parameter of gpunode's roles: {hint}")
+    return found
+
+
+def _near(name: str, known: Collection[str], cutoff: float) -> list[str]:
+    """The one that the name is nearly, or is the beginning of; [] for none."""
+    return nearest(name, known, cutoff=cutoff) or [one for one in known if one.startswith(f"{name}_")][:1]
 
 
 def _read(value: Any, hint: Any) -> Any:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, say
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, is_ours, say
 
 if TYPE_CHECKING:
     from gpunode.core.model import NodeFacts
@@ -104,7 +104,7 @@ class ActionModule(NodeAction):
         Whatever else runs between two roles may have changed the node: then it is probed again.
         """
         _, roles, place = self._place()
-        if not place or not _is_ours(roles[place - 1]):
+        if not place or not is_ours(roles[place - 1]):
             return {}
         plan = self.own_plan(self._vars.get("gpunode_plan"))
         if plan.get("asked") != asked:
@@ -126,7 +126,7 @@ class ActionModule(NodeAction):
         from gpunode.core.plan.steps import ROLES
 
         role, roles, place = self._place()
-        behind = takewhile(_is_ours, roles[place + 1 :]) if role in roles else ()
+        behind = takewhile(is_ours, roles[place + 1 :]) if role in roles else ()
         names = {one.get_name().removeprefix(OURS) for one in (role, *behind) if one}
         parts = {one.name for one in ROLES}
         run, skip = (set(self._vars.get(f"ansible_{kind}_tags") or ()) for kind in ("run", "skip"))
@@ -153,13 +153,14 @@ class ActionModule(NodeAction):
     def _parameters(self) -> str:
         """The value of gpunode_verify.
 
-        A misspelt parameter of a role is refused in a line, before Ansible prints the documentation of all others.
+        An unknown parameter of a role is refused in a line, before Ansible prints the documentation of all others.
         """
         from gpunode.core.errors import InputError
-        from gpunode.core.spec.flat import misspelt
+        from gpunode.core.spec.flat import misspelt, unknown_parameters
 
-        role = self._task._role
-        if wrong := misspelt(role.get_role_params(self._task.get_dep_chain()) if role else ()):
+        role, chain = self._task._role, self._task.get_dep_chain() or ()
+        ours = [name for one in (*chain, role) if is_ours(one) for name in one._role_params]
+        if wrong := [*misspelt(role.get_role_params(chain) if role else ()), *unknown_parameters(ours)]:
             raise InputError(wrong[0], fix="correct it where the role is named")
         verify = self._templar.template(self._vars.get("gpunode_verify") or VERIFY[0])
         if verify not in VERIFY:
@@ -196,7 +197,3 @@ class ActionModule(NodeAction):
                 expected="secrets in the variable gpunode_spec: results of tasks refer to it",
                 fix="set it there (in the inventory, in a vault), and leave it out of spec",
             )
-
-
-def _is_ours(role: Any) -> bool:
-    return bool(role.get_name().startswith(OURS))

@@ -67,6 +67,11 @@ DONE = "gpunode_done_"  # what the tasks of the roles register
 OWN = ("gpunode_plan", "gpunode_result", "gpunode_expect", "gpunode_values")  # variables that nobody else sets
 
 
+def is_ours(role: Any) -> bool:
+    """Whether it is a role of this collection."""
+    return bool(role) and role.get_name().startswith("gpunode.node.")
+
+
 class NodeAction(ActionBase):
     """An action whose work is `act(args) -> result`; no module and no Python is used on the node."""
 
@@ -181,7 +186,7 @@ class NodeAction(ActionBase):
     @property
     def of_gpunode(self) -> bool:
         """Whether a role of this collection runs the task."""
-        return bool(self._task._role) and self._task._role.get_name().startswith("gpunode.node.")
+        return is_ours(self._task._role)
 
     def _of_role(self, name: str) -> Any:
         return self._task._role.get_default_vars().get(name) if self._task._role else None
