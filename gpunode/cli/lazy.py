@@ -156,7 +156,10 @@ class LazyGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            known = next((word for word in args if word in self.table), "COMMAND")
+            known = next((word for word in args if word in self.table), "")
+            command = self.get_command(ctx, known)
+            if not command or not any(error.option_name in param.opts for param in command.params):
+                raise
             raise click.UsageError(
                 f"{error.option_name} stands before the command. Options follow it: "
                 f"{ctx.command_path} {known} {error.option_name} …",

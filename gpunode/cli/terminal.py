@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 LOG = logging.getLogger("gpunode")
+LOG.addHandler(logging.NullHandler())  # without any, Python writes errors to stderr, where they are already
 _SHOWN = {"shown": True}  # of a record that is on the screen already
 
 

@@ -12,7 +12,7 @@ _ROWS = (  # a name of gpunode, and the words of other programs, and of people, 
     "toolkit container_toolkit nvidia_container_toolkit nvidia_docker ctk; driver nvidia nvidia_driver",
     "runtimes engine engines container_runtime container_engine; sources repositories mirrors; up start; down stop",
     "flavour open kernel_open open_kernel_modules proprietary; proxy http_proxy https_proxy; distro distribution",
-    "x86_64 amd64; aarch64 arm64; limit host hosts; config spec values",
+    "x86_64 amd64; aarch64 arm64; limit host hosts; config spec values; version v",
 )
 _FOREIGN = {word: row.split()[0] for row in "; ".join(_ROWS).split(";") for word in row.split()[1:]}
 

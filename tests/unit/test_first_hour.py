@@ -277,6 +277,10 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("plan --spec gpunode.yml", "did you mean '--config'?"),
     ("plan --host gpu1", "did you mean '--limit'?"),
     ("plan -local", "did you mean '--local'?"),
+    ("--versio", "did you mean '--version'?"),
+    ("-V", "did you mean '--version'?"),
+    ("--local", "--local belongs to gpunode init, gpunode detect"),
+    ("--local detect", "Options follow it: gpunode detect --local"),
     ("plan –limit gpu1", "write -- in place of –"),
     ("plan --inventory=", "inventory '' does not exist"),
     ("detect root:secret@127.0.0.1", "leave the password out"),
@@ -310,6 +314,7 @@ def test_a_mistake_on_the_command_line_is_answered_with_what_is_meant(words: str
     Path("site/hosts.yml").touch()
     done = typed(*words.split())
     assert done.returncode == 2 and fix in done.stderr and "secret" not in done.stderr, done.stderr
+    assert done.stderr.count("do next:") < 2
 
 
 def test_a_host_that_does_not_resolve_may_be_this_machine_or_a_folder_here() -> None:
