@@ -162,10 +162,12 @@ def test_a_machine_without_a_gpu_is_said_and_accepted_only_when_asked(
     monkeypatch.setattr(edge_detect, "probe", lambda hosts, where, **_: found)
     run = CliRunner().invoke
     done = run(cli, [*verb, "gpu1"], standalone_mode=False)
-    assert done.return_value == 3 and "no NVIDIA GPU on PCI" in done.output and "--allow-no-gpu" in done.output
+    assert done.return_value == 3 and "no NVIDIA GPU on PCI" in done.output
+    assert "verify.allow_no_gpu: true in gpunode.yml" in done.output and "--allow-no-gpu" not in done.output
     assert run(cli, [*verb, "gpu1", "--allow-no-gpu"], standalone_mode=False).return_value == 0
     done = run(cli, [*verb, "gpu1", "--expect-gpus", "8"], standalone_mode=False)
     assert done.return_value == 1 and "0 GPUs on PCI, and 8 expected" in done.output
+    assert "allow_no_gpu" not in done.output
 
 
 def test_a_gpu_that_the_journal_knows_is_missed_until_its_absence_is_confirmed(

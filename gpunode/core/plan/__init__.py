@@ -101,7 +101,8 @@ def make_plan(
     if not (facts.has_gpu or prepares(spec)):
         if spec.verify.without_gpu:
             return base
-        why = "the nvidia runtime breaks pods on nodes without a GPU; if that is right: verify.allow_no_gpu: true"
+        breaks = "the nvidia runtime breaks pods on nodes without a GPU"
+        why = "; ".join(filter(None, (breaks, spec.verify.allowing)))
         return replace(base, warnings=(*base.warnings, f"no NVIDIA GPU found on PCI: nothing to do ({why})"))
     want = wanted(asked)
     engines = [key.name for key in want.items if key.option == "edits"]

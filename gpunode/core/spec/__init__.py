@@ -151,6 +151,11 @@ class VerifySpec:
         """Whether a node may be without any GPU."""
         return self.allow_no_gpu or self.expect_gpus == 0
 
+    @property
+    def allowing(self) -> str:
+        """How to accept a node without any GPU; "" where a number of GPUs is expected."""
+        return "if that is right: verify.allow_no_gpu: true in gpunode.yml, and plan again" * (not self.expect_gpus)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
