@@ -543,6 +543,15 @@ STATES: list[tuple[str, dict[str, Any]]] = [
             "nvml": (NvmlGpu(index=0, fabric_state="In Progress"),),
         },
     ),
+    ("nvrm-no-pci", {"gpus": ()}),
+    (
+        "modprobe-not-found",
+        {
+            "gpus": (),
+            "driver": DriverState(userspace="595.91.07"),
+            "kernels": (Kernel(release="6.1.0-1", running=True, image=True, headers=True),),
+        },
+    ),
     ("mig-pending", {"nvml": (NvmlGpu(index=0, mig_current="Disabled", mig_pending="Enabled"),)}),
     ("reset-required", {"nvml": (NvmlGpu(index=0, remap_pending="Yes"),)}),
     ("reset-required", {"nvml": (NvmlGpu(index=0, fault="GPU requires reset"),)}),
@@ -733,9 +742,11 @@ def test_a_sound_node_has_no_fault() -> None:
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 ILL = {  # saved probe → the root causes in its state; a fresh node has no driver, and the others are sound
+    "container-no-gpu": "nvrm-no-pci",
     "debian12-crio-podman": "cdi-stale",
     "debian12-driver-mismatch": "nvml-version-mismatch module-next-kernel",
     "debian12-kubeadm-two-engines": "cgroup-driver-mismatch k8s-no-runtime",
+    "debian12-no-gpu": "nvrm-no-pci",
     "debian12-no-root": "driver-missing",
     "debian12-stock-engines": "driver-missing",
     "ubuntu2004-cri-dockerd": "cgroup-driver-mismatch k8s-no-runtime",

@@ -141,7 +141,7 @@ def why_unloaded(facts: NodeFacts) -> dict[str, str]:
     words = {
         "no-driver": (
             not userspace and not any(k.module for k in facts.kernels),
-            f"no driver is installed, and {gpus[0].slot} is an NVIDIA GPU",
+            f"no driver is installed{f', and {gpus[0].slot} is an NVIDIA GPU' if gpus else ''}",
         ),
         "no-headers": (
             not kernel.module and not kernel.headers and facts.by_dkms,

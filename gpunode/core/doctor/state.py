@@ -18,6 +18,7 @@ from gpunode.core.facts.cdi import KIND, of_others, stale
 from gpunode.core.facts.kubelet import kubelet_engine
 from gpunode.core.grouped import grouped
 from gpunode.core.items.activation import engine_checks
+from gpunode.core.items.first_boot import prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.kubelet import kubelet_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
@@ -95,11 +96,24 @@ def _checked(facts: NodeFacts, checks: Checks) -> Signs:
 
 
 def _not_loaded(facts: NodeFacts, checks: Checks) -> Signs:
-    """Why no module is loaded where a GPU waits for one."""
-    cause = [*decided(checks.symptoms.get(_NOT_LOADED, ()), why_unloaded(facts))] if waiting_gpus(facts) else []
+    """Why no module is loaded where a GPU waits for one, and why there is none for the GPU that is to come."""
+    waiting = waiting_gpus(facts)
+    cause = [*decided(checks.symptoms.get(_NOT_LOADED, ()), why_unloaded(facts))] if waiting or _gap(facts) else []
     yield from cause
-    if cause:
+    if cause and waiting:
         yield _NOT_LOADED, "no NVIDIA kernel module is loaded"
+
+
+def _gap(facts: NodeFacts) -> bool:
+    """Whether a machine without a GPU has a driver, and no module of it for the kernel that runs."""
+    installed = facts.driver.userspace and not (facts.has_gpu or facts.driver.loaded or facts.container)
+    return bool(installed) and any(kernel.running and not kernel.module for kernel in facts.kernels)
+
+
+def _absent(facts: NodeFacts) -> Signs:
+    """That a node, of which more than nvidia-smi's answer is known, has no GPU at all, and none is still to come."""
+    if facts.kernel and not (facts.has_gpu or prepared(facts)):
+        yield "nvrm-no-pci", "no NVIDIA GPU on PCI"
 
 
 def proofs(facts: NodeFacts, lines: Mapping[str, Sequence[str]] = {}) -> set[str]:
@@ -339,7 +353,7 @@ def _device_nodes(facts: NodeFacts) -> Signs:
         yield "device-node-missing", f"the driver has {len(wanted)} GPUs, and there is no {', '.join(gone)}"
 
 
-_RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_driver, _fabric, _mig, _engines, _packages, _device_nodes)
+_RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_absent, _driver, _fabric, _mig, _engines, _packages, _device_nodes)
 
 
 def split_sections(text: str) -> dict[str, str]:
