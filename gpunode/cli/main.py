@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -113,6 +114,9 @@ with_log_options(cli)
 def main(args: list[str] | None = None) -> NoReturn:
     """Run `gpunode ARGS` and exit; a command returns its exit code (None counts as 0)."""
     gc.set_threshold(200_000, 50)  # what imports and plans make is kept: looking through it was a seventh of the time
+    for number in range(3):  # an ssh on the same terminal leaves them non-blocking: lines get lost, Ansible refuses
+        with contextlib.suppress(OSError):
+            os.set_blocking(number, True)
     stdout = sys.stdout
     try:
         code = cli.main(args, prog_name="gpunode", standalone_mode=False)

@@ -463,6 +463,18 @@ def test_a_locale_that_is_not_installed_is_replaced() -> None:
     assert done.returncode == 4 and "locale" not in done.stderr, done.stderr
 
 
+def test_output_that_does_not_block_is_made_to() -> None:
+    """An ssh on the same terminal leaves it so, and Ansible refuses it."""
+    Path("hosts.yml").write_text("all: {hosts: {gpu1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    command = [sys.executable, "-m", "gpunode", "detect", "--connect-timeout", "1"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(read)
+    os.close(write)
+    assert done.returncode == 4 and "locking" not in done.stderr, done.stderr
+
+
 def test_a_broken_daemon_json_is_the_root_of_a_stopped_engine() -> None:
     faults = load_faults()
     signs = {"docker-daemon-json": ["/etc/docker/daemon.json: 3:17"], "engine-stopped": ["docker.service"]}
