@@ -307,7 +307,7 @@ def _unknown(key: object, known: Iterable[str], value: Any, *, path: str) -> Inp
     return InputError(f"unknown key {key_in(path, key)!r}", key=key_in(path, key), expected=listed, fix=fix)
 
 
-_UNQUOTED = "write the word in quotes, or another one: YAML reads no and off as false, yes and on as true"
+_BOOLEANS = "YAML reads no and off as false, yes and on as true"
 
 
 def _choice(choices: tuple[Any, ...], value: Any, *, path: str) -> Any:
@@ -319,7 +319,7 @@ def _choice(choices: tuple[Any, ...], value: Any, *, path: str) -> Any:
             path,
             f"is {value!r}",
             expected=f"one of {', '.join(choices)}",
-            fix=_UNQUOTED if isinstance(value, bool) else near,
+            fix=f"choose one of these: {_BOOLEANS}" if isinstance(value, bool) else near,
         )
     return value
 
@@ -343,7 +343,7 @@ def _scalar(kind: Any, value: Any, *, path: str) -> Any:
         f"{path or TOP} is {value!r}",
         key=path,
         expected={bool: "true or false", str: "a text", int: "a whole number"}.get(kind, str(kind)),
-        fix=_UNQUOTED if kind is str and true_or_false else fix,
+        fix=f"write the word in quotes, or another one: {_BOOLEANS}" if kind is str and true_or_false else fix,
     )
 
 
@@ -402,7 +402,9 @@ def _check_text(key: str, value: str, grammar: Grammar) -> None:
 def _check_cuda(cuda: CudaSpec) -> None:
     expected = "newest, or MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)"
     for version in cuda.versions:
-        near = meant(version, ["newest"], cutoff=0.5, otherwise="leave out what is behind MAJOR.MINOR")
+        longer = re.match(r"\d+\.\d+\.", version)
+        fix = "leave out what is behind MAJOR.MINOR" if longer else "write both numbers, such as '12.8'"
+        near = meant(version, ["newest"], cutoff=0.5, otherwise=fix)
         check_text("cuda.versions", version, r"\d+\.\d+|newest", expected, fix=near, verb="has")
     if cuda.default and cuda.default not in cuda.versions:
         raise InputError.of(
