@@ -251,6 +251,8 @@ def _at_its_line(path: str | Path, raw: bytes, error: yaml.MarkedYAMLError) -> I
     mark, fix = error.problem_mark or error.context_mark, error.note or "fix that line"
     if "<stream end>" in problem and error.context_mark:
         mark, fix = error.context_mark, "close what begins there"
+    if "'\\t'" in problem:
+        fix = "indent by spaces, not by tabs"
     if problem.startswith("expected <block end>") and "<block mapping start>" in problem:
         problem, fix = "this line is indented otherwise than its neighbours", "begin it in their column"
     return _marked(path, raw, mark, problem, "YAML", fix)

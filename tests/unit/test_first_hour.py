@@ -202,6 +202,7 @@ SPECS = [  # a mistake in gpunode.yml: text, where, what to do
     ("driver:\n  branch: '580'\n toolkit:\n  version: x", "3:2: this line is indented otherwise", "in their column"),
     ("gpunode_cuda_versions: ['12.8']", "1:1", "did you mean cuda.versions?"),
     ("gpunode_mig_profiles: {}", "1:1", "did you mean sharing.mig.profiles?"),
+    ("driver:\n\tbranch: '580'", "2:1", "indent by spaces"),
     ("driver:{branch: '580'}", "1:22", "write a blank behind the colon"),
     ("runtimes: [docker]", "1:1", "write it as runtimes: {docker: …}"),
     ("cuda: {versions: [latest]}", "1:8", "did you mean 'newest'?"),
