@@ -139,7 +139,8 @@ def find_hosts(targets: Targets) -> list[Detected]:
     ways = [name for name in ("hosts", "inventory", "local") if getattr(targets, name)]
     if len(ways) != 1:
         by_limit = f"choose hosts of an inventory by --limit {','.join(targets.hosts)}".rstrip()
-        below = next((f"-i {path}" for path in sorted(Path().glob("*/hosts.y*ml"))), "for this machine itself: --local")
+        here = "gpunode init writes hosts.yml, which is read in its folder; for this machine itself: --local"
+        below = next((f"-i {path}" for path in sorted(Path().glob("*/hosts.y*ml"))), here)
         raise InputError(
             f"{' and '.join(ways)} given together" if ways else "no host given",
             expected="one of: HOST…, -i INVENTORY, --local",

@@ -61,6 +61,7 @@ def test_without_one_a_command_names_what_it_takes(words: list[str]) -> None:
     result = CliRunner().invoke(cli, words, standalone_mode=False)
     assert result.return_value == 2
     assert "no host given\n  expected: one of: HOST…, -i INVENTORY, --local\n" in result.stderr
+    assert "gpunode init writes hosts.yml" in result.stderr
 
 
 @pytest.mark.parametrize("words", ASKING, ids=" ".join)

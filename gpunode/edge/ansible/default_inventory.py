@@ -12,7 +12,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.late import regex
 
 NAME = "hosts.yml"
-NEAR_HOSTS = regex(r"(hosts|inventory)(\.(ya?ml|ini|json))?(\.txt)?", re.IGNORECASE)
+NEAR_HOSTS = regex(r"(hosts?|inventory)(\.(ya?ml|ini|json))?(\.txt)?", re.IGNORECASE)
 NEAR_SPEC = regex(r"gpu[-_]?node\.(ya?ml|json)(\.txt)?", re.IGNORECASE)
 
 

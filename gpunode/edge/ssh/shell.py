@@ -141,6 +141,8 @@ def parse_host(text: str, *, ssh_args: tuple[str, ...] = ()) -> Target:
         host, text, fix = "", f"…@{rest}", "leave the password out: gpunode uses the agent, keys and ~/.ssh/config"
     elif at and not user:
         host, fix = "", "write the user before @, or leave @ out"
+    elif "," in rest:
+        host, fix = "", f"separate hosts by spaces: {' '.join(filter(None, bare.split(',')))}"
     elif host.startswith(_DASHES):
         fix = f"write -- in place of {host[0]}, if it is an option"
     if not host or host.startswith(("-", *_DASHES)) or any(c.isspace() for c in host) or (port and not port.isdigit()):
