@@ -37,7 +37,7 @@ def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]
             if output_format != "text":
                 return
             if host.error or count <= MANY:
-                say(f"{host.host}: {'failed' if host.error else 'probed'}")
+                say(f"{host.host}: {host.error.outcome if host.error else 'probed'}")
             elif time.monotonic() - reported > _EVERY:
                 reported = time.monotonic()
                 say(f"{count} hosts probed")

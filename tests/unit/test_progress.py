@@ -12,6 +12,7 @@ from gpunode.cli.output import fitted
 from gpunode.cli.progress import Board, fleet, probing, showing
 from gpunode.cli.provision import show_results
 from gpunode.cli.terminal import forget, listen
+from gpunode.core.errors import UnreachableError
 from gpunode.core.model import Check, HostResult
 from gpunode.edge.ansible.runner import Event
 from gpunode.edge.detect import Detected
@@ -68,6 +69,12 @@ def test_of_many_hosts_probes_are_counted(count: int, lines: int, capsys: pytest
     assert len(reported) == lines and reported[-1] == (
         "2000 hosts probed, 0 failed" if count > 40 else f"gpu{count - 1}: probed"
     )
+
+
+def test_a_host_that_is_unreachable_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with probing("text") as on_done:
+        on_done(Detected(host="gpu1", error=UnreachableError("gpu1: no route")))
+    assert capsys.readouterr().err == "gpu1: unreachable\n"
 
 
 STEPS = ["Set up the repository", "Install the driver", "Load the driver", "Run GPU smoke tests"]
