@@ -333,7 +333,7 @@ def report_usage(error: click.ClickException) -> int:
         error.show()
         return int(Exit.INPUT)
     ctx = getattr(error, "ctx", None)
-    fix = _meant_option(error) or f"{ctx.command_path if ctx else 'gpunode'} --help"
+    fix = _meant_option(error) or f"{ctx.command_path if ctx else _typed_command()} --help"
     if ctx is not None and ctx.meta.get(FORMAT) == "json":
         print_json({"error": {"what": error.format_message(), "expected": "", "fix": fix, "exit": 2}})
     else:
@@ -341,6 +341,17 @@ def report_usage(error: click.ClickException) -> int:
         text = re.sub("a valid (integer|float) range", "a number", text)  # what Click calls its types
         show_error(GpunodeError(text[:1].lower() + text[1:] if text[1:2].islower() else text, fix=fix))
     return int(Exit.INPUT)
+
+
+def _typed_command() -> str:
+    """The command that was typed: of an option without its value Click says not whose it is."""
+    from gpunode.cli.main import cli
+
+    ctx = click.Context(cli, info_name="gpunode")
+    for word in sys.argv[1:]:
+        if isinstance(ctx.command, click.Group) and (command := ctx.command.get_command(ctx, word)):
+            ctx = click.Context(command, info_name=word, parent=ctx)
+    return ctx.command_path
 
 
 def _having(option: str, ctx: click.Context) -> Iterator[str]:
