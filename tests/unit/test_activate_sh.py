@@ -150,7 +150,8 @@ case $1$2 in
   is-enabled*) echo enabled ;;
   is-active-q) grep -qx active "$NODE/state_of_$3" ;;
   is-active*) cat "$NODE/state_of_$2" ;;
-  start* | restart*) cp "$NODE/then" "$NODE/state_of_$2" ;;
+  reset-failed*) rm -f "$NODE/too_often" ;;
+  start* | restart*) [ ! -e "$NODE/too_often" ] && cp "$NODE/then" "$NODE/state_of_$2" ;;
 esac
 """
 
@@ -176,6 +177,16 @@ def test_a_unit_that_has_started_and_ended_does_not_run(
     key = "services" if verb == "start" else "restart"
     outcome, _ = run(node, "", activate_request({key: ["nvidia-imex.service"]}))
     assert (outcome.status, outcome.message) == (status, message), outcome
+
+
+def test_a_unit_that_has_failed_too_often_is_started(node: Path) -> None:
+    (node / "bin/systemctl").write_text(SYSTEMCTL)
+    (node / "bin/systemctl").chmod(0o755)
+    (node / "then").write_text("active\n")
+    (node / "too_often").touch()
+    (node / "state_of_docker.service").write_text("failed\n")
+    outcome, _ = run(node, "", activate_request({"services": ["docker.service"]}))
+    assert (outcome.status, outcome.message) == ("changed", "docker.service running"), outcome
 
 
 def test_a_module_that_the_new_driver_lacks_is_named(node: Path) -> None:

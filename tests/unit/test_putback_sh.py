@@ -72,7 +72,7 @@ def test_units_that_gpunode_took_away_are_enabled_and_started_unless_they_are(no
     (node.root / "enabled.a.service").write_text("enabled\n")
     outcome = node.run(enable="a.service\nb.service\n", start="a.service\nb.service\n")
     assert (outcome.status, outcome.texts) == ("changed", ("enable b.service", "start b.service"))
-    assert node.called() == ["--no-reload enable b.service", "start b.service"]
+    assert node.called() == ["--no-reload enable b.service", "reset-failed b.service", "start b.service"]
 
 
 def test_check_mode_says_the_same_and_does_nothing(node: Node) -> None:

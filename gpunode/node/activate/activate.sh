@@ -369,7 +369,7 @@ enable_unit() {
 # begin start|restart UNIT, which has to run then: to systemd a unit that forks has started once its first process has
 # ended, also where nothing is left of it; nvidia-imex ends so, and says why only in its own log
 begin() {
-  systemctl "$1" "$2" >>"$log" 2>&1 </dev/null 9>&- && unit_runs "$2" && return
+  act_on "$1" "$2" >>"$log" 2>&1 </dev/null 9>&- && unit_runs "$2" && return
   journalctl -u "$2" -n 20 --no-pager >>"$log" 2>&1
   [ "$2" != nvidia-imex.service ] || tail -n 5 /var/log/nvidia-imex.log >>"$log" 2>/dev/null
   fail "$2 does not $1" "journalctl -u $2 on the node; the end of it is in the log"

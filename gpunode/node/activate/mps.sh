@@ -64,7 +64,7 @@ run() {
   changed unit "$UNIT" "starts $UNIT, $(word replicas) clients for each GPU"
   ! checking || return 0
   prior active "$UNIT" "$(systemctl is-active "$UNIT" 2>/dev/null)" active
-  systemctl restart "$UNIT" >>"$log" 2>&1 </dev/null 9>&- || {
+  act_on restart "$UNIT" >>"$log" 2>&1 </dev/null 9>&- || {
     journalctl -u "$UNIT" -n 20 --no-pager >>"$log" 2>&1
     fail "$UNIT does not start" "journalctl -u $UNIT on the node; the end of it is in the log"
   }

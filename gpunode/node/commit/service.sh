@@ -286,9 +286,8 @@ notify_unit() {
   flush "$backup/notified"
   told_at=$(date +%s) told_up=$(uptime_now)
   read_units || return
-  systemctl reset-failed "$unit" >/dev/null 2>&1
-  # of its own, as dockerd's unit has no limit for its start
-  run_with_timeout 180 systemctl "$verb" "$unit" >>"$log" 2>&1 9>&- || {
+  # a limit of its own, as dockerd's unit has none for its start
+  act_on "$verb" "$unit" 180 >>"$log" 2>&1 9>&- || {
     health_error="$unit does not $verb"
     return 1
   }

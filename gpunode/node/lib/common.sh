@@ -99,6 +99,12 @@ is_active() { systemctl is-active -q "$1" >/dev/null 2>&1; }
 # unit_runs UNIT: or is about to
 unit_runs() { case $(systemctl is-active "$1" 2>/dev/null) in active | activating | reloading) ;; *) return 1 ;; esac }
 
+# act_on start|restart|reload UNIT [SECONDS]: also where systemd refuses that, as the unit has failed too often; SECONDS limit it
+act_on() {
+  systemctl reset-failed "$2" >/dev/null 2>&1
+  ${3:+run_with_timeout "$3"} systemctl "$1" "$2"
+}
+
 # open_gpus: lines `PID PATH` of the device files of NVIDIA's that processes hold open.  One ls for all: a readlink for each open
 # file would take seconds.
 open_gpus() {

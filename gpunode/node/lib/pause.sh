@@ -86,5 +86,5 @@ bring_module() {
 
 bring_active() {
   prior active "$1" inactive active
-  systemctl start "$1" >>"$log" 2>&1 </dev/null 9>&- || { say note "$1 did not start again" && return 1; }
+  act_on start "$1" >>"$log" 2>&1 </dev/null 9>&- || { say note "$1 did not start again" && return 1; }
 }

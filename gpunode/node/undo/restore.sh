@@ -26,7 +26,7 @@ each() {
 is_stop() { ! unit_runs "$1"; }
 do_stop() { systemctl stop "$1"; }
 is_start() { is_active "$1"; }
-do_start() { systemctl start "$1"; }
+do_start() { act_on start "$1"; }
 is_enable() { case $(systemctl is-enabled "$1" 2>/dev/null) in enabled | enabled-runtime) ;; *) false ;; esac }
 do_enable() { systemctl --no-reload enable "$1"; }
 is_disable() { ! is_enable "$1"; }
