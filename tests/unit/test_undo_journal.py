@@ -271,6 +271,21 @@ def test_a_file_that_a_package_brought_and_gpunode_edited_goes_after_the_package
     assert found.sources.files == (FileRestore(path=left, expect=None),)
 
 
+@pytest.mark.parametrize("between", [False, True], ids=["by gpunode alone", "by a person, too"])
+def test_a_file_that_gpunode_restored_and_that_went_with_its_package_is_not_called_changed(between: bool) -> None:
+    left = "/etc/containerd/config.toml"
+    found = THEIRS if between else OURS
+    journal = [
+        *wrote("t1", (left, "absent", OLD), by="packages"),
+        *wrote("t2", (left, OLD, OURS)),
+        *wrote("t3", (left, found, OLD), part="undo"),
+    ]
+    more = [("follow", id, coded(b"unit containerd.service\n")) for id in ("t2", "t3")]
+    text = recall_text(journal, files={left: "absent"}, kept=[("t2", left), ("t3", left)], more=more)
+    assert back(text).nothing and bool(back(text).notes) is between
+    assert (left in back(text).theirs) is between
+
+
 @pytest.mark.parametrize(
     ("path", "now", "old", "rebuild"),
     [

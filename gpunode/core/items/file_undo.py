@@ -302,7 +302,7 @@ class Files:
             if found.wanted.exact and found.wanted.hash == brought.after:
                 return False
             if now == ABSENT and found.wanted.exact and found.wanted.hash == ABSENT:
-                return bool(found.theirs)
+                return bool(found.theirs.keys() - {ABSENT})  # it may have gone with its package
         self._note(path, "it is no longer what its package brought; it stays where possible")
         self._theirs[path] = None
         return True
