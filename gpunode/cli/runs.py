@@ -90,6 +90,8 @@ def show(name: str, every: bool, output_format: str) -> int:
         stated = _result(host).sentence or (f"at: {host.step}" if host.step else "")
         place = f"{host.pool}/{host.wave + 1}" if host.pool else "-"
         echo(f"  {host.host:<24} {place:<8} {host.state:<8} {stated}")
+        for note in host.notes:
+            echo(f"    note: {note}")
     logs = {host.log for host in hosts if host.log}
     for log in sorted(logs):
         echo(f"logs: {log}")

@@ -119,6 +119,16 @@ def test_an_undo_is_listed_and_continued_by_its_own_command(journal: Runs) -> No
     assert result.return_value == 2 and "gpunode uninstall again" in result.output
 
 
+def test_what_stays_after_an_undo_can_be_read_later(journal: Runs) -> None:
+    row = HostRow(run="u1", host="gpu1", pool="all", wave=0, plan="", state="running")
+    journal.begin("u1", "uninstall", {}, DEAD, [row])
+    journal.ended("u1", [HostResult(host="gpu1", notes=("/etc/x: it stays as it is", "/etc/y: another one"))])
+    assert run("show", "u1")[1].splitlines()[2:4] == [
+        "    note: /etc/x: it stays as it is",
+        "    note: /etc/y: another one",
+    ]
+
+
 def test_a_run_that_is_done_needs_no_resuming(journal: Runs) -> None:
     begin(journal, "20260101", gpu1="done")
     assert run("resume") == (0, "20260101: every host is done\n")

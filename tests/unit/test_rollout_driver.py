@@ -254,7 +254,7 @@ def test_a_journal_of_format_2_is_read_and_its_first_words_become_a_column(tmp_p
     runs.ended("r1", [HostResult(host=f"h{n}", outcome="failed", message=text) for n, text in enumerate(messages)])
     runs.close()
     with sqlite3.connect(path) as db:
-        for name in ("touched", "fix"):
+        for name in ("touched", "fix", "notes"):
             db.execute(f"alter table hosts drop column {name}")
         db.execute("pragma user_version = 2")
     first, second = Runs(path), Runs(path)

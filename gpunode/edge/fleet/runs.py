@@ -32,7 +32,7 @@ from gpunode.edge.supervise import lives
 T = TypeVar("T")
 Purpose = Literal["show", "resume", "compare", "report"]  # what a run is looked up for
 JOURNAL = "runs.sqlite"
-VERSION = 4
+VERSION = 5
 _TABLES = """
 create table if not exists runs (
   name text primary key, verb text not null, started text not null, ended text, status text not null,
@@ -43,7 +43,7 @@ create table if not exists hosts (
   plan text not null, state text not null, exit integer, step text not null default '',
   message text not null default '', started text, ended text, log text not null default '',
   found text not null default '', touched integer not null default 1, fix text not null default '',
-  primary key (run, host)
+  notes text not null default '', primary key (run, host)
 );
 create table if not exists states (hash text primary key, state text not null);
 """
@@ -52,10 +52,11 @@ _NEXT = {
     2: """alter table hosts add column touched integer not null default 1;
 update hosts set touched = 0 where state = 'failed' and substr(message, 1, 13) = 'not started: ';""",
     3: "alter table hosts add column fix text not null default '';",
+    4: "alter table hosts add column notes text not null default '';",
 }
 _HOSTS = """
-select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found, touched, fix from hosts
-where run = ? order by pool = '', pool, wave, rowid
+select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found, touched, fix, notes
+from hosts where run = ? order by pool = '', pool, wave, rowid
 """
 _OPEN = ("waiting", "running")  # states of hosts that a run has still to do with
 _COLUMNS = ["name", "verb", "started", "ended", "status", "request", "controller"]
@@ -140,6 +141,7 @@ class HostRow:
     found: str = ""  # a key of `Runs.state`
     touched: bool = True  # False: it failed before anything was done on it
     fix: str = ""  # with the message: what to do next
+    notes: tuple[str, ...] = ()  # what stays as it is, and why
 
 
 class Runs:
@@ -304,9 +306,12 @@ class Runs:
             for result in ends:
                 self._steps.pop((run, result.host), None)
             db.executemany(
-                "update hosts set state = ?, exit = ?, message = ?, fix = ?, touched = ?, ended = ? "
+                "update hosts set state = ?, exit = ?, message = ?, fix = ?, notes = ?, touched = ?, ended = ? "
                 "where run = ? and host = ?",
-                [(r.state, Exit.of(r.outcome), r.message, r.fix, r.touched, now(), run, r.host) for r in ends],
+                [
+                    (r.state, Exit.of(r.outcome), r.message, r.fix, "\n".join(r.notes), r.touched, now(), run, r.host)
+                    for r in ends
+                ],
             )
             db.executemany(
                 "update hosts set found = ? where run = ? and host = ?",
@@ -487,14 +492,14 @@ def _run(row: tuple[Any, ...]) -> RunRow:
 
 
 def _host(row: tuple[Any, ...]) -> HostRow:
-    run, host, pool, wave, plan, state, code, step, message, started, ended, log, found, touched, fix = row
+    run, host, pool, wave, plan, state, code, step, message, started, ended, log, found, touched, fix, notes = row
     if state not in get_args(RunState):
         raise ValueError(f"a host is in state {state!r}")
     return HostRow(
         run=str(run), host=str(host), pool=str(pool), wave=int(wave), plan=str(plan), state=state,
         exit=None if code is None else int(code), step=str(step), message=str(message), started=_time(started),
         ended=_time(ended), log=str(log), found=str(found), touched=bool(touched),
-        fix=str(fix),
+        fix=str(fix), notes=tuple(str(notes).splitlines()),
     )  # fmt: skip
 
 
