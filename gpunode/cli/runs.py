@@ -80,7 +80,7 @@ def show(name: str, every: bool, output_format: str) -> int:
     if output_format == "json":
         print_json(_run_data(run, hosts, full=True))
         return 0
-    echo(f"{run.name}: {run.verb}, {run.outcome}, {run.started} to {run.ended or '…'}, by {run.controller}")
+    echo(f"{run.name}: {run.verb}, {run.outcome}, {run.started} to {run.ended or '…'}, by {run.process}")
     if run.resumes:
         echo(f"it continues {run.resumes}")
     few = every or len(hosts) <= MANY
@@ -173,7 +173,7 @@ def resume(
     journal = _journal()
     run = journal.get(name, "resume")
     if run.outcome == "running":
-        raise RefusedError(f"run {run.name} is still at work ({run.controller})", fix="wait for it, or end it")
+        raise RefusedError(f"run {run.name} is still at work ({run.process})", fix=run.ways_out)
     if run.resumes:
         run = journal.get(run.resumes)
     left = {host.host for host in journal.hosts(run.name) if host.state != "done"}

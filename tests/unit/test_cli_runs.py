@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpunode.cli.main import cli
-from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.errors import Exit, GpunodeError, RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import HostResult
 from gpunode.edge import detect
@@ -105,8 +105,14 @@ def test_two_runs_are_compared_host_by_host(journal: Runs) -> None:
 
 def test_a_run_that_is_at_work_is_not_resumed(journal: Runs) -> None:
     begin(journal, "20260101", ALIVE, gpu1="running")
+    where = f"process {os.getpid()} on {socket.gethostname()}"
     code, out = run("resume")
-    assert code == 5 and "still at work" in out
+    assert code == 5 and f"still at work ({where})" in out
+    with pytest.raises(RefusedError) as error:
+        journal.refuse_busy(["gpu1"])
+    assert str(error.value.what) == f"gpu1 is used by run 20260101 of gpunode ({where})"
+    fix = f"kill {os.getpid()} on {socket.gethostname()}"
+    assert error.value.fix == f"wait for it (gpunode runs show 20260101), or end it: {fix}"
 
 
 def test_an_undo_is_listed_and_continued_by_its_own_command(journal: Runs) -> None:

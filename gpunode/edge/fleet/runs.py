@@ -102,11 +102,29 @@ class RunRow:
     @property
     def alive(self) -> bool:
         """Whether the process that runs it is still there; of another host nobody can tell, so yes."""
-        host, _, process = self.controller.rpartition(":")
-        pid, _, began = process.partition("@")
+        host, pid, began = self._process
         if self.status != "running" or host != socket.gethostname() or not pid.isdecimal():
             return self.status == "running"
         return lives(int(pid)) and began == _began(int(pid))  # the number may be another process's by now
+
+    @property
+    def _process(self) -> tuple[str, str, str]:
+        """(host, PID, when it began)."""
+        host, _, process = self.controller.rpartition(":")
+        pid, _, began = process.partition("@")
+        return host, pid, began
+
+    @property
+    def process(self) -> str:
+        """Its process, in words."""
+        host, pid, _ = self._process
+        return f"process {pid} on {host}"
+
+    @property
+    def ways_out(self) -> str:
+        """What to do where it is in the way."""
+        host, pid, _ = self._process
+        return f"wait for it (gpunode runs show {self.name}), or end it: kill {pid} on {host}"
 
     @property
     def resumes(self) -> str:
@@ -261,10 +279,7 @@ class Runs:
     def refuse_busy(self, hosts: Iterable[str]) -> None:
         """Raises RefusedError when a run of this controller has one of `hosts` in work."""
         for host, other in self.at_work(hosts).items():
-            raise RefusedError(
-                f"{host} is used by run {other.name} ({other.controller})",
-                fix=f"wait for it (gpunode runs show {other.name}), or end it",
-            )
+            raise RefusedError(f"{host} is used by run {other.name} of gpunode ({other.process})", fix=other.ways_out)
 
     def all_unfinished(self) -> dict[str, str]:
         """Every host that the newest run that began with it is at work on, or did not bring to a good end; with it."""
