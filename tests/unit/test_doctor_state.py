@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.doctor.state import proofs, state_faults
-from gpunode.core.model import ConfigFile, NodeFacts, Runtime
+from gpunode.core.model import ConfigFile, NodeFacts, Runtime, RuntimeName
 from gpunode.edge.load import load_scheduler_rules
 from gpunode.node import script
 
@@ -76,6 +76,25 @@ def test_a_configuration_of_the_toolkit_reads_or_does_not(text: str, reads: bool
     path = "/etc/nvidia-container-runtime/config.toml"
     file = ConfigFile(path=path, mode=0o644, owner="root", data=text.encode(), size=len(text))
     assert ("toolkit-config-reads" in proofs(NodeFacts(files={path: file}))) == reads
+
+
+FAILED = ["systemd[1]: docker.service: Failed with result 'exit-code'.", "Failed to start Docker Application Container"]
+
+
+@pytest.mark.parametrize(
+    ("engines", "lines", "gone"),
+    [
+        (("containerd",), FAILED, {"docker-gone", "failed-engines-gone"}),
+        (("docker",), FAILED, set()),
+        (("containerd",), [*FAILED, "Job for containerd.service failed"], {"docker-gone"}),
+        (("containerd",), ["[ERROR CRI]: container runtime is not running"], {"docker-gone"}),
+    ],
+)
+def test_what_logs_say_of_an_engine_that_is_not_installed_is_over(
+    engines: tuple[RuntimeName, ...], lines: list[str], gone: set[str]
+) -> None:
+    facts = NodeFacts(runtimes=tuple(Runtime(name=name) for name in engines))
+    assert {name for name in proofs(facts, {"engine-failed": lines}) if name.endswith("gone")} == gone
 
 
 @given(JSON)

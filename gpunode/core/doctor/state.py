@@ -12,7 +12,7 @@ from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
 from gpunode.core.checks.health import drift_checks, mig_faults, sharing_checks
 from gpunode.core.doctor.checks import Checks, decided, ruled_out
 from gpunode.core.doctor.text import Evidence
-from gpunode.core.engines import NVIDIA_RUNTIME, ROWS, TOOLKIT_CONFIG
+from gpunode.core.engines import ENGINES, NVIDIA_RUNTIME, ROWS, TOOLKIT_CONFIG
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts.cdi import KIND, of_others, stale
 from gpunode.core.facts.kubelet import kubelet_engine
@@ -50,6 +50,7 @@ _TOOLKIT = {"nvidia-container-toolkit", "nvidia-container-toolkit-base"}  # pack
 _UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _NODE = regex(r"/dev/nvidia[\w/-]{0,80}")
 _CDI_NAME = regex(r"nvidia\.com/gpu=([\w:-]{1,80})")
+_ENGINE = regex("|".join(ENGINES))
 _SHOWN = 100  # characters of a file's words that are shown
 
 
@@ -122,6 +123,7 @@ def proofs(facts: NodeFacts, lines: Mapping[str, Sequence[str]] = {}) -> set[str
     What an engine's files have says nothing of the engine that runs: it may be older than they are.
     """
     cdi, config, docker = facts.cdi, _toolkit_config(facts), facts.containers.get("docker", Running())
+    gone = {name for name in ENGINES if not facts.runtime(name)}
     fits = bool(cdi.specs and cdi.gpus and not stale(facts))
     nodes, devices = {node.path for node in facts.device_nodes}, {name for spec in cdi.specs for name in spec.devices}
     known = {
@@ -131,6 +133,8 @@ def proofs(facts: NodeFacts, lines: Mapping[str, Sequence[str]] = {}) -> set[str
         "runtime-there": _has_runtime(facts),
         "toolkit-config-reads": config is not None,
         "variables-count": config is not None and config.get(_UNPRIVILEGED, True) is True,
+        "docker-gone": "docker" in gone,
+        "failed-engines-gone": _all_there(_ENGINE, [text.lower() for text in lines.get("engine-failed", ())], gone),
         "docker-has-nvidia": "nvidia" in docker.runtimes,
         "docker-knows-hook": docker.knows_hook,
         "device-nodes-there": _all_there(_NODE, lines.get("device-node-missing", ()), nodes),
