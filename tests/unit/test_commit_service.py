@@ -48,7 +48,13 @@ def test_a_unit_that_was_broken_before_is_said_to_be(dash: Node) -> None:
     (dash.root / "active").write_text("failed\n")
     outcome = dash.run(FileChange(path=str(dash.config), data=b"broken after\n"), after=unit(dash))
     assert outcome.status == "rolled_back"
-    assert "after the files were put back" in outcome.message
+    said = 'level=error msg="cannot read plugin" | level=fatal msg="bad config"'
+    either = "the former files were put back, and engine.service does not start with them either"
+    assert outcome.message == (
+        f"engine.service does not restart with the new configuration: {said}; "
+        f"{either}: the fault was there before, and it is stopped now"
+    ), "what both have said is there once"
+    assert outcome.fix.count("journalctl") == 1
     assert dash.config.read_text() == "broken before\n"
 
 
@@ -325,7 +331,7 @@ def test_docker_has_to_know_the_runtime_afterwards(dash: Node, pod: int) -> None
         outcome = dash.ask(request)
         assert outcome.status == status
         assert ("does not know the runtime nvidia" in outcome.message) == (status == "rolled_back")
-        assert "after the files were put back" not in outcome.message, "the old files need not know it"
+        assert "the files were put back" not in outcome.message, "the old files need not know it"
 
 
 def test_health_that_proves_what_is_new_is_not_asked_of_the_old_files(dash: Node) -> None:
@@ -334,4 +340,4 @@ def test_health_that_proves_what_is_new_is_not_asked_of_the_old_files(dash: Node
     outcome = dash.write("new\n", unit(dash, health=(new, *DOCKER)))
     assert outcome.status == "rolled_back"
     assert outcome.message.startswith("engine.service does not answer with the new configuration")
-    assert "after the files were put back" not in outcome.message
+    assert "the files were put back" not in outcome.message

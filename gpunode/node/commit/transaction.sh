@@ -87,6 +87,20 @@ rejected() {
   journal files "$@"
 }
 
+# still_unhealthy: adds to $message and $advice of `undo` that the files which were put back do not help
+still_unhealthy() {
+  local words
+  words=$(unit_errors)
+  case $message in *"$words"*) words='' ;; esac
+  if [ "$phase" = failed ] || [ "$verb" = await ] || unit_active; then
+    message="$message; and after the files were put back: $health_error"
+  else
+    message="$message; the former files were put back, and $unit does not start with them either: the fault was there before, and it is stopped now"
+    advice="fix that, then run again; $advice"
+  fi
+  message="$message${words:+: $words}"
+}
+
 # undo WHY FIX [STATUS]: put all back, bring the service back, and end
 undo() {
   local advice message phase outcome
@@ -96,12 +110,7 @@ undo() {
     message="$message; could not restore$not_restored: $(last_reason)"
     advice="put back by hand from $backup, then restart ${unit:-what reads it}"
   }
-  if [ -e "$backup/notified" ]; then
-    notify_unit || {
-      message="$message; and after the files were put back: $health_error"
-      advice="look at journalctl -u $unit; $advice"
-    }
-  fi
+  [ ! -e "$backup/notified" ] || notify_unit || still_unhealthy
   rejected "$phase" ",\"message\":$(json_text "$message")"
   cat "$log"
   finish "$outcome" "$message" "$advice"
