@@ -94,7 +94,9 @@ class Configured(Item):
         facts, edit = _with_new_toolkit(case), self.edit
         if not edit.changes:
             edit = replace(edit, changes={path: facts.files[path].data for path in edit.files})
-        return activation(facts, self.asked, edit).disrupts
+        disrupts = activation(facts, self.asked, edit).disrupts
+        warnings = [reason.why for reason in edit.reasons if reason.level == "warning"]
+        return "; ".join((disrupts, *warnings)) if disrupts else ""
 
     def follows(self, pending: Mapping[ItemKey, Item]) -> bool:
         """Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go).

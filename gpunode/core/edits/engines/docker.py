@@ -175,7 +175,7 @@ def _not_validated(path: str, request: RuntimeRequest) -> tuple[Reason, ...]:
     else:
         old = f"Docker {request.version} cannot, 23.0 and later can"
         why = old if number < (23, 0) else "it is not part of this machine"
-    return (Reason(what=path, why=f"not validated by dockerd: {why}"),)
+    return (Reason(what=path, why=f"not validated by dockerd: {why}", level="warning"),)
 
 
 def _wanted(file: DaemonFile, request: RuntimeRequest) -> Sets:
