@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.items.package import installed_text, packages_request
+from gpunode.core.items.package import held_text, installed_text, packages_request
 from gpunode.core.model import Changed, Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
@@ -467,3 +467,13 @@ def package(name: str, was: str = "", now: str = "") -> Changed:
 )
 def test_what_was_installed_in_a_few_words(changed: list[Changed], text: str) -> None:
     assert installed_text(changed, ["linux-headers-amd64", "nvidia-open"]) == text
+
+
+HELD = [Changed(kind="package", name=name, text=f"held {name}") for name in ("nvidia-open", "dkms")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"), [(HELD, "nvidia-open, dkms held"), ([*HELD, package("old", "1")], ""), ([], "")]
+)
+def test_a_run_that_has_only_held_packages_says_so(changed: list[Changed], text: str) -> None:
+    assert held_text(changed) == text

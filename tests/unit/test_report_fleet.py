@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from gpunode.core.diff import changed_lines, unified
 from gpunode.core.errors import Exit
+from gpunode.core.items.package import PackageItem
 from gpunode.core.model import (
     CudaChoice,
     DriverChoice,
     DriverState,
     HostResult,
     NodeFacts,
+    PackageWant,
     Plan,
     Problem,
     Reason,
@@ -252,6 +254,19 @@ def test_a_step_names_its_packages_and_counts_the_lines_of_its_files() -> None:
     whole = plan_text(whole_plan, detail=Detail(diff=True))
     assert "installs: headers, p0 1, p1 1, p2 1, p3 1" in whole
     assert "+++ /etc/x" in whole and "/etc/x +2 -1" not in whole
+
+
+def test_a_step_that_only_holds_packages_installs_none() -> None:
+    item = PackageItem(role="driver", package=PackageWant(name="nvidia-open", version="580.*", hold=True))
+    why = item.difference("580.95.05-1, not held")
+    assert why == "580.95.05-1, not held; wanted held"
+    assert item.difference("575.1-1, not held") == "575.1-1, not held; wanted 580.*, held"
+    value = {"install": [{"name": "nvidia-open", "version": "580.*", "hold": True}]}
+    step = Step(
+        role="driver", option="packages", title="Install", value=value, reasons=(Reason(what="nvidia-open", why=why),)
+    )
+    text = plan_text(replace(plan(1), steps=(step,)))
+    assert "holds: nvidia-open" in text and "installs:" not in text
 
 
 @given(st.lists(st.sampled_from(["a", "-- b", "++ /etc/z", "@@ -1 +1 @@", ""]), max_size=9), st.data())

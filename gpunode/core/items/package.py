@@ -25,6 +25,7 @@ from gpunode.core.items.package_undo import PackageBack
 from gpunode.core.items.repository import sources_path
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Changed, NodeFacts, PackageWant
+from gpunode.core.printable import names
 from gpunode.core.remote import as_flags, as_lines, values_of
 from gpunode.core.spec.source import DISTRIBUTION
 from gpunode.core.validation import Shape, check_value, flag, mapping, rows, text, texts
@@ -54,6 +55,7 @@ _UNDO = Shape(type="dict", doc=SHAPE.doc, keys={**SHAPE.keys, **{key: texts("", 
 
 
 NOT_HELD, HELD = ", not held", ", held"
+HOLD_ALONE = f"{NOT_HELD}; wanted held"  # ends the difference of a package that is right but for its hold
 BROKEN_OFF = ", of a transaction that was interrupted"  # rpm may have two versions of it then
 # nvidia-docker2 brought this file, and a person has edited it since: dpkg leaves it, rpm takes it along
 TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
@@ -117,6 +119,8 @@ class PackageItem(Item):
 
     def difference(self, have: str) -> str:
         version = f"{'any version' if self.wanted == '*' else self.wanted}{', held' if self.package.hold else ''}"
+        if have.endswith(NOT_HELD) and fnmatch.fnmatchcase(have.removesuffix(NOT_HELD), self.wanted):
+            return have.removesuffix(NOT_HELD) + HOLD_ALONE
         return f"not installed; wanted {version}" if have == ABSENT else f"{have}; wanted {version}"
 
     def request(self, case: HostCase) -> Mapping[str, Any]:
@@ -200,6 +204,12 @@ def installed_text(changed: Sequence[Changed], wanted: Sequence[str]) -> str:
         return ""
     name = next((name for name in wanted if name in found), next(iter(found)))
     return f"{name} {found[name]} installed" + (f" ({len(found)} packages)" if len(found) > 1 else "")
+
+
+def held_text(changed: Sequence[Changed]) -> str:
+    """The same of a run that has only held packages; "" of another one."""
+    found = [one.name for one in changed if one.kind == "package" and one.text.startswith("held ")]
+    return f"{names(found)} held" if found and len(found) == len(changed) else ""
 
 
 def nothing_to_do(value: Mapping[str, Any]) -> bool:

@@ -289,13 +289,18 @@ def _content(step: Step, detail: Detail, versions: Mapping[str, str]) -> list[st
     """
     lines = []
     if isinstance(step.value, Mapping) and "install" in step.value:
-        new = {reason.what for reason in step.reasons}  # the package manager solves them together with what is there
-        wants = [one for one in step.value["install"] if one["name"] in new]
+        from gpunode.core.items.package import HOLD_ALONE
+
+        # the package manager solves them together with what is there
+        why = {reason.what: reason.why for reason in reversed(step.reasons)}
+        held = [one["name"] for one in step.value["install"] if why.get(one["name"], "").endswith(HOLD_ALONE)]
+        wants = [one for one in step.value["install"] if one["name"] in why.keys() - held]
         wants = wants if detail.diff else sorted(wants, key=lambda one: not one.get("version"))
         names_ = [f"{one['name']} {versions.get(one['name'], one.get('version', ''))}".rstrip() for one in wants]
         first = names_ if detail.diff else names_[:_PACKAGES]
         rest = f" and {len(names_) - len(first)} more" if len(first) < len(names_) else ""
         lines += [f"installs: {', '.join(first)}{rest}"] if first else []
+        lines += [f"holds: {', '.join(held)}"] if held else []
         lines += [f"removes: {', '.join(step.value['remove'])}"] if step.value.get("remove") else []
     if not detail.diff:
         lines += [f"{path} +{added} -{gone}" for path, added, gone in changed_lines(step.diff)]

@@ -40,11 +40,13 @@ class ActionModule(NodeAction):
 
     def _named(self, outcome: Outcome, value: Result) -> Result:
         """What was installed, in place of «packages are up to date»."""
-        from gpunode.core.items.package import installed_text
+        from gpunode.core.items.package import held_text, installed_text
 
         rows = [item if isinstance(item, dict) else {"name": item} for item in value.get("install") or ()]
         wanted = [row["name"] for row in sorted(rows, key=lambda row: not row.get("version"))]  # not headers, say
         result, text = result_of(outcome), installed_text(outcome.changed, wanted)
-        if not text or not result["changed"] or self.check:
+        if not result["changed"] or self.check:
             return result
+        if not text:
+            return result | {"msg": held_text(outcome.changed) or result["msg"]}
         return result | {"msg": text, "installed": text}
