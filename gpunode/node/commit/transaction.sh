@@ -96,7 +96,7 @@ still_unhealthy() {
     message="$message; and after the files were put back: $health_error"
   else
     message="$message; the former files were put back, and $unit does not start with them either: the fault was there before, and it is stopped now"
-    advice="fix that, then run again; $advice"
+    advice="correct what it names, then run again; $advice"
   fi
   message="$message${words:+: $words}"
 }
