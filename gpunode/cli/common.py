@@ -327,13 +327,13 @@ def report_exception(error: Exception, ctx: click.Context) -> int:
     return int(known.exit)
 
 
-def report_usage(error: click.ClickException) -> int:
-    """Show a mistake in the command line, as other errors are shown; exit code 2."""
+def report_usage(error: click.ClickException, root: click.Command) -> int:
+    """Show a mistake in the command line of `root`, as other errors are shown; exit code 2."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return int(Exit.INPUT)
     ctx = getattr(error, "ctx", None)
-    fix = _meant_option(error) or f"{ctx.command_path if ctx else _typed_command()} --help"
+    fix = _meant_option(error) or f"{ctx.command_path if ctx else _typed_command(root)} --help"
     if ctx is not None and ctx.meta.get(FORMAT) == "json":
         print_json({"error": {"what": error.format_message(), "expected": "", "fix": fix, "exit": 2}})
     else:
@@ -343,11 +343,9 @@ def report_usage(error: click.ClickException) -> int:
     return int(Exit.INPUT)
 
 
-def _typed_command() -> str:
+def _typed_command(root: click.Command) -> str:
     """The command that was typed: of an option without its value Click says not whose it is."""
-    from gpunode.cli.main import cli
-
-    ctx = click.Context(cli, info_name="gpunode")
+    ctx = click.Context(root, info_name="gpunode")
     for word in sys.argv[1:]:
         if isinstance(ctx.command, click.Group) and (command := ctx.command.get_command(ctx, word)):
             ctx = click.Context(command, info_name=word, parent=ctx)

@@ -123,7 +123,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         from gpunode.cli.common import report_usage
 
-        code = report_usage(error)
+        code = report_usage(error, cli)
     except click.Abort:
         click.echo("interrupted", err=True)
         code = 130

@@ -406,7 +406,7 @@ def test_a_reader_that_goes_away_after_the_first_line_is_no_failure() -> None:
 
 
 def test_a_mistake_without_a_context_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report_usage(click.UsageError("no")) == Exit.INPUT
+    assert report_usage(click.UsageError("no"), cli) == Exit.INPUT
     assert "no" in capsys.readouterr().err
 
 
