@@ -130,6 +130,10 @@ def main(args: list[str] | None = None) -> NoReturn:
     except SystemExit as end:
         # click puts another stdout there when the reader of ours went away: gpunode detect … | head
         code = end.code if sys.stdout is stdout else 128 + signal.SIGPIPE
+    except Exception as error:  # of an option before the command, which no command reports
+        from gpunode.cli.common import report_exception
+
+        code = report_exception(error, click.Context(cli))
     sys.exit(code)
 
 

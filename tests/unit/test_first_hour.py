@@ -282,6 +282,7 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("plan --spec gpunode.yml", "did you mean '--config'?"),
     ("plan --host gpu1", "did you mean '--limit'?"),
     ("plan -local", "did you mean '--local'?"),
+    ("--log-file absent/log detect", "choose another --log-file"),
     ("plan --config", "do next:  gpunode plan --help"),
     ("kube apply --context", "do next:  gpunode kube apply --help"),
     ("verify nw-1,nw-2", "separate hosts by spaces: nw-1 nw-2"),
