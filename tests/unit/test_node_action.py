@@ -39,6 +39,7 @@ def task(kind: type[NodeAction] = NodeAction, **attributes: Any) -> Any:
             "_role": None,
         }
         | attributes,
+        get_dep_chain=list,
         get_variable_manager=lambda: SimpleNamespace(
             extra_vars={},
             _inventory=SimpleNamespace(get_host=lambda _: SimpleNamespace(get_groups=list, get_vars=dict, name="n-1")),

@@ -128,8 +128,7 @@ def _import_ansible() -> None:
     try:
         import ansible.cli  # noqa: F401  sets Ansible's controller side up, before anything else of it
     except SystemExit as error:  # it insists on UTF-8 and on blocking output
-        fix = "run it again" if "blocking IO" in str(error) else "export LC_ALL=C.UTF-8"
-        raise InputError(str(error), fix=fix) from error
+        raise InputError(str(error), fix="for the locale: export LC_ALL=C.UTF-8") from error
 
 
 def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str]) -> tuple[InventoryHost, ...]:
