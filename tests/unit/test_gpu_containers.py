@@ -365,7 +365,7 @@ def activate(request: pytest.FixtureRequest, tmp_path: Path) -> Activate:
 def test_systemd_is_notified_of_the_gpus_before_it_reloads(activate: Activate) -> None:
     outcome, calls = activate(f"{WEB} reloaded", CALM)
     reported = "set-property --runtime docker-web.scope DeviceAllow=/dev/nvidia0 rw DeviceAllow=/dev/nvidiactl rw"
-    assert calls == [reported, "daemon-reload", "--no-reload enable docker", "start docker"]
+    assert calls == [reported, "daemon-reload", "--no-reload enable docker", "reset-failed docker", "start docker"]
     assert outcome.status == "changed"
     assert [n for n in outcome.notes if "web" in n] and not [n for n in outcome.notes if "calm" in n]
 
