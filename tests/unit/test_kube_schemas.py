@@ -55,8 +55,20 @@ SCHEDULER = [
         "profiles[0].pluginConfig[0].args.scoringstrategy: unknown field, near scoringStrategy",
     ),
     (30, "parallelism: 8.0", ""),
+    (30, "clientConnection: {burst: -1}", "clientConnection.burst: -1 is less than 0"),
+    (
+        30,
+        "leaderElection: {leaseDuration: 10s}",
+        "leaderElection.leaseDuration: 10 s is not greater than renewDeadline, 10 s",
+    ),
     (30, "leaderElection: {leaseDuration: 1m30s, renewDeadline: 1m}", ""),
     (30, "leaderElection: {leaseDuration: 0s}", ""),
+    (
+        30,
+        "leaderElection: {retryPeriod: 9s}",
+        "leaderElection.renewDeadline: 10 s is not greater than 1.2 × retryPeriod, 9 s",
+    ),
+    (30, "leaderElection: {leaderElect: false, leaseDuration: 1s}", ""),
     (30, "profiles: [{schedulerName: ''}]", "profiles[0].schedulerName: missing"),
     (30, "profiles: [{}]", ""),
     (30, "profiles: [{}, {schedulerName: b}]", "profiles[0].schedulerName: missing"),
@@ -64,6 +76,21 @@ SCHEDULER = [
         30,
         "profiles: [{schedulerName: a, plugins: {queueSort: {enabled: [{name: PrioritySort}]}}}, {schedulerName: b}]",
         "profiles: plugins.queueSort has to be the same in all of them",
+    ),
+    (
+        30,
+        "profiles: [{pluginConfig: [{name: InterPodAffinity, args: {hardPodAffinityWeight: 101}}]}]",
+        "profiles[0].pluginConfig[0].args.hardPodAffinityWeight: 101 is not from 0 to 100",
+    ),
+    (
+        30,
+        fit("{scoringStrategy: {type: Most}}"),
+        "profiles[0].pluginConfig[0].args.scoringStrategy.type: Most is none of",
+    ),
+    (
+        30,
+        fit("{scoringStrategy: {type: MostAllocated, resources: [{name: cpu, weight: 101}]}}"),
+        "profiles[0].pluginConfig[0].args.scoringStrategy.resources[0].weight: 101 is not from 1 to 100",
     ),
     (
         30,
@@ -98,6 +125,15 @@ SCHEDULER = [
         "profiles[0].pluginConfig[0]: the plugin EBSLimits is gone",
     ),
     (30, "profiles: [{pluginConfig: [{name: A}, {name: A}]}]", "profiles[0].pluginConfig[1]: A stands twice"),
+    (30, "percentageOfNodesToScore: 101", "percentageOfNodesToScore: 101 is not from 0 to 100"),
+    (
+        30,
+        "profiles: [{percentageOfNodesToScore: -1}]",
+        "profiles[0].percentageOfNodesToScore: -1 is not from 0 to 100",
+    ),
+    (30, "parallelism: 0", "parallelism: 0 is not greater than 0"),
+    (30, "podInitialBackoffSeconds: 0", "podInitialBackoffSeconds: 0 is not greater than 0"),
+    (30, "podInitialBackoffSeconds: 20", "podMaxBackoffSeconds: 10 is less than podInitialBackoffSeconds, 20"),
     (
         30,
         "leaderElection: {resourceLock: endpointsleases}",

@@ -2,11 +2,12 @@
 
 kube-scheduler decodes strictly: an unknown field, another spelling or a wrong type keeps it from starting.  The kubelet
 does not start with a wrong type either, and passes over an unknown field with a warning.  The fields are data,
-knowledge/kube_schemas.toml; what they cannot say of extenders, profiles and plugins is here.
+knowledge/kube_schemas.toml; what types cannot say (ranges, one binder) is here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -16,15 +17,114 @@ from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.late import regex
 from gpunode.core.mask import mask_quoted
 
+# ---------------------------------------------------------------- values out of range
+
+# Source: github kubernetes/kubernetes pkg/scheduler/apis/config/validation and component-base config/validation, of
+# tags to v1.36.2; compared with what kube-scheduler 1.36 says itself.
+
+_STRATEGIES = ("LeastAllocated", "MostAllocated", "RequestedToCapacityRatio")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_JITTER = 1.2  # of client-go's leaderelection: a retry may take so much longer
+
 
 class UnknownField(str):
     """A fault that the kubelet only reports; others keep it from starting, and each fault keeps kube-scheduler."""
+
+
+def range_faults(data: Mapping[str, Any], rules: SchedulerRules) -> Iterator[str]:
+    """Everything here; what has a wrong type is another's to say."""
+    yield from _percentages(data)
+    if (parallel := _number(data, "parallelism", 16)) <= 0:
+        yield f"parallelism: {parallel} is not greater than 0"
+    first, most = _number(data, "podInitialBackoffSeconds", 1), _number(data, "podMaxBackoffSeconds", 10)
+    if first <= 0:
+        yield f"podInitialBackoffSeconds: {first} is not greater than 0"
+    if most < first:
+        yield f"podMaxBackoffSeconds: {most} is less than podInitialBackoffSeconds, {first}"
+    if (burst := _number(_mapping(data, "clientConnection"), "burst", 0)) < 0:
+        yield f"clientConnection.burst: {burst} is less than 0"
+    yield from _election(data)
+    yield from _argument_ranges(data, rules)
 
 
 def profiles_of(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
     """The profiles with their numbers."""
     profiles = data.get("profiles")
     return [(at, one) for at, one in enumerate(profiles if isinstance(profiles, list) else []) if isinstance(one, dict)]
+
+
+def _percentages(data: Mapping[str, Any]) -> Iterator[str]:
+    for path, holder in (("", data), *((f"profiles[{at}].", profile) for at, profile in profiles_of(data))):
+        share = _number(holder, "percentageOfNodesToScore", 0)
+        if not 0 <= share <= 100:
+            yield f"{path}percentageOfNodesToScore: {share} is not from 0 to 100"
+
+
+def _election(data: Mapping[str, Any]) -> Iterator[str]:
+    election = _mapping(data, "leaderElection")
+    if election.get("leaderElect") is False:
+        return
+    lock = election.get("resourceLock") or "leases"
+    if lock != "leases":
+        yield f"leaderElection.resourceLock: {lock} is gone, write leases"
+    lease, renew = _seconds(election, "leaseDuration", 15), _seconds(election, "renewDeadline", 10)
+    retry = _seconds(election, "retryPeriod", 2)
+    if lease <= renew:
+        yield f"leaderElection.leaseDuration: {lease:g} s is not greater than renewDeadline, {renew:g} s"
+    if renew <= _JITTER * retry:
+        yield f"leaderElection.renewDeadline: {renew:g} s is not greater than {_JITTER} × retryPeriod, {retry:g} s"
+
+
+# ---------------------------------------------------------------- arguments of plugins
+
+
+def _argument_ranges(data: Mapping[str, Any], rules: SchedulerRules) -> Iterator[str]:
+    for where, _, args in _plugin_arguments(data):
+        if (api := args.get("apiVersion", rules.api)) != rules.api:
+            yield f"{where}.apiVersion: {api} is not {rules.api}"
+        weight = _number(args, "hardPodAffinityWeight", 0)
+        if not 0 <= weight <= 100:
+            yield f"{where}.hardPodAffinityWeight: {weight} is not from 0 to 100"
+        yield from _strategy(_mapping(args, "scoringStrategy"), f"{where}.scoringStrategy")
+
+
+def _plugin_arguments(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Where each stands, the plugin, and the arguments."""
+    for at, profile in profiles_of(data):
+        configs = profile.get("pluginConfig")
+        for number, one in enumerate(configs if isinstance(configs, list) else []):
+            if isinstance(one, dict) and isinstance(one.get("args"), dict):
+                yield f"profiles[{at}].pluginConfig[{number}].args", str(one.get("name")), one["args"]
+
+
+def _strategy(strategy: Mapping[str, Any], where: str) -> Iterator[str]:
+    kind = strategy.get("type") or _STRATEGIES[0]
+    if kind not in _STRATEGIES:
+        yield f"{where}.type: {kind} is none of {', '.join(_STRATEGIES)}"
+    resources = strategy.get("resources")
+    for number, one in enumerate(resources if isinstance(resources, list) else []):
+        weight = _number(one, "weight", 1) if isinstance(one, dict) else 1
+        if not 0 <= weight <= 100:  # 0 is the default, 1
+            yield f"{where}.resources[{number}].weight: {weight} is not from 1 to 100"
+
+
+# ---------------------------------------------------------------- values, or what counts in their place
+
+
+def _mapping(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = holder.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(holder: Mapping[str, Any], key: str, default: int) -> int:
+    value = holder.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _seconds(holder: Mapping[str, Any], key: str, default: float) -> float:
+    """A duration of Go's, such as 1m30s; 0 is the default too."""
+    parts = re.findall(r"(\d{1,15}\.?\d{0,15}|\.\d{1,15})(ns|us|µs|ms|s|m|h)", str(holder.get(key) or ""))
+    return sum(float(number) * _UNITS[unit] for number, unit in parts) or default
 
 
 # ---------------------------------------------------------------- fields and types
@@ -38,7 +138,7 @@ Fields = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
 def scheduler_faults(data: Any, minor: int, rules: SchedulerRules) -> list[str]:
-    """What kube-scheduler 1.`minor` has against a configuration, as `PATH: fault`, but for ranges of values."""
+    """What kube-scheduler 1.`minor` has against a configuration, as `PATH: fault`; nothing: it takes it."""
     if not isinstance(data, dict):
         return ["the document is no mapping"]
     if data.get("kind") != "KubeSchedulerConfiguration":
@@ -49,9 +149,9 @@ def scheduler_faults(data: Any, minor: int, rules: SchedulerRules) -> list[str]:
     lenient = minor > rules.newest
     return [
         *_faults(data, "KubeSchedulerConfiguration", "", fields, lenient=lenient),
-        *_args_faults(data, fields, rules, lenient=lenient),
-        *_lock_faults(data.get("leaderElection")),
+        *_args_faults(data, fields, lenient=lenient),
         *_plugin_faults(data, minor, rules),
+        *range_faults(data, rules),
         *extender_faults(data.get("extenders")),
     ]
 
@@ -157,25 +257,11 @@ def _quoted(value: Any) -> str:
 # ---------------------------------------------------------------- profiles and plugins
 
 
-def _args_faults(data: Mapping[str, Any], fields: Fields, rules: SchedulerRules, *, lenient: bool) -> Iterator[str]:
+def _args_faults(data: Mapping[str, Any], fields: Fields, *, lenient: bool) -> Iterator[str]:
     """The arguments of plugins of kube-scheduler's own; those of others are theirs."""
-    for at, profile in profiles_of(data):
-        configs = profile.get("pluginConfig")
-        for number, one in enumerate(configs if isinstance(configs, list) else []):
-            args = one.get("args") if isinstance(one, dict) else None
-            if not isinstance(args, dict):
-                continue
-            where, struct = f"profiles[{at}].pluginConfig[{number}].args", f"{one.get('name')}Args"
-            if (api := args.get("apiVersion", rules.api)) != rules.api:
-                yield f"{where}.apiVersion: {api} is not {rules.api}"
-            if struct in fields:
-                yield from _faults(args, struct, where, fields, lenient=lenient)
-
-
-def _lock_faults(election: Any) -> Iterator[str]:
-    lock = election.get("resourceLock") if isinstance(election, dict) and election.get("leaderElect", True) else None
-    if lock not in (None, "", "leases"):
-        yield f"leaderElection.resourceLock: {lock} is gone, write leases"
+    for where, plugin, args in _plugin_arguments(data):
+        if f"{plugin}Args" in fields:
+            yield from _faults(args, f"{plugin}Args", where, fields, lenient=lenient)
 
 
 def _plugin_faults(data: Mapping[str, Any], minor: int, rules: SchedulerRules) -> Iterator[str]:
