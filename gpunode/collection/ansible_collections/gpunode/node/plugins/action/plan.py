@@ -8,7 +8,7 @@ from hashlib import sha256
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, Result, is_ours, say
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import OURS, NodeAction, Result, is_ours, say
 
 if TYPE_CHECKING:
     from gpunode.core.model import NodeFacts
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gpunode.edge.desired import DesiredState, Planned
 
 
-OURS = "gpunode.node."
 VERIFY = ("changed", "always", "never")  # when the GPUs are used for real
 
 

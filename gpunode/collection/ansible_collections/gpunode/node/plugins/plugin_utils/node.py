@@ -64,12 +64,13 @@ NO_TTY = ("must have a tty", "no tty present")
 READ = ("probe.sh", "read_journal.sh")
 LEAST_ANSIBLE = (2, 19)
 DONE = "gpunode_done_"  # what the tasks of the roles register
+OURS = "gpunode.node."  # before the names of our roles
 OWN = ("gpunode_plan", "gpunode_result", "gpunode_expect", "gpunode_values")  # variables that nobody else sets
 
 
 def is_ours(role: Any) -> bool:
     """Whether it is a role of this collection."""
-    return bool(role) and role.get_name().startswith("gpunode.node.")
+    return bool(role) and role.get_name().startswith(OURS)
 
 
 class NodeAction(ActionBase):
