@@ -255,6 +255,11 @@ class Knowledge:
         found = (one for one in self.precompiled if row.key in one.keys or row.family in one.keys)
         return next((one for one in found if not one.archs or arch in one.archs), None)
 
+    def cuda_package(self, kind: Literal["toolkit", "compat"], version: str) -> str:
+        """The package of CUDA MAJOR.MINOR, or the one that brings a newer driver's libraries for it."""
+        major, minor = version.split(".")
+        return str(self.cuda_packages[kind]).format(major=major, minor=minor)
+
     def ranges(self, branches: Iterable[int]) -> str:
         """Branches as ranges of those that exist: 450 to 575, 595."""
         numbers = sorted(branches)

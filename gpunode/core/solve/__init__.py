@@ -63,7 +63,7 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
             notes.because("driver", "no GPU that a driver would serve", "")
         return notes.solution()
     distro = as_asked(row.on(request.arch), request.archive, knowledge)
-    case = SolveCase(request=request, distro=distro, gpus=gpus, knowledge=knowledge, notes=notes)
+    case = SolveCase(request=request, distro=distro, gpus=gpus, knowledge=knowledge, **vars(notes))
     driver = solve_driver(case)
     fabric = solve_fabric(case, driver)
     cuda = solve_cuda(case, driver)

@@ -47,8 +47,7 @@ def names_to_ask(request: SolveRequest, knowledge: Knowledge) -> tuple[str, ...]
         packages += (_COMMON.format(branch=branch) for branch in _own(row, knowledge))
     if request.driver.number:
         packages += of_branch(knowledge, request.driver.number)
-    releases = (version.split(".") for version in request.cuda.versions if version in knowledge.cuda)
-    packages += (knowledge.cuda_packages["toolkit"].format(major=major, minor=minor) for major, minor in releases)
+    packages += (knowledge.cuda_package("toolkit", one) for one in request.cuda.versions if one in knowledge.cuda)
     return tuple(dict.fromkeys(packages))
 
 

@@ -114,20 +114,23 @@ def _components(facts: NodeFacts) -> tuple[str, ...] | None:
     return tuple(sorted(components)) if read else None
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Notes:
-    """The only thing here that changes: a list that grows during one solve()."""
+    """The only thing here that changes: what is found out grows during one solve()."""
 
     reasons: dict[Reason, None] = field(default_factory=dict)
     problems: dict[Problem, None] = field(default_factory=dict)
 
     def because(self, what: str, why: str, source: str) -> None:
+        """Note the reason of a decision."""
         self.reasons[Reason(what=what, why=why, source=source)] = None
 
     def warn(self, what: str, why: str, source: str) -> None:
+        """Note what a reader has to know of a decision."""
         self.reasons[Reason(what=what, why=why, source=source, level="warning")] = None
 
     def refuse(self, what: str, fix: str) -> None:
+        """Note a problem: what cannot work, and what would."""
         self.problems[Problem(what=what, fix=fix)] = None
 
     def solution(self) -> Solution:
@@ -136,14 +139,13 @@ class Notes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolveCase:
-    """One question and all that its answer rests on; the parts of the solver take it whole."""
+class SolveCase(Notes):
+    """One question, all that its answer rests on, and its notes; the parts of the solver take it whole."""
 
     request: SolveRequest
     distro: DistroRow  # the release of the distribution
     gpus: tuple[GpuModel, ...]  # each model once; empty only where the branch is chosen by hand
     knowledge: Knowledge
-    notes: Notes
 
     @property
     def fabric(self) -> bool:
@@ -155,15 +157,3 @@ class SolveCase:
         """Whether NVIDIA's repository may have one after all: apt was asked, dnf and zypper will be, mirrors differ."""
         asked = self.request.package_manager in ("dnf", "zypper")
         return asked or "nvidia-cuda" in self.request.sources or any(map(self.request.archive.of, names))
-
-    def because(self, what: str, why: str, source: str) -> None:
-        """Note the reason of a decision."""
-        self.notes.because(what, why, source)
-
-    def warn(self, what: str, why: str, source: str) -> None:
-        """Note what a reader has to know of a decision."""
-        self.notes.warn(what, why, source)
-
-    def refuse(self, what: str, fix: str) -> None:
-        """Note a problem: what cannot work, and what would."""
-        self.notes.refuse(what, fix)

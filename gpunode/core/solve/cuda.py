@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpunode.core.knowledge import CudaRelease, Knowledge
+from gpunode.core.knowledge import CudaRelease
 from gpunode.core.model import CudaChoice, DriverChoice, PackageWant
 from gpunode.core.numbers import version_tuple
-from gpunode.core.solve.case import Notes, SolveCase
+from gpunode.core.solve.case import SolveCase
 from gpunode.core.solve.rules import as_of, forward_compatible
 from gpunode.core.solve.runfile import cuda_runfiles
 
@@ -16,7 +16,7 @@ NEWEST = "newest"
 
 
 def solve_cuda(case: SolveCase, driver: DriverChoice | None) -> CudaChoice | None:
-    """The toolkits asked for; None when none is, or when one cannot work (then a problem stands in `notes`)."""
+    """The toolkits asked for; None when none is, or when one cannot work (then a problem is noted)."""
     if not case.request.cuda.versions:
         return None
     by_runfile = case.request.cuda.method == "runfile"
@@ -33,22 +33,27 @@ def solve_cuda(case: SolveCase, driver: DriverChoice | None) -> CudaChoice | Non
     if not all(runs):
         return None
     compat = tuple(v for v, how in zip(versions, runs, strict=True) if how == "forward")
-    runfiles = cuda_runfiles(case, versions, case.request.cuda.runfiles, case.request.arch) if by_runfile else ()
-    if runfiles is None or (compat and by_runfile and not _refuse_compat(case, compat)):
+    runfiles = cuda_runfiles(case, versions) if by_runfile else ()
+    if runfiles is None:
         return None
-    packages = _packages("toolkit", () if by_runfile else versions, case.knowledge) + _packages(
-        "compat", compat, case.knowledge
-    )
+    if compat and by_runfile:
+        case.refuse(
+            f"CUDA {', '.join(compat)} needs its forward-compatibility package, which is in no runfile",
+            "set cuda.method to packages, or take a newer driver.branch",
+        )
+        return None
+    names = [case.knowledge.cuda_package("toolkit", version) for version in (() if by_runfile else versions)]
+    names += [case.knowledge.cuda_package("compat", version) for version in compat]
     if not by_runfile:
-        names = ", ".join(p.name for p in packages)
-        case.because("cuda packages", f"{names}: the toolkit without a driver", case.knowledge.cuda_packages["source"])
+        why = f"{', '.join(names)}: the toolkit without a driver"
+        case.because("cuda packages", why, case.knowledge.cuda_packages["source"])
     return CudaChoice(
         version=versions[case.request.cuda.versions.index(case.request.cuda.default)]
         if case.request.cuda.default
         else versions[-1],
         versions=versions,
         method=case.request.cuda.method,
-        packages=packages,
+        packages=tuple(PackageWant(name=name) for name in names),
         repository="" if by_runfile else "nvidia-cuda",
         runfiles=runfiles,
         compat=compat,
@@ -80,7 +85,7 @@ def _versions(case: SolveCase, driver: DriverChoice | None) -> tuple[str, ...] |
         if in_repository
         else set(case.knowledge.cuda) & set(case.knowledge.cuda_runfile["updates"])
     )
-    silent = replace(case, notes=Notes())  # why the others do not fit is of no interest
+    silent = replace(case, reasons={}, problems={})  # why the others do not fit is of no interest
     fitting = [
         version
         for version in sorted(known - set(versions), key=version_tuple, reverse=True)
@@ -97,21 +102,6 @@ def _versions(case: SolveCase, driver: DriverChoice | None) -> tuple[str, ...] |
         "name one in cuda.versions to see why not, or use CUDA in a container, which brings its own toolkit",
     )
     return None
-
-
-def _packages(kind: str, versions: Sequence[str], knowledge: Knowledge) -> tuple[PackageWant, ...]:
-    pairs = [version.split(".") for version in versions]
-    return tuple(
-        PackageWant(name=knowledge.cuda_packages[kind].format(major=major, minor=minor)) for major, minor in pairs
-    )
-
-
-def _refuse_compat(case: SolveCase, compat: Sequence[str]) -> bool:
-    case.refuse(
-        f"CUDA {', '.join(compat)} needs its forward-compatibility package, which is in no runfile",
-        "set cuda.method to packages, or take a newer driver.branch",
-    )
-    return False
 
 
 def _works(case: SolveCase, version: str, *, in_repository: bool) -> bool:
@@ -138,9 +128,9 @@ def _works(case: SolveCase, version: str, *, in_repository: bool) -> bool:
     low, high = case.distro.cuda
     before = low and version_tuple(version) < version_tuple(low)
     after = high and version_tuple(version) > version_tuple(high)
-    name = _packages("toolkit", [version], case.knowledge)[0].name
     by_name = version in case.request.cuda.versions  # not the newest
-    if in_repository and (before or after) and not (by_name and case.offered(name)):
+    offered = by_name and case.offered(case.knowledge.cuda_package("toolkit", version))
+    if in_repository and (before or after) and not offered:
         newest = max(case.knowledge.cuda, key=version_tuple)
         span = f"{low or 'its first'} to {high or newest}{as_of(case.distro.read)}"
         case.refuse(
@@ -152,7 +142,7 @@ def _works(case: SolveCase, version: str, *, in_repository: bool) -> bool:
 
 
 def _runs(case: SolveCase, release: CudaRelease, driver: DriverChoice | None) -> str:
-    """How the driver runs the toolkit: native, minor, forward; "" with a problem in `notes`, where it does not."""
+    """How the driver runs the toolkit: native, minor, forward; "" with a problem noted, where it does not."""
     if driver is None or not release.native:
         return "native"  # as far as can be said
     known = version_tuple(driver.version or driver.newest) or (driver.branch,)
@@ -160,8 +150,7 @@ def _runs(case: SolveCase, release: CudaRelease, driver: DriverChoice | None) ->
         why = f"driver {driver.branch} runs CUDA {release.version} natively (it came with {release.native})"
         case.because("cuda", why, release.source)
         return "native"
-    major, minor = release.version.split(".")
-    compat = case.knowledge.cuda_packages["compat"].format(major=major, minor=minor)
+    compat = case.knowledge.cuda_package("compat", release.version)
     if release.compat and known >= version_tuple(release.compat):
         case.because(
             "cuda",

@@ -32,7 +32,7 @@ MOK = (
 
 
 def solve_driver(case: SolveCase) -> DriverChoice | None:
-    """The driver for these GPUs, or None: not wanted, or refused (then a problem stands in `notes`)."""
+    """The driver for these GPUs, or None: not wanted, or refused (then a problem is noted)."""
     spec = case.request.driver
     if spec.branch == "none":
         case.because("driver", "driver.branch is none: no driver is managed", "")

@@ -19,7 +19,7 @@ _EPEL_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}
 
 
 def repository_packages(case: SolveCase, built: Precompiled | None = None) -> tuple[PackageWant, ...] | None:
-    """What is installed before the driver's packages, in a transaction of its own; None with a problem in its notes."""
+    """What is installed before the driver's packages, in a transaction of its own; None with a problem noted."""
     if DISTRIBUTION in case.request.sources:  # the node's own repositories are not asked
         return ()
     if built:  # nothing comes from EPEL

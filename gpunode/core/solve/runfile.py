@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpunode.core.knowledge import Branch, Table
@@ -17,7 +17,7 @@ from gpunode.core.spec.source import filled_in
 
 
 def runfile_driver(case: SolveCase, branch: Branch, flavour: Flavour) -> DriverChoice | None:
-    """The driver by its runfile, with what DKMS needs to build it for every kernel; None with a problem in `notes`."""
+    """The driver by its runfile, with what DKMS needs to build it for every kernel; None with a problem noted."""
     table, version = case.knowledge.driver_runfile, case.request.driver.version or _newest(case, branch)
     if not version:
         case.refuse(
@@ -33,7 +33,16 @@ def runfile_driver(case: SolveCase, branch: Branch, flavour: Flavour) -> DriverC
             "set driver.method to packages" + f"; where this node needs none, remove {manager} first" * bool(manager),
         )
         return None
-    runfile = _driver_file(case, case.request.driver.runfile, version, case.request.arch, flavour, table)
+    words = {"version": version, "arch": case.request.arch}
+    words["folder"] = table["folders"].get(case.request.arch, case.request.arch)
+    vendor = Runfile(
+        name=table["name"].format(**words),
+        version=version,
+        arch=case.request.arch,
+        urls=tuple(url.format(**words) for url in table["urls"]),
+        options=installer_options(version, flavour, table),
+    )
+    runfile = _runfile(case, case.request.driver.runfile, "driver.runfile", vendor, table, published=True)
     headers = headers_of(case)
     before = repository_packages(case)
     if runfile is None or headers is None or before is None:
@@ -77,29 +86,15 @@ def installer_options(version: str, flavour: Flavour, table: Table) -> tuple[str
     return (*words, *filter(None, [modules[flavour] if modules else ""]))
 
 
-def _driver_file(
-    case: SolveCase, spec: RunfileSpec, version: str, arch: str, flavour: Flavour, table: Table
-) -> Runfile | None:
-    words = {"version": version, "arch": arch, "folder": table["folders"].get(arch, arch)}
-    vendor = Runfile(
-        name=table["name"].format(**words),
-        version=version,
-        arch=arch,
-        urls=tuple(url.format(**words) for url in table["urls"]),
-        options=installer_options(version, flavour, table),
-    )
-    return _runfile(case, spec, "driver.runfile", vendor, published=True, source=table["source"])
-
-
-def cuda_runfiles(
-    case: SolveCase, versions: Sequence[str], specs: Mapping[str, RunfileSpec], arch: str
-) -> tuple[Runfile, ...] | None:
-    """The toolkits' installers, in the order of `versions`; None with a problem in `notes`."""
-    found = [_cuda_file(case, v, specs.get(v, RunfileSpec()), arch, case.knowledge.cuda_runfile) for v in versions]
+def cuda_runfiles(case: SolveCase, versions: Sequence[str]) -> tuple[Runfile, ...] | None:
+    """The toolkits' installers, in the order of `versions`; None with a problem noted."""
+    found = [_cuda_file(case, version) for version in versions]
     return tuple(runfile for runfile in found if runfile) if all(found) else None
 
 
-def _cuda_file(case: SolveCase, version: str, spec: RunfileSpec, arch: str, table: Table) -> Runfile | None:
+def _cuda_file(case: SolveCase, version: str) -> Runfile | None:
+    table, arch = case.knowledge.cuda_runfile, case.request.arch
+    spec = case.request.cuda.runfiles.get(version, RunfileSpec())
     key, update = f"cuda.runfiles.{version}", table["updates"].get(version)
     if update is None and not (spec.url or spec.path):
         case.refuse(f"the name of CUDA {version}'s runfile is not known", f"set {key}: {{url: …, sha256: …}}")
@@ -117,11 +112,11 @@ def _cuda_file(case: SolveCase, version: str, spec: RunfileSpec, arch: str, tabl
         urls=(table["url"].format(name=name, **words),),
         options=(*table["options"], f"--toolkitpath=/usr/local/cuda-{version}"),
     )
-    return _runfile(case, spec, key, vendor, published=False, source=table["source"])
+    return _runfile(case, spec, key, vendor, table, published=False)
 
 
 def _runfile(
-    case: SolveCase, spec: RunfileSpec, key: str, vendor: Runfile, *, published: bool, source: str
+    case: SolveCase, spec: RunfileSpec, key: str, vendor: Runfile, table: Table, *, published: bool
 ) -> Runfile | None:
     """The vendor's file, or the one that the spec names; refused where no checksum would tell a wrong one.
 
@@ -136,8 +131,8 @@ def _runfile(
     words = {"version": vendor.version, "arch": vendor.arch}
     path, url = (filled_in(text, words) for text in (spec.path, spec.url))
     origin = path or url or vendor.urls[0]
-    case.because("runfile", f"{vendor.name} from {origin}", key if own else source)
+    case.because("runfile", f"{vendor.name} from {origin}", key if own else table["source"])
     if not spec.sha256:
-        case.because("runfile", "its SHA-256 is the one that NVIDIA's server publishes for it", source)
+        case.because("runfile", "its SHA-256 is the one that NVIDIA's server publishes for it", table["source"])
     urls = () if path else (url,) if url else vendor.urls
     return replace(vendor, urls=urls, path=path, sha256=spec.sha256.lower())
