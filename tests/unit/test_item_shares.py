@@ -37,9 +37,8 @@ from gpunode.core.items.sysctl import Sysctl
 from gpunode.core.items.toolkit import ToolkitConfig
 from gpunode.core.model import DriverState, Edit, NodeFacts, PackageWant, PciLink, Repository, Runfile, Solution
 from gpunode.core.model.journal import JournalSnapshot, Scope
-from gpunode.core.plan.steps import ROLES, STEPS, StepRow
+from gpunode.core.plan.steps import KINDS, ROLES, STEPS, StepRow
 from gpunode.core.spec import parse_spec
-from gpunode.core.undo.kinds import KINDS
 from gpunode.core.validation import check_value, flag, mapping, pairs, texts
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
@@ -115,7 +114,7 @@ SOURCE = "".join(path.read_text() for path in Path(items.__path__[0]).glob("*.py
 
 @pytest.mark.parametrize("make", list(makers()), ids=lambda make: f"{home(make)}: {make.__name__}")
 def test_what_makes_items_is_in_a_row_of_the_steps(make: Any) -> None:
-    rows = [one for part in (*ROLES, *STEPS) for one in part.wanted]
+    rows = [one for role in ROLES for one in role.wanted]
     assert make in rows, "add it to the `wanted` of its role in gpunode/core/plan/steps.py"
 
 
@@ -146,6 +145,7 @@ def case_of(*wanted: Item) -> HostCase:
         facts=facts,
         spec=parse_spec({}),
         solution=Solution(),
+        templates={},
         items={item.key: item for item in wanted},
         have={item.key: item.actual(facts) for item in wanted} | units,
         key_of=lambda repository: b"key",

@@ -14,8 +14,8 @@ import gpunode.node
 from gpunode.core.errors import InputError
 from gpunode.core.items.file_undo import FileRestore
 from gpunode.core.items.sharing import MIG_PROGRAM
+from gpunode.core.plan.steps import KINDS
 from gpunode.core.undo.journal import parse_snapshot
-from gpunode.core.undo.kinds import KINDS
 from gpunode.core.undo.plan import UndoPlan, differences, plan_undo
 from gpunode.core.undo.requests import UndoRequest, compared, diffs, parse_undo_request, undo_requests
 from gpunode.core.undo.scope import scope_of

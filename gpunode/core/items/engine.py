@@ -130,11 +130,10 @@ def wanted(question: Question) -> Found:
     yield from cdi_warnings(facts)
 
 
-def _base(case: HostCase, role: str) -> dict[str, Any]:
-    return {"load": [], "unload": [], "initramfs": False, "version": "", "reboot": "never", "services": []}
-
-
-ACTIVATION = replace(activation_step, base=_base)
+ACTIVATION = replace(
+    activation_step,
+    base=lambda *_: {"load": [], "unload": [], "initramfs": False, "version": "", "reboot": "never", "services": []},
+)
 
 
 def _with_new_toolkit(case: HostCase) -> NodeFacts:

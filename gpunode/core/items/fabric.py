@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from gpunode.core.items.activation import STEP as activation_step
 from gpunode.core.items.activation import Masked, ServiceItem
 from gpunode.core.items.file import File
-from gpunode.core.items.item import Found, HostCase, Question
+from gpunode.core.items.item import Found, Question
 from gpunode.core.items.package import NoPackage, PackageItem
 from gpunode.core.solve.fabric import IMEX_NODES
 
@@ -31,8 +30,4 @@ def wanted(question: Question) -> Found:
         yield ServiceItem(role="fabric", unit=unit, reads=(IMEX_NODES,) if unit == _IMEX else ())
 
 
-def _base(case: HostCase, role: str) -> dict[str, Any]:
-    return {"services": []} if case.spec.image.load else {}
-
-
-ACTIVATION = replace(activation_step, base=_base)
+ACTIVATION = replace(activation_step, base=lambda case, role: {"services": []} if case.spec.image.load else {})

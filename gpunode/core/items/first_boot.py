@@ -83,9 +83,7 @@ def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, questio
 
     The first boot counts the GPUs itself.
     """
-    facts, spec, solution = question.facts, question.spec, question.solution
-    nothing = dict.fromkeys(items, "")
-    case = HostCase(facts=facts, spec=spec, solution=solution, items=items, have=nothing, key_of=lambda _: b"")
+    case = HostCase(**vars(question), items=items, have=dict.fromkeys(items, ""), key_of=lambda _: b"")
     kept = [item for item in items.values() if item.role != "sharing"]
     yield from (item for item in kept if not item.first_boot)
     parts = {name: [item for item in kept if item.first_boot == name] for name in ("activate", "cdi")}
@@ -97,7 +95,7 @@ def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, questio
         if mine
     }
     # no registry is needed at boot
-    value["smoke"] = {**smoke.smoke_request(facts, spec, solution), "gpus": "found", "image": ""}
+    value["smoke"] = {**smoke.smoke_request(case.facts, case.spec, case.solution), "gpus": "found", "image": ""}
     yield File(role="driver", path=UNIT_PATH, text=question.templates["firstboot.service.j2"])
     yield FirstBootProgram(value=value, sha256=program_hash(value, question.templates))
     for unit in driver.services:

@@ -258,12 +258,9 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostCase:
+class HostCase(Question):
     """One host's case: what its steps are made from.  `have` is the actual value of every wanted item."""
 
-    facts: NodeFacts
-    spec: Spec
-    solution: Solution
     items: Mapping[ItemKey, Item]
     have: Mapping[ItemKey, str]
     key_of: KeyOf
@@ -281,11 +278,6 @@ class HostCase:
         return [item for item in mine if what == item.ENDS and self.pending(item)]
 
 
-def each_disrupts(case: HostCase, mine: Sequence[Item]) -> str:
-    """What the items disturb, one after the other."""
-    return "; ".join(filter(None, (item.disrupts(case) for item in mine)))
-
-
 def alone_title(facts: NodeFacts, mine: Sequence[Item]) -> str:
     """What a step of these items is called, "" where its row says it."""
     found = [item.alone(facts) for item in mine]
@@ -297,14 +289,17 @@ def alone_title(facts: NodeFacts, mine: Sequence[Item]) -> str:
 class StepKind:
     """How a step brings its items about: the action of the collection, and the argument that takes the step's value.
 
-    `base` is what the value has beside the shares of the items; `disrupts` says what the step disturbs.
+    `base` is what the value has beside the shares of the items; `disrupts` says what the step disturbs: by default what
+    the items do, one after the other.
     """
 
     shape: Shape
     action: str
     argument: str
     base: Callable[[HostCase, str], Any] = lambda case, role: {}
-    disrupts: Callable[[HostCase, Sequence[Item]], str] = each_disrupts
+    disrupts: Callable[[HostCase, Sequence[Item]], str] = lambda case, mine: "; ".join(
+        filter(None, (item.disrupts(case) for item in mine))
+    )
 
 
 def merged(shape: Shape, base: Any, shares: Iterable[Mapping[str, Any]]) -> Any:

@@ -148,11 +148,6 @@ class NoPackage(Item):
         return {"remove": [self.package], **({"keep": kept} if kept else {})}
 
 
-def _repositories(case: HostCase, role: str) -> dict[str, Any]:
-    """Of packages that set up repositories, in a transaction of their own."""
-    return {"proxy": case.spec.proxy}
-
-
 def _base(case: HostCase, role: str) -> dict[str, Any]:
     """What the transaction rests on; the role that stands first has written the sources."""
     solution, driver = case.solution, case.solution.driver if role == "driver" else None
@@ -176,7 +171,7 @@ def _base(case: HostCase, role: str) -> dict[str, Any]:
 
 
 STEP = StepKind(shape=SHAPE, action="packages", argument="packages", base=_base)
-REPOSITORIES = replace(STEP, base=_repositories)
+REPOSITORIES = replace(STEP, base=lambda case, role: {"proxy": case.spec.proxy})
 
 
 def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool = False) -> dict[str, bytes]:
@@ -187,7 +182,9 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     """
     value = _checked(value)
     files = {key: list(value.get(key) or ()) for key in (*_LISTS, *_BACK)}
-    files["install"] = [_install_line(item) for item in value["install"]]
+    files["install"] = [
+        f"{one['name']} {one.get('version') or '-'} {'hold' if one.get('hold') else '-'}" for one in value["install"]
+    ]
     files["streams"] = [name.replace(":", " ") for name in value.get("streams") or ()]
     files["proxy"] = [value["proxy"]] if value.get("proxy") else []
     request = {name: as_lines(lines) for name, lines in files.items() if lines}
@@ -226,10 +223,6 @@ def _checked(value: Mapping[str, Any]) -> dict[str, Any]:
     found = {**value, "install": wanted}
     check_value("packages", found, _UNDO)
     return found
-
-
-def _install_line(item: Mapping[str, Any]) -> str:
-    return f"{item['name']} {item.get('version') or '-'} {'hold' if item.get('hold') else '-'}"
 
 
 def locked_by(stdout: str) -> str:

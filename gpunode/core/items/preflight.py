@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.core.items import runfile
-from gpunode.core.items.item import HostCase, StepKind
+from gpunode.core.items.item import StepKind
 from gpunode.core.model import NodeFacts
 from gpunode.core.validation import check_value, flag, mapping, text, texts
 
@@ -26,23 +26,13 @@ def _seen(facts: NodeFacts) -> dict[str, Any]:
     return {"distro": facts.distro.key, "arch": facts.arch, "kernel": facts.kernel, "gpus": gpus}
 
 
-def expected(case: HostCase, role: str) -> dict[str, Any]:
-    """The node that a plan is made for."""
-    return _seen(case.facts)
-
-
-def recovered(case: HostCase, role: str) -> bool:
-    """Whether an interrupted run has left something."""
-    return bool(case.facts.unfinished)
-
-
 RECOVER = StepKind(
     shape=flag("Finishes or undoes what an interrupted run left."),
     action="edit_file",
     argument="recover",
-    base=recovered,
+    base=lambda case, role: bool(case.facts.unfinished),
 )
-EXPECT = StepKind(shape=SHAPE, action="preflight", argument="expect", base=expected)
+EXPECT = StepKind(shape=SHAPE, action="preflight", argument="expect", base=lambda case, role: _seen(case.facts))
 FETCH = replace(runfile.STEP, argument="fetch")
 
 

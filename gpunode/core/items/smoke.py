@@ -16,7 +16,7 @@ from gpunode.core.edits import probed_runtime_files
 from gpunode.core.engines import ROWS
 from gpunode.core.grammar import IMAGE, WORD
 from gpunode.core.items.engine import requests
-from gpunode.core.items.item import HostCase, StepKind
+from gpunode.core.items.item import StepKind
 from gpunode.core.model import Check, NodeFacts, Runtime, Solution
 from gpunode.core.printable import shortened
 from gpunode.core.remote import as_flags, as_lines, parse_outcome, values_of
@@ -89,12 +89,12 @@ def smoke_now(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any
     return {**everything, "runtimes": [], "default_runtime": {}, "gpus": 0, "toolkit": False}
 
 
-def _base(case: HostCase, role: str) -> dict[str, Any]:
-    """What is proven after every change."""
-    return smoke_now(case.facts, case.spec, case.solution)
-
-
-STEP = StepKind(shape=SHAPE, action="smoke", argument="smoke", base=_base)
+STEP = StepKind(
+    shape=SHAPE,
+    action="smoke",
+    argument="smoke",
+    base=lambda case, role: smoke_now(case.facts, case.spec, case.solution),
+)
 
 
 def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:

@@ -55,22 +55,9 @@ def _toolkits(facts: NodeFacts, name: str) -> bool:
     return any(place.encode() in data for data in read for place in OPERATOR)
 
 
-def reasons(case: HostCase, mine: Sequence[Item]) -> tuple[Reason, ...]:
-    """What differs, item by item, then why it is wanted so."""
-    found = [Reason(what=item.name, why=difference(item, case.have[item.key])) for item in mine]
-    return (*found, *(reason for item in mine for reason in item.reasons))
-
-
 def difference(item: Item, have: str) -> str:
     """How the node's value differs from the wanted one, for a reader."""
     return item.difference(have) if item.differs(have) else f"{have}, done again because of an earlier step"
-
-
-def step_diff(case: HostCase, mine: Sequence[Item]) -> str:
-    """The unified diff of the files that the step changes; "" for steps that change none."""
-    changes = [change for item in mine for change in item.changes(case.key_of)]
-    files = case.facts.files
-    return "".join(unified(files[p].data if p in files else None, after, p) for p, after in changes)
 
 
 def make_plan(
@@ -95,7 +82,9 @@ def make_plan(
         warnings=tuple(f"{r.what}: {r.why}" for r in solution.reasons if r.level == "warning"),
     )
     if facts.malformed:  # nothing that such a node reports is a reason to change it
-        return replace(base, problems=tuple(map(_malformed, facts.malformed)))
+        fix = f"{LOOK}: a broken program prints such values, and so does a compromised node"
+        found = (f"the node reports an invalid value: {doubt}" for doubt in facts.malformed)
+        return replace(base, problems=tuple(Problem(what=what, fix=fix) for what in found))
     left_out = (f"{one}: left out, and nothing is changed that rests on it" for one in facts.invalid)
     base = replace(base, warnings=(*base.warnings, *left_out))
     if not (facts.has_gpu or prepares(spec)):
@@ -114,9 +103,7 @@ def make_plan(
         return replace(base, problems=problems)
     new = filter(None, (untried(*one, support) for one in programs))
     base = replace(base, warnings=(*base.warnings, *new, *want.warnings))
-    case = HostCase(
-        facts=facts, spec=spec, solution=solution, items=want.items, have=actual(facts, want), key_of=key_of
-    )
+    case = HostCase(**vars(asked), items=want.items, have=actual(facts, want), key_of=key_of)
     steps = _steps(case, apart)
     if refused := tuple(problem for step in steps for problem in _refused(case, step)):
         return replace(base, problems=refused)
@@ -162,13 +149,16 @@ def _steps(case: HostCase, apart: Container[str]) -> list[Step]:
 
 
 def _step(case: HostCase, row: StepRow, mine: Sequence[Item]) -> Step:
+    """The step, with what differs, item by item, then why it is wanted so."""
+    differ = (Reason(what=item.name, why=difference(item, case.have[item.key])) for item in mine)
+    files, changes = case.facts.files, [change for item in mine for change in item.changes(case.key_of)]
     return Step(
         role=row.role,
         option=row.option,
-        title=_title(case, row, mine),
+        title=alone_title(case.facts, mine) or (row.title if case.spec.image.load else row.prepared or row.title),
         value=step_value(case, row.kind, row.role, row.option, mine),
-        reasons=reasons(case, mine),
-        diff=step_diff(case, mine),
+        reasons=(*differ, *(reason for item in mine for reason in item.reasons)),
+        diff="".join(unified(files[p].data if p in files else None, after, p) for p, after in changes),
         disruptive=row.kind.disrupts(case, mine),
     )
 
@@ -192,10 +182,6 @@ def _refused(case: HostCase, step: Step) -> Iterator[Problem]:
         yield Problem(what=f"{error.what} (expected: {error.expected})", fix=fix)
 
 
-def _title(case: HostCase, row: StepRow, mine: Sequence[Item]) -> str:
-    return alone_title(case.facts, mine) or (row.title if case.spec.image.load else row.prepared or row.title)
-
-
 def _consequences(items: Mapping[ItemKey, Item], pending: Mapping[ItemKey, Item]) -> dict[ItemKey, Item]:
     """What has to be done again because of another step: new driver packages → load; a new toolkit → engines; CDI."""
     changed = {f"{key.role}.{key.option}" for key in pending}
@@ -215,39 +201,24 @@ def _preflight(case: HostCase, found: Sequence[Step]) -> list[Step]:
     return steps
 
 
-def _malformed(doubt: str) -> Problem:
-    return Problem(
-        what=f"the node reports an invalid value: {doubt}",
-        fix=f"{LOOK}: a broken program prints such values, and so does a compromised node",
-    )
-
-
-def _target_problems(facts: NodeFacts) -> list[Problem]:
-    problems = []
+def _target_problems(facts: NodeFacts) -> Iterator[Problem]:
     if not facts.root:
-        problems.append(
-            Problem(
-                what=f"the probe ran as user {facts.user or '?'}, not as root",
-                fix="connect as root, or set ansible_become: true (or --become) for this host",
-            )
+        yield Problem(
+            what=f"the probe ran as user {facts.user or '?'}, not as root",
+            fix="connect as root, or set ansible_become: true (or --become) for this host",
         )
     if facts.state_blocked:
-        problems.append(
-            Problem(
-                what="/var/lib/gpunode is not a folder: gpunode records its changes there",
-                fix="look at it (ls -ld /var/lib/gpunode on the node): remove it, or make the folder that it leads to",
-            )
+        yield Problem(
+            what="/var/lib/gpunode is not a folder: gpunode records its changes there",
+            fix="look at it (ls -ld /var/lib/gpunode on the node): remove it, or make the folder that it leads to",
         )
     if facts.container:
-        problems.append(
-            Problem(
-                what=f"the target is a container ({facts.virtualization or 'unknown kind'})",
-                fix="run gpunode on the machine that runs the container; containers get the GPU from there",
-            )
+        yield Problem(
+            what=f"the target is a container ({facts.virtualization or 'unknown kind'})",
+            fix="run gpunode on the machine that runs the container; containers get the GPU from there",
         )
     if facts.init and facts.init != "systemd":
-        problems.append(Problem(what="PID 1 is not systemd", fix="gpunode manages systemd nodes only"))
-    return problems
+        yield Problem(what="PID 1 is not systemd", fix="gpunode manages systemd nodes only")
 
 
 def _files_rested_on(facts: NodeFacts, want: Wanted) -> dict[str, str]:

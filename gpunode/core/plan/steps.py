@@ -6,7 +6,7 @@ ansible-doc (tools/docs/collection.py).  All values are empty by default, and an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from gpunode.core.items import (
@@ -32,7 +32,7 @@ from gpunode.core.items import (
     sysctl,
     toolkit,
 )
-from gpunode.core.items.item import Found, Item, ItemKey, Question, StepKind, Wanted
+from gpunode.core.items.item import Found, Item, ItemKey, Question, StateKind, StepKind, Wanted
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Plan, Problem
 
@@ -60,7 +60,6 @@ class StepRow:
     prepared: str = ""  # the title on a machine that waits for its GPU
     again: tuple[str, ...] = ()  # options whose steps make this one due again
     results_of: tuple[str, ...] = ()  # options of the role whose results the action gets, for check mode
-    wanted: tuple[Callable[[Question], Found], ...] = ()  # items beside those of the role
 
     @property
     def variable(self) -> str:
@@ -191,9 +190,22 @@ STEPS = (
 BY_ID = {f"{row.role}.{row.option}": row for row in STEPS}
 
 
+def item_types(base: type[Item] = Item) -> Iterator[type[Item]]:
+    """All types of items of the steps."""
+    for kind in base.__subclasses__():
+        yield kind
+        yield from item_types(kind)
+
+
+# the kinds of things other than files and packages that gpunode changes, as the items that bring them about say
+KINDS: Mapping[str, StateKind] = {
+    back.name: back for kind in item_types() for back in kind.BACK if isinstance(back, StateKind)
+}
+
+
 def wanted(question: Question) -> Wanted:
     """The state that the spec and its solution ask of a node; values only, nothing is compared yet."""
-    found = [one for part in (*ROLES, *STEPS) for make in part.wanted for one in make(question)]
+    found = [one for role in ROLES for make in role.wanted for one in make(question)]
     items, problems = by_key(one for one in found if isinstance(one, Item))
     if question.solution.driver and not question.spec.image.load:
         items = {one.key: one for one in first_boot.without_loading(items, question.solution.driver, question)}

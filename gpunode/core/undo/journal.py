@@ -44,9 +44,9 @@ from gpunode.core.items.item import ABSENT
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Undo
 from gpunode.core.model.journal import ROLLBACK, Damage, JournalSnapshot, PostCommit, Record
+from gpunode.core.plan.steps import KINDS
 from gpunode.core.printable import printable, shortened
 from gpunode.core.remote import as_lines
-from gpunode.core.undo.kinds import KINDS
 
 MOST_RECORDS = 100_000  # a run that sets up a whole node writes some hundred: a thousand such runs
 RUN = "run"  # the op that says that a run has come to its end

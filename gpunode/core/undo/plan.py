@@ -24,7 +24,7 @@ from gpunode.core.items.sharing import MIG_LAYOUT, MIG_PROGRAM
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import Problem
 from gpunode.core.model.journal import JournalSnapshot, Note, Scope
-from gpunode.core.undo.kinds import KINDS
+from gpunode.core.plan.steps import KINDS
 
 _HOLD_GPUS = ("nvidia-cdi-refresh.path", *(f"{name}.service" for name in GPU_UNITS))
 

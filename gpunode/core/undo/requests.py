@@ -22,17 +22,16 @@ from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
 from gpunode.core.items.sharing import MIG_PROGRAM, mig_undo_request
 from gpunode.core.late import dataclass
-from gpunode.core.model.journal import FOLDER
+from gpunode.core.model.journal import FOLDER, UNDOES
 from gpunode.core.remote import as_flags, as_lines
 from gpunode.core.undo.plan import UndoPlan
 from gpunode.core.undo.scope import PARTS
 from gpunode.core.validation import check_value, mapping, text, texts
 
-VERBS = ("uninstall", "rollback")
 _OF_THAT_TIME = (b"handlers", b"plugin_was", b"broken")  # lines of a transaction's `after` that do not hold again
 SHAPE = mapping(
     "What is undone.",
-    verb=text("By default C(uninstall).", choices=VERBS),
+    verb=text("By default C(uninstall).", choices=UNDOES),
     parts=texts("Parts of an uninstall; all without it.", choices=PARTS),
     to=text("Run or time that a rollback goes back to; the run before the last one without it."),
 )
