@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from gpunode.core.accept.floors import Floor
     from gpunode.core.bundle.upstream import Upstream
+    from gpunode.core.items.tuning import TuningSetting
     from gpunode.core.knowledge.kubernetes import KubeKnowledge
     from gpunode.core.knowledge.questions import Questions
     from gpunode.core.knowledge.scheduler import SchedulerRules
     from gpunode.core.knowledge.support import Support
-    from gpunode.core.knowledge.tuning import TuningSetting
     from gpunode.core.sharing.mig import Product
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def load_floors() -> tuple[Floor, ...]:
 @cache
 def load_tuning() -> tuple[TuningSetting, ...]:
     """The rows of knowledge/tuning.toml; read once a process."""
-    from gpunode.core.knowledge.tuning import parse_tuning
+    from gpunode.core.items.tuning import parse_tuning
 
     return _read(parse_tuning, "tuning")
 

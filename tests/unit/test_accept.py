@@ -22,10 +22,9 @@ from rows import over
 
 from gpunode.core.accept import Level, Measure, Reading, Tool, ToolRequest
 from gpunode.core.accept.dcgm import DIAG, TARGETED_POWER
-from gpunode.core.accept.fleet import judged, spread_of
 from gpunode.core.accept.floors import Machine, floor_of, machine_of
 from gpunode.core.accept.gemm import BURN, FRYER
-from gpunode.core.accept.judge import count_checks, fleet_checks, floor_checks, spreads
+from gpunode.core.accept.judge import count_checks, fleet_checks, floor_checks, judged, spread_of, spreads
 from gpunode.core.accept.nccl import ALL_REDUCE, LOOPBACK, parse_nccl
 from gpunode.core.accept.nvbandwidth import NVBANDWIDTH
 from gpunode.core.accept.perftest import WRITE_BW

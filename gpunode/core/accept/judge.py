@@ -1,11 +1,15 @@
-"""Measures → checks: by floors where one's conditions are met, by the like of a machine everywhere."""
+"""Measures → checks: by floors where one's conditions are met, by the like of a machine everywhere.
+
+An outlier shows where no floor is known.  By the median and the MAD (median of the distances from it): both hold when
+almost half of the fleet is bad, which mean and standard deviation do not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from gpunode.core.accept import Level, Measure
-from gpunode.core.accept.fleet import Spread, outliers, spread_of
 from gpunode.core.accept.floors import Floor, Machine, floor_of
 from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass
@@ -20,6 +24,23 @@ _FIX = {
     "pair": "ibstat on both machines: rate and width of the port, then cable and switch",
 }
 _FIX["d2h"] = _FIX["h2d"]
+LEAST = 4  # values, below which nobody is an outlier
+WARN, FAIL = 0.95, 0.90  # of the median: SuperBench's rule for nodes, gpu-fryer's for GPUs of a node
+ROBUST = 3.5  # Iglewicz and Hoaglin: 0.6745 × distance / MAD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The values of one metric over machines of one kind."""
+
+    metric: str
+    kind: str
+    unit: str
+    count: int
+    least: float
+    median: float
+    most: float
+    mad: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +108,25 @@ def expected_of(measures: Sequence[Measure], machine: Machine, floors: Sequence[
     return tuple(found.values())
 
 
+def spread_of(metric: str, kind: str, unit: str, values: Sequence[float]) -> Spread:
+    """Of at least one value."""
+    middle, least, most = median(values), min(values), max(values)
+    mad = median(abs(value - middle) for value in values)
+    return Spread(
+        metric=metric, kind=kind, unit=unit, count=len(values), least=least, median=middle, most=most, mad=mad
+    )
+
+
+def judged(value: float, spread: Spread) -> str:
+    """passed, warning or failed by its like; "" where these are too few."""
+    if spread.count < LEAST:
+        return ""
+    far = 0.6745 * (spread.median - value) > ROBUST * spread.mad
+    if value < FAIL * spread.median and far:
+        return "failed"
+    return "warning" if value < WARN * spread.median and far else "passed"
+
+
 def spreads(hosts: Mapping[str, tuple[Machine, Sequence[Measure]]]) -> dict[tuple[str, str], Spread]:
     """(kind of machine, metric) → the values of all machines of that kind."""
     values = grouped(((machine.kind, one.metric), one) for machine, measures in hosts.values() for one in measures)
@@ -102,15 +142,15 @@ def fleet_checks(
     """What of a machine is far below its like; nothing where these are too few, or it is among them."""
     for metric, mine in grouped((one.metric, one) for one in measures).items():
         spread = known[machine.kind, metric]
-        found = list(outliers([(measure.where, measure.value) for measure in mine], spread))
+        found = [(one, how) for one in mine if (how := judged(one.value, spread)) in ("warning", "failed")]
         if not found:
             continue
-        far = "; ".join(f"{where or 'the machine'}: {value:g}" for where, value, _ in found[:8])
+        far = "; ".join(f"{one.where or 'the machine'}: {one.value:g}" for one, _ in found[:8])
         text = (
             f"{far} {spread.unit}, where {spread.count} machines of its kind have a median of {spread.median:g} "
             f"(MAD {spread.mad:.3g})"
         )
-        status = "failed" if any(word == "failed" for _, _, word in found) else "warning"
+        status = "failed" if any(how == "failed" for _, how in found) else "warning"
         yield Check(id=f"accept.{metric}.fleet", status=status, message=text, fix=_FIX.get(metric, ""))  # type: ignore[arg-type]
 
 

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gpunode.core.accept import Level, Measure
-from gpunode.core.accept.fleet import Spread
 from gpunode.core.accept.floors import Floor, Machine, floor_of, machine_of
-from gpunode.core.accept.judge import ExpectedSpeed
+from gpunode.core.accept.judge import ExpectedSpeed, Spread
 from gpunode.core.accept.stages import STAGES, stage_of
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import Check, HostOutcome, NodeFacts, NvmlGpu

@@ -1,23 +1,47 @@
 """Which settings of the host are made (`tuning`), from what gpunode.yml asks and what the node can: a TuningChoice.
 
-The kinds are modules of their own: kernel_argument, host_settings, memlock, sysctl, gpudirect.
+What each sets, with the evidence for it, is in knowledge/tuning.toml.  The kinds are modules of their own:
+kernel_argument, host_settings, memlock, sysctl, gpudirect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from gpunode.core.engines import ROWS
 from gpunode.core.facts.pcie import PcieTree
 from gpunode.core.items.gpudirect import dmabuf_lacks, dmabuf_unread, impossible
 from gpunode.core.items.kernel_argument import given
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.knowledge.tuning import TuningSetting
-from gpunode.core.late import regex
+from gpunode.core.late import dataclass, regex
 from gpunode.core.model import NodeFacts, Problem, Reason, TuningChoice
 from gpunode.core.spec.tuning import TuningSpec
 
 _GRACE = regex(r"\bG[HB]\d")  # GH200, GB200, GB300: their CPU is Grace
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningSetting:
+    """A setting: `set` by architecture (`all`: of every one), why it helps and what it can break."""
+
+    key: str
+    set: Mapping[str, str]
+    kind: str  # argument (of the kernel's command line), sysctl, acs, governor, memlock, module
+    evidence: str  # measured, vendor, general
+    why: str
+    warning: str
+    source: str
+    only: str = ""  # grace: on NVIDIA's CPUs alone
+
+    def words(self, arch: str) -> tuple[str, ...]:
+        """What is set on that architecture; () where it has none."""
+        return tuple(self.set.get(arch, self.set.get("all", "")).split())
+
+
+def parse_tuning(table: Mapping[str, Any]) -> tuple[TuningSetting, ...]:
+    """The parsed file → rows; short source keys become the text they stand for."""
+    return tuple(TuningSetting(**{**row, "source": table["sources"][row["source"]]}) for row in table["settings"])
 
 
 def choose_tuning(

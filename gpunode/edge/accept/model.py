@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gpunode.core.accept import Level, Measure, ToolRequest
-from gpunode.core.accept.fleet import Spread
 from gpunode.core.accept.floors import Machine
-from gpunode.core.accept.judge import spreads
+from gpunode.core.accept.judge import Spread, spreads
 from gpunode.core.accept.result import StageRow
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import HostResult, NodeFacts
