@@ -111,7 +111,7 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
     gpus, nvswitches, fabric = machine.read_devices(probe)
     tegra, board = machine.read_board(probe)
     nvml, smi = driver.read_nvml(probe)
-    files = _files(probe)
+    files = {path: _file(probe, path, lines) for path, lines in probe.files.items()}
     units = engines.read_units(probe)
     manager, packages, broken = machine.read_packages(probe, arch)
     cuda, cuda_default = _cuda(probe)
@@ -178,10 +178,6 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
 def facts_from_data(data: Any) -> NodeFacts:
     """The inverse of facts_to_data; missing keys get their defaults.  Raises InputError."""
     return vetted(read_facts(data))
-
-
-def _files(probe: Probe) -> Mapping[str, ConfigFile]:
-    return {path: _file(probe, path, lines) for path, lines in probe.files.items()}
 
 
 def _file(probe: Probe, path: str, lines: list[str]) -> ConfigFile:

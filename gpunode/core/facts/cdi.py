@@ -33,7 +33,8 @@ _MIG = regex(r"\d+:\d+\Z")
 @masked_errors()
 def read_spec(path: str, data: bytes) -> CdiSpec:
     """A specification's kind, devices, driver version and host paths; InputError (path:line:column) for broken ones."""
-    doc = _mapping(_parse(path, decode(path, data)), path, "the file")
+    load = load_json if path.endswith(".json") else load_yaml
+    doc = _mapping(load(decode(path, data), path), path, "the file")
     devices = _list(doc.get("devices"), path, "devices")
     names = [_text(_mapping(device, path, "a device").get("name"), path, "a device's name") for device in devices]
     edits = [_mapping(d.get("containerEdits") or {}, path, "containerEdits") for d in (doc, *devices)]
@@ -48,10 +49,6 @@ def read_spec(path: str, data: bytes) -> CdiSpec:
         needs=tuple(dict.fromkeys(needs)),
         version=_text(doc.get("cdiVersion") or "", path, "cdiVersion"),
     )
-
-
-def _parse(path: str, text: str) -> Any:
-    return load_json(text, path) if path.endswith(".json") else load_yaml(text, path)
 
 
 def _host_paths(edits: dict[str, Any], key: str, path: str) -> Iterator[str]:
@@ -92,7 +89,12 @@ def stale(facts: NodeFacts, engines: Sequence[RuntimeName] = BY_CDI) -> tuple[st
     broken = tuple(f"it cannot be read: {spec.error}" for spec in specs if spec.error)
     if broken:
         return broken
-    unread = (reason for spec in specs for reason in _unread(spec, facts, engines))
+    unread = (
+        f"{spec.path} follows CDI {spec.version}, which {engine} cannot read"
+        for spec in specs
+        if version_tuple(spec.version) >= (0, 7)
+        for engine in too_old(facts, engines)
+    )
     misfits = (reason for spec in specs for reason in _misfits(spec, facts))
     return (*misfits, *_conflicts(specs), *unread)
 
@@ -114,22 +116,12 @@ def unproven(facts: NodeFacts) -> tuple[str, ...]:
 
 def too_old(facts: NodeFacts, engines: Sequence[RuntimeName]) -> tuple[str, ...]:
     """Those of the engines, with their versions, that cannot read CDI 0.7.0: one such file, and they find no device."""
-    found = (facts.runtime(name) for name in engines)
+    found = ((facts.runtime(name), ROWS[name].cdi_0_7) for name in engines)
     return tuple(
         f"{one.name} {one.version}"
-        for one in found
-        if one and one.version and _below(one.version, ROWS[one.name].cdi_0_7)
+        for one, least in found
+        if one and one.version and least and version_tuple(one.version.partition("+")[0]) < version_tuple(least)
     )
-
-
-def _below(version: str, least: str) -> bool:
-    return bool(least) and version_tuple(version.partition("+")[0]) < version_tuple(least)
-
-
-def _unread(spec: CdiSpec, facts: NodeFacts, engines: Sequence[RuntimeName]) -> Iterator[str]:
-    if version_tuple(spec.version) >= (0, 7):
-        for engine in too_old(facts, engines):
-            yield f"{spec.path} follows CDI {spec.version}, which {engine} cannot read"
 
 
 def twice(facts: NodeFacts) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from typing import cast, get_args
 
-from gpunode.core.engines import ENGINES, ROWS, EngineRow
+from gpunode.core.engines import ENGINES, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.facts.cdi import FOLDERS, read_spec
 from gpunode.core.facts.flags import flag_value
@@ -73,7 +73,7 @@ def read_units(probe: Probe) -> Units:
         services[name] = Service(
             name=name,
             active=block.get("ActiveState", ""),
-            enabled=block.get("UnitFileState", "") or _masked(block),
+            enabled=block.get("UnitFileState", "") or "masked" * (block.get("LoadState") == "masked"),
             memlock=_UNLIMITED.get(block.get("LimitMEMLOCK", ""), block.get("LimitMEMLOCK", "")),
             locked=locked.get(block.get("MainPID", ""), ""),
         )
@@ -84,10 +84,6 @@ def read_units(probe: Probe) -> Units:
             reloads[name] = block.get("CanReload") == "yes"
     daemons = tuple(processes.values())
     return Units(services=services, commands=commands, starts=starts, processes=daemons, reloads=reloads)
-
-
-def _masked(block: Mapping[str, str]) -> str:
-    return "masked" if block.get("LoadState") == "masked" else ""
 
 
 def read_runtimes(probe: Probe, units: Units) -> tuple[Runtime, ...]:
@@ -101,21 +97,21 @@ def read_runtimes(probe: Probe, units: Units) -> tuple[Runtime, ...]:
         row = ROWS[name]
         unit = row.snap if row.snap and binary.startswith("/snap/") else row.unit
         service = units.services.get(unit, Service(name=unit))
-        command = units.commands.get(unit) or _process(units, row.daemon)
+        processes = (args for args in units.processes if args and posixpath.basename(args[0]) == row.daemon)
+        command = units.commands.get(unit) or next(processes, ())
         flags = command[1:]
-        config = _root_config(probe, name, flags)
+        stated = probe.value("files", "docker_config") if name == "docker" else ""
         found.append(
             Runtime(
                 name=name,
                 version=version,
                 binary=binary,
                 unit="" if not service.active else unit if unit.endswith(".socket") else f"{unit}.service",
-                active=service.active in ("active", "reloading", "activating")
-                or (not service.active and bool(command)),
-                enabled=service.enabled in ("enabled", "enabled-runtime", "alias"),
+                active=service.runs or (not service.active and bool(command)),
+                enabled=service.at_boot,
                 flags=flags,
                 socket=next((s for s in row.sockets if s in sockets), ""),
-                config=config,
+                config=flag_value(flags, *row.config_flags) or stated or row.config,
                 effective_error=_error(probe, name),
             )
         )
@@ -135,15 +131,6 @@ def programs(probe: Probe, word: str) -> list[tuple[str, str, str]]:
         elif asked and not found[-1][2] and "level=" not in line and (match := DOTTED.search(line)):
             found[-1] = (*found[-1][:2], match[1])
     return found
-
-
-def _process(units: Units, daemon: str) -> tuple[str, ...]:
-    return next((args for args in units.processes if args and posixpath.basename(args[0]) == daemon), ())
-
-
-def _root_config(probe: Probe, name: RuntimeName, flags: tuple[str, ...]) -> str:
-    found = probe.value("files", "docker_config") if name == "docker" else ""
-    return flag_value(flags, *ROWS[name].config_flags) or found or ROWS[name].config
 
 
 def text_of(files: Mapping[str, ConfigFile], path: str) -> str:
@@ -175,12 +162,9 @@ def read_cdi(probe: Probe, files: Mapping[str, ConfigFile]) -> Cdi:
             probe.unreadable("cdi", line)
             continue
         gpus.append(CdiGpu(minor=whole(minor), uuid=stated(uuid), mig_devices=whole(migs.get(minor, "0"))))
-    specs = [_spec(file) for path, file in sorted(files.items()) if _is_spec(path)]
-    return Cdi(specs=tuple(specs), gpus=tuple(gpus), missing=tuple(probe.values("cdi", "missing")))
-
-
-def _is_spec(path: str) -> bool:
-    return posixpath.dirname(path) in FOLDERS and path.endswith((".yaml", ".json"))
+    paths = sorted(path for path in files if posixpath.dirname(path) in FOLDERS and path.endswith((".yaml", ".json")))
+    specs = tuple(_spec(files[path]) for path in paths)
+    return Cdi(specs=specs, gpus=tuple(gpus), missing=tuple(probe.values("cdi", "missing")))
 
 
 def _spec(file: ConfigFile) -> CdiSpec:
@@ -209,23 +193,21 @@ def read_gpu_containers(probe: Probe) -> tuple[GpuContainer, ...]:
         words = rest.split()
         whole_line = len(words) == 6 or words[6:] == ["reloaded"]
         if key == "container" and whole_line and words[4] in get_args(GpuState):
-            found.append(_container(words))
+            identity, name, unit, mode, state, devices = words[:6]
+            found.append(
+                GpuContainer(
+                    name=name,
+                    id=identity,
+                    unit=unit.removeprefix("-"),
+                    hook=mode == "hook",
+                    state=cast(GpuState, state),
+                    devices=tuple(devices.split(",")),
+                    reloaded=len(words) > 6,
+                )
+            )
         elif key not in ("linked", "unlinked"):
             probe.unreadable("gpu_containers", f"{key} {rest}")
     return tuple(sorted(found, key=lambda container: (container.name, container.id)))
-
-
-def _container(words: list[str]) -> GpuContainer:
-    identity, name, unit, mode, state, devices = words[:6]
-    return GpuContainer(
-        name=name,
-        id=identity,
-        unit=unit.removeprefix("-"),
-        hook=mode == "hook",
-        state=cast(GpuState, state),
-        devices=tuple(devices.split(",")),
-        reloaded=len(words) > 6,
-    )
 
 
 def read_containers(probe: Probe, units: Units) -> dict[str, Running]:
@@ -233,6 +215,8 @@ def read_containers(probe: Probe, units: Units) -> dict[str, Running]:
 
     Whether dockerd knows NVIDIA's hook follows from times in whole seconds: it looks for it when it starts.
     """
+    docker = ROWS["docker"]
+    reloads = next((can for name, can in units.reloads.items() if name in (docker.unit, docker.snap)), False)
     stated: dict[str, dict[str, list[str]]] = {}
     for engine, key, value in _of_engines(probe):
         stated.setdefault(engine, {}).setdefault(key, []).append(value)
@@ -248,7 +232,7 @@ def read_containers(probe: Probe, units: Units) -> dict[str, Running]:
             live_restore={"true": True, "false": False}.get(live),
             runtimes=tuple(values.get("runtimes", [""])[-1].split()),
             knows_hook=started is not None and hook is not None and hook + 1 < started,
-            reloads=engine == "docker" and _reloads(units, ROWS["docker"]),
+            reloads=engine == "docker" and reloads,
         )
     probe.notes += [
         f"containers: user {user} runs a rootless Docker, whose containers gpunode does not see"
@@ -273,8 +257,3 @@ def _number(values: dict[str, list[str]], *keys: str) -> int | None:
     """The largest number said, None when there is none."""
     texts = [text for key in keys for text in values.get(key, ())]
     return max((int(text) for text in texts if text.isdecimal() and len(text) < 16), default=None)
-
-
-def _reloads(units: Units, row: EngineRow) -> bool:
-    """Whether the first of an engine's units that runs can be reloaded."""
-    return next((can for name, can in units.reloads.items() if name in (row.unit, row.snap)), False)

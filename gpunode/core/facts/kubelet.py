@@ -24,15 +24,8 @@ def kubelets_first(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> tuple
     """The engines with the kubelet's in front: of two containerd the one that matters is found by its name."""
     found = tuple(runtimes)
     first = _engine(found, kubernetes)
-    return tuple(sorted(found, key=lambda runtime: runtime is not first)) if _twice(found) else found
-
-
-def _twice(runtimes: tuple[Runtime, ...]) -> bool:
-    return len({runtime.name for runtime in runtimes}) < len(runtimes)
-
-
-def _same_name(socket: str, sockets: Iterable[str]) -> bool:
-    return any(posixpath.basename(socket) == posixpath.basename(one) for one in sockets)
+    twice = len({runtime.name for runtime in found}) < len(found)
+    return tuple(sorted(found, key=lambda runtime: runtime is not first)) if twice else found
 
 
 def _engine(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> Runtime | None:
@@ -41,8 +34,9 @@ def _engine(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> Runtime | No
     socket = re.sub(r"\A/var/run/", "/run/", kubernetes.cri_socket)
     if socket in CRI_DOCKERD:
         return _named(runtimes, "docker")
-    other = next((n for n, row in ROWS.items() if n != "containerd" and _same_name(socket, row.sockets)), "")
-    if other:
+    called = posixpath.basename(socket)
+    of_others = (n for n, row in ROWS.items() if n != "containerd" and called in map(posixpath.basename, row.sockets))
+    if other := next(of_others, ""):
         return _named(runtimes, other)
     containerds = [runtime for runtime in runtimes if runtime.name == "containerd"]
     if socket in ("", *ROWS["containerd"].sockets):
@@ -57,17 +51,13 @@ def _named(runtimes: Iterable[Runtime], name: str) -> Runtime | None:
 
 
 def follows_engine(engine: Runtime, kubernetes: Kubernetes) -> bool:
-    """Whether the kubelet has the driver that its engine has, whatever that is: it asks, and the engine answers."""
-    return _asks(kubernetes) and _answers(engine, kubernetes)
+    """Whether the kubelet has the driver that its engine has, whatever that is: it asks, and the engine answers.
 
-
-def _asks(kubernetes: Kubernetes) -> bool:
-    """Whether the kubelet asks the engine: a feature gate, on from 1.31, always from 1.34."""
-    number, gate = release(kubernetes.kubelet), kubernetes.cgroup_from_cri
-    return number >= (1, 34) or (gate if gate is not None else number >= (1, 31))
-
-
-def _answers(engine: Runtime, kubernetes: Kubernetes) -> bool:
+    It asks by a feature gate, on from 1.31, always from 1.34.
+    """
+    kubelet, gate = release(kubernetes.kubelet), kubernetes.cgroup_from_cri
+    if kubelet < (1, 34) and not (gate if gate is not None else kubelet >= (1, 31)):
+        return False
     number = release(engine.version)
     if engine.name == "crio":
         return number >= (1, 28) or number == (0, 0)

@@ -13,7 +13,7 @@ from gpunode.core.facts.engines import DOTTED, Units, programs, text_of
 from gpunode.core.facts.flags import flag_value
 from gpunode.core.facts.text import Probe
 from gpunode.core.late import regex
-from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime
+from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime, Service
 from gpunode.core.untrusted import load_yaml
 
 _CGROUP_ARG = regex(r"\bcgroup-driver=(systemd|cgroupfs)\b")
@@ -150,7 +150,7 @@ def read_bundled(probe: Probe, units: Units, kubernetes: Kubernetes) -> tuple[Ru
 
 def _bundled(kind: str, path: str, version: str, probe: Probe, units: Units) -> Runtime:
     row, unit = DISTRIBUTIONS[kind], _unit(kind, units)
-    service = units.services.get(unit)
+    service = units.services.get(unit, Service(name=unit))
     rancher = kind in ("k3s", "rke2")
     flags = _start(kind, units)[2:] if rancher else ()
     config = flag_value(flags, "--config", "-c") or row.config
@@ -159,9 +159,9 @@ def _bundled(kind: str, path: str, version: str, probe: Probe, units: Units) -> 
         distribution=next(name for name in get_args(Distribution) if name == kind),
         version=version,
         binary=path,
-        unit=f"{unit}.service" if service and service.active else "",
-        active=bool(service and service.active in ("active", "reloading", "activating")),
-        enabled=bool(service and service.enabled in ("enabled", "enabled-runtime", "alias")),
+        unit=f"{unit}.service" if service.active else "",
+        active=service.runs,
+        enabled=service.at_boot,
         flags=flags,
         socket=row.socket if row.socket in probe.values("runtimes", "socket") else "",
         config=config,
@@ -171,8 +171,7 @@ def _bundled(kind: str, path: str, version: str, probe: Probe, units: Units) -> 
 
 def _unit(kind: str, units: Units) -> str:
     there = [name for name in DISTRIBUTIONS[kind].units if name in units.services]
-    running = [name for name in there if units.services[name].active in ("active", "reloading", "activating")]
-    return next(iter([*running, *there, ""]))
+    return next(iter([*(name for name in there if units.services[name].runs), *there, ""]))
 
 
 def _start(kind: str, units: Units) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from gpunode.core.late import dataclass
@@ -59,18 +59,11 @@ class PcieTree:
         found: dict[str, None] = {}
         for one, other in combinations(self.peers(facts), 2):
             mine, theirs = self.path(one), self.path(other)
-            if shared := [slot for slot in mine if slot in theirs]:
-                found |= dict.fromkeys(_up_to(mine, shared[0])) | dict.fromkeys(_up_to(theirs, shared[0]))
+            if shared := next((slot for slot in mine if slot in theirs), ""):
+                found |= dict.fromkeys([*mine[: mine.index(shared)], *theirs[: theirs.index(shared)]])
         return found
 
 
 def redirects(acs: str) -> bool:
     """Whether a bridge with that control word sends what passes between two devices up to the CPU."""
     return acs.startswith("0x") and bool(int(acs, 16) & REDIRECT)
-
-
-def _up_to(path: Iterable[str], end: str) -> Iterator[str]:
-    for slot in path:
-        if slot == end:
-            return
-        yield slot

@@ -12,6 +12,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Mapping
 from functools import cache
+from operator import is_
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from gpunode.core.grammar import PATH, Grammar, Prose
@@ -90,7 +91,8 @@ def vetted(facts: NodeFacts) -> NodeFacts:
         section = _SECTIONS.get(name, name)
 
         def doubt(text: str, grammar: Grammar, part: Any, name: str = name, section: str = section) -> None:
-            whole = name in _WITH_ALL_PARTS or (name in _WHOLE and part is None) or _kernel(part, text)
+            kernel = isinstance(part, Kernel) and part.release == text  # packages are chosen, modules built for it
+            whole = name in _WITH_ALL_PARTS or (name in _WHOLE and part is None) or kernel
             kind = "notes" if name in _VOLATILE else "malformed" if whole else "invalid"
             thing = _called(part) if kind == "invalid" else ""
             doubts.setdefault((kind, section, thing, grammar.what), []).append(text)
@@ -117,11 +119,6 @@ def vetted(facts: NodeFacts) -> NodeFacts:
         invalid=(*kept.invalid, *invalid),
         notes=(*kept.notes, *reported["notes"]),
     )
-
-
-def _kernel(part: Any, text: str) -> bool:
-    """Whether it is the release of a kernel, for which packages are chosen and modules built."""
-    return isinstance(part, Kernel) and part.release == text
 
 
 def _called(part: Any) -> str:
@@ -152,7 +149,7 @@ def _vet(rule: Rule | None, value: Any, doubt: _Doubt, part: Any = None) -> Any:
         kept = tuple(
             new for one in value if (new := _vet(rule, one, doubt, one if part is None else part)) is not _GONE
         )
-        return value if len(kept) == len(value) and all(map(_same, kept, value)) else kept
+        return value if len(kept) == len(value) and all(map(is_, kept, value)) else kept
     if isinstance(value, Mapping):
         return _mapping(rule, value, doubt, part)
     return _object(value, doubt, part) if is_dataclass(value) else value
@@ -178,7 +175,7 @@ def _mapping(rule: Rule | None, value: Mapping[str, Any], doubt: _Doubt, part: A
             doubt(key, rule.key, mine)
         elif (new := _vet(rule.value, one, doubt, mine)) is not _GONE:
             kept[key] = new
-    return value if len(kept) == len(value) and all(_same(kept[key], value[key]) for key in kept) else kept
+    return value if len(kept) == len(value) and all(kept[key] is value[key] for key in kept) else kept
 
 
 def _object(value: Any, doubt: _Doubt, part: Any) -> Any:
@@ -195,7 +192,3 @@ def _object(value: Any, doubt: _Doubt, part: Any) -> Any:
         if after is not before:
             changed[name] = after
     return replace(value, **changed) if changed else value
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other

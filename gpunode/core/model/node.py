@@ -344,6 +344,14 @@ class Service:
     memlock: Annotated[str, WORD] = ""  # bytes that its processes may lock from its next start on, or infinity
     locked: Annotated[str, WORD] = ""  # the same of the process that runs, by the kernel
 
+    @property
+    def runs(self) -> bool:
+        return self.active in ("active", "reloading", "activating")
+
+    @property
+    def at_boot(self) -> bool:
+        return self.enabled in ("enabled", "enabled-runtime", "alias")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceNode:
