@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.knowledge.kubernetes import Chart, KubeKnowledge
@@ -237,7 +238,7 @@ def _held(place: Place, knowledge: Knowledge, asked: _Index, unread: list[str], 
     url, archs = (table["rpm_url"], table["rpm_arch"]) if rpm else (table["url"], table["arch"])
     address = place.address(url.format(dir=asked.dir, arch=archs[asked.arch]))
     try:
-        index = read_index(asked.repository, address, asked.arch, deb=deb, proxy=proxy)
+        index = read_index(Upstream(name=asked.repository, url=address), asked.arch, deb=deb, proxy=proxy)
     except GpunodeError as error:
         unread.append(error.what)
         return None

@@ -141,14 +141,21 @@ def verify(place: str, sha256: str, output_format: str) -> int:
     from dataclasses import asdict
 
     from gpunode.edge.bundle.agree import disagreements
-    from gpunode.edge.bundle.verify import check_manifest_signature, damages, inconsistencies, place_of, read_manifest
+    from gpunode.edge.bundle.verify import (
+        check_manifest_signature,
+        damages,
+        inconsistencies,
+        place_of,
+        read_manifest,
+        unknown_files,
+    )
 
     where = place_of(place)
     manifest, found = read_manifest(where, sha256)
     check_manifest_signature(where, manifest)
     with _telling() as notify:
         broken = damages(where, manifest.files, notify=lambda done, of: notify(f"compared {done} of {of} files"))
-    odd, extra = list(inconsistencies(manifest)), where.unknown(manifest.files)
+    odd, extra = list(inconsistencies(manifest)), unknown_files(where, manifest)
     if not (broken or odd):
         odd = list(disagreements(where, manifest))
     good = not broken and not odd

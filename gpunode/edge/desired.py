@@ -244,7 +244,7 @@ class DesiredState:
             return solution  # it has what is to be there: no index is read
         (repository,) = [one for one in solution.repositories if one.name == toolkit.repository]
         repository = replace(repository, url=secrets.open(repository.url))
-        offered = self._indexes.newest(wants, repository, facts, self.knowledge, opened.proxy)
+        offered = self._indexes.newest(wants, repository, facts, opened.proxy)
         return self.solution(facts, spec, offered_toolkit=offered, archive=archive) if offered else solution
 
     def _looked_up(
@@ -255,7 +255,7 @@ class DesiredState:
         The solution comes back with the driver that the repository offers.
         """
         repositories = [replace(one, url=secrets.open(one.url)) for one in solution.repositories]
-        found = self._indexes.look_up(facts, solution, plan, repositories, self.knowledge, proxy)
+        found = self._indexes.look_up(facts, solution, plan, repositories, proxy)
         problems = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found.problems)
         warnings = tuple(f"not resolved: repository {secrets.seal(one)}" for one in found.unread)
         if problems:
@@ -311,7 +311,7 @@ class DesiredState:
     def _indexes(self) -> Indexes:
         from gpunode.edge.bundle.lookup import Indexes
 
-        return Indexes(self._known_key)
+        return Indexes(self.knowledge, self._known_key)
 
     def _known_key(self, repository: Repository) -> bytes:
         """The key that a repository's lists are compared by, b"" where none can be had now."""

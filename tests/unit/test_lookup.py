@@ -14,6 +14,7 @@ from index_sites import PACK, apt_index, rpm_index
 
 from gpunode.cli.main import cli
 from gpunode.core.bundle.index import Index, lacking, nearest_versions, newest_of_all
+from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe
 from gpunode.core.late import replace
@@ -200,16 +201,16 @@ def test_a_package_of_another_stream_does_not_count(root: Path, site: Server) ->
 
 def test_a_repository_without_modules_has_no_streams(root: Path, site: Server) -> None:
     rpm_index(root / "cuda", [("nvidia-open", "3:595.71.05-1.fc43"), ("nvidia-open", "3:595.99.02-1.fc43")])
-    found = read_index("nvidia-cuda", f"{site.url}/cuda/", "x86_64", deb=False)
+    found = read_index(Upstream(url=f"{site.url}/cuda/"), "x86_64", deb=False)
     assert (found.streams, found.packages["nvidia-open"]) == ((), ("3:595.99.02-1.fc43", "3:595.71.05-1.fc43"))
     with pytest.raises(GpunodeError, match="is not there"):
-        read_index("nvidia-cuda", f"{site.url}/none/", "x86_64", deb=False)
+        read_index(Upstream(url=f"{site.url}/none/"), "x86_64", deb=False)
 
 
 def test_another_architectures_packages_do_not_count(root: Path, site: Server) -> None:
     apt_index(root / "cuda", DRIVER, arch="arm64")
-    assert read_index("nvidia-cuda", f"{site.url}/cuda/", "x86_64", deb=True).packages == {}
-    assert "nvidia-open" in read_index("nvidia-cuda", f"{site.url}/cuda/", "aarch64", deb=True).packages
+    assert read_index(Upstream(url=f"{site.url}/cuda/"), "x86_64", deb=True).packages == {}
+    assert "nvidia-open" in read_index(Upstream(url=f"{site.url}/cuda/"), "aarch64", deb=True).packages
 
 
 def test_what_the_distribution_brings_is_not_looked_up_at_nvidias(root: Path, site: Server) -> None:

@@ -12,6 +12,7 @@ from apt_server import Server
 from index_sites import apt_index, rpm_index
 
 from gpunode.core.bundle.index import Index
+from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import Repository
@@ -43,7 +44,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def index(site: Server, key: Signer, probe: str, **more: Any) -> Index | GpunodeError:
     facts = parse_probe((PROBES / probe / "probe.txt").read_text(encoding="utf-8"))
     repository = Repository(name="cuda", url=f"{site.url}/cuda/", fingerprint=key.fingerprint, **more)
-    return Indexes(lambda _: key.public).index(repository, facts, load_knowledge())
+    return Indexes(load_knowledge(), lambda _: key.public).index(repository, facts)
 
 
 def refused(found: Index | GpunodeError) -> str:
@@ -104,7 +105,7 @@ def test_lists_whose_time_is_over_are_not_looked_at(
         assert "its lists were valid until" in refused(index(site, keys[0], APT))
     else:
         with pytest.raises(GpunodeError, match="its lists were valid until"):
-            read_index("cuda", f"{site.url}/cuda/", "x86_64", deb=True)
+            read_index(Upstream(url=f"{site.url}/cuda/"), "x86_64", deb=True)
 
 
 def test_lists_that_are_in_time_are_read(tmp_path: Path, site: Server, keys: tuple[Signer, Signer]) -> None:
@@ -137,5 +138,5 @@ def test_the_key_itself_is_the_one_of_the_fingerprint(
     (folder / "InRelease").write_bytes(other.clearsigned((folder / "Release").read_bytes()))
     facts = parse_probe((PROBES / APT / "probe.txt").read_text(encoding="utf-8"))
     repository = Repository(name="cuda", url=f"{site.url}/cuda/", fingerprint=vendor.fingerprint)
-    found = Indexes(lambda _: other.public).index(repository, facts, load_knowledge())
+    found = Indexes(load_knowledge(), lambda _: other.public).index(repository, facts)
     assert f"it is signed by {other.fingerprint}" in refused(found)

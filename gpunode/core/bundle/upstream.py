@@ -17,7 +17,7 @@ class Upstream:
     `fingerprints` are those that may sign it, none: any key of `key`, which is a path, a URL, or armored text.
     """
 
-    name: str  # of the bundle's repository that its packages come into: nvidia-cuda, distribution …
+    name: str = "distribution"  # of the bundle's repository that its packages come into: nvidia-cuda …
     url: str
     suite: str = "/"
     components: tuple[str, ...] = ()
@@ -69,7 +69,6 @@ def _deb822(text: str) -> Iterator[Upstream]:
         for url in fields.get("uris", "").split():
             for suite in fields.get("suites", "").split():
                 yield Upstream(
-                    name="distribution",
                     url=url,
                     suite=suite,
                     components=tuple(fields.get("components", "").split()),
@@ -90,7 +89,6 @@ def _one_line(text: str) -> Iterator[Upstream]:
     ):
         signed = re.search(r"signed-by=(\S+)", m["options"] or "")
         yield Upstream(
-            name="distribution",
             url=m["url"],
             suite=m["suite"],
             components=tuple(m["rest"].split()),
@@ -121,7 +119,6 @@ def _ini(text: str, where: str, words: Mapping[str, str]) -> Iterator[Upstream]:
         metadata = row.get("repo_gpgcheck", "0").strip() in ("1", "true", "yes")
         keys = row.get("gpgkey", "").split()
         yield Upstream(
-            name="distribution",
             url=address,
             key=keys[0].removeprefix("file://") if keys else "",
             signs="metadata" if metadata else "packages",
@@ -134,7 +131,6 @@ def parse_archives(table: Mapping[str, object], target: str, arch: str) -> tuple
     assert isinstance(rows, list)
     return tuple(
         Upstream(
-            name="distribution",
             url=row["url"],
             suite=suite,
             components=tuple(row["components"]),

@@ -47,7 +47,7 @@ from gpunode.edge.bundle.inside import check_inside
 from gpunode.edge.bundle.rpm import check_rpm, rpm_repository
 from gpunode.edge.bundle.store import Store, Wanted, Web, place, progress
 from gpunode.edge.desired import DesiredState
-from gpunode.edge.load import read_key, resolve_key
+from gpunode.edge.load import load_archives, read_key, resolve_key
 from gpunode.edge.openpgp import Signer, signer
 from gpunode.edge.state import now
 
@@ -174,9 +174,14 @@ def _work_out(order: Order, target: BundleTarget, desired: DesiredState, web: We
 
 
 def _source(upstream: Upstream, desired: DesiredState) -> Source:
-    keys = _keys(upstream, desired)
-    trusted = upstream.fingerprints or tuple(f for key in keys for f in fingerprints(key))
-    return Source(upstream=replace(upstream, fingerprints=trusted), keys=tuple(keys))
+    if not upstream.key:
+        raise InputError(
+            f"{upstream.url}: no key is named that its signature could be compared with",
+            expected="Signed-By (apt) or gpgkey (rpm)",
+            fix="name the key in the file given by --repositories",
+        )
+    key = read_key(upstream.key, desired.opened_spec().proxy, upstream.fingerprints)
+    return Source(upstream=replace(upstream, fingerprints=upstream.fingerprints or fingerprints(key)), keys=(key,))
 
 
 def _wants(order: Order, target: BundleTarget, desired: DesiredState) -> Iterator[Wants]:
@@ -217,8 +222,6 @@ def _vendors(wants: Sequence[Wants], desired: DesiredState, manager: str) -> Ite
 
 def _distribution(order: Order, target: BundleTarget, desired: DesiredState) -> tuple[Upstream, ...]:
     """The distribution's own repositories: the spec's, those that were given, else the public ones."""
-    from gpunode.edge.load import load_archives
-
     if DISTRIBUTION in desired.opened_spec().sources:
         return ()  # among the vendors': the solver has named it
     if given := order.repositories.get(target):
@@ -230,16 +233,6 @@ def _distribution(order: Order, target: BundleTarget, desired: DesiredState) -> 
         expected="the files in which one of its machines names them",
         fix=f"copy /etc/yum.repos.d (/etc/zypp/repos.d) of one; add --repositories {target}=FOLDER",
     )
-
-
-def _keys(upstream: Upstream, desired: DesiredState) -> list[bytes]:
-    if not upstream.key:
-        raise InputError(
-            f"{upstream.url}: no key is named that its signature could be compared with",
-            expected="Signed-By (apt) or gpgkey (rpm)",
-            fix="name the key in the file given by --repositories",
-        )
-    return [read_key(upstream.key, desired.opened_spec().proxy, upstream.fingerprints)]
 
 
 # ---------------------------------------------------------------- the folder

@@ -85,39 +85,32 @@ CONTENT = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"  # https://helm.
 
 def fetch_chart(chart: Chart, web: Web) -> bytes:
     """The chart's archive, compared with the digest that its repository or registry names.  Raises GpunodeError."""
-    return _of_registry(chart, web) if chart.repository.startswith("oci://") else _of_repository(chart, web)
+    read = _of_registry if chart.repository.startswith("oci://") else _of_repository
+    data, digest, where = read(chart, web)
+    if data is None:
+        raise GpunodeError(
+            f"{chart.repository} has no {chart.name} {chart.version}", fix="look at the network and the proxy"
+        )
+    if hashlib.sha256(data).hexdigest() != digest.removeprefix("sha256:"):
+        raise GpunodeError(f"{where} is not what the index of its repository says", fix="run it again later")
+    return data
 
 
-def _of_repository(chart: Chart, web: Web) -> bytes:
+def _of_repository(chart: Chart, web: Web) -> tuple[bytes | None, str, str]:
     base = f"{chart.repository.rstrip('/')}/"
     index = load_yaml(web.read(f"{base}index.yaml") or b"{}", f"{base}index.yaml")
     rows = (index.get("entries") or {}).get(chart.name, [])
     row = next((row for row in rows if str(row.get("version", "")).lstrip("v") == chart.version.lstrip("v")), None)
-    data = web.read(urljoin(base, row["urls"][0])) if row else None
-    if row is None or data is None:
-        raise _missing(chart)
-    return _compared(data, str(row.get("digest", "")), row["urls"][0])
+    if row is None:
+        return None, "", ""
+    return web.read(urljoin(base, row["urls"][0])), str(row.get("digest", "")), row["urls"][0]
 
 
-def _of_registry(chart: Chart, web: Web) -> bytes:
+def _of_registry(chart: Chart, web: Web) -> tuple[bytes | None, str, str]:
     """The manifest of the tag, then the layer that is the chart."""
     base = f"{registry.address_of(chart.repository)}/{chart.name}"
     manifest = registry.read_object(web, f"{base}/manifests/{chart.version.replace('+', '_')}", registry.MANIFEST)
     layers = manifest.get("layers", ()) if manifest else ()
     digest = next((str(layer["digest"]) for layer in layers if layer.get("mediaType") == CONTENT), "")
     data = registry.read(web, f"{base}/blobs/{digest}") if digest else None
-    if data is None:
-        raise _missing(chart)
-    return _compared(data, digest, f"{chart.repository}/{chart.name}")
-
-
-def _compared(data: bytes, digest: str, where: str) -> bytes:
-    if hashlib.sha256(data).hexdigest() != digest.removeprefix("sha256:"):
-        raise GpunodeError(f"{where} is not what the index of its repository says", fix="run it again later")
-    return data
-
-
-def _missing(chart: Chart) -> GpunodeError:
-    return GpunodeError(
-        f"{chart.repository} has no {chart.name} {chart.version}", fix="look at the network and the proxy"
-    )
+    return data, digest, f"{chart.repository}/{chart.name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from gpunode.core.bundle.index import Index, deb_index, lacking, newest_as_asked, newest_of_all, rpm_index
 from gpunode.core.bundle.upstream import Upstream
@@ -34,8 +34,8 @@ class Found:
 class Indexes:
     """Each index is read once; where the key of its repository is known, its signature is compared before."""
 
-    def __init__(self, key_of: KeyOf = lambda repository: b"") -> None:
-        self._key_of = key_of
+    def __init__(self, knowledge: Knowledge, key_of: KeyOf = lambda repository: b"") -> None:
+        self._knowledge, self._key_of = knowledge, key_of
         self._read: dict[tuple[str, str, bool], Index | GpunodeError] = {}
 
     def look_up(
@@ -44,7 +44,6 @@ class Indexes:
         solution: Solution,
         plan: Plan,
         repositories: Sequence[Repository],
-        knowledge: Knowledge,
         proxy: str = "",
     ) -> Found:
         """The packages that the plan installs, in NVIDIA's repositories or their mirrors, `repositories`."""
@@ -52,8 +51,8 @@ class Indexes:
         unread: list[str] = []
         newest = ""
         by_name = {repository.name: repository for repository in repositories}
-        for name, wants in _wanted(solution, plan, knowledge).items():
-            index = self.index(by_name[name], facts, knowledge, proxy) if name in by_name else None
+        for name, wants in _wanted(solution, plan, self._knowledge).items():
+            index = self.index(by_name[name], facts, proxy) if name in by_name else None
             if isinstance(index, GpunodeError):
                 unread.append(f"{name}, whose index was not read: {index.what}")
             elif index is not None:
@@ -63,44 +62,31 @@ class Indexes:
                 newest = newest_as_asked(driver.packages, index, stream) if driver else newest
         return Found(problems=tuple(problems), unread=tuple(unread), driver=newest)
 
-    def newest(
-        self,
-        wants: Sequence[PackageWant],
-        repository: Repository,
-        facts: NodeFacts,
-        knowledge: Knowledge,
-        proxy: str = "",
-    ) -> str:
+    def newest(self, wants: Sequence[PackageWant], repository: Repository, facts: NodeFacts, proxy: str = "") -> str:
         """The newest version that the repository has of all these packages, "" where they are there as asked for."""
-        index = self.index(repository, facts, knowledge, proxy)
+        index = self.index(repository, facts, proxy)
         if isinstance(index, GpunodeError) or not any(lacking(wants, index)):
             return ""
         return newest_of_all([want.name for want in wants], index)
 
-    def index(
-        self, repository: Repository, facts: NodeFacts, knowledge: Knowledge, proxy: str = ""
-    ) -> Index | GpunodeError:
+    def index(self, repository: Repository, facts: NodeFacts, proxy: str = "") -> Index | GpunodeError:
         """The index of a repository for a node, or why it cannot be read from here."""
-        row = knowledge.distro(facts.distro.key, facts.distro.made_from)
+        row = self._knowledge.distro(facts.distro.key, facts.distro.made_from)
         deb = row is not None and row.family in ("ubuntu", "debian")
-        key = (repository.url, facts.arch, deb)
-        if key not in self._read:
+        known = (repository.url, facts.arch, deb)
+        if known not in self._read:
             try:
-                self._read[key] = read_index(
-                    repository.name, repository.url, facts.arch, deb=deb, proxy=proxy, trust=self._trust(repository)
+                key = self._key_of(repository) if can_verify() else b""
+                trusted = (repository.fingerprint,) if repository.fingerprint else fingerprints(key) if key else ()
+                upstream = Upstream(
+                    name=repository.name, url=repository.url, fingerprints=trusted, signs=repository.signs
                 )
+                self._read[known] = read_index(upstream, facts.arch, deb=deb, proxy=proxy, keys=(key,) if key else ())
             except GpunodeError as error:
-                self._read[key] = error
+                self._read[known] = error
             except Exception as error:  # whatever a foreign index makes fail, it is one that could not be read
-                self._read[key] = GpunodeError(f"its index is broken: {type(error).__name__}: {error!s:.200}")
-        return self._read[key]
-
-    def _trust(self, repository: Repository) -> Trust:
-        key = self._key_of(repository) if can_verify() else b""
-        if not key:
-            return UNSIGNED
-        trusted = (repository.fingerprint,) if repository.fingerprint else fingerprints(key)
-        return Trust(keys=(key,), fingerprints=trusted, signs=repository.signs)
+                self._read[known] = GpunodeError(f"its index is broken: {type(error).__name__}: {error!s:.200}")
+        return self._read[known]
 
 
 def can_verify() -> bool:
@@ -108,28 +94,18 @@ def can_verify() -> bool:
     return shutil.which("gpgv") is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trust:
-    """What an index is compared by: `keys` with the fingerprints that may sign it; without keys it is only read."""
+def read_index(upstream: Upstream, arch: str, *, deb: bool, proxy: str = "", keys: Sequence[bytes] = ()) -> Index:
+    """The index of a flat repository of apt, or of one of rpm; without keys no signature is compared.
 
-    keys: tuple[bytes, ...] = ()
-    fingerprints: tuple[str, ...] = ()
-    signs: str = "packages"  # what an rpm repository's key signs
-
-
-UNSIGNED = Trust()
-
-
-def read_index(name: str, url: str, arch: str, *, deb: bool, proxy: str = "", trust: Trust = UNSIGNED) -> Index:
-    """The index of a flat repository of apt, or of one of rpm.  Raises GpunodeError."""
-    web = Web(proxy, tries=TRIES, timeout=TIMEOUT)
-    upstream = Upstream(name=name, url=url, fingerprints=trust.fingerprints, signs=trust.signs)
+    Raises GpunodeError.
+    """
+    web, name, url = Web(proxy, tries=TRIES, timeout=TIMEOUT), upstream.name, upstream.url
     if deb:
-        release = apt.signed_release(upstream, trust.keys, web) if trust.keys else apt.unsigned_release(upstream, web)
+        release = apt.signed_release(upstream, keys, web) if keys else apt.unsigned_release(upstream, web)
         apt.check_time(release, upstream)
         debs, day = apt.read_lists(upstream, arch, release, web), apt.release_day(release)
         return deb_index(debs, repository=name, url=url, arch=apt.ARCHS[arch], date=day)
-    lists = rpm.read_names(upstream, web, trust.keys)
+    lists = rpm.read_rpm(upstream, keys, web, kinds=rpm.NAMES, named_by="sources", compare=bool(keys))
     return rpm_index(lists.packages, lists.modules, repository=name, url=url, arch=arch, date=lists.date)
 
 
@@ -137,19 +113,12 @@ def _wanted(solution: Solution, plan: Plan, knowledge: Knowledge) -> dict[str, l
     """Repository → what the plan installs from it; nothing of what comes from the distribution."""
     steps = [step.value.get("install", ()) for step in plan.steps if step.option == "packages"]
     installed = {(one["name"], one.get("version", "")) for install in steps for one in install}
+    of_distribution = knowledge.packages["distribution"]["names"]
     return grouped(
-        (repository, want)
-        for repository, want in _parts(solution)
-        if (want.name, want.version) in installed and not _of_distribution(want.name, knowledge)
+        (part.repository, want)
+        for part in (solution.driver, solution.fabric, solution.cuda, solution.toolkit)
+        if part and part.repository
+        for want in part.packages
+        if (want.name, want.version) in installed
+        and not any(fnmatch.fnmatchcase(want.name, pattern) for pattern in of_distribution)
     )
-
-
-def _parts(solution: Solution) -> Iterator[tuple[str, PackageWant]]:
-    for part in (solution.driver, solution.fabric, solution.cuda, solution.toolkit):
-        if part and part.repository:
-            yield from ((part.repository, want) for want in part.packages)
-
-
-def _of_distribution(name: str, knowledge: Knowledge) -> bool:
-    patterns = knowledge.packages["distribution"]["names"]
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -32,6 +32,7 @@ from gpunode.edge.bundle.store import PIECE, Web
 from gpunode.edge.bundle.unpack import list_text
 from gpunode.edge.openpgp import Signer, check_signature
 
+NAMES = ("primary", "modules")  # the lists that say what there is, without a look at files
 HEADERS = 16 << 20  # bytes at the beginning of an rpm file that hold its headers
 
 
@@ -60,22 +61,19 @@ def check_metadata(data: bytes, where: str, upstream: Upstream, keys: Sequence[b
     check_signature(data, signature, keys, upstream.fingerprints, where)
 
 
-def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
-    """The lists of an upstream.  Where its key signs the metadata, that is compared here, else each package later."""
-    return _read(upstream, keys, web, ("primary", "filelists", "modules"), "--repositories", compare=True)
-
-
-def read_names(upstream: Upstream, web: Web, keys: Sequence[bytes] = ()) -> RpmLists:
-    """The packages and modules without a look at files: to know what there is.
-
-    With `keys`, lists that the upstream's key signs are compared first.  Raises GpunodeError, RefusedError.
-    """
-    return _read(upstream, keys, web, ("primary", "modules"), "sources", compare=bool(keys))
-
-
-def _read(
-    upstream: Upstream, keys: Sequence[bytes], web: Web, kinds: Sequence[str], named_by: str, *, compare: bool
+def read_rpm(
+    upstream: Upstream,
+    keys: Sequence[bytes],
+    web: Web,
+    *,
+    kinds: Sequence[str] = (*NAMES, "filelists"),
+    named_by: str = "--repositories",
+    compare: bool = True,
 ) -> RpmLists:
+    """The lists of an upstream.  Where its key signs the metadata, that is compared here, else each package later.
+
+    Without `compare` nothing is: to know what there is.  Raises GpunodeError, RefusedError.
+    """
     base = upstream.url.rstrip("/")
     where = f"{base}/repodata/repomd.xml"
     if (data := web.read(where)) is None:

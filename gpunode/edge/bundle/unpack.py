@@ -15,8 +15,8 @@ from pathlib import PurePosixPath
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.untrusted import SIZE
+from gpunode.edge.bundle.store import PIECE
 
-PIECE = 1 << 20
 _MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
 _OPEN: Mapping[str, Callable[[BytesIO], BufferedIOBase]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 ENDINGS = (".xz", ".gz", ".zst", ".bz2", "")  # of a list, the best one first

@@ -7,7 +7,7 @@ import hashlib
 import json
 import tarfile
 import urllib.error
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
@@ -37,8 +37,8 @@ class Place(Protocol):
     def stamp(self, path: str) -> str:
         """What changes when the file does, "" where nothing tells that; raises OSError when it is not there."""
 
-    def unknown(self, known: Mapping[str, Stored]) -> list[str]:
-        """Files that the manifest does not name, where they can be listed."""
+    def files(self) -> Iterable[str]:
+        """The paths of all files, where they can be listed."""
 
 
 class Folder:
@@ -52,9 +52,8 @@ class Folder:
         found = (self.folder / path).stat()
         return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
 
-    def unknown(self, known: Mapping[str, Stored]) -> list[str]:
-        there = (str(p.relative_to(self.folder)) for p in self.folder.rglob("*") if p.is_file())
-        return sorted(path for path in there if path not in known and path not in _BUNDLE_FILES)
+    def files(self) -> Iterable[str]:
+        return (str(p.relative_to(self.folder)) for p in self.folder.rglob("*") if p.is_file())
 
 
 class Tar:
@@ -86,8 +85,8 @@ class Tar:
             raise FileNotFoundError(path)
         return ""
 
-    def unknown(self, known: Mapping[str, Stored]) -> list[str]:
-        return sorted(path for path in self._members if path not in known and path not in _BUNDLE_FILES)
+    def files(self) -> Iterable[str]:
+        return self._members
 
 
 class Address:
@@ -105,11 +104,8 @@ class Address:
             stated = [answer.headers.get(key, "") for key in ("ETag", "Last-Modified", "Content-Length")]
         return "|".join(stated) if stated[0] or stated[1] else ""
 
-    def unknown(self, _known: Mapping[str, Stored]) -> list[str]:
-        return []
-
-
-_BUNDLE_FILES = (MANIFEST, SIGNATURE, "sources.yml")
+    def files(self) -> Iterable[str]:
+        return ()
 
 
 def place_of(text: str, proxy: str = "") -> Place:
@@ -250,6 +246,12 @@ class _Memory:
 def target_files(manifest: Manifest, folder: str) -> dict[str, Stored]:
     """The files of one target's repositories."""
     return {path: stored for path, stored in manifest.files.items() if path.startswith(f"repos/{folder}/")}
+
+
+def unknown_files(place: Place, manifest: Manifest) -> list[str]:
+    """Files that the manifest does not name, where they can be listed."""
+    known = {*manifest.files, MANIFEST, SIGNATURE, "sources.yml"}
+    return sorted(path for path in place.files() if path not in known)
 
 
 def inconsistencies(manifest: Manifest) -> Iterator[str]:
