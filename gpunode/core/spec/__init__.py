@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
-from gpunode.core.grammar import IMAGE, PROXY, Grammar
+from gpunode.core.grammar import IMAGE, PROXY
 from gpunode.core.late import dataclass
 from gpunode.core.meant import meant
 from gpunode.core.numbers import whole
@@ -20,7 +20,7 @@ from gpunode.core.spec.accept import AcceptSpec, check_accept
 from gpunode.core.spec.gpu import PCI_ID, GpuSpec, check_gpu
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
 from gpunode.core.spec.module_parameters import check_parameters
-from gpunode.core.spec.option import check_text, key_in, option
+from gpunode.core.spec.option import check_grammar, check_least, check_text, key_in, option
 from gpunode.core.spec.rollout import RolloutSpec, check_rollout
 from gpunode.core.spec.runfile import RunfileSpec, check_runfiles
 from gpunode.core.spec.source import SourceSpec, check_sources
@@ -352,11 +352,6 @@ def _explained(path: str) -> str:
     return f"see: gpunode explain {path.partition('[')[0]}".rstrip()
 
 
-def _check_reboot(spec: Spec) -> None:
-    if spec.reboot_timeout < 1:
-        raise InputError.of("reboot_timeout", f"is {spec.reboot_timeout}", expected="seconds, 1 or more")
-
-
 def _rules(spec: Spec) -> Iterator[Callable[[], None]]:
     """What has to hold of and between values that fit each by itself; each raises InputError."""
     yield partial(_check_branch, spec.driver.branch)
@@ -366,15 +361,15 @@ def _rules(spec: Spec) -> Iterator[Callable[[], None]]:
     yield partial(check_parameters, spec.driver.module_parameters)
     yield partial(check_gpu, spec.gpu)
     yield partial(check_tuning, spec.tuning)
-    yield partial(_check_reboot, spec)
-    yield partial(_check_text, "proxy", spec.proxy, PROXY)
-    yield partial(_check_text, "verify.image", spec.verify.image, IMAGE)
+    yield partial(check_least, "reboot_timeout", spec.reboot_timeout, 1, "seconds, 1 or more")
+    yield partial(check_grammar, "proxy", spec.proxy, PROXY)
+    yield partial(check_grammar, "verify.image", spec.verify.image, IMAGE)
     yield partial(check_rollout, spec.rollout)
     versions = r"(\d{3}\.\d+(\.\d+)?)?", "a version such as 580.178.04"
     fix = "a number such as 580 is driver.branch" if re.fullmatch(r"\d{3}", spec.driver.version or "") else ""
     yield partial(check_text, "driver.version", spec.driver.version, *versions, fix=fix)
     yield partial(_check_cuda, spec.cuda)
-    yield partial(_check_gpus, spec.verify)
+    yield partial(check_least, "verify.expect_gpus", spec.verify.expect_gpus, 0, "a number of GPUs, or null")
     yield partial(check_toolkit, spec.toolkit, spec.fabric)
     yield partial(check_runfiles, spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions)
     yield partial(check_sources, spec.sources)
@@ -393,12 +388,6 @@ def _check_branch(branch: str) -> None:
         )
 
 
-def _check_text(key: str, value: str, grammar: Grammar) -> None:
-    if not grammar.fits(value):
-        fix = f"http://{value}" if grammar.fits(f"http://{value}") else ""
-        raise InputError.of(key, f"is {value!r}", expected=f"{grammar.what} ({grammar.source})", fix=fix)
-
-
 def _check_cuda(cuda: CudaSpec) -> None:
     expected = "newest, or MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)"
     for version in cuda.versions:
@@ -412,8 +401,3 @@ def _check_cuda(cuda: CudaSpec) -> None:
             f"is {cuda.default!r}",
             expected=f"one of cuda.versions ({', '.join(cuda.versions) or 'none'})",
         )
-
-
-def _check_gpus(verify: VerifySpec) -> None:
-    if (verify.expect_gpus or 0) < 0:
-        raise InputError.of("verify.expect_gpus", f"is {verify.expect_gpus}", expected="a number of GPUs, or null")

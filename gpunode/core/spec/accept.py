@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import IMAGE
 from gpunode.core.late import dataclass
-from gpunode.core.spec.option import check_text, option
+from gpunode.core.spec.option import check_grammar, check_text, option
 
 TOOLS = ("dcgmi", "nvbandwidth", "all_reduce_perf", "gpu-fryer", "gpu_burn", "ib_write_bw")
 
@@ -33,5 +33,4 @@ def check_accept(accept: AcceptSpec) -> None:
         check_text(f"accept.tools.{name}", path, r"/[\w./+-]+", "a path such as /opt/tests/bin/tool")
     for number, name in enumerate(accept.packages):
         check_text(f"accept.packages[{number}]", name, r"[a-zA-Z0-9][\w.+-]*(=[\w.+~:^-]+)?", "NAME or NAME=VERSION")
-    if not IMAGE.fits(accept.image):
-        raise InputError.of("accept.image", f"is {accept.image!r}", expected="the name of an image")
+    check_grammar("accept.image", accept.image, IMAGE)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, fields, replace
-from gpunode.core.spec.option import check_text, option
+from gpunode.core.spec.option import check_least, check_text, option
 
 PCI_ID = r"10de:[0-9a-f]{4}"
 OTHERS = "*"  # all models that `models` does not name
@@ -82,10 +82,7 @@ def check_gpu(gpu: GpuSpec) -> None:
 
 
 def _check_settings(settings: GpuSettings, key: str) -> None:
-    if settings.power_limit is not None and settings.power_limit < 0:
-        raise InputError.of(
-            f"{key}.power_limit", f"is {settings.power_limit}", expected="watts, 0 (the driver's own), or null"
-        )
+    check_least(f"{key}.power_limit", settings.power_limit, 0, "watts, 0 (the driver's own), or null")
     clocks = r"([1-9]\d{1,4}(,[1-9]\d{1,4})?|free)?"
     check_text(f"{key}.clocks", settings.clocks, clocks, "MHz: '1410' or '210,1410'; or free")
     if settings.clock_range and settings.clock_range[0] > settings.clock_range[1]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import Grammar
 
 
 def option(default: Any, doc: str) -> Any:
@@ -28,3 +30,23 @@ def check_text(
     if value is not None and not re.fullmatch(pattern, value):
         see = f"see: gpunode explain {key.partition('[')[0]}"
         raise InputError.of(key, f"{verb} {value!r}", expected=expected, fix=fix or see)
+
+
+def check_grammar(key: str, value: str, grammar: Grammar) -> None:
+    """Raises InputError where the value does not fit the grammar."""
+    if not grammar.fits(value):
+        fix = f"http://{value}" if grammar.fits(f"http://{value}") else ""
+        raise InputError.of(key, f"is {value!r}", expected=f"{grammar.what} ({grammar.source})", fix=fix)
+
+
+def check_least(key: str, value: int | None, least: int, expected: str) -> None:
+    """Raises InputError for a number below the least one; None is no value."""
+    if value is not None and value < least:
+        raise InputError.of(key, f"is {value}", expected=expected)
+
+
+def check_places(key: str, text: str, places: Iterable[str]) -> None:
+    """Raises InputError where braces stand around something else than a placeholder."""
+    known = [f"{{{place}}}" for place in places]
+    if set("{}") & set(re.sub("|".join(map(re.escape, known)), "", text)):
+        raise InputError.of(key, f"is {text!r}", expected=f"no braces but {', '.join(known)}")

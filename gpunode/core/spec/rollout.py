@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass
-from gpunode.core.spec.option import check_text, option
+from gpunode.core.spec.option import check_least, check_text, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,7 @@ def check_rollout(rollout: RolloutSpec) -> None:
         raise InputError.of("rollout.waves", f"are {waves}", expected="100% as the last wave", fix=fix)
     if min(rollout.drain.timeout, rollout.drain.ready_timeout) < 1:
         raise InputError.of("rollout.drain", "has a timeout below 1", expected="seconds")
-    if rollout.soak < 0:
-        raise InputError.of("rollout.soak", f"is {rollout.soak}", expected="0 or more seconds")
+    check_least("rollout.soak", rollout.soak, 0, "0 or more seconds")
     for kind in ("%", ""):
         sizes = [int(w.rstrip("%")) for w in rollout.waves if w.endswith("%") == bool(kind)]
         if sizes != sorted(set(sizes)):

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from gpunode.core.errors import InputError
 from gpunode.core.grammar import URL
 from gpunode.core.late import dataclass
-from gpunode.core.spec.option import check_text, option
-
-_PLACES = ("{version}", "{arch}")
+from gpunode.core.spec.option import check_places, check_text, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +38,5 @@ def _check(runfile: RunfileSpec, key: str) -> None:
     if not URL.fits(runfile.url):
         raise InputError.of(f"{key}.url", f"is {runfile.url!r}", expected="a URL that begins with http:// or https://")
     for name in ("url", "path"):
-        left = getattr(runfile, name)
-        for place in _PLACES:
-            left = left.replace(place, "")
-        if set("{}") & set(left):
-            raise InputError.of(
-                f"{key}.{name}",
-                f"is {getattr(runfile, name)!r}",
-                expected=f"no braces but {' and '.join(_PLACES)}",
-            )
+        check_places(f"{key}.{name}", getattr(runfile, name), ("version", "arch"))
     check_text(f"{key}.sha256", runfile.sha256, r"([0-9A-Fa-f]{64})?", "64 hex digits")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass
-from gpunode.core.spec.option import check_text, option
+from gpunode.core.spec.option import check_places, check_text, option
 
 # The repository of all that a node needs beside NVIDIA's: where it is named, the node's own ones are not asked.
 DISTRIBUTION = "distribution"
@@ -34,13 +34,7 @@ def check_sources(sources: Mapping[str, SourceSpec]) -> None:
     """Raises InputError for fingerprints and addresses that cannot be."""
     for name, source in sources.items():
         check_text(f"sources.{name}.fingerprint", source.fingerprint, r"( *[0-9A-Fa-f]){40} *|", "40 hex digits")
-        for word in (part.partition("}")[0] for part in source.url.split("{")[1:]):
-            if word not in PLACEHOLDERS:
-                raise InputError.of(
-                    f"sources.{name}.url",
-                    f"has {{{word}}}",
-                    expected=f"of words in braces only {', '.join(f'{{{known}}}' for known in PLACEHOLDERS)}",
-                )
+        check_places(f"sources.{name}.url", source.url, PLACEHOLDERS)
     own = sources.get(DISTRIBUTION)
     if own and not (own.url and own.key and own.fingerprint):
         raise InputError.of(
