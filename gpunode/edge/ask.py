@@ -51,18 +51,16 @@ class Talk:
     def request(self) -> Request | None:
         """The next question; None where there is none: the plan stands."""
         self._names = names_to_ask(request_of(self.planned.facts, self.planned.spec), self.knowledge)
-        self._asked = self._transaction(self.planned) or self._of_a_refusal()
+        self._asked = self._transaction(self.planned)
+        if self._asked is None and self.planned.plan.problems and self._names and not self._rounds:
+            # a plan is refused by what is known of the archive from elsewhere: what does it have?
+            self._asked = Transaction(value={"install": []})
         if self._asked is None:
             return None
         self._rounds += 1
         opened = self.planned.secrets.open_data
         asked = replace(self._asked, value=opened(self._asked.value), coming=opened(self._asked.coming))
         return question(asked, self._names)
-
-    def _of_a_refusal(self) -> Transaction | None:
-        """The question what the archive has, where a plan is refused by what is known of it from elsewhere."""
-        refused_unasked = self.planned.plan.problems and self._names and not self._rounds
-        return Transaction(value={"install": []}) if refused_unasked else None
 
     def _transaction(self, planned: Planned) -> Transaction | None:
         fetch = not self._unread and planned.facts.package_manager in FETCHES

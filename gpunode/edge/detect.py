@@ -101,6 +101,9 @@ def probe(
     hosts: Sequence[Detected], targets: Targets, *, on_done: Callable[[Detected], None] = lambda host: None
 ) -> list[Detected]:
     """Probe hosts that are known already (find_hosts, or an earlier answer), as `detect` does."""
+    from gpunode.core.remote import program
+    from gpunode.node import script
+
     found = {host.host: replace(host, error=None) for host in hosts}
 
     def done(ran: Ran) -> None:
@@ -111,8 +114,8 @@ def probe(
         on_done(found[host.host])
 
     LOG.info("probing %d hosts, %d at a time", len(hosts), targets.forks)
-    program = _probe_program(targets.settle)
-    run_many([(host.target, program) for host in hosts if host.target], reach=targets.reach(), on_done=done)
+    text = f"GPUNODE_SETTLE={targets.settle:d}\n{program(script('probe.sh'), None)}"
+    run_many([(host.target, text) for host in hosts if host.target], reach=targets.reach(), on_done=done)
     return [found[host.host] for host in hosts]
 
 
@@ -194,13 +197,6 @@ def save_probes(folder: Path, hosts: Sequence[Detected], *, redacted: bool = Fal
 
 
 # ---------------------------------------------------------------- one host
-
-
-def _probe_program(settle: int) -> str:
-    from gpunode.core.remote import program
-    from gpunode.node import script
-
-    return f"GPUNODE_SETTLE={settle:d}\n{program(script('probe.sh'), None)}"
 
 
 def _become(target: Target, targets: Targets) -> Target:

@@ -70,6 +70,7 @@ def read_rdma(probe: Probe) -> tuple[RdmaPort, ...]:
 def read_tuning(probe: Probe) -> Tuning:
     """Governors, options of the running kernel, and whether the DRA driver has IMEX."""
     options = (text.partition(" ") for text in probe.values("tuning", "option"))
+    needs = probe.value("tuning", "peermem")
     return Tuning(
         governors=tuple(probe.values("tuning", "governor")),
         kernel_options={name: value for name, _, value in options},
@@ -78,12 +79,8 @@ def read_tuning(probe: Probe) -> Tuning:
         loader=probe.value("tuning", "loader"),
         ofed=probe.value("tuning", "ofed").rstrip(":"),
         peer_memory=probe.value("tuning", "peer_memory"),
-        peermem=_peermem(probe.value("tuning", "peermem")),
+        # the modules that nvidia-peermem needs (`-`: it is not there): one of the RDMA stack, or it is a stub
+        peermem={"": "", "-": "absent"}.get(needs, "built" if "ib_" in needs else "stub"),
         gdrdrv=bool(probe.values("tuning", "gdrdrv")),
         imex_dra="dra" in probe.values("tuning", "imex"),
     )
-
-
-def _peermem(needs: str) -> str:
-    """The modules that nvidia-peermem needs (`-`: it is not there): one of the RDMA stack, or it is a stub."""
-    return {"": "", "-": "absent"}.get(needs, "built" if "ib_" in needs else "stub")

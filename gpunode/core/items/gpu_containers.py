@@ -15,7 +15,7 @@ from gpunode.core.items.activation import UNITS
 from gpunode.core.items.item import HostCase, Item, ItemKey, StateKind
 from gpunode.core.items.kubelet import driver_in_force
 from gpunode.core.late import dataclass, replace
-from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, Step
+from gpunode.core.model import Check, GpuContainer, NodeFacts, Plan, Reason, Step
 
 LINKS_RULE = "/etc/udev/rules.d/72-gpunode-nvidia-dev-char.rules"
 LINKED = "all in /dev/char"
@@ -64,7 +64,8 @@ def needs_links(facts: NodeFacts, request: RuntimeRequest) -> bool:
 def links_found(facts: NodeFacts) -> str:
     """LINKED, or which links are missing.  A node without device files has none to link."""
     missing = [node for node in facts.device_nodes if not node.linked]
-    return f"missing: {_links(missing)}" if missing else LINKED
+    links = ", ".join(f"/dev/char/{node.number} ({node.path})" for node in missing)
+    return f"missing: {links}" if missing else LINKED
 
 
 def describe_gpu_containers(plan: Plan, facts: NodeFacts) -> Plan:
@@ -182,7 +183,3 @@ def _names(containers: Iterable[GpuContainer]) -> str:
 
 def _devices(containers: Iterable[GpuContainer]) -> str:
     return ", ".join(dict.fromkeys(d for c in containers for d in c.devices))
-
-
-def _links(nodes: Iterable[DeviceNode]) -> str:
-    return ", ".join(f"/dev/char/{node.number} ({node.path})" for node in nodes)

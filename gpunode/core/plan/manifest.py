@@ -41,7 +41,10 @@ def make_manifest(
         "gpunode": gpunode,
         "limit": limit,
         "lock": lock,
-        "hosts": {plan.host: _steps_data(plan) for plan in plans},
+        "hosts": {
+            plan.host: [{"id": id, "title": title, "hash": value} for id, (title, value) in steps_of(plan).items()]
+            for plan in plans
+        },
         "errors": list(errors),
         "connections": {host: dict(values) for host, values in connections.items()},
         "files": {name: hash_of(text) for name, text in files.items()},
@@ -55,10 +58,6 @@ def hash_of(text: str) -> str:
 def steps_of(plan: Plan) -> Steps:
     """The steps as far as they are done: the words and diffs beside them are for readers."""
     return {s.id: (s.title, hash_of(json.dumps(s.value, sort_keys=True, default=str))) for s in plan.steps}
-
-
-def recorded_steps(manifest: Mapping[str, Any], host: str) -> Steps:
-    return {step["id"]: (step["title"], step["hash"]) for step in manifest["hosts"][host]}
 
 
 def changed_files(manifest: Mapping[str, Any], texts: Mapping[str, str]) -> list[str]:
@@ -101,7 +100,9 @@ def _shown(value: Any) -> str:
 
 def changed_steps(manifest: Mapping[str, Any], plans: Iterable[Plan]) -> list[str]:
     """Which steps are others than those of the plan, each difference once with the hosts that it is on."""
-    found = ((_differences(recorded_steps(manifest, plan.host), steps_of(plan)), plan.host) for plan in plans)
+    hosts = manifest["hosts"]
+    recorded = {h: {step["id"]: (step["title"], step["hash"]) for step in steps} for h, steps in hosts.items()}
+    found = ((_differences(recorded[plan.host], steps_of(plan)), plan.host) for plan in plans)
     alike = grouped((text, host) for texts, host in found for text in texts)
     return [f"{names(hosts)}: {text}" for text, hosts in alike.items()]
 
@@ -117,7 +118,3 @@ def _differences(old: Steps, new: Steps) -> Iterator[str]:
             yield f"step changed: {title} ({id})"
     if list(old) != list(new) and old.keys() == new.keys():
         yield "the steps have another order"
-
-
-def _steps_data(plan: Plan) -> list[dict[str, str]]:
-    return [{"id": id, "title": title, "hash": value} for id, (title, value) in steps_of(plan).items()]

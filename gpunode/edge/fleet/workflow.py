@@ -76,7 +76,9 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], targets: Targets, desire
 
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     plans = [h.planned.plan for h in hosts if h.planned]
-    sources = _from(folder, inventory_sources(targets))
+    # as paths from the folder, as Ansible reads ansible.cfg: both can be moved or cloned together
+    known = inventory_sources(targets)
+    sources = [one if one.endswith(",") else os.path.relpath(one, folder.resolve()) for one in known]
     connection = None if sources else {h.host: connection_vars(h.detected) for h in hosts}
     data = {
         "format": PLAN_FORMAT,
@@ -103,11 +105,6 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], targets: Targets, desire
 
 def _json(data: Any) -> str:
     return json_text(data, indent=2, default=str) + "\n"
-
-
-def _from(folder: Path, sources: Sequence[str]) -> list[str]:
-    """Inventories as paths from the folder, as Ansible reads ansible.cfg: both can be moved or cloned together."""
-    return [source if source.endswith(",") else os.path.relpath(source, folder.resolve()) for source in sources]
 
 
 _PATHS = regex(r"(?<![\w~./-])(/[^\s'\"]+)")  # in arguments of ssh, too: -i /a/key, -o IdentityFile=/a/key
@@ -215,23 +212,15 @@ def expected_gpus(hosts: Sequence[HostPlan]) -> dict[str, Expected]:
     """The GPUs that each planned host should have, by its spec and by the journal of this controller."""
     planned = {host.host: host.planned for host in hosts if host.planned}
     try:
-        known = _before(list(planned))
-        unknown = ""
+        known, unknown = last_good(list(planned)), ""
     except GpunodeError as error:  # what is there now can be checked all the same
         known, unknown = {}, error.what
     expected = {}
     for name, plan in planned.items():
-        run, before = known.get(name, ("", {}))
+        run, state = known.get(name, ("", {}))  # the last that ended well there
+        before = {str(gpu.get("slot")): str(gpu.get("id")) for gpu in state.get("gpus") or ()}
         expected[name] = Expected(spec=plan.spec.verify, run=run, before=before, unknown=unknown)
     return expected
-
-
-def _before(hosts: Sequence[str]) -> dict[str, tuple[str, dict[str, str]]]:
-    """Host → the last run that ended well there, and its GPUs: PCI slot → PCI id."""
-    return {
-        host: (run, {str(gpu.get("slot")): str(gpu.get("id")) for gpu in state.get("gpus") or ()})
-        for host, (run, state) in last_good(hosts).items()
-    }
 
 
 def plan_one(host: Detected, desired: DesiredState) -> HostPlan:
