@@ -354,6 +354,11 @@ def _sourced(row: Table, file: Table) -> dict[str, Any]:
     return kept | {"source": source_of(row, file)}
 
 
+def source_names(source: str) -> list[str]:
+    """The short names of what is cited, without the details that may follow one."""
+    return [part.strip().partition(" ")[0] for part in source.split(";")]
+
+
 def source_of(row: Table, file: Table) -> str:
     """The row's source, its short names spelled out by the file's [sources]."""
     # a short name may be followed by a detail: `ubuntu (nvidia-driver-590)`
@@ -363,7 +368,7 @@ def source_of(row: Table, file: Table) -> str:
 
 def source_date_of(row: Table, file: Table) -> str:
     """The day of the newest source of the row, YYYY-MM-DD; "" where none has one, and the row is unverified."""
-    names = (part.strip().partition(" ")[0] for part in str(row["source"]).split(";"))
+    names = source_names(str(row["source"]))
     return str(max((row.get("source_date", ""), *(file["dates"].get(name, "") for name in names))))
 
 
@@ -422,7 +427,7 @@ def _read(row: Table, file: Table) -> tuple[str, str]:
     """The days on which NVIDIA's repository, and what the distribution itself has, were read last; "" for never."""
     about = file.get("about", {})
     own, other = set(about.get("own", ())), set(about.get("other", ()))
-    names = [part.strip().partition(" ")[0] for part in str(row["source"]).split(";")]
+    names = source_names(str(row["source"]))
     theirs = [file["dates"].get(name, "") for name in names if name not in own | other]
     if {"repository", "source_date"} <= {*names, *row}:
         theirs = [row["source_date"]]  # its index was read

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from gpunode.core.knowledge import Table
 from gpunode.core.knowledge.support import Support
 from gpunode.core.late import dataclass
-
-Table = Mapping[str, Any]
 
 
 @dataclass(frozen=True, order=True)
@@ -98,7 +96,10 @@ def parse_kube_knowledge(table: Table, support: Mapping[str, Support]) -> KubeKn
         images={row["component"]: row["image"] for row in table["images"]},
         tags={row["component"]: row["tags"] for row in table["images"] if "tags" in row},
         charts={row["name"]: _chart(row) for row in table["charts"]},
-        handovers={row["name"]: _handover(row) for row in table["handover"]},
+        handovers={
+            row["name"]: Handover(chart=row["chart"], values=tuple(HandoverValue(**value) for value in row["values"]))
+            for row in table["handover"]
+        },
         memory_shares=_memory_shares(table["memory_shares"]),
         labels=frozenset(table["labels"]["known"].split()),
     )
@@ -117,23 +118,10 @@ def _api(row: Table) -> ApiVersion:
 
 
 def _memory_shares(row: Table) -> MemoryShares:
-    return MemoryShares(
-        gate=row["gate"],
-        since=server_of(row["since"]),
-        on=server_of(row["on"]),
-        driver=row["driver"],
-        driver_gate=row["driver_gate"],
-    )
+    stated = {key: row[key] for key in ("gate", "driver", "driver_gate")}
+    return MemoryShares(**stated, since=server_of(row["since"]), on=server_of(row["on"]))
 
 
 def _chart(row: Table) -> Chart:
-    return Chart(
-        name=row["name"],
-        repository=row["repository"],
-        version=row["version"],
-        kube=server_of(row["kube"]),
-    )
-
-
-def _handover(row: Table) -> Handover:
-    return Handover(chart=row["chart"], values=tuple(HandoverValue(**value) for value in row["values"]))
+    stated = {key: row[key] for key in ("name", "repository", "version")}
+    return Chart(**stated, kube=server_of(row["kube"]))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpunode.core.knowledge import Knowledge, source_date_of, source_of
+from gpunode.core.knowledge import Knowledge, Table, source_date_of, source_names, source_of
 from gpunode.core.late import dataclass
 from gpunode.core.numbers import version_tuple
-
-Table = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +128,7 @@ def _not_covered(
 
 def _unverified(source: str, file: Table) -> bool:
     """Whether all that is cited is in the file's list and none of it was read."""
-    names = [part.strip().partition(" ")[0] for part in source.split(";")]
-    return all(name in file["sources"] and name not in file["dates"] for name in names)
+    return all(name in file["sources"] and name not in file["dates"] for name in source_names(source))
 
 
 def find(wanted: str, found: Iterator[KnowledgeRow]) -> list[KnowledgeRow]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from gpunode.core.errors import InputError
-from gpunode.core.knowledge import source_of
+from gpunode.core.knowledge import Table, source_of
 from gpunode.core.knowledge.support import Support
 from gpunode.core.late import dataclass
-
-Table = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
