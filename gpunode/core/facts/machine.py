@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from gpunode.core.facts.text import Probe
 from gpunode.core.late import regex
 from gpunode.core.model import Distro, FirstBoot, InstalledPackage, Kernel, PciDevice
-from gpunode.core.model.node import CONTAINERS
+from gpunode.core.model.node import CONTAINERS, DEB_ARCHS
 
-_NATIVE = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _INDEPENDENT = ("all", "noarch", "any", "")
 # dnf4: "nvidia-driver-3:550.54.14-1.el9.*"; dnf5: 'name = "nvidia-driver"'; zypper: "solvable_name: nvidia*"
 _LOCK_LINE = regex(
@@ -28,7 +27,7 @@ def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, InstalledPack
     """
     locks = _locks(probe)
     manager = probe.value("packages", "manager")
-    native = _NATIVE.get(arch, (arch,))
+    native = (arch, DEB_ARCHS.get(arch), *_INDEPENDENT)
     packages: dict[str, InstalledPackage] = {}
     broken = []
     for line in probe.lines("packages"):
@@ -42,7 +41,7 @@ def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, InstalledPack
             broken.append(name)
         if state[1] in "nc":
             continue
-        known = not arch or package_arch in native or package_arch in _INDEPENDENT
+        known = not arch or package_arch in native
         package = InstalledPackage(
             name=name, version=version, held=state[0] == "h" or _locked(name, locks), arch=package_arch
         )

@@ -12,6 +12,7 @@ from gpunode.core.items.file import File, KeyFile, render
 from gpunode.core.items.item import Found, Item, Question
 from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, Reason, Repository
+from gpunode.core.model.node import DEB_ARCHS
 from gpunode.core.openpgp import fingerprints, without
 from gpunode.core.secrets import is_recorded
 from gpunode.core.spec.source import DISTRIBUTION
@@ -117,7 +118,7 @@ def _files(role: str, repository: Repository, facts: NodeFacts, templates: Mappi
     text = render(
         templates[layout(facts).template],
         repository=repository,
-        architecture={"x86_64": "amd64", "aarch64": "arm64"}.get(facts.arch, facts.arch),
+        architecture=DEB_ARCHS.get(facts.arch, facts.arch),
         key=key_path(repository, facts),
         manager=facts.package_manager,
     )

@@ -60,6 +60,7 @@ def volatile_fields(of: type[NodeFacts | DriverState]) -> frozenset[str]:
     return frozenset(one.name for one in fields(of) if one.metadata == VOLATILE)
 
 
+DEB_ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}  # what Debian calls an architecture of uname -m
 # systemd-detect-virt's words for containers
 CONTAINERS = ("docker", "podman", "lxc", "lxc-libvirt", "systemd-nspawn", "rkt", "openvz", "container-other", "oci")
 

@@ -12,11 +12,10 @@ from email.utils import format_datetime, parsedate_to_datetime
 from gpunode.core.bundle.deb import Deb, packages_text, parse_packages, release_hashes
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.model.node import DEB_ARCHS
 from gpunode.edge.bundle.store import Web
 from gpunode.edge.bundle.unpack import ENDINGS, list_text
 from gpunode.edge.openpgp import Signer, check_signature, signed_text
-
-ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def read_apt(upstream: Upstream, arch: str, keys: Sequence[bytes], web: Web, *, expired: bool = False) -> Iterator[Deb]:
@@ -54,7 +53,7 @@ def read_lists(upstream: Upstream, arch: str, release: str, web: Web) -> Iterato
     hashes = release_hashes(release)
     by_hash = re.search(r"^Acquire-By-Hash:\s*yes\s*$", release, re.M) is not None
     folder = upstream.release_folder
-    names = [""] if upstream.flat else [f"{c}/binary-{ARCHS[arch]}/" for c in upstream.components]
+    names = [""] if upstream.flat else [f"{c}/binary-{DEB_ARCHS[arch]}/" for c in upstream.components]
     for place in names:
         yield from parse_packages(
             _index(folder, place, hashes, web, by_hash=by_hash),
@@ -120,7 +119,7 @@ def apt_repository(debs: Sequence[Deb], *, arch: str, label: str, signer: Signer
     """The index files of a flat repository of these packages, signed; its packages lie beside them."""
     packages = packages_text(debs).encode()
     indexes = {"Packages": packages, "Packages.gz": gzip.compress(packages, mtime=0)}
-    return release_files(indexes, {"Origin": "gpunode", "Label": label, "Architectures": ARCHS[arch]}, signer)
+    return release_files(indexes, {"Origin": "gpunode", "Label": label, "Architectures": DEB_ARCHS[arch]}, signer)
 
 
 def release_files(indexes: Mapping[str, bytes], fields: Mapping[str, str], signer: Signer) -> dict[str, bytes]:

@@ -11,7 +11,8 @@ from gpunode.core.bundle.target import MANAGERS, BundleTarget, Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import RefusedError
 from gpunode.core.late import dataclass
-from gpunode.edge.bundle.apt import ARCHS, read_apt
+from gpunode.core.model.node import DEB_ARCHS
+from gpunode.edge.bundle.apt import read_apt
 from gpunode.edge.bundle.resolve import chosen
 from gpunode.edge.bundle.rpm import read_rpm, rpm_closure
 from gpunode.edge.bundle.store import Web
@@ -44,7 +45,7 @@ def choose(
     try:
         if MANAGERS[family] == "apt":
             debs = [d for s in sources for d in read_apt(s.upstream, target.arch, s.keys, web, expired=expired)]
-            known = ((DebUniverse(debs, arch=ARCHS[target.arch], patterns=want.patterns), want) for want in wants)
+            known = ((DebUniverse(debs, arch=DEB_ARCHS[target.arch], patterns=want.patterns), want) for want in wants)
             packages = [deb for universe, want in known for deb in _closure(universe, want, base)]
         else:
             lists = [read_rpm(source.upstream, source.keys, web) for source in sources]

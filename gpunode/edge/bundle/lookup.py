@@ -14,6 +14,7 @@ from gpunode.core.grouped import grouped
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import dataclass
 from gpunode.core.model import NodeFacts, PackageWant, Plan, Problem, Repository, Solution
+from gpunode.core.model.node import DEB_ARCHS
 from gpunode.core.openpgp import fingerprints
 from gpunode.edge.bundle import apt, rpm
 from gpunode.edge.bundle.store import Web
@@ -104,7 +105,7 @@ def read_index(upstream: Upstream, arch: str, *, deb: bool, proxy: str = "", key
         release = apt.signed_release(upstream, keys, web) if keys else apt.unsigned_release(upstream, web)
         apt.check_time(release, upstream)
         debs, day = apt.read_lists(upstream, arch, release, web), apt.release_day(release)
-        return deb_index(debs, repository=name, url=url, arch=apt.ARCHS[arch], date=day)
+        return deb_index(debs, repository=name, url=url, arch=DEB_ARCHS[arch], date=day)
     lists = rpm.read_rpm(upstream, keys, web, kinds=rpm.NAMES, named_by="sources", compare=bool(keys))
     return rpm_index(lists.packages, lists.modules, repository=name, url=url, arch=arch, date=lists.date)
 
