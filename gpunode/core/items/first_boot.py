@@ -49,11 +49,6 @@ def first_boot_program(value: Mapping[str, Any], scripts: Mapping[str, str]) -> 
     return (_HEAD + program(scripts["firstboot.sh"], parts)).encode()
 
 
-def program_hash(value: Mapping[str, Any], scripts: Mapping[str, str]) -> str:
-    """sha256 (hex) of the program, as the probe has it of the one on the node."""
-    return hashlib.sha256(first_boot_program(value, scripts)).hexdigest()
-
-
 @dataclass(frozen=True, kw_only=True)
 class FirstBootProgram(Program):
     """What the first boot runs: once it has done its work, what it was is as good as what it would be today."""
@@ -97,7 +92,8 @@ def without_loading(items: Mapping[ItemKey, Item], driver: DriverChoice, questio
     # no registry is needed at boot
     value["smoke"] = {**smoke.smoke_request(case.facts, case.spec, case.solution), "gpus": "found", "image": ""}
     yield File(role="driver", path=UNIT_PATH, text=question.templates["firstboot.service.j2"])
-    yield FirstBootProgram(value=value, sha256=program_hash(value, question.templates))
+    text = first_boot_program(value, question.templates)
+    yield FirstBootProgram(value=value, sha256=hashlib.sha256(text).hexdigest())  # as the probe has it of that there
     for unit in driver.services:
         yield Enabled(role="driver", unit=unit)
     yield Armed()

@@ -350,7 +350,8 @@ def mig_value(facts: NodeFacts, spec: Spec, choice: SharingChoice, texts: Mappin
 
 def config_text(layouts: tuple[MigLayout, ...]) -> str:
     """The layouts as mig-parted's file, GPUs that are cut alike together."""
-    alike = grouped((tuple(_counts(layout).items()), index) for index, layout in enumerate(layouts))
+    requests = (Counter(instance.profile for instance in layout.instances) for layout in layouts)
+    alike = grouped((tuple(request.items()), index) for index, request in enumerate(requests))
     groups = [Group(layout=dict(request) or None, devices=tuple(indices)) for request, indices in alike.items()]
     return _HEAD + yaml.safe_dump(mig_parted({CONFIG_NAME: groups}), sort_keys=False)
 
@@ -375,10 +376,6 @@ def _mps(choice: SharingChoice, texts: Mapping[str, str]) -> Iterator[Item]:
     if choice.mps:
         yield ServiceItem(role="sharing", option="mps", within=MPS_SETTINGS, unit=MPS_UNIT)
         yield Threads(replicas=choice.mps)
-
-
-def _counts(layout: MigLayout) -> dict[str, int]:
-    return dict(Counter(instance.profile for instance in layout.instances))
 
 
 def layout_words(profiles: Sequence[str]) -> str:
