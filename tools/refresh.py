@@ -25,7 +25,8 @@ import click
 from gpunode.core.diff import unified
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.knowledge import Knowledge
-from gpunode.edge.load import knowledge_text, load_knowledge, load_kube_knowledge
+from gpunode.edge.load import load_knowledge, load_kube_knowledge
+from gpunode.edge.tables import knowledge_text
 from gpunode.lab.packages_ubuntu import CODENAMES, read_index
 from tools.pciids import PciGpu, add_gpus, compare, parse_pci_ids, parse_supported_gpus, version_of
 from tools.published import update_cuda, update_debian, update_drivers, update_kubernetes, update_own, update_repos

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from gpunode.core.doctor import Diagnosis, Faults, diagnose, scan
 from gpunode.core.doctor.checks import parse_checks
 from gpunode.core.doctor.codes import parse_reports
 from gpunode.core.doctor.parts import Parts, Piece
 from gpunode.core.doctor.read import diagnose_logs, explained
-from gpunode.core.doctor.table import LAYERS, Codes, Fault, parse_codes, parse_faults, parse_messages
+from gpunode.core.doctor.table import LAYERS, Codes, parse_codes, parse_faults, parse_messages
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.late import dataclass, regex
+from gpunode.edge.tables import read, table
 
 if TYPE_CHECKING:
     from gpunode.core.model import Check, NodeFacts
@@ -54,38 +54,22 @@ def smoke_checks(stdout: str, rc: int) -> tuple[Check, ...]:
 @cache
 def load_faults() -> Faults:
     """The messages of knowledge/faults/messages/, read once a process; what they mean is read when one was found."""
-    folder = _knowledge() / "faults" / "messages"
-    read = {file.name.removesuffix(".toml"): _table(file) for file in sorted(folder.iterdir(), key=lambda f: f.name)}
-    folder = _knowledge() / "faults"
+    folder = files("gpunode") / "knowledge" / "faults" / "messages"
+    names = [name.removesuffix(".toml") for name in sorted(file.name for file in folder.iterdir())]
     return Faults(
-        parse_messages(read),
-        _read_faults,
+        parse_messages({name: table(f"faults/messages/{name}") for name in names}),
+        lambda: parse_faults({layer: table(f"faults/{layer}") for layer in LAYERS}, table("faults/actions")),
         load_codes,
-        lambda: parse_checks(_table(folder / "checks.toml")),
-        Parts(_table(folder / "parts.toml")),
-        parse_reports(_table(folder / "codes.toml")),
+        lambda: read(parse_checks, "faults/checks"),
+        read(Parts, "faults/parts"),
+        read(parse_reports, "faults/codes"),
     )
-
-
-def _read_faults() -> dict[str, Fault]:
-    folder = _knowledge() / "faults"
-    return parse_faults({layer: _table(folder / f"{layer}.toml") for layer in LAYERS}, _table(folder / "actions.toml"))
 
 
 @cache
 def load_codes() -> Codes:
     """knowledge/xids.toml and sxids.toml; read once a process."""
-    return parse_codes(_table(_knowledge() / "xids.toml"), _table(_knowledge() / "sxids.toml"))
-
-
-def _knowledge() -> Traversable:
-    return files("gpunode") / "knowledge"
-
-
-def _table(file: Traversable) -> dict[str, Any]:
-    import tomli
-
-    return tomli.loads(file.read_text(encoding="utf-8"))
+    return read(parse_codes, "xids", "sxids")
 
 
 def examine_logs(paths: tuple[Path, ...]) -> Examined:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
@@ -21,6 +20,7 @@ from gpunode.core.openpgp import fingerprints
 from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.spec.source import SourceSpec
 from gpunode.core.untrusted import check_aliases
+from gpunode.edge.tables import read, table
 
 if TYPE_CHECKING:
     import ssl
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from gpunode.core.knowledge.support import Support
     from gpunode.core.sharing.mig import Product
 
-T = TypeVar("T")
 MAX_KEY = MAX_SPEC = 1 << 20  # bytes
 KEY_TIMEOUT = 20  # seconds
 _SOLVED = ("gpus", "drivers", "cuda", "repos", "xids")  # the files that solve() needs
@@ -56,7 +55,7 @@ _LOOKALIKES = dict(zip("：，｛｝［］＃“”„‘’–—\u00a0\u3000",
 @cache
 def load_knowledge() -> Knowledge:
     """All of knowledge/*.toml that solve() needs; read once a process."""
-    return _read(lambda *tables: parse_knowledge(**dict(zip(_SOLVED, tables, strict=True))), *_SOLVED)
+    return read(lambda *tables: parse_knowledge(**dict(zip(_SOLVED, tables, strict=True))), *_SOLVED)
 
 
 @cache
@@ -64,7 +63,7 @@ def load_kube_knowledge() -> KubeKnowledge:
     """knowledge/kubernetes.toml and the Xids; read once a process."""
     from gpunode.core.knowledge.kubernetes import parse_kube_knowledge
 
-    return _read(lambda table: parse_kube_knowledge(table, load_support()), "kubernetes")
+    return read(lambda table: parse_kube_knowledge(table, load_support()), "kubernetes")
 
 
 @cache
@@ -72,7 +71,7 @@ def load_scheduler_rules() -> SchedulerRules:
     """knowledge/scheduler.toml and kube_schemas.toml; read once a process."""
     from gpunode.core.knowledge.scheduler import parse_rules
 
-    return _read(lambda rules, schemas: parse_rules(rules, schemas, load_support()), "scheduler", "kube_schemas")
+    return read(lambda rules, schemas: parse_rules(rules, schemas, load_support()), "scheduler", "kube_schemas")
 
 
 @cache
@@ -80,7 +79,7 @@ def load_mig() -> tuple[Product, ...]:
     """The products of knowledge/mig.toml; read once a process."""
     from gpunode.core.sharing.mig import parse_mig
 
-    return _read(parse_mig, "mig")
+    return read(parse_mig, "mig")
 
 
 @cache
@@ -88,7 +87,7 @@ def load_questions() -> Questions:
     """knowledge/questions.toml; read once a process."""
     from gpunode.core.knowledge.questions import parse_questions
 
-    return _read(parse_questions, "questions")
+    return read(parse_questions, "questions")
 
 
 @cache
@@ -96,7 +95,7 @@ def load_support() -> Mapping[str, Support]:
     """knowledge/support.toml; read once a process."""
     from gpunode.core.knowledge.support import parse_support
 
-    return _read(parse_support, "support")
+    return read(parse_support, "support")
 
 
 @cache
@@ -104,7 +103,7 @@ def load_floors() -> tuple[Floor, ...]:
     """The rows of knowledge/floors.toml; read once a process."""
     from gpunode.core.accept.floors import parse_floors
 
-    return _read(parse_floors, "floors")
+    return read(parse_floors, "floors")
 
 
 @cache
@@ -112,45 +111,12 @@ def load_tuning() -> tuple[TuningSetting, ...]:
     """The rows of knowledge/tuning.toml; read once a process."""
     from gpunode.core.items.tuning import parse_tuning
 
-    return _read(parse_tuning, "tuning")
+    return read(parse_tuning, "tuning")
 
 
 def knowledge_tables() -> dict[str, Any]:
     """The parsed files of the knowledge by name: gpus, drivers, cuda, repos, xids.  Raises InputError."""
-    return {name: _table(name) for name in _SOLVED}
-
-
-def knowledge_text(name: str) -> str:
-    """The text of one file of the knowledge: that of the folder $GPUNODE_KNOWLEDGE, where it has one, else ours."""
-    folder = os.environ.get("GPUNODE_KNOWLEDGE")
-    own = Path(folder) / f"{name}.toml" if folder else None
-    try:
-        if own and own.exists():
-            return own.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {own}: {error}", fix="fix the file, or unset GPUNODE_KNOWLEDGE") from error
-    return (files("gpunode") / "knowledge" / f"{name}.toml").read_text(encoding="utf-8")
-
-
-def _read(parse: Callable[..., T], *names: str) -> T:
-    """What `parse` makes of files of the knowledge.  Raises InputError, also for a row that is not whole."""
-    try:
-        return parse(*map(_table, names))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        what = f"a row has no {error}" if isinstance(error, KeyError) else str(error)
-        fix = "compare it with the other rows of its table"
-        raise InputError(f"{', '.join(f'{name}.toml' for name in names)}: {what}", fix=fix) from error
-
-
-def _table(name: str) -> Any:
-    import tomli
-
-    try:
-        return tomli.loads(knowledge_text(name))
-    except tomli.TOMLDecodeError as error:
-        raise InputError(
-            f"{name}.toml in $GPUNODE_KNOWLEDGE: {error}", fix="make it again, or unset GPUNODE_KNOWLEDGE"
-        ) from error
+    return {name: table(name) for name in _SOLVED}
 
 
 # ---------------------------------------------------------------- gpunode.yml
@@ -419,7 +385,7 @@ def load_archives(distro: str, arch: str) -> tuple[Upstream, ...]:
     """The public repositories of a distribution (knowledge/archives.toml), () where none is known."""
     from gpunode.core.bundle.upstream import parse_archives
 
-    return _read(lambda table: parse_archives(table, distro, arch), "archives")
+    return read(lambda table: parse_archives(table, distro, arch), "archives")
 
 
 def _kept_key(fingerprint: str) -> bytes | None:

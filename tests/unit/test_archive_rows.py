@@ -20,7 +20,8 @@ from test_solve_matrix import asked, driver_of
 from gpunode.core.model import Kernel
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.core.solve.archive import kernel_lines
-from gpunode.edge.load import knowledge_text, load_knowledge
+from gpunode.edge.load import load_knowledge
+from gpunode.edge.tables import knowledge_text
 from gpunode.lab import machine
 from gpunode.lab.packages_ubuntu import read_index
 from tools.published import update_debian, update_own

@@ -219,7 +219,8 @@ def test_a_flat_repository_has_its_release_file_next_to_its_packages(suite: str,
 
 
 def test_the_public_archives_are_known_with_their_keys_for_releases_that_gpunode_solves() -> None:
-    from gpunode.edge.load import knowledge_text, load_archives, load_knowledge
+    from gpunode.edge.load import load_archives, load_knowledge
+    from gpunode.edge.tables import knowledge_text
 
     rows = tomllib.loads(knowledge_text("archives"))["archives"]
     known = load_knowledge()

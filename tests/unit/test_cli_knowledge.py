@@ -16,7 +16,8 @@ from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import parse_knowledge
 from gpunode.core.knowledge.rows import faults
-from gpunode.edge.load import knowledge_tables, knowledge_text, load_knowledge
+from gpunode.edge.load import knowledge_tables, load_knowledge
+from gpunode.edge.tables import knowledge_text
 from tools.pciids import between, compare, parse_pci_ids, parse_supported_gpus
 from tools.refresh import refresh
 

@@ -72,15 +72,16 @@ def test_help_imports_nothing_but_click() -> None:
 # command → packages of others, and parts of gpunode, that it may load beside EVERY
 MAY_LOAD = {
     "solve --gpu 10de:2330 --distro ubuntu:24.04": (
-        "tomli core.knowledge core.openpgp core.secrets core.solve core.spec core.untrusted edge.ansible edge.load"
+        "tomli core.knowledge core.openpgp core.secrets core.solve core.spec core.untrusted edge.ansible edge.load "
+        "edge.tables"
     ),
     "plan --probe probe.txt": (
         "jinja2 markupsafe tomli tomlkit yaml core.checks core.content core.diff core.edits core.facts core.items "
         "core.knowledge core.openpgp core.plan core.report core.rollout core.secrets core.sharing core.solve core.spec "
         "core.untrusted core.validation core.yaml_text edge.ansible edge.ask edge.desired edge.fleet edge.load "
-        "edge.supervise node"
+        "edge.supervise edge.tables node"
     ),
-    "doctor --log line.log": "ahocorasick tomli core.checks core.doctor edge.doctor",
+    "doctor --log line.log": "ahocorasick tomli core.checks core.doctor edge.doctor edge.tables",
 }
 EVERY = (
     "click core.engines core.errors core.grammar core.grouped core.late core.mask core.meant core.model core.numbers "

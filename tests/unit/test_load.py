@@ -17,7 +17,6 @@ from gpunode.core.model import Repository
 from gpunode.core.spec import SourceSpec, Spec, parse_spec
 from gpunode.edge.load import (
     MAX_KEY,
-    knowledge_text,
     load_checked_data,
     load_knowledge,
     load_kube_knowledge,
@@ -25,6 +24,7 @@ from gpunode.edge.load import (
     load_spec_data,
     resolve_key,
 )
+from gpunode.edge.tables import knowledge_text
 
 KEYS = Path(__file__).parents[1] / "cases" / "keys"
 ONE = "D5A13BDF17B77D6BCF38F620BC28D7C0746B8292"

@@ -20,7 +20,8 @@ from gpunode.core.knowledge.kubernetes import parse_kube_knowledge
 from gpunode.core.openpgp import fingerprint
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.core.spec import DriverSpec
-from gpunode.edge.load import knowledge_tables, knowledge_text, load_knowledge
+from gpunode.edge.load import knowledge_tables, load_knowledge
+from gpunode.edge.tables import knowledge_text
 from tools.pciids import PciGpu, add_gpus
 from tools.published import (
     ChartRelease,
