@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Literal
 
 from gpunode.core.accept import Call, Reading, Tool, ToolRequest, unread
@@ -49,19 +50,11 @@ def read_dcgm(output: str, status: int, ask: ToolRequest) -> Reading:
     root = root if isinstance(root, Mapping) else {}
     if error := root.get("runtime_error"):
         return unread("dcgm", f"dcgmi diag: {brief(str(error))}", "dcgmi diag -r 1 on the node")
-    checks = tuple(_check(test) for test in _tests(root))
+    tests = (test for category in _dicts(root.get("test_categories")) for test in _dicts(category.get("tests")))
+    checks = tuple(_check(test) for test in islice(tests, _MAX_TESTS))
     if not checks:
         return unread("dcgm", "dcgmi diag names no test")
     return Reading(checks=checks)
-
-
-def _tests(root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    count = 0
-    for category in _dicts(root.get("test_categories")):
-        for test in _dicts(category.get("tests")):
-            count += 1
-            if count <= _MAX_TESTS:
-                yield test
 
 
 def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:

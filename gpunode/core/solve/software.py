@@ -23,7 +23,7 @@ def solve_toolkit(case: SolveCase) -> ToolkitChoice | None:
     if case.distro.family == "arch":
         return _arch_toolkit(case)
     version, why = _auto_toolkit(case, names["newest"]) if setting == "auto" else (setting, "as asked")
-    if len(version_tuple(version)) != 3 or version.strip("0123456789.") or version.count(".") != 2:
+    if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", version):
         case.refuse(
             f"toolkit.version is {setting!r}",
             f"write auto, none, or a version of three numbers such as {names['newest']}",
