@@ -16,8 +16,8 @@ from gpunode.core.facts import driver, engines, links, machine
 from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.text import Probe, split_probe
-from gpunode.core.facts.vet import vetted
-from gpunode.core.late import MISSING, fields, regex
+from gpunode.core.facts.vet import defaults, vetted
+from gpunode.core.late import regex
 from gpunode.core.mask import mask
 from gpunode.core.model import ConfigFile, DriverState, NodeFacts
 from gpunode.core.model.node import volatile_fields
@@ -41,15 +41,9 @@ def _plain(value: Any, brief: bool) -> Any:
         return {key: _plain(one, brief) for key, one in value.items()}
     if not hasattr(value, "__dict__"):
         return [_plain(one, brief) for one in value]
-    own, every = vars(value), _defaults(cast(Any, type(value))).items()
+    own, every = vars(value), defaults(cast(Any, type(value))).items()
     kept = {name: own[name] for name, usual in every if not (brief and own[name] == usual)}
     return {name: one if isinstance(one, str) else _plain(one, brief) for name, one in kept.items()}
-
-
-@functools.cache
-def _defaults(kind: type) -> dict[str, Any]:
-    every = fields(cast(Any, kind))
-    return {one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in every}
 
 
 @functools.cache

@@ -53,8 +53,10 @@ def _rule(hint: Any) -> Any:
 
 
 @cache
-def _defaults(kind: type) -> Mapping[str, Any]:
-    return {one.name: one.default for one in fields(kind) if one.default is not MISSING}
+def defaults(kind: type) -> Mapping[str, Any]:
+    """Field → its default; MISSING where it has none."""
+    every = fields(kind)
+    return {one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in every}
 
 
 # field of NodeFacts → the section of the probe that it is read from (docs/probe.md); others are called as their section
@@ -100,7 +102,7 @@ def vetted(facts: NodeFacts) -> NodeFacts:
         before = getattr(facts, name)
         after = _vet(rule, before, doubt)
         if after is not before:
-            changed[name] = _defaults(NodeFacts)[name] if after is _GONE else after
+            changed[name] = defaults(NodeFacts)[name] if after is _GONE else after
     if not changed:
         return facts
     reported: dict[str, list[str]] = {"malformed": [], "notes": []}
@@ -186,9 +188,9 @@ def _object(value: Any, doubt: _Doubt, part: Any) -> Any:
         before = getattr(value, name)
         after = _vet(rule, before, doubt, part)
         if after is _GONE:
-            if name not in _defaults(kind):
+            after = defaults(kind)[name]
+            if after is MISSING:
                 return _GONE
-            after = _defaults(kind)[name]
         if after is not before:
             changed[name] = after
     return replace(value, **changed) if changed else value
