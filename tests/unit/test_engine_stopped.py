@@ -1,4 +1,4 @@
-"""An engine that is enabled and does not run: a step starts it, verify and doctor name it."""
+"""An engine that is enabled and does not run, a program that was deleted: verify names the cause once, a plan mends."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.core.checks.health import health_checks
 from gpunode.core.doctor import diagnose
 from gpunode.core.doctor.state import state_faults
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.activation import Module, engine_checks, stopped
 from gpunode.core.items.activation import ServiceItem as Started
 from gpunode.core.items.item import alone_title
-from gpunode.core.model import NodeFacts, Runtime, Service
+from gpunode.core.items.package import lost_programs
+from gpunode.core.model import Cdi, CdiSpec, NodeFacts, Runtime, Service
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.doctor import load_faults
+from gpunode.edge.fleet import workflow
+from gpunode.edge.fleet.workflow import plan_one, verify_planned
 
 STEP = ("runtime", "activate")
+PROBES = Path(__file__).parents[1] / "cases/probes"
+PROVISIONED = parse_probe((PROBES / "debian12-h100-provisioned/probe.txt").read_text(encoding="utf-8"))
 
 
 def runtime(**more: object) -> Runtime:
@@ -61,16 +68,7 @@ def test_the_fix_of_doctor_starts_the_units_that_were_seen() -> None:
 
 def test_a_plan_starts_what_somebody_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"key")
-    probe = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt"
-    facts = parse_probe(probe.read_text(encoding="utf-8"))
-    [docker] = [one for one in facts.runtimes if one.name == "docker"]
-    others = tuple(one for one in facts.runtimes if one.name != "docker")
-    stands = replace(
-        facts,
-        runtimes=(*others, replace(docker, active=False)),
-        services={**facts.services, "docker": Service(name="docker", active="inactive", enabled="enabled")},
-    )
-    before, after = (DesiredState({}).plan("n1", one).plan.steps for one in (facts, stands))
+    before, after = (DesiredState({}).plan("n1", one).plan.steps for one in (PROVISIONED, halted("docker")))
     was, now = ([one.value["services"] for one in steps if (one.role, one.option) == STEP] for steps in (before, after))
     assert (was, now) == ([[]], [["docker"]])
 
@@ -81,3 +79,91 @@ def test_a_step_that_only_starts_engines_says_so() -> None:
     assert alone_title(facts, [docker]) == "Start docker"
     assert alone_title(facts, [docker, other]) == "", "another one is installed first"
     assert alone_title(facts, [docker, Module(role="runtime", module="overlay")]) == ""
+
+
+def halted(name: str) -> NodeFacts:
+    """The node with that engine stopped by hand."""
+    service = Service(name=name, active="inactive", enabled="enabled")
+    runtimes = tuple(replace(one, active=one.active and one.name != name) for one in PROVISIONED.runtimes)
+    return replace(PROVISIONED, runtimes=runtimes, services={**PROVISIONED.services, name: service})
+
+
+SMI, BASE = "/usr/bin/nvidia-smi", "nvidia-container-toolkit-base"
+TOOLKIT = dict.fromkeys(("/usr/bin/nvidia-ctk", "/usr/bin/nvidia-container-runtime"), BASE)
+CAUSES = {  # what was done to a node by hand: the node then, and the one line that verify has more
+    "docker stopped": (halted("docker"), "plan.runtime.activate: service docker: inactive, enabled"),
+    "containerd stopped": (halted("containerd"), "plan.runtime.activate: service containerd: inactive, enabled"),
+    "nvidia-smi deleted": (
+        replace(
+            PROVISIONED,
+            nvml=(),
+            lost_programs={SMI: "nvidia-driver-cuda"},
+            cdi=Cdi(specs=(CdiSpec(path="/run/cdi/nvidia.yaml", kind="nvidia.com/gpu", needs=(SMI,)),), missing=(SMI,)),
+        ),
+        f"plan.problem: the package nvidia-driver-cuda has lost {SMI}: apt-get install --reinstall nvidia-driver-cuda",
+    ),
+    "the toolkit's deleted": (
+        replace(PROVISIONED, toolkit="", lost_programs=TOOLKIT),
+        f"plan.problem: the package {BASE} has lost {', '.join(TOOLKIT)}: apt-get install --reinstall {BASE}",
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_verify_names_one_cause_once(cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"key")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    facts, line = CAUSES[cause]
+    desired = DesiredState({})
+
+    def lines(facts: NodeFacts) -> list[str]:
+        host = plan_one(Detected(host="n1", facts=facts), desired)
+        [result] = verify_planned([host], Targets(), desired, smoke=False)
+        return [f"{c.id}: {c.message}: {c.fix}" for c in result.checks if c.status not in ("passed", "skipped")]
+
+    before = lines(PROVISIONED)
+    [more] = [one for one in lines(facts) if one not in before]
+    assert more.startswith(line)
+
+
+REPAIRS = {  # package manager → the command that installs a package again
+    "apt": "apt-get install --reinstall",
+    "dnf": "dnf reinstall",
+    "zypper": "zypper install --force",
+    "pacman": "pacman -S",
+}
+
+
+@pytest.mark.parametrize("manager", REPAIRS)
+def test_a_report_has_the_command_that_brings_a_program_back(manager: str) -> None:
+    whole = replace(PROVISIONED, package_manager=manager)
+    lost = replace(whole, lost_programs={"/usr/bin/nvidia-ctk": BASE})
+    for facts, fixes in ((whole, []), (lost, [f"{REPAIRS[manager]} {BASE}, on the node"])):
+        found = health_checks(facts, load.load_knowledge())
+        assert [check.fix for check in found if check.id == "packages.lost"] == fixes
+
+
+@pytest.mark.parametrize("more", [{"unfinished": ("r1-packages-2",)}, {"broken_packages": (BASE,)}], ids="".join)
+def test_what_broke_off_is_finished_and_not_refused(more: dict[str, tuple[str, ...]]) -> None:
+    assert [one.what for one in lost_programs(replace(PROVISIONED, lost_programs=TOOLKIT))] != []
+    assert [*lost_programs(replace(PROVISIONED, lost_programs=TOOLKIT, **more))] == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "tried"),
+    [
+        (PROVISIONED, ["containerd", "docker"]),
+        (halted("docker"), ["containerd"]),
+        (halted("containerd"), []),  # by which Docker starts containers, too
+    ],
+    ids=["both run", "docker is stopped", "containerd is stopped"],
+)
+def test_an_engine_that_is_stopped_is_not_started_by_a_proof(
+    facts: NodeFacts, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"key")
+    asked: list[list[str]] = []
+    monkeypatch.setattr(workflow, "smoke_files", lambda value: asked.append(value["runtimes"]) or {})
+    desired = DesiredState({})
+    workflow._smoke_program(plan_one(Detected(host="n1", facts=facts), desired), desired)
+    assert asked == [tried]

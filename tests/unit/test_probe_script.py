@@ -827,3 +827,34 @@ def test_links_ports_and_settings_are_read_from_sysfs(shell: list[str], tmp_path
     options, governors = {"PCI_P2PDMA": "n"}, ("powersave", "performance")
     assert tuning == Tuning(governors=governors, kernel_options=options, peer_memory="yes", gdrdrv=True)
     assert [note for note in facts.notes if "not root" not in note] == []
+
+
+LOST = {  # package manager → what its database has of the programs; the third has none
+    "apt": """grep() { case $* in
+        *nvidia-smi*) echo /var/lib/dpkg/info/nvidia-utils-580.list ;;
+        *nvidia-ctk*) echo /var/lib/dpkg/info/nvidia-container-toolkit-base:amd64.list ;;
+    esac; }""",
+    "dnf": """rpm() { case $4 in
+        *nvidia-smi) echo nvidia-utils-580 ;;
+        *nvidia-ctk) echo nvidia-container-toolkit-base ;;
+        *) echo "file $4 is not owned by any package" ;;
+    esac; }""",
+    "pacman": """pacman() { printf '%s\\n' 'nvidia-utils-580 /usr/bin/nvidia-smi' \\
+        'nvidia-utils-580 /usr/bin/nvidia-smi2' 'nvidia-container-toolkit-base /usr/bin/nvidia-ctk'; }""",
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize("manager", LOST)
+def test_a_program_that_its_package_has_lost_is_named(manager: str, shell: list[str]) -> None:
+    function = re.search(r"^lost_programs\(\) \{\n.*?^}\n", SCRIPT, re.MULTILINE | re.DOTALL)
+    assert function
+    words = 'have() { false; }; within() { shift; "$@"; }; quote() { sed "s/^/| /"; }\n' + LOST[manager]
+    text = f"{words}\n{function[0]}lost_programs {manager}\n"
+    found = subprocess.run(shell, input=text, capture_output=True, text=True, check=True).stdout
+    lost = {"/usr/bin/nvidia-smi": "nvidia-utils-580", "/usr/bin/nvidia-ctk": "nvidia-container-toolkit-base"}
+    assert found == "".join(f"| lost {path} {package}\n" for path, package in lost.items())
+    none = subprocess.run(shell, input=text.replace("false", "true"), capture_output=True, text=True, check=True)
+    assert none.stdout == ""
+    answer = f"#: gpunode-probe 1\n#: packages\n| manager {manager}\n{found}#: end\n"
+    assert parse_probe(answer).lost_programs == lost

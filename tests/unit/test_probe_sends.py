@@ -35,6 +35,7 @@ NOT_RECORDED = {
     "unread",
     "board",
     "kernel_faults",
+    "lost_programs",
     "first_boot",
     "nvlink5_fabric",
     "sharing",

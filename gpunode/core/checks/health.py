@@ -21,6 +21,7 @@ from gpunode.core.items.driver import fenced
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.kubelet import kubelet_checks
+from gpunode.core.items.package import lost_programs
 from gpunode.core.items.repository import revoked_files, set_up_twice
 from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
 from gpunode.core.items.sysctl import sysctl_checks
@@ -32,6 +33,7 @@ from gpunode.core.sharing.host import MIG_MANAGER
 from gpunode.core.spec import VerifySpec
 
 _PROVISION = "gpunode provision"
+_BY_SMI = ("gpu.count", "sharing.mig", "cdi.fresh")  # which rest on what nvidia-smi says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +233,8 @@ def health_checks(
 
     `driver` says whether somebody wants one: where `driver.branch` is none, a node without it is not at fault.
     """
-    first = (*_left_out(facts), *first_boot_checks(facts))
+    lost = [Check(id="packages.lost", status="failed", message=p.what, fix=p.fix) for p in lost_programs(facts)]
+    first = (*_left_out(facts), *first_boot_checks(facts), *lost)
     drift = drift_checks(facts, knowledge)
     if prepared(facts):
         return [*first, *drift]
@@ -250,14 +253,16 @@ def health_checks(
         *kernel_log_checks(facts, knowledge.application_xids, knowledge.cleanup_xids),
     )
     gpus = (*gpus, *drift, *first, *sharing_checks(facts))
-    return [
+    found = (
         *gpus,
         *engine_checks(facts),
         *container_checks(facts),
         *kubelet_checks(facts),
         *sysctl_checks(facts),
         *_cdi(facts),
-    ]
+    )
+    asked = not any("/nvidia-smi" in one.message for one in lost)
+    return [one for one in found if asked or one.id not in _BY_SMI]
 
 
 def _left_out(facts: NodeFacts) -> Iterator[Check]:

@@ -70,6 +70,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "boot.modules": "(warning) a kernel that can boot has no nvidia module (`gpunode check-boot` says why)",
         "boot.versions": "(warning) the module of a kernel that can boot does not fit user space, firmware or a GPU",
         "engine.stopped": "(warning) a container engine is enabled and does not run",
+        "packages.lost": "a program of an NVIDIA package was deleted; the fix is the command that installs it again",
         "driver.held": "(warning) unattended upgrades or dnf-automatic run, and the driver's packages are not held",
         "repository.key-revoked": "a key file holds a key that its vendor has revoked",
         "repository.twice": "(warning) two files set up the same repository of NVIDIA's",

@@ -141,6 +141,7 @@ def parse_probe(text: str, *, of_node: bool = False) -> NodeFacts:
         "package_manager": manager,
         "packages": packages,
         "broken_packages": broken,
+        "lost_programs": dict(found.partition(" ")[::2] for found in probe.values("packages", "lost")),
         "package_lock": machine.read_package_lock(probe),
         "lease": next((line.removeprefix("lease ") for line in probe.lines("locks") if line.startswith("lease ")), ""),
         "services": {**units.services, **dict(driver.read_sharing_units(probe))},

@@ -33,7 +33,7 @@ def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, InstalledPack
     for line in probe.lines("packages"):
         cells = line.split("\t")
         if len(cells) != 4:
-            if not line.startswith("manager "):
+            if not line.startswith(("manager ", "lost ")):
                 probe.unreadable("packages", line)
             continue
         state, name, version, package_arch = cells[0].ljust(3), cells[1], cells[2].removeprefix("0:"), cells[3]

@@ -63,7 +63,7 @@ def defaults(kind: type) -> Mapping[str, Any]:
 _SECTIONS: Mapping[str, str] = {
     **dict.fromkeys(("hostname", "arch", "boot_id", "init", "virtualization", "tegra", "user"), "system"),
     **dict.fromkeys(("gpus", "nvswitches"), "pci"),
-    **dict.fromkeys(("package_manager", "broken_packages"), "packages"),
+    **dict.fromkeys(("package_manager", "broken_packages", "lost_programs"), "packages"),
     "distro": "os_release",
     "nvml": "nvidia_smi",
     "cuda_default": "cuda",

@@ -16,15 +16,16 @@ Besides the usual lines the script prints `gpunode<TAB>locked<TAB>WHO` when it g
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.grammar import PACKAGE, PROXY, VERSION
+from gpunode.core.grouped import grouped
 from gpunode.core.items.item import ABSENT, HostCase, Item, StateKind, StepKind
 from gpunode.core.items.package_undo import PackageBack
 from gpunode.core.items.repository import sources_path
 from gpunode.core.late import dataclass, replace
-from gpunode.core.model import Changed, NodeFacts, PackageWant
+from gpunode.core.model import Changed, NodeFacts, PackageWant, Problem
 from gpunode.core.printable import names
 from gpunode.core.remote import as_flags, as_lines, values_of
 from gpunode.core.spec.source import DISTRIBUTION
@@ -59,6 +60,21 @@ HOLD_ALONE = f"{NOT_HELD}; wanted held"  # ends the difference of a package that
 BROKEN_OFF = ", of a transaction that was interrupted"  # rpm may have two versions of it then
 # nvidia-docker2 brought this file, and a person has edited it since: dpkg leaves it, rpm takes it along
 TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
+
+_AGAIN = {"dnf": "dnf reinstall", "zypper": "zypper install --force", "pacman": "pacman -S"}
+
+
+def lost_programs(facts: NodeFacts) -> Iterator[Problem]:
+    """Packages without their program, which are installed for the package manager; what broke off is finished first."""
+    broken = facts.lost_programs.values() if _broke_off(facts) else facts.broken_packages
+    for package, paths in grouped((p, path) for path, p in facts.lost_programs.items() if p not in broken).items():
+        again = _AGAIN.get(facts.package_manager, "apt-get install --reinstall")
+        what = f"the package {package} has lost {', '.join(paths)}"
+        yield Problem(what=what, fix=f"{again} {package}, on the node")
+
+
+def _broke_off(facts: NodeFacts) -> bool:
+    return any("-packages-" in transaction for transaction in facts.unfinished)
 
 
 class _Initramfs(StateKind):
@@ -108,7 +124,7 @@ class PackageItem(Item):
             return ABSENT
         # an rpm's epoch stands in no package name, and in no version that is asked for
         version = found.version if facts.package_manager in ("apt", "") else found.version.rpartition(":")[2]
-        if any("-packages-" in transaction for transaction in facts.unfinished):
+        if _broke_off(facts):
             return version + BROKEN_OFF
         return version + (NOT_HELD if self.package.hold and not found.held else "")
 
@@ -171,7 +187,7 @@ def _base(case: HostCase, role: str) -> dict[str, Any]:
 
 
 STEP = StepKind(shape=SHAPE, action="packages", argument="packages", base=_base)
-REPOSITORIES = replace(STEP, base=lambda case, role: {"proxy": case.spec.proxy})
+REPOSITORIES = replace(STEP, base=lambda case, role: {"proxy": case.spec.proxy})  # of packages that set them up
 
 
 def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool = False) -> dict[str, bytes]:

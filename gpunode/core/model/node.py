@@ -525,6 +525,8 @@ class NodeFacts:
     # only names that concern us
     packages: Mapping[Annotated[str, PACKAGE], InstalledPackage] = field(default_factory=dict)
     broken_packages: tuple[Annotated[str, PACKAGE], ...] = ()  # dpkg --audit and the like
+    # programs that somebody has deleted, by path: the package that brought each
+    lost_programs: Mapping[Annotated[str, PATH], Annotated[str, PACKAGE]] = field(default_factory=dict)
     # who holds the package manager's lock, "" when free
     package_lock: Annotated[str, LINE] = field(default="", metadata=VOLATILE)
     # the controller that is at work there, and its run

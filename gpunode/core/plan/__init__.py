@@ -20,6 +20,7 @@ from gpunode.core.facts.vet import LOOK
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted, alone_title, merged, step_value
+from gpunode.core.items.package import lost_programs
 from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
 from gpunode.core.plan.steps import BY_ID, STEPS, StepRow, wanted
@@ -202,6 +203,7 @@ def _preflight(case: HostCase, found: Sequence[Step]) -> list[Step]:
 
 
 def _target_problems(facts: NodeFacts) -> Iterator[Problem]:
+    yield from lost_programs(facts)
     if not facts.root:
         yield Problem(
             what=f"the probe ran as user {facts.user or '?'}, not as root",

@@ -14,6 +14,7 @@ from gpunode import __version__
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.checks.pool import pool_checks
 from gpunode.core.errors import GpunodeError
+from gpunode.core.items.activation import how_stopped, stopped
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import smoke_files
 from gpunode.core.late import regex
@@ -308,7 +309,10 @@ def _smoke_program(host: HostPlan, desired: DesiredState) -> str:
     from gpunode.node import script
 
     assert host.planned
-    return program(script("smoke.sh"), smoke_files(desired.smoke(host.planned)))
+    asked, still = desired.smoke(host.planned), {one.name for one in host.planned.facts.runtimes if stopped(one)}
+    still |= {"docker"} if "containerd" in still else set()  # whose daemon it is, too
+    engines = [name for name in asked["runtimes"] if name not in still]
+    return program(script("smoke.sh"), smoke_files({**asked, "runtimes": engines}))
 
 
 def _not_smoked(error: GpunodeError) -> tuple[Check, ...]:
@@ -319,17 +323,21 @@ def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check], ex
     if host.error:
         return host.error.of_host(host.host)
     assert host.planned
-    problems = host.planned.plan.problems
+    problems, facts, fix = host.planned.plan.problems, host.planned.facts, "gpunode provision"
+    compared = not problems and (facts.gpus or prepares(host.planned.spec))
+    left = desired.pending(host.planned) if compared else {}
     checks = [Check(id="plan.problem", status="refused", message=p.what, fix=p.fix) for p in problems]
-    if not problems and (host.planned.facts.gpus or prepares(host.planned.spec)):
-        left, fix = desired.pending(host.planned), "gpunode provision"
-        checks += [
-            Check(id=f"plan.{k.role}.{k.option}", status="pending", message=f"{k.name}: {text}", fix=fix)
-            for k, text in left.items()
-        ] or [Check(id="plan.empty", status="passed", message="the node is what the spec asks for")]
+    checks += [
+        Check(id=f"plan.{k.role}.{k.option}", status="pending", message=f"{k.name}: {text}", fix=fix)
+        for k, text in left.items()
+    ]
+    if compared and not left:
+        checks.append(Check(id="plan.empty", status="passed", message="the node is what the spec asks for"))
     wanted = host.planned.spec.driver.branch != "none"
-    checks += health_checks(host.planned.facts, desired.knowledge, driver=wanted, expected=expected)
-    checks += smoked
+    starting = {f"{key.name.removeprefix('service ')}.service" for key in left}
+    said = {how_stopped(facts, one) for one in facts.runtimes if one.unit in starting} | {p.what for p in problems}
+    health = health_checks(facts, desired.knowledge, driver=wanted, expected=expected)
+    checks += [*(check for check in health if check.message not in said), *smoked]
     return _of_checks(host.host, checks)
 
 

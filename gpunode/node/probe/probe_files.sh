@@ -32,6 +32,19 @@ probe_packages() {
   else
     remark "no package manager that gpunode knows"
   fi
+  lost_programs "$REPLY"
+}
+
+# lost_programs MANAGER: programs of NVIDIA's packages that are gone, as lines `lost PATH PACKAGE`
+lost_programs() {
+  local file
+  for file in /usr/bin/nvidia-smi /usr/bin/nvidia-ctk /usr/bin/nvidia-container-runtime; do
+    have "${file##*/}" || case $1 in
+    apt) grep -lsx "$file" /var/lib/dpkg/info/*nvidia*.list | sed 's|.*/\([^/:]*\)\(:[^/]*\)\{0,1\}\.list$|\1|' ;;
+    pacman) within 3 pacman -Ql nvidia-utils nvidia-container-toolkit | sed -n "s|^\([^ ]*\) $file\$|\1|p" ;;
+    dnf | zypper) within 3 rpm -qf --qf '%{NAME}\n' "$file" ;;
+    esac 2>/dev/null | sed -n "s|^[^ ][^ ]*\$|lost $file &|p" | quote
+  done
 }
 
 probe_holds() {

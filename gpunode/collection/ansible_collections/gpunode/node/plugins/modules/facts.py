@@ -183,6 +183,9 @@ facts:
     broken_packages:
       description: Dpkg --audit and the like.
       type: list
+    lost_programs:
+      description: 'Programs that somebody has deleted, by path: the package that brought each.'
+      type: dict
     package_lock:
       description: Who holds the package manager's lock, "" when free.
       type: str
