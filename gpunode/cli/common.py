@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMAT = "gpunode.format"  # key of click's Context.meta: which format the user asked for
 
+CONFIG = "gpunode.config"  # key of click's Context.meta: the value of -c
 FOLDER = "gpunode.folder"  # key of click's Context.meta: where the user's gpunode.yml is
 _READ = "gpunode.read"  # key of click's Context.meta: a part for each file that was read, for the first line
 
@@ -240,7 +241,7 @@ def _spec_option(text: str, late: str = "", none: str = "") -> Callable[[Command
         return data
 
     def read(ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
-        ctx.meta[FOLDER] = Path(value or DEFAULT_SPEC).parent
+        ctx.meta[CONFIG], ctx.meta[FOLDER] = value, Path(value or DEFAULT_SPEC).parent
         return functools.cache(functools.partial(load, ctx, value)) if late else load(ctx, value)
 
     name = "read_spec" if late else "spec_data"
@@ -248,7 +249,7 @@ def _spec_option(text: str, late: str = "", none: str = "") -> Callable[[Command
 
 
 _SPEC = "The desired state (gpunode explain). Default: gpunode.yml of the current folder, if there is one."
-compared_spec_option = _spec_option(_SPEC, "spec")
+read_spec_option = _spec_option(_SPEC, "spec")
 late_spec_option = _spec_option(f"{_SPEC} Read for its rollout section, where anything is changed.", "rollout")
 _SECRETS = "File with the passwords that the recorded spec refers to. Default: gpunode.yml."
 secrets_option = _spec_option(_SECRETS, "also read")

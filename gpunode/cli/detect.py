@@ -17,7 +17,6 @@ from gpunode.core.errors import GpunodeError, error_data
 from gpunode.core.grouped import grouped
 
 if TYPE_CHECKING:
-    from gpunode.core.knowledge import Knowledge
     from gpunode.core.model import Kernel, NodeFacts, NvmlGpu, PciDevice, Runtime
     from gpunode.edge.detect import Detected, Targets
 
@@ -283,22 +282,18 @@ def gpu_summary(facts: NodeFacts) -> str:
 
 def gpu_name(pci_id: str) -> str:
     """What the knowledge calls a PCI id such as 10de:2330, "" when it does not know it."""
-    gpu = _knowledge().gpu(pci_id)
-    return gpu.name if gpu else ""
-
-
-@functools.cache
-def _knowledge() -> Knowledge:
     from gpunode.edge.load import load_knowledge
 
-    return load_knowledge()
+    gpu = load_knowledge().gpu(pci_id)
+    return gpu.name if gpu else ""
 
 
 def _problems(facts: NodeFacts) -> Iterator[tuple[str, str]]:
     """What looks wrong, with a name: failed health checks, and what the probe could not see."""
     from gpunode.core.checks.health import health_checks
+    from gpunode.edge.load import load_knowledge
 
-    for check in health_checks(facts, _knowledge()):
+    for check in health_checks(facts, load_knowledge()):
         if check.status in ("failed", "warning"):
             yield check.id, check.message + (f" ({check.fix})" if check.fix else "")
     if facts.broken_packages:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import PROBES, format_option, show_errors, target_options, worst_exit
+from gpunode.cli.common import CONFIG, PROBES, format_option, read_spec_option, show_errors, target_options, worst_exit
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import echo, fitted, print_json, terminal_width
 from gpunode.core.errors import error_data
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     "Exit codes: 0 nothing known is wrong, 1 something was found, 2 a log cannot be read, 4 a host is unreachable.",
 )
 @target_options
+@read_spec_option
 @click.option(
     "--log",
     "logs",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 def doctor(
     ctx: click.Context,
     targets: Targets,
+    read_spec: Callable[[], dict[str, Any]],
     logs: tuple[Path, ...],
     fix: bool,
     yes: bool,
@@ -75,8 +78,11 @@ def doctor(
     else:
         from gpunode.cli.progress import probing
 
+        if ctx.meta[CONFIG]:  # gpunode.yml of the current folder need not be valid; what is named has to be
+            read_spec()
         with probing(output_format) as on_done:
-            results = examine_hosts(targets, on_done, show if output_format == "text" else lambda one: None)
+            on_examined = show if output_format == "text" else lambda one: None
+            results = examine_hosts(targets, on_done, on_examined, read_spec)
     if output_format == "json":
         nothing: dict[str, Any] = {"findings": [], "xids": [], "next": [], "earlier": []}
         data = [diagnosis_data(one.diagnosis, faults) if one.diagnosis else nothing for one in results]
@@ -100,6 +106,7 @@ def _fix(ctx: click.Context, targets: Targets, hosts: list[str], *, yes: bool) -
     from gpunode.cli.provision import provision
 
     given = [*(f"--inventory={path}" for path in targets.inventory), *["--local"] * targets.local]
+    given += [f"--config={ctx.meta[CONFIG]}"] * bool(ctx.meta[CONFIG])
     given += [f"--limit={','.join(hosts)}"] if targets.inventory else targets.hosts
     given += [
         f"--forks={targets.forks}",

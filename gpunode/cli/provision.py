@@ -103,7 +103,7 @@ def provision(
     if output_format == "text":
         hosts = show_plans(hosts, detail, converged=False)
         show_drains(hosts, connect)
-    if targets.local and any(h.planned and not (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
+    if targets.local and any(h.plan and h.plan.no_gpu for h in hosts):
         echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):
         ask(hosts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import compared_spec_option, format_option
+from gpunode.cli.common import format_option, read_spec_option
 from gpunode.cli.completion import complete_runs
 from gpunode.cli.output import echo, print_json
 from gpunode.core.printable import json_text
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Saved probes (HOST.probe) and results (*.json of verify, plan, detect); a folder in it is a pool.",
 )
-@compared_spec_option
+@read_spec_option
 @click.option("--title", default="", help="The headline, in place of the name of what it is about.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it there.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of --format json, and nothing else.")

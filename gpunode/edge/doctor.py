@@ -8,11 +8,11 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from gpunode.core.doctor import Diagnosis, Faults, diagnose, scan
 from gpunode.core.doctor.checks import parse_checks
@@ -107,10 +107,12 @@ def examine_hosts(
     targets: Targets,
     on_done: Callable[[Detected], None] = lambda found: None,
     on_examined: Callable[[Examined], None] = lambda one: None,
+    read_spec: Callable[[], dict[str, Any]] = dict,
 ) -> list[Examined]:
     """Probe the hosts, read the ends of their logs, and say of each what is wrong.  Raises InputError.
 
-    `on_done` sees each host that is probed, `on_examined` each result as it comes.
+    `on_done` sees each host that is probed, `on_examined` each result as it comes; `read_spec` is asked about a host
+    without a GPU.
     """
     from gpunode.core.remote import program
     from gpunode.edge.detect import detect
@@ -124,7 +126,7 @@ def examine_hosts(
     results: dict[str, Examined] = {}
 
     def examined(one: Detected, text: str, why: str = "") -> None:
-        result = in_its_share(one.host, partial(_examine, one, text, why))
+        result = in_its_share(one.host, partial(_examine, one, text, why, read_spec))
         results[one.host] = Examined(host=one.host, error=result) if isinstance(result, GpunodeError) else result
         on_examined(results[one.host])
 
@@ -139,16 +141,23 @@ def examine_hosts(
     return [results[one.host] for one in found]
 
 
-def _examine(one: Detected, text: str, why: str) -> Examined:
+def _examine(one: Detected, text: str, why: str, read_spec: Callable[[], dict[str, Any]]) -> Examined:
     if one.facts is None:
         return Examined(host=one.host, error=one.error)
+    allowed = False
+    if not one.facts.has_gpu:
+        from gpunode.edge.desired import DesiredState
+
+        with suppress(InputError):  # a diagnosis needs no valid gpunode.yml
+            allowed = DesiredState(read_spec()).spec(one.spec, host=one.host).verify.without_gpu
     text = "" if why else text
     notes = () if text or not one.target else (f"its logs could not be read{why}",)
-    return _examined(one.host, one.facts, text, notes)
+    return _examined(one.host, one.facts, text, notes, allowed=allowed)
 
 
-def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) -> Examined:
-    from gpunode.core.doctor.state import excluded, proofs, split_sections, state_faults
+def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...], *, allowed: bool = False) -> Examined:
+    """`allowed`: that it has no GPU."""
+    from gpunode.core.doctor.state import ABSENT_GPU, excluded, proofs, split_sections, state_faults
     from gpunode.edge.load import load_scheduler_rules
 
     faults, sections = load_faults(), split_sections(text)
@@ -164,6 +173,7 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
     for one in scans:
         one.versions = programs
     state = state_faults(facts, sections, load_scheduler_rules(), faults.checks)
+    state = {name: seen for name, seen in state.items() if not (allowed and name == ABSENT_GPU)}
     active = {name for name, service in facts.services.items() if service.active == "active"}
     lines: dict[str, list[str]] = {}
     for name, seen in (found for one in scans for found in one.found().items()):

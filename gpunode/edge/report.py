@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode import __version__
+from gpunode.core.checks.health import Expected
 from gpunode.core.errors import GpunodeError, InputError, error_data
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.report.model import HostRun, ProbeSummary, Report, ReportHost, ReportRun
@@ -170,15 +171,14 @@ def _of_probe(path: Path, name: str, desired: DesiredState, *, compare: bool) ->
     try:
         [found] = detect(Targets(probes=(path,)))
         assert found.facts
-        seen = see(found.facts, desired.knowledge)
+        expected = Expected(spec=desired.spec({}, host=name).verify) if compare else None
+        said: dict[str, Any] = {"probe": see(found.facts, desired.knowledge, expected)}
     except InputError as error:
         return {"plan": {"error": error_data(error) | {"exit": 1}}}
-    if not compare:
-        return {"probe": seen}
     try:
-        return {"probe": seen, "plan": plan_data(desired.plan(name, found.facts).plan)}
+        return said | ({"plan": plan_data(desired.plan(name, found.facts).plan)} if compare else {})
     except GpunodeError as error:
-        return {"probe": seen, "plan": {"error": error_data(error)}}
+        return said | {"plan": {"error": error_data(error)}}
 
 
 def _or_error(name: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -1079,7 +1079,7 @@ def test_fix_hands_over_to_provision_and_looks_once_more(tmp_path: Path, monkeyp
     asked: list[tuple[str, ...]] = []
     left = [{"engine-stopped": ["x"]}, {}, {"power-cable": ["x"]}]
 
-    def examined(targets: Targets, on_done: Any, on_examined: Any) -> list[Examined]:
+    def examined(targets: Targets, on_done: Any, on_examined: Any, read_spec: Any) -> list[Examined]:
         state = {name: [Evidence(source="state", line=0, text=t) for t in seen] for name, seen in left.pop(0).items()}
         one = Examined(host="n1", diagnosis=diagnose(FAULTS, [], state))
         on_examined(one)
@@ -1100,6 +1100,9 @@ def test_fix_hands_over_to_provision_and_looks_once_more(tmp_path: Path, monkeyp
     code, out = run("-i", "n1,", "--become", "--fix", "--yes")
     assert (code, asked) == (0, [("n1,", "n1", "True True", "driver")]) and "nothing known matches" in out
     assert run("-i", "n1,", "--fix")[0] == 1 and len(asked) == 1, "a cable is nothing for provision"
+    left += [{"engine-stopped": ["x"]}, {}]
+    (tmp_path / "other.yml").write_text("reboot: never\n")
+    assert run("-i", "n1,", "--fix", "-c", "other.yml")[0] == 0 and asked[-1][-1] == "reboot"
     assert run("--log", "-", "--fix", text="x")[0] == 99, "a usage error"
 
 
@@ -1127,6 +1130,9 @@ def test_a_diagnosis_needs_no_gpunode_yml_and_no_valid_one(
     if text is not None:
         (tmp_path / "gpunode.yml").write_text(text)
     assert run("--probe", probe) == expected and "kernel module" in expected[1]
+    bare = str(PROBES / "debian12-no-gpu" / "probe.txt")
+    assert "no NVIDIA GPU on PCI" in run("--probe", bare)[1]
+    assert run("--probe", bare, "-c", "nowhere.yml")[0] != 1, "a file that is named has to be there"
 
 
 def test_a_saved_probe_is_judged_by_its_state(tmp_path: Path) -> None:

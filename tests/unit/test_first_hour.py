@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -21,15 +22,18 @@ from gpunode.core.doctor import Evidence, diagnose
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import ALWAYS, WHOLE, parse_probe
 from gpunode.core.items.engine import requests
+from gpunode.core.model import NO_GPU, HostResult
 from gpunode.core.report.fleet import unfinished_text
 from gpunode.core.spec import parse_spec
 from gpunode.edge import detect as edge_detect
+from gpunode.edge.accept.run import _measurable
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, one_name_each
 from gpunode.edge.doctor import load_faults
 from gpunode.edge.fleet import driver, undo, workflow
 from gpunode.edge.fleet.runs import RunRow
 from gpunode.edge.report import of_run
+from gpunode.edge.ssh.shell import Target
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 HEADERS = "#: gpunode-probe 1\n#: system\n#: os_release\n#: pci\n#: packages\n#: end\n"
@@ -406,25 +410,43 @@ def test_resume_says_that_gpunode_yml_has_changed(
     assert (f"has changed since run r1 began ({changed})" in said) == bool(changed) and bool(said) == bool(changed)
 
 
-NO_GPU = parse_probe((PROBES / "debian12-no-gpu/probe.txt").read_text())
+WITHOUT_GPU = parse_probe((PROBES / "debian12-no-gpu/probe.txt").read_text())
 
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_commands_agree_about_a_node_without_a_gpu(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
-    found = [Detected(host="gpu1", facts=NO_GPU)]
+    found = [Detected(host="gpu1", facts=WITHOUT_GPU)]
     monkeypatch.setattr(workflow, "detect", lambda where, **_: found)
     monkeypatch.setattr(edge_detect, "probe", lambda hosts, where, **_: found)
+    monkeypatch.setattr(edge_detect, "detect", lambda where, **_: found)
     Path("gpunode.yml").write_text(f"verify: {{allow_no_gpu: {str(allowed).lower()}}}\n")
-    for words in (["plan"], ["verify", "--no-smoke"], ["provision", "--yes"]):
+    for words in (["plan"], ["verify", "--no-smoke"], ["provision", "--yes"], ["doctor"]):
         done = run(*words, "gpu1")
-        assert done.return_value == (0 if allowed else 3), words
-        assert any(word in done.output for word in ("warning", "PENDING", "exit 3")) != allowed, words
+        assert done.return_value == (0 if allowed else 1 if words == ["doctor"] else 3), words
+        assert any(word in done.output for word in ("pending", "PENDING", "exit 3", "root cause")) != allowed, words
+        assert allowed or (NO_GPU in done.output and "nothing to do" not in done.output), done.output
         assert "FAILED" not in done.output, words
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_node_without_a_gpu_is_not_measured_and_good_where_that_is_allowed(allowed: bool) -> None:
+    desired = DesiredState({"verify": {"allow_no_gpu": allowed}})
+    found = Detected(host="gpu1", facts=WITHOUT_GPU, target=Target(name="gpu1"))
+    hosts, errors = _measurable([workflow.plan_one(found, desired)], {"gpu1": HostResult(host="gpu1")})
+    assert hosts == [] and errors["gpu1"].outcome == ("ok" if allowed else "pending")
+
+
+@pytest.mark.parametrize(("spec", "state"), [("{reboot: never}", "pending"), ("{verify: {allow_no_gpu: true}}", "ok")])
+def test_a_report_of_a_node_without_a_gpu_says_what_plan_says(spec: str, state: str) -> None:
+    Path("gpunode.yml").write_text(spec)
+    Path("gpu1.probe").write_text((PROBES / "debian12-no-gpu/probe.txt").read_text())
+    [host] = json.loads(run("report", "--from", ".", "--format", "json").stdout)["hosts"]
+    assert host["state"] == state
 
 
 def test_a_run_is_done_with_a_node_that_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be done on it, so there is nothing to resume; the report says pending, as the exit code 3 does."""
-    monkeypatch.setitem(fleet_world.KINDS, "no GPU", NO_GPU)
+    monkeypatch.setitem(fleet_world.KINDS, "no GPU", WITHOUT_GPU)
     world = World(["fresh", "no GPU"])
     assert world.provision({}, tmp_path) == {"gpu0000": 0, "gpu0001": 3}
     [row] = world.journal(tmp_path).latest(1)

@@ -26,6 +26,7 @@ from gpunode.core.items.engine import requests
 from gpunode.core.items.item import Question
 from gpunode.core.items.sysctl import Sysctl
 from gpunode.core.model import (
+    NO_GPU,
     ConfigFile,
     GpuContainer,
     InstalledPackage,
@@ -166,8 +167,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Planned:
 def test_a_node_without_a_gpu_is_left_alone_and_reported() -> None:
     facts = replace(probe("debian12-h100-fresh"), gpus=())
     plan = DesiredState({}).plan("node1", facts).plan
-    assert plan.converged
-    assert "no NVIDIA GPU" in plan.warnings[0]
+    assert not plan.steps and plan.outcome == "pending"
+    assert plan.warnings[0].startswith(f"{NO_GPU}; if that is right: verify.allow_no_gpu")
+    assert DesiredState({"verify": {"allow_no_gpu": True}}).plan("node1", facts).plan.converged
 
 
 @pytest.mark.parametrize(

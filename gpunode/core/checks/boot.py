@@ -9,7 +9,7 @@ from gpunode.core.grouped import grouped
 from gpunode.core.items.first_boot import prepared
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import regex
-from gpunode.core.model import Check, Kernel, NodeFacts, PciDevice
+from gpunode.core.model import NO_GPU, Check, Kernel, NodeFacts, PciDevice
 from gpunode.core.model.node import own_key
 from gpunode.core.numbers import whole
 
@@ -25,7 +25,7 @@ def boot_checks(facts: NodeFacts, knowledge: Knowledge) -> list[Check]:
     Which of them boots is the boot loader's choice; without another one it is the newest.
     """
     if not facts.gpus and not facts.first_boot.program:  # a machine that is prepared waits for its GPU
-        return [Check(id="boot.gpu", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:")]
+        return [Check(id="boot.gpu", status="warning", message=NO_GPU, fix="lspci -d 10de:")]
     kernels = sorted((k for k in facts.kernels if k.image), key=lambda k: _order(k.release), reverse=True)
     if not kernels:
         why = "no kernel image was found: this node is booted from elsewhere"

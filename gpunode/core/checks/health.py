@@ -27,7 +27,7 @@ from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
 from gpunode.core.items.sysctl import sysctl_checks
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import dataclass, field, regex
-from gpunode.core.model import Check, NodeFacts, NvmlGpu
+from gpunode.core.model import NO_GPU, Check, NodeFacts, NvmlGpu
 from gpunode.core.printable import counted
 from gpunode.core.sharing.host import MIG_MANAGER
 from gpunode.core.spec import VerifySpec
@@ -54,12 +54,12 @@ def presence_checks(facts: NodeFacts, expected: Expected) -> list[Check]:
     spec, found = expected.spec or VerifySpec(), len(facts.gpus)
     checks = []
     if not found and spec.without_gpu and not facts.has_gpu:
-        checks.append(Check(id="gpu.present", status="skipped", message="no NVIDIA GPU on PCI, as is allowed"))
+        checks.append(Check(id="gpu.present", status="skipped", message=f"{NO_GPU}, as is allowed"))
     elif not found:
         required = bool(expected.spec) and not facts.has_gpu
         fix = "; ".join(filter(None, ("lspci -d 10de:", spec.allowing if required else "")))
         status: Literal["pending", "warning"] = "pending" if required else "warning"
-        checks.append(Check(id="gpu.present", status=status, message="no NVIDIA GPU on PCI", fix=fix))
+        checks.append(Check(id="gpu.present", status=status, message=NO_GPU, fix=fix))
     if spec.expect_gpus is not None:
         if found != spec.expect_gpus and not (facts.has_gpu and not found):
             text = f"{counted(found, 'GPU')} on PCI, and {spec.expect_gpus} expected (verify.expect_gpus)"
@@ -77,11 +77,6 @@ def presence_checks(facts: NodeFacts, expected: Expected) -> list[Check]:
         text = f"which GPUs there were before is not known: {expected.unknown}"
         checks.append(Check(id="gpu.gone", status="not-proven", message=text))
     return checks
-
-
-def lacks_gpu(facts: NodeFacts, spec: VerifySpec) -> bool:
-    """Whether this is a machine without the GPU that it should have: nothing can be done on it, and it is pending."""
-    return any(check.status == "pending" for check in presence_checks(facts, Expected(spec=spec)))
 
 
 _LOST = fault_fix(LOST)

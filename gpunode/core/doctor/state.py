@@ -24,7 +24,7 @@ from gpunode.core.items.kubelet import kubelet_checks
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.knowledge.support import too_old
 from gpunode.core.late import regex
-from gpunode.core.model import NodeFacts, Running, Runtime
+from gpunode.core.model import NO_GPU, NodeFacts, Running, Runtime
 from gpunode.core.numbers import release, version_tuple
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Sections = Mapping[str, str]  # what node/probe/logs.sh printed, by name
 Signs = Iterator[tuple[str, str]]  # id of the fault, what shows it
+ABSENT_GPU = "nvrm-no-pci"
 _NONE = Checks()
 _NOT_LOADED = "smi-cannot-communicate"
 _OFFERS_NONE = "plugin-no-devices"
@@ -114,7 +115,7 @@ def _gap(facts: NodeFacts) -> bool:
 def _absent(facts: NodeFacts) -> Signs:
     """That a node, of which more than nvidia-smi's answer is known, has no GPU at all, and none is still to come."""
     if facts.kernel and not (facts.has_gpu or prepared(facts)):
-        yield "nvrm-no-pci", "no NVIDIA GPU on PCI"
+        yield ABSENT_GPU, NO_GPU
 
 
 def proofs(facts: NodeFacts, lines: Mapping[str, Sequence[str]] = {}) -> set[str]:

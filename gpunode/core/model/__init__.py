@@ -66,6 +66,7 @@ from gpunode.core.model.node import (
     Xid,
 )
 
+NO_GPU = "no NVIDIA GPU on PCI"
 # how a verb ended on a host; the command line has an exit code for each (core/errors.py)
 HostOutcome = Literal["ok", "failed", "invalid", "pending", "unreachable", "refused", "interrupted"]
 Status = Literal["unchanged", "changed", "failed", "rolled_back", "refused"]

@@ -299,7 +299,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be done on one host, in order.  No steps and no problems: the host has converged."""
+    """What is to be done on one host, in order."""
 
     host: str
     steps: tuple[Step, ...] = ()
@@ -309,12 +309,13 @@ class Plan:
     facts_hash: str = ""  # of the facts the plan rests on
     files: Mapping[str, str] = field(default_factory=dict)  # path → masked hash ("" = absent) of those it rests on
     resolved: Mapping[str, str] = field(default_factory=dict)  # package → version, or FROM → TO, by the node's own word
+    no_gpu: bool = False  # the machine lacks the GPU that it should have
 
     @property
     def converged(self) -> bool:
-        return not self.steps and not self.problems
+        return self.outcome == "ok"
 
     @property
     def outcome(self) -> Literal["ok", "pending", "refused"]:
-        """How planning ended: nothing to do, steps pending, or refused."""
-        return "refused" if self.problems else "pending" if self.steps else "ok"
+        """How planning ended: nothing to do, steps or a GPU pending, or refused."""
+        return "refused" if self.problems else "pending" if self.steps or self.no_gpu else "ok"

@@ -22,7 +22,7 @@ from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.item import HostCase, Item, ItemKey, KeyOf, Question, Wanted, alone_title, merged, step_value
 from gpunode.core.items.package import lost_programs
 from gpunode.core.knowledge.support import Support, programs_of, too_old, untried
-from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
+from gpunode.core.model import NO_GPU, NodeFacts, Plan, Problem, Reason, Solution, Step
 from gpunode.core.plan.steps import BY_ID, STEPS, StepRow, wanted
 from gpunode.core.validation import check_value
 
@@ -91,9 +91,8 @@ def make_plan(
     if not (facts.has_gpu or prepares(spec)):
         if spec.verify.without_gpu:
             return base
-        breaks = "the nvidia runtime breaks pods on nodes without a GPU"
-        why = "; ".join(filter(None, (breaks, spec.verify.allowing)))
-        return replace(base, warnings=(*base.warnings, f"no NVIDIA GPU found on PCI: nothing to do ({why})"))
+        words = "; ".join(filter(None, (NO_GPU, spec.verify.allowing)))
+        return replace(base, warnings=(*base.warnings, words), no_gpu=True)
     want = wanted(asked)
     engines = [key.name for key in want.items if key.option == "edits"]
     programs = list(programs_of(facts, engines))

@@ -48,7 +48,8 @@ def plan_classes(plans: Iterable[Plan], chosen: Mapping[str, str]) -> list[list[
     """Plans by class: those of a class have the same steps, problems and versions (`chosen`, by host)."""
 
     def key(plan: Plan) -> object:
-        return (class_key(plan), plan.problems, chosen.get(plan.host, "")) if plan.steps else ("", plan.problems, "")
+        steps = (class_key(plan), chosen.get(plan.host, "")) if plan.steps else plan.outcome
+        return steps, plan.problems
 
     return list(grouped((key(plan), plan) for plan in plans).values())
 
@@ -67,8 +68,9 @@ def plans_text(
     versions = chosen or {}
     classes = [c for c in plan_classes(plans, versions) if c[0].steps and not c[0].problems]
     refused = [_refused(p) for p in plans if p.problems]
-    todo = sum(map(len, classes))
-    lines = [f"{len(plans) + len(errors)} hosts: {len(plans) - todo - len(refused)} need nothing, {todo} have steps"]
+    todo, done = sum(map(len, classes)), sum(plan.converged for plan in plans)
+    lines = [f"{len(plans) + len(errors)} hosts: {done} need nothing, {todo} have steps"]
+    lines[0] += f", {without} pending without a GPU" if (without := sum(plan.no_gpu for plan in plans)) else ""
     lines[0] += f", {len(refused)} refused" if refused else ""
     lines[0] += f", {len(errors)} without a plan" if errors else ""
     lines += causes([*refused, *errors])
@@ -126,7 +128,8 @@ def causes(results: Sequence[HostResult]) -> list[str]:
 
 
 def _named(result: HostResult) -> str:
-    return without_host(_cut(result.sentence), result.host)
+    text = result.sentence
+    return without_host(text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …", result.host)
 
 
 def _cause(result: HostResult) -> str:
@@ -134,10 +137,6 @@ def _cause(result: HostResult) -> str:
     for pattern, word in _OWN:
         text = pattern.sub(word, text)
     return text
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 def _slowest(results: Iterable[HostResult]) -> list[str]:

@@ -52,6 +52,7 @@ def make_report(
     """The report of these hosts; `made` is the time of it in UTC."""
     ordered = sorted(hosts, key=lambda host: (STATES.index(host.state), host.name))
     issues = _issues(ordered)
+    kinds = _by((host for host in ordered if host.seen), lambda host: host.seen.kind if host.seen else "")
     return Report(
         title=title,
         made=made,
@@ -61,7 +62,7 @@ def make_report(
         problems=tuple(issue for issue in issues if not _is_drift(issue)),
         drift=tuple(issue for issue in issues if _is_drift(issue)),
         pools=tuple(_pool(name, members) for name, members in _by(ordered, lambda host: host.pool).items()),
-        classes=tuple(_class(kind, members) for kind, members in _by(_read(ordered), _kind).items()),
+        classes=tuple(_class(kind, members) for kind, members in kinds.items()),
         gpus=_gpus(ordered),
         run=replace(run, waves=_waves(ordered)) if run else None,
         hosts=tuple(ordered),
@@ -91,14 +92,6 @@ def left_title(report: Report) -> str:
 
 def _by(hosts: Iterable[ReportHost], key: Callable[[ReportHost], str]) -> dict[str, list[ReportHost]]:
     return dict(sorted(grouped((key(host), host) for host in hosts).items()))
-
-
-def _read(hosts: Iterable[ReportHost]) -> list[ReportHost]:
-    return [host for host in hosts if host.seen]
-
-
-def _kind(host: ReportHost) -> str:
-    return host.seen.kind if host.seen else ""
 
 
 def _states(hosts: Iterable[ReportHost]) -> dict[str, int]:

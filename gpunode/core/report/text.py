@@ -65,7 +65,7 @@ def class_text(plans: Sequence[Plan], *, chosen: str = "", detail: Detail = STEP
         lines += [f"  problem: {problem.what}", f"      fix: {problem.fix}"]
     for number, step in enumerate(news(first), 1):
         lines.append(f"  {number:>2}. {step.title}  ({step.id})")
-        alike = [(plan, _same_step(plan, step)) for plan in plans]
+        alike = [(plan, next(one for one in plan.steps if one.id == step.id)) for plan in plans]
         lines += _step_lines(alike, detail, sources)
     if first.steps and (detail.why or detail.sources):
         lines += ["  because:", *(f"    {_reason_line(r, sources, detail)}" for r in first.reasons)]
@@ -230,7 +230,7 @@ def _headline(plans: Sequence[Plan], chosen: str) -> str:
     if first.problems:
         return f"refused, {counted(len(first.problems), 'problem')}"
     if not first.steps:
-        return "nothing to do"
+        return "nothing to do" if first.converged else first.outcome
     return " · ".join([*filter(None, [chosen]), counted(len(news(first)), "step"), *_effects(plans)])
 
 
@@ -253,10 +253,6 @@ def _effects(plans: Sequence[Plan]) -> list[str]:
     }
     reboot = "reboots" if "always" in policies else "reboots if needed" if "if-needed" in policies else "no reboot"
     return [*(f"{verb} {', '.join(found)}" for verb, found in units.items()), reboot]
-
-
-def _same_step(plan: Plan, step: Step) -> Step:
-    return next(one for one in plan.steps if one.id == step.id)
 
 
 def _reason_line(reason: Reason, sources: dict[str, int], detail: Detail) -> str:

@@ -75,13 +75,15 @@ def _measurable(
         if plan.planned is None or plan.detected.target is None:
             error = plan.error or InputError(f"{plan.host} is a saved probe", fix="name a host that can be reached")
             errors[plan.host] = error.of_host(plan.host)
-        elif prepares(plan.planned.spec) or not plan.planned.facts.gpus:
-            errors[plan.host] = replace(verified[plan.host], outcome="pending", message="no NVIDIA GPU to measure")
+            continue
+        facts, spec = plan.planned.facts, plan.planned.spec
+        if prepares(spec) or not facts.gpus:
+            outcome = "pending" if prepares(spec) else plan.planned.plan.outcome
+            errors[plan.host] = replace(verified[plan.host], outcome=outcome, message="no NVIDIA GPU to measure")
         else:
-            facts = plan.planned.facts
             hosts.append(
                 Host(
-                    detected=plan.detected, facts=facts, spec=plan.planned.spec.accept, machine=machine_of(facts),
+                    detected=plan.detected, facts=facts, spec=spec.accept, machine=machine_of(facts),
                     key=key_of(facts),
                 )
             )  # fmt: skip

@@ -23,7 +23,7 @@ def untouched(host: HostPlan, expected: Expected | None) -> HostResult:
     assert host.plan
     if problems := host.plan.problems:
         return _with_fixes(HostResult(host=host.host, outcome="refused"), [(p.what, p.fix) for p in problems])
-    result = _with_gpus(HostResult(host=host.host, message="nothing to do"), host, expected)
+    result = _with_gpus(HostResult(host=host.host), host, expected)
     return replace(result, message="; ".join(("nothing to do", *host.plan.warnings))) if result.ok else result
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.core.checks.health import lacks_gpu
 from gpunode.core.errors import GpunodeError
-from gpunode.core.items.first_boot import prepares
 from gpunode.core.late import dataclass
 from gpunode.core.model import HostOutcome, Plan
 from gpunode.edge.desired import Planned
@@ -32,6 +30,4 @@ class HostPlan:
         """How planning ended: ok (nothing to do), pending (also without a GPU), refused, or that of the error."""
         if self.error or not self.planned:
             return self.error.outcome if self.error else "failed"
-        spec, outcome = self.planned.spec, self.planned.plan.outcome
-        without = outcome == "ok" and not prepares(spec) and lacks_gpu(self.planned.facts, spec.verify)
-        return "pending" if without else outcome
+        return self.planned.plan.outcome

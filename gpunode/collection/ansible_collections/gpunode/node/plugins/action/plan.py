@@ -89,7 +89,7 @@ class ActionModule(NodeAction):
                 "gpunode_exit": int(Exit.REFUSED),
             }
         titles = [step.title for step in plan.steps]
-        result["msg"] = "; ".join(titles) or f"nothing to do: {chosen}"
+        result["msg"] = "; ".join(plan.warnings if plan.no_gpu else titles) or f"nothing to do: {chosen}"
         if self._task.diff and not self._vars.get("gpunode_run"):
             detail = Detail(why=True, sources=True, diff=True)
             shown = printable(mask(plan_text(plan, chosen=chosen, detail=detail)))
