@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog="Examples:\n\n\b\n"
-    "  gpunode report -o report.html                     (of the last provision)\n"
+    "  gpunode report -o report.html                     (of the last run)\n"
     "  gpunode report 20261121 -o report.html\n"
     "  gpunode report review/ -o review.html             (of a plan: gpunode plan -o review/)\n"
     "  gpunode report --from probes/ --format junit -o junit.xml\n"
@@ -51,9 +51,9 @@ def report(
 ) -> int:
     """The state of a fleet on one page: problems first, pools, versions, GPUs, drift, the timeline of a run.
 
-    RUN is a run's name, the beginning of one, or `last`, the newest provision; PLAN a file or folder that
-    `gpunode plan` wrote. With --from, a gpunode.yml (-c, or that of the current folder) says what the probes are
-    compared with.
+    RUN is a run's name, the beginning of one, or `last`: the newest one, of provision, uninstall or rollback; PLAN a
+    file or folder that `gpunode plan` wrote. With --from, a gpunode.yml (-c, or that of the current folder) says what
+    the probes are compared with.
     """
     from dataclasses import replace
 

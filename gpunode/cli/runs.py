@@ -58,7 +58,7 @@ def list_runs(limit: int, output_format: str) -> int:
         print_json({"runs": [_run_data(run, hosts) for run, hosts in rows]})
         return 0
     if not rows:
-        echo("no run yet: gpunode provision makes one")
+        echo("no run yet: gpunode provision makes one where it has something to do")
     for run, hosts in rows:
         counts = ", ".join(f"{n} {state}" for state, n in sorted(Counter(h.state for h in hosts).items()))
         echo(f"{run.name}  {run.verb:<10} {run.outcome:<12} {counts}")

@@ -54,7 +54,7 @@ def report_of(source: str) -> Report:
 def of_run(name: str) -> Report:
     """A run of this controller: all hosts that it was asked for, also those that it had nothing to do on."""
     journal = Runs()
-    run = journal.get(name, "report")
+    run = journal.get(name)
     plans: dict[str, dict[str, Any]] = {}
     results: dict[str, dict[str, Any]] = {}
     rows: dict[str, HostRow] = {}

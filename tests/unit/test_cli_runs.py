@@ -66,7 +66,7 @@ def run(*args: str) -> tuple[int, str]:
 
 
 def test_without_a_run_it_says_how_to_make_one(journal: Runs) -> None:
-    assert run("list") == (0, "no run yet: gpunode provision makes one\n")
+    assert run("list") == (0, "no run yet: gpunode provision makes one where it has something to do\n")
     assert run("show")[0] == 2
 
 

@@ -218,7 +218,6 @@ UNDONE = "20260103"
         ("show", UNDONE, UNDONE),
         ("resume", "is a run of uninstall: gpunode uninstall again", "gpunode uninstall again"),
         ("compare", "20260102", "name a run of provision"),
-        ("report", "20260102", UNDONE),
     ],
 )
 def test_which_run_is_the_last_one_depends_on_what_it_is_for(

@@ -30,7 +30,7 @@ from gpunode.edge.state import StateError, now, state_dir, state_path
 from gpunode.edge.supervise import lives
 
 T = TypeVar("T")
-Purpose = Literal["show", "resume", "compare", "report"]  # what a run is looked up for
+Purpose = Literal["show", "resume", "compare"]  # what a run is looked up for
 JOURNAL = "runs.sqlite"
 VERSION = 5
 _TABLES = """
@@ -358,19 +358,19 @@ class Runs:
     def get(self, name: str, purpose: Purpose = "show") -> RunRow:
         """A run by its name, by the beginning of one, or "last".  Raises InputError.
 
-        For "compare" and "report", last is the newest provision: an undo writes down no state of its hosts.  Otherwise
-        it is the newest run, so that nobody resumes what was undone since.
+        For "compare", last is the newest provision: an undo writes down no state of its hosts.  Otherwise it is the
+        newest run, so that nobody resumes what was undone since.
         """
-        verbs = "provision" if purpose in ("compare", "report") else "%"
+        verbs, kind = ("provision", "run of provision") if purpose == "compare" else ("%", "run")
         newest = self._runs("select * from runs where verb like ? order by rowid desc limit 3", verbs)
         named = self._runs("select * from runs where substr(name, 1, ?) = ?", len(name), name)
         found = newest[:1] if name == "last" else named
         if len(found) != 1:
-            known = ", ".join(run.name for run in newest) or "there is none yet"
+            known = f"({', '.join(run.name for run in newest)} …), or last" if newest else "(there is none yet)"
             raise InputError(
                 f"run {name!r}: {'several begin so' if found else 'not known'}",
-                expected=f"a run of this controller ({known} …), or last",
-                fix="gpunode runs list",
+                expected=f"a {kind} of this controller {known}",
+                fix="gpunode runs list" if newest else "gpunode provision makes one where it has something to do",
             )
         [run] = found
         if run.verb != "provision" and purpose in ("compare", "resume"):
