@@ -84,6 +84,15 @@ def test_a_tag_of_somebody_elses_runs_nothing_of_the_role(site: Path) -> None:
     assert ran(play(site, "--tags", "base"), skipped=False) == ["Base", "Before"]
 
 
+@pytest.mark.parametrize("tag", ["driver", "gpunode_drivers"])
+def test_a_tag_that_is_nearly_one_of_the_parts_says_which_there_are(tag: str, site: Path) -> None:
+    done = play(site, "--tags", tag)
+    assert ran(done, skipped=False) == ["plan: Say which tags there are where none of them was chosen"]
+    assert f"--tags {tag} runs no part of gpunode, whose tags are gpunode_preflight, gpunode_driver, " in done.stdout
+    (site / "site.yml").write_text(SITE.replace("tags: [gpu]", f"tags: [{tag}]"))
+    assert PLAN in ran(own := play(site, "--tags", tag)) and "runs no part" not in own.stdout, "a tag of your own"
+
+
 def test_a_tag_of_the_whole_role_runs_all_of_it_and_nothing_else(site: Path) -> None:
     titles = ran(play(site, "--tags", "gpu"))
     assert "Base" not in titles and titles.count(PLAN) == 1
@@ -178,10 +187,14 @@ def test_an_action_alone_reads_the_variables_and_refuses_what_it_does_not_know(t
     assert done.returncode == 2 and ALONE[task] in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize(("words", "hosts"), [((), 0), (("--limit", "all"), 1), (("-e", "gpunode_hosts=all"), 1)])
+@pytest.mark.parametrize(("words", "hosts"), [((), 0), (("--limit", "gpu1"), 1), (("-e", "gpunode_hosts=gpu1"), 1)])
 def test_uninstall_asks_for_its_hosts(words: tuple[str, ...], hosts: int, site: Path) -> None:
     (site / "site.yml").write_text("- ansible.builtin.import_playbook: gpunode.node.uninstall\n")
-    assert f"hosts ({hosts})" in play(site, "--list-hosts", *words).stdout
+    words = ("-i", "gpu1,", "-e", '{"gpunode_undo": {}}', *words)  # which undoes nothing
+    assert f"hosts ({hosts})" in play(site, "--list-hosts", *words).stdout.partition("Undo what")[2]
+    done = play(site, *words)
+    assert ("name the hosts to undo gpunode on, by --limit" in done.stdout) == (not hosts)
+    assert done.returncode == (0 if hosts else 2), done.stdout
 
 
 @pytest.mark.parametrize(

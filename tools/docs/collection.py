@@ -453,7 +453,20 @@ def _plan_tasks() -> str:
 
 - name: Make the node ready for its plan
   ansible.builtin.include_tasks: preflight.yml
-{_due(ROLES[0])}"""
+{_due(ROLES[0])}
+- name: Say which tags there are where none of them was chosen
+  ansible.builtin.debug:
+    msg: >-
+      --tags {{{{ ansible_run_tags | join(',') }}}} runs no part of gpunode, whose tags are
+      {{{{ plan_parts | map('regex_replace', '^', 'gpunode_') | join(', ') }}}}
+  vars:
+    plan_parts: [{", ".join(role.name for role in ROLES)}]
+  run_once: true # noqa: run-once[task]
+  when:
+    - {PLAN} is undefined
+    - ansible_run_tags | select('match', '(gpunode_.*|' ~ plan_parts | join('|') ~ ')$') | length > 0
+  tags: [always]
+"""
 
 
 # ---------------------------------------------------------------- roles that no plan runs
