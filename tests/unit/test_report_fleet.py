@@ -172,6 +172,15 @@ def test_versions_part_classes_and_a_host_without_steps_is_in_none_of_them() -> 
     assert class_text(found[2]) == "gpu0003, gpu0004: nothing to do"
 
 
+def test_hosts_without_a_gpu_are_pending_and_not_among_those_that_need_nothing() -> None:
+    bare = replace(plan(3), no_gpu=True, warnings=("no NVIDIA GPU on PCI",))
+    plans = [disturbing("gpu1", ""), bare, plan(4)]
+    assert [[p.host for p in alike] for alike in plan_classes(plans, {})] == [["gpu1"], ["gpu0003"], ["gpu0004"]]
+    assert class_text([bare]) == "gpu0003: pending\n  warning: no NVIDIA GPU on PCI"
+    line = plans_text(plans).splitlines()[0]
+    assert line == "3 hosts: 1 need nothing, 1 have steps, 1 pending without a GPU"
+
+
 @pytest.mark.parametrize(
     ("policies", "says"),
     [(("never",), "no reboot"), (("never", "if-needed"), "reboots if needed"), (("always", "never"), "reboots")],
