@@ -241,6 +241,48 @@ esac"""
     assert ("cannot be read" in done.stdout) == ("//own" in all_of_it)
 
 
+def test_what_apt_would_do_is_read_from_its_own_list(tmp_path: Path) -> None:
+    """As apt-get --print-uris --show-versions printed it, apt 2.6.2 (with removals that purge)."""
+    (tmp_path / "apt-get").write_text(
+        """#!/bin/sh
+cat <<'SAID'
+Reading package lists...
+Building dependency tree...
+The following additional packages will be installed:
+   libappstream4 (0.16.1-2+b1)
+Suggested packages:
+   apt-config-icons (0.16.1-2)
+The following packages will be REMOVED:
+   curl* (7.88.1-10+deb12u15)
+The following NEW packages will be installed:
+   hello (2.10-3)
+   libgcc-s1:i386 (12.2.0-14+deb12u1)
+The following packages will be upgraded:
+   appstream (0.16.1-2 => 0.16.1-2+b1)
+   libappstream4 (0.16.1-2 => 0.16.1-2+b1)
+The following packages will be DOWNGRADED:
+   libssl3 (3.0.18-1~deb12u2 => 3.0.17-1~deb12u2)
+2 upgraded, 2 newly installed, 1 downgraded, 1 to remove and 134 not upgraded.
+Need to get 2652 kB of archives.
+After this operation, 217 kB disk space will be freed.
+'http://deb.debian.org/debian/pool/main/h/hello/hello_2.10-3_amd64.deb' hello_2.10-3_amd64.deb 53080
+SAID
+"""
+    )
+    (tmp_path / "apt-get").chmod(0o755)
+    (tmp_path / ".to_remove").touch()
+    (tmp_path / "install").touch()
+    done = call(f"PATH={tmp_path}:$PATH\napt_simulate 9>/dev/null", tmp_path)
+    assert done.stdout.splitlines() == [
+        "remove curl",
+        "install hello 2.10-3",
+        "install libgcc-s1:i386 12.2.0-14+deb12u1",
+        "install appstream 0.16.1-2+b1",
+        "install libappstream4 0.16.1-2+b1",
+        "install libssl3 3.0.17-1~deb12u2",
+    ], done.stderr
+
+
 def test_what_dpkg_wants_again_is_asked_of_apt_by_name_where_it_does_not_fix_it_by_itself(tmp_path: Path) -> None:
     """An unpacking that was killed leaves packages that apt's --fix-broken alone leaves as they are."""
     fakes = tmp_path / "bin"

@@ -221,12 +221,15 @@ apt_then() {
   apt_ "$@" install --allow-change-held-packages $(apt_words)
 }
 
+# apt-get's own list of what it would do takes half the time of -s, which plays the work of dpkg through as well
 apt_simulate() {
   apt_first || return 1
   sed 's/^/remove /' "$GPUNODE_IN/.first"
-  apt_then -s >"$GPUNODE_IN/.simulated" 2>&1 || return 1
-  sed -n 's/^Inst \([^ ]*\) .*(\([^ ]*\) .*/install \1 \2/p; s/^Inst \([^ ]*\) (\([^ ]*\) .*/install \1 \2/p; s/^Remv \([^ ]*\) .*/remove \1/p' \
-    "$GPUNODE_IN/.simulated"
+  apt_then --print-uris -V -o quiet=1 >"$GPUNODE_IN/.simulated" 2>&1 || return 1
+  awk '
+    /^[^ ]/ { install = /^The following (NEW packages|packages) will be (installed|upgraded|DOWNGRADED):/; remove = / will be REMOVED:/ }
+    /^ / && remove { sub(/[*]$/, "", $1); print "remove", $1 }
+    /^ / && install { gsub(/[()]/, ""); print "install", $1, $NF }' "$GPUNODE_IN/.simulated"
 }
 
 apt_why_not() {
