@@ -3,8 +3,8 @@
     python tests/gpu/build.py DIRECTORY
 
 DIRECTORY gets part.000 and so on, SHA256SUMS, and run.sh, which puts them together there and starts trial.py.  Inside:
-Ubuntu's own tree with systemd and containerd, gpunode with its Python packages, and, where GPUNODE_VENDOR names a
-folder of them, NVIDIA's container toolkit.
+Ubuntu's own tree with systemd and containerd, gpunode with its Python packages, and, where GPUNODE_VENDOR and
+GPUNODE_KUBERNETES name a folder of them, NVIDIA's container toolkit and the programs of a cluster.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from gpunode.lab import images, machine, packages, packages_vendor
+from gpunode.lab.kubernetes import binaries, pki, seeds
+from gpunode.lab.kubernetes import images as pod_images
 
 HERE = Path(__file__).parent
 PART = 40 << 20  # bytes, at most
-TREE = images.Variant(distro="ubuntu:24.04")
+TREE = images.Variant(distro="ubuntu:24.04", kubernetes=True)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 TOOLKIT = ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-container-runtime-hook")
 URL = "http://127.0.0.1:8000"  # a server in the node
@@ -34,6 +36,8 @@ runtimes:
   docker: {manage: ignore}
 """
 STANDINS = "standins/node/usr/local"  # of the lab: they bring the image of pod sandboxes, and a CRI client
+NODE, ADDRESS = "gpu-node", "10.99.0.1"
+SHARED = "srv/kubernetes"  # on the node, in place of seeds.SHARED
 
 
 def tree(folder: Path) -> Path:
@@ -45,6 +49,7 @@ def tree(folder: Path) -> Path:
     machine.podman("create", "--name", container, "--network=none", tag, "true")
     try:
         machine.podman("export", "--output", str(tar), container)
+        machine.podman("cp", f"{container}:/bin/busybox", str(folder.parent))
     finally:
         machine.podman("rm", "--force", container)
     return tar
@@ -87,11 +92,38 @@ def programs(folder: Path) -> None:
     with as_file(files("gpunode.lab") / STANDINS) as standins:
         for name in ("bin/crictl", "lib/gpunode-lab/pause", "lib/gpunode-lab/containerd-first"):
             shutil.copy(standins / name, folder)
-    for name in ("image.sh", "pod.sh"):
+    for name in ("image.sh", "pod.sh", "cluster.sh", "pods.sh"):
         shutil.copy(HERE / name, folder)
     for path in folder.iterdir():
         path.chmod(0o755)
     subprocess.run(("cc", "-O1", "-Wall", "-Werror", HERE / "add.c", "-ldl", "-o", folder / "gpu-add"), check=True)
+
+
+def kubernetes(folder: Path, busybox: Path) -> None:
+    """The programs of a cluster, what the node gets for it, and the images of its pods; nothing without a folder."""
+    if not (name := os.environ.get("GPUNODE_KUBERNETES")):
+        return
+    there, seed = binaries.folder_of(name), folder / "cluster"
+    seeds.seed_control_plane(seed)
+    for unit in (seed / "etc/systemd/system").iterdir():
+        if unit.is_symlink():  # the machine of the control plane is the node
+            unit.unlink()
+    authority = pki.make(seed / SHARED / "pki", ADDRESS)
+    seeds.seed_node(seed, 1, NODE, authority, there)
+    for path in (*seed.rglob("*.service"), *seed.rglob("routes")):
+        path.write_text(path.read_text().replace(seeds.SHARED.lstrip("/"), SHARED))
+    for path, text in (
+        (f"{SHARED}/controller-manager.conf", authority.kubeconfig("system:kube-controller-manager")),
+        (f"{SHARED}/ready", ""),
+        ("root/.kube/config", authority.kubeconfig("kubernetes-admin", ["system:masters"])),
+        ("etc/default/kubelet", f"KUBELET_EXTRA_ARGS=--node-ip={ADDRESS}\n"),
+    ):
+        machine.write(seed / path, text)
+    pod_images.make_images(there, busybox, seed / SHARED / "images")
+    for program in binaries.NEEDED:
+        if program != "kube-scheduler":  # it is in an image
+            shutil.copy(there.folder / program, folder)
+    (folder / "version").write_text(there.version)
 
 
 def split(source: Path, target: Path) -> None:
@@ -116,6 +148,7 @@ def main(target: Path) -> None:
         tree(payload)
         site(payload / "site")
         programs(payload / "programs")
+        kubernetes(payload / "kubernetes", work / "busybox")
         (payload / "node.yml").write_text(SPEC + toolkit(payload / "toolkit"))
         shutil.copy(HERE / "trial.py", payload)
         shutil.copy(HERE / "node.sh", payload)

@@ -23,6 +23,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ SETTINGS = (
 )
 ADD = "/usr/local/bin/gpu-add"
 IMAGE = "localhost/gpunode-gpu-add:1"
+KUBERNETES = HERE / "kubernetes"
 
 
 class NotPossible(Exception):
@@ -60,6 +62,7 @@ class Trial:
     began: float = field(default_factory=time.monotonic)
     rows: list[dict[str, Any]] = field(default_factory=list)
     captures: dict[str, tuple[str, int, float]] = field(default_factory=dict)
+    bare: str = ""  # what the program that computes said without a container
 
     def left(self) -> float:
         return SECONDS - (time.monotonic() - self.began)
@@ -79,6 +82,12 @@ class Trial:
         self.rows.append({"id": name, "status": status, "message": message, "seconds": seconds})
         print(f"{status:<13} {name:<26} {message.splitlines()[0] if message else ''} ({seconds} s)", flush=True)
         return status == "passed"
+
+    def judged(self, status: int, text: str) -> str:
+        """What the program said in a container; that it cannot compute here is no fault of the container."""
+        if self.bare and self.bare in text and "added" not in text:
+            raise NotPossible(f"as without a container: {self.bare}")
+        return computed(status, text)
 
     def run(self, command: Sequence[str], *, name: str = "", limit: float = 120, **options: Any) -> tuple[int, str]:
         """Exit status and output; kept in the record under `name`.  Never longer than what is left."""
@@ -183,6 +192,10 @@ class Node:
         (self.root / "etc/hostname").write_text("gpu-node\n")
         (self.root / "etc/machine-id").write_text("")
         shutil.copy(HERE / "node.yml", self.root / "root/gpunode.yml")
+        if KUBERNETES.exists():
+            programs = shutil.ignore_patterns("cluster", "version")
+            shutil.copytree(KUBERNETES, self.root / "opt/kubernetes", ignore=programs)
+            shutil.copytree(KUBERNETES / "cluster", self.root / "opt/cluster", symlinks=True)
         shutil.copytree(HERE / "toolkit/repository", self.root / "opt/repository")
         shutil.copytree(HERE / "toolkit/vendor", self.root / "opt/nvidia")
         drop_in = self.root / "etc/systemd/system/containerd.service.d/trial.conf"
@@ -370,9 +383,8 @@ def on_the_node(trial: Trial, node: Node) -> None:
     containers(trial, node)
     trial.check("node.accept", lambda: reads("accept", "--level", "quick"))
     trial.check("node.uninstall", uninstall)
+    kubernetes(trial, node)
     run("journalctl --no-pager -n 400", name="node-journal.txt")
-    for what in ("device plugin", "time-slicing", "MPS"):
-        trial.check(f"kubernetes {what}", lambda: impossible("the payload has no kubelet and no API server"))
 
 
 def containers(trial: Trial, node: Node) -> None:
@@ -385,18 +397,13 @@ def containers(trial: Trial, node: Node) -> None:
             raise Failed(text.strip()[-400:])
         return IMAGE
 
-    def judged(status: int, text: str) -> str:
-        if bare[0] in text and "added" not in text:
-            raise NotPossible(f"as without a container: {bare[0]}")
-        return computed(status, text)
-
     def computes(name: str, words: str) -> str:
         status, text = run(f"ctr run --rm {words} {IMAGE} trial-{name} {ADD}", name=f"node-{name}.txt")
-        return judged(status, text)
+        return trial.judged(status, text)
 
     def own() -> str:
         status, text = run(ADD, name="node-add.txt")
-        bare.append(text.strip())
+        trial.bare = text.strip()
         return computed(status, text)
 
     def reload() -> str:
@@ -406,15 +413,14 @@ def containers(trial: Trial, node: Node) -> None:
         )
         try:
             status, text = run(f"systemctl daemon-reload && ctr task exec --exec-id one trial-long {ADD}")
-            return f"after systemctl daemon-reload: {judged(status, text)}"
+            return f"after systemctl daemon-reload: {trial.judged(status, text)}"
         finally:
             run("ctr task kill -s KILL trial-long; sleep 1; ctr task rm -f trial-long; ctr container rm trial-long")
 
     def pod(handler: str) -> str:
         status, text = run(f"pod.sh {handler} {IMAGE}", name=f"node-pod-{handler}.txt")
-        return judged(status, text)
+        return trial.judged(status, text)
 
-    bare: list[str] = []
     trial.check("node.computes", own)
     if not (node.root / "opt/nvidia/nvidia-ctk").exists():
         trial.check("containers", lambda: impossible("the payload has no nvidia-ctk: build it with GPUNODE_VENDOR"))
@@ -425,6 +431,47 @@ def containers(trial: Trial, node: Node) -> None:
         trial.check("containers.runtime", lambda: computes("runtime", f"{words} --env NVIDIA_DRIVER_CAPABILITIES=all"))
         trial.check("containers.daemon-reload", reload)
         trial.check("containers.pod", lambda: pod("nvidia"))
+
+
+def kubernetes(trial: Trial, node: Node) -> None:
+    """A cluster of this one node: whole GPUs, then slices of them, and pods that compute side by side."""
+    run = node.sh
+
+    def start() -> str:
+        status, text = run(f"cluster.sh {(KUBERNETES / 'version').read_text()}", name="cluster-start.txt", limit=300)
+        if status == 77:
+            raise NotPossible(last(text))
+        if status:
+            raise Failed(f"exit status {status}: {text.strip()[-500:]}")
+        return last(text)
+
+    def gpunode(words: str, name: str) -> None:
+        status, text = run(f"python3 -m gpunode {words}", name=name, limit=300)
+        if status:
+            raise Failed(f"gpunode {words.split(' -')[0]}: exit status {status}: {text.strip()[-600:]}")
+
+    def offered(name: str, sharing: str) -> str:
+        (node.root / "root/cluster.yml").write_text(f"{spec}kubernetes: {{}}\nsharing: {sharing}\n")
+        gpunode("provision --local -c /root/cluster.yml --yes", f"{name}-provision.txt")
+        gpunode("kube apply -c /root/cluster.yml --nodes kubernetes.io/hostname=gpu-node", f"{name}-apply.txt")
+        gpunode("kube verify -c /root/cluster.yml", f"{name}-verify.txt")
+        offers = "kubectl get node gpu-node -o 'jsonpath={.status.allocatable}'"
+        return last(run(offers, name=f"{name}-offers.json")[1])
+
+    def pods(name: str, count: int) -> str:
+        return trial.judged(*run(f"pods.sh {count} {IMAGE}", name=f"{name}-pods.txt", limit=150))
+
+    if not KUBERNETES.exists():
+        trial.check("cluster", lambda: impossible("the payload has no kubelet: build it with GPUNODE_KUBERNETES"))
+        return
+    spec = (HERE / "node.yml").read_text()
+    if trial.check("cluster.start", start):
+        ways = (("whole", "{strategy: none}", 1), ("time-slicing", "{strategy: time-slicing, replicas: 4}", 3))
+        for name, sharing, count in ways:
+            way = f"cluster-{name}"
+            if trial.check(f"cluster.{name}", partial(offered, way, sharing)):
+                trial.check(f"cluster.{name}.pods", partial(pods, way, count))
+        trial.check("cluster.mps", lambda: impossible("MPS sets the card's compute mode: no setting is changed here"))
 
 
 def computed(status: int, text: str) -> str:

@@ -1,4 +1,7 @@
-"""The payload of `make test-gpu`, whole, on a node whose GPU is a stub: all but what computes."""
+"""The payload of `make test-gpu`, whole, on a node whose GPU is a stub: all but what computes.
+
+With a cluster where GPUNODE_KUBERNETES names a folder of its programs.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cluster import FOLDER
 
 from gpunode.lab import Lab
 
@@ -52,6 +56,9 @@ def test_the_trial_of_a_physical_gpu_runs_whole_on_a_faked_one(provisioned: Call
     assert failed <= NOT_HERE, done.stdout
     assert {("passed", name) for name in ("node.provision", "node.second-run", "node.uninstall")} <= rows, done.stdout
     assert "card.settings-after        10 settings as before" in done.stdout
+    if FOLDER:
+        cluster = {("passed", "cluster.start"), ("passed", "cluster.whole"), ("passed", "cluster.time-slicing")}
+        assert cluster <= rows, done.stdout
     for way in WAYS:
         assert f"verify {way} " in done.stdout
     listed = lab.run(node, "tar -tzf /root/record.tar.gz").stdout.split()
