@@ -77,9 +77,9 @@ MAY_LOAD = {
     ),
     "plan --probe probe.txt": (
         "jinja2 markupsafe tomli tomlkit yaml core.checks core.content core.diff core.edits core.facts core.items "
-        "core.knowledge core.openpgp core.plan core.report core.rollout core.secrets core.sharing core.solve core.spec "
-        "core.untrusted core.validation core.yaml_text edge.ansible edge.ask edge.desired edge.fleet edge.load "
-        "edge.supervise edge.tables node"
+        "core.knowledge core.openpgp core.plain core.plan core.report core.rollout core.secrets core.sharing "
+        "core.solve core.spec core.untrusted core.validation core.yaml_text edge.ansible edge.ask edge.desired "
+        "edge.fleet edge.load edge.supervise edge.tables node"
     ),
     "doctor --log line.log": "ahocorasick tomli core.checks core.doctor edge.doctor edge.tables",
 }

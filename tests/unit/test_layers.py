@@ -207,7 +207,7 @@ def test_no_public_class_of_core_has_the_name_of_another() -> None:
 
 # A part of core imports what is named before it, or beside it in the same line.
 ORDER = (
-    "engines errors grammar grouped late meant model printable",
+    "engines errors grammar grouped late meant model plain printable words",
     "content mask numbers openpgp remote untrusted validation yaml_text",
     "diff knowledge",
     "spec",

@@ -18,6 +18,7 @@ from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.late import regex
 from gpunode.core.mask import shown
+from gpunode.core.plain import mapping
 
 Path = tuple[str, ...]
 Values = dict[str, Any]
@@ -145,13 +146,13 @@ def _bound(wanted: Values, before: Values, after: Values) -> Iterator[tuple[Path
         if at[-1:] != ("runtimes",) or _at(wanted, path) is not MISSING:
             continue
         if _programs(new):
-            for key, value in _table(wanted, at[:-1]).items():
+            for key, value in mapping(wanted, *at[:-1]).items():
                 former = _at(before, (*at[:-1], key))
                 if value == name != former:
                     yield (*at[:-1], key), former, f" again, because the runtime {name} goes"
             continue
-        theirs = any(_is_theirs(one, _at(after, (*at, other))) for other, one in _table(wanted, at).items())
-        if theirs and _at(before, at) is MISSING and "runtime_type" in _table(after, path):
+        theirs = any(_is_theirs(one, _at(after, (*at, other))) for other, one in mapping(wanted, *at).items())
+        if theirs and _at(before, at) is MISSING and "runtime_type" in mapping(after, *path):
             yield path, new, " and stays for the runtimes next to it"
 
 
@@ -194,11 +195,6 @@ def _at(found: Any, path: Path) -> Any:
     for key in path:
         found = found.get(key, MISSING) if isinstance(found, dict) else MISSING
     return found
-
-
-def _table(found: Values, path: Path) -> Values:
-    there = _at(found, path)
-    return there if isinstance(there, dict) else {}
 
 
 def _put(into: Values, path: Path, value: Any, before: Values) -> None:

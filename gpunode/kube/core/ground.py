@@ -8,6 +8,7 @@ from functools import cached_property
 from gpunode.core.diff import unified
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import Problem
+from gpunode.core.plain import mapping
 from gpunode.core.printable import few, printable
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.applied import ObjectChange
@@ -27,7 +28,6 @@ from gpunode.kube.core.judge import serves_as_ours
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.kube.core.offers import expected, gpus_of
 from gpunode.kube.core.owned import Inventory, NodeMarks, ObjectKey, digest, is_ours, key_of, shown
-from gpunode.kube.core.plain import mapping
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.device_plugin import CONFIG, config_text
 from gpunode.kube.core.render.plugin_config import sharing_of

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from gpunode.core.late import dataclass, field, regex
 from gpunode.core.meant import meant
 from gpunode.core.model import Check, HostResult, Problem
+from gpunode.core.plain import mapping, mappings
 from gpunode.core.printable import few, printable
 from gpunode.kube.core.checks.preflight import mig_state, node_names, offers_gpus, pool_nodes, renamed
 from gpunode.kube.core.checks.ready import (
@@ -41,7 +42,6 @@ from gpunode.kube.core.owned import (
     owner_words,
 )
 from gpunode.kube.core.placing import pods_on, selects, unserved
-from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render import NodeWish
 from gpunode.kube.core.usage import GpuUse, Usage, Use, resources_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from gpunode.core.plain import mapping, mappings
 from gpunode.core.sharing.rules import cuts, mig_profiles
 from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.kube.core.cluster import Object
-from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render.dra import DRIVER
 from gpunode.kube.core.render.gpushare import MEMORY

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gpunode.core.plain import mapping, mappings
 from gpunode.core.printable import printable
 from gpunode.kube.core.checks.ready import pod_trouble
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import ObjectKey
-from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.selector import How, Requirement, fits
 
 # https://kubernetes.io/docs/concepts/workloads/controllers/daemonset/#taints-and-tolerations

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.late import asdict, dataclass
+from gpunode.core.plain import mapping, mappings
 from gpunode.kube.core.checks.ready import has_ended, not_ready, unschedulable
 from gpunode.kube.core.cluster import POOL_LABEL, Object
-from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render.dra import DRIVER
 from gpunode.kube.core.render.gpushare import COUNT, MEMORY

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.plain import mapping
 from gpunode.core.secrets import seal_spec
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.edge.isolate import isolated
@@ -51,9 +52,8 @@ def with_pool(spec_data: Any, selector: str) -> Any:
 
 def _pools_filled(data: Any) -> Any:
     """A pool by label without `sharing` has the file's, whatever the groups of an inventory have."""
-    kubernetes = data.get("kubernetes") if isinstance(data, Mapping) else None
-    pools = kubernetes.get("pools") if isinstance(kubernetes, Mapping) else None
-    if not isinstance(kubernetes, Mapping) or not isinstance(pools, Mapping) or not data.get("sharing"):
+    kubernetes, pools = mapping(data, "kubernetes"), mapping(data, "kubernetes", "pools")
+    if not pools or not data.get("sharing"):
         return data
     filled = {name: {"sharing": data["sharing"], **p} if isinstance(p, Mapping) else p for name, p in pools.items()}
     return {**data, "kubernetes": {**kubernetes, "pools": filled}}

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser, UnreachableError
 from gpunode.core.late import dataclass, regex
+from gpunode.core.plain import mapping, mappings
 from gpunode.core.printable import printable, shortened
 from gpunode.kube.core.api_error import ApiError, ConflictError, DeniedError
 from gpunode.kube.core.cluster import Object
@@ -482,8 +483,7 @@ def _may_pass(error: GpunodeError, retry: Retry) -> bool:
 
 def _named(item: Mapping[str, Any], plural: str) -> str:
     """An object that may be of any form, for a message."""
-    metadata = item.get("metadata")
-    names = [metadata.get(key) for key in ("namespace", "name")] if isinstance(metadata, Mapping) else []
+    names = [mapping(item, "metadata").get(key) for key in ("namespace", "name")]
     return f"{plural} {'/'.join(shortened(name, 60) for name in names if name) or '(without a name)'}"
 
 
@@ -535,10 +535,7 @@ def _deeper(value: Any, levels: int) -> bool:
 
 def _refusal(method: str, path: str, status: int, data: Any, text: bytes, headers: Any) -> ApiError:
     """The Status object that the API answers with, as our error."""
-    status_object = data if isinstance(data, dict) else {}
-    details = status_object.get("details")
-    listed = details.get("causes") if isinstance(details, dict) else None
-    causes = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
+    status_object, causes = mapping(data), mappings(mapping(data, "details"), "causes")
     message = str(status_object.get("message") or "") or text.decode(errors="replace").strip().partition("\n")[0][:200]
     message = printable(message)[:2000] or "no reason given"
     fix = {

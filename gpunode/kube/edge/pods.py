@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from gpunode.core.plain import mapping
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.checks.ready import event_time, last_warning, pod_trouble, pods_trouble, readiness, wanted_pods
 from gpunode.kube.core.cluster import Object
 from gpunode.kube.core.owned import ObjectKey
-from gpunode.kube.core.plain import mapping
 from gpunode.kube.edge.client import Api, segment
 
 

@@ -16,6 +16,7 @@ from gpunode.core.facts.flags import Flag, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.late import dataclass
 from gpunode.core.model import Reason
+from gpunode.core.plain import mapping, mappings
 
 # ---------------------------------------------------------------- flags that --config makes void
 
@@ -119,17 +120,11 @@ def _check(data: Any, path: str, extender: Extender) -> None:
 
 def ours(extender: Any, rules: SchedulerRules) -> bool:
     """Whether an extender is gpushare's: it manages the resource, at a URL that ends as gpushare's does."""
-    return manages(extender, rules) and str(_get(extender, "urlPrefix")).rstrip("/").endswith(rules.url_path)
+    return manages(extender, rules) and str(mapping(extender).get("urlPrefix")).rstrip("/").endswith(rules.url_path)
 
 
 def manages(extender: Any, rules: SchedulerRules) -> bool:
-    resources = _get(extender, "managedResources")
-    names = [_get(one, "name") for one in resources] if isinstance(resources, list) else []
-    return rules.resource in names
-
-
-def _get(holder: Any, key: str) -> Any:
-    return holder.get(key) if isinstance(holder, dict) else None
+    return any(one.get("name") == rules.resource for one in mappings(extender, "managedResources"))
 
 
 def _with_extender(path: str, text: str, extender: Extender) -> tuple[str, tuple[Reason, ...]]:
@@ -140,13 +135,13 @@ def _with_extender(path: str, text: str, extender: Extender) -> tuple[str, tuple
     for at, one in enumerate(extenders or ()):
         if ours(one, extender.rules):
             return _repaired(path, text, at, one, extender)
-        if manages(one, extender.rules) or _get(one, "bindVerb"):
+        if manages(one, extender.rules) or mapping(one).get("bindVerb"):
             what = (
                 f"manages {extender.rules.resource}"
                 if manages(one, extender.rules)
                 else "binds pods, which only one can"
             )
-            raise Refusal(f"{path}: another extender, {_get(one, 'urlPrefix')}, {what}", _BY_HAND)
+            raise Refusal(f"{path}: another extender, {mapping(one).get('urlPrefix')}, {what}", _BY_HAND)
     entry = extender.entry()
     text = yamltext.append(text, ("extenders",), entry)
     why = f"gpushare's extender at {entry['urlPrefix']} decides on {extender.rules.resource}"
@@ -157,7 +152,7 @@ def _repaired(
     path: str, text: str, at: int, there: Mapping[str, Any], extender: Extender
 ) -> tuple[str, tuple[Reason, ...]]:
     """An extender of gpushare's that is there: its URL as asked, its verbs as gpushare has them."""
-    url = str(_get(there, "urlPrefix"))
+    url = str(mapping(there).get("urlPrefix"))
     if not extender.loopback and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
         url = extender.entry()["urlPrefix"]
     wanted: dict[str, Any] = {"urlPrefix": extender.url or url, **_VERBS}
@@ -167,8 +162,8 @@ def _repaired(
             text = yamltext.set_value(text, ("extenders", at, key), value)
             why = f"is {json.dumps(value)}, it was {json.dumps(there.get(key))}"
             reasons.append(Reason(what=f"{path}: {key}", why=why, source=extender.rules.extender_source))
-    for number, one in enumerate(_get(there, "managedResources")):
-        if _get(one, "name") == extender.rules.resource and _get(one, "ignoredByScheduler"):
+    for number, one in enumerate(there["managedResources"]):
+        if mapping(one).get("name") == extender.rules.resource and mapping(one).get("ignoredByScheduler"):
             text = yamltext.set_value(text, ("extenders", at, "managedResources", number, "ignoredByScheduler"), False)
             why = "kube-scheduler itself counts the resource too"
             reasons.append(Reason(what=f"{path}: ignoredByScheduler", why=why, source=extender.rules.extender_source))

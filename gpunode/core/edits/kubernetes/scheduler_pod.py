@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from gpunode.core.edits.target import Refusal
@@ -12,6 +11,7 @@ from gpunode.core.edits.text import yamltext
 from gpunode.core.facts.flags import WordChange, apply_words, words_in
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Reason
+from gpunode.core.plain import mapping, mappings
 
 _NAME = "kube-scheduler"
 _VOLUME = "scheduler-config"
@@ -101,12 +101,12 @@ def with_words(pod: Pod, change: WordChange) -> Pod:
             for word in change.more:
                 text = yamltext.append(text, last[:-1], word)
     for place, part in scripts.items():
-        text = yamltext.in_scalar(text, place, partial(_script, change=part))
+
+        def edited(script: str, change: WordChange = part) -> str:
+            return apply_words(script, words_in(script, sh=True), change)
+
+        text = yamltext.in_scalar(text, place, edited)
     return pod_of(pod.path, text.encode())
-
-
-def _script(text: str, change: WordChange) -> str:
-    return apply_words(text, words_in(text, sh=True), change)
 
 
 # ---------------------------------------------------------------- the files it sees
@@ -117,14 +117,11 @@ def host_path(pod: Pod, path: str) -> str | None:
 
     Refusal where it lies in a volume that is no place of the host's.
     """
-    mounts = yamltext.value_at(pod.data, (*pod.at, "volumeMounts")) or []
-    best: Mapping[str, Any] | None = None
-    for mount in mounts if isinstance(mounts, list) else []:
-        top = str(mount.get("mountPath", "")).rstrip("/") if isinstance(mount, dict) else ""
-        if (path == top or path.startswith(f"{top}/")) and (best is None or len(top) >= len(_top(best))):
-            best = mount
-    if best is None:
+    mounts = mappings(yamltext.value_at(pod.data, pod.at), "volumeMounts")
+    above = [one for one in mounts if f"{path}/".startswith(f"{_top(one)}/")]
+    if not above:
         return None
+    best = sorted(above, key=lambda one: len(_top(one)))[-1]
     volume = next((one for one in _volumes(pod) if one.get("name") == str(best.get("name"))), {})
     source = yamltext.value_at(volume, ("hostPath", "path"))
     if not isinstance(source, str):
@@ -138,8 +135,7 @@ def _top(mount: Mapping[str, Any]) -> str:
 
 
 def _volumes(pod: Pod) -> list[Mapping[str, Any]]:
-    found = yamltext.value_at(pod.data, ("spec", "volumes"))
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return mappings(mapping(pod.data, "spec"), "volumes")
 
 
 def with_file(pod: Pod, path: str, file: str) -> tuple[Pod, tuple[Reason, ...]]:
@@ -178,10 +174,10 @@ def without_file(pod: Pod, file: str) -> Pod:
     """The manifest without the mount and the volume of exactly this file."""
     text = pod.text
     names = [str(one.get("name")) for one in _volumes(pod) if yamltext.value_at(one, ("hostPath", "path")) == file]
-    for place, key in (((*pod.at, "volumeMounts"), "name"), (("spec", "volumes"), "name")):
+    for place in ((*pod.at, "volumeMounts"), ("spec", "volumes")):
         items = yamltext.value_at(pod.data, place)
         for at in reversed(range(len(items) if isinstance(items, list) else 0)):
-            if isinstance(items[at], dict) and items[at].get(key) in names:
+            if mapping(items[at]).get("name") in names:
                 text = yamltext.remove(text, (*place, at))
     return pod_of(pod.path, text.encode())
 

@@ -16,6 +16,7 @@ from typing import Any
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.late import regex
 from gpunode.core.mask import mask_quoted
+from gpunode.core.plain import mapping, mappings
 
 # ---------------------------------------------------------------- values out of range
 
@@ -33,7 +34,10 @@ class UnknownField(str):
 
 def range_faults(data: Mapping[str, Any], rules: SchedulerRules) -> Iterator[str]:
     """Everything here; what has a wrong type is another's to say."""
-    yield from _percentages(data)
+    for path, holder in (("", data), *((f"profiles[{at}].", profile) for at, profile in profiles_of(data))):
+        share = _number(holder, "percentageOfNodesToScore", 0)
+        if not 0 <= share <= 100:
+            yield f"{path}percentageOfNodesToScore: {share} is not from 0 to 100"
     if (parallel := _number(data, "parallelism", 16)) <= 0:
         yield f"parallelism: {parallel} is not greater than 0"
     first, most = _number(data, "podInitialBackoffSeconds", 1), _number(data, "podMaxBackoffSeconds", 10)
@@ -41,7 +45,7 @@ def range_faults(data: Mapping[str, Any], rules: SchedulerRules) -> Iterator[str
         yield f"podInitialBackoffSeconds: {first} is not greater than 0"
     if most < first:
         yield f"podMaxBackoffSeconds: {most} is less than podInitialBackoffSeconds, {first}"
-    if (burst := _number(_mapping(data, "clientConnection"), "burst", 0)) < 0:
+    if (burst := _number(mapping(data, "clientConnection"), "burst", 0)) < 0:
         yield f"clientConnection.burst: {burst} is less than 0"
     yield from _election(data)
     yield from _argument_ranges(data, rules)
@@ -53,15 +57,8 @@ def profiles_of(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
     return [(at, one) for at, one in enumerate(profiles if isinstance(profiles, list) else []) if isinstance(one, dict)]
 
 
-def _percentages(data: Mapping[str, Any]) -> Iterator[str]:
-    for path, holder in (("", data), *((f"profiles[{at}].", profile) for at, profile in profiles_of(data))):
-        share = _number(holder, "percentageOfNodesToScore", 0)
-        if not 0 <= share <= 100:
-            yield f"{path}percentageOfNodesToScore: {share} is not from 0 to 100"
-
-
 def _election(data: Mapping[str, Any]) -> Iterator[str]:
-    election = _mapping(data, "leaderElection")
+    election = mapping(data, "leaderElection")
     if election.get("leaderElect") is False:
         return
     lock = election.get("resourceLock") or "leases"
@@ -85,7 +82,7 @@ def _argument_ranges(data: Mapping[str, Any], rules: SchedulerRules) -> Iterator
         weight = _number(args, "hardPodAffinityWeight", 0)
         if not 0 <= weight <= 100:
             yield f"{where}.hardPodAffinityWeight: {weight} is not from 0 to 100"
-        yield from _strategy(_mapping(args, "scoringStrategy"), f"{where}.scoringStrategy")
+        yield from _strategy(mapping(args, "scoringStrategy"), f"{where}.scoringStrategy")
 
 
 def _plugin_arguments(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -109,11 +106,6 @@ def _strategy(strategy: Mapping[str, Any], where: str) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------- values, or what counts in their place
-
-
-def _mapping(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = holder.get(key)
-    return value if isinstance(value, dict) else {}
 
 
 def _number(holder: Mapping[str, Any], key: str, default: int) -> int:
@@ -178,9 +170,7 @@ def extender_faults(extenders: Any) -> Iterator[str]:
         positive = isinstance(weight, int) and not isinstance(weight, bool) and weight > 0
         if extender.get("prioritizeVerb") and not positive:
             yield f"extenders[{at}].weight: a prioritizeVerb needs a positive weight"
-        resources = extender.get("managedResources")
-        for resource in resources if isinstance(resources, list) else []:
-            name = str(resource.get("name")) if isinstance(resource, dict) else ""
+        for name in _names(extender, "managedResources"):
             if not _RESOURCE.match(name):
                 yield f"extenders[{at}].managedResources: {name!r} is no name of an extended resource"
             if name in managed:
@@ -276,12 +266,11 @@ def _plugin_faults(data: Mapping[str, Any], minor: int, rules: SchedulerRules) -
         elif name in seen:
             yield f"profiles[{at}].schedulerName: {name} stands twice"
         seen.add(name)
-        plugins = profile.get("plugins")
-        for point, chosen in plugins.items() if isinstance(plugins, dict) else ():
-            for plugin in _names(chosen.get("enabled") if isinstance(chosen, dict) else None):
+        for point, chosen in mapping(profile, "plugins").items():
+            for plugin in _names(chosen, "enabled"):
                 if plugin in removed:
                     yield f"profiles[{at}].plugins.{point}: the plugin {plugin} is gone"
-        configured = _names(profile.get("pluginConfig"))
+        configured = _names(profile, "pluginConfig")
         for number, plugin in enumerate(configured):
             if plugin in removed:
                 yield f"profiles[{at}].pluginConfig[{number}]: the plugin {plugin} is gone"
@@ -292,11 +281,9 @@ def _plugin_faults(data: Mapping[str, Any], minor: int, rules: SchedulerRules) -
 
 
 def _queue_sort(profile: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-    plugins = profile.get("plugins")
-    chosen = plugins.get("queueSort") if isinstance(plugins, dict) else None
-    stated = chosen if isinstance(chosen, dict) else {}
-    return tuple(_names(stated.get("enabled"))), tuple(_names(stated.get("disabled")))
+    chosen = mapping(profile, "plugins", "queueSort")
+    return tuple(_names(chosen, "enabled")), tuple(_names(chosen, "disabled"))
 
 
-def _names(plugins: Any) -> list[str]:
-    return [str(one.get("name")) for one in plugins if isinstance(one, dict)] if isinstance(plugins, list) else []
+def _names(holder: Any, key: str) -> list[str]:
+    return [str(one.get("name")) for one in mappings(holder, key)]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from gpunode.core.edits.refusal import Refusal
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, regex
+from gpunode.core.plain import mapping
 from gpunode.core.untrusted import load_json
 
 Path = tuple[str, ...]
@@ -58,7 +59,7 @@ def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[
     wanted, after = _DECODER.decode(text), text
     wanted_leaves = dict(leaves(sets or {}))
     for path in removes:
-        _drop(wanted, path)
+        mapping(wanted, *path[:-1]).pop(path[-1], None)
     if removes:
         after = _applied(after, _Text(after).removals(removes))
     for path, value in wanted_leaves.items():
@@ -88,13 +89,6 @@ def gone_and_left(have: list[Any], value: list[Any], same: Callable[[Any, Any], 
         else:
             gone.append(number)
     return gone, left
-
-
-def _drop(table: Any, path: Path) -> None:
-    for name in path[:-1]:
-        table = table.get(name) if isinstance(table, dict) else None
-    if isinstance(table, dict):
-        table.pop(path[-1], None)
 
 
 def with_value(table: Any, path: Path, value: Any, above: Path = ()) -> Any:

@@ -10,13 +10,13 @@ from gpunode.core.late import dataclass, regex, replace
 from gpunode.core.meant import meant
 from gpunode.core.model import Problem
 from gpunode.core.numbers import release
+from gpunode.core.plain import mapping, mappings
 from gpunode.core.printable import few, printable
 from gpunode.core.sharing.rules import cuts
 from gpunode.kube.core.checks.ready import not_ready
 from gpunode.kube.core.cluster import MIG_LABEL, MIG_STATE, POD_SECURITY, Cluster, Object, Pool
 from gpunode.kube.core.owned import ObjectKey, is_ours, owner_words
 from gpunode.kube.core.placing import selects
-from gpunode.kube.core.plain import mapping, mappings
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.dra import DRIVER, claim, shares_memory
 from gpunode.kube.core.selector import fits, parse_selector

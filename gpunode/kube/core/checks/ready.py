@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpunode.core.late import dataclass
+from gpunode.core.plain import mapping
 from gpunode.core.printable import printable
 from gpunode.kube.core.cluster import Object
-from gpunode.kube.core.plain import mapping
 
 WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
 # Waiting reasons that pass by themselves

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.plain import mapping
 from gpunode.core.sharing.rules import cuts, mig_profiles
 from gpunode.core.spec.kubernetes import DevicePluginSpec, SharingSpec
 from gpunode.core.untrusted import load_yaml
-from gpunode.kube.core.plain import mapping
 
 MPS_ROOT = "/run/nvidia/mps"
 
