@@ -8,7 +8,7 @@ from importlib.resources import files
 from kube_cases import KNOWN, SERVERS
 
 from gpunode.core.knowledge.kubernetes import server_of
-from gpunode.kube.core.checks.words import image, label_key
+from gpunode.core.words import image, label_key
 
 SCHEMAS = files("kubernetes_validate") / "kubernetes-json-schema"
 

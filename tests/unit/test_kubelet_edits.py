@@ -75,6 +75,8 @@ LABELS = [
     ("node.k8s.io/pool", "gpu", False),
     ("-gpu", "true", False),
     ("gpu", "very nice", False),
+    ("gpu", "groß", False),
+    ("Example.com/gpu", "true", False),
     ("a/b/c", "1", False),
 ]
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from gpunode.core import words
+from gpunode.core.edits.kubernetes.scheduler import is_url
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, Server
 from gpunode.core.knowledge.support import refuse_old
@@ -14,11 +16,9 @@ from gpunode.core.meant import meant
 from gpunode.core.numbers import whole
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import MODES, KubernetesSpec, PoolSpec, SharingSpec
-from gpunode.kube.core.checks import words
 from gpunode.kube.core.selector import parse_selector
 
 _REGISTRY = regex(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:\d{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*/?")
-_URL = regex(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 
 
 def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str, str, str]]:
@@ -53,8 +53,10 @@ def _wrong_labels(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tupl
     }
     for key, labels in (*selectors.items(), ("monitoring.labels", spec.monitoring.labels)):
         yield from ((key, reported, "see kubectl get nodes --show-labels") for reported in words.labels(labels))
-    for key, labels in selectors.items():
-        yield from _typos(key, labels, known)
+    for key, label in ((key, label) for key, labels in selectors.items() for label in labels):
+        # it would choose no node, and nobody would say so
+        if label not in known and (near := meant(label, known, cutoff=0.92)):
+            yield key, f"{label!r} is no label that nodes carry", near
 
 
 def _wrong_values(spec: KubernetesSpec) -> Iterator[tuple[str, str, str]]:
@@ -64,7 +66,7 @@ def _wrong_values(spec: KubernetesSpec) -> Iterator[tuple[str, str, str]]:
             f"{spec.images.registry!r} is no registry",
             "write HOST[:PORT][/PATH], without https://",
         )
-    if spec.gpushare.extender_url and not _URL.fullmatch(spec.gpushare.extender_url):
+    if spec.gpushare.extender_url and not is_url(spec.gpushare.extender_url):
         yield "gpushare.extender_url", f"{spec.gpushare.extender_url!r} is no URL", "write http://HOST:PORT"
     if not 1 <= spec.gpushare.node_port <= 65535:
         yield "gpushare.node_port", f"{spec.gpushare.node_port} is no port", "choose one of 30000 to 32767"
@@ -86,13 +88,6 @@ def _names(spec: KubernetesSpec) -> Iterator[tuple[str, str]]:
     if spec.device_plugin.priority_class:
         yield "device_plugin.priority_class", words.subdomain(spec.device_plugin.priority_class)
     yield from (("images.pull_secrets", words.subdomain(name)) for name in spec.images.pull_secrets)
-
-
-def _typos(key: str, found: Mapping[str, str], known: Collection[str]) -> Iterator[tuple[str, str, str]]:
-    """A selector that is nearly a known label would choose no node, and nobody would say so."""
-    for label in found:
-        if label not in known and (near := meant(label, known, cutoff=0.92)):
-            yield key, f"{label!r} is no label that nodes carry", near
 
 
 Object = dict[str, Any]

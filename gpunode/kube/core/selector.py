@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
+from gpunode.core import words
 from gpunode.core.errors import InputError
 from gpunode.core.late import dataclass, regex
 from gpunode.core.printable import printable
-from gpunode.kube.core.checks import words
 
 _COMMA = regex(r",(?![^()]*\))")  # none within parentheses
 _SET = regex(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")

@@ -30,14 +30,13 @@ from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
 from gpunode.core.knowledge.support import refuse_old, untried
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Edit, Reason
+from gpunode.core.words import labels
 
 NAME = "kubelet"
 CONFIG = KUBELET_CONFIGS[0]
 EXTRA = "KUBELET_EXTRA_ARGS"  # the variable that kubeadm's drop-in leaves to people
 _FLAGS = "https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/"
 _FLAGS_FILES = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
-_LABEL = regex(r"(?P<prefix>[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z")
-_VALUE = regex(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z")
 _QUANTITY = regex(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?\Z")
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", "pid")
 # labels of Kubernetes' own that a kubelet may give its node; with another one it does not start
@@ -89,7 +88,7 @@ def check_kubelet_request(request: KubeletRequest) -> None:
     if request.server_version:
         minor_of(request.server_version)
     for key, value in request.node_labels.items():
-        if not _LABEL.match(key) or not _VALUE.match(value):
+        if any(labels({key: value})):
             raise InputError(f"node label {key}={value}", expected="[PREFIX/]NAME=VALUE in letters, digits, '-_.'")
         if not _may_set(key):
             raise InputError(

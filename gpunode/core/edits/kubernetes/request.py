@@ -10,11 +10,11 @@ from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, kubelet_target
 from gpunode.core.edits.kubernetes.kubelet import completed as completed_kubelet
 from gpunode.core.edits.kubernetes.scheduler import (
     MANIFEST,
-    PREFIX,
     UNITS,
     SchedulerRequest,
     completed,
     scheduler_target,
+    with_prefix,
 )
 from gpunode.core.edits.target import EditTarget, Files
 from gpunode.core.edits.undo import recorded_edits
@@ -79,7 +79,7 @@ def spec_values(data: Mapping[str, Any]) -> dict[str, Any]:
     gpushare = parse_spec(data).kubernetes.gpushare
     written = (data.get("kubernetes") or {}).get("gpushare") or {}
     if gpushare.extender_url:
-        return {"extender_url": f"{gpushare.extender_url.rstrip('/').removesuffix(PREFIX)}{PREFIX}"}
+        return {"extender_url": with_prefix(gpushare.extender_url)}
     if gpushare.kube_proxy == "none" and written:
         raise InputError(
             "kubernetes.gpushare.kube_proxy is none", expected="kubernetes.gpushare.extender_url with it", fix="set it"

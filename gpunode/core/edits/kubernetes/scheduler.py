@@ -76,13 +76,24 @@ def _check_request(request: SchedulerRequest) -> None:
     for path in (request.manifest, request.unit, request.config):
         if path and (not path.startswith("/") or posixpath.normpath(path) != path or not path.isprintable()):
             raise InputError(f"path {path!r}", expected="an absolute, normalised path")
-    url = urlsplit(request.extender_url)
-    if request.extender_url and (url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment):
-        raise InputError(
-            f"extender URL {request.extender_url!r}", expected="http://HOST:PORT/gpushare-scheduler or https://…"
-        )
-    if re.search(r"\s", request.extender_url):
-        raise InputError(f"extender URL {request.extender_url!r}", expected="a URL without blanks")
+    if request.extender_url and not is_url(request.extender_url):
+        expected = "http://HOST:PORT/gpushare-scheduler or https://…, without blanks"
+        raise InputError(f"extender URL {request.extender_url!r}", expected=expected)
+
+
+def is_url(text: str) -> bool:
+    """Whether an extender can be asked there."""
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return False
+    right = url.scheme in ("http", "https") and bool(url.hostname)
+    return right and not (url.query or url.fragment or " " in text) and text.isprintable()
+
+
+def with_prefix(url: str) -> str:
+    """The URL of an extender as kube-scheduler needs it, whether its path is given or not."""
+    return f"{url.rstrip('/').removesuffix(PREFIX)}{PREFIX}"
 
 
 # ---------------------------------------------------------------- who starts it
@@ -150,19 +161,14 @@ def _configuration(
 ) -> tuple[str, bytes, tuple[Reason, ...]]:
     """The configuration's path as the scheduler sees it, its bytes, and why."""
     if config := last_value(host.flags, "config"):
-        return (config, *merged_config(*_there(files, host, config), extender))
+        if (place := host.path_of(config)) not in files:
+            raise Refusal(f"{place}, which {NAME} is given, is not there", "create it, or take the flag away")
+        return (config, *merged_config(place, files[place], extender))
     path = request.config or extender.rules.config_file
     if files.get(path, b"").strip():  # made by hand, and not named yet
         return (path, *merged_config(path, files[path], extender))
     why = f"a configuration of {extender.rules.api}"
     return path, new_config(extender, host.flags), (Reason(what=path, why=why, source=extender.rules.api_source),)
-
-
-def _there(files: Mapping[str, bytes], host: Host, path: str) -> tuple[str, bytes]:
-    place = host.path_of(path)
-    if place not in files:
-        raise Refusal(f"{place}, which {NAME} is given, is not there", "create it, or take the flag away")
-    return place, files[place]
 
 
 def _name_it(

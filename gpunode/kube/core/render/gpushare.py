@@ -5,7 +5,7 @@ Upstream's manifests select and tolerate node-role.kubernetes.io/master only, wh
 
 from __future__ import annotations
 
-from gpunode.core.edits.kubernetes.scheduler import PREFIX
+from gpunode.core.edits.kubernetes.scheduler import with_prefix
 from gpunode.kube.core.cluster import GPUSHARE_LABEL, Cluster, Object, required_affinity, tolerations, user_tolerations
 from gpunode.kube.core.marks import CONTROL_PLANE
 from gpunode.kube.core.objects import (
@@ -54,8 +54,8 @@ def extender_url(cluster: Cluster) -> str:
     """
     spec = cluster.spec.gpushare
     local = f"http://127.0.0.1:{spec.node_port}" if spec.kube_proxy == "iptables" else ""
-    base = (spec.extender_url or local).rstrip("/").removesuffix(PREFIX)
-    return f"{base}{PREFIX}" if base else ""
+    base = spec.extender_url or local
+    return with_prefix(base) if base else ""
 
 
 def gpushare(cluster: Cluster) -> list[Object]:
