@@ -18,11 +18,6 @@ def has_taint(node: Object) -> bool:
     return any((one["key"], one.get("effect")) == (UNPROVEN, "NoSchedule") for one in taints)
 
 
-def is_proven(checks: Sequence[Check]) -> bool:
-    """Everything that was to be proven of a node was: what is not proven leaves it where it is."""
-    return bool(checks) and all(check.status == "passed" for check in checks)
-
-
 def gate_patch(node: Object, *, label: bool, taint: bool) -> Object | None:
     """A merge patch after which the node has our label or not; `taint`: it keeps the taint.  None where it is so."""
     there = (node["metadata"].get("labels") or {}).get(PROVEN)

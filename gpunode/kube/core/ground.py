@@ -203,14 +203,11 @@ def to_rehearse(ground: Ground) -> dict[ObjectKey, Object]:
     fresh = {key.name for key, live in ground.live.items() if key.kind == "Namespace" and live is None}
     kept = ground.kept
     objects = {key: ground.wanted[key] for key in ground.wanted if key not in kept and key.namespace not in fresh}
-    return objects | {
-        node_key(name): _labelled(ground.nodes[name], labels) for name, (labels, _) in ground.marks.items()
-    }
-
-
-def _labelled(node: Object, labels: dict[str, str]) -> Object:
-    taken = overwritten(node, labels)  # these are patched
-    return node_labels(node, {key: value for key, value in labels.items() if key not in taken})
+    for name, (labels, _) in ground.marks.items():
+        taken = overwritten(ground.nodes[name], labels)  # these are patched
+        own = {key: value for key, value in labels.items() if key not in taken}
+        objects[node_key(name)] = node_labels(ground.nodes[name], own)
+    return objects
 
 
 def rehearsal_problems(ground: Ground, rehearsal: Rehearsal) -> list[Problem]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from gpunode.kube.core.checks.proofs import IMAGE as PROOF
 from gpunode.kube.core.render import Rendered
-from gpunode.kube.core.render.helm import Release
 from gpunode.kube.core.render.operator_values import NAME as OPERATOR
 from gpunode.kube.core.render.operator_values import components
 
@@ -18,7 +17,10 @@ def images_of(rendered: Rendered) -> tuple[str, ...]:
     for item in rendered.objects:
         images.update(_of_containers(item))
     for release in rendered.releases:
-        images.update(_of_release(rendered, release))
+        if release.chart.name == OPERATOR:
+            images.update(map(rendered.cluster.image, components(rendered.cluster)))
+        else:
+            images.update(_of_values(release.values))
     return tuple(sorted(images))
 
 
@@ -32,13 +34,6 @@ def _of_containers(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _of_containers(inner)
-
-
-def _of_release(rendered: Rendered, release: Release) -> Iterator[str]:
-    if release.chart.name == OPERATOR:
-        yield from map(rendered.cluster.image, components(rendered.cluster))
-    else:
-        yield from _of_values(release.values)
 
 
 def _of_values(values: Mapping[str, Any]) -> Iterator[str]:

@@ -429,7 +429,11 @@ def _marks(look: ClusterReading) -> Iterator[ClusterFinding]:
             text = f"it is in the pools {' and '.join(wish.pool.name for wish in wishes)}"
             fix = "make the selectors of kubernetes.pools exclude each other"
             yield ClusterFinding(check="kube.node", about=f"node {name}", message=text, fix=fix)
-        elif lacking := [*_labels(by_name[name], wishes[0].labels), *_taints(by_name[name], wishes[0].taints)]:
+            continue
+        there = by_name[name]["metadata"].get("labels") or {}
+        wrong = {key: one for key, one in wishes[0].labels.items() if there.get(key) not in (one, _PAUSED)}
+        lacking = [f"the label {key} is {_short(there.get(key))}, not {one}" for key, one in wrong.items()]
+        if lacking := [*lacking, *_taints(by_name[name], wishes[0].taints)]:
             text = printable("; ".join(lacking))
             yield ClusterFinding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY)
 
@@ -449,13 +453,6 @@ def _stale_marks(look: ClusterReading) -> Iterator[ClusterFinding]:
             text = printable(f"applied earlier, and no longer in gpunode.yml: {', '.join(stale)}")
             about = f"marks of node {name}"
             yield ClusterFinding(check="kube.drift", about=about, message=text, fix=_APPLY, passing=True)
-
-
-def _labels(node: Object, wanted: Mapping[str, str]) -> Iterator[str]:
-    there = node["metadata"].get("labels") or {}
-    for key, value in wanted.items():
-        if there.get(key) not in (value, _PAUSED):
-            yield f"the label {key} is {_short(there.get(key))}, not {value}"
 
 
 def _taints(node: Object, wanted: Sequence[str]) -> Iterator[str]:

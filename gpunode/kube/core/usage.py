@@ -51,19 +51,16 @@ class GpuUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """A resource of a node.  `pending`: gpushare memory with no GPU named yet.
-
-    `replicas`: shares of one GPU, as Feature Discovery wrote them on the node.
-    """
+    """A resource of a node."""
 
     kind: Kind
     resource: str
     allocated: int
     total: int
-    replicas: int = 1
+    replicas: int = 1  # shares of one GPU
     gpus: tuple[GpuUse, ...] = ()
     pods: tuple[PodUse, ...] = ()
-    pending: int = 0
+    pending: int = 0  # gpushare memory with no GPU named yet
     unit: str = ""
 
     @property
@@ -288,8 +285,11 @@ def _dra(node: str, slices: Sequence[Object], claims: Sequence[Object]) -> Itera
     for (kind, shared), there in sorted(devices.items()):
         gpus, held = [], dict[tuple[str, str], dict[str, int]]()
         for device in there:
-            amounts = [(one, _amount(one, device)) for one in taken.get(device.at, ())]
             total = device.memory or 1
+            amounts = [
+                (one, total if one.memory is None or not device.memory else one.memory)
+                for one in taken.get(device.at, ())
+            ]
             allocated = sum(amount for _, amount in amounts)
             gpus.append(GpuUse(name=device.name, allocated=allocated if shared else min(1, allocated), total=total))
             for one, amount in amounts:
@@ -315,12 +315,6 @@ def _in_order(device: _Device) -> list[tuple[int, str]]:
     return [
         (int(word), "") if word.isdecimal() else (0, word) for word in re.split(r"([0-9]{1,9})", "/".join(device.at))
     ]
-
-
-def _amount(one: _Taken, device: _Device) -> int:
-    if not device.memory:
-        return 1
-    return device.memory if one.memory is None else one.memory
 
 
 def _devices(node: str, slices: Sequence[Object]) -> Iterator[_Device]:

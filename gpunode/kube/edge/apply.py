@@ -76,7 +76,9 @@ def apply(
     notify("looking at the cluster, rehearsing")
     ground, problems = look(api, rendered)
     notes = _notes(ground, news=any(change.how not in ("kept", "unchanged") for change in ground.changes))
-    notes += _foreign(ground)
+    mine = [(key, live) for key, live in ground.live.items() if live and is_ours(live)]
+    # what others added to the pods of our workloads server-side apply leaves there
+    notes += tuple(f"{key}: {text}, which stays; {again(key)}" for key, live in mine for text in additions(live))
     if problems or dry_run:
         changes = () if problems and not dry_run else tuple(ground.changes)  # nothing is changed beside a problem
         return Applied(problems=tuple(problems), changes=changes, notes=notes, dry_run=dry_run)
@@ -336,13 +338,3 @@ def _notes(ground: Ground, *, news: bool) -> tuple[str, ...]:
     empty += [f"node {name}: it was in a pool, and has left the cluster" for name in ground.left]
     lines = [*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks]
     return (*(lines if news else ()), *empty)
-
-
-def _foreign(ground: Ground) -> tuple[str, ...]:
-    """What others added to the pods of our workloads, which server-side apply leaves there."""
-    return tuple(
-        f"{key}: {text}, which stays; {again(key)}"
-        for key, live in ground.live.items()
-        if live and is_ours(live)
-        for text in additions(live)
-    )

@@ -48,10 +48,7 @@ _RIGHTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A node that was emptied: whether it was us who cordoned it, and what it was like before.
-
-    `controller` and `run` are those that have it in work; `begun`: they have begun to change the host.
-    """
+    """A node that was emptied: whether it was us who cordoned it, and what it was like before."""
 
     node: str
     ours: bool
@@ -59,9 +56,9 @@ class Taken:
     relaid: bool = False  # what it offers changes: then what its pool shares counts
     boot_id: str = ""  # as the cluster had it
     host_boot_id: str = ""  # as the host itself said
-    controller: str = ""
-    run: str = ""
-    begun: bool = False
+    controller: str = ""  # that has it in work
+    run: str = ""  # of that controller
+    begun: bool = False  # they have begun to change the host
     awaits: Mapping[str, int] | None = None  # what it has to offer before it is given back; None: as before
 
     @property

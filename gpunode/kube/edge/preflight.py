@@ -83,15 +83,10 @@ def read_ground(api: Api, rendered: Rendered) -> Ground:
         ground.live[key] = api.live(key)
     with suppress(DeniedError):
         ground.nodes = {node["metadata"]["name"]: node for node in api.items("/api/v1/nodes")}
-    _read_others(api, ground)
-    return ground
-
-
-def _read_others(api: Api, ground: Ground) -> None:
-    """Who else hands out GPUs, and which pods hold them; nothing for who may not look."""
-    with suppress(DeniedError):
+    with suppress(DeniedError):  # nothing for who may not look
         ground.others = others(api, ground.rendered, list(ground.nodes.values()))
         ground.usage = read_usage(api)
+    return ground
 
 
 def others(api: Api, rendered: Rendered, nodes: Sequence[Object]) -> list[Problem]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError, UnreachableError
 from gpunode.core.late import dataclass, replace
@@ -13,10 +12,10 @@ from gpunode.edge.isolate import as_error, isolated
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.checks.preflight import Right
 from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof, ProofOutcome, is_done, judge
-from gpunode.kube.core.checks.proofs import closed_nodes, namespace_object, node_proofs, pool_proofs
+from gpunode.kube.core.checks.proofs import closed_nodes, node_proofs, pool_proofs
 from gpunode.kube.core.checks.ready import gates, unschedulable
-from gpunode.kube.core.cluster import OWNED, PROVEN, UNPROVEN, Cluster, Object, Pool
-from gpunode.kube.core.gate import has_taint, is_proven, waiting_check
+from gpunode.kube.core.cluster import OWNED, POD_SECURITY, PROVEN, UNPROVEN, Cluster, Object, Pool
+from gpunode.kube.core.gate import has_taint, waiting_check
 from gpunode.kube.core.judge import ClusterReading, checks_of, findings
 from gpunode.kube.core.owned import ObjectKey, is_ours, key_of
 from gpunode.kube.core.render import Rendered
@@ -38,20 +37,14 @@ LIST_SECONDS = 60.0  # until nvidia-smi has listed the GPUs of a container
 
 @dataclass(frozen=True, kw_only=True)
 class ProofOptions:
-    """`smoke` starts pods that use GPUs, on each node; else the cluster is only read.
+    """How much is proven."""
 
-    `keep` leaves the pods of failed proofs; `timeout` seconds for each proof; nodes after more than `max_failures` that
-    failed are not tried.
-    `unproven`: only the nodes that have the taint of kubernetes.gate.  `patience`: seconds in which what may pass by
-    itself is waited for.
-    """
-
-    smoke: bool = False
-    keep: bool = False
-    timeout: float = 300
-    max_failures: int | None = None
-    unproven: bool = False
-    patience: float = PATIENCE
+    smoke: bool = False  # start pods that use GPUs, on each node; else the cluster is only read
+    keep: bool = False  # the pods of failed proofs
+    timeout: float = 300  # seconds for each proof
+    max_failures: int | None = None  # nodes after more than so many that failed are not tried
+    unproven: bool = False  # only the nodes that have the taint of kubernetes.gate
+    patience: float = PATIENCE  # seconds in which what may pass by itself is waited for
 
 
 def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *, notify: Notify) -> list[HostResult]:
@@ -87,12 +80,13 @@ def settled(api: Api, rendered: Rendered, patience: float) -> tuple[ClusterReadi
         api.pause(1)
 
 
-def _alone(name: str, call: Callable[[], HostResult]) -> HostResult:
-    """The result of the cluster or of one pool; what goes wrong there is its result, and the others have theirs.
+def _proven(name: str, planned: Iterable[Proof | Check], run: _Runner) -> HostResult:
+    """The result of one pool or node; what goes wrong there is its result, and the others have theirs.
 
-    Raises UnreachableError and RefusedError: no other pool would get further.
+    Raises UnreachableError and RefusedError: no other one would get further.
     """
-    result = isolated(name, call)
+    proven = (run.prove(one) if isinstance(one, Proof) else one for one in planned)
+    result = isolated(name, lambda: _result(name, list(proven)))
     if isinstance(result, UnreachableError | RefusedError):
         raise result
     if isinstance(result, GpunodeError):
@@ -118,7 +112,7 @@ def _pools(rendered: Rendered, reading: ClusterReading, run: _Runner) -> Iterato
     for pool in rendered.cluster.pools:
         there, why = _usable(rendered, reading, pool)
         planned = pool_proofs(rendered.cluster, pool, there) if there else [_unproven("kube.pool-proof", why)]
-        yield _alone(f"pool {pool.name}", partial(_proven, f"pool {pool.name}", planned, run))
+        yield _proven(f"pool {pool.name}", planned, run)
 
 
 def _each_node(
@@ -143,7 +137,7 @@ def _each_node(
             continue
         notify(f"node {name} (pool {pool.name}, {number} of {len(todo)})")
         planned = node_proofs(rendered.cluster, pool, there)
-        result = _alone(f"node {name}", partial(_proven, f"node {name}", planned, run))
+        result = _proven(f"node {name}", planned, run)
         results.append(_gated(run.api, name, result, faulty) if rendered.cluster.spec.gate else result)
         notify(f"node {name}: {results[-1].message}")
     return results
@@ -154,7 +148,8 @@ def _gated(api: Api, name: str, result: HostResult, faulty: Collection[str]) -> 
 
     `faulty`: what was found wrong by reading, such as a node that offers fewer GPUs than it has.
     """
-    proven = is_proven(result.checks) and f"node {name}" not in faulty
+    passed = bool(result.checks) and all(check.status == "passed" for check in result.checks)
+    proven = passed and f"node {name}" not in faulty  # what is not proven leaves it where it is
     if not proven and result.outcome != "failed":
         return result
     found = isolated(name, lambda: mark_node(api, name, label=proven, taint=not proven))
@@ -171,10 +166,6 @@ def _gated(api: Api, name: str, result: HostResult, faulty: Collection[str]) -> 
 
 def _opened(result: HostResult) -> bool:
     return any(check.id == "kube.opened" and check.status == "passed" for check in result.checks)
-
-
-def _proven(name: str, planned: Iterable[Proof | Check], run: _Runner) -> HostResult:
-    return _result(name, [run.prove(one) if isinstance(one, Proof) else one for one in planned])
 
 
 def _unproven(found: str, why: str) -> Check:
@@ -288,7 +279,9 @@ def _namespace(api: Api, cluster: Cluster, *, keep: bool, notify: Notify) -> Ite
         notify(f"the namespace {NAMESPACE} is left over from an earlier run: deleting it")
         _clear(api)
     cleaned: list[Check] = []
-    api.apply(_NAMESPACE, namespace_object(), force=False)
+    labels = {**OWNED, "app.kubernetes.io/part-of": "gpunode", POD_SECURITY: "baseline"}
+    own = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+    api.apply(_NAMESPACE, own, force=False)
     try:
         account = ObjectKey("v1", "ServiceAccount", NAMESPACE, "default")
         if not api.follow(account, lambda found: True if found else None, ACCOUNT_SECONDS):

@@ -184,13 +184,13 @@ def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
     Raises RefusedError for a node of two pools, and InputError where no selector chooses any.
     """
     pools = tuple(replace(pool, hosts=pool_nodes(pool, nodes)) if pool.selector else pool for pool in cluster.pools)
-    owners: dict[str, list[Pool]] = {}
+    owners: dict[str, list[str]] = {}
     for pool in pools:
         for node in pool_nodes(pool, nodes):
-            owners.setdefault(node, []).append(pool)
+            owners.setdefault(node, []).append(f"{pool.name} ({pool.selector or 'by the inventory'})")
     if twice := {node: found for node, found in owners.items() if len(found) > 1}:
         raise RefusedError(
-            few([f"node {node} is in the pools {_how_chosen(found)}" for node, found in twice.items()], 5, "; "),
+            few([f"node {node} is in the pools {' and '.join(found)}" for node, found in twice.items()], 5, "; "),
             expected="each node in one pool: one way of sharing is chosen by its label",
             fix="make the selectors of kubernetes.pools exclude each other, such as pool=a and pool!=a",
         )
@@ -215,10 +215,6 @@ def pool_nodes(pool: Pool, nodes: Sequence[Object]) -> tuple[str, ...]:
 def counted(cluster: Cluster, nodes: Sequence[Object]) -> dict[str, int]:
     """Node → the GPUs that its host had when gpunode last provisioned it, where that is known."""
     return {node: cluster.gpus[host] for host, node in node_names(cluster.gpus, nodes)[0].items()}
-
-
-def _how_chosen(pools: Sequence[Pool]) -> str:
-    return " and ".join(f"{pool.name} ({pool.selector or 'by the inventory'})" for pool in pools)
 
 
 # ---------------------------------------------------------------- others

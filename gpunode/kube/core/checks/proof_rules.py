@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from gpunode.core.late import dataclass, field, regex
@@ -61,12 +61,9 @@ def is_done(until: Until, live: Object | None) -> bool:
         return True
     if until == "unschedulable":
         return bool(live["spec"].get("nodeName") or (unschedulable(live) and not gates(live)))
-    return until == "running" and _phase(live) == "Running" and _all_ready(live)
-
-
-def _all_ready(live: Object) -> bool:
     statuses = (live.get("status") or {}).get("containerStatuses") or []
-    return bool(statuses) and all("running" in (status.get("state") or {}) for status in statuses)
+    runs = bool(statuses) and all("running" in (status.get("state") or {}) for status in statuses)
+    return until == "running" and _phase(live) == "Running" and runs
 
 
 def judge(proof: Proof, outcome: ProofOutcome) -> Check:
@@ -131,15 +128,11 @@ def _other_reason(proof: Proof, outcome: ProofOutcome) -> str:
     """What keeps the pod from every node, where that is not the amount that it asks for."""
     (live,) = outcome.pods
     message = unschedulable(live) if live and not _node(live) else ""
-    asks = [name for item in proof.objects for name in _limits(item)]
+    containers = [one for item in proof.objects for one in (item.get("spec") or {}).get("containers") or []]
+    asks = [name for one in containers for name in (one.get("resources") or {}).get("limits") or {}]
     short = any(f"Insufficient {name}" in message for name in asks) or "Insufficient GPU Memory" in message
     by_claim = any("resourceClaims" in (item.get("spec") or {}) for item in proof.objects) and "claim" in message
     return message if message and not (short or by_claim) else ""
-
-
-def _limits(item: Object) -> Iterator[str]:
-    for container in (item.get("spec") or {}).get("containers") or []:
-        yield from (container.get("resources") or {}).get("limits") or {}
 
 
 def _cards(proof: Proof, outcome: ProofOutcome) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpunode.core.model import Check
 from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.kube.core.checks.proof_rules import NAMESPACE, Proof
-from gpunode.kube.core.cluster import OWNED, POD_SECURITY, Cluster, Object, Pool, required_affinity, tolerations
+from gpunode.kube.core.cluster import OWNED, Cluster, Object, Pool, required_affinity, tolerations
 from gpunode.kube.core.objects import pod, selector
 from gpunode.kube.core.placing import untolerated
 from gpunode.kube.core.render.dra import DRIVER, claim, claim_template
@@ -25,11 +25,6 @@ IMAGE = "cuda-sample"
 _MIB_OF_GIB = 1024
 _OF_A_NODE = ("kube.vectoradd", "kube.which-gpu", "kube.dra-claim")
 _LIST = ("sh", "-c", "nvidia-smi -L && exec sleep 3600")  # nvidia-smi comes from the host, with the driver
-
-
-def namespace_object() -> Object:
-    labels = {**OWNED, "app.kubernetes.io/part-of": "gpunode", POD_SECURITY: "baseline"}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
 
 
 def closed_nodes(cluster: Cluster, nodes: Sequence[Object]) -> dict[str, str]:

@@ -8,14 +8,24 @@ from collections.abc import Iterator
 from gpunode.core.knowledge.support import untried
 from gpunode.core.late import dataclass
 from gpunode.core.model import Problem, Reason
+from gpunode.core.sharing.mig import ALL_DISABLED
 from gpunode.core.sharing.rules import cuts, sharing_problems
-from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POD_SECURITY, POOL_LABEL, Cluster, Object, Pool
+from gpunode.kube.core.cluster import (
+    CLIENT_LABEL,
+    GPUSHARE_LABEL,
+    MIG_LABEL,
+    POD_SECURITY,
+    POOL_LABEL,
+    Cluster,
+    Object,
+    Pool,
+)
 from gpunode.kube.core.objects import labels, thing
 from gpunode.kube.core.render.device_plugin import MPS_LABEL, PLUGIN, device_plugin
 from gpunode.kube.core.render.dra import dra_examples, dra_notes, dra_problems
 from gpunode.kube.core.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
 from gpunode.kube.core.render.helm import Release, release_of, releases
-from gpunode.kube.core.render.mig import LAYOUTS, mig_labels, mig_objects, mig_problems
+from gpunode.kube.core.render.mig import LAYOUTS, mig_objects, mig_problems
 from gpunode.kube.core.render.operator_values import NAME, operator_problems, operator_values
 
 PRESENT = ("kube-system", "default", "kube-public")  # in every cluster
@@ -124,7 +134,8 @@ def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
             labels[POOL_LABEL] = pool.name
         if strategy == "mps" and spec.install == "helm":
             labels[MPS_LABEL] = "true"  # the chart's MPS daemon selects it
-        labels |= mig_labels(pool)
+        if pool in cluster.mig_managed:  # all-disabled takes away what an earlier layout made
+            labels[MIG_LABEL] = pool.name if cuts(pool.sharing) else ALL_DISABLED
         labels |= {CLIENT_LABEL: "true"} if cluster.mig_managed and spec.install != "operator" else {}
         charts = spec.install == "helm" or strategy == "dra"
         if charts and not spec.node_feature_discovery and spec.install != "operator":

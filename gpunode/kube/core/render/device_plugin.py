@@ -1,7 +1,4 @@
-"""NVIDIA's device plugin, its MPS daemon, and GPU Feature Discovery, as manifests.
-
-They say what the chart nvidia-device-plugin says, with the least privilege that each needs.
-"""
+"""NVIDIA's device plugin, its MPS daemon, and GPU Feature Discovery: as the chart, with the least privilege."""
 
 from __future__ import annotations
 
@@ -101,10 +98,7 @@ def plugin_affinity(*pools: Pool) -> Object:
 
 
 def mps_affinity(pool: Pool) -> Object:
-    """The nodes of a pool; where nobody names them also those that GFD calls capable.
-
-    Not all: the daemon ends with an error on a node without a GPU.
-    """
+    """The nodes of a pool; where nobody names them also those that GFD calls capable: on others the daemon fails."""
     capable = {"key": MPS_LABEL, "operator": "In", "values": ["true"]}
     return pool_affinity([pool], *([] if pool.has_known_nodes else [capable]))
 

@@ -139,30 +139,21 @@ def dra_examples(cluster: Cluster) -> list[Object]:
     api = cluster.knowledge.api("DeviceClass", cluster.server)
     if not cluster.pools_of("dra") or not api:
         return []
+    gpus = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
     if shares_memory(cluster):
-        examples = [memory_class(api), claim_template(api, "whole-gpu", DRIVER)]
+        shared = f"{gpus} && device.allowMultipleAllocations"
+        examples = [_class(api, MEMORY_CLASS, shared), claim_template(api, "whole-gpu", DRIVER)]
         for size in ("3Gi", "5Gi"):
             name = f"gpu-memory-{size.lower()}"
             examples += [claim_template(api, name, MEMORY_CLASS, memory=size), _example(cluster, f"dra-{name}", name)]
         return examples
-    large = (
-        f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu' && "
-        f"device.capacity['{DRIVER}'].memory.compareTo(quantity('40Gi')) >= 0"
-    )
+    large = f"{gpus} && device.capacity['{DRIVER}'].memory.compareTo(quantity('40Gi')) >= 0"
     return [
-        thing("DeviceClass", api, "large-gpu.gpunode", "dra", {"spec": {"selectors": [_cel(large)]}}),
+        _class(api, "large-gpu.gpunode", large),
         claim_template(api, "whole-gpu", DRIVER),
         claim_template(api, "large-gpu", "large-gpu.gpunode"),
         _example(cluster, "dra-vectoradd", "whole-gpu"),
     ]
-
-
-def memory_class(api: str) -> Object:
-    """A class of the GPUs whose memory several claims may share."""
-    shared = (
-        f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu' && device.allowMultipleAllocations"
-    )
-    return thing("DeviceClass", api, MEMORY_CLASS, "dra", {"spec": {"selectors": [_cel(shared)]}})
 
 
 def _example(cluster: Cluster, name: str, template: str) -> Object:
@@ -193,5 +184,6 @@ def claim_template(api: str, name: str, device_class: str, *, memory: str = "") 
     return thing("ResourceClaimTemplate", api, name, "dra", spec, namespace="default")
 
 
-def _cel(expression: str) -> Object:
-    return {"cel": {"expression": expression}}
+def _class(api: str, name: str, expression: str) -> Object:
+    spec = {"selectors": [{"cel": {"expression": expression}}]}
+    return thing("DeviceClass", api, name, "dra", {"spec": spec})

@@ -17,10 +17,9 @@ import yaml
 from gpunode.core.model import Problem
 from gpunode.core.sharing.mig import ALL_DISABLED, Group, mig_parted
 from gpunode.core.sharing.rules import cuts
-from gpunode.kube.core.cluster import MIG_LABEL, Cluster, Object, Pool
+from gpunode.kube.core.cluster import Cluster, Object, Pool
 from gpunode.kube.core.objects import config_map
 
-COMPONENT = "mig-manager"
 LAYOUTS = "mig-layouts"  # the ConfigMap
 FILE = "config.yaml"  # the key that the manager wants
 
@@ -57,13 +56,6 @@ def _groups(pool: Pool) -> Iterator[Group]:
 def _wanted(counts: Mapping[str, int]) -> dict[str, int]:
     """Without the profiles that are set to 0."""
     return {profile: count for profile, count in counts.items() if count}
-
-
-def mig_labels(pool: Pool) -> dict[str, str]:
-    """What tells the manager of a node which layout it has; all-disabled takes away what an earlier one made."""
-    if pool.sharing.mig.manager != COMPONENT:
-        return {}
-    return {MIG_LABEL: pool.name if cuts(pool.sharing) else ALL_DISABLED}
 
 
 def mig_problems(cluster: Cluster) -> Iterator[Problem]:

@@ -16,11 +16,10 @@ from gpunode.kube.core.render.device_plugin import CONFIG, default_config, plugi
 from gpunode.kube.core.render.dra import memory_gates, shares_memory
 from gpunode.kube.core.render.handover import handover_values
 from gpunode.kube.core.render.helm import exporter_monitor
-from gpunode.kube.core.render.mig import COMPONENT as MIG_MANAGER
 from gpunode.kube.core.render.mig import mig_values
 from gpunode.kube.core.render.plugin_config import mig_strategy
 
-NAME = "gpu-operator"
+NAME, MIG_MANAGER = "gpu-operator", "mig-manager"
 _OPERANDS = {  # key of the values → component whose image it runs
     "operator": "gpu-operator",
     "validator": "gpu-operator",
