@@ -80,7 +80,10 @@ def print_done(known: Mapping[str, Any], result: Result, output_format: str, *, 
         print_json(edit_data(known, subject, edit) | more)
     elif outcome:
         _show_outcome(subject, edit, outcome, dry_run=dry_run)
-    return pending(edit, output_format) if outcome is None else _exit_of(outcome)
+    if outcome is None:
+        return pending(edit, output_format)
+    ends = {"unchanged": Exit.OK, "changed": Exit.OK, "refused": Exit.REFUSED}
+    return ends.get(outcome.status, Exit.FAILED)
 
 
 def _show_outcome(subject: Subject[Any], edit: Edit, outcome: Outcome, *, dry_run: bool) -> None:
@@ -102,8 +105,3 @@ def _show_outcome(subject: Subject[Any], edit: Edit, outcome: Outcome, *, dry_ru
     if dry_run and (disrupts := _disrupts(subject, edit)):
         echo(f"disturbs: {disrupts}")
     echo(outcome.message)
-
-
-def _exit_of(outcome: Outcome) -> int:
-    """The exit code of what a node script did."""
-    return {"unchanged": Exit.OK, "changed": Exit.OK, "refused": Exit.REFUSED}.get(outcome.status, Exit.FAILED)

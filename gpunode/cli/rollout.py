@@ -84,10 +84,12 @@ def run_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_events(*args: Any, **given: Any) -> Any:
+        from gpunode.cli.terminal import say
+        from gpunode.edge.fleet.events import EventLog
         from gpunode.edge.signals import handling_sigterm
 
         deadline, path = given.pop("deadline"), given.pop("events_file")
-        events = _event_log(path) if path else None
+        events = EventLog(path, say) if path else None
         try:
             with handling_sigterm():
                 return command(*args, deadline=deadline or math.inf, events=events, **given)
@@ -116,10 +118,3 @@ def with_log(callbacks: RunCallbacks, log: EventLog | None) -> RunCallbacks:
         callbacks, event=both(callbacks.event, log.task), wave=both(callbacks.wave, log.wave),
         result=both(callbacks.result, log.host), node=both(callbacks.node, log.node),
     )  # fmt: skip
-
-
-def _event_log(path: Path) -> EventLog:
-    from gpunode.cli.terminal import say
-    from gpunode.edge.fleet.events import EventLog
-
-    return EventLog(path, say)

@@ -103,11 +103,6 @@ def _quoted(word: str) -> str:
     return _QUOTED_URL.sub(HIDDEN, word) if "@" in word else word
 
 
-def names_secret(name: str) -> bool:
-    """Whether a key of that name has a secret for its value."""
-    return re.fullmatch(_KEY, name) is not None
-
-
 def shown(value: Any, *names: str) -> str:
     """A value of a file, in a sentence: short, and without secrets.  `names` are the keys that lead to it.
 
@@ -116,7 +111,7 @@ def shown(value: Any, *names: str) -> str:
     """
     if isinstance(value, dict | list):
         return "a list" if type(value) is list else "an object"
-    if value not in (None, "") and not isinstance(value, bool) and any(map(names_secret, names)):
+    if value not in (None, "") and not isinstance(value, bool) and any(re.fullmatch(_KEY, name) for name in names):
         value = HIDDEN
     if isinstance(value, str):
         value = mask_quoted(value)

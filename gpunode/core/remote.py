@@ -98,10 +98,9 @@ def program(script: str, request: Mapping[str, bytes] | None = {}) -> str:
     for name in request:
         if not _NAME.match(name):
             raise InputError(f"request file name {name!r}", expected="letters, digits, '.', '_' and '-'")
-    unpack = "".join(
-        f"base64 -d > \"$GPUNODE_IN/{name}\" <<'GPUNODE_EOF' || exit 2\n{_base64_lines(data)}GPUNODE_EOF\n"
-        for name, data in sorted(request.items())
-    )
+    files = [(name, base64.encodebytes(data).decode()) for name, data in sorted(request.items())]
+    head = "base64 -d > \"$GPUNODE_IN/{}\" <<'GPUNODE_EOF' || exit 2\n"
+    unpack = "".join(f"{head.format(name)}{text}GPUNODE_EOF\n" for name, text in files)
     return (
         f"{_PATH}umask 077\nexport LC_ALL=C\n"
         f"{_SWEEP}"
@@ -132,10 +131,6 @@ cat "$GPUNODE_IN/.printed"
 cat "$GPUNODE_IN/.errors" >&2
 exit "$gpunode_status"
 """
-
-
-def _base64_lines(data: bytes) -> str:
-    return base64.encodebytes(data).decode()
 
 
 def node_lines(stdout: str) -> Iterator[tuple[str, str]]:

@@ -116,7 +116,10 @@ BAD = [
     ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "gpushare:80"}, "extender URL 'gpushare:80'"),
     ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "http://a b/"}, "extender URL 'http://a b/'"),
     ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "http://[::1/"}, "extender URL 'http://[::1/'"),
-    ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "http://a\x07/"}, r"extender URL 'http://a\x07/'"),
+    (
+        {"server_version": "1.30", "manifest": MANIFEST, "extender_url": "http://a\x07/"},
+        r"extender URL 'http://a\x07/'",
+    ),
 ]
 
 

@@ -11,7 +11,7 @@ from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import regex
 from gpunode.core.model import NO_GPU, Check, Kernel, NodeFacts, PciDevice
 from gpunode.core.model.node import own_key
-from gpunode.core.numbers import whole
+from gpunode.core.numbers import version_tuple
 
 _KEPT_OUT = regex(
     rb"^[ \t]*(blacklist[ \t]+nvidia[ \t\r]*$|install[ \t]+nvidia[ \t]+/(?:usr/)?bin/(?:false|true))", re.MULTILINE
@@ -26,7 +26,8 @@ def boot_checks(facts: NodeFacts, knowledge: Knowledge) -> list[Check]:
     """
     if not facts.gpus and not facts.first_boot.program:  # a machine that is prepared waits for its GPU
         return [Check(id="boot.gpu", status="warning", message=NO_GPU, fix="lspci -d 10de:")]
-    kernels = sorted((k for k in facts.kernels if k.image), key=lambda k: _order(k.release), reverse=True)
+    images = [kernel for kernel in facts.kernels if kernel.image]
+    kernels = sorted(images, key=lambda one: (version_tuple(one.release), one.release), reverse=True)
     if not kernels:
         why = "no kernel image was found: this node is booted from elsewhere"
         return [Check(id="boot.kernels", status="warning", message=why, fix="check the image that it boots")]
@@ -42,10 +43,6 @@ def other_kernels(facts: NodeFacts, knowledge: Knowledge | None) -> Iterator[Che
         if why:
             name = "boot.versions" if built else "boot.modules"
             yield Check(id=name, status="warning", message=f"under kernel {', '.join(of)}: {why}", fix=fix)
-
-
-def _order(release: str) -> tuple[tuple[int, ...], str]:
-    return tuple(whole(part) for part in re.findall(r"\d+", release)), release
 
 
 def _kernel(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge) -> Check:

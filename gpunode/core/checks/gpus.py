@@ -7,14 +7,17 @@ that no check passes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
 
 from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.numbers import whole
 from gpunode.core.printable import counted
+
+if TYPE_CHECKING:
+    from gpunode.core.knowledge import Knowledge
 
 Verdict = Literal["bad", "unread", "none", "good"]
 LOST, RESET = "GPU is lost", "GPU requires reset"
@@ -338,15 +341,12 @@ _KERNEL_FAULTS: dict[str, tuple[Literal["failed", "warning"], str, str]] = {
 }
 
 
-def kernel_log_checks(facts: NodeFacts, applications: Collection[int], cleanup: Collection[int]) -> Iterator[Check]:
-    """gpu.xid and driver.kernel-log; without a driver nobody writes any of it.
-
-    `applications` are codes that blame no GPU, `cleanup` those of them that say nothing by themselves.
-    """
+def kernel_log_checks(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Check]:
+    """gpu.xid and driver.kernel-log; without a driver nobody writes any of it."""
     count: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
     for xid in facts.xids:
-        if xid.code not in cleanup:
-            count[xid.code in applications][xid.code] += xid.count
+        if xid.code not in knowledge.cleanup_xids:
+            count[xid.code in knowledge.application_xids][xid.code] += xid.count
     if serious := count[False]:
         text = f"Xids since boot: {_codes(serious)}"
         yield Check(id="gpu.xid", status="failed", message=text, fix="dmesg | grep Xid")

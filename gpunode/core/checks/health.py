@@ -229,7 +229,10 @@ def health_checks(
     `driver` says whether somebody wants one: where `driver.branch` is none, a node without it is not at fault.
     """
     lost = [Check(id="packages.lost", status="failed", message=p.what, fix=p.fix) for p in lost_programs(facts)]
-    first = (*_left_out(facts), *first_boot_checks(facts), *lost)
+    # values of one thing among others that are none: nothing was judged by them
+    left_out = "; ".join(map(str, facts.invalid))
+    values = [Check(id="probe.values", status="not-proven", message=left_out, fix=LOOK)] if left_out else []
+    first = (*values, *first_boot_checks(facts), *lost)
     drift = drift_checks(facts, knowledge)
     if prepared(facts):
         return [*first, *drift]
@@ -245,7 +248,7 @@ def health_checks(
         *port_checks(facts),
         *peer_checks(facts),
         *host_checks(facts, knowledge),
-        *kernel_log_checks(facts, knowledge.application_xids, knowledge.cleanup_xids),
+        *kernel_log_checks(facts, knowledge),
     )
     gpus = (*gpus, *drift, *first, *sharing_checks(facts))
     found = (
@@ -258,13 +261,6 @@ def health_checks(
     )
     asked = not any("/nvidia-smi" in one.message for one in lost)
     return [one for one in found if asked or one.id not in _BY_SMI]
-
-
-def _left_out(facts: NodeFacts) -> Iterator[Check]:
-    """Values of one thing among others that are none: nothing was judged by them."""
-    if facts.invalid:
-        text = "; ".join(map(str, facts.invalid))
-        yield Check(id="probe.values", status="not-proven", message=text, fix=LOOK)
 
 
 def _driver(facts: NodeFacts, wanted: bool, knowledge: Knowledge) -> Iterator[Check]:

@@ -212,17 +212,13 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
 
 def _xid_data(xid: XidSeen, faults: Faults) -> dict[str, Any]:
     known = (faults.codes.sxids if xid.nvswitch else faults.codes.xids).get(xid.code)
+    words = ("mnemonic", "severity", "description", "immediate", "investigatory", "plain")
     return {
         "code": xid.code,
         "kind": "SXid" if xid.nvswitch else "Xid",
         "count": xid.count,
         "gpus": list(xid.gpus),
-        "mnemonic": (known.mnemonic if known else None) or None,
-        "severity": (known.severity if known else None) or None,
-        "description": known.description if known else None,
-        "immediate": (known.immediate if known else None) or None,
-        "investigatory": (known.investigatory if known else None) or None,
-        "plain": (known.plain if known else None) or None,
+        **{word: getattr(known, word, None) or None for word in words},
         "allocatable": known.ignored if known and not xid.nvswitch else None,
         "confidence": "high",
         "evidence": [_evidence_text(xid.evidence)],

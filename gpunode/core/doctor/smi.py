@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gpunode.core.checks.gpus import SLOWDOWNS
+from gpunode.core.checks.gpus import LOST, RESET, SLOWDOWNS
 from gpunode.core.late import regex
 from gpunode.core.model import NvmlGpu
 
@@ -35,7 +35,6 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "recovery": ("/gpu recovery action", "gpu/gpu_recovery_action"),
 }
 _REASONS = {words.lower(): bit for bit, words in SLOWDOWNS.items()}
-_LOST = regex(r"GPU is lost|GPU requires reset")
 
 
 def smi_gpus(lines: Iterable[str]) -> Iterator[tuple[int, NvmlGpu]]:
@@ -81,7 +80,7 @@ def _gpu(index: int, slot: str, values: Mapping[str, str]) -> NvmlGpu:
         if bit and value in ("Active", "Not Active"):
             asked = True
             active |= bit if value == "Active" else 0
-    fault = next((value for value in values.values() if _LOST.fullmatch(value.strip("[]"))), "").strip("[]")
+    fault = next((word for value in values.values() if (word := value.strip("[]")) in (LOST, RESET)), "")
     return NvmlGpu(
         index=index, slot=slot.lower(), event_reasons=f"{active:#018x}" if asked else "", fault=fault, **known
     )

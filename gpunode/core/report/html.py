@@ -193,34 +193,24 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
     start, whole = _span(report)
     if not whole or not report.run:
         return []
-    members = grouped(((h.pool, h.run.wave + 1), h) for h in report.hosts if h.run and h.run.started)
+    started = [(host, host.run) for host in report.hosts if host.run and host.run.started]
+    members = grouped(((host.pool, run.wave + 1), (host.name, run)) for host, run in started)
     lanes = []
     for wave in report.run.waves:
-        hosts = sorted(members.get((wave.pool, wave.number), []), key=_when)
+        hosts = sorted(members.get((wave.pool, wave.number), []), key=lambda one: (one[1].started, one[1].ended))
         paths: dict[str, list[str]] = {}
-        for number, host in enumerate(hosts):
-            assert host.run
-            begin = between(start, host.run.started) or 0
-            end = between(start, host.run.ended or report.made) or 0
+        for number, (_, run) in enumerate(hosts):
+            begin = between(start, run.started) or 0
+            end = between(start, run.ended or report.made) or 0
             x = round(WIDTH * begin / whole)
-            paths.setdefault(_bar(host), []).append(f"M{x} {number}.5h{max(2, round(WIDTH * (end - begin) / whole))}")
-        names = [host.name for host in hosts] if len(hosts) <= _NAMED_BARS else []
+            bar = {"done": "ok", "running": "running"}.get(run.state, "failed")  # not what was found besides
+            paths.setdefault(bar, []).append(f"M{x} {number}.5h{max(2, round(WIDTH * (end - begin) / whole))}")
+        names = [name for name, _ in hosts] if len(hosts) <= _NAMED_BARS else []
         height = _BAR * len(names) if names else min(max(7 * len(hosts), 9), _LANE)
         stroke = {state: max(0.8 * height / len(hosts), least) for state, least in _BARS.items() if state in paths}
         drawn = [(state, "".join(paths[state]), round(stroke[state], 1)) for state in stroke]
         lanes.append({"wave": wave, "hosts": len(hosts), "height": height, "paths": drawn, "names": names})
     return lanes
-
-
-def _when(host: ReportHost) -> tuple[str, str]:
-    return (host.run.started, host.run.ended) if host.run else ("", "")
-
-
-def _bar(host: ReportHost) -> str:
-    """A bar tells of the run, not of what was found on the host besides."""
-    if host.run and host.run.state == "done":
-        return "ok"
-    return "running" if host.run and host.run.state == "running" else "failed"
 
 
 def _ticks(report: Report) -> Sequence[str]:

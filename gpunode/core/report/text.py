@@ -65,7 +65,7 @@ def class_text(plans: Sequence[Plan], *, chosen: str = "", detail: Detail = STEP
         lines += [f"  problem: {problem.what}", f"      fix: {problem.fix}"]
     for number, step in enumerate(news(first), 1):
         lines.append(f"  {number:>2}. {step.title}  ({step.id})")
-        alike = [(plan, next(one for one in plan.steps if one.id == step.id)) for plan in plans]
+        alike = [(plan, one) for plan in plans for one in plan.steps if one.id == step.id]
         lines += _step_lines(alike, detail, sources)
     if first.steps and (detail.why or detail.sources):
         lines += ["  because:", *(f"    {_reason_line(r, sources, detail)}" for r in first.reasons)]

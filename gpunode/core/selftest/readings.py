@@ -241,25 +241,19 @@ def read_proc(text: str) -> SourceReading:
     return SourceReading(source="/proc/driver/nvidia", machine=_printed(machine), gpus=gpus)
 
 
+# fields of NvmlGpu that the sources have under the same name
+_OF_DRIVER = (
+    *("name", "uuid", "memory_mib", "mig_current", "mig_pending", "persistence", "ecc_current", "ecc_uncorrected"),
+    *("retired_pending", "remap_pending", "remap_failure", "fabric_state"),
+)
+
+
 def read_facts(facts: NodeFacts) -> SourceReading:
     """What gpunode made of its probe: the GPUs on PCI, and what nvidia-smi's table said of them."""
     minors = {gpu.uuid: str(gpu.minor) for gpu in facts.cdi.gpus if gpu.uuid}
     driver = {
-        gpu.slot: {
-            "name": gpu.name,
-            "uuid": gpu.uuid,
-            "minor": minors.get(gpu.uuid, ""),
-            "memory_mib": "" if gpu.memory_mib is None else str(gpu.memory_mib),
-            "mig_current": gpu.mig_current,
-            "mig_pending": gpu.mig_pending,
-            "persistence": gpu.persistence,
-            "ecc_current": gpu.ecc_current,
-            "ecc_uncorrected": "" if gpu.ecc_uncorrected is None else str(gpu.ecc_uncorrected),
-            "retired_pending": gpu.retired_pending,
-            "remap_pending": gpu.remap_pending,
-            "remap_failure": gpu.remap_failure,
-            "fabric_state": gpu.fabric_state,
-        }
+        gpu.slot: {name: str(value) for name in _OF_DRIVER if (value := getattr(gpu, name)) not in (None, "N/A")}
+        | {"minor": minors.get(gpu.uuid, "")}
         for gpu in facts.nvml
     }
     pci = {
@@ -271,8 +265,7 @@ def read_facts(facts: NodeFacts) -> SourceReading:
         }
         for gpu in facts.gpus
     }
-    stated = {slot: {k: v for k, v in one.items() if v != "N/A"} for slot, one in driver.items()}
-    gpus = {slot: _printed({**pci.get(slot, {}), **stated.get(slot, {})}) for slot in {**pci, **driver}}
+    gpus = {slot: _printed({**pci.get(slot, {}), **driver.get(slot, {})}) for slot in {**pci, **driver}}
     machine = {"driver": facts.driver.loaded, "flavour": facts.driver.loaded_flavour}
     return SourceReading(source="gpunode", machine=_printed(machine), gpus=gpus)
 

@@ -244,7 +244,6 @@ class Group:
 
     layout: Mapping[str, int] | None
     devices: tuple[int, ...] | None = None
-    ids: tuple[str, ...] = ()  # only GPUs with these PCI ids (10de:20b2); () any
 
 
 def mig_parted(configs: Mapping[str, Sequence[Group]]) -> dict[str, Any]:
@@ -254,9 +253,7 @@ def mig_parted(configs: Mapping[str, Sequence[Group]]) -> dict[str, Any]:
 
 
 def _entry(group: Group) -> dict[str, Any]:
-    filters = [f"0x{one.removeprefix('10de:').upper()}10DE" for one in group.ids]
     return {
-        **({"device-filter": filters} if filters else {}),
         "devices": "all" if group.devices is None else list(group.devices),
         "mig-enabled": group.layout is not None,
         **({"mig-devices": dict(group.layout)} if group.layout is not None else {}),

@@ -63,7 +63,8 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     meant: list[toml.Path] = [(*RUNTIMES, request.name), DEFAULT]
     meant += [] if config.merges else [(*RUNTIMES, "runc")]  # built in, or written where the default needs it
     for default, keep in product(("", "runc"), (False, True)):
-        edited = _without_runtime(there, config, request, default)
+        every = {path: _without(file, config, request, default) for path, file in there.items()}
+        edited = {path: file for path, file in every.items() if file is not there[path]}
         empty = drop_in in edited and not keep and not _states(edited[drop_in])
         gone = drop_in if empty or drop_in not in files else ""
         edited |= _not_importing(there | edited, gone) if gone else {}
@@ -84,11 +85,6 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     changes |= {gone: None} if gone in files else {}
     reasons = (*_removed(changes, after, request), *_stays(after, request, gone))
     return Edit(changes=changes, reasons=reasons, meant=dumped(meant, off=config.without_cri is not None))
-
-
-def _without_runtime(there: Files, config: ContainerdConfig, request: RuntimeRequest, default: str) -> Files:
-    edited = {path: _without(file, config, request, default) for path, file in there.items()}
-    return {path: file for path, file in edited.items() if file is not there[path]}
 
 
 def _without(file: ContainerdFile, config: ContainerdConfig, request: RuntimeRequest, default: str) -> ContainerdFile:

@@ -627,10 +627,11 @@ def difference(config: ContainerdConfig, request: RuntimeRequest) -> Difference:
         runc = built_in_runc(config)
         sets[(*RUNTIMES, "runc")] = runc
     if request.cgroup_driver and (runc or config.merges) and _is_runc(runc):
-        systemd = request.cgroup_driver == "systemd"
-        if bool(_systemd(runc)) is not systemd:
-            sets |= _runc_option(sets, runc, systemd)
+        systemd, at = request.cgroup_driver == "systemd", (*RUNTIMES, "runc")
+        differs = bool(_systemd(runc)) is not systemd
         runc = {**runc, "options": {**runc.get("options", {}), "SystemdCgroup": systemd}}
+        if differs:  # one table, not a table and a key in it
+            sets |= {at: runc} if at in sets else {(*at, "options", "SystemdCgroup"): systemd}
     inherits = runtimes.get(default, {}) if default not in ("runc", request.name) else runc
     if not _is_runc(inherits):
         inherits = runc if _is_runc(runc) else {}
@@ -640,13 +641,6 @@ def difference(config: ContainerdConfig, request: RuntimeRequest) -> Difference:
     sets |= _cdi(config.cri, request)
     other = (way for path in sets for way in respelled(config, path, any_case(config, request)))
     return Difference(sets, tuple(dict.fromkeys((*stale, *other))))
-
-
-def _runc_option(sets: Mapping[toml.Path, Any], runc: Mapping[str, Any], systemd: bool) -> dict[toml.Path, Any]:
-    at = (*RUNTIMES, "runc")
-    if at in sets:  # one table, not a table and a key in it
-        return {at: {**runc, "options": {**runc["options"], "SystemdCgroup": systemd}}}
-    return {(*at, "options", "SystemdCgroup"): systemd}
 
 
 def _check_old_keys(config: ContainerdConfig, default: str, wanted: str) -> None:

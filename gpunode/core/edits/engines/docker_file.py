@@ -86,10 +86,6 @@ def _right_field(key: str, value: Any) -> bool:
     return value is None or _FIELDS.get(key.casefold(), lambda _: True)(value)
 
 
-def _is_runtime(value: Any) -> bool:
-    return isinstance(value, JsonPairs) and all(_right_field(key, one) for key, one in value)
-
-
 # key → its check, what it should be, what its members should be
 _TYPES: Mapping[str, tuple[Check, str, str]] = {
     "cdi-spec-dirs": (_strings, "a list of strings", ""),
@@ -98,7 +94,7 @@ _TYPES: Mapping[str, tuple[Check, str, str]] = {
     "features": (_object(_is_bool), "an object", "true or false"),
     "live-restore": (_is_bool, "true or false", ""),
     "runtimes": (
-        _object(_is_runtime),
+        _object(lambda one: isinstance(one, JsonPairs) and all(_right_field(*field) for field in one)),
         "an object",
         'entries such as {"path": "/usr/bin/…", "runtimeArgs": ["--a"]}',
     ),

@@ -232,16 +232,11 @@ def _file_variables(path: str, text: str) -> dict[str, Segment]:
     found: dict[str, Segment] = {}
     at = 0
     while match := _ASSIGNMENT.search(text, at):
-        start = match.end()
-        mark = text[start : start + 1]
-        if mark and mark in "\"'":
-            end = _closing(text, start + 1, mark)
-            found[match["name"]] = _segment(path, start + 1, end, text, match["name"])
-            at = end + 1
-        else:
-            end = _line_end(text, start)
-            found[match["name"]] = _segment(path, start, end, text, match["name"])
-            at = end
+        quote = next((mark for mark in "\"'" if text.startswith(mark, match.end())), "")
+        start = match.end() + len(quote)
+        end = _closing(text, start, quote) if quote else _line_end(text, start)
+        found[match["name"]] = _segment(path, start, end, text, match["name"])
+        at = end + len(quote)
     return found
 
 
