@@ -246,7 +246,10 @@ def _hidden(facts: NodeFacts) -> str:
 
 def _gpu(gpu: PciDevice, nvml: NvmlGpu | None) -> str:
     """A GPU by PCI; with the driver's settings of it where the driver runs: ECC, MIG, persistence mode."""
-    name = (nvml and nvml.name) or gpu_name(gpu.id) or gpu.label or "unknown model"
+    from gpunode.core.report.seen import model_of
+    from gpunode.edge.load import load_knowledge
+
+    name = model_of(gpu, nvml, load_knowledge()) or "unknown model"
     modes = (("ECC", nvml.ecc_current), ("MIG", nvml.mig_current), ("persistence", nvml.persistence)) if nvml else ()
     words = [
         gpu.driver or "no driver bound",
@@ -272,20 +275,11 @@ def _kernel(kernel: Kernel) -> str:
 
 
 def gpu_summary(facts: NodeFacts) -> str:
-    """The models of a node, counted: 8× H100 SXM5 80GB."""
-    from collections import Counter
-
-    names = {gpu.slot: gpu.name for gpu in facts.nvml}
-    counts = Counter(names.get(gpu.slot) or gpu_name(gpu.id) or gpu.label or gpu.id for gpu in facts.gpus)
-    return ", ".join(f"{times}× {name}" for name, times in counts.items()) or "none"
-
-
-def gpu_name(pci_id: str) -> str:
-    """What the knowledge calls a PCI id such as 10de:2330, "" when it does not know it."""
+    """The models of a node, counted: 8 × H100 80GB HBM3."""
+    from gpunode.core.report.seen import fleet_gpus, gpus_of
     from gpunode.edge.load import load_knowledge
 
-    gpu = load_knowledge().gpu(pci_id)
-    return gpu.name if gpu else ""
+    return fleet_gpus(list(gpus_of(facts, load_knowledge()))) or "none"
 
 
 def _problems(facts: NodeFacts) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from gpunode.cli.terminal import say, screen
 from gpunode.core.late import dataclass, field, replace
 from gpunode.core.model import Check, HostResult
 from gpunode.core.printable import few, printable
+from gpunode.core.report.model import duration
 from gpunode.core.report.text import MANY, in_short
 from gpunode.edge.side_by_side import beating
 
@@ -144,12 +145,12 @@ class Board:
         """What still runs, in a line for a log."""
         with self._lock:
             running = [
-                f"{host} {self._place(host, row)}{self._doing(row)} ({_took(self._now() - row.began)})"
+                f"{host} {self._place(host, row)}{self._doing(row)} ({duration(self._now() - row.began)})"
                 for host, row in self._rows.items()
                 if not row.printed
             ]
             if not self._rows:
-                return f"waiting for the first host ({_took(self._now() - self._began)})"
+                return f"waiting for the first host ({duration(self._now() - self._began)})"
             return f"running: {few(running, between='; ')}" if running else ""
 
     def place(self, event: Event) -> str:
@@ -169,8 +170,8 @@ class Board:
     def _line(self, mark: str, host: str, text: str) -> str:
         row = self._rows[host]
         width = max([len(name) for name in (*self._steps, *self._rows)], default=0)
-        took = _took((self._now() if row.ended is None else row.ended) - row.began)
-        return f"{mark} {host:<{width}}  {self._place(host, row)} {took:>7}  {text}"
+        took = duration((self._now() if row.ended is None else row.ended) - row.began)
+        return f"{mark} {host:<{width}}  {self._place(host, row)} {took:>11}  {text}"
 
     def _footer(self, running: int) -> str:
         ended = [row for row in self._rows.values() if row.printed]
@@ -178,12 +179,7 @@ class Board:
         waiting = len(set(self._steps) - set(self._rows))
         counts = {"done": len(ended) - failed, "failed": failed, "running": running, "waiting": waiting}
         stated = [f"{count} {what}" for what, count in counts.items() if count]
-        return "  " + " · ".join([*filter(None, [self.wave]), *stated, _took(self._now() - self._began)])
-
-
-def _took(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}m {rest:02}s" if minutes else f"{rest}s"
+        return "  " + " · ".join([*filter(None, [self.wave]), *stated, duration(self._now() - self._began)])
 
 
 @dataclass(frozen=True)
@@ -327,7 +323,7 @@ class _Count:
     def beat(self) -> str:
         """The counts for a log; "" where a line of them was printed less than a minute ago."""
         now = time.monotonic()
-        return f"{self._text()} ({_took(now - self._began)})" if now - self._reported >= _BEAT else ""
+        return f"{self._text()} ({duration(now - self._began)})" if now - self._reported >= _BEAT else ""
 
     def _text(self) -> str:
         return f"{self._done} of {self._total} done, {self._failed} failed, {len(self._working)} running"

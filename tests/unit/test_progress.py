@@ -104,11 +104,11 @@ def test_a_host_has_one_line_with_its_step_and_its_own_time() -> None:
     board.event(Event(host="gpu10", kind="waiting", task="waiting for the package manager: apt (PID 7)"))
     clock.seconds += 5
     assert [line[2:] for line in board.lines()] == [
-        "gpu1   1/4   1m 05s  Set up the repository",
-        "gpu10  2/4       5s  Install the driver · waiting for the package manager: apt (PID 7)",
-        "pool all, wave 1 · 2 running · 1 waiting · 1m 05s",
+        "gpu1   1/4   1 min 05 s  Set up the repository",
+        "gpu10  2/4          5 s  Install the driver · waiting for the package manager: apt (PID 7)",
+        "pool all, wave 1 · 2 running · 1 waiting · 1 min 05 s",
     ]
-    assert board.beat() == "running: gpu1 1/4 Set up the repository (1m 05s); gpu10 2/4 Install the driver (5s)"
+    assert board.beat() == "running: gpu1 1/4 Set up the repository (1 min 05 s); gpu10 2/4 Install the driver (5 s)"
 
 
 def test_the_line_of_a_host_that_ended_is_printed_once_and_its_time_stands_still() -> None:
@@ -117,16 +117,16 @@ def test_the_line_of_a_host_that_ended_is_printed_once_and_its_time_stands_still
     assert not board.event(at("gpu1", "changed", 1, installed="nvidia-open 595.91.07-1 installed (43 packages)"))
     clock.seconds += 7
     failed = board.event(at("gpu2", "failed", 1, "no route to host"))
-    assert failed == "✗ gpu2  2/4       0s  Install the driver: no route to host"
+    assert failed == "✗ gpu2  2/4          0 s  Install the driver: no route to host"
     board.event(at("gpu1", "ok", 3))
     clock.seconds += 100
-    assert board.lines()[0] == "· gpu1  4/4       7s  checking again"
+    assert board.lines()[0] == "· gpu1  4/4          7 s  checking again"
     done = board.end(HostResult(host="gpu1", message="4 steps applied, nothing pending"))
     assert done == (
-        "✓ gpu1  4/4       7s  4 steps applied, nothing pending · nvidia-open 595.91.07-1 installed (43 packages)"
+        "✓ gpu1  4/4          7 s  4 steps applied, nothing pending · nvidia-open 595.91.07-1 installed (43 packages)"
     )
     assert board.end(HostResult(host="gpu2", outcome="failed", message="no route to host")) == ""
-    assert board.lines() == ["  1 done · 1 failed · 1m 47s"] and board.beat() == ""
+    assert board.lines() == ["  1 done · 1 failed · 1 min 47 s"] and board.beat() == ""
 
 
 def test_without_a_terminal_lines_have_the_number_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_without_a_terminal_a_long_run_says_that_it_goes_on(
     monkeypatch.setattr(progress, "say", say)
     with showing(Board(), output_format):
         assert twice.wait(30 if output_format == "text" else 0.2) == (output_format == "text")
-    assert set(printed) == ({"waiting for the first host (0s)"} if output_format == "text" else set())
+    assert set(printed) == ({"waiting for the first host (0 s)"} if output_format == "text" else set())
 
 
 def test_without_a_terminal_a_silent_run_of_many_hosts_says_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:

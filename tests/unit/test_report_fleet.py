@@ -51,7 +51,7 @@ def test_two_thousand_results_are_a_few_lines() -> None:
     assert first == "2000 hosts: 1900 done or unchanged, 60 failed, 40 unreachable"
     assert "      60  HOST: dpkg is broken" in lines and "      40  no route to host" in lines
     assert "gpu1900, gpu1901, gpu1902, gpu1903, gpu1904, gpu1905, gpu1906, gpu1907 … (60 in all)" in text
-    assert lines[-1].startswith("slowest: gpu1899 3 min, gpu1898 3 min") and len(lines) < 10
+    assert lines[-1].startswith("slowest: gpu1899 3 min 09 s, gpu1898 3 min 09 s") and len(lines) < 10
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_run_by_its_journal() -> None:
     states = {f"gpu{n}": "done" if n < 90 else "waiting" for n in range(100)} | {"gpu0": "failed"}
     text = run_text(states, [HostResult(host="gpu0", outcome="failed", message="no space", seconds=61.0)])
     assert text.splitlines()[0] == "100 hosts: 89 done, 1 failed, 10 waiting"
-    assert "no space" in text and "slowest: gpu0 61 s" in text
+    assert "no space" in text and "slowest: gpu0 1 min 01 s" in text
 
 
 def test_a_run_that_stopped_says_what_is_left_and_how_to_go_on() -> None:

@@ -13,6 +13,7 @@ from gpunode.core.late import regex
 from gpunode.core.model import HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.printable import names
+from gpunode.core.report.model import duration
 from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, without_host
 
 _CAUSES, _SLOWEST = 10, 5  # causes and slowest hosts that are reported
@@ -142,11 +143,7 @@ def _cause(result: HostResult) -> str:
 def _slowest(results: Iterable[HostResult]) -> list[str]:
     seconds = {result.host: result.seconds or 0.0 for result in results}
     ranked = [host for host in sorted(seconds, key=lambda host: -seconds[host])[:_SLOWEST] if seconds[host] >= 1]
-    return ["slowest: " + ", ".join(f"{host} {_time(seconds[host])}" for host in ranked)] if ranked else []
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return ["slowest: " + ", ".join(f"{host} {duration(seconds[host])}" for host in ranked)] if ranked else []
 
 
 def _refused(plan: Plan) -> HostResult:

@@ -236,11 +236,11 @@ def between(start: str, end: str) -> int | None:
     return max(0, _seconds(end) - _seconds(start))
 
 
-def duration(seconds: int | None) -> str:
+def duration(seconds: float | None) -> str:
     """ "1 h 05 min", "3 min 20 s", "12 s"; "" for None."""
     if seconds is None:
         return ""
-    minutes, rest = divmod(seconds, 60)
+    minutes, rest = divmod(int(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

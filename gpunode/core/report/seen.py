@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.grouped import grouped
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.model import Check, NodeFacts
+from gpunode.core.model import Check, NodeFacts, NvmlGpu, PciDevice
 from gpunode.core.plan.lockfile import class_of
 from gpunode.core.report.model import Gpu, ProbeSummary, ReportFinding, Versions
 
@@ -18,7 +18,7 @@ def see(facts: NodeFacts, knowledge: Knowledge, expected: Expected | None = None
     return ProbeSummary(
         kind=class_of(facts),
         versions=_versions(facts),
-        gpus=tuple(_gpus(facts, knowledge)),
+        gpus=tuple(gpus_of(facts, knowledge)),
         nvswitches=len(facts.nvswitches),
         topology=facts.topology,
         links_down=facts.nvlink_inactive,
@@ -51,16 +51,23 @@ def _versions(facts: NodeFacts) -> Versions:
     )
 
 
-def _gpus(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Gpu]:
+def model_of(device: PciDevice, nvml: NvmlGpu | None, knowledge: Knowledge) -> str:
+    """What a GPU is called: by the driver, by the knowledge, or by the list of PCI ids; "" where none has its name."""
+    known = knowledge.gpu(device.id)
+    return (nvml.name if nvml else "") or (known.name if known else "") or device.label
+
+
+def gpus_of(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Gpu]:
+    """The GPUs on PCI, with what the driver says of them."""
     by_slot = {gpu.slot: gpu for gpu in facts.nvml}
     cut = Counter(instance.gpu for instance in facts.sharing.instances)
     xids = grouped((xid.slot, xid.code) for xid in facts.xids)
     for device in facts.gpus:
-        known, nvml = knowledge.gpu(device.id), by_slot.get(device.slot)
+        nvml = by_slot.get(device.slot)
         yield Gpu(
             slot=device.slot,
             id=device.id,
-            model=_model(known.name if known else "", nvml.name if nvml else "", device.label),
+            model=model_of(device, nvml, knowledge).removeprefix("NVIDIA "),
             index=nvml.index if nvml else None,
             uuid=nvml.uuid if nvml else "",
             memory_mib=nvml.memory_mib if nvml else None,
@@ -70,8 +77,3 @@ def _gpus(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Gpu]:
             ecc_errors=nvml.ecc_uncorrected if nvml else None,
             xids=tuple(sorted(set(xids.get(device.slot, ())))),
         )
-
-
-def _model(*names: str) -> str:
-    """The first that is known, without the vendor's name."""
-    return next(filter(None, names), "").removeprefix("NVIDIA ")
