@@ -21,56 +21,74 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_files, unconfigure_runtime
-    from gpunode.core.errors import (
-        GpunodeError,
-        InputError,
-        InterruptedByUser,
-        RefusedError,
-        StaleError,
-        UnreachableError,
-    )
-    from gpunode.core.facts import parse_probe
-    from gpunode.core.knowledge import Knowledge
-    from gpunode.core.model import (
-        Check,
-        CudaChoice,
-        DriverChoice,
-        Edit,
-        FabricChoice,
-        HostOutcome,
-        HostResult,
-        Hunk,
-        Kernel,
-        NodeFacts,
-        PackageWant,
-        Plan,
-        Problem,
-        Reason,
-        Repository,
-        Solution,
-        Step,
-        ToolkitChoice,
-        Undo,
-    )
-    from gpunode.core.plan.lockfile import Lock, Locked
-    from gpunode.core.solve import SolveRequest, request_of, solve
-    from gpunode.core.spec import CudaSpec, DriverSpec, Spec, parse_spec
-    from gpunode.core.spec.runfile import RunfileSpec
-    from gpunode.core.spec.source import SourceSpec
-    from gpunode.core.spec.toolkit import FabricSpec, ToolkitConfigSpec, ToolkitSpec
-    from gpunode.edge.ansible.runner import Event
-    from gpunode.edge.desired import DesiredState, Planned
-    from gpunode.edge.detect import Detected, Targets, detect
-    from gpunode.edge.fleet.driver import RunCallbacks, RunOptions
-    from gpunode.edge.fleet.host_plan import HostPlan
-    from gpunode.edge.fleet.prepare import Prepared, prepare
-    from gpunode.edge.fleet.provision import provision
-    from gpunode.edge.fleet.workflow import plan, verify, write_plan
-    from gpunode.edge.load import load_knowledge, load_spec
-    from gpunode.edge.saved import SavedPlan, load_plan
-    from gpunode.kube.edge.client import Api as ClusterApi
-    from gpunode.kube.edge.kubeconfig import connect as connect_cluster
+    from gpunode.core.edits import RuntimeRequest as RuntimeRequest
+    from gpunode.core.edits import configure_runtime as configure_runtime
+    from gpunode.core.edits import runtime_files as runtime_files
+    from gpunode.core.edits import unconfigure_runtime as unconfigure_runtime
+    from gpunode.core.errors import GpunodeError as GpunodeError
+    from gpunode.core.errors import InputError as InputError
+    from gpunode.core.errors import InterruptedByUser as InterruptedByUser
+    from gpunode.core.errors import RefusedError as RefusedError
+    from gpunode.core.errors import StaleError as StaleError
+    from gpunode.core.errors import UnreachableError as UnreachableError
+    from gpunode.core.facts import parse_probe as parse_probe
+    from gpunode.core.knowledge import Knowledge as Knowledge
+    from gpunode.core.model import Check as Check
+    from gpunode.core.model import CudaChoice as CudaChoice
+    from gpunode.core.model import DriverChoice as DriverChoice
+    from gpunode.core.model import Edit as Edit
+    from gpunode.core.model import FabricChoice as FabricChoice
+    from gpunode.core.model import HostOutcome as HostOutcome
+    from gpunode.core.model import HostResult as HostResult
+    from gpunode.core.model import Hunk as Hunk
+    from gpunode.core.model import Kernel as Kernel
+    from gpunode.core.model import NodeFacts as NodeFacts
+    from gpunode.core.model import PackageWant as PackageWant
+    from gpunode.core.model import Plan as Plan
+    from gpunode.core.model import Problem as Problem
+    from gpunode.core.model import Reason as Reason
+    from gpunode.core.model import Repository as Repository
+    from gpunode.core.model import Solution as Solution
+    from gpunode.core.model import Step as Step
+    from gpunode.core.model import ToolkitChoice as ToolkitChoice
+    from gpunode.core.model import Undo as Undo
+    from gpunode.core.plan.lockfile import Lock as Lock
+    from gpunode.core.plan.lockfile import Locked as Locked
+    from gpunode.core.solve import SolveRequest as SolveRequest
+    from gpunode.core.solve import request_of as request_of
+    from gpunode.core.solve import solve as solve
+    from gpunode.core.spec import CudaSpec as CudaSpec
+    from gpunode.core.spec import DriverSpec as DriverSpec
+    from gpunode.core.spec import Spec as Spec
+    from gpunode.core.spec import parse_spec as parse_spec
+    from gpunode.core.spec.runfile import RunfileSpec as RunfileSpec
+    from gpunode.core.spec.source import SourceSpec as SourceSpec
+    from gpunode.core.spec.toolkit import FabricSpec as FabricSpec
+    from gpunode.core.spec.toolkit import ToolkitConfigSpec as ToolkitConfigSpec
+    from gpunode.core.spec.toolkit import ToolkitSpec as ToolkitSpec
+    from gpunode.edge.ansible.runner import Event as Event
+    from gpunode.edge.desired import DesiredState as DesiredState
+    from gpunode.edge.desired import Planned as Planned
+    from gpunode.edge.detect import Detected as Detected
+    from gpunode.edge.detect import Targets as Targets
+    from gpunode.edge.detect import detect as detect
+    from gpunode.edge.fleet.driver import RunCallbacks as RunCallbacks
+    from gpunode.edge.fleet.driver import RunOptions as RunOptions
+    from gpunode.edge.fleet.host_plan import HostPlan as HostPlan
+    from gpunode.edge.fleet.prepare import Prepared as Prepared
+    from gpunode.edge.fleet.prepare import prepare as prepare
+    from gpunode.edge.fleet.provision import provision as provision
+    from gpunode.edge.fleet.workflow import plan as plan
+    from gpunode.edge.fleet.workflow import verify as verify
+    from gpunode.edge.fleet.workflow import write_plan as write_plan
+    from gpunode.edge.load import load_knowledge as load_knowledge
+    from gpunode.edge.load import load_spec as load_spec
+    from gpunode.edge.saved import SavedPlan as SavedPlan
+    from gpunode.edge.saved import load_plan as load_plan
+    from gpunode.kube.edge.client import Api
+    from gpunode.kube.edge.kubeconfig import connect
+
+    ClusterApi, connect_cluster = Api, connect
 
 __version__ = "0.1.0"
 
@@ -106,74 +124,7 @@ _HOME_OF = {
     for module, names in _HOMES.items()
     for word in names.split()
 }
-__all__ = [
-    "Check",
-    "ClusterApi",
-    "CudaChoice",
-    "CudaSpec",
-    "DesiredState",
-    "Detected",
-    "DriverChoice",
-    "DriverSpec",
-    "Edit",
-    "Event",
-    "FabricChoice",
-    "FabricSpec",
-    "GpunodeError",
-    "HostOutcome",
-    "HostPlan",
-    "HostResult",
-    "Hunk",
-    "InputError",
-    "InterruptedByUser",
-    "Kernel",
-    "Knowledge",
-    "Lock",
-    "Locked",
-    "NodeFacts",
-    "PackageWant",
-    "Plan",
-    "Planned",
-    "Prepared",
-    "Problem",
-    "Reason",
-    "RefusedError",
-    "Repository",
-    "RunCallbacks",
-    "RunOptions",
-    "RunfileSpec",
-    "RuntimeRequest",
-    "SavedPlan",
-    "Solution",
-    "SolveRequest",
-    "SourceSpec",
-    "Spec",
-    "StaleError",
-    "Step",
-    "Targets",
-    "ToolkitChoice",
-    "ToolkitConfigSpec",
-    "ToolkitSpec",
-    "Undo",
-    "UnreachableError",
-    "configure_runtime",
-    "connect_cluster",
-    "detect",
-    "load_knowledge",
-    "load_plan",
-    "load_spec",
-    "parse_probe",
-    "parse_spec",
-    "plan",
-    "prepare",
-    "provision",
-    "request_of",
-    "runtime_files",
-    "solve",
-    "unconfigure_runtime",
-    "verify",
-    "write_plan",
-]
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a type checker goes by the imports above
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections.abc
 import dataclasses
 import inspect
@@ -89,6 +90,14 @@ CALLS = {
 def test_every_public_name_can_be_had_and_is_listed_once() -> None:
     assert all(value is not None for value in PUBLIC.values())
     assert sorted(gpunode.__all__) == sorted(set(gpunode.__all__))
+
+
+def test_a_type_checker_is_told_of_every_public_name() -> None:
+    source = Path(gpunode.__file__).read_text(encoding="utf-8")
+    [block] = [one for one in ast.parse(source).body if isinstance(one, ast.If)]
+    imported = {alias.asname for one in block.body if isinstance(one, ast.ImportFrom) for alias in one.names}
+    assigned = {one.id for one in ast.walk(block) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    assert {*imported, *assigned} - {None} == {*gpunode.__all__}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
