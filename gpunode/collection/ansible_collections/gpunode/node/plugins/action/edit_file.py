@@ -34,17 +34,7 @@ class ActionModule(NodeAction):
     }
 
     def act(self, args: Result) -> Result:
-        from gpunode.core.items.package import packages_request
-        from gpunode.core.items.runfile import runfile_request
-
-        result: Result = {}
-        if args["recover"]:
-            result = self._files([])
-            requests = {"packages.sh": packages_request({}), "runfile.sh": runfile_request("recover")}
-            for name, request in requests.items():
-                if not result.get("failed"):
-                    done = self.result(name, request | ({"check": b"1\n"} if self.check else {}))
-                    result = combined_results(result, done)
+        result = self.recovered() if args["recover"] else {}
         if args["files"] and not result.get("failed"):
             result = combined_results(result, self._files(args["files"]))
         expect = args["expect"].get("files") or {}  # of a generated play, whose values are those of many hosts
@@ -70,20 +60,15 @@ class ActionModule(NodeAction):
                     engines = [*result.get("engines", ()), *[value["runtime"]] * bool(one.get("changed"))]
                     result = combined_results(result, one) | {"engines": engines}
         finally:  # also where the next one could not be asked
-            proof = self._proof(settling)
+            proof = self.result("commit.sh", side_by_side(settling)) if settling else {}
         return combined_results(result, proof) if proof.get("failed") else result
-
-    def _proof(self, settling: Sequence[str]) -> Result:
-        from gpunode.core.edits.commit import side_by_side
-
-        return self.result("commit.sh", side_by_side(settling)) if settling else {}
 
     def _files(self, files: Sequence[Result]) -> Result:
         from gpunode.core.edits.commit import commit_request, file_changes
 
         changes = file_changes(files)
         diff = []
-        if files and self._task.diff:
+        if self._task.diff:
             found = self.probe("files")[1].files
             diff = self.diff({change.path: change.data for change in changes}, found)
         return self.result("commit.sh", commit_request(changes, check=self.check)) | {"diff": diff}

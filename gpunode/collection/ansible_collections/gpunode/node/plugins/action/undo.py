@@ -36,7 +36,7 @@ class ActionModule(NodeAction):
             return {}
         request = parse_undo_request(args["what"])
         self._verb = request.verb
-        result: Result = {} if self.check else self._recovered()
+        result: Result = {} if self.check else self.recovered()
         journal, scope, back = self._back(request)
         back, done = self._settled(request, scope, back)
         result = combined_results(result, done)
@@ -102,14 +102,6 @@ class ActionModule(NodeAction):
             if asked == request:
                 return journal
         raise RefusedError("the journal grew while it was read", fix="wait for what is at work there, then run again")
-
-    def _recovered(self) -> Result:
-        """What an interrupted run left is finished or undone first."""
-        from gpunode.core.edits.commit import commit_request
-        from gpunode.core.items.package import packages_request
-
-        files = self.result("commit.sh", commit_request())
-        return combined_results(files, self.result("packages.sh", packages_request({})))
 
     def _settled(self, wanted: UndoRequest, scope: Scope, back: UndoPlan) -> tuple[UndoPlan, Result]:
         """(what was to be done, result).  A run that was cut off may still be at work here: then it is asked again."""

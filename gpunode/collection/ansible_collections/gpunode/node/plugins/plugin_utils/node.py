@@ -30,7 +30,7 @@ Request = dict[str, bytes]
 
 if TYPE_CHECKING:
     from gpunode.core.edits.target import EditTarget
-    from gpunode.core.model import Changed, ConfigFile, Edit, NodeFacts, Outcome
+    from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome
     from gpunode.core.secrets import Secrets
 
 try:
@@ -167,7 +167,8 @@ class NodeAction(ActionBase):
         for name in manager.extra_vars:
             if name in OWN or name.startswith(DONE):
                 raise _not_ours(name, "-e")
-        plan, default = self._vars.get("gpunode_plan"), self._of_role("gpunode_plan")
+        plan, role = self._vars.get("gpunode_plan"), self._task._role
+        default = role.get_default_vars().get("gpunode_plan") if role else None
         name, made = self._vars["inventory_hostname"], plan.get("plan") if isinstance(plan, dict) else None
         if isinstance(made, dict) and made.get("host") not in (None, name):
             raise RefusedError(
@@ -188,9 +189,6 @@ class NodeAction(ActionBase):
     def of_gpunode(self) -> bool:
         """Whether a role of this collection runs the task."""
         return is_ours(self._task._role)
-
-    def _of_role(self, name: str) -> Any:
-        return self._task._role.get_default_vars().get(name) if self._task._role else None
 
     def own_plan(self, plan: Any) -> Result:
         """The result of gpunode.node.plan for this host, {} where it is none or somebody has changed it."""
@@ -333,6 +331,20 @@ class NodeAction(ActionBase):
         tags = (str(tag) for tag in self._task.tags)
         return next((tag.removeprefix("gpunode_") for tag in tags if tag.startswith("gpunode_")), "")
 
+    def recovered(self) -> Result:
+        """What an interrupted run left on the node, finished or undone."""
+        from gpunode.core.edits.commit import commit_request
+        from gpunode.core.items.package import packages_request
+        from gpunode.core.items.runfile import runfile_request
+
+        requests = {"commit.sh": commit_request(), "packages.sh": packages_request({})}
+        result: Result = {}
+        for name, request in (requests | {"runfile.sh": runfile_request("recover")}).items():
+            if not result.get("failed"):
+                done = self.result(name, request | ({"check": b"1\n"} if self.check else {}))
+                result = combined_results(result, done)
+        return result
+
     def send(self, name: str, request: Request, *, changes: bool = True) -> tuple[str, int]:
         """(standard output, exit status) of node script `name`."""
         text = program(script(name), request)
@@ -349,7 +361,7 @@ class NodeAction(ActionBase):
                 f"{name} could not be run: {why} (status {done['rc']})",
                 fix=fix_of(why),
             )
-        return done["stdout"] + _as_log(done["stderr"]), done["rc"]
+        return done["stdout"] + (f"\n{done['stderr']}" if done["stderr"].strip() else ""), done["rc"]
 
     @contextlib.contextmanager
     def _in_time(self, name: str, *, changes: bool) -> Iterator[None]:
@@ -407,7 +419,9 @@ class NodeAction(ActionBase):
         return not (self._connection.transport == "local" and become and become.expect_prompt())
 
     def _execute(self, text: str) -> Result:
-        done = self._on_stdin(text) if self._pipes() else None
+        done = None
+        if self._pipes():
+            done = self._low_level_execute_command("/bin/sh -s", in_data=text.encode())
         if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
             done = self._from_file(text)
         return done | {"stderr": done["stderr"].replace(f"{STARTED}\n", "")}
@@ -428,9 +442,6 @@ class NodeAction(ActionBase):
                         f"the connection broke, and does not come back ({why}): {error}"
                     ) from error
                 time.sleep(2)
-
-    def _on_stdin(self, text: str) -> Result:
-        return self._low_level_execute_command("/bin/sh -s", in_data=text.encode())
 
     def _from_file(self, text: str) -> Result:
         """By a 0600 file in the remote temporary folder, which is removed again."""
@@ -491,11 +502,11 @@ def in_ansibles_words(failed: Result) -> Result:
 
 
 def result_of(outcome: Outcome) -> Result:
-    """An outcome as Ansible's result: `changes` as data, a failure has `msg`, `fix` and the log."""
+    """An outcome as Ansible's result: `changes` with kind, name, text and versions; a failure has `msg`, `fix`, log."""
     result = {
         "changed": outcome.status == "changed",
         "msg": mask(outcome.message),
-        "changes": [change_data(one) for one in outcome.changed],
+        "changes": [{key: mask(value) for key, value in asdict(one).items() if value} for one in outcome.changed],
         "notes": [mask(line) for line in outcome.notes],
     }
     if outcome.status in ("unchanged", "changed"):
@@ -509,11 +520,6 @@ def result_of(outcome: Outcome) -> Result:
         "log": mask(outcome.log).splitlines(),
         "rollback": mask(outcome.rollback).splitlines(),
     }
-
-
-def change_data(change: Changed) -> Result:
-    """What changed, as a result has it: kind, name and text, and of a package its versions."""
-    return {key: mask(value) for key, value in asdict(change).items() if value}
 
 
 def not_yet(text: str) -> Result:
@@ -531,7 +537,3 @@ def combined_results(first: Result, second: Result) -> Result:
         both["warnings"] = warnings
     both["msg"] = "; ".join(dict.fromkeys(text for text in (first.get("msg"), second.get("msg")) if text))
     return both
-
-
-def _as_log(stderr: str) -> str:
-    return f"\n{stderr}" if stderr.strip() else ""
