@@ -162,12 +162,6 @@ restart_stopped() {
   resume
 }
 
-# held_by: the kernel's own driver that has the GPU
-held_by() (
-  for module in nouveau nova_core; do loaded "$module" && echo "$module" && return; done
-  return 1
-)
-
 load() {
   loaded "$1" && return
   checking && changed module "$1" "load $1" && would_load="${would_load:-} $1" && return
@@ -184,10 +178,10 @@ load() {
       [ -n "$other" ] || fail "there is no module $1 for the running kernel $KERNEL, nor for another" "install its package, or the kernel headers and see dkms status"
       needs_reboot "$1 is there for kernel ${other% }, and $KERNEL runs" ;;
     *"No such device"*)
-      other=$(held_by) || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
+      other=$(kernels_own | grep .) || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
       needs_reboot "$other holds the GPU" ;;
     *)
-      other=$(held_by) || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
+      other=$(kernels_own | grep .) || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
       needs_reboot "$other holds the GPU" ;;
   esac
 }

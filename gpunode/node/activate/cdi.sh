@@ -3,7 +3,6 @@
 # Request and output: core/items/cdi.py.  Runs behind common.sh, transaction.sh and own_units.sh.
 # shellcheck disable=SC2154  # variables of the parts before it
 
-PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 SETTINGS=/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env # what nvidia-cdi-refresh.service goes by, and so do we
 UNITS=/etc/systemd/system
 

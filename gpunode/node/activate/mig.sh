@@ -5,7 +5,6 @@
 # controller, when it writes no file that the journal knows: what stands on the node about its success is of that boot.
 # shellcheck disable=SC2154  # variables of the parts before it
 
-PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mig.service
 LABELS=/etc/kubernetes/node-feature-discovery/features.d/gpunode-mig # node-feature-discovery makes labels of it
 CUT=$GPUNODE_STATE/mig-cut # while it is there, what offers GPUs has not seen how they are cut

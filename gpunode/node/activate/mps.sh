@@ -4,7 +4,6 @@
 # Request and output: core/items/sharing.py.  Runs behind common.sh, transaction.sh and own_units.sh.
 # shellcheck disable=SC2154  # variables of the parts before it
 
-PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mps.service
 SETTINGS=/etc/gpunode/mps # commands for the control daemon
 

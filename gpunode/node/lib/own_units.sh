@@ -5,6 +5,8 @@
 # Nothing here reloads systemd: that takes the GPUs from containers (docs/runtime.md).  Unit files that are new are
 # read when they are first named; `systemctl enable` is called with --no-reload.
 
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
+
 # at_boot UNIT: it begins with the machine
 at_boot() {
   was=$(systemctl is-enabled "$1" 2>/dev/null)
