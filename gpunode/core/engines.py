@@ -14,39 +14,28 @@ RuntimeName = Literal["containerd", "docker", "crio", "podman"]
 
 
 class EngineRow(NamedTuple):
-    """An engine as it is found.
+    """An engine as it is found."""
 
-    `daemon` is its process, "" for an engine without one: nothing restarts then, and no cgroup loses devices.  `unit`
-    is systemd's, "" for none, `snap` that of its snap, `sockets` are where it answers (`cri`: a kubelet, below
-    /run/NAME), `packages` whose version is the engine's, `installs` those that gpunode installs, `brings` the
-    engines that these depend on, `recommends` (distribution, package) what comes with them there.  `config` is its
-    root config, `drop_ins` a pattern of the files that the engine reads on top of it ({config} stands for the root
-    config), `files` are patterns of what the probe reads besides; `config_flags` and `folder_flags` are the daemon's
-    arguments that name another root config or folder of drop-ins.  `by_cdi` engines get GPUs by a CDI specification and
-    need no runtime for it; `cdi_0_7` is the first version that reads specifications of CDI 0.7.0 (known issues of
-    NVIDIA Container Toolkit 1.19.1 in its release notes), "" where that is not known.  `smoke`: smoke.sh can start a
-    container with it.  `judge` are the daemon's arguments with which it checks its root config, FILE, and starts
-    nothing.
-    """
-
-    unit: str
-    packages: tuple[str, ...]
-    config: str
-    snap: str = ""
-    daemon: str = ""
-    sockets: tuple[str, ...] = ()
-    cri: bool = False
-    installs: tuple[str, ...] = ()
-    brings: tuple[str, ...] = ()
-    recommends: tuple[tuple[str, str], ...] = ()
-    config_flags: tuple[str, ...] = ()
-    drop_ins: str = ""
-    folder_flags: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    by_cdi: bool = False
+    unit: str  # systemd's, "" for none
+    packages: tuple[str, ...]  # whose version is the engine's
+    config: str  # its root config
+    snap: str = ""  # the unit of its snap
+    daemon: str = ""  # its process; without one nothing restarts, and no cgroup loses devices
+    sockets: tuple[str, ...] = ()  # where it answers
+    cri: bool = False  # they are a kubelet's, below /run/NAME
+    installs: tuple[str, ...] = ()  # packages that gpunode installs
+    brings: tuple[str, ...] = ()  # engines that these depend on
+    recommends: tuple[tuple[str, str], ...] = ()  # (distribution, package) that comes with them there
+    config_flags: tuple[str, ...] = ()  # the daemon's arguments that name another root config
+    drop_ins: str = ""  # pattern of the files that it reads on top of it; {config} stands for the root config
+    folder_flags: tuple[str, ...] = ()  # arguments that name another folder of these
+    files: tuple[str, ...] = ()  # patterns of what the probe reads besides
+    by_cdi: bool = False  # gets GPUs by a CDI specification, and needs no runtime for it
+    # the first version that reads specifications of CDI 0.7.0 (known issues of NVIDIA Container Toolkit 1.19.1 in its
+    # release notes), "" where that is not known
     cdi_0_7: str = ""
-    smoke: bool = False
-    judge: tuple[str, ...] = ()
+    smoke: bool = False  # smoke.sh can start a container with it
+    judge: tuple[str, ...] = ()  # arguments with which the daemon checks its root config, FILE, and starts nothing
 
     def below(self, config: str, folder: str = "") -> str:
         """The pattern of the drop-ins of that root config, in `folder` where an argument names one."""
@@ -122,6 +111,7 @@ class DistributionRow(NamedTuple):
     socket: str
     config: str
     kubelet: tuple[str, ...] = ()
+    containerd: tuple[str, str] = ("", "")  # its versions up to Kubernetes 1.35, and from 1.36 on
 
 
 DISTRIBUTIONS: Mapping[str, DistributionRow] = {
@@ -134,11 +124,13 @@ DISTRIBUTIONS: Mapping[str, DistributionRow] = {
         socket="/run/k0s/containerd.sock",
         config="/etc/k0s/containerd.toml",
         kubelet=("/run/k0s/kubelet/config.yaml", "/var/lib/k0s/kubelet-config.yaml"),
+        containerd=("1.7", "2.3"),
     ),
     "microk8s": DistributionRow(
         units=("snap.microk8s.daemon-containerd",),
         socket="/var/snap/microk8s/common/run/containerd.sock",
         config="/var/snap/microk8s/current/args/containerd-template.toml",
+        containerd=("1.6", "2.2"),
     ),
 }
 OTHER_UNITS = (

@@ -24,23 +24,18 @@ _TELLING = 16  # letters that no other program prints by chance
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What a program prints where a fault is: `text` is in the line, and `pattern` matches it where the text is common.
-
-    `needs` are texts of which one must be somewhere in the same log.  A general message counts where nothing else of
-    its line is known.  `also` are other faults that the line shows.  `of_gpu`: the line names a slot that the
-    kernel says is one of NVIDIA's.
-    """
+    """What a program prints where a fault is."""
 
     fault: str
     program: str
-    text: str  # lower case, every quotation mark is '
-    pattern: str = ""
+    text: str  # in the line; lower case, every quotation mark is '
+    pattern: str = ""  # matches the line, where the text is common
     line: str  # as the program prints it
     source: str
-    needs: tuple[str, ...] = ()
-    general: bool = False
-    of_gpu: bool = False
-    also: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # texts of which one must be somewhere in the same log
+    general: bool = False  # counts where nothing else of its line is known
+    of_gpu: bool = False  # the line names a slot that the kernel says is one of NVIDIA's
+    also: tuple[str, ...] = ()  # other faults that the line shows
     below: str = ""  # a program and the first of its versions that prints this no more: docker 23
     starting: bool = False  # its program can print it before the line that tells of the same start
     until: str = ""  # the program whose start ends it, where that is another one

@@ -42,20 +42,15 @@ _HELD = regex(r"[A-Za-z0-9][A-Za-z0-9-]*/[0-9]+\.old\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """A file to have (`data`), to remove (`data` None), to put back (`held`), or only to compare (`read`).
-
-    `mode` is for a new file, such as 0o644; one that is there keeps its own.  `like` is a file whose owner a new one
-    gets, and which it is never more readable than.  `expect` is the sha256 the file had when it was read, "" when it
-    was absent, None when it does not matter.  `held` is an earlier transaction's copy, ID/N.old: bytes, owner and mode.
-    """
+    """A file to have (`data`), to remove (`data` None), to put back (`held`), or only to compare (`read`)."""
 
     path: str
     data: bytes | None = None
-    mode: int = 0o644
-    like: str = ""
-    expect: str | None = None
+    mode: int = 0o644  # of a new file; one that is there keeps its own
+    like: str = ""  # a file whose owner a new one gets, and which it is never more readable than
+    expect: str | None = None  # the sha256 it had when it was read, "" when it was absent; None: it does not matter
     read: bool = False
-    held: str = ""
+    held: str = ""  # an earlier transaction's copy, ID/N.old: bytes, owner and mode
 
 
 def commit_request(

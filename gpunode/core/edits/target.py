@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from gpunode.core.edits.refusal import Refusal as Refusal  # noqa: PLC0414  # editors have it from here
 from gpunode.core.edits.undo import former, put, record, remnant, revert
 from gpunode.core.edits.values import Lost
-from gpunode.core.engines import NVIDIA_RUNTIME
+from gpunode.core.engines import DISTRIBUTIONS, NVIDIA_RUNTIME
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.mask import mask_quoted, masked_errors
@@ -39,54 +39,41 @@ Records = Sequence[Mapping[str, Undo]]
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
-    """What follows an edit: the unit and how it is notified, what checks the files before, what proves health after.
-
-    `verb` is restart, reload, "" where the engine takes the files up by itself, or await: then the unit (the kubelet)
-    restarts `process` by itself, which has to answer and stay up.  `reread`: systemd has to read its units again.
-    `validate` is a command's words, in which @FILE@ stands for the root config.  `health` are commands that prove that
-    the engine answers on `socket`: the first whose tool is there counts.  `plugin` is what `ctr plugins ls` must call
-    ok.  `disrupts` is a sentence, "" when nothing is disturbed.  `settle` is how many seconds the unit has to stay up,
-    `handlers` are the runtimes that the engine has to know once it is configured.
-    """
+    """What follows an edit: the unit and how it is notified, what checks the files before, what proves health after."""
 
     unit: str
-    verb: str
+    verb: str  # restart, reload, await, "" where the engine takes the files up by itself
     config: str
-    validate: tuple[str, ...] = ()
+    validate: tuple[str, ...] = ()  # a command's words, in which @FILE@ stands for the root config
     socket: str = ""
-    plugin: str = ""
-    health: tuple[tuple[str, ...], ...] = ()
-    disrupts: str = ""
-    process: str = ""
-    reread: bool = False
-    settle: int = 3
-    handlers: tuple[str, ...] = ()
+    plugin: str = ""  # what `ctr plugins ls` must call ok
+    health: tuple[tuple[str, ...], ...] = ()  # that prove that it answers: the first whose tool is there counts
+    disrupts: str = ""  # a sentence, "" when nothing is disturbed
+    process: str = ""  # await: the unit restarts it by itself, and it has to answer and stay up
+    reread: bool = False  # systemd has to read its units again
+    settle: int = 3  # seconds that the unit has to stay up
+    handlers: tuple[str, ...] = ()  # the runtimes that the engine has to know once it is configured
 
 
 @dataclass(frozen=True, kw_only=True)
 class EditTarget:
     """What is asked of a program, as functions of its files (absolute path → bytes; a path not there has no file).
 
-    `root` is the file that names the others: it is written last.  `label` says whose an undo record is.  `patterns`
-    gives paths and globs, asked again with what was read until it names nothing new.  `edit` is what changes, `remove`
-    what changes so that nothing of it is left; it gets the records that did not suffice.  `usable` says whether the
-    program can work with what the records leave of files that have changed since as with those before them, and without
-    gpunode.  `kept` is what has to be in the files that an undo leaves so that those of others stay in force.  `needy`
-    are entries that need a program which goes with gpunode, each with its file.
-    `noticed` adds to an edit what makes the program take it up.
+    `usable` says whether the program can work with what the records leave of files that have changed since as with
+    those before them, and without gpunode; `kept` what has to be in these so that what is of others stays in force.
     """
 
     name: str
-    root: str
-    label: str
-    patterns: Callable[[Files], Iterable[str]]
+    root: str  # the file that names the others: it is written last
+    label: str  # whose an undo record is
+    patterns: Callable[[Files], Iterable[str]]  # paths and globs, asked again until it names nothing new
     edit: Callable[[Files], Edit]
-    remove: Callable[[Files, Records], Edit]
+    remove: Callable[[Files, Records], Edit]  # so that nothing of it is left; with the records that did not suffice
     activation: Callable[[Files, Edit], Activation]
     usable: Callable[[Files, Files], bool] = lambda _left, _before: True
     kept: Callable[[Files, Files, Collection[str]], Edit] = lambda _files, _left, _theirs: Edit()
-    needy: Callable[[Files], Mapping[str, str]] = lambda _files: {}
-    noticed: Callable[[Files, Edit], Edit] = lambda _, edit: edit
+    needy: Callable[[Files], Mapping[str, str]] = lambda _files: {}  # entry that needs a program that goes → file
+    noticed: Callable[[Files, Edit], Edit] = lambda _, edit: edit  # adds what makes the program take the edit up
 
     def files(self, files: Files) -> tuple[str, ...]:
         """Paths and globs of the files that an edit has to be given; RefusedError where that cannot be said."""
@@ -345,36 +332,36 @@ _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 class RuntimeRequest:
     """What the configuration of one engine should say, and what is known of the engine.
 
-    `distribution` is the Kubernetes that brings the engine, "" for one of its own.  `version` is what the daemon says
-    of itself ("1.6.20~ds1", "" unknown: then only what every version reads is written).  `config` and `drop_in` are
-    absolute paths, "" takes the engine's own; `in_place` asks for no drop-in.  `default_runtime` keep, `cdi` None and
-    `cgroup_driver` "" leave what is there.  `flags` are the daemon's arguments: what they set cannot be set in a file
-    as well.  `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.  `refused` is what dockerd or
-    containerd says against its files as they are; `judged`: a daemon of this machine reads the file, and can judge it
-    before it is there; `rendered`: k3s or RKE2 has made containerd's files since the runtime and all settings came.
+    `default_runtime` keep, `cdi` None and `cgroup_driver` "" leave what is there.
     """
 
     runtime: RuntimeName
-    distribution: Distribution = ""
-    config: str = ""
+    distribution: Distribution = ""  # the Kubernetes that brings the engine
+    config: str = ""  # absolute, as `drop_in`; "": the engine's own
     drop_in: str = ""
-    in_place: bool = False
-    version: str = ""
+    in_place: bool = False  # no drop-in
+    version: str = ""  # as the daemon says it, 1.6.20~ds1; "": only what every version reads is written
     default_runtime: Literal["nvidia", "runc", "keep"] = "nvidia"
     name: str = "nvidia"
     path: str = NVIDIA_RUNTIME
     cdi: bool | None = None
     cgroup_driver: Literal["systemd", "cgroupfs", ""] = ""
-    flags: tuple[str, ...] = ()
-    enable_cri: bool = False
-    refused: str = ""
-    judged: bool = True
-    rendered: bool = False
+    flags: tuple[str, ...] = ()  # the daemon's arguments: what they set cannot be set in a file as well
+    enable_cri: bool = False  # take containerd's CRI plugin out of disabled_plugins
+    refused: str = ""  # what dockerd or containerd says against its files as they are
+    judged: bool = True  # a daemon of this machine reads the file, and can judge it before it is there
+    rendered: bool = False  # k3s or RKE2 has made containerd's files since the runtime and all settings came
 
     @property
     def release(self) -> tuple[int, int]:
         """Major and minor of the version, (0, 0) where it is unknown."""
         return release(self.version)
+
+    def containerd_of(self, distribution: str) -> str:
+        """The version of its containerd, also where that of its Kubernetes is given."""
+        before, since = DISTRIBUTIONS[distribution].containerd
+        brought = since if self.release >= (1, 36) else before
+        return brought if (1, 20) <= self.release < (2, 0) else self.version
 
 
 def check_request(request: RuntimeRequest) -> None:

@@ -89,22 +89,13 @@ def _own(request: RuntimeRequest) -> str:
 
 
 def _in_place(request: RuntimeRequest) -> RuntimeRequest:
-    return replace(
-        request, distribution="", config=_own(request), drop_in="", in_place=True, version=_containerd(request)
-    )
-
-
-def _containerd(request: RuntimeRequest) -> str:
-    """Its containerd's version, also where k0s' own is given: 1.36 brought containerd 2.3, before that it was 1.7."""
-    number = request.release
-    if number < (1, 20) or number >= (2, 0):
-        return request.version
-    return "2.3" if number >= (1, 36) else "1.7"
+    version = request.containerd_of("k0s")
+    return replace(request, distribution="", config=_own(request), drop_in="", in_place=True, version=version)
 
 
 def _config_version(files: Mapping[str, bytes], request: RuntimeRequest) -> int:
     """2 or 3: by the version of containerd or k0s, else by what k0s has written, else as k0s is today."""
-    number = release(_containerd(request))
+    number = release(request.containerd_of("k0s"))
     if number != (0, 0):
         return 3 if number >= (2, 0) else 2
     path = _own(request)

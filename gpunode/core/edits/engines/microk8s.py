@@ -61,10 +61,7 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
 
 def _as_containerd(request: RuntimeRequest) -> RuntimeRequest:
     """The request for containerd's editor, with its containerd's version where that of MicroK8s is given."""
-    number = request.release
-    snap = (1, 20) <= number < (2, 0)  # 1.36 brought containerd 2.2
-    version = ("2.2" if number >= (1, 36) else "1.6") if snap else request.version
-    config = request.config or CONFIG
+    config, version = request.config or CONFIG, request.containerd_of("microk8s")
     return replace(request, distribution="", config=config, drop_in="", in_place=True, version=version, flags=())
 
 
