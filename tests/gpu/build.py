@@ -57,13 +57,15 @@ def tree(folder: Path) -> Path:
 
 def site(folder: Path) -> None:
     """gpunode and its packages for the Python of that Ubuntu."""
-    wheels = folder.parent / "wheels"
+    wheels = folder.parents[1] / "wheels"
     root = HERE.parents[1]
     subprocess.run((sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, root), check=True)
     [wheel] = wheels.glob("gpunode-*.whl")
     platforms = [f"--platform={name}" for name in PLATFORMS]
     options = ("--only-binary=:all:", "--python-version=3.12", "--implementation=cp", *platforms)
-    subprocess.run((sys.executable, "-m", "pip", "install", "-q", "--target", folder, *options, wheel), check=True)
+    subprocess.run(
+        (sys.executable, "-m", "pip", "install", "-q", "--target", folder, *options, f"{wheel}[kubernetes]"), check=True
+    )
     for path in (folder / "bin").iterdir():  # they name the Python of this machine
         _, _, rest = path.read_bytes().partition(b"\n")
         path.write_bytes(b"#!/usr/bin/python3\n" + rest)

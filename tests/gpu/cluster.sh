@@ -13,7 +13,8 @@ done
 ip address add 10.99.0.1/24 dev node0
 ip link set node0 up
 ip link set node1 up
-ip route replace default dev node0
+ip route replace default dev node0 # by which the API server chooses its address
+[ -e /dev/kmsg ] || { : >/dev/kmsg && mount --bind /dev/null /dev/kmsg; }
 cp -a /opt/cluster/. /
 rm -f /var/lib/gpunode-lab-containerd # containerd's file is a new one
 systemctl daemon-reload
@@ -25,4 +26,5 @@ systemctl start kube-proxy kubelet
 until kubectl get node/gpu-node >/dev/null 2>&1; do sleep 1; done
 kubectl wait --for=condition=Ready node/gpu-node --timeout=120s >/dev/null
 kubeadm init phase control-plane scheduler --kubernetes-version "$1" --cert-dir /run/none >/dev/null
+ip route delete default # else what asks for the internet waits, in place of an error
 kubectl get nodes --no-headers

@@ -11,7 +11,8 @@ mkdir -p proc sys dev run tmp var/lib/containerd .machine
 mount -t proc proc proc
 mount --rbind /sys sys
 mount -t tmpfs -o mode=755 tmpfs dev
-for name in null zero full random urandom tty; do
+for name in null zero full random urandom tty kmsg; do
+    [ -e "/dev/$name" ] || continue
     : >"dev/$name"
     mount --bind "/dev/$name" "dev/$name"
 done

@@ -453,8 +453,8 @@ def kubernetes(trial: Trial, node: Node) -> None:
     def offered(name: str, sharing: str) -> str:
         (node.root / "root/cluster.yml").write_text(f"{spec}kubernetes: {{}}\nsharing: {sharing}\n")
         gpunode("provision --local -c /root/cluster.yml --yes", f"{name}-provision.txt")
-        gpunode("kube apply -c /root/cluster.yml --nodes kubernetes.io/hostname=gpu-node", f"{name}-apply.txt")
-        gpunode("kube verify -c /root/cluster.yml", f"{name}-verify.txt")
+        gpunode(f"kube apply {asked}", f"{name}-apply.txt")
+        gpunode(f"kube verify {asked}", f"{name}-verify.txt")
         offers = "kubectl get node gpu-node -o 'jsonpath={.status.allocatable}'"
         return last(run(offers, name=f"{name}-offers.json")[1])
 
@@ -464,7 +464,7 @@ def kubernetes(trial: Trial, node: Node) -> None:
     if not KUBERNETES.exists():
         trial.check("cluster", lambda: impossible("the payload has no kubelet: build it with GPUNODE_KUBERNETES"))
         return
-    spec = (HERE / "node.yml").read_text()
+    spec, asked = (HERE / "node.yml").read_text(), "-c /root/cluster.yml --nodes kubernetes.io/hostname=gpu-node"
     if trial.check("cluster.start", start):
         ways = (("whole", "{strategy: none}", 1), ("time-slicing", "{strategy: time-slicing, replicas: 4}", 3))
         for name, sharing, count in ways:
