@@ -217,6 +217,7 @@ def every_node_is_tainted(cluster: Cluster) -> Iterator[None]:
     """And what runs there has to go, with the device plugin."""
     cluster.kubectl("taint", "node", FIRST, NODE, "dedicated=ml:NoExecute")
     wait_for(lambda: not plugin_pods(cluster))
+    wait_for(lambda: set(cluster.allocatable(GPU).values()) == {"0"})  # the kubelets have noticed
     yield
     cluster.kubectl("taint", "node", FIRST, NODE, "dedicated-")
 

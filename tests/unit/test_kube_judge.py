@@ -273,6 +273,25 @@ def test_a_kubelets_refusals_are_read_where_one_may(server: ApiServer, api: Api)
     assert "refused" not in seen(watched).get(("kube.gpus", "node gpu1"), "")
 
 
+@pytest.mark.parametrize(("at", "found"), [("2099-01-01T00:00:00Z", True), ("2020-01-01T00:00:00Z", False)])
+def test_a_node_whose_plugin_has_just_started_may_not_have_told_of_its_gpus_yet(
+    at: str, found: bool, server: ApiServer, api: Api
+) -> None:
+    """Where nobody names the nodes a plugin also runs on those that have no GPU."""
+    watched = watcher(api, {"kubernetes": {"feature_discovery": False}})
+    server.put(gpu_node())
+    server.put(node("gpu2"))
+    labels = plugin_set(server)["spec"]["selector"]["matchLabels"]
+    server.put({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p-2", "namespace": "gpunode", "labels": labels},
+        "spec": {"nodeName": "gpu2", "containers": []},
+        "status": {"phase": "Running", "containerStatuses": [
+            {"name": "c", "ready": True, "state": {"running": {"startedAt": at}}}]},
+    })  # fmt: skip
+    assert (("kube.gpus", "node gpu2") in seen(watched)) == found
+    assert all(one.passing for one in watched.findings() if one.check == "kube.gpus")
+
+
 TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
 CREATED = {"metadata": {"name": "p-1"}, "spec": {"nodeName": "gpu1"}, "status": {"phase": "Running"}}
 ENDS = {**CREATED, "metadata": {"name": "p-0", "deletionTimestamp": "2026-11-30T08:00:00Z"}}

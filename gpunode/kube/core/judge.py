@@ -73,7 +73,8 @@ class ClusterReading:
     """What was read at once; `live` has None for an object that is gone, and lacks those that cannot be read.
 
     `marks`: what the nodes of each pool have to carry, None where nobody knows.  `recorded`: what apply recorded as
-    applied.  `recently`: the time since which a container's end counts as recent, as the API writes times.
+    applied.  `recently`: the time since which a container's end counts as recent, as the API writes times; `just_now`:
+    that since which a device plugin has started, and its kubelet may not have told of the GPUs yet.
     """
 
     wanted: Mapping[ObjectKey, Object]
@@ -91,6 +92,7 @@ class ClusterReading:
     gpus: Mapping[str, int] = field(default_factory=dict)  # of nodes, where they are known otherwise than by labels
     handler: str = ""  # the runtime that pods with GPUs name, "" for the engine's default
     recently: str = ""
+    just_now: str = ""
 
     @cached_property
     def wishes(self) -> dict[str, tuple[NodeWish, ...]]:
@@ -105,7 +107,7 @@ class ClusterReading:
         """The pool that names a node; where no pool names nodes the only one, if the node has or had GPUs, or its mark.
 
         A kubelet keeps the resource of a device plugin that went, with 0, until it restarts.  While a device plugin is
-        on no node at all, each worker that it selects may be one.
+        on no node at all, each worker that it selects may be one, and each node on which it has just started.
         """
         if wishes := self.wishes.get(node["metadata"]["name"]):
             return wishes[0].pool
@@ -120,7 +122,15 @@ class ClusterReading:
             selects(one, node) for one in self._templates.values()
         )
         marked = labels.get(POOL_LABEL) == pools[0].name or labels.get(GPUSHARE_LABEL) == "true"
-        return pools[0] if there or left or marked else None
+        return pools[0] if there or left or marked or self._plugin_starts(node) else None
+
+    def _plugin_starts(self, node: Object) -> bool:
+        pods = (pod for key in self.plugins for pod in self.pods.get(key, ()))
+        here = (pod for pod in pods if mapping(pod, "spec").get("nodeName") == node["metadata"]["name"])
+        states = (
+            mapping(one, "state", "running") for pod in here for one in mappings(pod.get("status"), "containerStatuses")
+        )
+        return bool(self.just_now) and any(str(state.get("startedAt", "")) > self.just_now for state in states)
 
     def plugin_of(self, pool: Pool) -> ObjectKey | None:
         """The DaemonSet of ours that offers the GPUs of a pool: the one that takes nodes with the pool's labels."""

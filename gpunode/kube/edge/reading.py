@@ -19,7 +19,7 @@ from gpunode.kube.edge.pods import creation_denied, events, pods_of, warnings_of
 from gpunode.kube.edge.preflight import inventories, others
 from gpunode.kube.edge.status import read_usage
 
-_RECENT = timedelta(minutes=10)
+_RECENT, _JUST_NOW = timedelta(minutes=10), timedelta(seconds=20)
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -71,6 +71,7 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
         gpus=counted(rendered.cluster, nodes),
         handler=rendered.cluster.spec.runtime_class.handler if rendered.cluster.runtime_class else "",
         recently=(datetime.now(UTC) - _RECENT).strftime(_TIME),
+        just_now=(datetime.now(UTC) - _JUST_NOW).strftime(_TIME),
     )
     return reading, tuple(dict.fromkeys(unread))
 

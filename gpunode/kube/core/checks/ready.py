@@ -169,4 +169,4 @@ def _why(text: str, ended: Object, reason: str | None) -> str:
 def _short(text: str) -> str:
     """At most 300 characters, of both ends: the cause is the last part of an error in Go."""
     words = " ".join(text.split())
-    return words if len(words) <= 300 else f"{words[:80]} … {words[-217:]}"
+    return words if len(words) <= 300 else f"{words[:150]} … {words[-147:]}"
