@@ -190,7 +190,7 @@ def _spec_bytes(path: str | Path) -> bytes:
         raise InputError(
             f"cannot read {path}: {error.strerror}",
             expected="a YAML file (gpunode explain has its keys)",
-            fix="give the path of a file that can be read",
+            fix=meant_file(path, "give the path of a file that can be read"),
         ) from error
     if len(raw) > MAX_SPEC:
         raise InputError(f"{path} has {len(raw)} bytes", expected=f"at most {MAX_SPEC}", fix="is it the right file?")
@@ -409,16 +409,19 @@ def _given_key(key: str, proxy: str) -> bytes:
         raise InputError(
             f"cannot read the key {key}: {getattr(error, 'strerror', None) or error}",
             expected="a URL, a file on this machine, or the armored text itself",
-            fix=meant(Path(key).name, _neighbours(key), "look at the path", prefix=f"{Path(key).parent}/"),
+            fix=meant_file(key, "look at the path"),
         ) from error
     return _small(data, key)
 
 
-def _neighbours(path: str) -> list[str]:
+def meant_file(path: str | Path, otherwise: str) -> str:
+    """The question whether a file beside the one that is not there is meant, else `otherwise`."""
+    name = Path(path).name
     try:
-        return [p.name for p in Path(path).expanduser().parent.iterdir()]
+        there = [one.name for one in Path(path).expanduser().parent.iterdir() if one.name != name]
     except (OSError, ValueError):
-        return []
+        return otherwise
+    return meant(name, there, otherwise, prefix=str(path).removesuffix(name))
 
 
 @cache

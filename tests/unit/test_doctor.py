@@ -564,6 +564,7 @@ STATES: list[tuple[str, dict[str, Any]]] = [
     ("nvlink-inactive", {"nvlink_inactive": ("GPU 0: all links",)}),
     ("docker-default-runtime-missing", docker(b'{"default-runtime": "nvidia"}')),
     ("docker-daemon-json", docker(b"{,}")),
+    ("program-lost", {"lost_programs": {"/usr/bin/nvidia-smi": "nvidia-driver-cuda"}}),
     (
         "apt-docker2-conflict",
         {

@@ -8,11 +8,14 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import fleet_world
+import jinja2
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from fleet_world import World
 
@@ -22,8 +25,9 @@ from gpunode.core.doctor import Evidence, diagnose
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import ALWAYS, WHOLE, parse_probe
 from gpunode.core.items.engine import requests
-from gpunode.core.model import NO_GPU, HostResult
+from gpunode.core.model import NO_GPU, HostResult, Plan, Step
 from gpunode.core.report.fleet import unfinished_text
+from gpunode.core.report.text import plan_data
 from gpunode.core.spec import parse_spec
 from gpunode.edge import detect as edge_detect
 from gpunode.edge.accept.run import _measurable
@@ -125,6 +129,27 @@ def test_a_file_of_a_near_name_is_refused_by_its_name(
     Path(there).write_text("driver: {branch: '580'}\n")
     done = run(*verb.split())
     assert done.return_value == 2 and f"do next:  {named}" in done.output and "--local\n  do" not in done.output
+
+
+@pytest.mark.parametrize("named", ["-c gpunod.yml", "-i host.yml", "-i ./host.yml"])
+def test_a_named_file_that_is_not_there_is_answered_with_the_one_beside_it(named: str) -> None:
+    for name in ("gpunode.yml", "hosts.yml", "notes.txt"):
+        Path(name).write_text("{}\n")
+    done = run("plan", *named.split())
+    meant = "gpunode.yml" if "gpunod.yml" in named else named.removeprefix("-i ").replace("host.", "hosts.")
+    assert done.return_value == 2 and f"do next:  did you mean {meant!r}?" in done.output, done.output
+
+
+STEP = Step(role="driver", option="packages", title="t", value={})
+
+
+@pytest.mark.parametrize(("plan", "good"), [({}, True), ({"no_gpu": True}, False), ({"steps": (STEP,)}, False)])
+def test_the_playbook_verify_fails_where_the_command_does(plan: dict[str, Any], good: bool) -> None:
+    playbook = files("gpunode") / "collection/ansible_collections/gpunode/node/playbooks/verify.yml"
+    [play] = yaml.safe_load(playbook.read_text())
+    [that] = [task["ansible.builtin.assert"]["that"] for task in play["tasks"] if "ansible.builtin.assert" in task]
+    data = {"plan": plan_data(replace(Plan(host="h"), **plan))}
+    assert jinja2.Environment().compile_expression(that)(verify_plan=data) is good
 
 
 def test_a_site_ends_with_its_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,7 @@ PARAMETERS = {  # of a role → what is printed, in less than the documentation 
     "driver_brnch: '580'": "driver_brnch is no parameter of gpunode's roles: did you mean gpunode_driver_branch?",
     "owner: me": "owner is no parameter of gpunode's roles: their names begin with gpunode_",
     "gpunode_verify: sometimes": "gpunode_verify is 'sometimes'",
+    "gpunode_verify: alway": "did you mean 'always'?",
     "gpunode_timeout: abc": "gpunode_timeout is 'abc'",
     "gpunode_spec: driver": "gpunode_spec is no mapping",
     "gpunode_spec: []": "gpunode_spec is no mapping",

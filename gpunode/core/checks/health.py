@@ -221,6 +221,12 @@ def _repositories(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[Check]:
         )
 
 
+def lost_checks(facts: NodeFacts) -> Iterator[Check]:
+    yield from (
+        Check(id="packages.lost", status="failed", message=one.what, fix=one.fix) for one in lost_programs(facts)
+    )
+
+
 def health_checks(
     facts: NodeFacts, knowledge: Knowledge, *, driver: bool = True, expected: Expected | None = None
 ) -> list[Check]:
@@ -228,7 +234,7 @@ def health_checks(
 
     `driver` says whether somebody wants one: where `driver.branch` is none, a node without it is not at fault.
     """
-    lost = [Check(id="packages.lost", status="failed", message=p.what, fix=p.fix) for p in lost_programs(facts)]
+    lost = [*lost_checks(facts)]
     # values of one thing among others that are none: nothing was judged by them
     left_out = "; ".join(map(str, facts.invalid))
     values = [Check(id="probe.values", status="not-proven", message=left_out, fix=LOOK)] if left_out else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.core.checks.boot import waiting_gpus, why_unloaded
 from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
-from gpunode.core.checks.health import drift_checks, mig_faults, sharing_checks
+from gpunode.core.checks.health import drift_checks, lost_checks, mig_faults, sharing_checks
 from gpunode.core.doctor.checks import Checks, decided, ruled_out
 from gpunode.core.doctor.text import Evidence
 from gpunode.core.engines import ENGINES, NVIDIA_RUNTIME, ROWS, TOOLKIT_CONFIG
@@ -37,7 +37,7 @@ _NONE = Checks()
 _NOT_LOADED = "smi-cannot-communicate"
 _OFFERS_NONE = "plugin-no-devices"
 _ASKED = "asked="  # what the cluster's own answer ends with
-_VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drift_checks)
+_VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drift_checks, lost_checks)
 _SCHEDULER = regex(r"^[ \t-]*image:[ \t]*\S{0,300}kube-scheduler[\w-]{0,20}:v1\.(\d{1,4})\b", re.MULTILINE)
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault

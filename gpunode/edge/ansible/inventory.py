@@ -17,6 +17,7 @@ from gpunode.core.meant import meant
 from gpunode.core.secrets import Vaulted
 from gpunode.core.spec import merge_spec
 from gpunode.core.spec.flat import clashes, flat_spec, flat_variables, misspelt
+from gpunode.edge.load import meant_file
 from gpunode.edge.programs import use_installed_locale
 from gpunode.edge.ssh.shell import Target, check_target
 
@@ -55,7 +56,7 @@ def load_inventory(
             raise InputError(
                 f"inventory {source or repr(source)} does not exist",
                 expected="a file, a folder, or 'host1,host2,' with a comma",
-                fix="check the path",
+                fix=meant_file(source, "check the path"),
             )
     _import_ansible()
     from ansible.errors import AnsibleError

@@ -155,6 +155,7 @@ class ActionModule(NodeAction):
         An unknown parameter of a role is refused in a line, before Ansible prints the documentation of all others.
         """
         from gpunode.core.errors import InputError
+        from gpunode.core.meant import meant
         from gpunode.core.spec.flat import misspelt, unknown_parameters
 
         role, chain = self._task._role, self._task.get_dep_chain() or ()
@@ -163,7 +164,9 @@ class ActionModule(NodeAction):
             raise InputError(wrong[0], fix="correct it where the role is named")
         verify = self._templar.template(self._vars.get("gpunode_verify") or VERIFY[0])
         if verify not in VERIFY:
-            raise InputError(f"gpunode_verify is {verify!r}", expected=", ".join(VERIFY))
+            raise InputError(
+                f"gpunode_verify is {verify!r}", expected=", ".join(VERIFY), fix=meant(str(verify), VERIFY)
+            )
         return str(verify)
 
     def _set_by(self, key: str) -> str:
