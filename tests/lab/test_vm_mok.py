@@ -65,7 +65,10 @@ CASES = (
         says="NVIDIA UNIX Open Kernel Module for x86_64",
         key="/var/lib/shim-signed/mok/MOK.der",
         signer="t-vm-mok-1 Secure Boot Module Signature key",
-        kept=frozenset(f"./var/lib/shim-signed/{name}" for name in ("dkms-list", "mok/MOK.der", "mok/MOK.priv")),
+        kept=frozenset(
+            f"./var/lib/shim-signed/{name}"
+            for name in ("dkms-list", "dkms-list.new", "mok/.rnd", "mok/MOK.der", "mok/MOK.priv")
+        ),
         maker={},
         # the lab's own kernels are stubs, and so are their headers
         tools="rm /etc/apt/preferences.d/kernels /etc/apt/sources.list.d/kernels.sources && apt-get update && "
