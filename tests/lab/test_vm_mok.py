@@ -183,4 +183,4 @@ def test_an_uninstall_and_a_reboot_leave_the_machine_as_it_was_but_for_the_key(
     after["tree"] -= kept
     assert after["modules"] == {"nouveau"} and set(machine.bound().values()) == {""}
     assert {name: sorted(after[name] ^ before[name])[:40] for name in before if after[name] != before[name]} == {}
-    assert f"CN={case.signer}" in machine.sh("mokutil --list-enrolled")
+    assert case.signer in machine.sh("mokutil --list-enrolled")
