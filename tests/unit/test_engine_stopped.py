@@ -1,4 +1,4 @@
-"""An engine that is enabled and does not run, a program that was deleted: verify names the cause once, a plan mends."""
+"""An engine that is enabled and does not run, a program that was deleted: the cause is named once, the plan agrees."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_a_kubelets_refusals_are_read_where_one_may(server: ApiServer, api: Api)
 
 
 @pytest.mark.parametrize(("at", "found"), [("2099-01-01T00:00:00Z", True), ("2020-01-01T00:00:00Z", False)])
-def test_a_node_whose_plugin_has_just_started_may_not_have_told_of_its_gpus_yet(
+def test_a_node_whose_plugin_has_just_started_may_not_offer_its_gpus_yet(
     at: str, found: bool, server: ApiServer, api: Api
 ) -> None:
     """Where nobody names the nodes a plugin also runs on those that have no GPU."""

@@ -265,7 +265,7 @@ def health_checks(
         *sysctl_checks(facts),
         *_cdi(facts),
     )
-    asked = not any("/nvidia-smi" in one.message for one in lost)
+    asked = not (lost and "/usr/bin/nvidia-smi" in facts.lost_programs)
     return [one for one in found if asked or one.id not in _BY_SMI]
 
 

@@ -74,7 +74,7 @@ class ClusterReading:
 
     `marks`: what the nodes of each pool have to carry, None where nobody knows.  `recorded`: what apply recorded as
     applied.  `recently`: the time since which a container's end counts as recent, as the API writes times; `just_now`:
-    that since which a device plugin has started, and its kubelet may not have told of the GPUs yet.
+    that since which a device plugin has started, and its kubelet may not offer the GPUs yet.
     """
 
     wanted: Mapping[ObjectKey, Object]
