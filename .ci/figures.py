@@ -27,8 +27,9 @@ SMALL = 150  # lines
 LIMITS = ROOT / ".ci/figures.toml"
 GENERATED = "enerated by `make docs`"
 SUBJECT = 72  # characters
-# CPU time is not the same twice: with other programs on the same cores the quotient was 63 to 95 for one tree, and cold
-# caches add a tenth.  What differs by less is neither growth nor a fall.
+# CPU time is not the same twice: with other programs on the same cores the quotient was 63 to 95 for one tree (97 to
+# 193 when the loop ran before and after the tests, not beside them), and cold caches add a tenth.  What differs by less
+# is neither growth nor a fall.
 TOLERANCE, FALL = 1.5, 0.7
 
 
@@ -81,11 +82,11 @@ def rows(names: bool) -> Iterator[tuple[str, str]]:
 
 def reference() -> float:
     """CPU seconds of a fixed piece of work, to compare other times with: about half a second."""
-    before, seen = time.process_time(), Counter[str]()
+    before, seen = time.thread_time(), Counter[str]()
     for number in range(900_000):
         text = f"{number % 9973}:{number % 7}"
         seen[text[:3]] += len(text.split(":"))
-    return time.process_time() - before
+    return time.thread_time() - before
 
 
 def written(*patterns: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ import re
 import resource
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -228,13 +229,24 @@ def nodes() -> set[str]:
 
 
 def check(run: Run, *options: str) -> None:
-    """CHECK, and whether its unit tests take more than they may: compared with work of the same minutes."""
+    """CHECK, and whether its unit tests take more than they may: compared with work done beside them all the while."""
     from figures import reference
 
-    before = reference()
-    for part in CHECK:
-        run.part(part)
-    cost = run.spent["unit"] / (before + reference())
+    seconds, over = [reference()], threading.Event()
+
+    def sample() -> None:
+        while not over.wait(10):
+            seconds.append(reference())
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        for part in CHECK:
+            run.part(part)
+    finally:
+        over.set()
+        sampler.join()
+    cost = run.spent["unit"] / (2 * statistics.mean(seconds))
     command = ("python", ".ci/figures.py", "--check", "--cost", f"{cost:.1f}", *(options if not run.failures else ()))
     run.part(Part("figures", command))
 

@@ -176,7 +176,7 @@ def test_a_file_that_is_no_whole_probe_is_an_input_error(run_gpunode: Run, tmp_p
 def test_a_node_whose_answer_is_no_probe_fails_with_what_it_said(
     inventory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpunode.edge.detect._probe_program", lambda settle: "echo no space left >&2; exit 2")
+    monkeypatch.setattr("gpunode.node.script", lambda name: "echo no space left >&2; exit 2\n")
     [found] = detect(Targets(inventory=(str(inventory),), limit="alive"))
     assert found.error is not None
     assert found.error.exit == 1
@@ -187,7 +187,7 @@ def test_a_node_that_kills_the_probe_is_as_one_that_is_down(inventory: Path, mon
     """A machine that shuts down ends what runs on it, before it ends the connection."""
     killed = SCRIPT.replace("\nprobe_journal() {\n", "\nprobe_journal() {\n  kill -TERM 0\n")
     assert killed != SCRIPT
-    monkeypatch.setattr("gpunode.edge.detect._probe_program", lambda settle: f"setsid -w sh <<'END'\n{killed}\nEND")
+    monkeypatch.setattr("gpunode.node.script", lambda name: killed)
     [found] = detect(Targets(inventory=(str(inventory),), limit="alive"))
     assert found.error is not None
     assert found.error.exit == 4, found.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from rows import over
+from rows import every, over
 
 from tools.docs.pages import pages, site_pages
 
@@ -201,3 +202,19 @@ def test_every_piece_of_an_f_string_is_a_text_that_is_looked_at(
     file = tmp_path / "some.py"
     file.write_text('x = 1\ny = f"one {x} two" f"three {x:>4} four"\nz = "five six"\n')
     assert dict(messages(file)) == {"some.py:2": "one … twothree … four", "some.py:3": "five six"}
+
+
+def replaced_names() -> Iterator[tuple[str, str]]:
+    """Each name of gpunode that a test replaces by a text, with the test's file."""
+    for path in project_files():
+        if path.suffix == ".py" and path.is_relative_to(ROOT / "tests"):
+            for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "setattr":
+                    first = call.args[0]
+                    if isinstance(first, ast.Constant) and str(first.value).startswith("gpunode."):
+                        yield str(path.relative_to(ROOT)), str(first.value)
+
+
+def test_what_a_test_replaces_is_there() -> None:
+    """Tests that replace something are slow ones, most of them: a function that is gone is to be seen at once."""
+    every(replaced_names(), lambda _file, name: pkgutil.resolve_name(name))
