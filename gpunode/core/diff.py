@@ -15,7 +15,7 @@ def unified(before: bytes | None, after: bytes | None, path: str) -> str:
     """
     if before == after:
         return ""
-    old, new = (_lines(data) for data in (before, after))
+    old, new = (mask(_text(data)).splitlines() for data in (before, after))
     head = ["/dev/null" if data is None else path for data in (before, after)]
     lines = list(difflib.unified_diff(old, new, head[0], head[1], lineterm=""))
     if not lines:
@@ -39,10 +39,6 @@ def _unseen(before: bytes | None, after: bytes | None) -> str:
 
 def _text(data: bytes | None) -> str:
     return (data or b"").decode(errors="replace")
-
-
-def _lines(data: bytes | None) -> list[str]:
-    return mask(_text(data)).splitlines()
 
 
 _HUNK = regex(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")

@@ -53,6 +53,7 @@ class ApiServer(ApiStore):
         self.faults: list[Fault] = []
         self.watch_breaks = 0  # so many watches are cut after their first event
         self.token = ""
+        self.date = ""  # what its clock says, in place of this machine's
         self.emulated = ""  # the minor release that it behaves as
         self.acted_as: list[tuple[str, str]] = []  # headers of impersonation of the latest request
         server = self
@@ -63,6 +64,9 @@ class ApiServer(ApiStore):
 
             def do(self) -> None:
                 server.handle(self)
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return server.date or super().date_time_string(timestamp)
 
             do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = do
 

@@ -273,11 +273,21 @@ def test_a_kubelets_refusals_are_read_where_one_may(server: ApiServer, api: Api)
     assert "refused" not in seen(watched).get(("kube.gpus", "node gpu1"), "")
 
 
-@pytest.mark.parametrize(("at", "found"), [("2099-01-01T00:00:00Z", True), ("2020-01-01T00:00:00Z", False)])
+@pytest.mark.parametrize(
+    ("clock", "found"),
+    [
+        ("Wed, 01 Jan 2020 00:00:19 GMT", True),  # though this machine's clock is years ahead
+        ("Wed, 01 Jan 2020 00:00:20 GMT", False),
+        ("", False),
+        ("Sat, 31 Feb 2015 00:00:00 GMT", False),  # no time: this machine's counts
+        ("Mon, 01 Jan 0001 00:00:00 GMT", False),
+    ],
+)
 def test_a_node_whose_plugin_has_just_started_may_not_offer_its_gpus_yet(
-    at: str, found: bool, server: ApiServer, api: Api
+    clock: str, found: bool, server: ApiServer, api: Api
 ) -> None:
-    """Where nobody names the nodes a plugin also runs on those that have no GPU."""
+    """Where nobody names the nodes a plugin also runs on those that have no GPU; the server's clock counts."""
+    server.date = clock
     watched = watcher(api, {"kubernetes": {"feature_discovery": False}})
     server.put(gpu_node())
     server.put(node("gpu2"))
@@ -286,7 +296,7 @@ def test_a_node_whose_plugin_has_just_started_may_not_offer_its_gpus_yet(
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p-2", "namespace": "gpunode", "labels": labels},
         "spec": {"nodeName": "gpu2", "containers": []},
         "status": {"phase": "Running", "containerStatuses": [
-            {"name": "c", "ready": True, "state": {"running": {"startedAt": at}}}]},
+            {"name": "c", "ready": True, "state": {"running": {"startedAt": "2020-01-01T00:00:00Z"}}}]},
     })  # fmt: skip
     assert (("kube.gpus", "node gpu2") in seen(watched)) == found
     assert all(one.passing for one in watched.findings() if one.check == "kube.gpus")

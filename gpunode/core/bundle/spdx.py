@@ -20,13 +20,14 @@ _DOWNLOAD = regex(r"(https?|ftp|sftp)://")
 def sbom(manifest: Manifest) -> bytes:
     """Every package once, with its checksum, where it was fetched, and its package URL (purl)."""
     packages = {p["SPDXID"]: p for p in _packages(manifest)}
+    digest = hashlib.sha256("\n".join(sorted(packages)).encode()).hexdigest()[:32]
     name = f"gpunode-bundle-{manifest.fingerprint[-16:]}"
     document: Mapping[str, Any] = {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": name,
-        "documentNamespace": f"https://spdx.org/spdxdocs/{name}-{_digest(sorted(packages))}",
+        "documentNamespace": f"https://spdx.org/spdxdocs/{name}-{digest}",
         "creationInfo": {"created": manifest.created, "creators": [f"Tool: gpunode-{manifest.gpunode}"]},
         "packages": list(packages.values()),
         "relationships": [
@@ -81,7 +82,3 @@ def _purl(package: Packaged, family: str, target: str) -> str:
     kind = f"rpm/{distro.partition('-')[0]}" if kind == "rpm" else kind
     version = quote(package.version, safe="")
     return f"pkg:{kind}/{quote(package.name, safe='')}@{version}?arch={package.arch}&distro={distro}"
-
-
-def _digest(names: list[str]) -> str:
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]

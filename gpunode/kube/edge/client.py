@@ -13,6 +13,9 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -42,6 +45,7 @@ PATIENT_WATCH = 1  # second after which a user who interrupts is noticed while a
 _SLICE = 0.2  # seconds of a pause after which an interrupt is noticed
 AGAIN = frozenset({429, 500, 502, 503, 504})
 Found = TypeVar("Found")
+_DATE = regex(r"[A-Z][a-z]{2}, [0-3]\d [A-Z][a-z]{2} 20\d\d [01]\d:[0-5]\d:[0-5]\d GMT\Z")
 _PATH = regex(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~:@!$&'()*+,;=%-]+)+")
 
 
@@ -85,6 +89,7 @@ class Api:
         self.server = str(client.configuration.host).rstrip("/")
         self._served: dict[str, dict[str, Resource]] = {}
         self._bytes = 0  # of all answers
+        self._date = ""  # of the last answer
         self.answered = False  # whether the server ever did: one that never did is likely the wrong one
         self._until = -math.inf  # until then a server that went away is waited for
         self._watch = WATCH
@@ -110,6 +115,14 @@ class Api:
         other._watch = PATIENT_WATCH
         other._notify = notify
         return other
+
+    @property
+    def now(self) -> datetime:
+        """The time by the server's clock, as those of its objects; by this machine's where it says none."""
+        with suppress(ValueError):
+            if _DATE.match(self._date):
+                return parsedate_to_datetime(self._date)
+        return datetime.now(UTC)
 
     # ------------------------------------------------------------ asking
 
@@ -231,7 +244,7 @@ class Api:
                 text, status, headers = self._whole(answer, f"{method} {path}"), answer.status, answer.headers
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error) from error
-        self.answered = True
+        self.answered, self._date = True, headers.get("Date", "")
         if status >= 400:
             raise _refusal(method, path, status, _json(text), text, headers)
         return text, headers

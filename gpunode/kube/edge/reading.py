@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from gpunode.core.errors import GpunodeError, UnreachableError
 from gpunode.core.model import Problem
@@ -70,8 +70,8 @@ def read(api: Api, rendered: Rendered) -> tuple[ClusterReading, tuple[str, ...]]
         recorded=recorded,
         gpus=counted(rendered.cluster, nodes),
         handler=rendered.cluster.spec.runtime_class.handler if rendered.cluster.runtime_class else "",
-        recently=(datetime.now(UTC) - _RECENT).strftime(_TIME),
-        just_now=(datetime.now(UTC) - _JUST_NOW).strftime(_TIME),
+        recently=(api.now - _RECENT).strftime(_TIME),
+        just_now=(api.now - _JUST_NOW).strftime(_TIME),
     )
     return reading, tuple(dict.fromkeys(unread))
 

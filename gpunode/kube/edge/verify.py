@@ -62,7 +62,8 @@ def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *,
         run = _Runner(api, how.timeout, how.keep, notify)
         pools = [] if how.unproven else list(_pools(rendered, reading, run))
         nodes = _each_node(rendered, reading, run, how, notify)
-    opened = [result.host.removeprefix("node ") for result in nodes if _opened(result)]
+    found = ((result.host, check) for result in nodes for check in result.checks if check.status == "passed")
+    opened = [host.removeprefix("node ") for host, check in found if check.id == "kube.opened"]
     waiting = [waiting_check(reading.nodes, opened)] if gate else []
     return [_result("cluster", [*checks, *waiting, *cleaned]), *pools, *nodes]
 
@@ -162,10 +163,6 @@ def _gated(api: Api, name: str, result: HostResult, faulty: Collection[str]) -> 
     else:
         return result
     return _result(result.host, [*result.checks, check])
-
-
-def _opened(result: HostResult) -> bool:
-    return any(check.id == "kube.opened" and check.status == "passed" for check in result.checks)
 
 
 def _unproven(found: str, why: str) -> Check:

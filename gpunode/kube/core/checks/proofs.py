@@ -48,7 +48,7 @@ def proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> It
         yield from _memory_proofs(cluster, there) if memory else _dra_proofs(cluster, there)
         return
     gpushare = pool.sharing.strategy == "gpushare"
-    one = _unit(there) if gpushare else 1
+    one = 1024 if gpushare and any(use.unit == "MiB" for _, use in there) else 1  # GiB
     node, use = max(there, key=lambda at: at[1].most)
     if use.most < one:
         ids = ("kube.vectoradd", "kube.which-gpu")
@@ -228,11 +228,6 @@ def _claims(cluster: Cluster, node: str, name: str, source: Mapping[str, str], *
     spec["resourceClaims"] = [{"name": "gpu", **source}]
     spec["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(name), "spec": spec}
-
-
-def _unit(there: Sequence[tuple[str, Use]]) -> int:
-    """A GiB in the units of this resource."""
-    return 1024 if any(use.unit == "MiB" for _, use in there) else 1
 
 
 def _busy(found: str, why: str) -> Check:
