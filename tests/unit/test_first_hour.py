@@ -21,11 +21,13 @@ from fleet_world import World
 
 from gpunode.cli.main import cli
 from gpunode.cli.runs import _say_changed
-from gpunode.core.doctor import Evidence, diagnose
+from gpunode.core.doctor import diagnose, scan
+from gpunode.core.doctor.state import state_faults
+from gpunode.core.doctor.text import Evidence
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import ALWAYS, WHOLE, parse_probe
 from gpunode.core.items.engine import requests
-from gpunode.core.model import NO_GPU, HostResult, Plan, Step
+from gpunode.core.model import NO_GPU, ConfigFile, HostResult, NodeFacts, Plan, Runtime, Step
 from gpunode.core.report.fleet import unfinished_text
 from gpunode.core.report.text import plan_data
 from gpunode.core.spec import parse_spec
@@ -531,9 +533,31 @@ def test_output_that_does_not_block_is_made_to() -> None:
     assert done.returncode == 4 and "locking" not in done.stderr, done.stderr
 
 
-def test_a_broken_daemon_json_is_the_root_of_a_stopped_engine() -> None:
+@pytest.mark.parametrize(
+    ("text", "said", "name"),
+    [
+        (b"{,}", "invalid character ','", "docker-daemon-json"),
+        (b"{}", "the following directives don't match any configuration option: x", "docker-key-unknown"),
+        (b"{}", "the following directives are specified both as a flag and in the configuration file: x: (from …",
+         "docker-key-twice"),
+    ],
+)  # fmt: skip
+def test_each_cause_of_a_refused_daemon_json_is_the_root_with_its_own_fix(text: bytes, said: str, name: str) -> None:
+    """Of the engine that does not run nothing is named that plan refuses until the file is mended."""
+    path, line = (
+        "/etc/docker/daemon.json",
+        f"dockerd: unable to configure the Docker daemon with file /etc/d.json: {said}",
+    )
+    docker = Runtime(name="docker", config=path, effective_error=said, unit="docker.service")
+    facts = NodeFacts(runtimes=(docker,), files={path: ConfigFile(path=path, data=text)})
     faults = load_faults()
-    signs = {"docker-daemon-json": ["/etc/docker/daemon.json: 3:17"], "engine-stopped": ["docker.service"]}
-    state = {name: [Evidence(source="state", line=0, text=t) for t in found] for name, found in signs.items()}
-    roots = [one.fault.id for one in diagnose(faults, [], state).findings if one.root]
-    assert roots == ["docker-daemon-json"]
+    state = state_faults(facts, {}, None) | {
+        "engine-stopped": [Evidence(source="state", line=0, text="docker.service")]
+    }
+    root, follows = diagnose(faults, [], state).findings
+    assert (root.fault.id, root.command, follows.fault.id, follows.command) == (name, "", "engine-stopped", "")
+    assert follows.fault.command == "gpunode provision" and not diagnose(faults, [], state).ours
+    assert [*scan(faults, "log", [line]).found()] == [name]
+    assert (
+        len({faults.faults[one].fix for one in ("docker-daemon-json", "docker-key-unknown", "docker-key-twice")}) == 3
+    )

@@ -36,6 +36,11 @@ class Finding:
     confidence: Confidence
     fix: str
 
+    @property
+    def command(self) -> str:
+        """What of gpunode fixes it or says more; what follows from another finding waits for that."""
+        return self.fault.command if self.root else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
@@ -53,7 +58,7 @@ class Diagnosis:
     @property
     def ours(self) -> bool:
         """Whether `gpunode provision` fixes a root of it."""
-        return any(one.root and one.fault.command == "gpunode provision" for one in self.findings)
+        return any(one.command == "gpunode provision" for one in self.findings)
 
 
 def diagnose(
@@ -194,7 +199,7 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
                 "fix": finding.fix,
                 "action": finding.fault.action.id,
                 "disturbs": finding.fault.action.disturbs,
-                "command": finding.fault.command or None,
+                "command": finding.command or None,
                 "check": finding.fault.action.check,
                 "confidence": finding.confidence,
                 "source": finding.fault.source,
@@ -241,7 +246,7 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
         lines += [f"  {head:<11}{fault.id}  ({fault.layer}, {fault.severity}, confidence {finding.confidence}{often})"]
         lines += [f"    seen     {_evidence_text(e)}" for e in finding.evidence[:_SHOWN]]
         lines += [f"    cause    {fault.cause}", f"    fix      {finding.fix}"]
-        lines += [f"    command  {fault.command}"] if fault.command else []
+        lines += [f"    command  {finding.command}"] if finding.command else []
         lines += [f"    action   {fault.action.id}: {fault.action.disturbs}", f"    check    {fault.action.check}"]
         lines += [f"    source   {fault.source}"]
     for seen in diagnosis.xids:

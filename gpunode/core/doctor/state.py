@@ -41,6 +41,7 @@ _VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drif
 _SCHEDULER = regex(r"^[ \t-]*image:[ \t]*\S{0,300}kube-scheduler[\w-]{0,20}:v1\.(\d{1,4})\b", re.MULTILINE)
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
+_DOCKERD_SIGNS = {"don't match any": "docker-key-unknown", "both as a flag": "docker-key-twice"}
 _OURS = regex(r"(nvidia\.com|aliyun\.com)/")
 _DRIVER_PACKAGE = regex(
     r"(nvidia-(driver|dkms|kernel|utils|compute|headless|open)|libnvidia-(?!container)|kmod-nvidia)"
@@ -52,7 +53,7 @@ _UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _NODE = regex(r"/dev/nvidia[\w/-]{0,80}")
 _CDI_NAME = regex(r"nvidia\.com/gpu=([\w:-]{1,80})")
 _ENGINE = regex("|".join(ENGINES))
-_SHOWN = 100  # characters of a file's words that are shown
+_SHOWN = 160  # characters of a file's words that are shown
 
 
 def state_faults(
@@ -235,7 +236,8 @@ def _daemon_json(facts: NodeFacts, docker: Runtime) -> Signs:
         yield "docker-daemon-json", _cut(problem_of(error).what)
         return
     if docker.effective_error:
-        yield "docker-daemon-json", f"{path}: {_cut(docker.effective_error)}"
+        names = (name for word, name in _DOCKERD_SIGNS.items() if word in docker.effective_error)
+        yield next(names, "docker-daemon-json"), f"{path}: {_cut(docker.effective_error)}"
     elif not finds(state.default, state.runtimes, release(docker.version)):
         default = _cut(state.default)
         yield "docker-default-runtime-missing", f"{path}: default-runtime is {default}, runtimes has no {default}"
