@@ -186,8 +186,14 @@ def test_an_unknown_run_and_an_empty_journal_are_named() -> None:
     assert error.value.expected == "one of r1, r2, r3"
     with pytest.raises(InputError, match="no run '2026-13-01'"):
         after_run(records(*JOURNAL), "2026-13-01")
-    with pytest.raises(InputError, match="no run to undo"):
-        after_run((), None)
+
+
+def test_a_rollback_finds_nothing_to_undo_where_no_run_stands() -> None:
+    """As an uninstall does: exit code 0; what an uninstall has undone, or left, is not undone once more."""
+    assert after_run((), None) == (0, "")
+    for lines in ((), (*JOURNAL, back("r4", "")), (*JOURNAL, cut_off("r4"), back("r5", ""))):
+        found = scope_of(parse_snapshot(recall_text(lines)), verb="rollback")
+        assert (found.records, found.to) == ((), "")
 
 
 def test_the_signature_of_a_request_is_plain_words() -> None:

@@ -413,7 +413,7 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
     kept = standing(records)
     if to is None:
         if not kept:
-            raise InputError("there is no run to undo", fix="gpunode rollback --list shows the runs")
+            return len(records), ""  # nothing to undo, as an uninstall would say
         kept = kept[:-1]
     else:
         named = [n for n, run in enumerate(kept) if to in run.names]
