@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -41,16 +41,19 @@ _EXPECTED = (
 )
 
 
-def expected_options(command: Command) -> Command:
+def expected_options(command: Command, *, known: Sequence[Any] = _EXPECTED) -> Command:
     """`--expect-gpus` and `--allow-no-gpu`; the command gets `expected`, a part of gpunode.yml."""
 
     @functools.wraps(command)
-    def with_expected(*args: Any, expect_gpus: int | None, allow_no_gpu: bool, **given: Any) -> Any:
+    def with_expected(*args: Any, expect_gpus: int | None = None, allow_no_gpu: bool, **given: Any) -> Any:
         verify = {} if expect_gpus is None else {"expect_gpus": expect_gpus}
         verify |= {"allow_no_gpu": True} if allow_no_gpu else {}
         return command(*args, expected={"verify": verify} if verify else {}, **given)
 
-    return options(*_EXPECTED, section="GPUs")(with_expected)  # type: ignore[return-value]
+    return options(*known, section="GPUs")(with_expected)  # type: ignore[return-value]
+
+
+allow_option = functools.partial(expected_options, known=_EXPECTED[1:])  # of plan, which counts no GPUs
 
 
 def _with_image(spec_data: Mapping[str, Any], names: tuple[str, ...], *, no_load: bool) -> Any:

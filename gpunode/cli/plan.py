@@ -20,7 +20,7 @@ from gpunode.cli.common import (
     target_options,
     worst_exit,
 )
-from gpunode.cli.image import image_options
+from gpunode.cli.image import allow_option, image_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import echo, fitted, print_json, terminal_width
@@ -65,6 +65,7 @@ def detail_option(command: Command) -> Command:
 @target_options
 @spec_option
 @image_options
+@allow_option
 @locked_option
 @PROBES
 @click.option(
@@ -84,6 +85,7 @@ def detail_option(command: Command) -> Command:
 def plan(
     targets: Targets,
     spec_data: dict[str, Any],
+    expected: dict[str, Any],
     lock: Lock | None,
     check_repositories: bool | None,
     detail: Detail,
@@ -96,11 +98,12 @@ def plan(
     -v adds the reasons, -vv where they come from. --format json and -o have everything.
     """
     from gpunode.cli.progress import probing
+    from gpunode.core.spec import merge_spec
     from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
 
     look_up = bool(output) if check_repositories is None else check_repositories
-    desired = DesiredState(spec_data, to_run=bool(output), lock=lock, look_up=look_up)
+    desired = DesiredState(merge_spec(spec_data, expected), to_run=bool(output), lock=lock, look_up=look_up)
     with probing(output_format) as on_done:
         hosts = workflow.plan(targets, desired, on_done=on_done)
     if not targets.probes:  # those may be of any day
@@ -214,8 +217,8 @@ def plan_summary(hosts: list[HostPlan]) -> str:
     """What is to be done on all hosts, in a line; "" when nothing is."""
     from gpunode.core.report.text import summary_text
 
-    plans = [h.plan for h in hosts if h.plan and h.plan.steps]
-    return summary_text(plans, _versions(hosts)) if plans else ""
+    plans = [h.plan for h in hosts if h.plan]
+    return summary_text(plans, _versions(hosts)) if any(plan.steps for plan in plans) else ""
 
 
 def _versions(hosts: list[HostPlan]) -> dict[str, str]:

@@ -51,8 +51,8 @@ def report(
 ) -> int:
     """The state of a fleet on one page: problems first, pools, versions, GPUs, drift, the timeline of a run.
 
-    RUN is a run's name, the beginning of one, or `last`: the newest one, of provision, uninstall or rollback; PLAN a
-    file or folder that `gpunode plan` wrote. With --from, a gpunode.yml (-c, or that of the current folder) says what
+    RUN is a run's name, the beginning of one, or `last` (as for `gpunode runs`); PLAN a file or folder that
+    `gpunode plan` wrote. With --from, a gpunode.yml (-c, or that of the current folder) says what
     the probes are compared with.
     """
     from dataclasses import replace

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 def runs() -> None:
     """Runs of this controller: requests, hosts, results.
 
-    RUN is a run's name, the beginning of one, or `last`: the newest one, of provision, uninstall or rollback.
+    RUN is a run's name, the beginning of one, or `last`: the newest that was started in the current folder, else the
+    newest of all, of provision, uninstall or rollback.
     """
 
 
@@ -61,7 +62,7 @@ def list_runs(limit: int, output_format: str) -> int:
         echo("no run yet: gpunode provision makes one where it has something to do")
     for run, hosts in rows:
         counts = ", ".join(f"{n} {state}" for state, n in sorted(Counter(h.state for h in hosts).items()))
-        echo(f"{run.name}  {run.verb:<10} {run.outcome:<12} {counts}")
+        echo(f"{run.name}  {run.verb:<10} {run.outcome:<12} {counts}{f'  ({run.place})' if run.place else ''}")
     return 0
 
 
@@ -81,8 +82,9 @@ def show(name: str, every: bool, output_format: str) -> int:
         print_json(_run_data(run, hosts, full=True))
         return 0
     echo(f"{run.name}: {run.verb}, {run.outcome}, {run.started} to {run.ended or '…'}, by {run.process}")
-    if run.resumes:
-        echo(f"it continues {run.resumes}")
+    for what, text in (("of", run.place), ("it continues", run.resumes)):
+        if text:
+            echo(f"{what} {text}")
     few = every or len(hosts) <= MANY
     if not few:
         echo(run_text({h.host: h.state for h in hosts}, [_result(h) for h in hosts if h.exit is not None]))
@@ -301,7 +303,7 @@ def _journal() -> Runs:
 def _run_data(run: RunRow, hosts: list[HostRow], *, full: bool = False) -> dict[str, Any]:
     from dataclasses import asdict
 
-    data = {k: v for k, v in asdict(run).items() if k != "request"} | {"status": run.outcome}
+    data = {k: v for k, v in asdict(run).items() if k != "request"} | {"status": run.outcome, "place": run.place}
     data["counts"] = dict(Counter(host.state for host in hosts))
     return data | ({"request": dict(run.request), "hosts": [asdict(host) for host in hosts]} if full else {})
 

@@ -15,7 +15,7 @@ from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, field, replace
 from gpunode.core.spec.rollout import RolloutSpec, share
 
-State = Literal["waiting", "running", "done", "failed"]
+State = Literal["waiting", "running", "done", "pending", "failed"]  # pending: without a GPU
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,21 @@ def begin(journal: Runs, name: str, controller: str = DEAD, plan: str = "aaaa", 
             )
 
 
+def test_last_is_the_newest_run_of_this_folder_and_each_names_its_inventory(
+    journal: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, folder, sources in (("20260101", "a", ["/a/hosts.yml"]), ("20260102", "b", []), ("20260103", "", [])):
+        request = {"where": {"inventory": sources}, **({"folder": str(tmp_path / folder)} if folder else {})}
+        journal.begin(name, "provision", request, DEAD, [])
+    lines = [line.split("  ")[-1].strip() for line in run("list")[1].splitlines()]
+    assert lines == ["", f"({tmp_path}/b)", "(/a/hosts.yml)"]
+    for folder, last in (("a", "20260101"), ("b", "20260102"), ("c", "20260103")):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        assert journal.get("last").name == journal.get("last", "compare").name == last
+    assert "\nof /a/hosts.yml\n" in run("show", "20260101")[1]
+
+
 @pytest.mark.parametrize(
     ("controller", "outcome"),
     [(ALIVE, "running"), (DEAD, "killed"), (REUSED, "killed"), ("another-host:1@1", "running")],

@@ -463,6 +463,19 @@ def test_a_node_without_a_gpu_is_not_measured_and_good_where_that_is_allowed(all
     assert hosts == [] and errors["gpu1"].outcome == ("ok" if allowed else "pending")
 
 
+def test_plan_accepts_a_node_without_a_gpu_as_provision_and_verify_do() -> None:
+    probe = PROBES / "debian12-no-gpu/probe.txt"
+    codes = [run("plan", "--probe", probe, *words).return_value for words in ([], ["--allow-no-gpu"])]
+    assert codes == [3, 0]
+
+
+def test_the_last_line_of_many_plans_counts_the_hosts_that_nothing_can_be_done_on() -> None:
+    for name in ("debian12-h100-fresh", "debian12-no-gpu"):
+        Path(f"{name}.probe").write_text((PROBES / name / "probe.txt").read_text())
+    last = run("plan", "--probe", ".").stdout.splitlines()[-1]
+    assert last.startswith("Plan: 1 host, ") and last.endswith(" · 1 pending without a GPU")
+
+
 @pytest.mark.parametrize(("spec", "state"), [("{reboot: never}", "pending"), ("{verify: {allow_no_gpu: true}}", "ok")])
 def test_a_report_of_a_node_without_a_gpu_says_what_plan_says(spec: str, state: str) -> None:
     Path("gpunode.yml").write_text(spec)
@@ -471,13 +484,14 @@ def test_a_report_of_a_node_without_a_gpu_says_what_plan_says(spec: str, state: 
     assert host["state"] == state
 
 
-def test_a_run_is_done_with_a_node_that_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be done on it, so there is nothing to resume; the report says pending, as the exit code 3 does."""
+def test_a_node_without_a_gpu_is_pending_for_its_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be done on it, so that no resume is asked for; journal, report and exit code 3 say the same."""
     monkeypatch.setitem(fleet_world.KINDS, "no GPU", WITHOUT_GPU)
     world = World(["fresh", "no GPU"])
     assert world.provision({}, tmp_path) == {"gpu0000": 0, "gpu0001": 3}
     [row] = world.journal(tmp_path).latest(1)
-    assert {h.host: h.state for h in world.journal(tmp_path).hosts(row.name)} == dict.fromkeys(world.hosts, "done")
+    ends = {"gpu0000": "done", "gpu0001": "pending"}
+    assert {h.host: h.state for h in world.journal(tmp_path).hosts(row.name)} == ends
     assert unfinished_text(world.results) == "" and row.status == "done"
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     report = of_run("last")

@@ -157,9 +157,9 @@ class HostResult:
         return self.outcome == "ok"
 
     @property
-    def state(self) -> Literal["done", "failed"]:
-        """Of the host in a run; where it is failed, a resumed run has more to do on it."""
-        return "done" if self.ok or self.no_gpu else "failed"
+    def state(self) -> Literal["done", "pending", "failed"]:
+        """Of the host in a run; pending: it waits for its GPU, which no run can bring."""
+        return "done" if self.ok else "pending" if self.no_gpu else "failed"
 
     @property
     def sentence(self) -> str:

@@ -14,7 +14,7 @@ from gpunode.core.model import HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.printable import names
 from gpunode.core.report.model import duration
-from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, without_host
+from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, ends, without_host
 
 _CAUSES, _SLOWEST = 10, 5  # causes and slowest hosts that are reported
 _LONGEST = 1000  # characters of a cause
@@ -70,9 +70,7 @@ def plans_text(
     classes = [c for c in plan_classes(plans, versions) if c[0].steps and not c[0].problems]
     refused = [_refused(p) for p in plans if p.problems]
     todo, done = sum(map(len, classes)), sum(plan.converged for plan in plans)
-    lines = [f"{len(plans) + len(errors)} hosts: {done} need nothing, {todo} have steps"]
-    lines[0] += f", {without} pending without a GPU" if (without := sum(plan.no_gpu for plan in plans)) else ""
-    lines[0] += f", {len(refused)} refused" if refused else ""
+    lines = [", ".join([f"{len(plans) + len(errors)} hosts: {done} need nothing, {todo} have steps", *ends(plans)])]
     lines[0] += f", {len(errors)} without a plan" if errors else ""
     lines += causes([*refused, *errors])
     ranked = sorted(classes, key=len, reverse=True)
@@ -93,7 +91,7 @@ def run_text(states: Mapping[str, str], ended: Sequence[HostResult]) -> str:
 def resume_command(results: Sequence[HostResult]) -> tuple[str, str]:
     """The run that the results are of, and the command to go on with it; ("", "") where there is none to go on with."""
     run = next((r.run for r in results if r.run), "")
-    return ("", "") if not run or all(r.state == "done" for r in results) else (run, f"gpunode runs resume {run}")
+    return ("", "") if not run or all(r.state != "failed" for r in results) else (run, f"gpunode runs resume {run}")
 
 
 def unfinished_text(results: Sequence[HostResult]) -> str:
@@ -103,11 +101,11 @@ def unfinished_text(results: Sequence[HostResult]) -> str:
         return ""
     started = [r for r in results if r.started]
     bad = [r.host for r in started if r.state == "failed"]
-    without = [r.host for r in started if r.no_gpu]
+    without = [r.host for r in started if r.state == "pending"]
     left = [r.host for r in results if not r.started]
     succeeded = len(started) - len(bad) - len(without)
     lines = [f"run {run}: {succeeded} succeeded, {len(bad)} failed, {len(left)} not started"]
-    lines += [f"  without a GPU: {names(without)}"] if without else []
+    lines += [f"  pending without a GPU: {names(without)}"] if without else []
     lines += [f"  failed: {names(bad)}"] if bad else []
     lines += [f"  not started: {names(left)}"] if left else []
     return "\n".join([*lines, f"resume: {command}"])

@@ -159,7 +159,7 @@ def _accepted(host: ReportHost) -> bool:
 
 
 def _provisioned(host: ReportHost) -> bool:
-    ended = host.run is None or host.run.state == "done"
+    ended = host.run is None or host.run.state in ("done", "pending")
     return _accepted(host) and ended and not _has(host, "pending")
 
 
@@ -249,7 +249,7 @@ def make_host(
     """
     checks = list(_checked(result or {}))
     reported = {finding.id for finding in checks}
-    newer = (run and run.state == "done") or any(name.startswith("plan.") for name in reported)
+    newer = (run and run.state in ("done", "pending")) or any(name.startswith("plan.") for name in reported)
     left = [] if newer else list(_planned(plan or {}))
     if any(finding.id.startswith("plan.driver.") for finding in left):
         reported.add("driver.loaded")  # that it is not, the plan says already

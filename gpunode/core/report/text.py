@@ -112,7 +112,13 @@ def summary_text(plans: Sequence[Plan], chosen: Mapping[str, str]) -> str:
     many = len(versions) > 1
     stated = [f"{text} ({counted(n, 'host')})" if many else text for text, n in versions.most_common() if text]
     each = " each" if len(todo) > 1 else ""
-    return " · ".join([f"Plan: {counted(len(todo), 'host')}, {steps}{each}", *stated, *_effects(todo)])
+    return " · ".join([f"Plan: {counted(len(todo), 'host')}, {steps}{each}", *stated, *_effects(todo), *ends(plans)])
+
+
+def ends(plans: Sequence[Plan]) -> list[str]:
+    """How many hosts nothing can be done on, by why."""
+    counts = {"pending without a GPU": sum(p.no_gpu for p in plans), "refused": sum(bool(p.problems) for p in plans)}
+    return [f"{count} {what}" for what, count in counts.items() if count]
 
 
 def results_data(results: Iterable[HostResult]) -> list[dict[str, Any]]:

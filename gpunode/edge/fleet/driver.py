@@ -350,7 +350,8 @@ class Run:
         self._journal = Runs()
         self._journal.keep(self._states)
         self._unfinished = frozenset(self._journal.all_unfinished())
-        asked = {**request, **({"resumes": self.options.resumes} if self.options.resumes else {})}
+        place = {"folder": str(Path.cwd()), "where": {"inventory": inventory_sources(self.targets)}}
+        asked = {**place, **request, **({"resumes": self.options.resumes} if self.options.resumes else {})}
         self._journal.begin(self.name, self.verb, asked, this_process(), rows, beside)
 
     def _finish(self, status: str) -> None:

@@ -32,7 +32,7 @@ from gpunode.edge.supervise import lives
 T = TypeVar("T")
 Purpose = Literal["show", "resume", "compare"]  # what a run is looked up for
 JOURNAL = "runs.sqlite"
-VERSION = 5
+VERSION = 6
 _TABLES = """
 create table if not exists runs (
   name text primary key, verb text not null, started text not null, ended text, status text not null,
@@ -53,10 +53,14 @@ _NEXT = {
 update hosts set touched = 0 where state = 'failed' and substr(message, 1, 13) = 'not started: ';""",
     3: "alter table hosts add column fix text not null default '';",
     4: "alter table hosts add column notes text not null default '';",
+    5: "update hosts set state = 'pending' where state = 'done' and exit = 3;",
 }
 _HOSTS = """
 select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found, touched, fix, notes
 from hosts where run = ? order by pool = '', pool, wave, rowid
+"""
+_NEWEST = """
+select * from runs where verb like ? order by json_extract(request, '$.folder') is ? desc, rowid desc limit 3
 """
 _OPEN = ("waiting", "running")  # states of hosts that a run has still to do with
 _COLUMNS = ["name", "verb", "started", "ended", "status", "request", "controller"]
@@ -130,6 +134,12 @@ class RunRow:
     def resumes(self) -> str:
         """The run that it continues, "" for none."""
         return str(self.request.get("resumes") or "")
+
+    @property
+    def place(self) -> str:
+        """Whose hosts it was for: its inventories, else the folder of who started it; "" for a record without."""
+        sources = self.request.get("where", {}).get("inventory", ())
+        return ", ".join(sources) or str(self.request.get("folder", ""))
 
     @property
     def outcome(self) -> str:
@@ -314,7 +324,7 @@ class Runs:
             )
 
     def ended(self, run: str, results: Iterable[HostResult], found: Mapping[str, str] | None = None) -> None:
-        """What came of hosts: done, or failed; `found`: in which state they are."""
+        """What came of hosts: done, pending or failed; `found`: in which state they are."""
         ends = list(results)
         states = found or {}
         with self._changes() as db:
@@ -356,13 +366,13 @@ class Runs:
         return self._runs("select * from runs order by rowid desc limit ?", limit)
 
     def get(self, name: str, purpose: Purpose = "show") -> RunRow:
-        """A run by its name, by the beginning of one, or "last".  Raises InputError.
+        """A run by its name, by the beginning of one, or "last", of this folder before others.  Raises InputError.
 
         For "compare", last is the newest provision: an undo writes down no state of its hosts.  Otherwise it is the
         newest run, so that nobody resumes what was undone since.
         """
         verbs, kind = ("provision", "run of provision") if purpose == "compare" else ("%", "run")
-        newest = self._runs("select * from runs where verb like ? order by rowid desc limit 3", verbs)
+        newest = self._runs(_NEWEST, verbs, str(Path.cwd()))
         named = self._runs("select * from runs where substr(name, 1, ?) = ?", len(name), name)
         found = newest[:1] if name == "last" else named
         if len(found) != 1:

@@ -47,7 +47,7 @@ def _differences(host: Detected, row: HostRow | None, runs: Runs, run: str) -> l
     """How a host is other than the run left it; [] for a host that is as it was."""
     if row is None:
         return [_warning(f"this host was not in run {run}")]
-    if row.state != "done":
+    if row.state not in ("done", "pending"):
         return [_warning(f"run {run} did not bring it to an end: {row.message or row.state}")]
     if host.facts is None:
         return []
