@@ -259,9 +259,22 @@ def test_what_is_no_source_is_refused(tmp_path: Path, args: list[str], printed: 
     assert code == 2 and printed in text
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["report", "lock --local", "selftest", "bundle sources b --url http://d"],
+    ids=lambda words: words.split()[0],
+)
+def test_a_folder_that_is_not_there_is_named_before_the_work(command: str) -> None:
+    code, out = run(*command.split(), "-o", "no/x.html")
+    assert (code, out) == (
+        2,
+        "error: -o no/x.html: there is no folder no\n  do next:  mkdir -p no, or name another file\n",
+    )
+
+
 def test_a_result_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     shutil.copy(PROBES / READY / "probe.txt", tmp_path / "gpu1.probe")
-    code, text = run("report", "--from", tmp_path, "-o", tmp_path / "no/such/out.html")
+    code, text = run("report", "--from", tmp_path, "-o", "/proc/out.html")
     assert code == 2 and "cannot write" in text
 
 
