@@ -93,6 +93,25 @@ def test_a_tag_that_is_nearly_one_of_the_parts_says_which_there_are(tag: str, si
     assert PLAN in ran(own := play(site, "--tags", tag)) and "runs no part" not in own.stdout, "a tag of your own"
 
 
+def test_a_tag_that_is_none_is_named_beside_those_that_are(site: Path) -> None:
+    done = play(site, "--tags", "gpunode_driver,toolkit,base", "--skip-tags", "gpunode_verfy")
+    assert parts_of(ran(done)) == {"driver"}
+    said = " ".join(done.stderr.split())
+    assert "--tags toolkit: no part of gpunode has it: did you mean 'gpunode_toolkit'?" in said
+    assert "--skip-tags gpunode_verfy: no part of gpunode has it: did you mean 'gpunode_verify'?" in said
+    assert said.count("no part of gpunode") == 2
+    (site / "site.yml").write_text(SITE.replace("tags: [gpu]", "tags: [toolkit]"))
+    assert "no part of gpunode" not in play(site, "--tags", "toolkit").stderr, "a tag of your own"
+
+
+def test_a_misspelt_variable_behind_e_is_refused_before_anything_is_done(site: Path) -> None:
+    for playbook in ("detect", "provision", "verify"):
+        (site / "site.yml").write_text(f"- ansible.builtin.import_playbook: gpunode.node.{playbook}\n")
+        done = play(site, "-e", "gpunode_host=localhost")
+        assert done.returncode == 2 and done.stdout.count("TASK [") <= 2
+        assert "gpunode_host is no variable of gpunode: did you mean gpunode_hosts?" in done.stdout
+
+
 def test_a_tag_of_the_whole_role_runs_all_of_it_and_nothing_else(site: Path) -> None:
     titles = ran(play(site, "--tags", "gpu"))
     assert "Base" not in titles and titles.count(PLAN) == 1

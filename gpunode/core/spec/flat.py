@@ -25,7 +25,7 @@ PREFIX = "gpunode_"
 OTHERS = (  # variables of the roles and playbooks that are no keys
     "gpunode_spec gpunode_config gpunode_verify gpunode_plan gpunode_result gpunode_expect gpunode_values "
     "gpunode_smoke gpunode_hosts gpunode_undo gpunode_scheduler gpunode_kubelet gpunode_control_plane gpunode_run "
-    "gpunode_controller gpunode_generation gpunode_break_lock gpunode_secrets"
+    "gpunode_controller gpunode_generation gpunode_timeout gpunode_break_lock gpunode_secrets"
 ).split()
 
 

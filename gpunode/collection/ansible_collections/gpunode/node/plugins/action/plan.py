@@ -66,7 +66,7 @@ class ActionModule(NodeAction):
         planned = self._asked(desired, host, facts, over)
         self._check_secrets(planned.secrets)
         plan = planned.plan
-        warnings = [*plan.warnings, *self.clashes, *misspelt(self._vars)]
+        warnings = [*plan.warnings, *self.clashes, *misspelt(self._vars), *self._unknown_tags()]
         chosen = chosen_text(planned.solution, planned.facts)
         smoke = {} if plan.problems else desired.smoke(planned)
         variables = role_variables(plan)
@@ -128,11 +128,33 @@ class ActionModule(NodeAction):
         behind = takewhile(is_ours, roles[place + 1 :]) if role in roles else ()
         names = {one.get_name().removeprefix(OURS) for one in (role, *behind) if one}
         parts = {one.name for one in ROLES}
-        run, skip = (set(self._vars.get(f"ansible_{kind}_tags") or ()) for kind in ("run", "skip"))
+        run, skip = (self._tags(kind) for kind in ("run", "skip"))
         tagged = {f"gpunode_{part}": part for part in parts}
         wanted = {tagged[tag] for tag in run} if run and run <= tagged.keys() else parts
         wanted = wanted & names if names and names <= parts else wanted
         return parts - {part for tag, part in tagged.items() if part in wanted and tag not in skip}
+
+    def _tags(self, kind: str) -> set[str]:
+        """Those of --tags (kind run) or --skip-tags (skip)."""
+        return set(self._vars.get(f"ansible_{kind}_tags") or ())
+
+    def _unknown_tags(self) -> list[str]:
+        """A sentence for each tag that looks like that of a part, and is none, nor the user's own of the role."""
+        from gpunode.core.meant import meant
+        from gpunode.core.plan.steps import ROLES
+
+        parts = [one.name for one in ROLES]
+        known = {*(f"gpunode_{part}" for part in parts), *self._task.tags}
+        given = [
+            (word, tag) for word, kind in (("", "run"), ("skip-", "skip")) for tag in sorted(self._tags(kind) - known)
+        ]
+        listed = f"its tags are {', '.join(f'gpunode_{part}' for part in parts)}"
+        return [
+            f"--{word}tags {tag}: no part of gpunode has it: "
+            + meant(tag.removeprefix("gpunode_"), parts, listed, prefix="gpunode_")
+            for word, tag in given
+            if tag in parts or tag.startswith("gpunode_")
+        ]
 
     def _asked(self, desired: DesiredState, host: str, facts: NodeFacts, over: Result) -> Planned:
         """The plan as the node's own package manager can carry it out."""

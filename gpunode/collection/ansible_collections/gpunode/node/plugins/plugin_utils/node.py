@@ -168,6 +168,12 @@ class NodeAction(ActionBase):
             if name in OWN or name.startswith(DONE):
                 raise _not_ours(name, "-e")
         plan, role = self._vars.get("gpunode_plan"), self._task._role
+        given = [name for name in manager.extra_vars if name.startswith("gpunode_")]
+        if given and not self._vars.get("gpunode_run") and not self.own_plan(plan):  # the first task has looked
+            from gpunode.core.spec.flat import misspelt
+
+            if wrong := misspelt(given):
+                raise InputError(wrong[0], fix="correct it behind -e; nothing was done")
         default = role.get_default_vars().get("gpunode_plan") if role else None
         name, made = self._vars["inventory_hostname"], plan.get("plan") if isinstance(plan, dict) else None
         if isinstance(made, dict) and made.get("host") not in (None, name):
