@@ -17,6 +17,7 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeActio
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import NodeFacts, Outcome
+from gpunode.core.spec import VerifySpec
 
 ACTIONS = "ansible_collections.gpunode.node.plugins.action"
 # imported now: a test that starts Ansible's own loader of collections changes how, for all that follow in its process
@@ -161,6 +162,18 @@ def test_the_result_of_tags_says_which_parts_of_the_plan_were_left_out(monkeypat
     made._vars |= {f"gpunode_done_{name}": {} for name in ("preflight_expect", "driver_packages", "toolkit_packages")}
     done = made.act({})
     assert done["left_out"] == ["runtime"] and done["msg"] == "no driver loaded; no change; left out: runtime"
+
+
+def test_advice_names_the_variable_of_the_roles_and_the_key_in_a_run_of_gpunodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result, told = (
+        {"msg": VerifySpec().allowing, "warnings": [VerifySpec().allowing]},
+        "gpunode_verify_allow_no_gpu: true",
+    )
+    for run_of, text in (("", told), ("20261122T010000Z-abc", "verify.allow_no_gpu: true in gpunode.yml")):
+        done = run(task(), result, monkeypatch, gpunode_run=run_of)
+        assert done["msg"] == done["warnings"][0] == f"if that is right: {text}, and plan again"
 
 
 @pytest.mark.parametrize("host", ["n-1", "n-2"])

@@ -106,6 +106,17 @@ def clashes(variables: Mapping[str, Any], spec: Any) -> list[str]:
     return found
 
 
+def in_variables(text: str) -> str:
+    """A text that names keys of gpunode.yml, with the variables in their place.
+
+    >>> in_variables("add --no-load, or image.load: false in gpunode.yml")
+    'add --no-load, or gpunode_image_load: false'
+    """
+    names = {one.key: one.name for one in flat_variables().values()}
+    keys = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.sub(rf"\b({keys})(: \w+)? in gpunode\.yml", lambda found: names[found[1]] + (found[2] or ""), text)
+
+
 def misspelt(names: Collection[str], of_ansible: Collection[str] = ()) -> list[str]:
     """A sentence for each name that is nearly one of these variables, or of those of connections, and none."""
     ours, found = [*flat_variables(), *OTHERS], []
