@@ -43,8 +43,8 @@ class NewFile(click.Path):
     """The file of -o, in a folder that is there: else the work before it would be in vain."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        if not (folder := Path(path).parent).is_dir():
+        path = Path(str(super().convert(value, param, ctx)))
+        if not (folder := path.parent).is_dir():
             raise InputError(f"-o {path}: there is no folder {folder}", fix=f"mkdir -p {folder}, or name another file")
         return path
 

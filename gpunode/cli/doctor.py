@@ -57,6 +57,7 @@ def doctor(
     output_format: str,
 ) -> int:
     """Diagnose a node, or logs: cause, evidence and fix, the most likely root cause first."""
+    from gpunode.cli.terminal import verbosity
     from gpunode.core.doctor import diagnosis_data, diagnosis_text
     from gpunode.edge.doctor import Examined, examine_hosts, examine_logs, load_faults
 
@@ -71,7 +72,8 @@ def doctor(
     def show(one: Examined) -> None:
         if one.diagnosis:
             notes = "".join(f"  note: {note}\n" for note in one.notes)
-            echo(fitted(f"{one.host}\n{notes}{diagnosis_text(one.diagnosis, faults)}", terminal_width()))
+            text = diagnosis_text(one.diagnosis, faults, quiet=not (logs or verbosity()))
+            echo(fitted(f"{one.host}\n{notes}{text}", terminal_width()))
 
     if logs:
         results: list[Examined] = [examine_logs(logs)]

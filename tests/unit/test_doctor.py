@@ -492,6 +492,8 @@ def test_an_earlier_boot_of_a_journal_is_over_in_each_of_its_forms(form: str) ->
     assert ids(before) == {"rminitadapter"}
     after = diagnosed(before + JOURNALS[form].format("Linux version 6.8.0-40-generic (buildd@lcy02)"))
     assert after.sound and [one.fault.id for one in after.earlier] == ["rminitadapter"]
+    assert "over       rminitadapter" in diagnosis_text(after, FAULTS)
+    assert "rminitadapter" not in diagnosis_text(after, FAULTS, quiet=True), "of a host, without -v"
 
 
 def test_nothing_known_is_said_and_not_guessed() -> None:

@@ -16,8 +16,8 @@ from ansible_collections.gpunode.node.plugins.plugin_utils import node
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 from gpunode.core.errors import InputError
+from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, Outcome
-from gpunode.core.spec import VerifySpec
 
 ACTIONS = "ansible_collections.gpunode.node.plugins.action"
 # imported now: a test that starts Ansible's own loader of collections changes how, for all that follow in its process
@@ -164,16 +164,18 @@ def test_the_result_of_tags_says_which_parts_of_the_plan_were_left_out(monkeypat
     assert done["left_out"] == ["runtime"] and done["msg"] == "no driver loaded; no change; left out: runtime"
 
 
-def test_advice_names_the_variable_of_the_roles_and_the_key_in_a_run_of_gpunodes(
+def test_the_plan_of_a_playbook_names_the_variable_of_the_roles_and_no_gpunode_yml(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result, told = (
-        {"msg": VerifySpec().allowing, "warnings": [VerifySpec().allowing]},
-        "gpunode_verify_allow_no_gpu: true",
-    )
-    for run_of, text in (("", told), ("20261122T010000Z-abc", "verify.allow_no_gpu: true in gpunode.yml")):
-        done = run(task(), result, monkeypatch, gpunode_run=run_of)
-        assert done["msg"] == done["warnings"][0] == f"if that is right: {text}, and plan again"
+    probe = Path(__file__).parents[1] / "cases/probes/debian12-no-gpu/probe.txt"
+    made = task(PlanAction, tags=["always"])
+    monkeypatch.setattr(made, "inventory_spec", dict, raising=False)
+    monkeypatch.setattr(made, "clashes", [], raising=False)
+    monkeypatch.setattr(made, "probe", lambda: ("", parse_probe(probe.read_text())), raising=False)
+    monkeypatch.setattr(made, "_templar", SimpleNamespace(template=lambda value: value), raising=False)
+    done = made.act({"spec": {}, "config": ""})
+    advice = "no NVIDIA GPU on PCI; if that is right: gpunode_verify_allow_no_gpu: true, and plan again"
+    assert done["msg"] == advice and advice in done["warnings"]
 
 
 @pytest.mark.parametrize("host", ["n-1", "n-2"])

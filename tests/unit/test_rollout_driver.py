@@ -262,18 +262,6 @@ def test_a_journal_of_format_2_is_read_and_its_first_words_become_a_column(tmp_p
     assert second.get("r1").verb == "provision"
 
 
-def test_a_host_that_lacked_its_gpu_is_pending_in_a_journal_of_format_5_too(tmp_path: Path) -> None:
-    path = tmp_path / "runs.sqlite"
-    runs = Runs(path)
-    runs.begin("r1", "provision", {}, "ctl:1", rows("waiting", "waiting"))
-    runs.ended("r1", [HostResult(host="h0"), HostResult(host="h1", outcome="pending", no_gpu=True)])
-    runs.close()
-    with sqlite3.connect(path) as db:
-        db.execute("update hosts set state = 'done'")
-        db.execute("pragma user_version = 5")
-    assert [row.state for row in Runs(path).hosts("r1")] == ["done", "pending"]
-
-
 def test_equal_hosts_have_one_state_in_the_journal(tmp_path: Path) -> None:
     runs = Runs(tmp_path / "runs.sqlite")
     for version in ("1.18.1", "1.19.0"):  # what is there already stays

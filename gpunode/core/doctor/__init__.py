@@ -236,8 +236,8 @@ def _evidence_text(evidence: Evidence) -> str:
     return f"{place}: {evidence.text}"
 
 
-def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
-    """For people: root causes, then what follows from them, then Xid codes."""
+def diagnosis_text(diagnosis: Diagnosis, faults: Faults, *, quiet: bool = False) -> str:
+    """For people: root causes, then what follows from them, then Xid codes; `quiet`: where all is well no more."""
     lines = ["  nothing known matches"] if diagnosis.sound else []
     for finding in diagnosis.findings:
         fault = finding.fault
@@ -252,7 +252,7 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
     for seen in diagnosis.xids:
         lines += _xid_lines(seen, faults)
     lines += [f"  next       {ask.ask}\n             ({ask.means})" for ask in diagnosis.asks]
-    for one in diagnosis.earlier:
+    for one in () if quiet and diagnosis.sound else diagnosis.earlier:
         lines.append(f"  over       {one.fault.id}: {_evidence_text(one.evidence[0])}")
     return "\n".join(lines)
 

@@ -32,7 +32,7 @@ from gpunode.edge.supervise import lives
 T = TypeVar("T")
 Purpose = Literal["show", "resume", "compare"]  # what a run is looked up for
 JOURNAL = "runs.sqlite"
-VERSION = 6
+VERSION = 5
 _TABLES = """
 create table if not exists runs (
   name text primary key, verb text not null, started text not null, ended text, status text not null,
@@ -53,7 +53,6 @@ _NEXT = {
 update hosts set touched = 0 where state = 'failed' and substr(message, 1, 13) = 'not started: ';""",
     3: "alter table hosts add column fix text not null default '';",
     4: "alter table hosts add column notes text not null default '';",
-    5: "update hosts set state = 'pending' where state = 'done' and exit = 3;",
 }
 _HOSTS = """
 select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found, touched, fix, notes

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,7 +35,7 @@ class ActionModule(NodeAction):
         from gpunode.core.printable import printable
         from gpunode.core.report.text import Detail, chosen_text, plan_data, plan_text
         from gpunode.core.spec import merge_spec
-        from gpunode.core.spec.flat import misspelt
+        from gpunode.core.spec.flat import in_variables, misspelt
         from gpunode.edge.desired import DesiredState
         from gpunode.edge.load import load_spec_data
 
@@ -65,8 +66,8 @@ class ActionModule(NodeAction):
         _text, facts = self.probe()
         planned = self._asked(desired, host, facts, over)
         self._check_secrets(planned.secrets)
-        plan = planned.plan
-        warnings = [*plan.warnings, *self.clashes, *misspelt(self._vars), *self._unknown_tags()]
+        plan = replace(planned.plan, warnings=tuple(map(in_variables, planned.plan.warnings)))
+        warnings = [*plan.warnings, *self.clashes, *misspelt(self._vars), *self._strange]
         chosen = chosen_text(planned.solution, planned.facts)
         smoke = {} if plan.problems else desired.smoke(planned)
         variables = role_variables(plan)
@@ -85,7 +86,7 @@ class ActionModule(NodeAction):
             return result | {
                 "failed": True,
                 "msg": "; ".join(problem.what for problem in plan.problems),
-                "fix": "; ".join(dict.fromkeys(problem.fix for problem in plan.problems)),
+                "fix": in_variables("; ".join(dict.fromkeys(problem.fix for problem in plan.problems))),
                 "gpunode_exit": int(Exit.REFUSED),
             }
         titles = [step.title for step in plan.steps]
@@ -122,39 +123,25 @@ class ActionModule(NodeAction):
 
     def _apart(self) -> set[str]:
         """The parts that neither the role, nor those of ours right behind it, carry out with these tags."""
+        from gpunode.core.meant import meant
         from gpunode.core.plan.steps import ROLES
 
         role, roles, place = self._place()
         behind = takewhile(is_ours, roles[place + 1 :]) if role in roles else ()
         names = {one.get_name().removeprefix(OURS) for one in (role, *behind) if one}
         parts = {one.name for one in ROLES}
-        run, skip = (self._tags(kind) for kind in ("run", "skip"))
+        run, skip = (set(self._vars.get(f"ansible_{kind}_tags") or ()) for kind in ("run", "skip"))
         tagged = {f"gpunode_{part}": part for part in parts}
+        unknown = [tag for tag in sorted((run | skip) - tagged.keys()) if tag in parts or tag.startswith("gpunode_")]
+        self._strange = [
+            f"no part of gpunode has the tag {tag}: "
+            + meant(tag.removeprefix("gpunode_"), parts, "--list-tags shows them", prefix="gpunode_")
+            for tag in unknown
+            if tag not in self._task.tags  # the user's own of the role
+        ]
         wanted = {tagged[tag] for tag in run} if run and run <= tagged.keys() else parts
         wanted = wanted & names if names and names <= parts else wanted
         return parts - {part for tag, part in tagged.items() if part in wanted and tag not in skip}
-
-    def _tags(self, kind: str) -> set[str]:
-        """Those of --tags (kind run) or --skip-tags (skip)."""
-        return set(self._vars.get(f"ansible_{kind}_tags") or ())
-
-    def _unknown_tags(self) -> list[str]:
-        """A sentence for each tag that looks like that of a part, and is none, nor the user's own of the role."""
-        from gpunode.core.meant import meant
-        from gpunode.core.plan.steps import ROLES
-
-        parts = [one.name for one in ROLES]
-        known = {*(f"gpunode_{part}" for part in parts), *self._task.tags}
-        given = [
-            (word, tag) for word, kind in (("", "run"), ("skip-", "skip")) for tag in sorted(self._tags(kind) - known)
-        ]
-        listed = f"its tags are {', '.join(f'gpunode_{part}' for part in parts)}"
-        return [
-            f"--{word}tags {tag}: no part of gpunode has it: "
-            + meant(tag.removeprefix("gpunode_"), parts, listed, prefix="gpunode_")
-            for word, tag in given
-            if tag in parts or tag.startswith("gpunode_")
-        ]
 
     def _asked(self, desired: DesiredState, host: str, facts: NodeFacts, over: Result) -> Planned:
         """The plan as the node's own package manager can carry it out."""

@@ -98,14 +98,12 @@ class NodeAction(ActionBase):
                 done = self.act(self._with_secrets(args))
             if not done:
                 return result | {"changed": False, "skipped": True, "skip_reason": "nothing to do"}
-            return result | {"changed": False} | self._worded(self._shown(self._with_log_file(self._sealed(done))))
+            return result | {"changed": False} | self._shown(self._with_log_file(self._sealed(done)))
         except ImportError as error:
             return result | _needs_gpunode(error)
         except GpunodeError as error:
             failed = {"failed": True, "msg": str(error), "fix": error.fix, "gpunode_exit": int(error.exit)}
-            return result | self._worded(
-                self._sealed(failed if self._vars.get("gpunode_run") else in_ansibles_words(failed))
-            )
+            return result | self._sealed(failed if self._vars.get("gpunode_run") else in_ansibles_words(failed))
 
     def act(self, args: Result) -> Result:
         """The result of the task; an empty one where there is nothing to do, which skips the task."""
@@ -116,15 +114,6 @@ class NodeAction(ActionBase):
         if not self._task.diff or result.get("diff") or not result.get("changes") or self._vars.get("gpunode_run"):
             return result
         return result | {"diff": [{"prepared": "".join(f"{one['text']}\n" for one in result["changes"])}]}
-
-    def _worded(self, result: Result) -> Result:
-        """With the variables where its texts name keys of gpunode.yml, unless it is a run of gpunode's."""
-        told = {key: result[key] for key in ("msg", "fix", "warnings") if key in result}
-        if self._vars.get("gpunode_run") or " in gpunode.yml" not in str(told):
-            return result
-        from gpunode.core.spec.flat import in_variables
-
-        return result | with_texts(told, in_variables)
 
     def _with_log_file(self, result: Result) -> Result:
         """A failure's whole log goes into the run's folder on the controller, if this is a run of gpunode's.
