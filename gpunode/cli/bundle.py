@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import NewFile, format_option, spec_option
+from gpunode.cli.common import NEW_FILE, format_option, spec_option
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, InputError
 from gpunode.core.printable import json_text
@@ -184,7 +184,7 @@ def verify(place: str, sha256: str, output_format: str) -> int:
 )
 @click.argument("place")
 @click.option("--url", required=True, help="Where the nodes find it: http://…, or file:///… of a folder they have.")
-@click.option("-o", "--output", type=NewFile(path_type=Path, dir_okay=False), help="A file to write to.")
+@click.option("-o", "--output", type=NEW_FILE, help="A file to write to.")
 @spec_option
 @format_option("yaml", "json")
 def sources(place: str, url: str, output: Path | None, spec_data: dict[str, Any], output_format: str) -> int:

@@ -49,6 +49,9 @@ class NewFile(click.Path):
         return path
 
 
+NEW_FILE = NewFile(path_type=Path, dir_okay=False)
+
+
 def format_option(*formats: str) -> Callable[[Command], Command]:
     """`--format`, the first of `formats` being the default; errors then come in that format too."""
 

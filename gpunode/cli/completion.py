@@ -37,15 +37,11 @@ def _completer(names: Callable[[], Iterable[str]]) -> Completer:
     return complete
 
 
-def _runs() -> Iterable[str]:
+def _runs(*before: str) -> Iterable[str]:
     from gpunode.edge.fleet.runs import asked
 
-    return asked(lambda journal: [run.name for run in journal.latest()], [])
-
-
-def _runs_or_last() -> Iterable[str]:
-    names = [*_runs()]
-    return ["last", *names] if names else []
+    names: list[str] = asked(lambda journal: [run.name for run in journal.latest()], [])
+    return [*before, *names] if names else []
 
 
 def _lab_nodes() -> Iterable[str]:
@@ -94,6 +90,6 @@ def complete_hosts(ctx: click.Context, _param: click.Parameter, typed: str) -> l
 
 
 complete_keys = _completer(_keys)
-complete_runs, complete_nodes = _completer(_runs_or_last), _completer(_lab_nodes)
+complete_runs, complete_nodes = _completer(lambda: _runs("last")), _completer(_lab_nodes)
 complete_run_names = _completer(_runs)  # where the last one is nowhere to go back to
 complete_distros, complete_lab_distros = _completer(_distros), _completer(_lab_distros)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import PROBES, Command, NewFile, format_option, show_errors, target_options, worst_exit
+from gpunode.cli.common import NEW_FILE, PROBES, Command, format_option, show_errors, target_options, worst_exit
 from gpunode.cli.lazy import Verb
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import error_data
@@ -79,14 +79,7 @@ def _old(path: Path, *, replace_broken: bool) -> Lock:
 )
 @target_options
 @PROBES
-@click.option(
-    "-o",
-    "--output",
-    type=NewFile(path_type=Path, dir_okay=False),
-    default=DEFAULT_LOCK,
-    show_default=True,
-    help="The lock file.",
-)
+@click.option("-o", "--output", type=NEW_FILE, default=DEFAULT_LOCK, show_default=True, help="The lock file.")
 @click.option("--update", is_flag=True, help="Write what the hosts have now over what the file has.")
 @format_option("text", "json")
 def lock(targets: Targets, output: Path, update: bool, output_format: str) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import NewFile, format_option, read_spec_option
+from gpunode.cli.common import NEW_FILE, format_option, read_spec_option
 from gpunode.cli.completion import complete_runs
 from gpunode.cli.output import echo, print_json
 from gpunode.core.printable import json_text
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @read_spec_option
 @click.option("--title", default="", help="The headline, in place of the name of what it is about.")
-@click.option("-o", "--output", type=NewFile(path_type=Path, dir_okay=False), help="Write it there.")
+@click.option("-o", "--output", type=NEW_FILE, help="Write it there.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of --format json, and nothing else.")
 @format_option("html", "json", "junit")
 def report(
@@ -63,9 +63,9 @@ def report(
     from gpunode.edge.state import writing_to
 
     if schema:
-        from gpunode.core.report.schema import report_schema
+        from gpunode.core.report.schema import schema_of
 
-        print_json(report_schema())
+        print_json(schema_of())
         return 0
     if folder and source != "last":
         raise InputError(f"{source} and --from given together", fix="name one of them")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunode import __version__
-from gpunode.cli.common import NewFile, format_option, seconds
+from gpunode.cli.common import NEW_FILE, format_option, seconds
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, InputError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "5 this machine has no NVIDIA GPU, 130 interrupted."
 )
 @seconds("--limit", "Seconds for all of it.", least=10, default=460)
-@click.option("-o", "--output", type=NewFile(path_type=Path, dir_okay=False), metavar="FILE", help="The archive.")
+@click.option("-o", "--output", type=NEW_FILE, metavar="FILE", help="The archive.")
 @click.option(
     "--from",
     "source",

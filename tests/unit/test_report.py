@@ -35,7 +35,7 @@ from gpunode.core.report.model import (
     between,
     duration,
 )
-from gpunode.core.report.schema import report_data, report_schema, seen_from
+from gpunode.core.report.schema import report_data, schema_of, seen_from
 from gpunode.core.report.seen import see
 from gpunode.core.report.summary import headline, left_title, make_host, make_report
 from gpunode.edge.load import load_knowledge
@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 STEP = {"id": "driver.packages", "role": "driver", "title": "Install the driver", "disruptive": "restarts docker"}
 AROUND = {"id": "verify.smoke", "role": "verify", "title": "Use the GPU", "disruptive": ""}
 RUN = HostRun(wave=0, state="done", exit=0)
-SCHEMA = jsonschema.Draft202012Validator(report_schema())
+SCHEMA = jsonschema.Draft202012Validator(schema_of())
 
 
 def seen(*checks: ReportFinding, kind: str = "debian:12/x86_64/1x10de:2330", **versions: Any) -> ProbeSummary:

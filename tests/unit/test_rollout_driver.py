@@ -245,21 +245,11 @@ def test_a_journal_of_a_newer_gpunode_is_left_alone(tmp_path: Path) -> None:
         Runs(path)
 
 
-def test_a_journal_of_format_2_is_read_and_its_first_words_become_a_column(tmp_path: Path) -> None:
-    path = tmp_path / "runs.sqlite"
-    runs = Runs(path)
+def test_hosts_that_failed_before_anything_was_done_on_them_were_not_begun(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs.sqlite")
     runs.begin("r1", "provision", {}, "ctl:1", rows("waiting", "waiting", "waiting"))
-    messages = ("not started: not drained", "modprobe nvidia failed")
-    runs.ended("r1", [HostResult(host=f"h{n}", outcome="failed", message=text) for n, text in enumerate(messages)])
-    runs.close()
-    with sqlite3.connect(path) as db:
-        for name in ("touched", "fix", "notes"):
-            db.execute(f"alter table hosts drop column {name}")
-        db.execute("pragma user_version = 2")
-    first, second = Runs(path), Runs(path)
-    assert second.all_begun() == first.all_begun() == {"h1"}
-    assert [row.touched for row in second.hosts("r1")] == [False, True, True]
-    assert second.get("r1").verb == "provision"
+    runs.ended("r1", [HostResult(host=f"h{n}", outcome="failed", touched=bool(n)) for n in range(2)])
+    assert runs.all_unfinished() == {"h0": "r1", "h1": "r1"} and runs.all_unfinished(begun=True) == {"h1": "r1"}
 
 
 def test_equal_hosts_have_one_state_in_the_journal(tmp_path: Path) -> None:

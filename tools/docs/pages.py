@@ -133,9 +133,9 @@ def accept_schema_text() -> str:
 
 def report_schema_text() -> str:
     """The JSON Schema of `gpunode report --format json`, as `--schema` prints it."""
-    from gpunode.core.report.schema import report_schema
+    from gpunode.core.report.schema import schema_of
 
-    return json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(schema_of(), indent=2, ensure_ascii=False) + "\n"
 
 
 # ---------------------------------------------------------------- what the knowledge holds

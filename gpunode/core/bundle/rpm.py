@@ -207,8 +207,10 @@ def left_out(modules: Modules, streams: Sequence[str], packages: Iterable[Rpm]) 
 def rpm_metadata(packages: Sequence[Rpm], modules: str = "", *, revision: int) -> dict[str, bytes]:
     """repodata/… of a repository in whose folder the packages lie: primary, filelists, modules, repomd.xml."""
     ordered = sorted(packages, key=lambda p: (p.name, p.version, p.arch))
+    # each entry with the file beside the metadata's folder
+    here = [re.sub(r"<location [^>]*/>", f'<location href="{p.file_name}"/>', p.primary, count=1) for p in ordered]
     texts = {
-        "primary": _list("primary", [_here(p) for p in ordered]),
+        "primary": _list("primary", here),
         "filelists": _list("filelists", [p.files for p in ordered if p.files]),
     }
     if modules:
@@ -232,11 +234,6 @@ def rpm_metadata(packages: Sequence[Rpm], modules: str = "", *, revision: int) -
         f"{''.join(entries)}</repomd>\n"
     )
     return {**files, "repodata/repomd.xml": repomd.encode()}
-
-
-def _here(package: Rpm) -> str:
-    """Its entry, with the file beside the metadata's folder."""
-    return re.sub(r"<location [^>]*/>", f'<location href="{package.file_name}"/>', package.primary, count=1)
 
 
 def _list(kind: str, entries: Sequence[str]) -> str:

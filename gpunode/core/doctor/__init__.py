@@ -95,6 +95,8 @@ def diagnose(
         there = shown or name in state
         shown = shown if there else [lines for _, lines in all_shown]
         seen = [*state.get(name, ()), *(evidence for one in shown for evidence in one.evidence)]
+        units = dict.fromkeys(unit for one in seen for unit in _UNIT.findall(one.text))
+        fix = next((when.fix for when in fault.when if when.holds(versions)), fault.fix)
         doubts = 0 if name in state else min((one.broken + (not one.own) for one in shown), default=0)
         (findings if there else earlier)[name] = Finding(
             fault=fault,
@@ -103,7 +105,7 @@ def diagnose(
             first=min((one.first for one in shown), default=0),
             evidence=tuple(seen),
             confidence=_ORDER[doubts],
-            fix=_with_units(fault.fix_for(versions), seen),
+            fix=fix.replace("UNIT", " ".join(units) or "UNIT"),
         )
     below = _consequences(faults, findings)
     ordered = [replace(finding, root=name not in below) for name, finding in findings.items()]
@@ -121,12 +123,6 @@ def _renamed(faults: Faults, found: Mapping[str, Shown], proven: Collection[str]
     names = {name: faults.faults[name] for name in found}
     meant = {name: row.then if row.then and row.refuted_by in proven else name for name, row in names.items()}
     return {meant[name]: shown for name, shown in sorted(found.items(), key=lambda item: meant[item[0]] == item[0])}
-
-
-def _with_units(fix: str, seen: Iterable[Evidence]) -> str:
-    """The fix with the units that the evidence names in place of UNIT."""
-    units = dict.fromkeys(unit for one in seen for unit in _UNIT.findall(one.text))
-    return fix.replace("UNIT", " ".join(units) or "UNIT")
 
 
 def _consequences(faults: Faults, found: Iterable[str]) -> set[str]:

@@ -107,10 +107,6 @@ class Fault:
     when: tuple[When, ...] = ()
     source: str
 
-    def fix_for(self, versions: Mapping[str, str]) -> str:
-        """The fix, as the versions that are known have it."""
-        return next((when.fix for when in self.when if when.holds(versions)), self.fix)
-
 
 @dataclass(frozen=True, kw_only=True)
 class XidRow:

@@ -107,7 +107,7 @@ def faults(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[RowFault
         ("generation", gpus, gpus["architectures"]),
     ):
         for key, one in found.items():
-            if _unverified(one["source"], file):
+            if all(name in file["sources"] and name not in file["dates"] for name in source_names(one["source"])):
                 yield RowFault(table=table, keys=(key,), what=f"no source of it was read ({source_of(one, file)})")
     if "cc" not in gpus["dates"]:
         chips = len({model.chip for model in knowledge.gpus.values()})
@@ -124,11 +124,6 @@ def _not_covered(
         covered = file.get("covers", {}).get(source)
         if covered is not None and not set(covered) & set(names):
             yield RowFault(table=table, keys=keys, what=f"its source «{source}» does not speak of it")
-
-
-def _unverified(source: str, file: Table) -> bool:
-    """Whether all that is cited is in the file's list and none of it was read."""
-    return all(name in file["sources"] and name not in file["dates"] for name in source_names(source))
 
 
 def find(wanted: str, found: Iterator[KnowledgeRow]) -> list[KnowledgeRow]:

@@ -68,7 +68,7 @@ def plans_text(
     """
     versions = chosen or {}
     classes = [c for c in plan_classes(plans, versions) if c[0].steps and not c[0].problems]
-    refused = [_refused(p) for p in plans if p.problems]
+    refused = [RefusedError.of(p.problems).of_host(p.host) for p in plans if p.problems]
     todo, done = sum(map(len, classes)), sum(plan.converged for plan in plans)
     lines = [", ".join([f"{len(plans) + len(errors)} hosts: {done} need nothing, {todo} have steps", *ends(plans)])]
     lines[0] += f", {len(errors)} without a plan" if errors else ""
@@ -142,8 +142,3 @@ def _slowest(results: Iterable[HostResult]) -> list[str]:
     seconds = {result.host: result.seconds or 0.0 for result in results}
     ranked = [host for host in sorted(seconds, key=lambda host: -seconds[host])[:_SLOWEST] if seconds[host] >= 1]
     return ["slowest: " + ", ".join(f"{host} {duration(seconds[host])}" for host in ranked)] if ranked else []
-
-
-def _refused(plan: Plan) -> HostResult:
-    error = RefusedError.of(plan.problems)
-    return HostResult(host=plan.host, outcome="refused", message=error.what, fix=error.fix)

@@ -26,12 +26,7 @@ def seen_from(data: Mapping[str, Any]) -> ProbeSummary:
     return structured(data, ProbeSummary, what, "make the plan again with this gpunode")
 
 
-def report_schema() -> dict[str, Any]:
-    """The JSON Schema that every report is valid by."""
-    return schema_of(Report, "gpunode report")
-
-
-def schema_of(kind: type, title: str) -> dict[str, Any]:
+def schema_of(kind: type = Report, title: str = "gpunode report") -> dict[str, Any]:
     """The JSON Schema of a dataclass's data."""
     parts: dict[str, Any] = {}
     reference = _of(kind, parts)

@@ -12,11 +12,11 @@ from gpunode.core.accept import Reading, gave_nothing
 from gpunode.core.accept.judge import count_checks, floor_checks
 from gpunode.core.accept.result import StageRow
 from gpunode.core.accept.samples import sample_checks
-from gpunode.core.accept.stages import Stage, stage_of, stages_of
+from gpunode.core.accept.stages import stage_of, stages_of
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Check, HostResult
 from gpunode.edge.accept.model import AcceptRun, Host
-from gpunode.edge.accept.tool import Answer, read, run_tool, with_retry
+from gpunode.edge.accept.tool import read, run_tool, with_retry
 from gpunode.edge.isolate import isolated
 from gpunode.edge.load import load_floors
 from gpunode.edge.side_by_side import Deadline, side_by_side
@@ -72,19 +72,14 @@ def measure_stage(host: Host, name: str, run: AcceptRun) -> StageRow:
             *floor_checks(reading.measures, host.machine, load_floors(), run.level),
         ]
         samples = sample_checks(stage.name, answer.samples)
-        checks = (*reading.checks, *retried, *floors, *samples, *_cut_off(stage, answer))
+        late = Check(id=f"accept.{stage.name}.time", status="failed", message="it did not come to its end in its time")
+        checks = (*reading.checks, *retried, *floors, *samples, *[late] * answer.timed_out)
         ended = "nothing" if gave_nothing(reading, answer.status) else "done"
         return make_row(host, name, began, replace(reading, checks=checks), program=answer.program, ended=ended)
     missing = " or ".join(tool.name for tool in stage.tools)
     fix = "; or ".join(tool.install for tool in stage.tools)
     check = Check(id=f"accept.{stage.name}", status="not-proven", message=f"{missing} is not on the node", fix=fix)
     return make_row(host, name, began, Reading(checks=(check,)), ended="missing")
-
-
-def _cut_off(stage: Stage, answer: Answer) -> tuple[Check, ...]:
-    if not answer.timed_out:
-        return ()
-    return (Check(id=f"accept.{stage.name}.time", status="failed", message="it did not come to its end in its time"),)
 
 
 def make_row(host: Host, stage: str, began: float, reading: Reading, **more: Any) -> StageRow:

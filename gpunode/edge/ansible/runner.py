@@ -331,7 +331,8 @@ def _note(host: HostRun, event: Event) -> None:
     if event.kind == "changed":
         host.changing.add(event.task)
         host.changed += [_change(one) for one in event.result.get("changes", [])] or [Changed(text=event.task)]
-    for diff in _as_list(event.result.get("diff")):
+    diffs = event.result.get("diff")
+    for diff in diffs if isinstance(diffs, list) else [diffs]:
         if isinstance(diff, dict) and diff.get("prepared"):
             host.diffs.append(_message_of(diff["prepared"]))
     host.notes += [_message_of(note) for note in event.result.get("notes", [])]
@@ -350,10 +351,6 @@ def _change(data: Mapping[str, Any]) -> Changed:
 
 def _check(data: Mapping[str, Any]) -> dict[str, str]:
     return {str(key): printable(str(value)) for key, value in data.items()}
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value] if value else []
 
 
 def _tail(run: Any) -> str:

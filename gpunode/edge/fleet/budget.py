@@ -16,7 +16,7 @@ from gpunode.core.model import HostResult
 from gpunode.core.spec.rollout import RolloutSpec
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, find_hosts
-from gpunode.edge.fleet.runs import Runs, all_unfinished, asked
+from gpunode.edge.fleet.runs import all_unfinished, asked
 from gpunode.edge.isolate import isolated
 from gpunode.edge.lease import leased_to
 
@@ -46,7 +46,7 @@ def find_down(
     limited = {spec for spec in specs.values() if spec.max_unavailable != "100%"}
     if not limited:
         return Down()
-    begun: set[str] = asked(Runs.all_begun, set())
+    begun: dict[str, str] = asked(lambda journal: journal.all_unfinished(begun=True), {})
     left = {*all_unfinished(), *begun}
     marks = cordoned()
     found = {h.host for h in hosts if h.host in begun or marks.get(h.host, h.host in left) or leased_to(h)}

@@ -28,6 +28,4 @@ class HostPlan:
     @property
     def outcome(self) -> HostOutcome:
         """How planning ended: ok (nothing to do), pending (also without a GPU), refused, or that of the error."""
-        if self.error or not self.planned:
-            return self.error.outcome if self.error else "failed"
-        return self.planned.plan.outcome
+        return self.error.outcome if self.error else self.plan.outcome if self.plan else "failed"

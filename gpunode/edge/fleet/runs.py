@@ -47,13 +47,6 @@ create table if not exists hosts (
 );
 create table if not exists states (hash text primary key, state text not null);
 """
-# from each format to the next one; in 2 a host that nothing was done on is known by the first words of its message
-_NEXT = {
-    2: """alter table hosts add column touched integer not null default 1;
-update hosts set touched = 0 where state = 'failed' and substr(message, 1, 13) = 'not started: ';""",
-    3: "alter table hosts add column fix text not null default '';",
-    4: "alter table hosts add column notes text not null default '';",
-}
 _HOSTS = """
 select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found, touched, fix, notes
 from hosts where run = ? order by pool = '', pool, wave, rowid
@@ -191,27 +184,14 @@ class Runs:
         self._use_wal()
         self._db.execute("pragma synchronous = full")
         found = self._db.execute("pragma user_version").fetchone()[0]
-        if found not in (0, *_NEXT, VERSION):  # 0: a new file
+        if found not in (0, VERSION):  # 0: a new file
             raise InputError(
                 f"{self.path} has format {found}, this gpunode knows {VERSION}",
                 fix="use the gpunode that wrote it, or move the file away",
             )
-        while found in _NEXT:
-            self._migrate(found)
-            found += 1
         self._db.executescript(_TABLES)
         if not found:
             self._db.execute(f"pragma user_version = {VERSION}")
-
-    def _migrate(self, found: int) -> None:
-        """To the next format, unless another process has just done so: the transaction of one of the two fails then."""
-        try:
-            self._db.executescript(f"begin immediate;{_NEXT[found]}pragma user_version = {found + 1};commit;")
-        except sqlite3.OperationalError:
-            with suppress(sqlite3.Error):
-                self._db.execute("rollback")
-            if self._db.execute("pragma user_version").fetchone()[0] <= found:
-                raise
 
     def _use_wal(self) -> None:
         """Only the first opening of a file switches it, and the switch does not wait for others as statements do."""
@@ -290,20 +270,15 @@ class Runs:
         for host, other in self.at_work(hosts).items():
             raise RefusedError(f"{host} is used by run {other.name} of gpunode ({other.process})", fix=other.ways_out)
 
-    def all_unfinished(self) -> dict[str, str]:
-        """Every host that the newest run that began with it is at work on, or did not bring to a good end; with it."""
-        return self._not_good(untouched=True)
+    def all_unfinished(self, *, begun: bool = False) -> dict[str, str]:
+        """Every host that the newest run that began with it is at work on, or did not bring to a good end; with it.
 
-    def all_begun(self) -> set[str]:
-        """Every host that the newest run that may have changed it is at work on, or did not bring to a good end."""
-        return {*self._not_good(untouched=False)}
-
-    def _not_good(self, *, untouched: bool) -> dict[str, str]:
-        """Hosts whose newest row has no good end, with its run; `untouched`: such that failed before all else count."""
+        `begun`: the newest run that may have changed it.
+        """
         rows = self._rows(
             "select host, state, run, max(rowid) from hosts where pool != '' and state != 'waiting' "
             "and (? or state != 'failed' or touched) group by host",
-            untouched,
+            not begun,
         )
         return {host: run for host, state, run, _ in rows if state in ("running", "failed")}
 

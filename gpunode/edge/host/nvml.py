@@ -277,13 +277,10 @@ def _answers(gpu: _Gpu, wanted: Iterable[str]) -> dict[str, Any]:
     found["ecc_uncorrected"] = gpu.ask("TotalEccErrors", *kinds)
     found["fabric_state"], found["fabric_status"] = gpu.fabric()
     found["recovery"] = gpu.recovery()
-    found["event_reasons"] = _mask(gpu.ask("CurrentClocksThrottleReasons"))
+    reasons = gpu.ask("CurrentClocksThrottleReasons")
+    found["event_reasons"] = "" if reasons is None else f"0x{reasons:016x}"  # as nvidia-smi writes it
     found["fault"] = gpu.fault
     return {name: value for name, value in found.items() if value not in ("", None)}
-
-
-def _mask(reasons: int | None) -> str:
-    return "" if reasons is None else f"0x{reasons:016x}"  # as nvidia-smi writes it
 
 
 def _pci_id(number: int) -> str:
