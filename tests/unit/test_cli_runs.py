@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from gpunode.cli.main import cli
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import HostResult
+from gpunode.core.model import NO_GPU, HostResult
 from gpunode.edge import detect
 from gpunode.edge.fleet import driver, runs, workflow
 from gpunode.edge.fleet import provision as provisioning
@@ -310,6 +310,17 @@ def test_a_resumed_run_stands_for_the_first_one_and_hosts_that_failed_go_last(
     assert hosts == ["gpu1", "gpu2", "gpu3"] and limits == ["gpu*"]
     assert (options.resumes, options.last) == ("20260101", {"gpu1", "gpu3"})
     assert options.rollout == {"waves": ["100%"], "max_failures": "2"}
+
+
+def test_a_host_that_waits_for_its_gpu_is_looked_at_again(journal: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(journal, "20260101", {"gpu1": ("done", 0), "gpu2": ("done", 0)})
+    journal.ended("20260101", [HostResult(host="gpu2", outcome="pending", message=NO_GPU, no_gpu=True)])
+    assert f"gpu2                     all/1    pending  {NO_GPU}" in run("show")[1]
+    facts = parse_probe((PROBES / "debian12-no-gpu/probe.txt").read_text())
+    monkeypatch.setattr(detect, "find_hosts", lambda targets: [detect.Detected(host=f"gpu{n}") for n in (1, 2)])
+    monkeypatch.setattr(detect, "probe", lambda hosts, where, on_done: [replace(h, facts=facts) for h in hosts])
+    code, said = run("resume", "--yes")
+    assert code == 3 and "gpu2: pending" in said and "gpu1" not in said
 
 
 def test_one_machine_under_two_names_is_not_resumed(journal: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
