@@ -157,7 +157,7 @@ def _examine(one: Detected, text: str, why: str, read_spec: Callable[[], dict[st
 
 def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...], *, allowed: bool = False) -> Examined:
     """`allowed`: that it has no GPU."""
-    from gpunode.core.doctor.state import ABSENT_GPU, excluded, proofs, split_sections, state_faults
+    from gpunode.core.doctor.state import ABSENT_GPU, BROKEN_FILE, excluded, proofs, split_sections, state_faults
     from gpunode.edge.load import load_scheduler_rules
 
     faults, sections = load_faults(), split_sections(text)
@@ -174,6 +174,9 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...], *,
         one.versions = programs
     state = state_faults(facts, sections, load_scheduler_rules(), faults.checks)
     state = {name: seen for name, seen in state.items() if not (allowed and name == ABSENT_GPU)}
+    if docker and BROKEN_FILE in state:  # of dockerd's own word, what its messages show
+        names = [*scan(faults, "", [docker.effective_error]).found()] or [BROKEN_FILE]
+        state |= dict.fromkeys(names, state.pop(BROKEN_FILE))
     active = {name for name, service in facts.services.items() if service.active == "active"}
     lines: dict[str, list[str]] = {}
     for name, seen in (found for one in scans for found in one.found().items()):

@@ -21,13 +21,11 @@ from fleet_world import World
 
 from gpunode.cli.main import cli
 from gpunode.cli.runs import _say_changed
-from gpunode.core.doctor import diagnose, scan
-from gpunode.core.doctor.state import state_faults
-from gpunode.core.doctor.text import Evidence
+from gpunode.core.doctor import scan
 from gpunode.core.errors import RefusedError
 from gpunode.core.facts import ALWAYS, WHOLE, parse_probe
 from gpunode.core.items.engine import requests
-from gpunode.core.model import NO_GPU, ConfigFile, HostResult, NodeFacts, Plan, Runtime, Step
+from gpunode.core.model import NO_GPU, ConfigFile, HostResult, NodeFacts, Plan, Runtime, Service, Step
 from gpunode.core.report.fleet import unfinished_text
 from gpunode.core.report.text import plan_data
 from gpunode.core.spec import parse_spec
@@ -35,7 +33,7 @@ from gpunode.edge import detect as edge_detect
 from gpunode.edge.accept.run import _measurable
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, one_name_each
-from gpunode.edge.doctor import load_faults
+from gpunode.edge.doctor import _examined, load_faults
 from gpunode.edge.fleet import driver, undo, workflow
 from gpunode.edge.fleet.runs import RunRow
 from gpunode.edge.report import of_run
@@ -562,15 +560,15 @@ def test_each_cause_of_a_refused_daemon_json_is_the_root_with_its_own_fix(text: 
         "/etc/docker/daemon.json",
         f"dockerd: unable to configure the Docker daemon with file /etc/d.json: {said}",
     )
-    docker = Runtime(name="docker", config=path, effective_error=said, unit="docker.service")
-    facts = NodeFacts(runtimes=(docker,), files={path: ConfigFile(path=path, data=text)})
-    faults = load_faults()
-    state = state_faults(facts, {}, None) | {
-        "engine-stopped": [Evidence(source="state", line=0, text="docker.service")]
-    }
-    root, follows = diagnose(faults, [], state).findings
+    docker = Runtime(name="docker", config=path, effective_error=said, unit="docker.service", enabled=True)
+    units = {"docker": Service(name="docker", active="failed", enabled="enabled")}
+    facts = NodeFacts(runtimes=(docker,), files={path: ConfigFile(path=path, data=text)}, services=units)
+    found = _examined("node", facts, "", ()).diagnosis
+    assert found
+    root, follows = found.findings
     assert (root.fault.id, root.command, follows.fault.id, follows.command) == (name, "", "engine-stopped", "")
-    assert follows.fault.command == "gpunode provision" and not diagnose(faults, [], state).ours
+    assert path in root.evidence[0].text and follows.fault.command == "gpunode provision" and not found.ours
+    faults = load_faults()
     assert [*scan(faults, "log", [line]).found()] == [name]
     assert (
         len({faults.faults[one].fix for one in ("docker-daemon-json", "docker-key-unknown", "docker-key-twice")}) == 3

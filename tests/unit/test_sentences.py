@@ -76,7 +76,7 @@ PyYAML
 dockerd and containerd
     Docker daemon with file | unknown flag | flag provided but not defined | cleanup warnings | Error running exec |
     failed to get sandbox image | no such image | has stopped | not running | in CONTAINER_EXITED | was killed |
-    already dead | namespace path | no running task | ttrpc: closed | don't match any | both as a flag
+    already dead | namespace path | no running task | ttrpc: closed
 NVIDIA's container runtime
     invoking the NVIDIA Container Runtime Hook directly
 kubectl

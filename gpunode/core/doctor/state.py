@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Sections = Mapping[str, str]  # what node/probe/logs.sh printed, by name
 Signs = Iterator[tuple[str, str]]  # id of the fault, what shows it
-ABSENT_GPU = "nvrm-no-pci"
+ABSENT_GPU, BROKEN_FILE = "nvrm-no-pci", "docker-daemon-json"
 _NONE = Checks()
 _NOT_LOADED = "smi-cannot-communicate"
 _OFFERS_NONE = "plugin-no-devices"
@@ -41,7 +41,6 @@ _VERIFY = (engine_checks, container_checks, kubelet_checks, sharing_checks, drif
 _SCHEDULER = regex(r"^[ \t-]*image:[ \t]*\S{0,300}kube-scheduler[\w-]{0,20}:v1\.(\d{1,4})\b", re.MULTILINE)
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
-_DOCKERD_SIGNS = {"don't match any": "docker-key-unknown", "both as a flag": "docker-key-twice"}
 _OURS = regex(r"(nvidia\.com|aliyun\.com)/")
 _DRIVER_PACKAGE = regex(
     r"(nvidia-(driver|dkms|kernel|utils|compute|headless|open)|libnvidia-(?!container)|kmod-nvidia)"
@@ -233,11 +232,10 @@ def _daemon_json(facts: NodeFacts, docker: Runtime) -> Signs:
     try:
         state = probed_state(facts, docker, RuntimeRequest(runtime="docker"))
     except GpunodeError as error:
-        yield "docker-daemon-json", _cut(problem_of(error).what)
+        yield BROKEN_FILE, _cut(problem_of(error).what)
         return
     if docker.effective_error:
-        names = (name for word, name in _DOCKERD_SIGNS.items() if word in docker.effective_error)
-        yield next(names, "docker-daemon-json"), f"{path}: {_cut(docker.effective_error)}"
+        yield BROKEN_FILE, f"{path}: {_cut(docker.effective_error)}"
     elif not finds(state.default, state.runtimes, release(docker.version)):
         default = _cut(state.default)
         yield "docker-default-runtime-missing", f"{path}: default-runtime is {default}, runtimes has no {default}"
