@@ -73,7 +73,7 @@ def measure_stage(host: Host, name: str, run: AcceptRun) -> StageRow:
         ]
         samples = sample_checks(stage.name, answer.samples)
         late = Check(id=f"accept.{stage.name}.time", status="failed", message="it did not come to its end in its time")
-        checks = (*reading.checks, *retried, *floors, *samples, *[late] * answer.timed_out)
+        checks = (*reading.checks, *retried, *floors, *samples, *((late,) if answer.timed_out else ()))
         ended = "nothing" if gave_nothing(reading, answer.status) else "done"
         return make_row(host, name, began, replace(reading, checks=checks), program=answer.program, ended=ended)
     missing = " or ".join(tool.name for tool in stage.tools)
