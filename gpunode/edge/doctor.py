@@ -173,7 +173,10 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...], *,
     for one in scans:
         one.versions = programs
     state = state_faults(facts, sections, load_scheduler_rules(), faults.checks)
-    state = {name: seen for name, seen in state.items() if not (allowed and name == ABSENT_GPU)}
+    out = excluded(facts, faults.checks)
+    if allowed:
+        state.pop(ABSENT_GPU, None)
+        out.add(ABSENT_GPU)
     if docker and BROKEN_FILE in state:  # of dockerd's own word, what its messages show
         names = [*scan(faults, "", [docker.effective_error]).found()] or [BROKEN_FILE]
         state |= dict.fromkeys(names, state.pop(BROKEN_FILE))
@@ -182,7 +185,7 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...], *,
     for name, seen in (found for one in scans for found in one.found().items()):
         lines.setdefault(name, []).extend(line.text for line in seen.evidence)
     proven = proofs(facts, lines)
-    diagnosis = diagnose(faults, scans, state, active=active, proven=proven, excluded=excluded(facts, faults.checks))
+    diagnosis = diagnose(faults, scans, state, active=active, proven=proven, excluded=out)
     return Examined(host=host, diagnosis=diagnosis, notes=notes)
 
 

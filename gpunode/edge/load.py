@@ -418,10 +418,10 @@ def meant_file(path: str | Path, otherwise: str) -> str:
     """The question whether a file beside the one that is not there is meant, else `otherwise`."""
     name = Path(path).name
     try:
-        there = [one.name for one in Path(path).expanduser().parent.iterdir() if one.name != name]
+        there = [one.name for one in Path(path).expanduser().parent.iterdir()]
     except (OSError, ValueError):
         return otherwise
-    return meant(name, there, otherwise, prefix=str(path).removesuffix(name))
+    return otherwise if name in there else meant(name, there, otherwise, prefix=str(path).removesuffix(name))
 
 
 @cache

@@ -90,9 +90,6 @@ def share(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[Lifted]:
 def data_limit(more: int) -> tuple[int, int]:
     """RLIMIT_DATA by which this process may take that many bytes on top of what it has."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    return min([_size() + more, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard
-
-
-def _size() -> int:
-    """Bytes that the process may write to: what RLIMIT_DATA counts (proc(5), setrlimit(2)); not what is reserved."""
-    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    # what the limit counts is what may be written to, not what is reserved: proc(5), setrlimit(2)
+    size = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    return min([size + more, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,7 +23,7 @@ from gpunode.edge import detect
 from gpunode.edge.fleet import driver, runs, workflow
 from gpunode.edge.fleet import provision as provisioning
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.runs import HostRow, Runs, this_process
+from gpunode.edge.fleet.runs import HostRow, Runs, current_folder, this_process
 from gpunode.edge.report import of_run
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -60,6 +61,20 @@ def test_last_is_the_newest_run_of_this_folder_and_each_names_its_inventory(
         monkeypatch.chdir(tmp_path / folder)
         assert journal.get("last").name == journal.get("last", "compare").name == last
     assert "\nof /a/hosts.yml\n" in run("show", "20260101")[1]
+
+
+def test_neither_a_folder_that_is_gone_nor_an_old_damaged_row_hides_the_last_run(
+    journal: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day in range(1, 5):
+        begin(journal, f"2026010{day}", gpu1="done")
+    with sqlite3.connect(journal.path) as db:
+        db.execute("update runs set request = '{' where name = '20260101'")
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert current_folder() == ""
+    assert [journal.get(name).name for name in ("last", "20260104", "20260102")] == ["20260104", "20260104", "20260102"]
 
 
 @pytest.mark.parametrize(

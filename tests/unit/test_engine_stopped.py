@@ -88,6 +88,12 @@ def halted(name: str) -> NodeFacts:
     return replace(PROVISIONED, runtimes=runtimes, services={**PROVISIONED.services, name: service})
 
 
+def beside_k3s() -> NodeFacts:
+    """A node whose containerd of k3s runs, and the distribution's own does not."""
+    k3s = parse_probe((PROBES / "ubuntu2404-k3s/probe.txt").read_text(encoding="utf-8"))
+    return replace(k3s, runtimes=(*k3s.runtimes, runtime(name="containerd", unit="containerd.service")))
+
+
 SMI, BASE = "/usr/bin/nvidia-smi", "nvidia-container-toolkit-base"
 TOOLKIT = dict.fromkeys(("/usr/bin/nvidia-ctk", "/usr/bin/nvidia-container-runtime"), BASE)
 CAUSES = {  # what was done to a node by hand: the node then, and the one line that verify has more
@@ -155,8 +161,9 @@ def test_what_broke_off_is_finished_and_not_refused(more: dict[str, tuple[str, .
         (PROVISIONED, ["containerd", "docker"]),
         (halted("docker"), ["containerd"]),
         (halted("containerd"), []),  # by which Docker starts containers, too
+        (beside_k3s(), ["containerd"]),
     ],
-    ids=["both run", "docker is stopped", "containerd is stopped"],
+    ids=["both run", "docker is stopped", "containerd is stopped", "that of k3s runs"],
 )
 def test_an_engine_that_is_stopped_is_not_started_by_a_proof(
     facts: NodeFacts, tried: list[str], monkeypatch: pytest.MonkeyPatch

@@ -140,6 +140,13 @@ def test_a_named_file_that_is_not_there_is_answered_with_the_one_beside_it(named
     assert done.return_value == 2 and f"do next:  did you mean {meant!r}?" in done.output, done.output
 
 
+def test_for_a_file_that_cannot_be_read_no_other_is_offered() -> None:
+    Path("gpunode.yaml").mkdir()
+    Path("gpunode.yml").write_text("{}\n")
+    done = run("plan", "-c", "gpunode.yaml")
+    assert done.return_value == 2 and "did you mean" not in done.output, done.output
+
+
 STEP = Step(role="driver", option="packages", title="t", value={})
 
 
@@ -451,6 +458,9 @@ def test_commands_agree_about_a_node_without_a_gpu(monkeypatch: pytest.MonkeyPat
         assert any(word in done.output for word in ("pending", "PENDING", "exit 3", "root cause")) != allowed, words
         assert allowed or (NO_GPU in done.output and "nothing to do" not in done.output), done.output
         assert "FAILED" not in done.output, words
+    log = "=== gpunode log kernel\nNov 30 10:00:00 n1 kernel: NVRM: No NVIDIA GPU found.\n"
+    diagnosis = _examined("gpu1", WITHOUT_GPU, log, (), allowed=allowed).diagnosis
+    assert diagnosis and (diagnosis.sound, len(diagnosis.earlier)) == (allowed, int(allowed))
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -549,6 +559,7 @@ def test_output_that_does_not_block_is_made_to() -> None:
     ("text", "said", "name"),
     [
         (b"{,}", "invalid character ','", "docker-daemon-json"),
+        (b"{}", "timeout", "docker-daemon-json"),
         (b"{}", "the following directives don't match any configuration option: x", "docker-key-unknown"),
         (b"{}", "the following directives are specified both as a flag and in the configuration file: x: (from …",
          "docker-key-twice"),

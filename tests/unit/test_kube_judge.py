@@ -276,9 +276,10 @@ def test_a_kubelets_refusals_are_read_where_one_may(server: ApiServer, api: Api)
 @pytest.mark.parametrize(
     ("clock", "found"),
     [
-        ("Wed, 01 Jan 2020 00:00:19 GMT", True),  # though this machine's clock is years ahead
-        ("Wed, 01 Jan 2020 00:00:20 GMT", False),
+        ("Wed, 01 Jan 2020 20:00:19 GMT", True),  # though this machine's clock is years ahead
+        ("Wed, 01 Jan 2020 20:00:20 GMT", False),
         ("", False),
+        ("Wed, 01 Jan 2020 24:00:19 GMT", False),
         ("Sat, 31 Feb 2015 00:00:00 GMT", False),  # no time: this machine's counts
         ("Mon, 01 Jan 0001 00:00:00 GMT", False),
     ],
@@ -296,7 +297,7 @@ def test_a_node_whose_plugin_has_just_started_may_not_offer_its_gpus_yet(
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p-2", "namespace": "gpunode", "labels": labels},
         "spec": {"nodeName": "gpu2", "containers": []},
         "status": {"phase": "Running", "containerStatuses": [
-            {"name": "c", "ready": True, "state": {"running": {"startedAt": "2020-01-01T00:00:00Z"}}}]},
+            {"name": "c", "ready": True, "state": {"running": {"startedAt": "2020-01-01T20:00:00Z"}}}]},
     })  # fmt: skip
     assert (("kube.gpus", "node gpu2") in seen(watched)) == found
     assert all(one.passing for one in watched.findings() if one.check == "kube.gpus")

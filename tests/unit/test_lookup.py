@@ -55,7 +55,7 @@ EL_STREAMS = {
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "resolve_key", lambda repository, spec: KEY)
-    monkeypatch.setattr(lookup, "can_verify", lambda: False)  # as without gpgv; test_lookup_signed.py is with it
+    monkeypatch.setattr(lookup.shutil, "which", lambda name: None)  # as without gpgv; test_lookup_signed.py is with it
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 

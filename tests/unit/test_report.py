@@ -365,6 +365,16 @@ def test_the_timeline_has_a_bar_for_each_host_and_those_that_failed_on_top(fleet
     assert failed and all(lane[-1][0] == "failed" and float(lane[-1][1]) >= 2.5 for lane in failed)
 
 
+def test_a_host_found_without_a_gpu_has_a_bar_of_its_own(fleet_of_200: Report) -> None:
+    states = ("done", "pending", "running", "failed")
+    begun = [host for host in fleet_of_200.hosts if host.run and host.run.started][: len(states)]
+    hosts = tuple(
+        replace(host, run=replace(host.run, state=state)) for host, state in zip(begun, states, strict=True) if host.run
+    )
+    text = html_text(replace(fleet_of_200, hosts=hosts), load_page())
+    assert set(re.findall(r'<path class="(\w+)"', text)) == {"ok", "pending", "running", "failed"}
+
+
 def test_a_report_of_no_host_is_a_page_all_the_same() -> None:
     assert "Nothing is known to be wrong" in html_text(report(), load_page())
 

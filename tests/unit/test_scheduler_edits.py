@@ -115,6 +115,7 @@ BAD = [
     ({"server_version": "1.30", "manifest": MANIFEST, "config": "/etc/../x"}, "path '/etc/../x'"),
     ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "gpushare:80"}, "extender URL 'gpushare:80'"),
     ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "http://a b/"}, "extender URL 'http://a b/'"),
+    ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "http://a?"}, "extender URL 'http://a?'"),
     ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "http://[::1/"}, "extender URL 'http://[::1/'"),
     (
         {"server_version": "1.30", "manifest": MANIFEST, "extender_url": "http://a\x07/"},

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from gpunode.core.accept import Call, Measure, Reading, Tool, ToolRequest, unread
 from gpunode.core.accept.text import lines, number, tail
-from gpunode.core.late import dataclass, field, regex
+from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Check
 
 _ROW = regex(r"(?:\[\d+\])?\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)(?:\s+(-?\d+))?((?:\s+[\d.e+-]+|\s+N/A){8})\s*$")
@@ -96,11 +96,7 @@ def _call(ask: ToolRequest) -> Call:
 def _loopback(ask: ToolRequest) -> Call:
     """Through the network cards of one machine: neither NVLink nor shared memory may carry it."""
     within = _call(ask)
-    return Call(
-        arguments=within.arguments,
-        environment=(*within.environment, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"),
-        seconds=600,
-    )
+    return replace(within, environment=(*within.environment, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"), seconds=600)
 
 
 def read_nccl(output: str, status: int, ask: ToolRequest) -> Reading:

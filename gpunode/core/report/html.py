@@ -18,7 +18,7 @@ WIDTH = 1000  # of a timeline, in its own units
 _TICKS = 5
 _LANE = 64  # pixels that a wave is high at most
 _NAMED_BARS, _BAR = 8, 18  # hosts of a wave whose bars have names, and the pixels of each (report.css)
-_BARS = {"ok": 0.6, "running": 0.6, "failed": 2.5}  # least pixels of a bar: one that failed is seen among thousands
+_BARS = {"ok": 0.6, "pending": 0.6, "running": 0.6, "failed": 2.5}  # least pixels: one that failed is seen among many
 SHOWN = ("driver", "kernel", "toolkit")  # components with a column among the hosts; a host opens with all
 _NAMED, _VARIANTS = 6, 8  # hosts that are named for a message, messages of an issue
 MEANINGS = {
@@ -203,7 +203,7 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
             begin = between(start, run.started) or 0
             end = between(start, run.ended or report.made) or 0
             x = round(WIDTH * begin / whole)
-            bar = {"done": "ok", "running": "running"}.get(run.state, "failed")  # not what was found besides
+            bar = {"done": "ok"}.get(run.state, run.state)  # not what was found besides
             paths.setdefault(bar, []).append(f"M{x} {number}.5h{max(2, round(WIDTH * (end - begin) / whole))}")
         names = [name for name, _ in hosts] if len(hosts) <= _NAMED_BARS else []
         height = _BAR * len(names) if names else min(max(7 * len(hosts), 9), _LANE)

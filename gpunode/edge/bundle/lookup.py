@@ -77,7 +77,7 @@ class Indexes:
         known = (repository.url, facts.arch, deb)
         if known not in self._read:
             try:
-                key = self._key_of(repository) if can_verify() else b""
+                key = self._key_of(repository) if shutil.which("gpgv") else b""  # without, the node alone compares
                 trusted = (repository.fingerprint,) if repository.fingerprint else fingerprints(key) if key else ()
                 upstream = Upstream(
                     name=repository.name, url=repository.url, fingerprints=trusted, signs=repository.signs
@@ -88,11 +88,6 @@ class Indexes:
             except Exception as error:  # whatever a foreign index makes fail, it is one that could not be read
                 self._read[known] = GpunodeError(f"its index is broken: {type(error).__name__}: {error!s:.200}")
         return self._read[known]
-
-
-def can_verify() -> bool:
-    """Whether this machine has what compares signatures; without, the node's package manager alone does it."""
-    return shutil.which("gpgv") is not None
 
 
 def read_index(upstream: Upstream, arch: str, *, deb: bool, proxy: str = "", keys: Sequence[bytes] = ()) -> Index:

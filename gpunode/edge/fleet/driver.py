@@ -29,7 +29,7 @@ from gpunode.edge.fleet.budget import find_down, rollout_of
 from gpunode.edge.fleet.draining import Connect, NodeChange, NodeDrains, connect, spoilt, stays_cordoned
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.runs import HostRow, Runs, all_unfinished, this_process
+from gpunode.edge.fleet.runs import HostRow, Runs, all_unfinished, current_folder, this_process
 from gpunode.edge.fleet.worker import Worker
 from gpunode.edge.fleet.workflow import INVENTORY, inventory_sources
 from gpunode.edge.isolate import isolated
@@ -350,7 +350,7 @@ class Run:
         self._journal = Runs()
         self._journal.keep(self._states)
         self._unfinished = frozenset(self._journal.all_unfinished())
-        place = {"folder": str(Path.cwd()), "where": {"inventory": inventory_sources(self.targets)}}
+        place = {"folder": current_folder(), "where": {"inventory": inventory_sources(self.targets)}}
         asked = {**place, **request, **({"resumes": self.options.resumes} if self.options.resumes else {})}
         self._journal.begin(self.name, self.verb, asked, this_process(), rows, beside)
 

@@ -52,7 +52,8 @@ select run, host, pool, wave, plan, state, exit, step, message, started, ended, 
 from hosts where run = ? order by pool = '', pool, wave, rowid
 """
 _NEWEST = """
-select * from runs where verb like ? order by json_extract(request, '$.folder') is ? desc, rowid desc limit 3
+select * from runs where verb like ?
+order by case when json_valid(request) then json_extract(request, '$.folder') end is ? desc, rowid desc limit 3
 """
 _OPEN = ("waiting", "running")  # states of hosts that a run has still to do with
 _COLUMNS = ["name", "verb", "started", "ended", "status", "request", "controller"]
@@ -346,7 +347,7 @@ class Runs:
         newest run, so that nobody resumes what was undone since.
         """
         verbs, kind = ("provision", "run of provision") if purpose == "compare" else ("%", "run")
-        newest = self._runs(_NEWEST, verbs, str(Path.cwd()))
+        newest = self._runs(_NEWEST, verbs, current_folder())
         named = self._runs("select * from runs where substr(name, 1, ?) = ?", len(name), name)
         found = newest[:1] if name == "last" else named
         if len(found) != 1:
@@ -466,6 +467,13 @@ def all_unfinished() -> dict[str, str]:
 def last_good(hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     """`Runs.last_good` likewise."""
     return asked(lambda journal: journal.last_good(hosts), {})
+
+
+def current_folder() -> str:
+    """As a run notes whence it was started; "" where the folder is gone."""
+    with suppress(OSError):
+        return str(Path.cwd())
+    return ""
 
 
 def asked(what: Callable[[Runs], T], otherwise: T) -> T:

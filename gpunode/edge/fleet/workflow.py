@@ -309,9 +309,10 @@ def _smoke_program(host: HostPlan, desired: DesiredState) -> str:
     from gpunode.node import script
 
     assert host.planned
-    asked, still = desired.smoke(host.planned), {one.name for one in host.planned.facts.runtimes if stopped(one)}
-    still |= {"docker"} if "containerd" in still else set()  # whose daemon it is, too
-    engines = [name for name in asked["runtimes"] if name not in still]
+    facts, asked = host.planned.facts, desired.smoke(host.planned)
+    still = [one for one in facts.runtimes if stopped(one)]  # none of a Kubernetes distribution
+    names = {"docker"} if any(one.name == "containerd" for one in still) else set()  # whose daemon it is, too
+    engines = [name for name in asked["runtimes"] if name not in names and facts.runtime(name) not in still]
     return program(script("smoke.sh"), smoke_files({**asked, "runtimes": engines}))
 
 

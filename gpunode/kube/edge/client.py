@@ -45,7 +45,7 @@ PATIENT_WATCH = 1  # second after which a user who interrupts is noticed while a
 _SLICE = 0.2  # seconds of a pause after which an interrupt is noticed
 AGAIN = frozenset({429, 500, 502, 503, 504})
 Found = TypeVar("Found")
-_DATE = regex(r"[A-Z][a-z]{2}, [0-3]\d [A-Z][a-z]{2} 20\d\d [01]\d:[0-5]\d:[0-5]\d GMT\Z")
+_DATE = regex(r"[A-Z][a-z]{2}, [0-3]\d [A-Z][a-z]{2} 20\d\d [0-2]\d:[0-5]\d:[0-5]\d GMT\Z")
 _PATH = regex(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~:@!$&'()*+,;=%-]+)+")
 
 

@@ -178,10 +178,10 @@ load() {
       [ -n "$other" ] || fail "there is no module $1 for the running kernel $KERNEL, nor for another" "install its package, or the kernel headers and see dkms status"
       needs_reboot "$1 is there for kernel ${other% }, and $KERNEL runs" ;;
     *"No such device"*)
-      other=$(kernels_own | grep .) || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
+      other=$(kernels_own | grep -m 1 .) || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
       needs_reboot "$other holds the GPU" ;;
     *)
-      other=$(kernels_own | grep .) || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
+      other=$(kernels_own | grep -m 1 .) || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
       needs_reboot "$other holds the GPU" ;;
   esac
 }

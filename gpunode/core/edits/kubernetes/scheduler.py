@@ -88,7 +88,7 @@ def is_url(text: str) -> bool:
     except ValueError:
         return False
     right = url.scheme in ("http", "https") and bool(url.hostname)
-    return right and not (url.query or url.fragment or " " in text) and text.isprintable()
+    return right and not set(" ?#") & set(text) and text.isprintable()
 
 
 def with_prefix(url: str) -> str:
