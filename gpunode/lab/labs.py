@@ -330,7 +330,7 @@ def _write_files(log: Log) -> None:
     """Inventory and the like: for all nodes together in the lab's own folder, and for each lab in labs/NAME."""
     state = machine.places().state
     by_lab = grouped((node.lab, node) for node in nodes.load_nodes() if node.host_keys)
-    for folder in (state / "labs").glob("*"):
+    for folder in (state / "labs").glob("*/"):
         if folder.name not in by_lab:
             shutil.rmtree(folder)
     _write_set(state, by_lab, log)

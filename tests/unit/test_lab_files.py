@@ -217,6 +217,14 @@ def test_a_node_is_kept_as_it_was_saved():
     assert not node.abandoned
 
 
+def test_a_lab_that_is_gone_takes_its_folder_with_it_and_no_file_of_a_person():
+    folder = machine.places().state / "labs"
+    (folder / "gone").mkdir(parents=True)
+    (folder / "hosts.yml").write_text("a person's own\n")
+    labs._write_files(print)
+    assert [path.name for path in folder.iterdir()] == ["hosts.yml"]
+
+
 def test_a_node_whose_maker_is_gone_counts_as_abandoned():
     assert Node(name="n-1", lab="n", address="", maker=2**22 + 1).abandoned
 
