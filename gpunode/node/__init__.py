@@ -33,7 +33,7 @@ _BEFORE = {
         *("probe_engines.sh", "imports.sh", "probe_files.sh"),
     ),
     "logs.sh": ("devices.sh", "probe_words.sh"),
-    "smoke.sh": ("common.sh",),
+    "smoke.sh": ("common.sh", "lock.sh"),
     "cdi.sh": (*_FILES, "own_units.sh"),
     "mig.sh": (*_FILES, "pause.sh", "own_units.sh", "pods.sh", "mig_state.sh"),
     "mps.sh": (*_FILES, "own_units.sh", "mig_state.sh"),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from test_lease import act, at_work, lease, release
+from test_lease import script as leased
+from test_node_action import KINDS, task
+
+from gpunode.core.remote import program
+from gpunode.node import script
 
 
 def run_out(state: Path) -> None:
@@ -68,12 +74,34 @@ def test_of_two_controllers_that_begin_at_once_one_works(tmp_path: Path) -> None
         assert end() == "done"
 
 
+def test_the_smoke_test_of_another_controller_is_refused_while_a_run_is_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps found done what the other run had done a moment before: none of them asked the node for the lease."""
+    kind = KINDS["smoke"]
+    asked = {"state": f"{tmp_path}\n".encode()}
+
+    def send(_: object, name: str, request: dict[str, bytes]) -> tuple[str, int]:
+        ran = subprocess.run(["sh"], input=program(script(name), request | asked), capture_output=True, text=True)
+        return ran.stdout, ran.returncode
+
+    monkeypatch.setattr(kind, "send", send)
+    smokes = {}
+    for name in ("one", "two", ""):
+        smokes[name] = task(kind, check_mode=False, tags=())
+        smokes[name]._vars |= {"gpunode_run": "r1", "gpunode_controller": name}
+    with at_work(tmp_path, controller="one", run="r1") as end:
+        two = kind.act(smokes["two"], {"smoke": {"gpus": 0}})
+        assert two["gpunode_exit"] == 5 and "the controller one is at work" in two["msg"] and "checks" not in two
+        assert "checks" in kind.act(smokes[""], {"smoke": {"gpus": 0}}), "a role has no controller"
+        assert end() == "done"
+    run_out(tmp_path)
+    assert kind.act(smokes["one"], {"smoke": {"gpus": 0}})["checks"] == []
+    assert int(lease(tmp_path)[0]) > time.time(), "the node stays its own"
+
+
 def _within(seconds: float, state: Path) -> None:
-    import subprocess
-
-    from test_lease import script
-
-    text = script(state, "lock\nfinish changed done", run="r2", controller="two")
+    text = leased(state, "lock\nfinish changed done", run="r2", controller="two")
     try:
         subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=False, timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -32,7 +32,7 @@ check() { say check "$1|$2|$(printf '%s' "$3" | tr '|' '/')|$(printf '%s' "${4:-
 # bounded SECONDS COMMAND…: its output and errors together, never longer than that
 bounded() {
   local ended
-  run_with_timeout "$@" 2>&1 </dev/null
+  run_with_timeout "$@" 2>&1 </dev/null 9>&-
   ended=$?
   [ "$ended" != 124 ] && [ "$ended" != 143 ] || echo "no answer within $1 seconds"
   return "$ended"
@@ -641,6 +641,7 @@ all_engines() {
 }
 
 need_root
+[ -z "$(word controller)" ] || lock # the engines that it proves may be another controller's at work
 at_work='' python=''
 image=$(word image)
 image=${image:-$OWN_IMAGE}
