@@ -223,7 +223,7 @@ def test_the_versions_that_packages_would_get_are_the_node_s_own() -> None:
 
 
 NOT_RESOLVED = {
-    "old lists": (said(*cannot("no such package"), fresh=False), "lists on the node are older than a day"),
+    "old lists": (said(*cannot("no such package"), fresh=False), "by the node's lists, older than a day or its sources"),
     "no lists": (said("unasked the node has no lists of these packages yet", *RESOLVES[1:]), "no lists"),
     "killed": (said(fresh=False), "the node's script ended early"),
     "not reached": ("the package manager was not asked: gpu1: timed out", "timed out"),

@@ -15,7 +15,7 @@ from gpunode.core.items.activation import Module, engine_checks, stopped
 from gpunode.core.items.activation import ServiceItem as Started
 from gpunode.core.items.item import alone_title
 from gpunode.core.items.package import lost_programs
-from gpunode.core.model import Cdi, CdiSpec, NodeFacts, Runtime, Service
+from gpunode.core.model import Cdi, CdiSpec, Kubernetes, NodeFacts, Runtime, Service
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
@@ -46,6 +46,44 @@ def runtime(**more: object) -> Runtime:
 )
 def test_an_engine_is_stopped_that_only_the_next_boot_would_start(more: dict[str, object], found: bool) -> None:
     assert stopped(runtime(**more)) is found
+
+
+def switched_off(unit: str = "disabled", socket: str = "inactive", **more: object) -> NodeFacts:
+    """The provisioned node after systemctl disable --now docker.service docker.socket."""
+    services = {
+        **PROVISIONED.services,
+        "docker": Service(name="docker", active="inactive", enabled=unit),
+        "docker.socket": Service(name="docker.socket", active=socket, enabled=unit),
+    }
+    off = [replace(one, active=False, enabled=False) if one.name == "docker" else one for one in PROVISIONED.runtimes]
+    return replace(PROVISIONED, runtimes=tuple(off), services=services, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (switched_off(), "docker.service is disabled and does not run"),
+        (switched_off("masked"), "docker.service is masked and does not run"),
+        (switched_off(socket="active"), ""),
+        (switched_off(kubernetes=Kubernetes(kind="kubeadm")), ""),
+        (PROVISIONED, ""),
+    ],
+    ids=["disabled", "masked", "its socket starts it", "beside a kubelet's", "runs"],
+)
+def test_an_engine_that_was_switched_off_is_named_and_neither_started_nor_proven(
+    facts: NodeFacts, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"key")
+    assert [one.message for one in engine_checks(facts)] == [said] * bool(said)
+    desired = DesiredState({})
+    planned = desired.plan("n1", facts)
+    warned = [text for text in planned.plan.warnings if "does not run" in text]
+    assert [text.startswith(f"{said}, so it is not proven; systemctl enable --now") for text in warned] == [
+        True
+    ] * bool(said)
+    assert not [one for one in planned.plan.steps if (one.role, one.option) == STEP and one.value["services"]]
+    if not facts.kubernetes.present:
+        assert ("docker" in desired.smoke(planned)["runtimes"]) is not bool(said)
 
 
 def test_it_is_named_by_verify_and_by_doctor() -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,26 @@ esac""",
         "Package: libnvidia-ml:any nvidia-open:any\nPin: version 595.*\nPin-Priority: 1001",
         "Package: ?*\nPin: version 1.0\nPin-Priority: 1001",
     }
+
+
+@pytest.mark.parametrize(
+    ("sources", "partial", "lists", "fresh"),
+    [(60, 1, 90, True), (1, 60, 90, False), (90, 60, 60, True), (90, 1, 2000, True), (3000, 2000, 2000, False)],
+    ids=["read, and nothing was new", "sources came since", "read after the sources", "only partial", "old"],
+)
+def test_lists_are_as_old_as_apts_last_look_at_their_sources(
+    sources: int, partial: int, lists: int, fresh: bool, tmp_path: Path
+) -> None:
+    """Times are minutes ago; a list itself has the time that its server gave it."""
+    for name in ("lists/partial", "parts"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lists/a_Packages").touch()
+    for name, minutes in {"lists/a_Packages": 9000, "lists/partial": partial, "lists": lists, "parts": sources}.items():
+        os.utime(tmp_path / name, (time.time() - 60 * minutes,) * 2)
+    (tmp_path / "apt-config").write_text(f"echo lists={tmp_path}/lists/ parts={tmp_path}/parts sources={tmp_path}/none")
+    (tmp_path / "apt-config").chmod(0o755)
+    done = call(f"PATH={tmp_path}:$PATH; have() {{ :; }}\nlists_are_fresh && echo fresh", tmp_path)
+    assert (done.stdout == "fresh\n") is fresh, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "behind NVSwitches does not say, *skipped* where none can (A100) and the fabric manager runs",
         "boot.modules": "(warning) a kernel that can boot has no nvidia module (`gpunode check-boot` says why)",
         "boot.versions": "(warning) the module of a kernel that can boot does not fit user space, firmware or a GPU",
-        "engine.stopped": "(warning) a container engine is enabled and does not run",
+        "engine.stopped": "(warning) a container engine does not run: it was stopped, disabled or failed",
         "packages.lost": "a program of an NVIDIA package was deleted; the fix is the command that installs it again",
         "driver.held": "(warning) unattended upgrades or dnf-automatic run, and the driver's packages are not held",
         "repository.key-revoked": "a key file holds a key that its vendor has revoked",

@@ -265,14 +265,26 @@ def stopped(runtime: Runtime) -> bool:
     )
 
 
+def switched_off(facts: NodeFacts, runtime: Runtime) -> bool:
+    """Whether neither a boot nor a socket starts the engine: a person meant that.  A kubelet has its own beside it."""
+    service, socket = facts.service(runtime.unit), facts.service(f"{runtime.name}.socket")
+    starts = runtime.active or facts.kubernetes.present or (socket and socket.runs)
+    return bool(service and service.enabled in ("disabled", "masked") and not starts)
+
+
 def how_stopped(facts: NodeFacts, runtime: Runtime) -> str:
     """In words: «docker.service is enabled and does not run (failed)»."""
     service = facts.service(runtime.unit)
     failed = " (failed)" if service and service.active == "failed" else ""
-    return f"{runtime.unit} is enabled and does not run{failed}"
+    return f"{runtime.unit} is {service.enabled if service else 'enabled'} and does not run{failed}"
 
 
 def engine_checks(facts: NodeFacts) -> Iterator[Check]:
-    for runtime in filter(stopped, facts.runtimes):
-        fix = f"systemctl start {runtime.unit}; journalctl -u {runtime.unit} says why it does not run"
+    for runtime in facts.runtimes:
+        if stopped(runtime):
+            fix = f"systemctl start {runtime.unit}; journalctl -u {runtime.unit} says why it does not run"
+        elif switched_off(facts, runtime):
+            fix = f"systemctl enable --now {runtime.unit}, where it is meant to run"
+        else:
+            continue
         yield Check(id="engine.stopped", status="warning", message=how_stopped(facts, runtime), fix=fix)

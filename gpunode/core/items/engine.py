@@ -14,7 +14,7 @@ from gpunode.core.facts import masked_hash
 from gpunode.core.facts.cdi import made_by_ctk
 from gpunode.core.facts.kubelet import kubelet_engine
 from gpunode.core.items.activation import STEP as activation_step
-from gpunode.core.items.activation import Module, ServiceItem, stopped
+from gpunode.core.items.activation import Module, ServiceItem, how_stopped, stopped, switched_off
 from gpunode.core.items.cdi import Specification, cdi_warnings
 from gpunode.core.items.cdi import settings as cdi_settings
 from gpunode.core.items.file import FILES, File
@@ -230,6 +230,8 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
         yield ServiceItem(role="runtime", unit=request.runtime)
     elif installed and stopped(installed):
         yield ServiceItem(role="runtime", unit=installed.unit.removesuffix(".service"))
+    elif installed and switched_off(facts, installed):
+        yield f"{how_stopped(facts, installed)}, so it is not proven; systemctl enable --now {installed.unit} starts it"
     if facts.kubernetes.present or (request.runtime == "containerd" and engine.manage == "install"):
         yield from _kernel(templates)
     if request.runtime in DAEMONS and needs_links(facts, request):

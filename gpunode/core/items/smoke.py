@@ -15,6 +15,7 @@ from typing import Any, cast, get_args, get_type_hints
 from gpunode.core.edits import probed_runtime_files
 from gpunode.core.engines import ROWS
 from gpunode.core.grammar import IMAGE, WORD
+from gpunode.core.items.activation import switched_off
 from gpunode.core.items.engine import requests
 from gpunode.core.items.item import StepKind
 from gpunode.core.model import Check, NodeFacts, Runtime, Solution
@@ -100,7 +101,8 @@ STEP = StepKind(
 def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:
     """What they have to prove of a node that has its GPUs: plain data for node/smoke/smoke.sh."""
     asked = [request for request, _ in requests(facts, spec)] if solution.toolkit else []
-    engines = {request.runtime: request.default_runtime for request in asked if ROWS[request.runtime].smoke}
+    off = {one.name for one in facts.runtimes if switched_off(facts, one)}
+    engines = {one.runtime: one.default_runtime for one in asked if ROWS[one.runtime].smoke and one.runtime not in off}
     containerd = facts.runtime("containerd")
     logs = {name: log for name in engines if (found := facts.runtime(name)) and (log := engine_log(facts, found))}
     return {
