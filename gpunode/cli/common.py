@@ -201,6 +201,8 @@ def _of_default_inventory(ctx: click.Context, found: Mapping[str, Any]) -> dict[
     """The options for hosts that all have the name of one of the default inventory: it says how to reach them."""
     from itertools import takewhile
 
+    from gpunode.cli.terminal import say
+    from gpunode.core.meant import meant
     from gpunode.edge.ansible.default_inventory import default_inventory
 
     hosts = tuple(takewhile(lambda word: not word.startswith("-"), found["hosts"]))  # then Ansible's arguments
@@ -212,7 +214,11 @@ def _of_default_inventory(ctx: click.Context, found: Mapping[str, Any]) -> dict[
         listed = load_inventory(sources, vault_password_files=found["vault_password_files"])
     except InputError:  # nobody has named it
         return {}
-    if not {*hosts} <= {host.name for host in listed}:
+    known = [host.name for host in listed]
+    if other := [host for host in hosts if host not in known]:
+        for host, near in ((host, meant(host.rpartition("@")[2], known, cutoff=0.8)) for host in other):
+            if near:
+                say(f"warning: {host} is no host of {', '.join(sources)}: {near}")
         return {}
     return {"inventory": sources, "limit": ",".join(hosts), "hosts": found["hosts"][len(hosts) :]}
 

@@ -100,6 +100,21 @@ def test_a_host_that_it_has_is_reached_as_it_says() -> None:
     assert "inventory:" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["gpu77"], "warning: gpu77 is no host of hosts.yml: did you mean 'gpu7'?\n"),
+        (["gpu7", "root@gpu7"], "warning: root@gpu7 is no host of hosts.yml: did you mean 'gpu7'?\n"),
+        (["other.example"], ""),
+    ],
+)
+def test_a_host_of_nearly_its_name_is_asked_about(given: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("hosts.yml").write_text(HOSTS)
+    monkeypatch.setattr("gpunode.edge.detect.probe", lambda hosts, *_, **__: hosts)
+    warned = CliRunner().invoke(cli, ["detect", "--connect-timeout", "1", *given]).stderr
+    assert "".join(line for line in warned.splitlines(keepends=True) if "is no host of" in line) == said
+
+
 def test_json_is_json() -> None:
     Path("hosts.yml").write_text(HOSTS)
     result = CliRunner().invoke(cli, ["detect", "--connect-timeout", "1", "--format", "json"])

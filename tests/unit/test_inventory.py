@@ -305,6 +305,25 @@ def test_group_vars_of_the_current_folder_do_not_leak_in(tmp_path: Path) -> None
     assert host.target.user == ""
 
 
+TWO = "train: {hosts: {gpu-1: , gpu-2: }}\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "hosts"),
+    [("gpu-*9", 0), ("~gpu.3", 0), ("gpu-*:!~.*2", 1), ("train[0]", 1), ("all:&train", 2)],
+)
+def test_a_limit_that_is_a_pattern_may_match_nothing_of_its_own(limit: str, hosts: int, tmp_path: Path) -> None:
+    tree(tmp_path, {"hosts.yml": TWO})
+    given = limit if hosts else f"{limit},gpu-1,gpu-2"
+    assert len(load_inventory([str(tmp_path / "hosts.yml")], limit=given)) == (hosts or 2)
+
+
+def test_a_file_with_a_comma_behind_it_is_no_list_of_hosts(tmp_path: Path) -> None:
+    tree(tmp_path, {"hosts.yml": TWO})
+    with pytest.raises(InputError, match="drop the comma"):
+        load_inventory([f"{tmp_path}/hosts.yml,"])
+
+
 @pytest.mark.parametrize(
     ("files", "limit", "says"),
     [
@@ -319,8 +338,17 @@ def test_group_vars_of_the_current_folder_do_not_leak_in(tmp_path: Path) -> None
             "host gpu1.*'nowhere' is undefined",
         ),
         ({"hosts.yml": "all: {hosts: {gpu1: {}}}\n"}, "gpu2", "matches --limit gpu2"),
+        ({"hosts.yml": TWO}, "all:!gpu_1", "matches --limit gpu_1.*did you mean 'gpu-1'"),
+        ({"hosts.yml": TWO}, "gpu-1,gpu-9", "matches --limit gpu-9"),
+        ({"hosts.yml": TWO}, "gpu-1:&traim", "matches --limit traim.*did you mean 'train'"),
+        ({"hosts.yml": TWO}, "@failed", "--limit @failed: there is no file failed"),
+        ({"hosts.yml": TWO, "group_vars/train.yml": "a: 1\n  b: : c\n"}, "", r"^\S+/group_vars/train.yml:2:6: YAML"),
         ({"hosts.yml": "all: {hosts: {}}\n"}, "", "no host of inventory"),
-        ({"hosts.yml": "all: {hosts: {gpu1: {gpunode_spec: [a]}}}\n"}, "", "gpunode_spec"),
+        (
+            {"hosts.yml": "all: {hosts: {gpu1: {gpunode_spec: [a]}}}\n"},
+            "",
+            r"gpunode_spec is no mapping: \['a'\], in \S+/hosts.yml:1:36.*each key on a line",
+        ),
     ],
 )
 def test_a_broken_inventory_is_one_clear_error(tmp_path: Path, files: dict[str, str], limit: str, says: str) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import HOST
 from gpunode.core.late import dataclass, field
 from gpunode.core.meant import meant
+from gpunode.core.printable import shortened
 from gpunode.core.secrets import Vaulted
 from gpunode.core.spec import merge_spec
 from gpunode.core.spec.flat import clashes, flat_spec, flat_variables, misspelt
@@ -52,6 +54,10 @@ def load_inventory(
     Variables are templated, and vaults opened, by Ansible; ansible.cfg is honoured.  Raises InputError.
     """
     for source in sources:
+        if source.endswith(",") and Path(source.rstrip(",")).exists():
+            raise InputError(
+                f"{source} is a list of hosts, by its comma", fix=f"drop the comma: -i {source.rstrip(',')}"
+            )
         if not source or ("," not in source and not Path(source).exists()):
             raise InputError(
                 f"inventory {source or repr(source)} does not exist",
@@ -69,8 +75,26 @@ def load_inventory(
         raise (
             _mistake([*sources, str(broken)])
             or (inside and InputError(f"{broken.name} of the folder {inside} is no inventory", fix=_ONE_FILE))
-            or InputError(f"inventory {' '.join(sources)}: {error}", fix="ansible-inventory --list shows more")
+            or InputError(
+                f"{_origin_of(error) or ' '.join(('inventory', *sources))}: {error}",
+                fix="ansible-inventory --list shows more",
+            )
         ) from error
+
+
+def _origin(value: Any) -> str:
+    """FILE:LINE:COLUMN of a value of Ansible's; "" where it has none."""
+    from ansible._internal._datatag._tags import Origin
+
+    return str(value if isinstance(value, Origin) else Origin.get_tag(value) or "")
+
+
+def _origin_of(error: BaseException | None) -> str:
+    """The place of what Ansible could not read: its own error has it, and not the one that it raises in its place."""
+    place = ""
+    while error is not None and not place:
+        place, error = _origin(getattr(error, "obj", None)), error.__cause__ or error.__context__
+    return place
 
 
 def _mistake(sources: Sequence[str]) -> InputError | None:
@@ -113,7 +137,12 @@ def host_spec(templar: Any, merged: Any, variables: Mapping[str, Any]) -> tuple[
     spec = plain_spec(templar.template({} if merged is None else merged))
     if not isinstance(spec, dict):
         name = variables["inventory_hostname"]
-        raise InputError(f"host {name}: {SPEC_VARIABLE} is no mapping", expected="a mapping, as in gpunode.yml")
+        place, shown = _origin(merged), "" if isinstance(spec, Vaulted) else f": {shortened(spec)}"
+        raise InputError(
+            f"host {name}: {SPEC_VARIABLE} is no mapping{shown}{place and f', in {place}'}",
+            expected="a mapping, as in gpunode.yml",
+            fix=f"write `{SPEC_VARIABLE}:`, and below it each key on a line of its own",
+        )
     given = {name: variables[name] for name in flat_variables() if name in variables}
     flat = plain_spec(templar.template(given))
     if not flat:
@@ -161,9 +190,10 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
     variable_manager = VariableManager(loader=loader, inventory=inventory)
     variable_manager.safe_basedir = False  # group_vars in the current folder are not the inventory's
     HostVars(inventory=inventory, variable_manager=variable_manager, loader=loader)  # makes `hostvars` known
+    unknown = _unknown(inventory, limit)
     inventory.subset(limit or None)
     found = []
-    for host in inventory.get_hosts():
+    for host in [] if unknown else inventory.get_hosts():
         variables = variable_manager.get_vars(host=host)
         try:
             templar = Templar(loader=loader, variables=variables)
@@ -181,11 +211,27 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
         if not known and (mistake := _mistake(sources)):
             raise mistake
         raise InputError(
-            f"no host of inventory {' '.join(sources)} matches" + (f" --limit {limit}" if limit else ""),
+            f"no host of inventory {' '.join(sources)} matches" + (f" --limit {unknown or limit}" if limit else ""),
             expected=f"one of: {known}, …" if known else "an inventory with hosts",
-            fix=meant(limit, [*inventory.groups, *inventory.hosts], "ansible-inventory --graph shows hosts and groups"),
+            fix=meant(
+                unknown or limit,
+                [*inventory.groups, *inventory.hosts],
+                "ansible-inventory --graph shows hosts and groups",
+            ),
         )
     return tuple(found)
+
+
+def _unknown(inventory: Any, limit: str) -> str:
+    """A plain name of the limit that is neither a host nor a group; Ansible passes over it, and changes the others."""
+    from ansible.inventory.manager import split_host_pattern
+
+    for name in (pattern.strip().lstrip("!&") for pattern in split_host_pattern(limit)):
+        if name.startswith("@") and not Path(name[1:]).is_file():
+            raise InputError(f"--limit {name}: there is no file {name[1:]}", fix=meant_file(name[1:], "check the path"))
+        if HOST.fits(name) and name not in inventory.groups and name not in inventory.hosts:
+            return name
+    return ""
 
 
 def _open_vaults(loader: Any, vault_password_files: Sequence[str]) -> None:
