@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +38,13 @@ _HOW = common.options(
 )
 
 
+class Parts(click.Choice[str]):
+    """One of them, or several with commas between."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return tuple(super(Parts, self).convert(word.strip(), param, ctx) for word in value.split(","))
+
+
 @click.command(
     cls=Verb,
     epilog="Examples:\n\n\b\n"
@@ -46,14 +54,14 @@ _HOW = common.options(
     "  gpunode uninstall --local\n\n" + _CODES,
 )
 @target_options
-@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this part. Repeatable.")
+@click.option("--part", "parts", multiple=True, type=Parts(PARTS), help="Only this part. Repeatable.")
 @_HOW
-def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **how: Any) -> int:
+def uninstall(targets: Targets, parts: tuple[tuple[str, ...], ...], output_format: str, **how: Any) -> int:
     """Remove everything that gpunode installed or changed: packages, files, units, modules, settings.
 
     What others have changed since stays, and is named.
     """
-    what = {"verb": "uninstall"} | ({"parts": list(parts)} if parts else {})
+    what = {"verb": "uninstall"} | ({"parts": [*chain(*parts)]} if parts else {})
     return _undo(targets, what, output_format, **how)
 
 
@@ -125,7 +133,7 @@ def _undo(
         found = undo(targets, what, options=replace(how, check=True), callbacks=callbacks)
         if check or not any(result.changed for result in found):
             _show(found, output_format, done=False, shown=shown)
-            _next(found, output_format, what["verb"])
+            _next(found, output_format, what)
             return worst_exit(result.outcome for result in found)
         if output_format == "text":
             _show(found, output_format, done=False, shown=shown)
@@ -145,14 +153,16 @@ def _undo(
             shown=found,
         )
     _show(results, output_format, done=True)
-    _next(results, output_format, what["verb"])
+    _next(results, output_format, what)
     return worst_exit(result.outcome for result in results)
 
 
-def _next(results: list[HostResult], output_format: str, verb: str) -> None:
+def _next(results: list[HostResult], output_format: str, what: dict[str, Any]) -> None:
     """The command that follows, where there is one."""
     if output_format != "text":
         return
+    parts = (f" --part {part}" for part in what.get("parts", ()))
+    verb = "".join((what["verb"], *parts, f" --to {what['to']}" if "to" in what else ""))
     bad = [result for result in results if result.outcome not in ("ok", "pending", "invalid")]
     if bad and all(result.outcome == "unreachable" for result in bad):
         echo(f"next: gpunode {verb} again when they can be reached")
@@ -163,7 +173,7 @@ def _next(results: list[HostResult], output_format: str, verb: str) -> None:
     elif any(result.outcome == "pending" for result in results):
         echo(f"next: gpunode {verb} without --check does it, and asks first")
     elif any(result.changed for result in results):
-        echo(f"next: gpunode {'detect' if verb == 'uninstall' else 'verify'} shows these hosts as they are now")
+        echo(f"next: gpunode {'detect' if what['verb'] == 'uninstall' else 'verify'} shows these hosts as they are now")
 
 
 def _show(results: list[HostResult], output_format: str, *, done: bool, shown: Collection[str] = ()) -> None:

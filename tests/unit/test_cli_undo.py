@@ -244,6 +244,11 @@ def test_events_say_how_each_host_ended(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ("words", "runs", "last"),
     [
         (("--check",), {"n1": DONE}, "next: gpunode uninstall without --check"),
+        (
+            ("--part", "toolkit,fabric", "--part", "cuda", "--check"),
+            {"n1": DONE},
+            "next: gpunode uninstall --part toolkit --part fabric --part cuda without --check",
+        ),
         (("--check",), {"n1": HostRun()}, "n1: ok: as it was"),
         (("--yes",), {"n1": DONE}, "next: gpunode detect"),
         (("--yes",), {"n1": HostRun(exit=Exit.FAILED, message="m")}, "next: gpunode doctor"),
@@ -257,6 +262,13 @@ def test_the_next_command_is_named(
     monkeypatch.setattr(driver, "run_playbook", Ansible(**runs))
     result = CliRunner().invoke(uninstall, ["n1", *words], standalone_mode=False)
     assert result.output.splitlines()[-1].startswith(last)
+
+
+def test_the_next_command_goes_back_to_the_same_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(driver, "run_playbook", Ansible(n1=DONE))
+    result = CliRunner().invoke(rollback, ["n1", "--to", "r1", "--check"], standalone_mode=False)
+    assert result.output.splitlines()[-1].startswith("next: gpunode rollback --to r1 without --check")
 
 
 def test_the_list_says_when_a_run_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -347,7 +347,7 @@ def test_a_file_with_a_comma_behind_it_is_no_list_of_hosts(tmp_path: Path) -> No
         (
             {"hosts.yml": "all: {hosts: {gpu1: {gpunode_spec: [a]}}}\n"},
             "",
-            r"gpunode_spec is no mapping: \['a'\], in \S+/hosts.yml:1:36.*each key on a line",
+            r"gpunode_spec is no mapping: .*a.*, in \S+/hosts.yml:1:36.*each key on a line",
         ),
     ],
 )

@@ -184,8 +184,9 @@ def test_an_unknown_run_and_an_empty_journal_are_named() -> None:
     with pytest.raises(InputError, match="no run 'r9'") as error:
         after_run(records(*JOURNAL), "r9")
     assert error.value.expected == "one of r1, r2, r3"
-    with pytest.raises(InputError, match="no run '2026-13-01'"):
-        after_run(records(*JOURNAL), "2026-13-01")
+    for day in ("2026-13-01", "2026-11-31", "2026-11-22T24:10"):
+        with pytest.raises(InputError, match=f"no run '{day}'"):
+            after_run(records(*JOURNAL), day)
 
 
 def test_a_rollback_finds_nothing_to_undo_where_no_run_stands() -> None:

@@ -17,6 +17,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
@@ -398,7 +399,14 @@ def standing(records: Sequence[Record]) -> list[Run]:
     return [_together(group) for group in kept]
 
 
-_TIME = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(T([01]\d|2[0-3]):[0-5]\d(:[0-5]\dZ?)?)?"
+_TIME = regex(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\dZ?)?)?")
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return bool(_TIME.fullmatch(text) and datetime.fromisoformat(text.removesuffix("Z")))
+    except ValueError:  # the calendar has no such day
+        return False
 
 
 def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
@@ -418,7 +426,7 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
     else:
         named = [n for n, run in enumerate(kept) if to in run.names]
         named = named or [n for n, run in enumerate(kept) if any(name.startswith(to) for name in run.names)]
-        if re.fullmatch(_TIME, to):
+        if _is_time(to):
             named = [n for n, run in enumerate(kept) if run.at <= to][-1:] or [-1]
         if len(named) > 1:
             several = ", ".join(kept[n].name for n in named)

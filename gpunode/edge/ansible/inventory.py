@@ -230,7 +230,7 @@ def _unknown(inventory: Any, limit: str) -> str:
         if name.startswith("@") and not Path(name[1:]).is_file():
             raise InputError(f"--limit {name}: there is no file {name[1:]}", fix=meant_file(name[1:], "check the path"))
         if HOST.fits(name) and name not in inventory.groups and name not in inventory.hosts:
-            return name
+            return str(name)
     return ""
 
 

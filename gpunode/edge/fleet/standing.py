@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.undo.journal import Run, parse_snapshot, standing
 from gpunode.core.undo.summary import summary
@@ -41,7 +41,8 @@ def _standing(host: str, ran: Ran) -> list[Run]:
     if ran.error:
         raise ran.error
     if outcome.status != "unchanged":
-        raise GpunodeError(f"{host}: {outcome.message}", fix=outcome.fix)
+        kind = RefusedError if outcome.status == "refused" else GpunodeError
+        raise kind(f"{host}: {outcome.message}", fix=outcome.fix)
     try:
         journal = parse_snapshot(ran.stdout)
     except InputError as error:  # the user's input is fine: it is the node's journal that is not as it should be
