@@ -33,12 +33,7 @@ def leased_to(host: Detected) -> str:
 
 
 def give_back(
-    hosts: Sequence[Detected],
-    targets: Targets,
-    *,
-    run: str,
-    generation: int,
-    ended: Mapping[str, str] | None = None,
+    hosts: Sequence[Detected], targets: Targets, *, run: str, generation: int, ended: Mapping[str, str] | None = None
 ) -> None:
     """End the run's leases on `hosts`: one connection each, all at once.
 

@@ -108,13 +108,7 @@ RELEASES = {
     "rocky:8": ROCKY,
     "rocky:9": ROCKY,
     "rocky:10": ROCKY,
-    "fedora:43": replace(
-        TRIXIE,
-        family="rhel",
-        packages=(*CLIENT, "dnf5", "dkms", *RPM),
-        newer="forky",
-        borrowed=DNF5,
-    ),
+    "fedora:43": replace(TRIXIE, family="rhel", packages=(*CLIENT, "dnf5", "dkms", *RPM), newer="forky", borrowed=DNF5),
     "sles:15": Release(codename="bookworm", family="sles", packages=("zypper", *RPM)),
     "arch": Release(
         codename="bookworm",

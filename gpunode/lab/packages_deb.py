@@ -68,11 +68,7 @@ def deb_bytes(deb: Deb) -> bytes:
     control |= {"md5sums": File(data="".join(sums).encode())} if sums else {}
     control |= {"conffiles": File(data="".join(conffiles).encode())} if conffiles else {}
     control |= {name: File(data=text.encode(), mode=0o755) for name, text in deb.scripts.items()}
-    members = {
-        "debian-binary": b"2.0\n",
-        "control.tar.gz": _tar_gz(control),
-        "data.tar.gz": _tar_gz(deb.files),
-    }
+    members = {"debian-binary": b"2.0\n", "control.tar.gz": _tar_gz(control), "data.tar.gz": _tar_gz(deb.files)}
     return b"!<arch>\n" + b"".join(_ar_member(name, data) for name, data in members.items())
 
 
@@ -110,13 +106,7 @@ def write_flat_repository(folder: Path, debs: Sequence[Deb | Fetched], *, origin
 
 
 def write_suite(
-    folder: Path,
-    suite: str,
-    components: Mapping[str, Sequence[Deb | Fetched]],
-    *,
-    origin: str,
-    key: Signer,
-    arch: str,
+    folder: Path, suite: str, components: Mapping[str, Sequence[Deb | Fetched]], *, origin: str, key: Signer, arch: str
 ) -> None:
     """Write dists/SUITE with its components, as Debian's archive has it, and their packages into pool/COMPONENT."""
     indexes: dict[str, bytes] = {}

@@ -223,7 +223,10 @@ def test_the_versions_that_packages_would_get_are_the_node_s_own() -> None:
 
 
 NOT_RESOLVED = {
-    "old lists": (said(*cannot("no such package"), fresh=False), "by the node's lists, older than a day or its sources"),
+    "old lists": (
+        said(*cannot("no such package"), fresh=False),
+        "older than a day or than its sources: no such package",
+    ),
     "no lists": (said("unasked the node has no lists of these packages yet", *RESOLVES[1:]), "no lists"),
     "killed": (said(fresh=False), "the node's script ended early"),
     "not reached": ("the package manager was not asked: gpu1: timed out", "timed out"),

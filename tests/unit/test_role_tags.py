@@ -215,6 +215,8 @@ def test_uninstall_asks_for_its_hosts(words: tuple[str, ...], hosts: int, site: 
     done = play(site, *words)
     assert ("name the hosts to undo gpunode on, by --limit" in done.stdout) == (not hosts)
     assert done.returncode == (0 if hosts else 2), done.stdout
+    misspelt = play(site, "-i", "gpu1,", "-e", '{"gpunode_undo": {}}', "-e", "gpunode_hosts=gpuu")
+    assert misspelt.returncode == 2 and "gpunode_hosts is gpuu, and no host or group" in misspelt.stdout
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,17 @@ def test_without_the_request_what_gpunode_made_is_undone_and_what_others_made_is
     assert mig_step(plan(cut(ROWS, mode="Enabled"), {})) is None  # a person's own
 
 
+@pytest.mark.parametrize(
+    ("strategy", "kubernetes", "said"),
+    [("time-slicing", False, 1), ("time-slicing", True, 0), ("mig", False, 0), ("none", False, 0)],
+)
+def test_what_only_a_cluster_goes_by_is_said_where_there_is_none(strategy: str, kubernetes: bool, said: int) -> None:
+    facts = replace(cut(), kubernetes=Kubernetes(kind="kubeadm" * kubernetes))
+    more = {"mig": REQUEST, "time-slicing": {"replicas": 4}}.get(strategy, {})
+    warnings = plan(facts, {**more, "strategy": strategy}).warnings
+    assert sum("is for the pods of a cluster" in text for text in warnings) == said
+
+
 MANAGED = {"strategy": "mig", "mig": {"manager": "mig-manager", "profiles": {"3g.40gb": 2}}}
 
 

@@ -85,6 +85,22 @@ def test_a_pod_that_does_not_start_names_the_log_of_its_containerd(log: str, tmp
         assert found[one].fix == f"{log or 'journalctl -u containerd'}, on the node"
 
 
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        (
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+            "systemctl start docker; journalctl -u docker says why it does not run",
+        ),
+        ("Error: No such image: a/b", "set verify.image to one that the node can pull"),
+    ],
+)
+def test_an_image_that_docker_does_not_have_has_its_cause(said: str, fix: str, tmp_path: Path) -> None:
+    fake_program(tmp_path, "docker", f"echo '{said}'; exit 1")
+    found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b", "gpus": 1})["docker.runtime"]
+    assert said in found.message and found.fix == fix
+
+
 @pytest.mark.parametrize("unit", ["docker", "snap.docker.dockerd"])
 def test_a_container_that_does_not_start_names_the_unit_of_its_docker(unit: str, tmp_path: Path) -> None:
     fake_program(tmp_path, "docker", '[ "$1" != start ] || echo no such device')

@@ -209,10 +209,7 @@ def rpm_metadata(packages: Sequence[Rpm], modules: str = "", *, revision: int) -
     ordered = sorted(packages, key=lambda p: (p.name, p.version, p.arch))
     # each entry with the file beside the metadata's folder
     here = [re.sub(r"<location [^>]*/>", f'<location href="{p.file_name}"/>', p.primary, count=1) for p in ordered]
-    texts = {
-        "primary": _list("primary", here),
-        "filelists": _list("filelists", [p.files for p in ordered if p.files]),
-    }
+    texts = {"primary": _list("primary", here), "filelists": _list("filelists", [p.files for p in ordered if p.files])}
     if modules:
         texts["modules"] = modules
     files: dict[str, bytes] = {}

@@ -20,17 +20,7 @@ from gpunode.core.engines import DISTRIBUTIONS, NVIDIA_RUNTIME
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.mask import mask_quoted, masked_errors
-from gpunode.core.model import (
-    ConfigFile,
-    Distribution,
-    Edit,
-    NodeFacts,
-    Problem,
-    Reason,
-    Runtime,
-    RuntimeName,
-    Undo,
-)
+from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Problem, Reason, Runtime, RuntimeName, Undo
 from gpunode.core.numbers import release
 
 Files = Mapping[str, bytes]
@@ -89,10 +79,7 @@ class EditTarget:
 
     def unconfigure(self, files: Files, undo: Records = ()) -> Edit:
         """What undoes it: to the byte by configure's records, newest first, else only gpunode's own entries go."""
-        return _recorded(
-            files,
-            lambda: self.noticed(files, self._reverted(files, undo)),
-        )
+        return _recorded(files, lambda: self.noticed(files, self._reverted(files, undo)))
 
     def _reverted(self, files: Files, undo: Records) -> Edit:
         """What takes the edits of the records back, newest first; without a record only our own entries go."""
@@ -232,9 +219,7 @@ S = TypeVar("S", bound=FileSnapshot)
 
 
 def gathered(
-    wanted: Callable[[Files], Iterable[str]],
-    matching: Callable[[str], Iterable[str]],
-    read: Callable[[str], S | None],
+    wanted: Callable[[Files], Iterable[str]], matching: Callable[[str], Iterable[str]], read: Callable[[str], S | None]
 ) -> dict[str, S | None]:
     """All files that an edit needs, None for one that is not there: asked for again until nothing new is named.
 

@@ -71,10 +71,7 @@ def _list(value: Any, path: str, what: str) -> list[Any]:
 
 def _text(value: Any, path: str, what: str) -> str:
     if not isinstance(value, str):
-        raise InputError(
-            f"{path}: {what} is {shown(value)}, no text",
-            expected="a text (in quotes if it is a number)",
-        )
+        raise InputError(f"{path}: {what} is {shown(value)}, no text", expected="a text (in quotes if it is a number)")
     return value
 
 

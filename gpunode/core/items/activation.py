@@ -47,9 +47,7 @@ SHAPE = mapping(
         "Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.", MODULE.pattern, PARAMETER.pattern
     ),
     arguments=pairs(
-        "Arguments of the kernel's command line: present or absent.",
-        ARGUMENT_WORD.pattern,
-        "present|absent",
+        "Arguments of the kernel's command line: present or absent.", ARGUMENT_WORD.pattern, "present|absent"
     ),
     ecc=pairs(
         "ECC of GPUs by PCI id, * for all others: Enabled or Disabled, after a reset.",
@@ -269,7 +267,8 @@ def switched_off(facts: NodeFacts, runtime: Runtime) -> bool:
     """Whether neither a boot nor a socket starts the engine: a person meant that.  A kubelet has its own beside it."""
     service, socket = facts.service(runtime.unit), facts.service(f"{runtime.name}.socket")
     starts = runtime.active or facts.kubernetes.present or (socket and socket.runs)
-    return bool(service and service.enabled in ("disabled", "masked") and not starts)
+    off = service and service.enabled in ("disabled", "masked") and runtime.unit.endswith(".service")
+    return bool(off and not starts)
 
 
 def how_stopped(facts: NodeFacts, runtime: Runtime) -> str:

@@ -62,12 +62,7 @@ def difference(item: Item, have: str) -> str:
 
 
 def make_plan(
-    host: str,
-    asked: Question,
-    *,
-    key_of: KeyOf,
-    support: Mapping[str, Support] = {},
-    apart: Container[str] = (),
+    host: str, asked: Question, *, key_of: KeyOf, support: Mapping[str, Support] = {}, apart: Container[str] = ()
 ) -> Plan:
     """What is to be done on `host`; no steps and no problems when nothing is.
 

@@ -117,7 +117,7 @@ def read_answer(stdout: str, rc: int, names: Sequence[str]) -> Answer:
     if not unresolvable:
         return Answer(archive=archive, verdict="unknown", why=why or "the package manager gave no reason")
     if not fresh:
-        return Answer(verdict="unknown", why=f"by the node's lists, older than a day or its sources: {why}")
+        return Answer(verdict="unknown", why=f"by the node's lists, older than a day or than its sources: {why}")
     return Answer(archive=archive, verdict="fails", why=why)
 
 

@@ -541,16 +541,10 @@ CHECKS: tuple[SourceCheck, ...] = (
     SourceCheck("knowledge.compute-capability", "compute capability with NVML's", (_PROBE, _NVML), _capability),
     SourceCheck("knowledge.mig-capability", "whether the model has MIG with the GPU", (_PROBE, _SMI), _mig_capability),
     SourceCheck(
-        "knowledge.mig-profiles",
-        "MIG profiles with nvidia-smi mig -lgip",
-        (_PROBE, "mig-profiles.txt"),
-        _mig_profiles,
+        "knowledge.mig-profiles", "MIG profiles with nvidia-smi mig -lgip", (_PROBE, "mig-profiles.txt"), _mig_profiles
     ),
     SourceCheck(
-        "knowledge.open-module",
-        "whether open modules may drive it with those that do",
-        (_PROBE, _SMI),
-        _open_module,
+        "knowledge.open-module", "whether open modules may drive it with those that do", (_PROBE, _SMI), _open_module
     ),
     SourceCheck("knowledge.branch", "branches of the model with the driver that runs", (_PROBE, _SMI), _branch),
     SourceCheck("solver.accepts", "the solver with the driver that runs", (_PROBE, _SMI), _solver),

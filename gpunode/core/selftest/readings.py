@@ -102,14 +102,8 @@ _XML: Mapping[str, tuple[tuple[str, ...], Callable[[str], str]]] = {
     "remap_failure": (("remapped_rows/remapped_row_failure",), str),
     "retired_pending": (("retired_pages/pending_retirement", "retired_pages/pending_blacklist"), str),
     "fabric_state": (("fabric/state",), str),
-    "power_limit_watts": (
-        ("gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"),
-        _number,
-    ),
-    "power_default_watts": (
-        ("gpu_power_readings/default_power_limit", "power_readings/default_power_limit"),
-        _number,
-    ),
+    "power_limit_watts": (("gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"), _number),
+    "power_default_watts": (("gpu_power_readings/default_power_limit", "power_readings/default_power_limit"), _number),
     "power_min_watts": (("gpu_power_readings/min_power_limit", "power_readings/min_power_limit"), _number),
     "power_max_watts": (("gpu_power_readings/max_power_limit", "power_readings/max_power_limit"), _number),
     "clock_sm_max_mhz": (("max_clocks/sm_clock",), _number),
@@ -257,12 +251,7 @@ def read_facts(facts: NodeFacts) -> SourceReading:
         for gpu in facts.nvml
     }
     pci = {
-        gpu.slot: {
-            "pci_id": gpu.id,
-            "subsystem": gpu.subsystem,
-            "class": gpu.class_code,
-            "kernel_driver": gpu.driver,
-        }
+        gpu.slot: {"pci_id": gpu.id, "subsystem": gpu.subsystem, "class": gpu.class_code, "kernel_driver": gpu.driver}
         for gpu in facts.gpus
     }
     gpus = {slot: _printed({**pci.get(slot, {}), **driver.get(slot, {})}) for slot in {**pci, **driver}}

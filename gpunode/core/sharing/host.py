@@ -150,6 +150,5 @@ def _layout(
             "gpunode sharing profiles --gpu ID shows where each may lie",
         )
     return MigLayout(
-        slot=gpu.slot,
-        instances=tuple(MigPlace(profile=p.profile, id=p.id, start=p.start) for p in placements),
+        slot=gpu.slot, instances=tuple(MigPlace(profile=p.profile, id=p.id, start=p.start) for p in placements)
     )

@@ -145,9 +145,7 @@ def product_of(
             fix="nvidia-smi mig -lgip on the node lists them, if it has any",
         )
     raise RefusedError(
-        f"{name} has no MIG",
-        expected=f"one of {_names(products)}",
-        fix="share it by time-slicing or mps",
+        f"{name} has no MIG", expected=f"one of {_names(products)}", fix="share it by time-slicing or mps"
     )
 
 

@@ -40,12 +40,7 @@ class Indexes:
         self._read: dict[tuple[str, str, bool], Index | GpunodeError] = {}
 
     def look_up(
-        self,
-        facts: NodeFacts,
-        solution: Solution,
-        plan: Plan,
-        repositories: Sequence[Repository],
-        proxy: str = "",
+        self, facts: NodeFacts, solution: Solution, plan: Plan, repositories: Sequence[Repository], proxy: str = ""
     ) -> Found:
         """The packages that the plan installs, in NVIDIA's repositories or their mirrors, `repositories`."""
         problems: list[Problem] = []

@@ -50,13 +50,7 @@ def examine(limit: float = LIMIT, on_step: Callable[[str], None] = lambda step: 
     for name, one in _captured(clock, captures):
         captures[name] = one
         on_step(name)
-    return SelftestRecord(
-        captures=captures,
-        gpunode=__version__,
-        at=now(),
-        root=os.geteuid() == 0,
-        seconds=clock.spent,
-    )
+    return SelftestRecord(captures=captures, gpunode=__version__, at=now(), root=os.geteuid() == 0, seconds=clock.spent)
 
 
 def _captured(clock: Clock, so_far: Mapping[str, Capture]) -> Iterator[tuple[str, Capture]]:

@@ -37,12 +37,7 @@ def kubelet() -> None:
 
 
 def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
-    from gpunode.core.edits.kubernetes.kubelet import (
-        UNITS,
-        KubeletRequest,
-        completed,
-        kubelet_target,
-    )
+    from gpunode.core.edits.kubernetes.kubelet import UNITS, KubeletRequest, completed, kubelet_target
     from gpunode.edge.host.target import Host, kubelet_version, read
     from gpunode.edge.load import load_scheduler_rules
 

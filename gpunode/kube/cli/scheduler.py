@@ -37,13 +37,7 @@ def scheduler() -> None:
 
 
 def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
-    from gpunode.core.edits.kubernetes.scheduler import (
-        MANIFEST,
-        UNITS,
-        SchedulerRequest,
-        completed,
-        scheduler_target,
-    )
+    from gpunode.core.edits.kubernetes.scheduler import MANIFEST, UNITS, SchedulerRequest, completed, scheduler_target
     from gpunode.edge.host.target import Host, read
     from gpunode.edge.load import load_scheduler_rules
 

@@ -32,15 +32,7 @@ from gpunode.kube.core.checks.ready import (
 from gpunode.kube.core.cluster import CLIENT_LABEL, GPUSHARE_LABEL, MIG_LABEL, MIG_STATE, POOL_LABEL, Object, Pool
 from gpunode.kube.core.marks import CONTROL_PLANE, taints_patch
 from gpunode.kube.core.offers import expected, lack
-from gpunode.kube.core.owned import (
-    MANAGER,
-    Inventory,
-    NodeMarks,
-    ObjectKey,
-    digest,
-    is_ours,
-    owner_words,
-)
+from gpunode.kube.core.owned import MANAGER, Inventory, NodeMarks, ObjectKey, digest, is_ours, owner_words
 from gpunode.kube.core.placing import pods_on, selects, unserved
 from gpunode.kube.core.quantity import quantity
 from gpunode.kube.core.render import NodeWish

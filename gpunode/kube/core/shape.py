@@ -134,13 +134,7 @@ _KINDS: Mapping[str, Object] = {
             "allocation": {
                 "devices": {
                     "results": [
-                        {
-                            "driver": str,
-                            "pool!": str,
-                            "device!": str,
-                            "adminAccess": bool,
-                            "consumedCapacity": _AMOUNTS,
-                        }
+                        {"driver": str, "pool!": str, "device!": str, "adminAccess": bool, "consumedCapacity": _AMOUNTS}
                     ]
                 }
             },
@@ -154,9 +148,7 @@ LIST: Object = {
     "metadata": {"continue": str, "resourceVersion": str},
     "items": [Map(object)],
 }
-RESOURCES: Object = {
-    "resources": [{"name!": str, "kind!": str, "namespaced!": bool, "group": str, "version": str}],
-}
+RESOURCES: Object = {"resources": [{"name!": str, "kind!": str, "namespaced!": bool, "group": str, "version": str}]}
 REVIEW: Object = {"status": {"allowed": bool}}
 VERSION: Object = {"gitVersion": str, "emulationMajor": (str, int), "emulationMinor": (str, int)}
 

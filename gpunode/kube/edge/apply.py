@@ -14,26 +14,12 @@ from gpunode.kube.core.gate import gate_patch, has_taint
 from gpunode.kube.core.ground import Ground, former_gpus
 from gpunode.kube.core.judge import additions, again, not_offering
 from gpunode.kube.core.marks import left_over, node_key, node_labels, overwritten, taints_patch
-from gpunode.kube.core.owned import (
-    MANAGER,
-    Inventory,
-    NodeMarks,
-    ObjectKey,
-    inventory_key,
-    inventory_object,
-    is_ours,
-)
+from gpunode.kube.core.owned import MANAGER, Inventory, NodeMarks, ObjectKey, inventory_key, inventory_object, is_ours
 from gpunode.kube.core.render import Rendered
 from gpunode.kube.core.render.mig import LAYOUTS
 from gpunode.kube.edge.client import Api
 from gpunode.kube.edge.pods import unready
-from gpunode.kube.edge.preflight import (
-    inventories,
-    look,
-    missing_rights,
-    right_of,
-    strangers,
-)
+from gpunode.kube.edge.preflight import inventories, look, missing_rights, right_of, strangers
 from gpunode.kube.edge.reading import read
 
 Notify = Callable[[str], None]

@@ -9,15 +9,7 @@ from gpunode.core.spec.rollout import DrainSpec
 from gpunode.kube.core.api_error import ApiError
 from gpunode.kube.core.checks.ready import not_ready
 from gpunode.kube.core.cluster import Object
-from gpunode.kube.core.draining import (
-    CORDONED,
-    DrainPlan,
-    daemon_sets_of,
-    drain_plan,
-    is_over,
-    pod_name,
-    refusals,
-)
+from gpunode.kube.core.draining import CORDONED, DrainPlan, daemon_sets_of, drain_plan, is_over, pod_name, refusals
 from gpunode.kube.core.marks import node_key
 from gpunode.kube.core.offers import lack
 from gpunode.kube.core.owned import ObjectKey

@@ -122,11 +122,7 @@ def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mappin
     folders = _folders(table, distro)
     sources = [
         RepositorySource(
-            name=name,
-            distro=distro,
-            path=path,
-            key=f"keys/{name}.asc",
-            fingerprint=keys[name].fingerprint,
+            name=name, distro=distro, path=path, key=f"keys/{name}.asc", fingerprint=keys[name].fingerprint
         )
         for name, path in folders.items()
     ]

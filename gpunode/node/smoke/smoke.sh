@@ -564,7 +564,8 @@ docker_checks() {
   local fetched
   have docker || { check docker.runtime not-proven "the docker command is not on the node" "install docker-cli"; return; }
   if ! fetched=$(docker_image); then
-    check docker.runtime failed "docker cannot have the image $image: $(last_line "$fetched")" "is docker running? else set verify.image to one that the node can pull"
+    case $fetched in *'daemon running'*) set -- "systemctl start docker; $(log_of docker) says why it does not run" ;; esac
+    check docker.runtime failed "docker cannot have the image $image: $(last_line "$fetched")" "${1:-set verify.image to one that the node can pull}"
     return
   fi
   docker_check runtime nvidia --runtime=nvidia

@@ -7,14 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpunode.core.model import Problem, Reason
-from gpunode.kube.core.cluster import (
-    NEEDS_PLUGIN,
-    Cluster,
-    Object,
-    pool_affinity,
-    tolerations,
-    user_tolerations,
-)
+from gpunode.kube.core.cluster import NEEDS_PLUGIN, Cluster, Object, pool_affinity, tolerations, user_tolerations
 from gpunode.kube.core.objects import image_values, pod, thing
 from gpunode.kube.core.render.handover import handover_values
 
@@ -157,11 +150,7 @@ def dra_examples(cluster: Cluster) -> list[Object]:
 
 
 def _example(cluster: Cluster, name: str, template: str) -> Object:
-    main = {
-        "name": "cuda",
-        "image": cluster.image("cuda-sample"),
-        "resources": {"claims": [{"name": "gpu"}]},
-    }
+    main = {"name": "cuda", "image": cluster.image("cuda-sample"), "resources": {"claims": [{"name": "gpu"}]}}
     spec = pod(cluster, containers=[main], restartPolicy="Never", tolerations=user_tolerations(cluster))
     spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": template}]
     return thing("Pod", "v1", name, "dra", {"spec": spec}, namespace="default")

@@ -17,10 +17,7 @@ ONE_WAIT = 20  # seconds the script waits for a lock before this plugin says who
 class ActionModule(NodeAction):
     """Run packages.sh: one package transaction."""
 
-    ARGUMENTS: ClassVar[Result] = {
-        "packages": {"type": "dict", "default": {}},
-        "wait": {"type": "int", "default": 300},
-    }
+    ARGUMENTS: ClassVar[Result] = {"packages": {"type": "dict", "default": {}}, "wait": {"type": "int", "default": 300}}
 
     def act(self, args: Result) -> Result:
         from gpunode.core.items.package import locked_by, nothing_to_do, packages_request

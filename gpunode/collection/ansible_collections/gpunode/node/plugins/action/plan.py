@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import OURS, NodeAction, Result, is_ours, say
 
 if TYPE_CHECKING:
-    from gpunode.core.model import NodeFacts
+    from gpunode.core.model import NodeFacts, Problem
     from gpunode.core.secrets import Secrets
     from gpunode.edge.desired import DesiredState, Planned
 
@@ -23,13 +23,10 @@ VERIFY = ("changed", "always", "never")  # when the GPUs are used for real
 class ActionModule(NodeAction):
     """Probe the node, plan it on the controller, give back the variables of the roles."""
 
-    ARGUMENTS: ClassVar[Result] = {
-        "spec": {"type": "dict", "default": {}},
-        "config": {"type": "path", "default": ""},
-    }
+    ARGUMENTS: ClassVar[Result] = {"spec": {"type": "dict", "default": {}}, "config": {"type": "path", "default": ""}}
 
     def act(self, args: Result) -> Result:
-        from gpunode.core.errors import Exit, InputError
+        from gpunode.core.errors import InputError
         from gpunode.core.mask import mask
         from gpunode.core.plan.steps import STEPS, role_variables
         from gpunode.core.printable import printable
@@ -83,12 +80,7 @@ class ActionModule(NodeAction):
         result |= {"chosen": chosen, "smoke": smoke}
         result["digest"] = self.digest(result)
         if plan.problems:
-            return result | {
-                "failed": True,
-                "msg": "; ".join(problem.what for problem in plan.problems),
-                "fix": in_variables("; ".join(dict.fromkeys(problem.fix for problem in plan.problems))),
-                "gpunode_exit": int(Exit.REFUSED),
-            }
+            return result | self._refused(plan.problems)
         titles = [step.title for step in plan.steps]
         result["msg"] = "; ".join(plan.warnings if plan.no_gpu else titles) or f"nothing to do: {chosen}"
         if self._task.diff and not self._vars.get("gpunode_run"):
@@ -97,6 +89,16 @@ class ActionModule(NodeAction):
             say(shown)  # Ansible's own output shows no diff of a task that changes nothing
             result["diff"] = [{"prepared": f"{shown}\n"}]
         return result
+
+    def _refused(self, problems: Sequence[Problem]) -> Result:
+        from gpunode.core.errors import Exit
+        from gpunode.core.spec.flat import in_variables
+
+        msg = "; ".join(problem.what for problem in problems)
+        fix = in_variables("; ".join(dict.fromkeys(problem.fix for problem in problems)))
+        if not self._vars.get("gpunode_run"):  # Ansible's own output has both among the whole plan
+            say(f"{self._vars['inventory_hostname']}: refused: {msg}; do next: {fix}")
+        return {"failed": True, "msg": msg, "fix": fix, "gpunode_exit": int(Exit.REFUSED)}
 
     def _earlier(self, asked: str) -> Result:
         """The plan of the role before this one, where that is of gpunode, too, and the same is asked for.

@@ -18,10 +18,7 @@ SHARED = "the GPUs would be shared"
 class ActionModule(Activate):
     """Run mig.sh or mps.sh; reboot the node where only that changes the MIG mode and it may, and run it again."""
 
-    ARGUMENTS: ClassVar[Result] = {
-        "mig": {"type": "dict", "default": {}},
-        "mps": {"type": "dict", "default": {}},
-    }
+    ARGUMENTS: ClassVar[Result] = {"mig": {"type": "dict", "default": {}}, "mps": {"type": "dict", "default": {}}}
 
     def act(self, args: Result) -> Result:
         from gpunode.core.items.sharing import mps_request
