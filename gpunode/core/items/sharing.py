@@ -305,7 +305,7 @@ def wanted(question: Question) -> Found:
         return
     choice, strategy = question.solution.sharing, question.spec.sharing.strategy
     if strategy not in ("none", "mig", "mps") and not facts.kubernetes.present:
-        yield f"sharing.strategy {strategy} is for the pods of a cluster (gpunode kube apply): nothing here goes by it"
+        yield f"sharing.strategy {strategy} is for the pods of a cluster (gpunode kube apply): nothing here uses it"
     if choice.mig is not None or facts.sharing.mig_program:
         yield from _mig(choice, mig_value(facts, question.spec, choice, texts), texts)
     if choice.mps or f"{UNITS}{MPS_UNIT}" in facts.files:

@@ -15,9 +15,9 @@ import binascii
 import itertools
 import json
 import re
+from calendar import monthrange
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
@@ -399,14 +399,12 @@ def standing(records: Sequence[Record]) -> list[Run]:
     return [_together(group) for group in kept]
 
 
-_TIME = regex(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\dZ?)?)?")
+_TIME = regex(r"(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(?:T([01]\d|2[0-3]):[0-5]\d(:[0-5]\dZ?)?)?")
 
 
 def _is_time(text: str) -> bool:
-    try:
-        return bool(_TIME.fullmatch(text) and datetime.fromisoformat(text.removesuffix("Z")))
-    except ValueError:  # the calendar has no such day
-        return False
+    found = _TIME.fullmatch(text)
+    return found is not None and int(found[3]) <= monthrange(int(found[1]), int(found[2]))[1]
 
 
 def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:

@@ -115,7 +115,7 @@ validate_staged() {
 
 # stopped_along: what a restart of Docker ends
 stopped_along() {
-  [ "$verb $unit" != 'restart docker.service' ] || echo ", and its containers that run ($(docker ps -q 2>/dev/null | grep -c .)) stop, unless live-restore is on"
+  [ "$verb" != restart ] || [ "$unit" != docker.service ] || echo ", and its containers that run ($(docker ps -q 2>/dev/null | grep -c .)) stop, unless live-restore is on"
 }
 
 # files_in LIST: how many there are, as people say it

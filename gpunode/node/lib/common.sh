@@ -136,7 +136,7 @@ pci_gpus() {
 }
 
 need_root() {
-  [ "$(id -u)" = 0 ] || [ -e "$GPUNODE_IN/state" ] || finish refused "this needs root, and runs as $(id -un)" "become root by sudo: --become (-b), or ansible_become: true; with --local run gpunode itself by sudo"
+  [ "$(id -u)" = 0 ] || [ -e "$GPUNODE_IN/state" ] || finish refused "this needs root, and runs as $(id -un)" "become root: --become (-b), or ansible_become: true; with --local sudo does it, too"
 }
 
 # json_text TEXT: as a JSON string

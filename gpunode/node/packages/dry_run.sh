@@ -70,7 +70,9 @@ lists_are_fresh() (
     eval "$(apt-config shell lists Dir::State::lists/d sources Dir::Etc::sourcelist/f parts Dir::Etc::sourceparts/d)"
     apt_has_lists || return 1
     # apt-get update that finds no list changed writes into partial alone
-    [ -z "$(find "$sources" "$parts" -newer "$(ls -td "$lists" "$lists/partial" 2>/dev/null | head -n 1)" 2>/dev/null)" ] || return 1
+    set -- "$lists"
+    [ ! -d "$lists/partial" ] || set -- "$@" -newer "$lists/partial"
+    [ -z "$(find "$sources" "$parts" -newer "$@" 2>/dev/null)" ] || return 1
     [ -n "$(find "$lists" -maxdepth 2 -mmin -1440)" ]
     return
   fi

@@ -564,7 +564,7 @@ docker_checks() {
   local fetched
   have docker || { check docker.runtime not-proven "the docker command is not on the node" "install docker-cli"; return; }
   if ! fetched=$(docker_image); then
-    case $fetched in *'daemon running'*) set -- "systemctl start docker; $(log_of docker) says why it does not run" ;; esac
+    case $fetched in *Cannot*connect*Docker*daemon*) set -- "systemctl start docker; $(log_of docker) says why it does not run" ;; esac
     check docker.runtime failed "docker cannot have the image $image: $(last_line "$fetched")" "${1:-set verify.image to one that the node can pull}"
     return
   fi
