@@ -44,7 +44,9 @@ class NewFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
-        if not (folder := path.parent).is_dir():
+        if file := next((above for above in path.parents if above.exists() and not above.is_dir()), None):
+            raise InputError(f"-o {path}: {file} is no folder", fix="choose another place")
+        if self.file_okay and not (folder := path.parent).is_dir():
             raise InputError(f"-o {path}: there is no folder {folder}", fix=f"mkdir -p {folder}, or name another file")
         return path
 
@@ -199,13 +201,11 @@ def _say_files(ctx: click.Context, sources: tuple[str, ...] = (), *, hidden: boo
 
 def _of_default_inventory(ctx: click.Context, found: Mapping[str, Any]) -> dict[str, Any]:
     """The options for hosts that all have the name of one of the default inventory: it says how to reach them."""
-    from itertools import takewhile
-
     from gpunode.cli.terminal import say
     from gpunode.core.meant import meant
     from gpunode.edge.ansible.default_inventory import default_inventory
 
-    hosts = tuple(takewhile(lambda word: not word.startswith("-"), found["hosts"]))  # then Ansible's arguments
+    hosts = found["hosts"]
     if not (sources := default_inventory(ctx.meta.get(FOLDER, Path()))) or any(Path(host).exists() for host in hosts):
         return {}
     from gpunode.edge.ansible.inventory import load_inventory
@@ -220,7 +220,7 @@ def _of_default_inventory(ctx: click.Context, found: Mapping[str, Any]) -> dict[
             if near:
                 say(f"warning: {host} is no host of {', '.join(sources)}: {near}")
         return {}
-    return {"inventory": sources, "limit": ",".join(hosts), "hosts": found["hosts"][len(hosts) :]}
+    return {"inventory": sources, "limit": ",".join(hosts), "hosts": ()}
 
 
 def _listing(sources: tuple[str, ...], limit: str, vault_password_files: tuple[str, ...]) -> Callable[[], Any]:

@@ -12,6 +12,7 @@ import click
 from gpunode.cli.common import (
     PROBES,
     Command,
+    NewFile,
     cluster_options,
     format_option,
     options,
@@ -24,11 +25,11 @@ from gpunode.cli.image import allow_option, image_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import echo, fitted, print_json, terminal_width
+from gpunode.core.errors import GpunodeError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpunode.core.errors import GpunodeError
     from gpunode.core.model import Plan
     from gpunode.core.plan.lockfile import Lock
     from gpunode.core.report.drains import DrainPreview
@@ -51,6 +52,19 @@ def detail_option(command: Command) -> Command:
         return command(*args, detail=Detail(why=verbosity() > 0, sources=verbosity() > 1, diff=diff), **given)
 
     return options(_DIFF)(with_detail)  # type: ignore[return-value]
+
+
+class _PlanFolder(NewFile):
+    """The folder of -o: a new one, an empty one, or that of an older plan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from gpunode.edge.saved import HARMLESS
+
+        folder = super().convert(value, param, ctx)
+        others = {path.name for path in folder.glob("*")} - {*HARMLESS}
+        if others and "manifest.json" not in others:
+            raise InputError(f"-o {folder}: this folder has other files", fix="name a new folder, such as review/")
+        return folder
 
 
 @click.command(
@@ -78,7 +92,7 @@ def detail_option(command: Command) -> Command:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_PlanFolder(path_type=Path, file_okay=False),
     help="Write plan, inventory and playbook there: to review, to keep, to run.",
 )
 @format_option("text", "json")
@@ -126,8 +140,9 @@ def plan(
     if output and not usable:
         echo(f"not written: {output}: no host has a plan that can be applied", err=True)
     elif output and output_format == "text":
-        files = ", ".join(sorted(path.name for path in Path(output).iterdir() if path.is_file()))
-        echo(f"written: {output}: {files}")
+        from gpunode.edge.report_data import FOUND
+
+        echo(f"written: {output}: {', '.join(sorted((*workflow.FILES, FOUND)))}")
         echo(f"next: gpunode provision {output}")
     return worst_exit(h.outcome for h in hosts)
 
@@ -141,7 +156,6 @@ def show_plans(hosts: list[HostPlan], detail: Detail, *, converged: bool = True)
     """
     from functools import partial
 
-    from gpunode.core.errors import GpunodeError
     from gpunode.core.report.fleet import plan_classes, plans_text
     from gpunode.core.report.text import MANY, class_text
     from gpunode.edge.share import in_its_share

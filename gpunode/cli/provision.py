@@ -26,8 +26,25 @@ if TYPE_CHECKING:
     from gpunode.edge.fleet.host_plan import HostPlan
 
 
+_ARGUMENTS = "gpunode.arguments"  # key of click's Context.meta: what follows `--`
+
+
+class _WithArguments(Verb):
+    """What follows `--` is for ansible-playbook; click would take it for hosts."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:at])
+        if words := args[at + 1 :]:
+            from gpunode.edge.ansible.runner import check_arguments
+
+            check_arguments(words)
+            ctx.meta[_ARGUMENTS] = words
+        return rest
+
+
 @click.command(
-    cls=Verb,
+    cls=_WithArguments,
     epilog="Examples:\n\n\b\n"
     "  gpunode provision -i inventory/hosts.yml\n"
     "  gpunode provision -i inventory/hosts.yml --check --diff\n"
@@ -89,7 +106,7 @@ def provision(
     from gpunode.edge.fleet.driver import RunOptions
     from gpunode.edge.fleet.prepare import prepare
 
-    targets, arguments = _split_arguments(replace(targets, break_lock=break_lock))
+    targets = replace(targets, break_lock=break_lock)
     if use_lab:
         from gpunode.cli.lab import target
 
@@ -115,7 +132,7 @@ def provision(
             options=RunOptions(
                 check=check,
                 diff=detail.diff,
-                arguments=tuple(arguments),
+                arguments=tuple(click.get_current_context().meta.get(_ARGUMENTS, ())),
                 rollout=rollout,
                 deadline=deadline,
                 cluster=connect,
@@ -165,15 +182,6 @@ def show_results(
         echo(fleet_text(results))
     if text := unfinished_text(results):
         echo(text)
-
-
-def _split_arguments(targets: Targets) -> tuple[Targets, list[str]]:
-    """click hands over what follows `--` among the hosts; what starts with a dash is Ansible's, and all behind it."""
-    from dataclasses import replace
-
-    hosts = list(targets.hosts)
-    first = next((i for i, word in enumerate(hosts) if word.startswith("-")), len(hosts))
-    return replace(targets, hosts=tuple(hosts[:first])), hosts[first:]
 
 
 def ask(hosts: list[HostPlan]) -> None:

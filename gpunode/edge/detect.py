@@ -14,7 +14,7 @@ from gpunode.core.grouped import grouped
 from gpunode.core.late import dataclass, field, replace
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.many import Ran, Reach, run_many
-from gpunode.edge.ssh.shell import Target, parse_host
+from gpunode.edge.ssh.shell import Target, given_by, parse_host
 
 if TYPE_CHECKING:
     from gpunode.core.model import NodeFacts
@@ -139,6 +139,11 @@ def one_name_each(hosts: Sequence[Detected]) -> list[Detected]:
 
 def find_hosts(targets: Targets) -> list[Detected]:
     """The hosts that are meant, nothing found out about them yet."""
+    for text in targets.hosts:
+        if Path(text).suffix in _FILES:
+            what = f"{text} is a file, and no host" if Path(text).is_file() else f"there is no file {text}"
+            raise InputError(what, fix=given_by(text))
+    named = [_become(parse_host(text), targets) for text in targets.hosts]
     ways = [name for name in ("hosts", "inventory", "local") if getattr(targets, name)]
     if len(ways) != 1:
         by_limit = f"choose hosts of an inventory by --limit {','.join(targets.hosts)}".rstrip()
@@ -158,13 +163,6 @@ def find_hosts(targets: Targets) -> list[Detected]:
         return [Detected(host=h.name, target=_become(h.target, targets), groups=h.groups, spec=h.spec) for h in listed]
     if targets.local:
         return [Detected(host="localhost", target=_become(Target(name="localhost", connection="local"), targets))]
-    for text in targets.hosts:
-        if Path(text).suffix in _FILES:
-            raise InputError(
-                f"{text} is a file, and no host" if Path(text).is_file() else f"there is no file {text}",
-                fix=f"an inventory is given by -i {text}, a probe by --probe, a log to the doctor by --log",
-            )
-    named = [_become(parse_host(text), targets) for text in targets.hosts]
     twice = [name for name, times in Counter((t.address, t.port or 22) for t in named).items() if times > 1]
     if twice:
         raise InputError(f"host {twice[0][0]} is named twice", fix="name each host once")

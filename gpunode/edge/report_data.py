@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode.core.checks.health import Expected
 from gpunode.core.errors import GpunodeError, error_data
 from gpunode.core.model import HostResult
+from gpunode.core.plan.since import state_of
 from gpunode.core.printable import json_text
 from gpunode.core.report.drains import DrainPreview, drain_data
 from gpunode.core.report.seen import see
@@ -53,8 +54,10 @@ def _plan_row(host: HostPlan, desired: DesiredState, pool: str, *, found: bool) 
 
 
 def found_text(hosts: Sequence[HostPlan], desired: DesiredState) -> str:
-    """FOUND of a plan's folder: a file of its own, so that plan.json stays one to read."""
-    rows = [{"host": host.host, "found": _found(host, desired)} for host in hosts if host.planned]
+    """FOUND of a plan's folder: a file of its own, so that plan.json stays one to read; states by their facts_hash."""
+    rows: list[dict[str, Any]] = [{"host": h.host, "found": _found(h, desired)} for h in hosts if h.planned]
+    states = {h.planned.plan.facts_hash: h.planned.facts for h in hosts if h.planned}
+    rows += [{"facts_hash": key, "state": state_of(facts)} for key, facts in states.items()]
     return "".join(f"{json_text(row)}\n" for row in rows)
 
 

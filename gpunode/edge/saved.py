@@ -21,10 +21,13 @@ from gpunode.core.plan.manifest import (
     hash_of,
 )
 from gpunode.core.plan.playbook import HEADER, dump, make_playbook
+from gpunode.core.plan.since import differences, state_of
+from gpunode.core.printable import names
 from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.workflow import INVENTORY, MANIFEST, PLAN, PLAYBOOK, on_this_machine
+from gpunode.edge.report_data import FOUND
 from gpunode.edge.ssh.shell import route
 
 
@@ -60,6 +63,10 @@ class SavedPlan:
     def reach(self, targets: Targets) -> Targets:
         """The hosts that were asked for, reached as `targets` says."""
         own = (str(self.folder / INVENTORY),)
+        for source in self.sources:
+            if not source.endswith(",") and not Path(source).exists():
+                fix = "move both together, or plan again"
+                raise InputError(f"{source} is not there: the plan in {self.folder} is of that inventory", fix=fix)
         return replace(targets, hosts=(), inventory=self.sources or own, limit=self.manifest["limit"], listing=None)
 
     def find_hosts(self, targets: Targets) -> list[Detected]:
@@ -79,7 +86,9 @@ class SavedPlan:
 
     def check(self, hosts: Sequence[HostPlan]) -> None:
         """Raise StaleError unless the plans made now have the saved steps, and their playbook is the saved one."""
-        if stale := check_fresh(self.plan, hosts):
+        rows = map(json.loads, self.texts[FOUND].splitlines())
+        states = {row["facts_hash"]: row["state"] for row in rows if "state" in row}
+        if stale := check_fresh(self.plan, hosts, states):
             self._refuse(stale)
         plans = [host.planned.plan for host in hosts if host.planned]
         version = self.manifest["gpunode"]
@@ -121,19 +130,19 @@ def _added(folder: Path, names: Iterable[str]) -> list[str]:
     """What lies in the folder and nobody has reviewed: Ansible runs what it finds next to an inventory."""
     known = {PLAN, MANIFEST, *names}
     found = sorted(path.name for path in folder.iterdir() if path.name not in known)
-    return [f"{name}: was not there when the plan was made" for name in found if name not in _HARMLESS]
+    return [f"{name}: was not there when the plan was made" for name in found if name not in HARMLESS]
 
 
-_HARMLESS = (".git", ".gitignore", ".gitattributes", "README.md")  # nothing below them is read from here
+HARMLESS = (".git", ".gitignore", ".gitattributes", "README.md")  # nothing below them is read from here
 
 
 def _read(folder: Path, name: str, known: int) -> dict[str, Any]:
     try:
         data = json.loads((folder / name).read_text(encoding="utf-8"))
-        if (found := data["format"]) != known:
+        if (found := data.get("format")) != known:
             raise InputError(f"{folder / name}: format {found!r}", expected=str(known), fix="make the plan again")
         return dict(data)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         stated = error.strerror if isinstance(error, OSError) else error
         raise InputError(
             f"{folder}: no plan can be read: {stated}",
@@ -141,8 +150,13 @@ def _read(folder: Path, name: str, known: int) -> dict[str, Any]:
         ) from error
 
 
-def check_fresh(recorded: Mapping[str, Any], hosts: Iterable[HostPlan]) -> list[str]:
-    """What is no longer as `plan.json` has it, one sentence for each; empty when the plan still holds."""
+def check_fresh(
+    recorded: Mapping[str, Any], hosts: Iterable[HostPlan], states: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """What is no longer as `plan.json` has it, one sentence for each; empty when the plan still holds.
+
+    `states` are the nodes' at that time, by facts_hash.
+    """
     now = {h.host: h for h in hosts}
     stale = []
     for old in recorded["hosts"]:
@@ -155,5 +169,7 @@ def check_fresh(recorded: Mapping[str, Any], hosts: Iterable[HostPlan]) -> list[
         if moved:
             stale.append(f"{old['host']}: changed since the plan was made: {', '.join(moved)}")
         elif old["facts_hash"] != new.planned.plan.facts_hash:
-            stale.append(f"{old['host']}: packages, kernels, GPUs or services are not what the plan rests on")
+            before, after = states.get(old["facts_hash"]), state_of(new.planned.facts)
+            found = [*differences(before, after)] if before else ["packages, kernels, GPUs or services"]
+            stale.append(f"{old['host']}: not what the plan rests on: {names(found)}")
     return stale

@@ -345,6 +345,22 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("provision h --waves 1,50 --yes", "--waves 1,50,100%"),
     ("detect --local -K", "give ansible_become_password in the inventory"),
     ("detect -i gpu1,gpu2 --limit gpu11", "did you mean 'gpu1'?"),
+    ("provision -i a,b --yes --limit a,b -- --limit a", "use gpunode's --limit"),
+    ("provision --local --yes -- -la", "use gpunode's --limit"),
+    ("provision --local --yes -- -vC", "use gpunode's --check"),
+    ("provision --local --yes -- --inventory=x", "use gpunode's -i"),
+    ("provision --local --yes -- -f 5", "use gpunode's --forks"),
+    ("provision --local --yes -- --list-tasks", "use gpunode's command plan"),
+    ("provision --local --yes -- --chekc", "before --"),
+    ("provision --local --yes -- check", "before --"),
+    ("provision --yes -- --tags gpunode_driver", "-i site/hosts.yml"),
+    ("uninstall --local --part driver --yes -- --check", "options stand before --"),
+    ("verify review/", "review/ is a plan's folder: gpunode provision review/"),
+    ("provision review/plan.json --yes", "review is a plan's folder: gpunode provision review"),
+    ("provision --local --yes program.log", "gpunode.yml by -c"),
+    ("plan --local -o program/x", "choose another place"),
+    ("report -o program/x/y", "choose another place"),
+    ("report -o absent/x", "mkdir -p absent"),
 ]
 
 
@@ -357,6 +373,8 @@ def test_a_mistake_on_the_command_line_is_answered_with_what_is_meant(words: str
     Path("short").write_bytes(random.Random(1).randbytes(300))
     Path("site").mkdir()
     Path("site/hosts.yml").touch()
+    Path("review").mkdir()
+    Path("review/plan.json").touch()
     done = typed(*words.split())
     assert done.returncode == 2 and fix in done.stderr and "secret" not in done.stderr, done.stderr
     assert done.stderr.count("do next:") < 2
@@ -366,6 +384,16 @@ def test_a_host_that_does_not_resolve_may_be_this_machine_or_a_folder_here() -> 
     Path("review").mkdir()
     assert "did you mean 'review'?" in typed("provision", "reveiw", "--yes").stderr
     assert "for this machine itself: --local" in typed("plan", "local").stderr
+    Path("review/plan.json").touch()
+    assert "review is a plan's folder: gpunode provision review" in typed("plan", "review").stderr
+
+
+def test_arguments_of_ansible_playbook_leave_the_folders_inventory_in_force() -> None:
+    Path("hosts.yml").write_text("all: {hosts: {gpu1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    done = typed("provision", "--yes", "--", "--tags", "gpunode_driver")
+    assert done.returncode == 4 and "inventory: hosts.yml" in done.stderr, done.stderr
+    done = typed("provision", "--yes", "--", "--chekc")
+    assert "goes to ansible-playbook: unrecognized arguments: --chekc" in done.stderr and "inv" not in done.stderr
 
 
 def test_gpunode_alone_shows_its_help_and_no_error() -> None:

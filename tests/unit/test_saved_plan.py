@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gpunode.cli import provision as provision_command
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError, StaleError
-from gpunode.core.model import Plan, Step
+from gpunode.core.model import Plan, Service, Step
 from gpunode.core.plan import manifest
 from gpunode.edge import desired, detect, saved
 from gpunode.edge.ansible import ahead
@@ -313,6 +313,27 @@ def test_a_plan_that_cannot_be_read_is_refused(text: str, name: str, site: Site)
         saved.load_plan(site.review)
 
 
+def test_a_plan_without_a_format_says_so_and_one_whose_inventory_stayed_behind_names_it(site: Site) -> None:
+    (site.review.parent / "site").mkdir()
+    moved = site.review.rename(site.review.parent / "site/review")
+    done = site.gpunode("provision", str(moved), "--yes")
+    assert done.return_value == 2 and "site/hosts.yml is not there: the plan in" in done.output, done.output
+    (moved / "plan.json").write_text("{}")
+    done = site.gpunode("provision", str(moved), "--yes")
+    assert done.return_value == 2 and "plan.json: format None" in done.output, done.output
+
+
+@pytest.mark.parametrize(("inside", "good"), [((), True), (("README.md", ".git"), True), (("gpunode.yml",), False)])
+def test_a_plan_is_written_to_a_folder_of_its_own(site: Site, inside: tuple[str, ...], good: bool) -> None:
+    folder = site.review.parent / "other"
+    folder.mkdir()
+    for name in inside:
+        (folder / name).touch()
+    done = site.gpunode("plan", "-i", str(site.inventory), "-o", str(folder))
+    assert done.return_value == (3 if good else 2) and ("this folder has other files" in done.output) != good
+    assert not good or "inventory.yml, manifest.json, plan.json, playbook.yml\n" in done.output, done.output
+
+
 # ---------------------------------------------------------------- the hosts
 
 
@@ -417,6 +438,22 @@ def test_a_gpunode_that_writes_other_plays_for_the_same_steps_is_refused(
 def test_another_version_that_plans_the_same_goes_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved, "__version__", "9.9")
     assert site.provision().return_value == 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_node_whose_facts_changed_is_refused_with_the_difference(
+    site: Site, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """A plan of an older gpunode has no states: that one cannot say it."""
+    found, hashes = site.review / "found.jsonl", site.review / "manifest.json"
+    if not known:
+        text = "".join(line for line in found.read_text().splitlines(keepends=True) if "facts_hash" not in line)
+        old, new = manifest.hash_of(found.read_text()), manifest.hash_of(text)
+        hashes.write_text(hashes.read_text().replace(old, new))
+        found.write_text(text)
+    services = {"nvidia-persistenced": Service(name="nvidia-persistenced", active="failed")}
+    monkeypatch.setitem(KINDS, "fresh", replace(KINDS["fresh"], services=services))
+    site.refused("services nvidia-persistenced: none → failed" if known else "packages, kernels, GPUs or services")
 
 
 def test_a_node_that_changed_is_refused_as_before(site: Site) -> None:

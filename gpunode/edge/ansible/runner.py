@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
+from gpunode.core.errors import Exit, GpunodeError, InputError, InterruptedByUser
 from gpunode.core.late import dataclass, field, fields
 from gpunode.core.mask import mask
 from gpunode.core.model import Changed
@@ -85,6 +85,30 @@ class PlayOptions:
     diff: bool = False
     become_password: str = field(default="", repr=False)
     targets: tuple[Target, ...] = field(default=(), repr=False)  # whose passwords no event and no artifact keeps
+
+
+# what gpunode says itself, by the names in Ansible, and what is used in its place
+_OURS = {"subset": "--limit", "check": "--check", "inventory": "-i", "forks": "--forks"}
+_OURS |= dict.fromkeys(("listhosts", "listtasks", "listtags", "syntax"), "command plan")
+
+
+def check_arguments(words: Sequence[str]) -> None:
+    """Raises InputError for arguments that ansible-playbook refuses, or that would undo what gpunode decides."""
+    use_installed_locale()
+    from ansible.cli.playbook import PlaybookCLI
+
+    def refuse(what: str, fix: str = "name hosts, and give gpunode's options, before --") -> NoReturn:
+        raise InputError(f"what follows -- goes to ansible-playbook: {what}", fix=fix)
+
+    command = PlaybookCLI(["ansible-playbook"])
+    command.init_parser()
+    command.parser.error = refuse
+    command.parser.set_defaults(**dict.fromkeys(_OURS))
+    found = vars(command.parser.parse_args(["playbook.yml", *words]))
+    if others := found.pop("args")[1:]:
+        refuse(f"{' '.join(others)} is no option of it")
+    for name in (name for name in _OURS if found[name] is not None):
+        refuse("this gpunode says itself", f"use gpunode's {_OURS[name]}")
 
 
 def run_playbook(

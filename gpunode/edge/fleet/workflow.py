@@ -39,6 +39,7 @@ ASK_SECONDS = 180  # a node without lists reads those of whole archives, more th
 SMOKE_SECONDS = 600  # several containers, one after the other
 PLAYBOOK, INVENTORY, PLAN, CONFIG = "playbook.yml", "inventory.yml", "plan.json", "ansible.cfg"
 MANIFEST = "manifest.json"
+FILES = (PLAYBOOK, INVENTORY, PLAN, CONFIG, MANIFEST)
 ANSIBLE_CFG = """\
 # written by gpunode
 [defaults]

@@ -20,7 +20,16 @@ from gpunode.core.meant import meant
 from gpunode.edge.side_by_side import OUTPUT, SENDING, Deadline
 from gpunode.edge.ssh import config as sshconfig
 from gpunode.edge.ssh.hostkeys import HostKeyChanged, add_host_key, check_host_key, known_keys
-from gpunode.edge.ssh.shell import OUTPUT_LIMIT, Target, parse_host, shell_command, shell_input, shell_started, too_much
+from gpunode.edge.ssh.shell import (
+    OUTPUT_LIMIT,
+    Target,
+    given_by,
+    parse_host,
+    shell_command,
+    shell_input,
+    shell_started,
+    too_much,
+)
 
 if TYPE_CHECKING:
     import paramiko
@@ -438,7 +447,8 @@ def _meant_otherwise(host: str) -> str:
     if host == "local":
         return "for this machine itself: --local"
     other = "check the spelling, or give the address (ansible_host, or HostName in ssh_config)"
-    return meant(host, (path.name for path in Path().iterdir()), other, cutoff=0.8)
+    near = meant(host, (path.name for path in Path().iterdir()), other, cutoff=0.8)
+    return given_by(host) if Path(host).exists() else near
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
@@ -120,14 +121,22 @@ def _leading(words: Sequence[str]) -> Iterator[str]:
 _DASHES = ("–", "—", "−")  # what word processors make of --
 
 
+def given_by(text: str) -> str:
+    """How a file or folder is given that stands where a host should."""
+    folder = text.removesuffix("/plan.json")
+    if (Path(folder) / "plan.json").is_file():
+        return f"{folder} is a plan's folder: gpunode provision {folder}"
+    return f"an inventory is given by -i {text}, gpunode.yml by -c, a probe by --probe, a log to the doctor by --log"
+
+
 def parse_host(text: str, *, ssh_args: tuple[str, ...] = ()) -> Target:
     """[user@]host[:port], [user@][IPv6]:port or ssh://… → Target."""
     bare = text.removeprefix("ssh://").rstrip("/") if text.startswith("ssh://") else text
     if "/" in bare or bare.startswith(("~", ".")):
         raise InputError(
-            f"{text!r} is a path, and no such folder is there for this command",
+            f"{text!r} is a path{'' if Path(text).exists() else ' where nothing is'}, and no host",
             expected="[user@]host[:port]",
-            fix="an inventory is given by -i, a saved probe by --probe; gpunode plan -o DIR writes a plan's folder",
+            fix=given_by(text),
         )
     user, at, rest = bare.rpartition("@")
     host, port = rest, ""
@@ -136,7 +145,7 @@ def parse_host(text: str, *, ssh_args: tuple[str, ...] = ()) -> Target:
         port = port.removeprefix(":")
     elif rest.count(":") == 1:
         host, _, port = rest.partition(":")
-    fix = "an IPv6 address with a port: [::1]:22"
+    fix = "options stand before --" if text.startswith("-") else "an IPv6 address with a port: [::1]:22"
     if ":" in user:
         host, text, fix = "", f"…@{rest}", "leave the password out: gpunode uses the agent, keys and ~/.ssh/config"
     elif at and not user:
