@@ -86,10 +86,20 @@ def options(*given: Callable[[Any], Any], section: str = "") -> Callable[[Comman
     return wrap
 
 
+class Duration(click.FloatRange):
+    """Seconds: 90, 90s, 30m, 2h."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))):
+            self.fail(f"{value!r} is no time: write 90s, 30m or 2h", param, ctx)
+        return super().convert(float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1), param, ctx)
+
+
 def seconds(name: str, text: str, *, least: float, default: float) -> Callable[[Command], Command]:
     """An option of so many seconds."""
-    kind = click.FloatRange(least)
-    return click.option(name, type=kind, default=default, show_default=True, metavar="S", help=text)
+    return click.option(name, type=Duration(least), default=default, show_default=True, metavar="TIME", help=text)
 
 
 def tree_option(untouched: str) -> Callable[[Any], Any]:

@@ -31,7 +31,7 @@ def locked_option(command: Command) -> Command:
 
     flag = click.option("--locked", is_flag=True, help="Exactly the versions of gpunode.lock; refuse anything else.")
     file = click.option(
-        "--lock-file", type=click.Path(path_type=Path), metavar="FILE", help="Another file for --locked."
+        "--lock-file", type=click.Path(path_type=Path), metavar="FILE", help="As --locked, by another file."
     )
     return flag(file(with_lock))  # type: ignore[return-value]
 
@@ -46,26 +46,14 @@ def read_lock(path: Path) -> Lock:
     text = ""
     try:
         text = path.read_text(encoding="utf-8")
+        if text.strip() and "format" not in text:
+            raise InputError(f"{path} is no lock file", fix="name the one that gpunode lock wrote, or restore it")
         return parse_lock(tomli.loads(text), str(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", fix="gpunode lock -i INVENTORY writes one") from error
     except ValueError as error:
         why = "it has conflict markers of git" if "<<<<<<< " in text else str(error)
         raise InputError(f"{path}: {why}", fix=REPAIR) from error
-
-
-def _old(path: Path, *, replace_broken: bool) -> Lock:
-    """What the file has, {} where there is none, or where one that cannot be read is replaced."""
-    from gpunode.core.errors import InputError
-    from gpunode.core.plan.lockfile import Lock
-
-    try:
-        return read_lock(path) if path.exists() else Lock()
-    except InputError as error:
-        if not replace_broken:
-            raise
-        echo(f"replaced: {error.what}", err=True)
-        return Lock()
 
 
 @click.command(
@@ -96,7 +84,7 @@ def lock(targets: Targets, output: Path, update: bool, output_format: str) -> in
         show_errors([(one.host, one.error) for one in errors if one.error])
     new = make_lock([(one.host, one.facts) for one in found if one.facts])
     whole = bool(targets.inventory and not targets.limit and not errors)  # all that the file is about has answered
-    old = _old(output, replace_broken=update and whole)
+    old = read_lock(output) if output.exists() else Lock()
     new = new if whole else Lock({**old, **new})
     differs = lock_differences(old, new)
     written = not errors and bool(differs) and (update or not output.exists())

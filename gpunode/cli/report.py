@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gpunode.cli.common import NEW_FILE, format_option, read_spec_option
 from gpunode.cli.completion import complete_runs
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 )
 @read_spec_option
 @click.option("--title", default="", help="The headline, in place of the name of what it is about.")
-@click.option("-o", "--output", type=NEW_FILE, help="Write it there.")
+@click.option("-o", "--output", type=NEW_FILE, help="Write it there: *.json and *.xml in that format.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of --format json, and nothing else.")
 @format_option("html", "json", "junit")
 def report(
@@ -62,6 +63,8 @@ def report(
     from gpunode.edge import report as sources
     from gpunode.edge.state import writing_to
 
+    if output and click.get_current_context().get_parameter_source("output_format") is ParameterSource.DEFAULT:
+        output_format = {".json": "json", ".xml": "junit"}.get(output.suffix, output_format)
     if schema:
         from gpunode.core.report.schema import schema_of
 

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import Command, options
+from gpunode.cli.common import Command, Duration, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpunode.edge.fleet.driver import RunCallbacks
     from gpunode.edge.fleet.events import EventLog
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-
-
-class Duration(click.ParamType[float]):
-    """Seconds: 90, 90s, 30m, 2h."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
-        found = re.fullmatch(r"(\d+)([smh]?)", str(value))
-        if not found:
-            self.fail(f"{value!r} is no time: write 90s, 30m or 2h", param, ctx)
-        return int(found[1]) * _UNITS[found[2] or "s"]
-
 
 MAX_FAILURES = click.option(
     "--max-failures", metavar="N|N%", help="Stop starting hosts when more than this many have failed."
@@ -49,7 +31,7 @@ _OPTIONS = (
     ),
 )
 _RUN = (
-    click.option("--deadline", type=Duration(), metavar="TIME", help="Start no further host after this time."),
+    click.option("--deadline", type=Duration(), metavar="TIME", help="Start no further host when the run is this old."),
     click.option("--break-lock", is_flag=True, help="Take nodes over from another controller that holds them."),
     click.option(
         "--events",

@@ -67,7 +67,7 @@ def list_runs(limit: int, output_format: str) -> int:
 
 
 @runs.command("show", epilog="Examples:\n\n\b\n  gpunode runs show last\n  gpunode runs show 20261122T081500Z-1f2e3d")
-@click.argument("name", metavar="RUN", default="last", shell_complete=complete_runs)
+@click.argument("name", metavar="[RUN]", default="last", shell_complete=complete_runs)
 @click.option("--hosts", "every", is_flag=True, help="A line for each host, however many they are.")
 @format_option("text", "json")
 def show(name: str, every: bool, output_format: str) -> int:
@@ -104,7 +104,7 @@ def show(name: str, every: bool, output_format: str) -> int:
 
 @runs.command("diff", epilog="Examples:\n\n\b\n  gpunode runs diff 20261121 last")
 @click.argument("first", metavar="RUN", shell_complete=complete_runs)
-@click.argument("second", metavar="RUN", default="last", shell_complete=complete_runs)
+@click.argument("second", metavar="[RUN]", default="last", shell_complete=complete_runs)
 @format_option("text", "json")
 def diff(first: str, second: str, output_format: str) -> int:
     """Differences between two runs: hosts, plans, results."""
@@ -130,7 +130,7 @@ def diff(first: str, second: str, output_format: str) -> int:
     epilog="Examples:\n\n\b\n  gpunode runs resume last\n  gpunode runs resume 20261122T081500Z-1f2e3d --yes\n"
     "  gpunode runs resume last --limit '!gpu7' --max-failures 2",
 )
-@click.argument("name", metavar="RUN", default="last", shell_complete=complete_runs)
+@click.argument("name", metavar="[RUN]", default="last", shell_complete=complete_runs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @ASK_BECOME_PASS
 @click.option("--limit", metavar="HOSTS", help="Only these of its hosts: a pattern of Ansible, or names.")

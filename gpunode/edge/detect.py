@@ -238,8 +238,8 @@ def _read(host: Detected, ran: Ran) -> Detected:
 
 
 def _probe_files(targets: Targets) -> list[Path]:
-    if targets.hosts or targets.inventory or targets.local:
-        raise InputError("saved probes and hosts given together", fix="leave out the hosts, or --probe")
+    if targets.hosts or targets.inventory or targets.local or targets.limit:
+        raise InputError("saved probes and hosts given together", fix="leave out the hosts (also --limit), or --probe")
     files: list[Path] = []
     for path in targets.probes:
         files += sorted((*path.rglob("*.probe"), *path.rglob("probe.txt"))) if path.is_dir() else [path]

@@ -227,8 +227,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        stated = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: {stated}", expected=_EXPECTED) from error
+        stated = error.strerror if isinstance(error, OSError) else f"this is no JSON: {error}"
+        fix = "name a run, a plan's folder, or --from DIR with saved probes and results"
+        raise InputError(f"{path}: {stated}", expected=_EXPECTED, fix=fix) from error
     return data if isinstance(data, dict) else {}
 
 

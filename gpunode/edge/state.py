@@ -52,7 +52,7 @@ def state_name() -> str:
 def state_path() -> Path:
     """$XDG_STATE_HOME/gpunode, whether it is there or not."""
     try:
-        base = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+        base = _base("XDG_STATE_HOME", "~/.local/state")
     except RuntimeError as error:
         raise StateError(f"no state directory: {error}", fix="set HOME, or XDG_STATE_HOME") from error
     return base / "gpunode"
@@ -60,7 +60,13 @@ def state_path() -> Path:
 
 def cache_path(name: str) -> Path:
     """$XDG_CACHE_HOME/gpunode/NAME, whether it is there or not; what is in it can be fetched again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / name
+    return _base("XDG_CACHE_HOME", "~/.cache") / "gpunode" / name
+
+
+def _base(variable: str, otherwise: str) -> Path:
+    """As the XDG specification has it: a relative path does not count."""
+    named = Path(os.environ.get(variable, ""))
+    return named if named.is_absolute() else Path(otherwise).expanduser()
 
 
 def state_dir() -> Path:

@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner, Result
 from fleet_world import World
 
+from gpunode.cli.common import Duration
 from gpunode.cli.main import cli
 from gpunode.cli.runs import _say_changed
 from gpunode.core.doctor import scan
@@ -38,6 +39,7 @@ from gpunode.edge.fleet import driver, undo, workflow
 from gpunode.edge.fleet.runs import RunRow
 from gpunode.edge.report import of_run
 from gpunode.edge.ssh.shell import Target
+from gpunode.edge.state import state_path
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 HEADERS = "#: gpunode-probe 1\n#: system\n#: os_release\n#: pci\n#: packages\n#: end\n"
@@ -229,13 +231,15 @@ SPECS = [  # a mistake in gpunode.yml: text, where, what to do
     ("cuda: {version: '12.8'}", "1:17", "did you mean 'cuda.versions'?"),
     ("gpunode: {driver: {branch: '580'}}", "1:1", "write what is in it without 'gpunode' around it"),
     ("all: {hosts: {gpu1: }}", "1:1", "this is an inventory: give it by -i"),
-    ("rollout: {waves: [100%, 1]}", "1:11: rollout.waves are 100%, 1", "100% as the last"),
+    ("rollout: {waves: [100%, 1]}", "1:11: rollout.waves are 100%, 1", "waves: [1, 100%], or --waves 1,100%"),
+    ("rollout: {waves: [50%, 10%]}", "1:11: rollout.waves are 50%, 10%", "each larger than before"),
     ("rollout: {waves: [one, all]}", "1:11: rollout.waves has 'one'", "--waves 1,10%,100%"),
     ("driver: {version: '580'}", "1:19", "a number such as 580 is driver.branch"),
     ("driver: {branch: nvidia-driver-580-open}", "1:18", "did you mean '580'?"),
     ("driver: {branch: $BRANCH}", "1:18", "variables of the shell are not read"),
     ("driver: !vault x", "1:9", "a vaulted value belongs into gpunode_spec of an inventory"),
     ("driver: {hold: true, branch: 580", "1:9", "close what begins there"),
+    ("driver:\n  branch: '580", "2:11", "close what begins there"),
     ("driver:\n  branch: '580'\n toolkit:\n  version: x", "3:2: this line is indented otherwise", "in their column"),
     ("gpunode_cuda_versions: ['12.8']", "1:1", "did you mean cuda.versions?"),
     ("gpunode_mig_profiles: {}", "1:1", "did you mean sharing.mig.profiles?"),
@@ -361,6 +365,12 @@ WORDS = [  # a mistake on the command line, and what to do instead
     ("plan --local -o program/x", "choose another place"),
     ("report -o program/x/y", "choose another place"),
     ("report -o absent/x", "mkdir -p absent"),
+    ("provision h --waves 100%,1 --yes", "--waves 1,100%"),
+    ("detect --local --timeout 5x", "'5x' is no time: write 90s, 30m or 2h"),
+    ("detect --local --timeout 0s", "0.0 is not in the range"),
+    ("plan --probe x --limit gpu1", "leave out the hosts (also --limit)"),
+    ("plan --local --lock-file site/gpunode.yml", "site/gpunode.yml is no lock file"),
+    ("report site/gpunode.yml", "name a run, a plan's folder, or --from DIR"),
 ]
 
 
@@ -373,6 +383,7 @@ def test_a_mistake_on_the_command_line_is_answered_with_what_is_meant(words: str
     Path("short").write_bytes(random.Random(1).randbytes(300))
     Path("site").mkdir()
     Path("site/hosts.yml").touch()
+    Path("site/gpunode.yml").write_text("driver: {}\n")
     Path("review").mkdir()
     Path("review/plan.json").touch()
     done = typed(*words.split())
@@ -394,6 +405,26 @@ def test_arguments_of_ansible_playbook_leave_the_folders_inventory_in_force() ->
     assert done.returncode == 4 and "inventory: hosts.yml" in done.stderr, done.stderr
     done = typed("provision", "--yes", "--", "--chekc")
     assert "goes to ansible-playbook: unrecognized arguments: --chekc" in done.stderr and "inv" not in done.stderr
+
+
+def test_a_relative_state_home_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named, folder in ((str(tmp_path / "x"), tmp_path / "x"), ("rel", tmp_path / ".local/state")):
+        monkeypatch.setenv("XDG_STATE_HOME", named)
+        assert state_path() == folder / "gpunode"
+
+
+@pytest.mark.parametrize(("words", "begins"), [("x.json", "{"), ("x.xml", "<?xml"), ("x", "<!"), ("x.html", "<!"),
+                                               ("x.json --format html", "<!")])  # fmt: skip
+def test_a_report_has_the_format_of_its_ending(words: str, begins: str) -> None:
+    Path("gpu1.probe").write_text((PROBES / "debian12-no-gpu/probe.txt").read_text())
+    assert run("report", "--from", ".", "-o", *words.split()).return_value == 0
+    assert Path(words.split()[0]).read_text().startswith(begins)
+
+
+def test_a_time_limit_has_the_grammar_of_all_times() -> None:
+    found = [Duration(0.1).convert(text, None, None) for text in ("90", "0.5", "90s", "5m", "2h", 10.0)]
+    assert found == [90, 0.5, 90, 300, 7200, 10]
 
 
 def test_gpunode_alone_shows_its_help_and_no_error() -> None:

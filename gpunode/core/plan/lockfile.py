@@ -21,7 +21,7 @@ HEAD = (
     "# `--locked` refuses anything else, `gpunode lock --update` shows what has changed and rewrites it.\n"
 )
 _UNLOCKED = "provision without --locked, then gpunode lock --update"
-REPAIR = "restore it from version control, or write it again when all hosts answer: gpunode lock -i INVENTORY --update"
+REPAIR = "restore it from version control, or remove it first: gpunode lock -i INVENTORY then writes another"
 _FIELDS = ("driver", "kernel", "cuda", "toolkit")
 
 
@@ -66,17 +66,18 @@ def make_lock(hosts: Sequence[tuple[str, NodeFacts]]) -> Lock:
         first, other = found.setdefault(key, (host, mine))
         if other != mine:
             raise InputError(
-                f"{host} and {first} are of the class {key} and differ: {'; '.join(differences(other, mine))}",
+                f"{first} and {host} are of the class {key} and differ: "
+                + "; ".join(differences(other, mine, f"{first} {{}}, {host} {{}}")),
                 expected="the same versions on all hosts of a class",
                 fix="provision them first, or lock only those that are as they should be (--limit)",
             )
     return Lock({key: mine for key, (_, mine) in sorted(found.items())})
 
 
-def differences(old: Locked, new: Locked) -> list[str]:
+def differences(old: Locked, new: Locked, both: str = "{} → {}") -> list[str]:
     """ "driver: 580.1 → 580.2", for each thing that differs."""
     return [
-        f"{name}: {_text(getattr(old, name))} → {_text(getattr(new, name))}"
+        f"{name}: {both.format(_text(getattr(old, name)), _text(getattr(new, name)))}"
         for name in _FIELDS
         if getattr(old, name) != getattr(new, name)
     ]

@@ -53,16 +53,18 @@ def check_rollout(rollout: RolloutSpec) -> None:
         check_text(name, text, r"\d+|(\d|[1-9]\d|100)%", expected, fix=fix, verb="has")
     if share(rollout.max_unavailable, 100) == 0:
         raise InputError.of("rollout.max_unavailable", "is 0", expected="at least 1: nothing could ever be done")
-    if not rollout.waves or rollout.waves[-1] != "100%":
-        fix, waves = f"--waves {','.join((*rollout.waves, '100%'))}", ", ".join(rollout.waves) or "none"
-        raise InputError.of("rollout.waves", f"are {waves}", expected="100% as the last wave", fix=fix)
-    if min(rollout.drain.timeout, rollout.drain.ready_timeout) < 1:
-        raise InputError.of("rollout.drain", "has a timeout below 1", expected="seconds")
-    check_least("rollout.soak", rollout.soak, 0, "0 or more seconds")
     for kind in ("%", ""):
         sizes = [int(w.rstrip("%")) for w in rollout.waves if w.endswith("%") == bool(kind)]
         if sizes != sorted(set(sizes)):
             raise InputError.of("rollout.waves", f"are {', '.join(rollout.waves)}", expected="each larger than before")
+    if not rollout.waves or rollout.waves[-1] != "100%":
+        waves = [*(wave for wave in rollout.waves if wave != "100%"), "100%"]
+        fix = f"waves: [{', '.join(waves)}], or --waves {','.join(waves)}"
+        are = f"are {', '.join(rollout.waves) or 'none'}"
+        raise InputError.of("rollout.waves", are, expected="100% as the last wave", fix=fix)
+    if min(rollout.drain.timeout, rollout.drain.ready_timeout) < 1:
+        raise InputError.of("rollout.drain", "has a timeout below 1", expected="seconds")
+    check_least("rollout.soak", rollout.soak, 0, "0 or more seconds")
 
 
 def parse_rollout(data: Mapping[str, Any]) -> dict[str, Any]:
