@@ -814,6 +814,8 @@ def test_links_ports_and_settings_are_read_from_sysfs(shell: list[str], tmp_path
     (tmp_path / f"modules/{os.uname().release}/updates/dkms").mkdir(parents=True)
     (tmp_path / f"modules/{os.uname().release}/updates/dkms/gdrdrv.ko.zst").touch()
     text = text.replace("/proc/kallsyms", f"{tmp_path}/kallsyms").replace("/lib/modules/", f"{tmp_path}/modules/")
+    (tmp_path / "lockdown").write_text("none [integrity] confidentiality\n")
+    text = text.replace("/sys/kernel/security/lockdown", f"{tmp_path}/lockdown")
     _, facts = probe(shell, request={"sections": b"links tuning"}, text=text)
     links = {link.slot: link for link in facts.pcie}
     assert [*links] == ["0000:18:00.0", "0000:17:00.0", "0000:16:00.0", "0000:15:01.0", "0000:19:00.0", "0000:17:01.0"]
@@ -824,8 +826,14 @@ def test_links_ports_and_settings_are_read_from_sysfs(shell: list[str], tmp_path
     want = RdmaPort(device="mlx5_0", port=1, slot="0000:19:00.0", state="ACTIVE", physical="LinkUp", rate="400")
     assert facts.rdma == (replace(want, layer="InfiniBand"),)
     tuning = replace(facts.tuning, peermem="")  # by modinfo, which is not everywhere
-    options, governors = {"PCI_P2PDMA": "n"}, ("powersave", "performance")
-    assert tuning == Tuning(governors=governors, kernel_options=options, peer_memory="yes", gdrdrv=True)
+    want_tuning = Tuning(
+        lockdown="integrity",
+        governors=("powersave", "performance"),
+        kernel_options={"PCI_P2PDMA": "n"},
+        peer_memory="yes",
+        gdrdrv=True,
+    )
+    assert tuning == want_tuning
     assert [note for note in facts.notes if "not root" not in note] == []
 
 

@@ -107,6 +107,7 @@ def test_nothing_is_set_by_default_and_every_key_has_a_row() -> None:
         ({"iommu": "passthrough"}, {"tuning": Tuning()}, "tuning.iommu: neither update-grub"),
         ({"acs": "off"}, {"virtualization": "kvm"}, "tuning.acs: this is a virtual machine"),
         ({"acs": "off"}, {"gpus": "vfio-pci"}, "tuning.acs: GPUs are given to virtual machines (vfio-pci)"),
+        ({"acs": "off"}, {"tuning": Tuning(lockdown="integrity")}, "tuning.acs: the kernel is locked down"),
         ({"governor": "performance"}, {"tuning": Tuning()}, "tuning.governor: the CPUs of this node have no frequency"),
     ],
 )
@@ -117,6 +118,12 @@ def test_what_a_node_cannot_is_refused_with_the_reason(
         more = {"gpus": tuple(replace(gpu, driver=driver) for gpu in node().gpus)}
     [problem] = planned(node(**more), tuning)[1]
     assert problem.startswith(words)
+
+
+def test_under_lockdown_what_the_kernel_itself_has_turned_off_is_no_problem() -> None:
+    facts = node(tuning=Tuning(lockdown="integrity"))
+    off = tuple(replace(link, acs=link.acs.replace("0x001d", "0x0011")) for link in facts.pcie)
+    assert planned(replace(facts, pcie=off), {"acs": "off"})[1] == []
 
 
 PEER = Tuning(peer_memory="yes", peermem="built")

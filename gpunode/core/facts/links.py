@@ -73,6 +73,7 @@ def read_tuning(probe: Probe) -> Tuning:
     needs = probe.value("tuning", "peermem")
     return Tuning(
         governors=tuple(probe.values("tuning", "governor")),
+        lockdown=probe.value("tuning", "lockdown"),
         kernel_options={name: value for name, _, value in options},
         arguments=tuple(probe.values("tuning", "argument")),
         next_arguments=tuple(probe.values("tuning", "next")),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.engines import ROWS
-from gpunode.core.facts.pcie import PcieTree
+from gpunode.core.facts.pcie import PcieTree, redirects
 from gpunode.core.items.gpudirect import dmabuf_lacks, dmabuf_unread, impossible
 from gpunode.core.items.kernel_argument import given
 from gpunode.core.knowledge import Knowledge
@@ -112,13 +112,19 @@ def _impossible(row: TuningSetting, facts: NodeFacts, knowledge: Knowledge) -> I
 
 def _acs(row: TuningSetting, facts: NodeFacts) -> Iterator[Problem]:
     tree = PcieTree.of(facts)
-    unread = [slot for slot in tree.between(facts) if not tree.links[slot].acs]
+    words = {slot: tree.links[slot].acs for slot in sorted(tree.between(facts))}
+    unread, bad = [slot for slot in words if not words[slot]], [slot for slot in words if redirects(words[slot])]
     if any(gpu.driver == "vfio-pci" for gpu in facts.gpus):
         yield _refused(row, "GPUs are given to virtual machines (vfio-pci), and ACS keeps these apart")
     elif not tree.bare:
         yield _refused(row, "this is a virtual machine: its bridges are the hypervisor's")
     elif unread:
-        yield _refused(row, f"the ACS of {', '.join(sorted(unread))} was not read (probe as root)")
+        yield _refused(row, f"the ACS of {', '.join(unread)} was not read (probe as root)")
+    elif bad and facts.tuning.lockdown not in ("", "none"):
+        yield Problem(
+            what=f"tuning.acs: the kernel is locked down (Secure Boot), and keeps the ACS of {', '.join(bad)} as it is",
+            fix=f"put 'pci=disable_acs_redir={';'.join(bad)}' on the kernel's command line, or disable Secure Boot",
+        )
 
 
 def _refused(row: TuningSetting, what: str) -> Problem:

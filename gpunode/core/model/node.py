@@ -163,6 +163,7 @@ class Tuning:
     """Settings of the host that decide how fast GPUs are."""
 
     governors: tuple[Annotated[str, WORD], ...] = ()  # of all CPUs, each once
+    lockdown: Annotated[str, WORD] = ""  # of the kernel: none, integrity (under Secure Boot), confidentiality
     # PCI_P2PDMA: y, n; not there: not read
     kernel_options: Mapping[Annotated[str, MODULE], Annotated[str, WORD]] = field(default_factory=dict)
     # of the running kernel's command line, those that concern us

@@ -150,6 +150,7 @@ probe_tuning() {
     first "$file" || continue
     case $governors in *" $REPLY "*) ;; *) governors="$governors$REPLY " && line "governor $REPLY" ;; esac
   done
+  sed -n 's/.*\[\(.*\)].*/| lockdown \1/p' /sys/kernel/security/lockdown 2>/dev/null
   kernel_arguments argument </proc/cmdline
   loader=$(loader)
   case $loader:$(id -u) in

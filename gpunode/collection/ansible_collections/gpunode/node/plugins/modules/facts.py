@@ -241,8 +241,8 @@ facts:
       description: Device files that this session's device cgroup keeps it from opening.
       type: list
     tuning:
-      description: 'Tuning. Keys: governors, kernel_options, arguments, next_arguments, loader,
-        ofed, peer_memory, peermem, gdrdrv, imex_dra.'
+      description: 'Tuning. Keys: governors, lockdown, kernel_options, arguments, next_arguments,
+        loader, ofed, peer_memory, peermem, gdrdrv, imex_dra.'
       type: dict
     first_boot:
       description: 'First boot. Keys: program, armed, status, at, message, failed.'
