@@ -1,7 +1,8 @@
 """Process 1 of a machine's container: joins it to the lab's network, starts its PCI devices, and then QEMU.
 
-Runs in the container: Python's library alone.  /vm is a folder of the node's; machine.json there says what to start.
-A device NAME whose file NAME.out or NAME.lost is there is not plugged in.
+Runs in the container: Python's library alone.  /vm is a folder of the node's; machine.json there says what to start:
+also `arguments` for QEMU, and of a device QEMU's options of its `port` and `registers` that keep their value.  A device
+NAME whose file NAME.out or NAME.lost is there is not plugged in.
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ def arguments(machine: Mapping[str, Any]) -> Iterator[str]:
     yield from ("-qmp", f"unix:{FOLDER}/qmp,server=on,wait=off")
     yield from ("-chardev", f"socket,id=console,path={FOLDER}/console,server=on,wait=off,logfile={FOLDER}/console.log")
     yield from ("-serial", "chardev:console")
+    yield from machine.get("arguments", ())
     for number, device in enumerate(machine["devices"]):
         name, size = device["name"], sum(size for size, _ in device["bars"].values())
         there = not any((FOLDER / f"{name}.{word}").exists() for word in ("out", "lost"))
-        room = "" if there else f",pref64-reserve={1 << size.bit_length()}"  # for when it comes
-        yield from ("-device", f"pcie-root-port,id=port-{name},chassis={number + 1},slot={number + 1}{room}")
+        room = {} if there else {"pref64-reserve": 1 << size.bit_length()}  # for when it comes
+        port = {"driver": "pcie-root-port", "chassis": number + 1, "slot": number + 1} | room | device.get("port", {})
+        yield from ("-device", json.dumps(port | {"id": f"port-{name}"}))
         if there:
             yield from ("-device", json.dumps(plugged(name)))
 
@@ -79,7 +82,8 @@ def main() -> int:
         bridge(machine["mac"])
     for device in machine["devices"]:
         bars = {int(number): (size, flags) for number, (size, flags) in device["bars"].items()}
-        Device(FOLDER / device["name"], device["ids"], bars).listen()
+        registers = {int(offset): value for offset, value in device.get("registers", {}).items()}
+        Device(FOLDER / device["name"], device["ids"], bars, registers).listen()
     if not (FOLDER / "disk.qcow2").exists():
         base = ("-b", machine["disk"], "-F", "raw") if machine["disk"] else ()
         subprocess.run(("qemu-img", "create", "-q", "-f", "qcow2", *base, FOLDER / "disk.qcow2"), check=True)

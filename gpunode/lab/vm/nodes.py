@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,6 +92,15 @@ def host_keys(node: Node) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------- what can happen to it
+
+
+def alter(node: Node, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change its machine.json (boot.py), and cut the power."""
+    path = node.directory / "vm/machine.json"
+    data = json.loads(path.read_text())
+    change(data)
+    machine.write(path, json.dumps(data))
+    cut_power(node)
 
 
 def cut_power(node: Node) -> None:

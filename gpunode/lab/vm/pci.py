@@ -42,9 +42,11 @@ def config_space(device: Mapping[str, int], bars: Mapping[int, tuple[int, int]])
 class Device:
     """One device at one socket.  While SOCKET.lost is there it has fallen off the bus: all bits are set."""
 
-    def __init__(self, path: Path, data: Mapping[str, int], bars: Mapping[int, tuple[int, int]]) -> None:
+    def __init__(
+        self, path: Path, data: Mapping[str, int], bars: Mapping[int, tuple[int, int]], registers: Mapping[int, int]
+    ) -> None:
         self.path, self.bars, self.lost = path, bars, path.with_suffix(".lost")
-        self.data, self.registers = data, {0x0: data["chip"] << 20 | 0xA1, 0xA00: data["chip"] << 20}
+        self.data, self.registers = data, {0x0: data["chip"] << 20 | 0xA1, 0xA00: data["chip"] << 20, **registers}
         self.config = config_space(data, bars)
         self.written: dict[int, int] = {}
 
