@@ -1,0 +1,70 @@
+"""Hardware of a node that boots, for what only a server has: no sign of a virtual machine, a PCIe switch, P-states."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+FREQUENCIES = (2400, 1800, 1200)  # MHz
+PORT = 0x1600  # of the I/O space, where nothing is: what the kernel writes there is lost
+FIRMWARE = "/usr/share/OVMF/OVMF_VARS_4M.fd"  # variables without keys: no Secure Boot
+
+
+def bare(folder: Path) -> list[str]:
+    """QEMU's arguments of a machine that looks as one of metal does (systemd-detect-virt: none)."""
+    words = b"Example\0001.0\00001/02/2026\0\0"
+    extended = 0x0C  # of the BIOS: UEFI, and not the bit that says virtual machine
+    table = struct.pack("<BBHBBHBBQBB4B", 0, 24, 0, 1, 2, 0, 3, 0, 8, 0, extended, 1, 0, 255, 255) + words
+    (folder / "bios.bin").write_bytes(table)
+    return [
+        *("-cpu", "max,-hypervisor", "-smbios", "file=/vm/bios.bin"),
+        *("-smbios", "type=1,manufacturer=Example,product=Server,version=1"),
+    ]
+
+
+def switch() -> list[str]:
+    """A PCIe switch without its ports below; a device gets one by `below`."""
+    root = "pcie-root-port,id=root,chassis=90,slot=90"
+    return ["-device", root, "-device", "x3130-upstream,id=switch,bus=root"]
+
+
+def below(device: dict[str, Any]) -> None:
+    """Put a device behind the switch.  QEMU's port of a switch has no ACS; its root port has."""
+    device["port"] = {"bus": "switch"}
+
+
+# ---------------------------------------------------------------- P-states, in ACPI's byte code (AML)
+
+
+def p_states(folder: Path, cpus: int) -> list[str]:
+    """QEMU's arguments of an ACPI table that gives each CPU P-states, and with them cpufreq's acpi-cpufreq."""
+    code = b"".join(_scope(number) for number in range(cpus))
+    (folder / "ssdt.aml").write_bytes(code)
+    return ["-acpitable", "sig=SSDT,rev=2,oem_id=GPUNOD,oem_table_id=PSTATES,data=/vm/ssdt.aml"]
+
+
+def _scope(number: int) -> bytes:
+    register = b"\x82" + struct.pack("<HBBBBQ", 12, 1, 16, 0, 2, PORT) + b"\x79\x00"  # of 16 bits, in the I/O space
+    buffer = _sized(b"\x11", _integer(len(register)) + register)
+    states = [
+        _package([_integer(word) for word in (megahertz, megahertz * 20, 10, 10, at, at)])
+        for at, megahertz in enumerate(FREQUENCIES)
+    ]
+    names = {b"_PCT": _package([buffer, buffer]), b"_PSS": _package(states), b"_PPC": _integer(0)}
+    body = b"".join(b"\x08" + name + value for name, value in names.items())
+    return _sized(b"\x10", b"\\\x2f\x03_SB_CPUS" + b"C%03X" % number + body)
+
+
+def _integer(value: int) -> bytes:
+    return b"\x0c" + struct.pack("<I", value)
+
+
+def _package(values: list[bytes]) -> bytes:
+    return _sized(b"\x12", bytes([len(values)]) + b"".join(values))
+
+
+def _sized(code: bytes, body: bytes) -> bytes:
+    """With the length of all after `code`, itself included, in two bytes."""
+    size = len(body) + 2
+    return code + bytes([0x40 | size & 0xF, size >> 4]) + body
