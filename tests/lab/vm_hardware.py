@@ -68,3 +68,40 @@ def _sized(code: bytes, body: bytes) -> bytes:
     """With the length of all after `code`, itself included, in two bytes."""
     size = len(body) + 2
     return code + bytes([0x40 | size & 0xF, size >> 4]) + body
+
+
+# ---------------------------------------------------------------- a GPU that nouveau takes
+
+BIOS = 0x300000  # where the BIOS is in the registers
+
+
+def for_nouveau(device: dict[str, Any]) -> None:
+    """Registers of a T4 with which nouveau of Linux 6.8 starts: it has memory, it was set up by its BIOS, and has one.
+
+    nvkm/subdev: devinit/tu102.c, fb/gp102.c, fault/tu102.c, mmu/vmmtu102.c.
+    """
+    registers = {
+        0x118128: 1,  # the firmware's work,
+        0x118234: 0xFF,  # which is done
+        0x100CE0: 16 << 4 | 10,  # 16 GiB
+        0x021C04: 1,  # no display
+        0x820C04: 1,
+        0xB83010: 64,  # entries of a list of faults
+        0xB83030: 64,
+        0xB830B0: 0,  # what is written to the page tables is there at once
+    }
+    words = struct.unpack("<1024I", _bios(device["ids"]["device"]))
+    registers |= {BIOS + 4 * number: word for number, word in enumerate(words)}
+    device["registers"] = registers
+
+
+def _bios(device: int) -> bytes:
+    image = bytearray(4096)
+    struct.pack_into("<HB", image, 0, 0xAA55, len(image) // 512)
+    struct.pack_into("<H", image, 0x18, 0x40)
+    pci = b"PCIR", 0x10DE, device, 0, 24, 0, b"\0\2\3", len(image) // 512, 0, 0, 0x80
+    struct.pack_into("<4sHHHHB3sHHBB", image, 0x40, *pci)
+    struct.pack_into("<6sHBBBB", image, 0x80, b"\xff\xb8BIT\0", 0x0100, 12, 6, 2, 0)  # a table of two entries: zeros
+    struct.pack_into("<cBHHcBHH", image, 0x8C, b"i", 1, 15, 0x200, b"I", 1, 14, 0x200)
+    image[-1] = -sum(image) & 0xFF
+    return bytes(image)
