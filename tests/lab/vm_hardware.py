@@ -101,7 +101,9 @@ def _bios(device: int) -> bytes:
     struct.pack_into("<H", image, 0x18, 0x40)
     pci = b"PCIR", 0x10DE, device, 0, 24, 0, b"\0\2\3", len(image) // 512, 0, 0, 0x80
     struct.pack_into("<4sHHHHB3sHHBB", image, 0x40, *pci)
-    struct.pack_into("<6sHBBBB", image, 0x80, b"\xff\xb8BIT\0", 0x0100, 12, 6, 2, 0)  # a table of two entries: zeros
-    struct.pack_into("<cBHHcBHH", image, 0x8C, b"i", 1, 15, 0x200, b"I", 1, 14, 0x200)
+    struct.pack_into("<6sHBBBB", image, 0x80, b"\xff\xb8BIT\0", 0x0100, 12, 6, 3, 0)  # a table of three entries
+    zeros, memory = 0x200, 0x240
+    struct.pack_into("<" + "cBHH" * 3, image, 0x8C, b"i", 1, 15, zeros, b"I", 1, 14, zeros, b"P", 2, 8, memory)
+    struct.pack_into("<IBB", image, memory + 4, memory + 8, 0x11, 0x15)  # of memory there is nothing to set
     image[-1] = -sum(image) & 0xFF
     return bytes(image)
