@@ -76,23 +76,22 @@ BIOS = 0x300000  # where the BIOS is in the registers
 
 
 def for_nouveau(device: dict[str, Any]) -> None:
-    """Registers of a T4 with which nouveau of Linux 6.8 starts: it has memory, it was set up by its BIOS, and has one.
+    """Registers of a V100 with which nouveau of Linux 6.8 starts: it has memory, and a BIOS that has set it up.
 
-    nvkm/subdev: devinit/tu102.c, fb/gp102.c, fault/tu102.c, mmu/vmmtu102.c.
+    nvkm/subdev: devinit/gm200.c, fb/gp102.c, fault/gv100.c, mmu/vmmgf100.c.
     """
     registers = {
-        0x118128: 1,  # the firmware's work,
-        0x118234: 0xFF,  # which is done
-        0x100CE0: 16 << 4 | 10,  # 16 GiB
+        0x02240C: 2,  # it is set up
+        0x100CE0: 16 << 4 | 11,  # 32 GiB
         0x021C04: 1,  # no display
         0x820C04: 1,
-        0xB83010: 64,  # entries of a list of faults
-        0xB83030: 64,
-        0xB830B0: 0,  # what is written to the page tables is there at once
+        0x100E34: 64,  # entries of a list of faults
+        0x100E48: 64,
+        0x100C80: 0x00FF8000,  # what is written to the page tables is there at once
+        0x100CD0: 0,  # no memory is protected
     }
     words = struct.unpack("<1024I", _bios(device["ids"]["device"]))
-    registers |= {BIOS + 4 * number: word for number, word in enumerate(words)}
-    device["registers"] = registers
+    device["registers"] = registers | {BIOS + 4 * number: word for number, word in enumerate(words)}
 
 
 def _bios(device: int) -> bytes:
@@ -101,9 +100,12 @@ def _bios(device: int) -> bytes:
     struct.pack_into("<H", image, 0x18, 0x40)
     pci = b"PCIR", 0x10DE, device, 0, 24, 0, b"\0\2\3", len(image) // 512, 0, 0, 0x80
     struct.pack_into("<4sHHHHB3sHHBB", image, 0x40, *pci)
-    struct.pack_into("<6sHBBBB", image, 0x80, b"\xff\xb8BIT\0", 0x0100, 12, 6, 3, 0)  # a table of three entries
-    zeros, memory = 0x200, 0x240
-    struct.pack_into("<" + "cBHH" * 3, image, 0x8C, b"i", 1, 15, zeros, b"I", 1, 14, zeros, b"P", 2, 8, memory)
+    zeros, memory, programs = 0x200, 0x240, 0x280
+    tables = b"i", 1, 15, zeros, b"I", 1, 28, zeros, b"P", 2, 8, memory, b"p", 2, 4, programs
+    struct.pack_into("<6sHBBBB", image, 0x80, b"\xff\xb8BIT\0", 0x0100, 12, 6, len(tables) // 4, 0)
+    struct.pack_into("<" + "cBHH" * (len(tables) // 4), image, 0x8C, *tables)
     struct.pack_into("<IBB", image, memory + 4, memory + 8, 0x11, 0x15)  # of memory there is nothing to set
+    struct.pack_into("<I4B", image, programs, programs + 4, 1, 4, 6, 1)  # the one that sets up is there
+    struct.pack_into("<BxI", image, programs + 8, 4, 0x300)
     image[-1] = -sum(image) & 0xFF
     return bytes(image)
