@@ -1,4 +1,7 @@
-"""Hardware of a node that boots, for what only a server has: no sign of a virtual machine, a PCIe switch, P-states."""
+"""Hardware of a node that boots, for what only a server has: no sign of a virtual machine, a PCIe switch, P-states.
+
+And a GPU that nouveau takes.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ def bare(folder: Path) -> list[str]:
 
 
 def switch() -> list[str]:
-    """A PCIe switch without its ports below; a device gets one by `below`."""
-    root = "pcie-root-port,id=root,chassis=90,slot=90"
-    return ["-device", root, "-device", "x3130-upstream,id=switch,bus=root"]
+    """A PCIe switch without its ports below, and an IOMMU, for which the kernel turns ACS redirect on."""
+    iommu, root = "intel-iommu,caching-mode=on", "pcie-root-port,id=root,chassis=90,slot=90"
+    return ["-device", iommu, "-device", root, "-device", "x3130-upstream,id=switch,bus=root"]
 
 
 def below(device: dict[str, Any]) -> None:
-    """Put a device behind the switch.  QEMU's port of a switch has no ACS; its root port has."""
+    """Put a device behind the switch, by QEMU's root port: its port of a switch has no ACS."""
     device["port"] = {"bus": "switch"}
 
 
@@ -76,17 +79,15 @@ BIOS = 0x300000  # where the BIOS is in the registers
 
 
 def for_nouveau(device: dict[str, Any]) -> None:
-    """Registers of a V100 with which nouveau of Linux 6.8 starts: it has memory, and a BIOS that has set it up.
+    """Registers of a P40 with which nouveau of Linux 6.8 starts: it has memory, and a BIOS that has set it up.
 
-    nvkm/subdev: devinit/gm200.c, fb/gp102.c, fault/gv100.c, mmu/vmmgf100.c.
+    nvkm/subdev: devinit/gm200.c, fb/gp102.c, fault/gp100.c, mmu/vmmgf100.c.  Newer chips need firmware.
     """
     registers = {
         0x02240C: 2,  # it is set up
-        0x100CE0: 16 << 4 | 11,  # 32 GiB
+        0x100CE0: 12 << 4 | 11,  # 24 GiB
         0x021C04: 1,  # no display
-        0x820C04: 1,
-        0x100E34: 64,  # entries of a list of faults
-        0x100E48: 64,
+        0x002A78: 64,  # entries of the list of faults
         0x100C80: 0x00FF8000,  # what is written to the page tables is there at once
         0x100CD0: 0,  # no memory is protected
     }

@@ -1,0 +1,169 @@
+"""Settings of the host on a real kernel: nouveau in the initramfs, modules at boot, ACS of bridges, a governor.
+
+Two P40 behind a switch, one of them bound to nouveau, on a machine that looks like one of metal (vm_hardware.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import vm_hardware as hardware
+from test_vm import modules, state
+from vm_node import MARKS, UP, Machine
+
+from gpunode.lab.machine import podman
+from gpunode.lab.vm import nodes as vm
+
+pytestmark = MARKS
+
+DRIVER = {
+    "driver": {"branch": "580", "modules": "precompiled"},
+    "toolkit": {"version": "none"},
+    "runtimes": {"containerd": {"manage": "ignore"}},
+}
+ACS = {"tuning": {"acs": "off"}}
+TUNING = {"acs": "off", "governor": "performance", "iommu": "passthrough", "sysctl": {"net.core.somaxconn": "8192"}}
+SETTINGS = {**DRIVER, "tuning": TUNING, "runtimes": {"containerd": {"manage": "install"}}}
+ARGUMENTS = "/etc/default/grub.d/t-acs.cfg"
+HOLDER = "t-holder"
+
+
+class Server(Machine):
+    """What the kernel says of the settings."""
+
+    def alter(self, *, first: bool = False) -> None:
+        """The hardware of this module; then Secure Boot off."""
+        folder, before = self.node.directory / "vm", self.boot_id()
+
+        def change(data: dict[str, Any]) -> None:
+            data["arguments"] = [*hardware.switch(), *hardware.bare(folder), *hardware.p_states(folder, data["cpus"])]
+            for device in data["devices"]:
+                hardware.below(device)
+            hardware.for_nouveau(data["devices"][0])
+
+        if not first:
+            podman("exec", self.node.container, "cp", hardware.FIRMWARE, "/vm/variables.fd")
+        with self.timed("power cut, and up again with other hardware"):
+            vm.alter(self.node, change)
+            self.wait_for_boot(before, UP)
+
+    def ports(self) -> list[str]:
+        """The ports above the GPUs."""
+        up = "for slot in $(lspci -Dnd 10de: | cut -d ' ' -f 1); do basename $(dirname $(readlink -f /sys/bus/pci/devices/$slot)); done"
+        return self.sh(up).split()
+
+    def redirects(self) -> list[bool]:
+        """Whether the ports above the GPUs redirect, by setpci's word."""
+        words = [self.sh(f"setpci -s {port} ECAP_ACS+6.w").strip() for port in self.ports()]
+        return [bool(int(word, 16) & 0x2C) for word in words]
+
+    def governors(self) -> set[str]:
+        return set(self.sh("cat /sys/devices/system/cpu/cpufreq/policy*/scaling_governor").split())
+
+    def domains(self) -> set[str]:
+        """How the IOMMU treats the GPUs."""
+        slots = " ".join(self.bound())
+        return set(self.sh(f"for s in {slots}; do cat /sys/bus/pci/devices/$s/iommu_group/type; done").split())
+
+    def initramfs(self) -> str:
+        """Of the kernel that runs, by the distribution's program."""
+        return self.sh("lsinitramfs /boot/initrd.img-$(uname -r)")
+
+    def loaded(self, module: str) -> bool:
+        return module in self.sh("cut -d ' ' -f 1 /proc/modules").split()
+
+
+@pytest.fixture(scope="module")
+def machine(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    shape = {"machine": "vm", "engines": ("containerd",), "gpus": ("p40", "p40")}
+    lab = lab_up(distro="ubuntu:24.04", name="t-vm-settings", **shape)
+    made = Server(lab, run_gpunode, tmp_path_factory.mktemp("spec"), DRIVER)
+    made.alter(first=True)
+    yield made
+
+
+def test_under_secure_boot_acs_is_refused_with_the_argument_that_works(machine: Server) -> None:
+    assert machine.sh("systemd-detect-virt || :").strip() == "none"
+    assert "[integrity]" in machine.sh("cat /sys/kernel/security/lockdown")
+    assert machine.redirects() == [True, True], "the kernel has turned it on for the IOMMU"
+    machine.sh(f"! setpci -s {machine.ports()[0]} ECAP_ACS+6.w=0:2c")
+    assert machine.redirects() == [True, True], "the kernel refuses setpci"
+
+    machine.set({"driver": {"method": "preinstalled"}, **ACS, "toolkit": {"version": "none"}})
+    refused = [text for text in machine.json("plan", exit=None)["problems"] if "tuning.acs" in str(text)]
+    assert len(refused) == 1 and "the kernel is locked down" in str(refused[0]), refused
+    argument = f"pci=disable_acs_redir={';'.join(machine.ports())}"
+    assert f"'{argument}'" in str(refused[0])
+
+    line = f"GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX '{argument}'\""
+    assert not machine.lab.run(machine.node, f"cat >{ARGUMENTS} && update-grub", stdin=line).returncode
+    machine.reboot()
+    assert argument in machine.sh("cat /proc/cmdline").split() and machine.redirects() == [False, False]
+    assert not [text for text in machine.json("plan", exit=None)["problems"] if "tuning.acs" in str(text)]
+    machine.sh(f"rm {ARGUMENTS} && update-grub")
+
+
+@pytest.fixture(scope="module")
+def before(machine: Server) -> dict[str, set[str]]:
+    """Without Secure Boot, and with an initramfs that the machine itself has made."""
+    machine.alter()
+    assert "[none]" in machine.sh("cat /sys/kernel/security/lockdown")
+    machine.sh("update-initramfs -u -k all")
+    return state(machine)
+
+
+def test_nouveau_in_use_and_all_settings_come_by_a_reboot(machine: Server, before: dict[str, set[str]]) -> None:
+    assert sorted(machine.bound().values()) == ["", "nouveau"] and "/nouveau.ko" in machine.initramfs()
+    assert machine.redirects() == [True, True] and machine.domains() == {"DMA-FQ"}
+    assert machine.governors() == {"schedutil"} and not machine.loaded("br_netfilter")
+    machine.sh(f"systemd-run -q --unit {HOLDER} sh -c 'exec sleep infinity </dev/dri/card0'; sleep 2")
+    was = machine.boot_id()
+    machine.set(SETTINGS)
+    with machine.timed("provision, with a reboot"):
+        done = machine.json("provision", "--yes", exit=None)
+    assert machine.failed(done) == ["driver.smi"], done
+    assert any("rebooted: " in text and "nouveau is in use" in text for text in done["changed"]), done["changed"]
+    assert machine.boot_id() != was
+    in_force(machine)
+    machine.reboot()
+    in_force(machine)
+    with machine.timed("second run"):
+        assert machine.json("provision", "--yes", exit=None)["changed"] == []
+
+
+def in_force(machine: Server) -> None:
+    assert set(machine.bound().values()) == {"nvidia"} and modules(machine) == {"nvidia"}
+    names = machine.initramfs()
+    assert "/nouveau.ko" not in names and "etc/modprobe.d/gpunode-nouveau.conf" in names
+    assert machine.redirects() == [False, False] and machine.governors() == {"performance"}
+    assert machine.domains() == {"identity"} and machine.loaded("br_netfilter")
+    assert machine.sh("sysctl -n net.core.somaxconn net.bridge.bridge-nf-call-iptables").split() == ["8192", "1"]
+
+
+def test_an_uninstall_restores_acs_and_governor_at_once_and_the_rest_by_a_reboot(
+    machine: Server, before: dict[str, set[str]]
+) -> None:
+    with machine.timed("uninstall"):
+        machine.gpunode("uninstall", "--yes", exit=None)
+    assert machine.redirects() == [True, True] and machine.governors() == {"schedutil"}
+    assert "/nouveau.ko" in machine.initramfs()
+    machine.reboot()
+    assert sorted(machine.bound().values()) == ["", "nouveau"] and machine.domains() == {"DMA-FQ"}
+    assert machine.redirects() == [True, True] and machine.governors() == {"schedutil"}
+    assert not machine.loaded("br_netfilter")
+    after = state(machine)
+    assert {name: sorted(after[name] ^ before[name])[:40] for name in before if after[name] != before[name]} == {}
+
+
+def test_nouveau_that_nobody_uses_goes_without_a_reboot(machine: Server, before: dict[str, set[str]]) -> None:
+    assert "nouveau" in machine.bound().values()
+    was = machine.boot_id()
+    machine.set(DRIVER)
+    with machine.timed("provision"):
+        done = machine.json("provision", "--yes", exit=None)
+    assert machine.failed(done) == ["driver.smi"] and "unloaded nouveau" in "\n".join(done["changed"]), done
+    assert machine.boot_id() == was
+    assert set(machine.bound().values()) == {"nvidia"} and modules(machine) == {"nvidia"}
+    assert "/nouveau.ko" not in machine.initramfs()
