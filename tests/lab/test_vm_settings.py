@@ -51,8 +51,9 @@ class Server(Machine):
 
     def ports(self) -> list[str]:
         """The ports above the GPUs."""
-        up = "for slot in $(lspci -Dnd 10de: | cut -d ' ' -f 1); do basename $(dirname $(readlink -f /sys/bus/pci/devices/$slot)); done"
-        return self.sh(up).split()
+        slots = " ".join(self.bound())
+        paths = self.sh(f"for s in {slots}; do dirname $(readlink -f /sys/bus/pci/devices/$s); done")
+        return [path.rpartition("/")[2] for path in paths.split()]
 
     def redirects(self) -> list[bool]:
         """Whether the ports above the GPUs redirect, by setpci's word."""
