@@ -81,9 +81,7 @@ def main() -> int:
     if machine["mac"]:
         bridge(machine["mac"])
     for device in machine["devices"]:
-        bars = {int(number): (size, flags) for number, (size, flags) in device["bars"].items()}
-        registers = {int(offset): value for offset, value in device.get("registers", {}).items()}
-        Device(FOLDER / device["name"], device["ids"], bars, registers).listen()
+        Device(FOLDER / device["name"], device).listen()
     if not (FOLDER / "disk.qcow2").exists():
         base = ("-b", machine["disk"], "-F", "raw") if machine["disk"] else ()
         subprocess.run(("qemu-img", "create", "-q", "-f", "qcow2", *base, FOLDER / "disk.qcow2"), check=True)

@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 HEADER = struct.Struct("<HHIII")  # id, command, size with this header, flags, error
 REPLY, NO_REPLY = 1, 0x10
@@ -42,13 +43,12 @@ def config_space(device: Mapping[str, int], bars: Mapping[int, tuple[int, int]])
 class Device:
     """One device at one socket.  While SOCKET.lost is there it has fallen off the bus: all bits are set."""
 
-    def __init__(
-        self, path: Path, data: Mapping[str, int], bars: Mapping[int, tuple[int, int]], registers: Mapping[int, int]
-    ) -> None:
-        self.path, self.bars, self.lost = path, bars, path.with_suffix(".lost")
-        self.data, self.registers = data, {0x0: data["chip"] << 20 | 0xA1, 0xA00: data["chip"] << 20, **registers}
-        self.config = config_space(data, bars)
-        self.written: dict[int, int] = {}
+    def __init__(self, path: Path, device: Mapping[str, Any]) -> None:
+        self.path, self.lost, chip = path, path.with_suffix(".lost"), device["ids"]["chip"] << 20
+        self.bars = {int(number): tuple(bar) for number, bar in device["bars"].items()}
+        own = {int(offset): value for offset, value in device.get("registers", {}).items()}
+        self.registers, self.written = {0x0: chip | 0xA1, 0xA00: chip, **own}, dict[int, int]()
+        self.config = config_space(device["ids"], self.bars)
 
     def listen(self) -> None:
         """Answer at the socket from now on, in a thread."""
