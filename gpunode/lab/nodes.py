@@ -187,7 +187,7 @@ def start(node: Node) -> Node:
         network.append(f"--ip={node.address}")
     environment = (f"--env={name}={value}" for name, value in ENVIRONMENT.items())
     if node.machine == "vm":
-        how = [*vm.OPTIONS, *mounted(vm.volumes(node)), node.image, *COMMAND]
+        how = [*vm.OPTIONS, f"--volume={node.directory / 'vm'}:/vm", node.image, *COMMAND]
     else:
         how = [*OPTIONS, *environment, *mounted(volumes(node)), node.image, BOOT]
     podman("run", "-d", *named, *network, "--privileged", *how)

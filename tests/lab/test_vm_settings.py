@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import vm_hardware as hardware
 from test_vm import modules, state
-from vm_node import MARKS, UP, Machine
+from vm_node import MARKS, Machine
 
 from gpunode.lab.machine import podman
-from gpunode.lab.vm import nodes as vm
 
 pytestmark = MARKS
 
@@ -33,21 +32,13 @@ HOLDER = "t-holder"
 class Server(Machine):
     """What the kernel says of the settings."""
 
-    def alter(self, *, first: bool = False) -> None:
-        """The hardware of this module; then Secure Boot off."""
-        folder, before = self.node.directory / "vm", self.boot_id()
-
-        def change(data: dict[str, Any]) -> None:
-            data["arguments"] = [*hardware.switch(), *hardware.bare(folder), *hardware.p_states(folder, data["cpus"])]
-            for device in data["devices"]:
-                hardware.below(device)
-            hardware.for_nouveau(data["devices"][0])
-
-        if not first:
-            podman("exec", self.node.container, "cp", hardware.FIRMWARE, "/vm/variables.fd")
-        with self.timed("power cut, and up again with other hardware"):
-            vm.alter(self.node, change)
-            self.wait_for_boot(before, UP)
+    def become(self, data: dict[str, Any]) -> None:
+        """The machine of this module, in its machine.json."""
+        folder = self.node.directory / "vm"
+        data["arguments"] = [*hardware.switch(), *hardware.bare(folder), *hardware.p_states(folder, data["cpus"])]
+        for device in data["devices"]:
+            hardware.below(device)
+        hardware.for_nouveau(data["devices"][0])
 
     def ports(self) -> list[str]:
         """The ports above the GPUs."""
@@ -81,7 +72,7 @@ def machine(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFact
     shape = {"machine": "vm", "engines": ("containerd",), "gpus": ("p40", "p40")}
     lab = lab_up(distro="ubuntu:24.04", name="t-vm-settings", **shape)
     made = Server(lab, run_gpunode, tmp_path_factory.mktemp("spec"), DRIVER)
-    made.alter(first=True)
+    made.alter(made.become)
     yield made
 
 
@@ -109,7 +100,8 @@ def test_under_secure_boot_acs_is_refused_with_the_argument_that_works(machine: 
 @pytest.fixture(scope="module")
 def before(machine: Server) -> dict[str, set[str]]:
     """Without Secure Boot, and with an initramfs that the machine itself has made."""
-    machine.alter()
+    podman("exec", machine.node.container, "cp", hardware.FIRMWARE, "/vm/variables.fd")
+    machine.cut_power()
     assert "[none]" in machine.sh("cat /sys/kernel/security/lockdown")
     machine.sh("update-initramfs -u -k all")
     return state(machine)

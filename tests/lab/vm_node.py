@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -83,6 +84,16 @@ class Machine(Node):
     def cut_power(self) -> None:
         before = self.boot_id()
         with self.timed("power cut, and up again"):
+            self.cut()
+            self.wait_for_boot(before, UP)
+
+    def alter(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Start with another machine.json, which gpunode/lab/vm/boot.py describes."""
+        path, before = self.node.directory / "vm/machine.json", self.boot_id()
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+        with self.timed("power cut, and up again as another machine"):
             self.cut()
             self.wait_for_boot(before, UP)
 

@@ -121,11 +121,10 @@ def _acs(row: TuningSetting, facts: NodeFacts) -> Iterator[Problem]:
     elif unread:
         yield _refused(row, f"the ACS of {', '.join(unread)} was not read (probe as root)")
     elif bad and facts.tuning.lockdown not in ("", "none"):
-        yield Problem(
-            what=f"tuning.acs: the kernel is locked down (Secure Boot), and keeps the ACS of {', '.join(bad)} as it is",
-            fix=f"put 'pci=disable_acs_redir={';'.join(bad)}' on the kernel's command line, or disable Secure Boot",
-        )
+        fix = f"put 'pci=disable_acs_redir={';'.join(bad)}' on the kernel's command line, or disable Secure Boot"
+        yield _refused(row, f"the kernel is locked down (Secure Boot), and keeps the ACS of {', '.join(bad)}", fix)
 
 
-def _refused(row: TuningSetting, what: str) -> Problem:
-    return Problem(what=f"tuning.{row.key}: {what}", fix=f"leave tuning.{row.key} out for this node (inventory group)")
+def _refused(row: TuningSetting, what: str, fix: str = "") -> Problem:
+    fix = fix or f"leave tuning.{row.key} out for this node (inventory group)"
+    return Problem(what=f"tuning.{row.key}: {what}", fix=fix)

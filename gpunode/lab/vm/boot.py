@@ -1,8 +1,7 @@
 """Process 1 of a machine's container: joins it to the lab's network, starts its PCI devices, and then QEMU.
 
-Runs in the container: Python's library alone.  /vm is a folder of the node's; machine.json there says what to start:
-also `arguments` for QEMU, and of a device QEMU's options of its `port` and `registers` that keep their value.  A device
-NAME whose file NAME.out or NAME.lost is there is not plugged in.
+Runs in the container: Python's library alone.  machine.json in /vm, a folder of the node's, says what to start: also
+QEMU's `arguments`, of a device those of its `port` and fixed `registers`; NAME.out or NAME.lost: it is not plugged in.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 from gpunode.lab.vm.pci import Device
 
 FOLDER = Path("/vm")
-FIRMWARE = "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd"
 
 
 def bridge(mac: str) -> None:
@@ -45,7 +43,7 @@ def arguments(machine: Mapping[str, Any]) -> Iterator[str]:
     yield from ("-accel", machine["accel"], "-cpu", "max", "-smp", str(machine["cpus"]), "-m", str(machine["memory"]))
     # Secure Boot needs variables that only the firmware can write, in system management mode
     yield from ("-global", "driver=cfi.pflash01,property=secure,value=on", "-global", "ICH9-LPC.disable_s3=1")
-    yield from ("-drive", f"if=pflash,unit=0,format=raw,readonly=on,file={FIRMWARE}")
+    yield from ("-drive", "if=pflash,unit=0,format=raw,readonly=on,file=/usr/share/OVMF/OVMF_CODE_4M.secboot.fd")
     yield from ("-drive", f"if=pflash,unit=1,format=raw,file={FOLDER}/variables.fd")
     yield from ("-drive", f"if=none,id=disk,format=qcow2,file={FOLDER}/disk.qcow2")
     yield from ("-device", "virtio-blk-pci,drive=disk,bootindex=0", "-device", "virtio-rng-pci")
@@ -83,8 +81,8 @@ def main() -> int:
     for device in machine["devices"]:
         Device(FOLDER / device["name"], device).listen()
     if not (FOLDER / "disk.qcow2").exists():
-        base = ("-b", machine["disk"], "-F", "raw") if machine["disk"] else ()
-        subprocess.run(("qemu-img", "create", "-q", "-f", "qcow2", *base, FOLDER / "disk.qcow2"), check=True)
+        how = ("-q", "-f", "qcow2", "-b", machine["disk"], "-F", "raw")
+        subprocess.run(("qemu-img", "create", *how, FOLDER / "disk.qcow2"), check=True)
     qemu = subprocess.Popen(("qemu-system-x86_64", *arguments(machine)))
     (FOLDER / "pid").write_text(str(qemu.pid))
     signal.signal(signal.SIGTERM, lambda *_: qemu.kill())

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,10 +80,6 @@ def _seed(folder: Path, node: Node, network: ipaddress.IPv4Network) -> None:
     machine.run("tar", "--owner=0", "--group=0", "-C", str(seed), "-cf", str(folder / "seed.tar"), *names)
 
 
-def volumes(node: Node) -> list[str]:
-    return [f"{node.directory / 'vm'}:/vm"]
-
-
 def host_keys(node: Node) -> tuple[str, ...]:
     """The public host keys that it was given."""
     found = sorted((node.directory / "vm/seed/etc/ssh").glob("ssh_host_*_key.pub"))
@@ -92,15 +87,6 @@ def host_keys(node: Node) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------- what can happen to it
-
-
-def alter(node: Node, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change its machine.json (boot.py), and cut the power."""
-    path = node.directory / "vm/machine.json"
-    data = json.loads(path.read_text())
-    change(data)
-    machine.write(path, json.dumps(data))
-    cut_power(node)
 
 
 def cut_power(node: Node) -> None:

@@ -165,10 +165,7 @@ probe_tuning() {
   any /sys/class/infiniband/* || return 0
   peer_memory
   for file in "/boot/config-$kernel" "/lib/modules/$kernel/config" "/usr/lib/modules/$kernel/config"; do
-    if [ -r "$file" ]; then
-      kernel_options <"$file"
-      return
-    fi
+    [ ! -r "$file" ] || { kernel_options <"$file" && return; }
   done
   [ ! -r /proc/config.gz ] || ! have gzip || gzip -dc /proc/config.gz | kernel_options
 }
