@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import struct
@@ -19,7 +20,7 @@ from gpunode.lab.vm.pci import CONFIG, HEADER, REGION_INFO, REGION_READ, REGION_
 
 def device(word: str, folder: Path) -> Device:
     [data] = describe([word])
-    return Device(folder / data["name"], data["ids"], data["bars"])
+    return Device(folder / data["name"], json.loads(json.dumps(data | {"registers": {0x44: 7}})))  # as machine.json is
 
 
 def lspci(some: Device, tmp_path: Path) -> str:
@@ -81,7 +82,8 @@ def test_a_device_answers_until_it_falls_off_the_bus(tmp_path: Path) -> None:
         assert struct.unpack("<IIIIQQ", ask(REGION_INFO, struct.pack("<IIIIQQ", 32, 0, 2, 0, 0, 0)))[4] == 128 << 30
         assert register(0, CONFIG) == 0x233010DE and register(0) == 0x180000A1
         ask(REGION_WRITE, struct.pack("<QII", 0x40, 0, 4) + b"\1\2\3\4")
-        assert register(0x40) == 0x04030201
+        ask(REGION_WRITE, struct.pack("<QII", 0x44, 0, 4) + b"\1\2\3\4")
+        assert (register(0x40), register(0x44)) == (0x04030201, 7)
         some.lost.touch()
         assert register(0, CONFIG) == register(0x40) == 0xFFFFFFFF
 
