@@ -94,7 +94,7 @@ def test_under_secure_boot_acs_is_refused_with_the_argument_that_works(machine: 
     machine.reboot()
     assert argument in machine.sh("cat /proc/cmdline").split() and machine.redirects() == [False, False]
     assert not [text for text in machine.json("plan", exit=None)["problems"] if "tuning.acs" in str(text)]
-    machine.sh(f"rm {ARGUMENTS} && update-grub")
+    machine.sh(f"rm {ARGUMENTS} && update-grub && sync")  # the power is cut next
 
 
 @pytest.fixture(scope="module")
