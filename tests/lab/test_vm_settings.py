@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import vm_hardware as hardware
-from test_vm import modules, state
+from test_vm import modules
 from vm_node import MARKS, Machine
 
 from gpunode.lab.machine import podman
@@ -31,6 +31,12 @@ GDRDRV = (
 )
 ARGUMENTS = "/etc/default/grub.d/t-acs.cfg"
 HOLDER = "t-holder"
+HOOK = "/etc/initramfs-tools/hooks/t-nouveau"
+ADD = """#!/bin/sh
+[ "$1" != prereqs ] || exit 0
+. /usr/share/initramfs-tools/hook-functions
+manual_add_modules nouveau
+"""
 
 
 class Server(Machine):
@@ -64,7 +70,7 @@ class Server(Machine):
         return set(self.sh(f"for s in {slots}; do cat /sys/bus/pci/devices/$s/iommu_group/type; done").split())
 
     def initramfs(self) -> set[str]:
-        """Names in that of the kernel that runs, by the distribution's program: two minutes, as state()."""
+        """Names in that of the kernel that runs, by the distribution's program, which takes minutes."""
         return set(self.sh("lsinitramfs /boot/initrd.img-$(uname -r)").split())
 
     def loaded(self, module: str) -> bool:
@@ -102,22 +108,29 @@ def test_under_secure_boot_acs_is_refused_with_the_argument_that_works(machine: 
 
 
 @pytest.fixture(scope="module")
-def before(machine: Server) -> dict[str, set[str]]:
-    """Without Secure Boot, with GDRCopy, and with an initramfs that has what drives screens, as one with LUKS has."""
+def server(machine: Server) -> Server:
+    """Without Secure Boot, with GDRCopy, and with nouveau in the initramfs, whose udev loads what fits."""
     machine.sh(GDRDRV)
-    machine.sh("echo FRAMEBUFFER=y >/etc/initramfs-tools/conf.d/t-screens && update-initramfs -u -k all && sync")
+    hook = machine.lab.run(machine.node, f"cat >{HOOK} && chmod 755 {HOOK} && update-initramfs -u && sync", stdin=ADD)
+    assert not hook.returncode, hook
     podman("exec", machine.node.container, "cp", hardware.FIRMWARE, "/vm/variables.fd")
     machine.cut_power()
     assert "[none]" in machine.sh("cat /sys/kernel/security/lockdown")
+    return machine
+
+
+def untouched(machine: Server) -> None:
+    """As the kernel has it all by itself; nouveau is there before the file system of root."""
+    assert sorted(machine.bound().values()) == ["", "nouveau"] and modules(machine) == {"nouveau"}
     said = machine.sh("journalctl -k -b -o cat | grep -o -e 'NVIDIA GP102' -e 'EXT4-fs (vda2): mounted'").splitlines()
     assert said[0] == "NVIDIA GP102", "nouveau comes from the initramfs"
-    return state(machine)
-
-
-def test_nouveau_in_use_and_all_settings_come_by_a_reboot(machine: Server, before: dict[str, set[str]]) -> None:
-    assert sorted(machine.bound().values()) == ["", "nouveau"] and has_nouveau(before["initramfs"])
     assert machine.redirects() == [True, True] and machine.domains() == {"DMA-FQ"}
     assert machine.governors() == {"schedutil"} and not machine.loaded("gdrdrv")
+
+
+def test_nouveau_in_use_and_all_settings_come_by_a_reboot(server: Server) -> None:
+    machine = server
+    untouched(machine)
     machine.sh(f"systemd-run -q --unit {HOLDER} sh -c 'exec sleep infinity </dev/dri/card0'; sleep 2")
     was = machine.boot_id()
     machine.set({**DRIVER, "tuning": TUNING})
@@ -130,13 +143,9 @@ def test_nouveau_in_use_and_all_settings_come_by_a_reboot(machine: Server, befor
     machine.reboot()
     in_force(machine)
     names = machine.initramfs()
-    assert "etc/modprobe.d/gpunode-nouveau.conf" in names, "where it has nouveau still"
+    assert any("/nouveau.ko" in name for name in names) and "etc/modprobe.d/gpunode-nouveau.conf" in names
     with machine.timed("second run"):
         assert machine.json("provision", "--yes", exit=None)["changed"] == []
-
-
-def has_nouveau(names: set[str]) -> bool:
-    return any("/nouveau.ko" in name for name in names)
 
 
 def in_force(machine: Server) -> None:
@@ -145,26 +154,19 @@ def in_force(machine: Server) -> None:
     assert machine.domains() == {"identity"} and machine.loaded("gdrdrv")
 
 
-def test_an_uninstall_restores_acs_and_governor_at_once_and_the_rest_by_a_reboot(
-    machine: Server, before: dict[str, set[str]]
-) -> None:
-    with machine.timed("uninstall"):
-        machine.gpunode("uninstall", "--yes", exit=None)
-    assert machine.redirects() == [True, True] and machine.governors() == {"schedutil"}
-    machine.reboot()
-    assert sorted(machine.bound().values()) == ["", "nouveau"] and machine.domains() == {"DMA-FQ"}
-    assert machine.redirects() == [True, True] and machine.governors() == {"schedutil"}
-    assert not machine.loaded("gdrdrv")
-    after = state(machine)
-    assert {name: sorted(after[name] ^ before[name])[:40] for name in before if after[name] != before[name]} == {}
+def test_an_uninstall_restores_acs_and_governor_at_once_and_the_rest_by_a_reboot(server: Server) -> None:
+    with server.timed("uninstall"):
+        server.gpunode("uninstall", "--yes", exit=None)
+    assert server.redirects() == [True, True] and server.governors() == {"schedutil"}
+    server.reboot()
+    untouched(server)
 
 
-def test_nouveau_that_nobody_uses_goes_without_a_reboot(machine: Server, before: dict[str, set[str]]) -> None:
-    assert "nouveau" in machine.bound().values()
-    was = machine.boot_id()
-    machine.set(DRIVER)
-    with machine.timed("provision"):
-        done = machine.json("provision", "--yes", exit=None)
-    assert machine.failed(done) == ["driver.smi"] and "unloaded nouveau" in "\n".join(done["changed"]), done
-    assert machine.boot_id() == was
-    assert set(machine.bound().values()) == {"nvidia"} and modules(machine) == {"nvidia"}
+def test_nouveau_that_nobody_uses_goes_without_a_reboot(server: Server) -> None:
+    was = server.boot_id()
+    server.set(DRIVER)
+    with server.timed("provision"):
+        done = server.json("provision", "--yes", exit=None)
+    assert server.failed(done) == ["driver.smi"] and "unloaded nouveau" in "\n".join(done["changed"]), done
+    assert server.boot_id() == was
+    assert set(server.bound().values()) == {"nvidia"} and modules(server) == {"nvidia"}
