@@ -124,7 +124,7 @@ def untouched(machine: Server) -> None:
     assert sorted(machine.bound().values()) == ["", "nouveau"] and modules(machine) == {"nouveau"}
     said = machine.sh("journalctl -k -b -o cat | grep -o -e 'NVIDIA GP102' -e 'EXT4-fs (vda2): mounted'").splitlines()
     assert said[0] == "NVIDIA GP102", "nouveau comes from the initramfs"
-    assert machine.redirects() == [True, True] and machine.domains() == {"DMA-FQ"}
+    assert machine.redirects() == [True, True] and machine.domains() == {"DMA"}
     assert machine.governors() == {"schedutil"} and not machine.loaded("gdrdrv")
 
 
