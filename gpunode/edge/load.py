@@ -215,7 +215,7 @@ def _at_its_line(path: str | Path, raw: bytes, error: yaml.MarkedYAMLError) -> I
     problem = error.problem or error.context or ""
     problem = f"{error.context}, {problem}" if problem.startswith("but ") else problem
     mark, fix = error.problem_mark or error.context_mark, error.note or "fix that line"
-    if ("<stream end>" in problem or "end of stream" in problem) and error.context_mark:
+    if ("<stream end>" in problem or "unexpected end of stream" in problem) and error.context_mark:
         mark, fix = error.context_mark, "close what begins there"
     if "'\\t'" in problem:
         fix = "indent by spaces, not by tabs"

@@ -72,7 +72,7 @@ Ansible
 Python
     most recent call last
 PyYAML
-    stream end | block end | block mapping start
+    stream end | unexpected end of stream | block end | block mapping start
 dockerd and containerd
     Docker daemon with file | unknown flag | flag provided but not defined | cleanup warnings | Error running exec |
     failed to get sandbox image | no such image | has stopped | not running | in CONTAINER_EXITED | was killed |
