@@ -341,3 +341,13 @@ def test_what_only_looks_at_a_node_needs_no_valid_gpunode_yml(
     result, _ = call(rollback, "n1", "--list", monkeypatch=monkeypatch, tmp=tmp_path / "state")
     assert not isinstance(result.exception, InputError), result.exception
     assert [host["host"] for host in json.loads(result.output)["hosts"]] == ["n1"]
+
+
+def test_a_node_that_refuses_to_list_its_runs_has_the_exit_code_of_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = "gpunode\tstatus\trefused\ngpunode\tmessage\tthis needs root, and runs as admin\n"
+    ran = Ran(target=Target(name="n1"), stdout=said)
+    monkeypatch.setattr(standing, "run_many", lambda _pairs, *, on_done, **_: on_done(ran))
+    result, _ = call(rollback, "n1", "--list", monkeypatch=monkeypatch, tmp=tmp_path / "state")
+    assert result.return_value == Exit.REFUSED and "this needs root" in result.output, result.output

@@ -625,7 +625,7 @@ def test_output_that_does_not_block_is_made_to() -> None:
     ],
 )  # fmt: skip
 def test_each_cause_of_a_refused_daemon_json_is_the_root_with_its_own_fix(text: bytes, said: str, name: str) -> None:
-    """Of the engine that does not run nothing is named that plan refuses until the file is mended."""
+    """Of the engine that does not run nothing is named that plan refuses until the file is correct."""
     path, line = (
         "/etc/docker/daemon.json",
         f"dockerd: unable to configure the Docker daemon with file /etc/d.json: {said}",

@@ -17,7 +17,7 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeActio
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import NodeFacts, Outcome
+from gpunode.core.model import NodeFacts, Outcome, Problem
 
 ACTIONS = "ansible_collections.gpunode.node.plugins.action"
 # imported now: a test that starts Ansible's own loader of collections changes how, for all that follow in its process
@@ -255,3 +255,13 @@ def test_the_part_is_known_by_the_file_of_its_tasks(role: str, path: str, part: 
     made._task._role = SimpleNamespace(get_name=lambda: role)
     made._task.get_path = lambda: path
     assert made._part() == part
+
+
+def test_a_role_that_is_refused_says_why_and_what_to_do_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ansible's own output has both somewhere in the plan's data; a run of gpunode says it itself."""
+    action = object.__new__(PlanAction)
+    problem = Problem(what="tuning.acs: no", fix="image.load: false in gpunode.yml")
+    for run, said in (("", "n1: refused: tuning.acs: no; do next: gpunode_image_load: false\n"), ("r1", "")):
+        action._vars = {"inventory_hostname": "n1", "gpunode_run": run}
+        assert action._refused([problem])["gpunode_exit"] == 5
+        assert capsys.readouterr().err == said

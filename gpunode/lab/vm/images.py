@@ -143,7 +143,9 @@ def _seal(work: Path, image: str) -> str:
 
     Some machines that are virtual themselves have a /dev/kvm in which kernels stop at once.
     """
-    tries = [("kvm", KVM_SECONDS)] * Path("/dev/kvm").exists() + [("tcg,thread=multi", BOOT_SECONDS)]
+    tries = [("tcg,thread=multi", BOOT_SECONDS)]
+    if Path("/dev/kvm").exists():
+        tries.insert(0, ("kvm", KVM_SECONDS))
     container = f"gpunode-lab-vm-seal{machine.places().suffix}-{work.name[1:]}"
     mounts = (f"--volume={work}:/vm", "--network=none", "--privileged")
     console = work / "console.log"

@@ -113,11 +113,6 @@ validate_staged() {
   validate "$(temporary "$path" "$n")" || undo "$verdict" "nothing was changed; $fix"
 }
 
-# stopped_along: what a restart of Docker ends
-stopped_along() {
-  [ "$verb" != restart ] || [ "$unit" != docker.service ] || echo ", and its containers that run ($(docker ps -q 2>/dev/null | grep -c .)) stop, unless live-restore is on"
-}
-
 # files_in LIST: how many there are, as people say it
 files_in() { awk 'END { print NR (NR == 1 ? " file" : " files") }' "$1"; }
 
@@ -136,7 +131,6 @@ if grep -qsx 'reread yes' "$GPUNODE_IN/after" && ! keep_gpus; then
   finish refused "systemd has to read its units again, and would take their GPUs from running containers: $affected_containers" \
     "stop these containers first (docs/runtime.md)"
 fi
-! checking || [ -z "$verb" ] || ! unit_running || say note "$unit would be ${verb}ed$(stopped_along)"
 checking && conclude "$(files_in "$GPUNODE_IN/.todo") would change"
 keep_backup
 watch || no_room

@@ -165,7 +165,9 @@ probe_tuning() {
   any /sys/class/infiniband/* || return 0
   peer_memory
   for file in "/boot/config-$kernel" "/lib/modules/$kernel/config" "/usr/lib/modules/$kernel/config"; do
-    [ ! -r "$file" ] || { kernel_options <"$file" && return; }
+    [ -r "$file" ] || continue
+    kernel_options <"$file"
+    return
   done
   [ ! -r /proc/config.gz ] || ! have gzip || gzip -dc /proc/config.gz | kernel_options
 }
