@@ -19,6 +19,8 @@ CONFIG = {"containerd": "/etc/containerd/config.toml", "docker": "/etc/docker/da
 CRI = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
 SPOILED = ("root", "data-root", *(f"plugins.{plugin}.containerd.default_runtime_name" for plugin in CRI))
 WORK = "while :; do sleep 1; done"
+# as on a node with much else to do: what a daemon wrote before it ended is read some time after
+SLOW_JOURNAL = "j=$(pidof systemd-journald); kill -STOP $j; (sleep 6; kill -CONT $j) >/dev/null 2>&1 &"
 # PID and start of every container's first process: a restarted one has another
 RUNNING = {
     "containerd": "ctr -n k8s.io tasks ls | sed 1d | sort",
@@ -83,6 +85,7 @@ def test_an_engine_that_fails_with_its_new_files_gets_the_old_ones_and_loses_no_
     stat = f"stat -c '%a %u:%g %s' {CONFIG[engine]}"
     before = busy.sh(stat)
 
+    busy.sh(SLOW_JOURNAL)
     outcome = busy.commit(edit_request(facts, request, broken(facts, request, spoil)))
 
     assert outcome.status == "rolled_back", outcome

@@ -364,7 +364,7 @@ enable_unit() {
 # ended, also where nothing is left of it; nvidia-imex ends so, and says why only in its own log
 begin() {
   act_on "$1" "$2" >>"$log" 2>&1 </dev/null 9>&- && unit_runs "$2" && return
-  journalctl -u "$2" -n 20 --no-pager >>"$log" 2>&1
+  unit_log "$2" -n 20 >>"$log"
   [ "$2" != nvidia-imex.service ] || tail -n 5 /var/log/nvidia-imex.log >>"$log" 2>/dev/null
   fail "$2 does not $1" "journalctl -u $2 on the node; the end of it is in the log"
 }

@@ -64,7 +64,7 @@ run() {
   ! checking || return 0
   prior active "$UNIT" "$(systemctl is-active "$UNIT" 2>/dev/null)" active
   act_on restart "$UNIT" >>"$log" 2>&1 </dev/null 9>&- || {
-    journalctl -u "$UNIT" -n 20 --no-pager >>"$log" 2>&1
+    unit_log "$UNIT" -n 20 >>"$log"
     fail "$UNIT does not start" "journalctl -u $UNIT on the node; the end of it is in the log"
   }
   percentage=$(control get_default_active_thread_percentage)

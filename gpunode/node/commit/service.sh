@@ -90,8 +90,7 @@ unit_running() { unit_runs "$unit" || [ "$(systemctl is-active "$unit" 2>/dev/nu
 # unit_errors: what the daemon, not systemd, has logged since it was notified; the lines that say most, in one
 unit_errors() {
   [ -z "$process" ] || { pod_errors && return; }
-  have journalctl || return 0
-  journalctl -u "$unit" --since "@$told_at" -n 200 --no-pager -o cat >"$GPUNODE_IN/.words" 2>/dev/null
+  unit_log "$unit" --since "@$told_at" -n 200 -o cat >"$GPUNODE_IN/.words"
   cut -c 1-400 "$GPUNODE_IN/.words" | tail -n 20 >>"$log"
   # containerd only warns when its CRI plugin does not load; systemd's own lines say what it did
   grep -vE 'level=(info|debug)|^(Start|Stopp|Finished|Failed to start|Dependency failed|Scheduled restart|This usually indicates|[^ ]+[.]service: )' "$GPUNODE_IN/.words" |

@@ -105,6 +105,13 @@ act_on() {
   ${3:+run_with_timeout "$3"} systemctl "$1" "$2"
 }
 
+# unit_log UNIT WORD …: what a unit has logged, all of it: what a process that has ended wrote may not have been read yet
+unit_log() {
+  have journalctl || return 0
+  run_with_timeout 20 journalctl --sync
+  journalctl --no-pager -u "$@"
+} 2>/dev/null
+
 # open_gpus: lines `PID PATH` of the device files of NVIDIA's that processes hold open.  One ls for all: a readlink for each open
 # file would take seconds.
 open_gpus() {
