@@ -24,6 +24,18 @@ def test_the_unit_is_notified_and_the_change_stays_when_it_is_healthy(node: Node
     assert [line["phase"] for line in node.journal] == ["intent", "done"]
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_of_an_undo_which_has_no_plan_the_changes_name_the_restart(dash: Node, check: bool) -> None:
+    change = FileChange(path=str(dash.config), data=b"new\n")
+    files = (f"rewrites {dash.config}",)
+    for request, said in (({"used": b""}, ("restarts engine.service",)), ({}, ())):
+        dash.config.write_text("old\n")
+        assert dash.ask(commit_request((change,), after=unit(dash), check=check) | request).texts == (*files, *said)
+    (dash.root / "active").write_text("inactive\n")
+    dash.config.write_text("old\n")
+    assert dash.ask(commit_request((change,), after=unit(dash), check=check) | {"used": b""}).texts == files
+
+
 @pytest.mark.parametrize("text", ["broken\n", "crashes\n"])
 def test_an_unhealthy_unit_gets_its_files_back_and_is_healthy_again(node: Node, text: str) -> None:
     os.utime(node.config, (1_000_000_000, 1_000_000_000))

@@ -15,7 +15,7 @@ from gpunode.core.edits.undo import record
 from gpunode.core.items.file_history import Change, replay_file
 from gpunode.core.remote import signature
 from gpunode.core.undo.journal import after_run, parse_snapshot, standing
-from gpunode.core.undo.plan import differences
+from gpunode.core.undo.plan import differences, plan_undo
 from gpunode.core.undo.scope import scope_of
 from gpunode.core.undo.summary import summary
 
@@ -47,6 +47,39 @@ def test_settings_that_an_administrator_made_between_two_runs_stay_in_daemon_jso
     }
     assert done.plan.notes == (f"{DAEMON}: changed since, not by gpunode; their lines stay",)
     assert done.kept and node.kept()
+
+
+def test_what_a_partial_undo_has_restored_was_nobody_elses_change() -> None:
+    """Its record stays in the journal, and so do those before it."""
+    before = {CONFIG: b'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "pause"\n'}
+    node = Fake(files=dict(before), engine="1.7.34")
+    request = RuntimeRequest(runtime="containerd", version="1.7.34", config=CONFIG, default_runtime="keep")
+    for _again in range(3):
+        configure(node, request, "containerd.service")
+        assert take_back(node, "uninstall", parts=("runtime",)).notes == ()
+        assert node.files == before
+    # of whose bytes the node may no longer have a copy
+    changes = [Change(id=str(n), before="ab"[n % 2], after="ba"[n % 2], mine=n != 1) for n in range(3)]
+    found = replay_file(changes, "b", {})
+    assert (found.wanted.hash, found.wanted.exact, found.theirs) == ("a", True, {})
+
+
+@pytest.mark.parametrize(
+    ("was", "reloaded"),
+    [
+        (None, False),
+        (b'{\n  "debug": true\n}\n', False),  # runtimes go as a key
+        (b'{"default-runtime": "runc", "runtimes": {"crun": {"path": "/usr/bin/crun"}}}\n', True),
+        (b'{"runtimes": {"crun": {"path": "/usr/bin/crun"}}}\n', False),  # the default
+    ],
+)
+def test_docker_is_restarted_where_a_reload_leaves_in_force_what_goes(was: bytes | None, reloaded: bool) -> None:
+    node = Fake(files={} if was is None else {DAEMON: was}, verb="reload")
+    configure(node, docker("nvidia"), "docker.service")
+    recall = node.snapshot()
+    [engine] = plan_undo(recall, scope_of(recall, verb="uninstall")).engines
+    assert engine.follow and engine.follow.reloads is reloaded
+    assert (b"\nverb restart\n" in engine.follow.after) is not reloaded
 
 
 def test_a_file_of_a_person_comes_back_where_a_package_has_come_to_write_one() -> None:

@@ -80,6 +80,7 @@ class Fake:
     led: dict[str, str] = field(default_factory=dict)  # where links led that are none any more
     unfinished: Callable[[Mapping[str, str]], None] | None = None  # finishes a package transaction
     engine: str = ""  # what its engine says of its version
+    verb: str = "restart"  # what its edits do to it
     others: set[str] = field(default_factory=set)  # files of engines that gpunode has not edited
     dies: int | None = None  # after how many more records the process is gone
     count: int = 0
@@ -304,7 +305,7 @@ class Fake:
         for id, undo in self.meant.items():
             folders = {dirname(row.config): row.config for row in (*ROWS.values(), *DISTRIBUTIONS.values())}
             config = next((folders[top] for path in undo for top in folders if path.startswith(f"{top}/")), "")
-            words = {"unit": self.units.get(id, ""), "verb": "restart", "config": config}
+            words = {"unit": self.units.get(id, ""), "verb": self.verb, "config": config}
             after = "".join(f"{key} {word}\n" for key, word in words.items() if word)
             more.append(("follow", id, coded(after.encode()), coded(f"{self.engine}\n".encode()), ""))
             paths |= {path for path in self.files if config and path.startswith(f"{dirname(config)}/")}
@@ -547,25 +548,25 @@ class Undone:
     kept: bool
 
 
-def take_back(node: Fake, verb: str, to: str | None = None, run: str = "undo") -> Undone:
+def take_back(node: Fake, verb: str, to: str | None = None, run: str = "undo", parts: tuple[str, ...] = ()) -> Undone:
     """As the action plugin does it: what was cut off first, then the plan, then a look whether all is so."""
     node.recover({"run": run, "part": verb})
     recall = node.snapshot()
-    scope = scope_of(recall, verb=verb, to=to)
+    scope = scope_of(recall, verb=verb, parts=parts, to=to)
     plan = plan_undo(recall, scope)
     assert plan.problems == ()
     node.apply(plan, {"run": run, "part": verb})
     recall = node.snapshot()
-    again = plan_undo(recall, scope_of(recall, verb=verb, to=scope.to if verb == "rollback" else None))
+    again = plan_undo(recall, scope_of(recall, verb=verb, parts=parts, to=scope.to if verb == "rollback" else None))
     if again.by_scripts_alone:
         node.apply(again, {"run": run, "part": verb})
         recall = node.snapshot()
-        again = plan_undo(recall, scope_of(recall, verb=verb, to=scope.to if verb == "rollback" else None))
+        again = plan_undo(recall, scope_of(recall, verb=verb, parts=parts, to=scope.to if verb == "rollback" else None))
     assert again.nothing, again
-    scope = scope_of(recall, verb=verb, to=scope.to if verb == "rollback" else None)
+    scope = scope_of(recall, verb=verb, parts=parts, to=scope.to if verb == "rollback" else None)
     assert differences(recall, scope, plan.noted | again.noted) == []
     notes = tuple(without_repeats((*plan.notes, *again.notes)))
     keep = bool(notes or plan.theirs or again.theirs)
-    if scope.records:
+    if scope.records and not parts:
         node.close(verb, scope.to, keep=keep)
     return Undone(plan=plan, notes=notes, kept=keep)

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import dropwhile
 
 from gpunode.core.edits import RuntimeRequest, runtime_target, unconfigure_runtime
+from gpunode.core.edits.engines.docker import is_reloaded
 from gpunode.core.edits.target import EditTarget, Refusal, problem_of
 from gpunode.core.edits.undo import NEEDED, NOT_FOUND, base_of, former, put, revert, sha256_of
 from gpunode.core.edits.values import Lost
@@ -18,7 +19,7 @@ from gpunode.core.grouped import grouped
 from gpunode.core.items.file_history import Change, Replayed, replay_file
 from gpunode.core.items.item import ABSENT, Back, Thing
 from gpunode.core.items.package_undo import Packages, versions_before
-from gpunode.core.late import dataclass
+from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Edit, Problem, RuntimeName, Undo
 from gpunode.core.model.journal import FOLDER, UNDOES, JournalSnapshot, Note, PostCommit, Record, Recorded, Scope
 
@@ -347,10 +348,21 @@ class Files:
         edited = {_ENGINES.get(one.unit or one.config) for one in map(self.journal.follow.__getitem__, standing)}
         return {**{engine: (PostCommit(after=b""), {}) for engine in ENGINES if engine not in edited}, **found}
 
-    def _follows(self, units: Mapping[str, object]) -> Iterator[tuple[str, PostCommit]]:
-        """What follows for each unit, as its latest transaction has it."""
+    def _follows(self, units: Mapping[str, Sequence[FileRestore]]) -> Iterator[tuple[str, PostCommit]]:
+        """What follows for each unit, as its latest transaction has it; a restart where a reload would not do."""
         found = {follow.unit: follow for _id, follow in sorted(self.journal.follow.items(), key=lambda one: one[0])}
-        return ((unit, follow) for unit, follow in found.items() if unit in units)
+        for unit, follow in found.items():
+            if unit in units:
+                told = not follow.reloads or all(map(self._reloaded, units[unit]))
+                after = follow.after if told else follow.after.replace(b"verb reload\n", b"verb restart\n")
+                yield unit, replace(follow, after=after)
+
+    def _reloaded(self, back: FileRestore) -> bool:
+        """Whether Docker, which alone is reloaded, takes up so what the file will say."""
+        try:
+            return is_reloaded(self.journal.contents[back.path], self.at(back.path).left(back) or b"")
+        except LookupError:
+            return False
 
     def _together(self, files: Sequence[FileRestore], follow: PostCommit | None = None) -> FileTransaction:
         own = (one for path in dict.fromkeys(f.path for f in files) for one in self.scope.own_files.get(path, ()))

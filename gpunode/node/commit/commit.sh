@@ -97,9 +97,16 @@ in_place() {
 
 # ---------------------------------------------------------------- a new transaction
 
-# conclude MESSAGE: the end of a run that did, or would do, what `compare` found
+# conclude MESSAGE: the end of a run that did, or would do, what `compare` found; no plan said what an undo disturbs
 conclude() {
+  local unit ends
   say_files
+  unit=$(requested after | sed -n 's/^unit //p') ends=''
+  if [ -e "$GPUNODE_IN/used" ] && requested after | grep -qx 'verb restart' && unit_running; then
+    ! checking || [ "$unit" != docker.service ] || [ "$(docker info -f '{{.LiveRestoreEnabled}}' 2>/dev/null)" != false ] ||
+      ends=", which ends its containers: $(docker ps -q | grep -c .) run"
+    changed unit "$unit" "restarts $unit$ends"
+  fi
   finish changed "$1"
 }
 

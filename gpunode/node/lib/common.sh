@@ -107,7 +107,6 @@ act_on() {
 
 # unit_log UNIT WORD …: what a unit has logged, all of it: what a process that has ended wrote may not have been read yet
 unit_log() {
-  have journalctl || return 0
   run_with_timeout 20 journalctl --sync
   journalctl --no-pager -u "$@"
 } 2>/dev/null

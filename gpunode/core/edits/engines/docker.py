@@ -88,15 +88,25 @@ def _given(runtime: Runtime) -> Iterator[str]:
 
 
 def _reload_serves(runtime: Runtime, running: Running, before: DaemonFile, after: DaemonFile) -> bool:
-    """Whether SIGHUP brings all that the file says into force, and dockerd knew NVIDIA's hook when it started.
+    """Whether dockerd knew NVIDIA's hook when it started, and SIGHUP brings all that the file says into force.
 
-    A key that goes leaves the daemon with what it had; with --add-runtime a reload forgets what the arguments added.
+    With --add-runtime a reload forgets what the arguments added.
     """
-    same = (before.exec_opts, before.features, before.cdi_dirs) == (after.exec_opts, after.features, after.cdi_dirs)
-    gone = (before.default and not after.default) or ("runtimes" in before.plain and "runtimes" not in after.plain)
     added = "runtimes" in arguments(runtime.flags)
     changes = before.text != after.text
-    return changes and running.knows_hook and running.reloads and same and not gone and not added
+    return changes and running.knows_hook and running.reloads and _reloaded(before, after) and not added
+
+
+def _reloaded(before: DaemonFile, after: DaemonFile) -> bool:
+    """Whether SIGHUP takes a change of the file up: a key that goes leaves the daemon with what it had."""
+    same = (before.exec_opts, before.features, before.cdi_dirs) == (after.exec_opts, after.features, after.cdi_dirs)
+    gone = (before.default and not after.default) or ("runtimes" in before.plain and "runtimes" not in after.plain)
+    return same and not gone
+
+
+def is_reloaded(before: bytes, after: bytes) -> bool:
+    """Whether a dockerd that has been reloaded for a change of daemon.json can be for this one, too."""
+    return _reloaded(*(_read(CONFIG, data, RuntimeRequest(runtime="docker")) for data in (before, after)))
 
 
 def _stops(running: Running, live: bool) -> str:
