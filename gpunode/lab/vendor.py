@@ -166,7 +166,8 @@ def _download(source: Source, packages: Sequence[str], home: Path, keyring: str)
     signed = f"arch=amd64 signed-by={keyring}"
     (home / "sources.list").write_text(f"deb [{signed}] {url} {source.suite} {source.component}\n")
     (home / "status").write_text("")
-    (home / "apt.conf").write_text(f"{archive.settings}\n{_SETTINGS.format(home=home)}")
+    settings = SETTINGS.format(home=home, arch="amd64") + 'Dir::Cache { pkgcache ""; srcpkgcache ""; };'
+    (home / "apt.conf").write_text(f"{archive.settings}\n{settings}\n")
     try:
         for words in (("update",), ("download", *packages)):
             _apt(home, *words)
@@ -174,10 +175,11 @@ def _download(source: Source, packages: Sequence[str], home: Path, keyring: str)
         raise RefusedError(f"{source} of {url}: {error}", expected="an archive that this machine reaches") from error
 
 
-_SETTINGS = """\
-APT::Architecture "amd64";
-APT::Architectures {{ "amd64"; }};
+SETTINGS = """\
+APT::Architecture "{arch}";
+APT::Architectures {{ "{arch}"; }};
 APT::Sandbox::User "root";
+APT::Install-Recommends "false";
 APT::Update::Error-Mode "any";
 Acquire::Languages "none";
 Dir::State "{home}";
@@ -185,8 +187,6 @@ Dir::State::lists "{home}/lists";
 Dir::State::status "{home}/status";
 Dir::Cache "{home}";
 Dir::Cache::archives "{home}/archives";
-Dir::Cache::pkgcache "";
-Dir::Cache::srcpkgcache "";
 Dir::Etc "{home}/etc";
 Dir::Etc::sourcelist "{home}/sources.list";
 Dir::Etc::sourceparts "-";

@@ -44,23 +44,14 @@ class Family:
 
 
 FAMILIES = (
-    Family(
-        distro="rocky:8",
-        driver={"version": "580.95.05"},
-        locks="/etc/dnf/plugins/versionlock.list",
-        lock="nvidia-open-3:580.95.05-1.el8.*",
-    ),
-    Family(
-        distro="rocky:10",
-        driver={"version": "580.95.05"},
-        locks="/etc/dnf/plugins/versionlock.list",
-        lock="nvidia-open-3:580.95.05-1.el10.*",
-    ),
-    Family(
-        distro="rocky:9",
-        driver={"version": "580.95.05"},
-        locks="/etc/dnf/plugins/versionlock.list",
-        lock="nvidia-open-3:580.95.05-1.el9.*",
+    *(
+        Family(
+            distro=f"rocky:{release}",
+            driver={"version": "580.95.05"},
+            locks="/etc/dnf/plugins/versionlock.list",
+            lock=f"nvidia-open-3:580.95.05-1.el{release}.*",
+        )
+        for release in (8, 10, 9)
     ),
     Family(
         distro="fedora:43",  # whose repository has one branch

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.model import PackageWant
-from gpunode.lab import images, machine
+from gpunode.lab import images, machine, vendor
 
 CODENAMES = {
     "debian:12": "bookworm",
@@ -28,22 +28,6 @@ CODENAMES = {
     "ubuntu:24.04": "noble",
     "ubuntu:26.04": "resolute",
 }
-SETTINGS = """\
-APT::Architecture "{arch}";
-APT::Architectures {{ "{arch}"; }};
-APT::Sandbox::User "root";
-APT::Install-Recommends "false";
-APT::Update::Error-Mode "any";
-Acquire::Languages "none";
-Dir::State "{home}";
-Dir::State::lists "{home}/lists";
-Dir::State::status "{home}/status";
-Dir::Cache "{home}";
-Dir::Cache::archives "{home}/archives";
-Dir::Etc "{home}/etc";
-Dir::Etc::sourcelist "{home}/sources.list";
-Dir::Etc::sourceparts "-";
-"""
 DAY = 24 * 3600
 LEFT_BEHIND = {  # kernels that people ran after their archive had no modules, or no headers, of them any more
     "debian:12": ("6.1.0-51-cloud-amd64",),
@@ -145,7 +129,7 @@ def root(distro: str, arch: str = "amd64", *, whole: bool = False) -> Root:
         (home / name).mkdir(parents=True, exist_ok=True)
     archive = machine.archive()
     (home / "status").write_text("")
-    (home / "apt.conf").write_text(f"{archive.settings}\n{SETTINGS.format(home=home, arch=arch)}")
+    (home / "apt.conf").write_text(f"{archive.settings}\n{vendor.SETTINGS.format(home=home, arch=arch)}")
     fresh, named = home / "fresh", LEFT_BEHIND.get(distro, ())
     one = Root(home)
     if fresh.exists() and fresh.read_text() == " ".join(named) and time.time() - fresh.stat().st_mtime < DAY:

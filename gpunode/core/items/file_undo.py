@@ -34,6 +34,7 @@ AT_BOOT = (
 )
 _AS_IT_IS, _LINES = (f"changed since, not by gpunode; {what}" for what in ("it stays as it is", "their lines stay"))
 _TOOLKIT = "nvidia-container-toolkit"  # how its packages' names begin
+_RELOAD = b"verb reload\n"
 BY_PACKAGES = "packages"  # in a record of files: packages made them
 # engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them: by
 # unit, or the configuration of those without one
@@ -351,11 +352,11 @@ class Files:
     def _follows(self, units: Mapping[str, Sequence[FileRestore]]) -> Iterator[tuple[str, PostCommit]]:
         """What follows for each unit, as its latest transaction has it; a restart where a reload would not do."""
         found = {follow.unit: follow for _id, follow in sorted(self.journal.follow.items(), key=lambda one: one[0])}
-        for unit, follow in found.items():
-            if unit in units:
-                told = not follow.reloads or all(map(self._reloaded, units[unit]))
-                after = follow.after if told else follow.after.replace(b"verb reload\n", b"verb restart\n")
-                yield unit, replace(follow, after=after)
+        for unit in found.keys() & units.keys():
+            after = found[unit].after
+            if _RELOAD in after and not all(map(self._reloaded, units[unit])):
+                found[unit] = replace(found[unit], after=after.replace(_RELOAD, b"verb restart\n"))
+        return ((unit, follow) for unit, follow in found.items() if unit in units)
 
     def _reloaded(self, back: FileRestore) -> bool:
         """Whether Docker, which alone is reloaded, takes up so what the file will say."""

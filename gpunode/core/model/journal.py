@@ -52,10 +52,6 @@ class PostCommit:
         return self._words.get(b"unit", b"").decode()
 
     @property
-    def reloads(self) -> bool:
-        return self._words.get(b"verb") == b"reload"
-
-    @property
     def config(self) -> str:
         """The file that names the others."""
         return self._words.get(b"config", b"").decode()
