@@ -131,15 +131,14 @@ def test_what_somebody_wrote_between_two_runs_stays(node: Node) -> None:
     theirs = r'"registry-mirrors":["https://mirror.example"],"log-opts":{"max-size":"10m"},'
     node.sh(f"sed -i '0,/{{/s|{{|{{{theirs}|' {DAEMON} && systemctl restart docker")
     node.provision(driver=OLD, runtimes={"docker": {"default_runtime": "nvidia"}})
-    runtimes = "docker info -f '{{.DefaultRuntime}} {{len .Runtimes}}'"
-    with_it = node.sh(runtimes).split()
-    assert with_it[0] == "nvidia"
+    runtimes = "docker info -f '{{.DefaultRuntime}} {{json .Runtimes}}'"
+    assert node.sh(runtimes).startswith("nvidia ")
     checked = node.json("uninstall", "--check", exit=3)
     assert {"restarts containerd.service", "restarts docker.service, which ends its containers: 0 run"} <= {
         *checked["changed"]
     }
     done = node.json("uninstall", "--yes")
-    assert node.sh(runtimes).split() == ["runc", str(int(with_it[1]) - 1)], "a reload would have left it in force"
+    assert "nvidia" not in node.sh(runtimes), "a reload would have left it in force"
     assert json.loads(node.sh(f"cat {DAEMON}")) == {
         "registry-mirrors": ["https://mirror.example"],
         "log-opts": {"max-size": "10m"},
