@@ -64,6 +64,31 @@ def test_what_a_partial_undo_has_restored_was_nobody_elses_change() -> None:
     assert (found.wanted.hash, found.wanted.exact, found.theirs) == ("a", True, {})
 
 
+def test_what_an_uninstall_of_parts_took_is_not_brought_again_by_a_rollback() -> None:
+    """Of units and settings an undo writes down nothing."""
+    node = Fake()
+    node.commit({CONFIG: b"g1\n"}, who=WHO)
+    node.line("run", id=node.new_id("run"), run="r1", controller="c1")
+    take_back(node, "uninstall", run="r2", parts=("runtime",))
+    node.line("run", id=node.new_id("run"), run="r2", controller="c1")
+    recall = node.snapshot()
+    [problem] = plan_undo(recall, scope_of(recall, verb="rollback")).problems
+    assert problem.what.startswith("run r2 uninstalled some parts") and "gpunode provision" in problem.fix
+    node.commit({DAEMON: b"{}\n"}, who={**WHO, "run": "r3"})
+    node.line("run", id=node.new_id("run"), run="r3", controller="c1")
+    assert take_back(node, "rollback", run="r4").notes == () and node.files == {}
+    assert take_back(node, "uninstall").notes == ()
+
+
+def test_a_mark_that_a_person_set_after_a_rollback_stays() -> None:
+    node = Fake(packages={"a": "1"})
+    node.set_packages({"a": None}, **WHO)
+    take_back(node, "rollback")
+    node.manual.add("a")
+    take_back(node, "uninstall")
+    assert (node.packages, node.manual) == ({"a": "1"}, {"a"})
+
+
 @pytest.mark.parametrize(
     ("was", "reloaded"),
     [

@@ -20,6 +20,8 @@ from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_ru
 from gpunode.core.edits.undo import record
 from gpunode.core.model import Edit
 from gpunode.core.undo.journal import standing
+from gpunode.core.undo.plan import plan_undo
+from gpunode.core.undo.scope import scope_of
 
 EDITED, WHOLE, DAEMON, BROUGHT = "edited.conf", "whole.conf", "daemon.json", "brought.conf"
 TOKEN = re.compile(rb"[pg]\d+(?:_\d+)?\b")
@@ -50,6 +52,7 @@ class Machine(RuleBasedStateMachine):
         self.given_up: set[bytes] = set()
         self.nvidia_stays = False
         self.photos: dict[str, Any] = {}
+        self.partial: set[str] = set()  # runs that took a part back
         self.killed = False
 
     @initialize(
@@ -143,7 +146,7 @@ class Machine(RuleBasedStateMachine):
 
     def end_run(self) -> None:
         if self.node.journal_of(f"r{self.runs}"):
-            self.node.line("run", id=self.node.new_id("run"), run=f"r{self.runs}")
+            self.node.line("run", id=self.node.new_id("run"), run=f"r{self.runs}", controller="c1")
         self.photos[f"r{self.runs}"] = (
             {path: self.node.read(path) for path in self.paths},
             dict(self.node.states),
@@ -392,6 +395,10 @@ class Machine(RuleBasedStateMachine):
             return
         to = ([*names[:-1], ""] if len(names) == 1 else names[:-1])[at % max(1, len(names) - 1)] if at >= 0 else None
         target = (names[-2] if len(names) > 1 else "") if to is None else to
+        recall = self.node.snapshot()
+        if plan_undo(recall, scope_of(recall, verb="rollback", to=to)).problems:
+            assert self.partial & {name for run in kept for name in run.names}
+            return
         self.runs += 1
         done = take_back(self.node, "rollback", to=to, run=f"r{self.runs}")
         stays = {name for run in kept[: names.index(target) + 1] for name in run.names} if target else set()
@@ -439,6 +446,18 @@ class Machine(RuleBasedStateMachine):
         if not self.touched:
             assert done.notes == (*installers,)
         self.new_era()
+
+    @precondition(lambda self: not self.touched)
+    @rule()
+    def uninstall_a_part(self) -> None:
+        """All that there is, and the records stay open: it is a run that can be rolled back."""
+        self.runs += 1
+        done = take_back(self.node, "uninstall", run=f"r{self.runs}", parts=("runtime",))
+        self.photos, self.partial = {}, {*self.partial, f"r{self.runs}"}
+        self.end_run()
+        assert {path: self.node.read(path) for path in self.paths} == self.before
+        assert (self.node.packages, self.node.manual) == (self.packages_before, self.manual_expected)
+        assert [note for note in done.notes if "of a runfile" not in note] == []
 
     def nothing_lost(self, path: str, done: Undone, *, uninstall: bool) -> None:
         live = self.node.read(path) or b""

@@ -21,7 +21,7 @@ from gpunode.core.items.item import ABSENT, Back, Thing
 from gpunode.core.items.package_undo import Packages, versions_before
 from gpunode.core.late import dataclass, replace
 from gpunode.core.model import Edit, Problem, RuntimeName, Undo
-from gpunode.core.model.journal import FOLDER, UNDOES, JournalSnapshot, Note, PostCommit, Record, Recorded, Scope
+from gpunode.core.model.journal import FOLDER, RUN, UNDOES, JournalSnapshot, Note, PostCommit, Record, Recorded, Scope
 
 SOURCES = ("/etc/apt/", "/etc/yum.repos.d/", "/etc/zypp/", "/etc/pki/rpm-gpg/", "/usr/share/keyrings/")
 SOURCE_FILES = (".list", ".sources", ".repo")
@@ -254,7 +254,8 @@ class Files:
     def _by_undo(self) -> list[Mapping[str, str]]:
         """The files that this undo, which has no end yet, has written."""
         records = self.journal.records
-        began = max((n + 1 for n, r in enumerate(records) if r.op in UNDOES), default=0)
+        # an uninstall of some parts ends as a run does
+        began = max((n + 1 for n, r in enumerate(records) if r.op in (*UNDOES, RUN) and r.phase == "done"), default=0)
         return [{**file, "part": r.part} for r in records[began:] if r.undoes for file in r.more.get("files", ())]
 
     @cached_property

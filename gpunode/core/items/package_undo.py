@@ -171,11 +171,9 @@ def _asked_for(journal: JournalSnapshot, records: Sequence[Record]) -> dict[str,
         for record in _done(records):
             lost, gained = (_manual(record.more.get(key, ())) for key in ("unmarked", "marks"))
             added, removed = ({item["name"] for item in record.more.get(key, ())} for key in ("added", "removed"))
-            known = not gained.isdisjoint(added)  # an older gpunode wrote down no mark of a package that it added
             for name in gained | lost | removed | added:
                 was = ABSENT if name in added else MANUAL if name in lost else AUTO
-                now = ABSENT if name in removed else MANUAL if name in gained else AUTO
-                yield name, was, None if name in added and not known else now
+                yield name, was, ABSENT if name in removed else MANUAL if name in gained else AUTO
         yield from ((name, MANUAL if name in manual else AUTO, None) for name in journal.packages)
 
     manual = _manual(journal.marks)

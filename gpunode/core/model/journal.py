@@ -16,6 +16,7 @@ from gpunode.core.model.choice import Problem, Undo
 from gpunode.core.printable import few
 
 FOLDER = "/var/lib/gpunode/backup"
+RUN = "run"  # the op that says that a run has come to its end
 ROLLBACK = "rollback"  # the op of its last record, and the part of all
 UNDOES = ("uninstall", ROLLBACK)
 

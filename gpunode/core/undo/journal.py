@@ -44,13 +44,12 @@ from gpunode.core.grouped import grouped
 from gpunode.core.items.item import ABSENT
 from gpunode.core.late import dataclass, field, regex, replace
 from gpunode.core.model import Undo
-from gpunode.core.model.journal import ROLLBACK, Damage, JournalSnapshot, PostCommit, Record
+from gpunode.core.model.journal import ROLLBACK, RUN, Damage, JournalSnapshot, PostCommit, Record
 from gpunode.core.plan.steps import KINDS
 from gpunode.core.printable import printable, shortened
 from gpunode.core.remote import as_lines
 
 MOST_RECORDS = 100_000  # a run that sets up a whole node writes some hundred: a thousand such runs
-RUN = "run"  # the op that says that a run has come to its end
 # What belongs to an operation, by op and key: a text, a list of texts, or a list of objects with just these texts.
 # A journal may have other keys, which nothing here reads.
 _Shape = Grammar | list[Grammar] | list[dict[str, Grammar]]

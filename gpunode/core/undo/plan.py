@@ -23,8 +23,9 @@ from gpunode.core.items.package_undo import Packages
 from gpunode.core.items.sharing import MIG_LAYOUT, MIG_PROGRAM
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import Problem
-from gpunode.core.model.journal import JournalSnapshot, Note, Scope
+from gpunode.core.model.journal import RUN, JournalSnapshot, Note, Scope
 from gpunode.core.plan.steps import KINDS
+from gpunode.core.undo.scope import things_of
 
 _HOLD_GPUS = ("nvidia-cdi-refresh.path", *(f"{name}.service" for name in GPU_UNITS))
 
@@ -166,7 +167,7 @@ def plan_undo(journal: JournalSnapshot, scope: Scope) -> UndoPlan:
             *_unknown(scope),
         ),
         theirs=files.theirs,
-        problems=(*files.problems, *packages.problems, *_kept_packages(journal, scope)),
+        problems=(*files.problems, *packages.problems, *_kept_packages(journal, scope), *_parts_again(scope)),
     )
 
 
@@ -241,3 +242,14 @@ def _kept_packages(journal: JournalSnapshot, scope: Scope) -> list[Problem]:
         return []
     what = f"the container engines are configured for the toolkit: {', '.join(engines)}"
     return [Problem(what=what, fix="undo the part runtime together with the part toolkit")]
+
+
+def _parts_again(scope: Scope) -> list[Problem]:
+    """What an uninstall of some parts has removed is not all in its records: of units and settings they say nothing."""
+    ended = {record.run for record in scope.records if record.op == RUN and record.phase == "done"}
+    undone = [record for record in scope.records if record.undoes and record.run in ended]
+    stays = {thing for record in scope.known if not scope.has(record) for thing in things_of(record)}
+    if stays.isdisjoint(thing for record in undone for thing in things_of(record)):
+        return []
+    what = f"run {undone[0].run} uninstalled some parts, and a rollback does not bring them again"
+    return [Problem(what=what, fix=f"run gpunode provision for that; rollback --to {undone[0].run} keeps it as it is")]

@@ -38,11 +38,11 @@ def _of_gpunode(records: Sequence[Record]) -> list[tuple[int, Record]]:
     found = []
     for at, record in enumerate(records):
         if not record.undoes:
-            things.update(_things(record))
+            things.update(things_of(record))
             found.append((at, record))
         elif record.op != "state":
             found.append((at, replace(record, more=_about(things, record.more))))
-        elif not things.isdisjoint(_things(record)):
+        elif not things.isdisjoint(things_of(record)):
             found.append((at, record))
     return found
 
@@ -51,7 +51,7 @@ def _about(things: Collection[tuple[str, str]], more: Mapping[str, Any]) -> dict
     return {key: [m for m in of if _thing(key, m) in things] if key in _LISTS else of for key, of in more.items()}
 
 
-def _things(record: Record) -> Iterator[tuple[str, str]]:
+def things_of(record: Record) -> Iterator[tuple[str, str]]:
     """(kind, name) of what a record says something about."""
     if record.op == "state":
         yield record.more["kind"], record.more["name"]
