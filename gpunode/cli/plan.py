@@ -85,7 +85,8 @@ class _PlanFolder(NewFile):
 @click.option(
     "--check-repositories/--no-check-repositories",
     default=None,
-    help="Look every package up in the index of its repository, where this machine reaches it; the default with -o.",
+    help="Look every package up in the index of its repository, where this machine reaches it; the default with -o, "
+    "and where a node cannot install them.",
 )
 @detail_option
 @cluster_options
@@ -116,7 +117,7 @@ def plan(
     from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
 
-    look_up = bool(output) if check_repositories is None else check_repositories
+    look_up = True if output and check_repositories is None else check_repositories
     desired = DesiredState(merge_spec(spec_data, expected), to_run=bool(output), lock=lock, look_up=look_up)
     with probing(output_format) as on_done:
         hosts = workflow.plan(targets, desired, on_done=on_done)

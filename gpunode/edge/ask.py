@@ -12,7 +12,7 @@ from functools import partial
 from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.late import dataclass, replace
-from gpunode.core.model import Archive, Plan
+from gpunode.core.model import Archive, Plan, Problem
 from gpunode.core.plan.question import (
     Request,
     Transaction,
@@ -41,6 +41,7 @@ class Talk:
     planned: Planned
     knowledge: Knowledge
     replan: Callable[[Archive], Planned]
+    lacking: Callable[[Planned], Sequence[Problem]] = lambda _: ()  # by the indexes, where a plan cannot be carried out
     _names: tuple[str, ...] = ()
     _archive: Archive = Archive()
     _asked: Transaction | None = None
@@ -96,7 +97,7 @@ class Talk:
             fails = False
         left = bool(self._transaction(again)) and not self._same(again)
         if fails or (left and self._rounds == ROUNDS):
-            return self.end(refused(plan, cannot(self._first)))
+            return self.end(refused(plan, *(self.lacking(self.planned) or [cannot(self._first)])))
         self.planned = again
         if answer.versions and self._same(again):
             plan, solution = with_versions(again.plan, again.solution, answer.versions)

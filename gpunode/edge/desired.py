@@ -74,15 +74,15 @@ class DesiredState:
         source: str = "gpunode.yml",
         to_run: bool = True,
         lock: Lock | None = None,
-        look_up: bool = False,
+        look_up: bool | None = False,
         apart: Container[str] = (),
     ) -> None:
         """`to_run` False: the plans are only looked at, so a key that cannot be fetched now is a warning.
 
         `apart`: parts that nobody carries out (make_plan).  `look_up`: what a plan installs is looked up in the
-        indexes of its repositories, where this machine reaches them.  `lock`: exactly its versions, and no plan for
-        what they cannot be had on.  `spec_data` becomes the data with references in place of secrets, which may be
-        written down; `secrets` are those of gpunode.yml.
+        indexes of its repositories, where this machine reaches them; None: only where a node cannot install it.
+        `lock`: exactly its versions, and no plan for what they cannot be had on.  `spec_data` becomes the data with
+        references in place of secrets, which may be written down; `secrets` are those of gpunode.yml.
         """
         self._to_run = to_run
         self.lock = lock
@@ -263,6 +263,15 @@ class DesiredState:
         if solution.driver and found.driver:
             solution = replace(solution, driver=replace(solution.driver, offered=found.driver))
         return replace(plan, warnings=(*warnings, *plan.warnings)), solution
+
+    def lacking(self, planned: Planned) -> tuple[Problem, ...]:
+        """What the repositories of a plan that a node has refused do not have, with the nearest that they do."""
+        if self._look_up is not None:
+            return ()
+        plan, secrets = planned.plan, planned.secrets
+        proxy = secrets.open_spec(planned.spec).proxy
+        looked_up, _ = self._looked_up(planned.facts, planned.solution, plan, secrets, proxy)
+        return looked_up.problems[len(plan.problems) :]
 
     def _shared(self, facts: NodeFacts, spec: Spec, solution: Solution) -> Solution:
         """The solution with what the host does about sharing."""

@@ -13,7 +13,7 @@ import pytest
 from apt_roots import by_version, root
 from asked_nodes import answer, desired, node, planned
 
-from gpunode.core.model import InstalledPackage, NodeFacts
+from gpunode.core.model import InstalledPackage, NodeFacts, Problem
 from gpunode.core.plan.question import OFFERS, Request, Transaction, question, read_answer
 from gpunode.core.remote import program
 from gpunode.core.report.text import chosen_text, plan_text
@@ -58,7 +58,9 @@ ARCHIVE = (
 )
 
 
-def asked(facts: NodeFacts, answers: Sequence[tuple[str, int] | str]) -> tuple[Planned, list[Request]]:
+def asked(
+    facts: NodeFacts, answers: Sequence[tuple[str, int] | str], lacking: Sequence[Problem] = ()
+) -> tuple[Planned, list[Request]]:
     """The plan after these answers, one a round, and the questions that they were to."""
     left = list(answers)
     requests: list[Request] = []
@@ -66,6 +68,7 @@ def asked(facts: NodeFacts, answers: Sequence[tuple[str, int] | str]) -> tuple[P
         planned=desired().plan("gpu1", facts),
         knowledge=desired().knowledge,
         replan=lambda archive: desired().plan("gpu1", facts, archive=archive),
+        lacking=lambda _: lacking,
     )
 
     def ask(round_: Mapping[int, Request]) -> dict[int, tuple[str, int] | str]:
@@ -204,6 +207,8 @@ def test_where_nothing_can_be_installed_the_refusal_quotes_the_package_manager()
     assert planned.plan.steps == ()
     [problem] = planned.plan.problems
     assert problem.what == "the node's package manager cannot install it: libc6 : Breaks: everything"
+    lacks = (Problem(what="cuda has no nvidia-open 590.*", fix="nearest there: nvidia-open 595.91.07-1"),)
+    assert asked(ubuntu(NEW), [never] * 2, lacks)[0].plan.problems == lacks, "what the index says is more"
 
 
 def test_a_removal_that_the_plan_does_not_show_is_refused_before_it_begins() -> None:

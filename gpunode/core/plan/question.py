@@ -157,9 +157,9 @@ def without_way(archive: Archive, solution: Solution, why: str) -> Archive:
     return replace(archive, unresolved=tuple(dict.fromkeys((*archive.unresolved, failed))))
 
 
-def refused(plan: Plan, problem: Problem) -> Plan:
+def refused(plan: Plan, *problems: Problem) -> Plan:
     """The plan of a node whose package manager cannot do it: nothing is begun."""
-    return replace(plan, steps=(), problems=(*plan.problems, problem))
+    return replace(plan, steps=(), problems=(*plan.problems, *problems))
 
 
 def cannot(why: str) -> Problem:

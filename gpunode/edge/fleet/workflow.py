@@ -259,7 +259,7 @@ def _talk(host: HostPlan, planned: Planned, desired: DesiredState) -> Talk:
         assert host.detected.facts
         return desired.plan(host.host, host.detected.facts, host.detected.spec, archive=archive)
 
-    return Talk(planned=planned, knowledge=desired.knowledge, replan=replan)
+    return Talk(planned=planned, knowledge=desired.knowledge, replan=replan, lacking=desired.lacking)
 
 
 def _ask(asked: Mapping[int, tuple[Detected, Request]], targets: Targets) -> dict[int, tuple[str, int] | str]:
