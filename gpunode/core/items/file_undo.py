@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import dropwhile
 
 from gpunode.core.edits import RuntimeRequest, runtime_target, unconfigure_runtime
-from gpunode.core.edits.engines.docker import is_reloaded
 from gpunode.core.edits.target import EditTarget, Refusal, problem_of
 from gpunode.core.edits.undo import NEEDED, NOT_FOUND, base_of, former, put, revert, sha256_of
 from gpunode.core.edits.values import Lost
@@ -361,6 +360,8 @@ class Files:
 
     def _reloaded(self, back: FileRestore) -> bool:
         """Whether Docker, which alone is reloaded, takes up so what the file will say."""
+        from gpunode.core.edits.engines.docker import is_reloaded
+
         try:
             return is_reloaded(self.journal.contents[back.path], self.at(back.path).left(back) or b"")
         except LookupError:

@@ -23,7 +23,7 @@ from gpunode.core.items.package_undo import Packages
 from gpunode.core.items.sharing import MIG_LAYOUT, MIG_PROGRAM
 from gpunode.core.late import dataclass, field
 from gpunode.core.model import Problem
-from gpunode.core.model.journal import RUN, JournalSnapshot, Note, Scope
+from gpunode.core.model.journal import ROLLBACK, RUN, JournalSnapshot, Note, Scope
 from gpunode.core.plan.steps import KINDS
 from gpunode.core.undo.scope import things_of
 
@@ -247,7 +247,7 @@ def _kept_packages(journal: JournalSnapshot, scope: Scope) -> list[Problem]:
 def _parts_again(scope: Scope) -> list[Problem]:
     """What an uninstall of some parts has removed is not all in its records: of units and settings they say nothing."""
     ended = {record.run for record in scope.records if record.op == RUN and record.phase == "done"}
-    undone = [record for record in scope.records if record.undoes and record.run in ended]
+    undone = [one for one in scope.records if one.undoes and one.part != ROLLBACK and one.run in ended]
     stays = {thing for record in scope.known if not scope.has(record) for thing in things_of(record)}
     if stays.isdisjoint(thing for record in undone for thing in things_of(record)):
         return []

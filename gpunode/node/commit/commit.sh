@@ -103,7 +103,7 @@ conclude() {
   say_files
   unit=$(requested after | sed -n 's/^unit //p') ends=''
   if [ -e "$GPUNODE_IN/used" ] && requested after | grep -qx 'verb restart' && unit_running; then
-    ! checking || [ "$unit" != docker.service ] || [ "$(docker info -f '{{.LiveRestoreEnabled}}' 2>/dev/null)" != false ] ||
+    ! checking || [ "$unit" != docker.service ] || [ "$(run_with_timeout 20 docker info -f '{{.LiveRestoreEnabled}}' 2>/dev/null)" != false ] ||
       ends=", which ends its containers: $(docker ps -q | grep -c .) run"
     changed unit "$unit" "restarts $unit$ends"
   fi

@@ -92,9 +92,8 @@ def _reload_serves(runtime: Runtime, running: Running, before: DaemonFile, after
 
     With --add-runtime a reload forgets what the arguments added.
     """
-    added = "runtimes" in arguments(runtime.flags)
-    changes = before.text != after.text
-    return changes and running.knows_hook and running.reloads and _reloaded(before, after) and not added
+    able = running.knows_hook and running.reloads and "runtimes" not in arguments(runtime.flags)
+    return able and before.text != after.text and _reloaded(before, after)
 
 
 def _reloaded(before: DaemonFile, after: DaemonFile) -> bool:
