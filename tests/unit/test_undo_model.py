@@ -53,6 +53,7 @@ class Machine(RuleBasedStateMachine):
         self.nvidia_stays = False
         self.photos: dict[str, Any] = {}
         self.partial: set[str] = set()  # runs that took a part back
+        self.stayed: set[str] = set()  # packages that an uninstall left, as others need them
         self.killed = False
 
     @initialize(
@@ -232,12 +233,12 @@ class Machine(RuleBasedStateMachine):
         key=st.sampled_from(["", "", "gpg-pubkey-1-1", "gpg-pubkey-2-2"]),
     )
     def installs(self, name: str, version: int | None, hold: bool, key: str) -> None:
-        if version is None and any(word == name for _, word in self.node.needs):
-            return  # refused: the package manager would remove what needs it
+        if version is None and (name in self.stayed or any(word == name for _, word in self.node.needs)):
+            return  # refused: the package manager would remove what needs it; or an uninstall had to leave it
         who = self.begin_run()
         wanted = None if version is None else f"{2 * version}{' hold' if hold else ''}"
         keys = {key} - {""}
-        self.held_by_gpunode |= {name} if hold else set()
+        self.held_by_gpunode |= {name} if hold and not self.node.packages.get(name, "").endswith(" hold") else set()
         self.keys_of_gpunode |= keys - self.node.keys
         self.node.set_packages({name: wanted}, keys=sorted(keys), **who)
         self.end_run()
@@ -436,6 +437,7 @@ class Machine(RuleBasedStateMachine):
         self.expected["runfile", "driver"] = self.node.states["runfile", "driver"] if self.runfile_before else "absent"
         kept = [note for note in done.notes if note == "b stays: c needs it"]
         if kept:  # with all that it has made
+            self.stayed.add("b")
             now = self.node.packages["b"]
             self.packages_expected["b"] = now.removesuffix(" hold") if "b" in self.held_by_gpunode else now
             self.manual_expected |= {"b"} & self.node.manual

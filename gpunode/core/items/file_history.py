@@ -120,7 +120,7 @@ def _less(base: str, now: str, back: Without, texts: Mapping[str, bytes], edited
     """What somebody made of `base`, which is to be `back`; `edited` is the path of a file that edits alone wrote."""
     if base == ANY:
         return back
-    if ABSENT in (base, now) or back.hash in (base, now):  # or what they made is what it is to be
+    if ABSENT in (base, now) or back.hash == base:
         return Without(hash=now)
     was = back.data if back.data is not None else texts.get(back.hash)
     if not back.exact or base not in texts or now not in texts or (was is None and back.hash != ABSENT):

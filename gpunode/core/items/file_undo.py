@@ -420,12 +420,15 @@ class _Known:
     @cached_property
     def replayed(self) -> Replayed:
         edits = self._journal.edits.get(self.path, {})
+        # of parts the records of earlier undos are not asked for, and what they did to these files is no person's
+        began = self.own[0].at if self.own else float("inf")
         changes = (
             Change(
                 id=one.record.id,
                 before=one.before,
                 after=one.after,
-                mine=one.mine and not (self._brought and one.record.more.get("by") == BY_PACKAGES),
+                mine=(one.mine or (one.record.undoes and one.at > began))
+                and not (self._brought and one.record.more.get("by") == BY_PACKAGES),
                 edited=one.record.id in edits or bool(self.unit),
             )
             for one in self.all
