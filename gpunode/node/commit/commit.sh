@@ -101,8 +101,8 @@ in_place() {
 conclude() {
   local unit ends
   say_files
-  unit=$(requested after | sed -n 's/^unit //p') ends=''
-  if [ -e "$GPUNODE_IN/used" ] && requested after | grep -qx 'verb restart' && unit_running; then
+  unit=$(requested after | sed -n 's/^unit //p') verb=$(requested after | sed -n 's/^verb //p') ends=''
+  if [ -e "$GPUNODE_IN/used" ] && [ "$verb" = restart ] && unit_running; then
     ! checking || [ "$unit" != docker.service ] || [ "$(run_with_timeout 20 docker info -f '{{.LiveRestoreEnabled}}' 2>/dev/null)" != false ] ||
       ends=", which ends its containers: $(docker ps -q | grep -c .) run"
     changed unit "$unit" "restarts $unit$ends"
