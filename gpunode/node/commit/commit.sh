@@ -21,7 +21,7 @@ recover() {
       journal files failed ',"message":"its backup is gone"'
       continue
     }
-    load "$journal_id"
+    load "$GPUNODE_STATE/backup/$journal_id"
     if in_place; then
       # a run that ended between `notified` and `took` leaves open which configuration the service runs with
       if { [ -e "$backup/took" ] && unit_running && becomes_healthy; } ||
@@ -53,7 +53,7 @@ leave() {
 
 # watch: how the unit is before the first write
 watch() {
-  load "$journal_id"
+  load "$GPUNODE_STATE/backup/$journal_id"
   note_processes
   plugin_was=ok
   [ -z "$unit" ] || cri_plugin_ok || plugin_was=bad
@@ -64,7 +64,7 @@ watch() {
 prove() {
   local reason
   journal_id=$1
-  load "$1"
+  load "$GPUNODE_STATE/backup/$1"
   read -r pid told_at told_up <"$backup/settling"
   { stays_up && containers_kept; } || {
     reason=$(unit_errors)
@@ -97,15 +97,14 @@ in_place() {
 
 # ---------------------------------------------------------------- a new transaction
 
-# conclude MESSAGE: the end of a run that did, or would do, what `compare` found; no plan said what an undo disturbs
+# conclude MESSAGE: the end of a run that did, or would do, what `compare` found; no plan has said what an undo disturbs
 conclude() {
-  local unit ends
+  local ends
   say_files
-  unit=$(requested after | sed -n 's/^unit //p') verb=$(requested after | sed -n 's/^verb //p') ends=''
-  if [ -e "$GPUNODE_IN/used" ] && [ "$verb" = restart ] && unit_running; then
-    ! checking || [ "$unit" != docker.service ] || [ "$(run_with_timeout 20 docker info -f '{{.LiveRestoreEnabled}}' 2>/dev/null)" != false ] ||
-      ends=", which ends its containers: $(docker ps -q | grep -c .) run"
-    changed unit "$unit" "restarts $unit$ends"
+  if [ -e "$GPUNODE_IN/used" ] && [ "${verb:-}" = restart ] && unit_running; then
+    ends=0
+    ! checking || [ "$kind" != docker ] || [ -n "$(containers)" ] || ends=$(client ps -q 2>/dev/null | grep -c .)
+    changed unit "$unit" "restarts $unit$([ "$ends" = 0 ] || echo ", which ends its containers: $ends run")"
   fi
   finish changed "$1"
 }
@@ -138,6 +137,7 @@ if grep -qsx 'reread yes' "$GPUNODE_IN/after" && ! keep_gpus; then
   finish refused "systemd has to read its units again, and would take their GPUs from running containers: $affected_containers" \
     "stop these containers first (docs/runtime.md)"
 fi
+! checking || [ ! -e "$GPUNODE_IN/used" ] || [ ! -s "$GPUNODE_IN/after" ] || load "$GPUNODE_IN"
 checking && conclude "$(files_in "$GPUNODE_IN/.todo") would change"
 keep_backup
 watch || no_room

@@ -3,10 +3,10 @@
 # What follows the writes of a transaction: the daemon's own check of its configuration, notifying the unit, and whether it
 # is healthy then.  Precedes commit.sh; what is asked for is in $backup.
 
-# load ID: what follows the writes of a transaction, from its `after` (lines KEY VALUE)
+# load FOLDER: what follows the writes of the transaction there, from its `after` (lines KEY VALUE)
 load() {
   local key value
-  backup=$GPUNODE_STATE/backup/$1
+  backup=$1
   unit='' verb='' socket='' plugin='' plugin_was='' settle=3 limit=120 config='' dump='' handlers='' broken='' kind='' restored='' told_up='' health_error=''
   process='' reread=''
   while read -r key value; do
