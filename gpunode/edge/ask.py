@@ -41,11 +41,11 @@ class Talk:
     planned: Planned
     knowledge: Knowledge
     replan: Callable[[Archive], Planned]
-    lacking: Callable[[Planned], Sequence[Problem]] = lambda _: ()  # by the indexes, where a plan cannot be carried out
+    lacking: Callable[[Planned, str], Sequence[Problem]] = lambda *_: ()  # by the indexes, of what a refusal names
     _names: tuple[str, ...] = ()
     _archive: Archive = Archive()
     _asked: Transaction | None = None
-    _first: str = ""  # why the first candidate cannot be had
+    _first: tuple[Planned, str] | None = None  # the first candidate that cannot be had, and why
     _unread: str = ""  # why the node cannot read a repository that the plan sets up
     _rounds: int = 0
 
@@ -87,17 +87,17 @@ class Talk:
         if answer.problem:
             return self.end(refused(plan, answer.problem))
         fails = answer.verdict == "fails"
-        self._first = self._first or (answer.why if fails else "")
+        self._first = self._first or ((self.planned, answer.why) if fails else None)
         again = self.replan(self._archive)
-        if fails and self._same(again):  # by what the archive has it could be had, and yet it cannot
+        refuses = fails and self._same(again)  # else: no module or headers of what was asked for, there is another plan
+        if refuses:  # by what the archive has it could be had, and yet it cannot
             self._archive = without_way(self._archive, self.planned.solution, answer.why)
             again = self.replan(self._archive)
-            fails = bool(again.plan.problems) or self._same(again)
-        else:  # no module or headers of what was asked for: there is another plan, or its own refusal
-            fails = False
+            refuses = bool(again.plan.problems) or self._same(again)
         left = bool(self._transaction(again)) and not self._same(again)
-        if fails or (left and self._rounds == ROUNDS):
-            return self.end(refused(plan, *(self.lacking(self.planned) or [cannot(self._first)])))
+        if refuses or (left and self._rounds == ROUNDS):
+            self.planned, why = self._first or (self.planned, "")
+            return self.end(refused(self.planned.plan, *(self.lacking(self.planned, why) or [cannot(why)])))
         self.planned = again
         if answer.versions and self._same(again):
             plan, solution = with_versions(again.plan, again.solution, answer.versions)

@@ -248,14 +248,14 @@ class DesiredState:
         return self.solution(facts, spec, offered_toolkit=offered, archive=archive) if offered else solution
 
     def _looked_up(
-        self, facts: NodeFacts, solution: Solution, plan: Plan, secrets: Secrets, proxy: str
+        self, facts: NodeFacts, solution: Solution, plan: Plan, secrets: Secrets, proxy: str, told: str = ""
     ) -> tuple[Plan, Solution]:
-        """The plan where all that it installs is in the indexes of its repositories, else the problems.
+        """The plan where all that it installs is in the indexes of its repositories, else the problems (look_up).
 
         The solution comes back with the driver that the repository offers.
         """
         repositories = [replace(one, url=secrets.open(one.url)) for one in solution.repositories]
-        found = self._indexes.look_up(facts, solution, plan, repositories, proxy)
+        found = self._indexes.look_up(facts, solution, plan, repositories, proxy, told)
         problems = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found.problems)
         warnings = tuple(f"not resolved: repository {secrets.seal(one)}" for one in found.unread)
         if problems:
@@ -264,13 +264,13 @@ class DesiredState:
             solution = replace(solution, driver=replace(solution.driver, offered=found.driver))
         return replace(plan, warnings=(*warnings, *plan.warnings)), solution
 
-    def lacking(self, planned: Planned) -> tuple[Problem, ...]:
-        """What the repositories of a plan that a node has refused do not have, with the nearest that they do."""
-        if self._look_up is not None:
+    def lacking(self, planned: Planned, told: str) -> tuple[Problem, ...]:
+        """Of what a node's refusal tells, all that the repositories do not have, with the nearest that they do."""
+        if self._look_up is not None or not told:
             return ()
         plan, secrets = planned.plan, planned.secrets
         proxy = secrets.open_spec(planned.spec).proxy
-        looked_up, _ = self._looked_up(planned.facts, planned.solution, plan, secrets, proxy)
+        looked_up, _ = self._looked_up(planned.facts, planned.solution, plan, secrets, proxy, told)
         return looked_up.problems[len(plan.problems) :]
 
     def _shared(self, facts: NodeFacts, spec: Spec, solution: Solution) -> Solution:

@@ -46,8 +46,17 @@ def test_what_the_plan_sets_up_itself_is_resolved_and_the_node_stays_as_it_is(no
 @pytest.mark.parametrize("node", SETS_UP, indirect=True)
 def test_a_version_that_the_repository_lacks_is_refused_in_the_package_managers_words(node: Node) -> None:
     node.set({"toolkit": {"version": "1.99.0"}})
-    [problem] = node.json("plan", exit=5)["problems"]
+    [problem] = node.json("plan", "--no-check-repositories", exit=5)["problems"]
     assert "cannot install it: " in problem["what"] and "1.99.0" in problem["what"]
+    assert node.sh(FILES) == ""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("node", SETS_UP, indirect=True)
+def test_the_nearest_versions_are_named_of_what_the_node_refuses_and_of_nothing_else(node: Node) -> None:
+    node.set({"toolkit": {"version": "1.99.0"}})
+    problems = node.json("plan", exit=5)["problems"]
+    assert problems and all("1.99.0" in one["what"] and "1.20." in one["fix"] for one in problems), problems
     assert node.sh(FILES) == ""
 
 

@@ -68,7 +68,7 @@ def asked(
         planned=desired().plan("gpu1", facts),
         knowledge=desired().knowledge,
         replan=lambda archive: desired().plan("gpu1", facts, archive=archive),
-        lacking=lambda _: lacking,
+        lacking=lambda *_: lacking,
     )
 
     def ask(round_: Mapping[int, Request]) -> dict[int, tuple[str, int] | str]:
@@ -203,8 +203,10 @@ def test_what_cannot_be_installed_gives_way_to_the_next_branch_with_both_reasons
 
 def test_where_nothing_can_be_installed_the_refusal_quotes_the_package_manager() -> None:
     never = said(*ARCHIVE, *cannot("libc6 : Breaks: everything"))
-    planned, _ = asked(ubuntu(NEW), [never] * 2)
+    planned, requests = asked(ubuntu(NEW), [never] * 2)
     assert planned.plan.steps == ()
+    asked_first = desired().plan("gpu1", ubuntu(NEW)).solution
+    assert len(requests) == 2 and planned.solution == asked_first, "the plan is that whose refusal is quoted"
     [problem] = planned.plan.problems
     assert problem.what == "the node's package manager cannot install it: libc6 : Breaks: everything"
     lacks = (Problem(what="cuda has no nvidia-open 590.*", fix="nearest there: nvidia-open 595.91.07-1"),)

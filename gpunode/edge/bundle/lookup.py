@@ -40,14 +40,14 @@ class Indexes:
         self._read: dict[tuple[str, str, bool], Index | GpunodeError] = {}
 
     def look_up(
-        self, facts: NodeFacts, solution: Solution, plan: Plan, repositories: Sequence[Repository], proxy: str = ""
+        self, facts: NodeFacts, solution: Solution, plan: Plan, sources: Sequence[Repository], proxy: str, told: str
     ) -> Found:
-        """The packages that the plan installs, in NVIDIA's repositories or their mirrors, `repositories`."""
+        """The packages that the plan installs, in NVIDIA's repositories or their mirrors; none `told` leaves out."""
         problems: list[Problem] = []
         unread: list[str] = []
         newest = ""
-        by_name = {repository.name: repository for repository in repositories}
-        for name, wants in _wanted(solution, plan, self._knowledge).items():
+        by_name = {repository.name: repository for repository in sources}
+        for name, wants in _wanted(solution, plan, self._knowledge, told).items():
             index = self.index(by_name[name], facts, proxy) if name in by_name else None
             if isinstance(index, GpunodeError):
                 unread.append(f"{name}, whose index was not read: {index.what}")
@@ -100,7 +100,7 @@ def read_index(upstream: Upstream, arch: str, *, deb: bool, proxy: str = "", key
     return rpm_index(lists.packages, lists.modules, repository=name, url=url, arch=arch, date=lists.date)
 
 
-def _wanted(solution: Solution, plan: Plan, knowledge: Knowledge) -> dict[str, list[PackageWant]]:
+def _wanted(solution: Solution, plan: Plan, knowledge: Knowledge, told: str) -> dict[str, list[PackageWant]]:
     """Repository → what the plan installs from it; nothing of what comes from the distribution."""
     steps = [step.value.get("install", ()) for step in plan.steps if step.option == "packages"]
     installed = {(one["name"], one.get("version", "")) for install in steps for one in install}
@@ -110,6 +110,6 @@ def _wanted(solution: Solution, plan: Plan, knowledge: Knowledge) -> dict[str, l
         for part in (solution.driver, solution.fabric, solution.cuda, solution.toolkit)
         if part and part.repository
         for want in part.packages
-        if (want.name, want.version) in installed
-        and not any(fnmatch.fnmatchcase(want.name, pattern) for pattern in of_distribution)
+        if (want.name, want.version) in installed and (not told or want.name in told)
+        if not any(fnmatch.fnmatchcase(want.name, pattern) for pattern in of_distribution)
     )
