@@ -58,12 +58,12 @@ class _PlanFolder(NewFile):
     """The folder of -o: a new one, an empty one, or that of an older plan."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from gpunode.edge.saved import HARMLESS
+        from gpunode.core.printable import names
+        from gpunode.edge.saved import not_of
 
         folder = super().convert(value, param, ctx)
-        others = {path.name for path in folder.glob("*")} - {*HARMLESS}
-        if others and "manifest.json" not in others:
-            raise InputError(f"-o {folder}: this folder has other files", fix="name a new folder, such as review/")
+        if others := not_of(folder):
+            raise InputError(f"-o {folder}: this folder has other files: {names(others)}", fix="name a new folder")
         return folder
 
 

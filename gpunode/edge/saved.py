@@ -26,7 +26,7 @@ from gpunode.core.printable import names
 from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.workflow import INVENTORY, MANIFEST, PLAN, PLAYBOOK, on_this_machine
+from gpunode.edge.fleet.workflow import FILES, INVENTORY, MANIFEST, PLAN, PLAYBOOK, on_this_machine
 from gpunode.edge.report_data import FOUND
 from gpunode.edge.ssh.shell import route
 
@@ -122,15 +122,15 @@ def load_plan(folder: Path) -> SavedPlan:
         if path.is_file():
             texts[name] = path.read_bytes().decode(errors="replace")
     saved = SavedPlan(folder=folder, plan=plan, manifest=manifest, texts=texts)
-    saved._refuse([*changed_files(manifest, texts), *_added(folder, manifest["files"])])
+    added = map("{}: was not there when the plan was made".format, not_of(folder))
+    saved._refuse([*changed_files(manifest, texts), *added])
     return saved
 
 
-def _added(folder: Path, names: Iterable[str]) -> list[str]:
-    """What lies in the folder and nobody has reviewed: Ansible runs what it finds next to an inventory."""
-    known = {PLAN, MANIFEST, *names}
-    found = sorted(path.name for path in folder.iterdir() if path.name not in known)
-    return [f"{name}: was not there when the plan was made" for name in found if name not in HARMLESS]
+def not_of(folder: Path) -> list[str]:
+    """What lies in the folder beside a plan's files, unreviewed: Ansible runs what it finds next to an inventory."""
+    written = (*FILES, FOUND) if (folder / MANIFEST).exists() else ()
+    return sorted({path.name for path in folder.glob("*")}.difference(written, HARMLESS))
 
 
 HARMLESS = (".git", ".gitignore", ".gitattributes", "README.md")  # nothing below them is read from here

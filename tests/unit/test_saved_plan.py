@@ -334,6 +334,14 @@ def test_a_plan_is_written_to_a_folder_of_its_own(site: Site, inside: tuple[str,
     assert not good or "inventory.yml, manifest.json, plan.json, playbook.yml\n" in done.output, done.output
 
 
+def test_what_makes_provision_refuse_a_plan_is_not_beside_the_plan_that_takes_its_place(site: Site) -> None:
+    again = ("plan", "-i", str(site.inventory), "-o", str(site.review))
+    assert site.gpunode(*again).return_value == 3
+    (site.review / "group_vars").mkdir()
+    done = site.gpunode(*again)
+    assert done.return_value == 2 and "has other files: group_vars" in done.output, done.output
+
+
 # ---------------------------------------------------------------- the hosts
 
 
