@@ -405,6 +405,8 @@ def test_arguments_of_ansible_playbook_leave_the_folders_inventory_in_force() ->
     assert done.returncode == 4 and "inventory: hosts.yml" in done.stderr, done.stderr
     done = typed("provision", "--yes", "--", "--chekc")
     assert "goes to ansible-playbook: unrecognized arguments: --chekc" in done.stderr and "inv" not in done.stderr
+    for asks, instead in (("-k", "inventory"), ("-K", "-K"), ("-J", "--vault-pass"), ("--step", "question")):
+        assert f"use gpunode's {instead}" in typed("provision", "--yes", "--", asks).stderr, asks
 
 
 def test_a_relative_state_home_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

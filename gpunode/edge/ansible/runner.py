@@ -87,9 +87,10 @@ class PlayOptions:
     targets: tuple[Target, ...] = field(default=(), repr=False)  # whose passwords no event and no artifact keeps
 
 
-# what gpunode says itself, by the names in Ansible, and what is used in its place
-_OURS = {"subset": "--limit", "check": "--check", "inventory": "-i", "forks": "--forks"}
+# what gpunode says or asks itself, by the names in Ansible, and what is used in its place
+_OURS = {"subset": "--limit", "check": "--check", "inventory": "-i", "forks": "--forks", "become_ask_pass": "-K"}
 _OURS |= dict.fromkeys(("listhosts", "listtasks", "listtags", "syntax"), "command plan")
+_OURS |= {"ask_pass": "inventory", "ask_vault_pass": "--vault-password-file", "step": "question, without --yes"}
 
 
 def check_arguments(words: Sequence[str]) -> None:
