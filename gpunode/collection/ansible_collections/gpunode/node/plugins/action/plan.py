@@ -105,7 +105,7 @@ class ActionModule(NodeAction):
 
         Whatever else runs between two roles may have changed the node: then it is probed again.
         """
-        _, roles, place = self._place()
+        _role, roles, place = self._place()
         if not place or not is_ours(roles[place - 1]):
             return {}
         plan = self.own_plan(self._vars.get("gpunode_plan"))
