@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpunode import lab
 from gpunode.lab.molecule import read_nodes, write_base
+from gpunode.lab.nodes import load_nodes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,7 +29,8 @@ def main(scenario: str, *command: str) -> int:
             words = ["molecule", "-c", ".config/molecule/config.yml", "-c", str(base), *(command or ("test",))]
             return subprocess.run([*words, "-s", scenario], cwd=ROOT, env=environment, check=False).returncode
     finally:
-        lab.down([node["name"] for node in nodes])
+        there = {node.name for node in load_nodes()}
+        lab.down([node["name"] for node in nodes if node["name"] in there])
 
 
 if __name__ == "__main__":

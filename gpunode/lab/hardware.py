@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gpunode.core.errors import InputError
@@ -74,7 +74,6 @@ def parse_gpu(word: str) -> GpuSpec:
 
     An id the lab has no figures for is a 3D controller «NVIDIA Device 2236» of 16 GiB.  Raises InputError.
     """
-    word = word.strip().lower()
     if word in GPUS:
         return GPUS[word]
     if not (match := re.fullmatch(r"(10de:[0-9a-f]{4})(?::(0300|0302))?", word)):
@@ -86,14 +85,20 @@ def parse_gpu(word: str) -> GpuSpec:
     return replace(known, class_code=int(match[2], 16)) if match[2] else known
 
 
+def parse_gpus(words: Iterable[str], parse: Callable[[str], GpuSpec] = parse_gpu) -> list[GpuSpec]:
+    """What the words stand for: none, a bundle, or the one device that `parse` takes it for.  Raises InputError."""
+    lowered = (word.strip().lower() for word in words)
+    return [spec for word in lowered for spec in (BUNDLES[word] if word in BUNDLES else (parse(word),))]
+
+
 def write_hardware(lab: Path, gpus: Sequence[str], *, nouveau: bool, node: str = "") -> None:
     """Fill `lab` (shown in the node at /lab) with the hardware that `gpus` names.
 
-    Words are those of `parse_gpu`, `none`, or `hgx-h100` (eight GPUs and four NVSwitches).  Writes `sys/bus/pci`, the
+    Words are those of `parse_gpus`.  Writes `sys/bus/pci`, the
     stand-ins' tables `standin-gpus` and `standin-mig`, and `autoload`, the modules udev would load.  GPUs of nodes with
     other names have other UUIDs.  Raises InputError.
     """
-    specs = [spec for word in gpus for spec in BUNDLES.get(word.strip().lower()) or _one(word)]
+    specs = parse_gpus(gpus)
     build_pci_tree(lab / "sys", specs)
     rows = [_table_row(slot, spec, node) for slot, spec in _slots(specs) if spec.class_code != BRIDGE]
     (lab / "standin-gpus").write_text("".join(f"{row}\n" for row in rows))
@@ -101,10 +106,6 @@ def write_hardware(lab: Path, gpus: Sequence[str], *, nouveau: bool, node: str =
     (lab / "standin-mig").write_text("".join(f"{row}\n" for row in profiles))
     autoload = (["nouveau"] if nouveau else []) + (["nvidia"] if rows else [])
     (lab / "autoload").write_text("".join(f"{name}\n" for name in autoload))
-
-
-def _one(word: str) -> tuple[GpuSpec, ...]:
-    return () if word.strip().lower() == "none" else (parse_gpu(word),)
 
 
 def build_pci_tree(root: Path, gpus: Sequence[GpuSpec]) -> None:

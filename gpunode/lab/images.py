@@ -323,13 +323,14 @@ def fetch_tree(
     for old in tar.parent.glob(f"{tar.name.rpartition('-')[0]}-*.tar*"):
         old.unlink()
     new = tar.with_suffix(".new.tar")
-    command = ["mmdebstrap", "--quiet", "--variant=minbase", '--aptopt=Apt::Install-Recommends "false"']
+    command = ["mmdebstrap", "--variant=minbase", '--aptopt=Apt::Install-Recommends "false"']
+    command += ['--aptopt=APT::Sandbox::User "root"']  # apt's own user could not read a key below a home folder
     command += [f"--aptopt={line}" for line in archive.settings.splitlines() if line.strip()]
     command += [f"--include={','.join(names)}", *options]
     try:
         with as_file(files("gpunode.lab") / "ubuntu/archive-key.asc") as key:
-            keyring = str(key) if vendor == "ubuntu" else KEYRINGS["debian"]
-            machine.run(*command, f"--keyring={keyring}", suite, str(new), *lines)
+            command += [f"--keyring={key if vendor == 'ubuntu' else KEYRINGS['debian']}", suite, str(new), *lines]
+            machine.run(*command)
         new.replace(tar)
     finally:
         new.unlink(missing_ok=True)

@@ -231,7 +231,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def command_failed(command: Sequence[str], status: int, printed: str) -> GpunodeError:
     """The error for a command that ended with `status`, with the last lines it said."""
     words = " ".join(command[:3])
-    last = "; ".join(line.strip() for line in printed.strip().splitlines()[-4:])
+    last = "; ".join(line.strip() for line in printed.strip().splitlines()[-6:])
     return GpunodeError(f"`{words} …` failed with status {status}: {last or 'it printed nothing'}")
 
 

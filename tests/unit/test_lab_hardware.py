@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.lab.hardware import parse_gpu, write_hardware
+from gpunode.lab.hardware import parse_gpus, write_hardware
 
 
 def device(lab: Path, slot: str) -> dict[str, str]:
@@ -34,9 +34,9 @@ def test_the_configuration_space_agrees_with_the_files(tmp_path):
 
 
 def test_an_unknown_id_is_an_unnamed_3d_controller_unless_its_class_is_given():
-    assert (parse_gpu("10de:2236").name, parse_gpu("10de:2236").class_code) == ("NVIDIA A10", 0x0302)
-    assert (parse_gpu("10DE:abcd").name, parse_gpu("10de:abcd").class_code) == ("NVIDIA Device ABCD", 0x0302)
-    assert parse_gpu("10de:abcd:0300").class_code == 0x0300
+    found = [(gpu.name, gpu.class_code) for gpu in parse_gpus(["10de:2236", " 10DE:abcd", "None", "10de:abcd:0300"])]
+    assert found[:2] == [("NVIDIA A10", 0x0302), ("NVIDIA Device ABCD", 0x0302)]
+    assert [code for _, code in found[2:]] == [0x0300]
 
 
 def test_an_hgx_board_has_eight_gpus_and_four_switches_that_are_no_gpus(tmp_path):
@@ -64,7 +64,7 @@ def test_the_modules_that_udev_would_load_follow_the_hardware(tmp_path, gpus, no
 @pytest.mark.parametrize("word", ["h1000", "8086:1234", "10de:23300", ""])
 def test_a_word_that_names_no_gpu_is_refused_with_those_that_do(word):
     with pytest.raises(InputError) as refused:
-        parse_gpu(word)
+        parse_gpus([word])
     assert "h100" in refused.value.expected
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.core.late import regex
 from gpunode.edge.load import load_knowledge
-from gpunode.lab.hardware import BRIDGE, BUNDLES, GpuSpec, parse_gpu
+from gpunode.lab.hardware import BRIDGE, GpuSpec, parse_gpu, parse_gpus
 from gpunode.lab.vm.pci import WIDE
 
 MIB = 1 << 20
@@ -23,16 +23,13 @@ def describe(words: Sequence[str]) -> list[dict[str, Any]]:
 
     Raises InputError.
     """
-    specs = [spec for word in map(str.lower, words) for spec in BUNDLES.get(word) or _specs(word)]
-    return [_describe(f"pci{number}", spec) for number, spec in enumerate(specs)]
+    return [_describe(f"pci{number}", spec) for number, spec in enumerate(parse_gpus(words, _device))]
 
 
-def _specs(word: str) -> tuple[GpuSpec, ...]:
-    if word == "none":
-        return ()
+def _device(word: str) -> GpuSpec:
     if (match := OTHER.fullmatch(word)) and match[3] not in ("0300", "0302"):
-        return (GpuSpec(id=word[:9], name=word, class_code=int(match[3], 16), subsystem=word[:9]),)
-    return (parse_gpu(word),)
+        return GpuSpec(id=word[:9], name=word, class_code=int(match[3], 16), subsystem=word[:9])
+    return parse_gpu(word)
 
 
 def _describe(name: str, spec: GpuSpec) -> dict[str, Any]:
