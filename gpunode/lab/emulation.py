@@ -15,6 +15,7 @@ from gpunode.lab.machine import Log
 
 PACKAGE = "qemu-user-static"
 RULE = Path("/usr/lib/binfmt.d/qemu-aarch64.conf")
+MAKING = "emulated"  # the lock of who makes an image of such nodes
 
 
 def rule_for(name: str, rule: str) -> str:
@@ -60,13 +61,12 @@ def release(*, log: Log) -> None:
     folder = _folder()
     if not folder.is_mount():
         return
-    with machine.lock("emulation", log=log), (machine.places().cache / "images.lock").open("a") as images:
+    with machine.lock("emulation", log=log), (machine.places().cache / f"{MAKING}.lock").open("a") as image:
         try:
-            fcntl.flock(images, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(image, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        entry = folder / _name()
-        if entry.exists():
+        if (entry := folder / _name()).exists():
             entry.write_text("-1")
         _unmount(folder)
 

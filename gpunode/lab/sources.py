@@ -13,19 +13,18 @@ from gpunode.lab.vm import images as vm
 
 def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
     """The image of such nodes and the package repository, both made when they are missing."""
-    arch = images.RELEASES[variant.distro].arch
+    release = images.RELEASES[variant.distro]
     with machine.lock("repository", log=log):
-        machine.install_missing_packages(log, *(() if arch == "amd64" else (emulation.PACKAGE,)))
+        machine.install_missing_packages(log, *(() if release.arch == "amd64" else (emulation.PACKAGE,)))
         if variant.machine == "vm":
             return vm.tools(log), RepositoryInfo(directory=machine.places().repositories, sources=(), base={})
         machine.raise_inotify_limit(log)
         programs = packages_vendor.programs(log=log)
         info = packages.build_repository(machine.places().repositories, programs=programs, log=log)
-        family = images.RELEASES[variant.distro].family
-        if family:
+        if release.family:
             tree = images.ensure_tree(variant, log=log)
-            info = families.build(variant.distro, family, info.directory, tree, programs=programs, log=log)
-        release, overlays = images.RELEASES[variant.distro], {}
+            info = families.build(variant.distro, release.family, info.directory, tree, programs=programs, log=log)
+        overlays = {}
         if release.vendor == "ubuntu":
             version = variant.distro.partition(":")[2]
             canonical = packages_vendor.canonical(version, log=log)
@@ -33,11 +32,12 @@ def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
             info = replace(info, sources=(*info.sources, *more.sources))
             overlays = packages_vendor.overlays(programs, log=log)
     debs = () if variant.real_driver else info.base_packages(images.served(variant.distro))
-    if arch == "amd64":
+    if release.arch == "amd64":
         return images.ensure_image(variant, debs, overlays=overlays, log=log), info
-    emulation.register(log=log)
     try:
-        return images.ensure_image(variant, debs, log=log), info
+        with machine.lock(emulation.MAKING, log=log):
+            emulation.register(log=log)
+            return images.ensure_image(variant, debs, log=log), info
     finally:
         nodes.release_emulation(log=log)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.errors import InputError, RefusedError
-from gpunode.lab import emulation, images, machine, sources
+from gpunode.lab import emulation, images, machine, packages, packages_vendor, sources
 from gpunode.lab.images import Variant
 from gpunode.lab.packages import RepositoryInfo, RepositorySource
 
@@ -71,11 +71,23 @@ def test_nothing_stays_when_the_last_node_is_gone(kernel: Path) -> None:
     emulation.release(log=print)  # nothing to do, and no error
 
 
-def test_while_an_image_is_being_made_the_registration_stays(kernel: Path) -> None:
-    emulation.register()
-    with machine.lock("images", log=print):
-        emulation.release(log=print)
+def test_while_an_image_is_being_made_the_registration_stays(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Info:
+        def base_packages(self, distro: str) -> tuple[Path, ...]:
+            return ()
+
+    def make(*_: object, **__: object) -> str:
+        emulation.release(log=print)  # as `gpunode lab down` of another node does meanwhile
         assert kernel.is_mount()
+        return "image"
+
+    for module, name in ((machine, "install_missing_packages"), (machine, "raise_inotify_limit")):
+        monkeypatch.setattr(module, name, lambda *_, **__: None)
+    monkeypatch.setattr(packages_vendor, "programs", lambda **_: ())
+    monkeypatch.setattr(packages, "build_repository", lambda *_, **__: Info())
+    monkeypatch.setattr(images, "ensure_image", make)
+    image, _ = sources.image_of(Variant(distro="debian:12+arm64"), print)
+    assert image == "image" and not kernel.is_mount()
 
 
 def test_without_the_emulator_the_refusal_says_what_to_install(kernel: Path, tmp_path: Path) -> None:
