@@ -94,9 +94,8 @@ def parse_gpus(words: Iterable[str], parse: Callable[[str], GpuSpec] = parse_gpu
 def write_hardware(lab: Path, gpus: Sequence[str], *, nouveau: bool, node: str = "") -> None:
     """Fill `lab` (shown in the node at /lab) with the hardware that `gpus` names.
 
-    Words are those of `parse_gpus`.  Writes `sys/bus/pci`, the
-    stand-ins' tables `standin-gpus` and `standin-mig`, and `autoload`, the modules udev would load.  GPUs of nodes with
-    other names have other UUIDs.  Raises InputError.
+    Words are those of `parse_gpus`.  Writes `sys/bus/pci`, the stand-ins' tables `standin-gpus` and `standin-mig`, and
+    `autoload`, the modules udev would load.  GPUs of nodes with other names have other UUIDs.  Raises InputError.
     """
     specs = parse_gpus(gpus)
     build_pci_tree(lab / "sys", specs)

@@ -42,7 +42,7 @@ class Indexes:
     def look_up(
         self, facts: NodeFacts, solution: Solution, plan: Plan, sources: Sequence[Repository], proxy: str, told: str
     ) -> Found:
-        """The packages that the plan installs, in NVIDIA's repositories or their mirrors; none `told` leaves out."""
+        """The packages that the plan installs, in NVIDIA's repositories or their mirrors; if `told`, those it names."""
         problems: list[Problem] = []
         unread: list[str] = []
         newest = ""
