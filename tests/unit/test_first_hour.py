@@ -23,7 +23,7 @@ from gpunode.cli.common import Duration
 from gpunode.cli.main import cli
 from gpunode.cli.runs import _say_changed
 from gpunode.core.doctor import scan
-from gpunode.core.errors import RefusedError
+from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts import ALWAYS, WHOLE, parse_probe
 from gpunode.core.items.engine import requests
 from gpunode.core.model import NO_GPU, ConfigFile, HostResult, NodeFacts, Plan, Runtime, Service, Step
@@ -32,6 +32,7 @@ from gpunode.core.report.text import plan_data
 from gpunode.core.spec import parse_spec
 from gpunode.edge import detect as edge_detect
 from gpunode.edge.accept.run import _measurable
+from gpunode.edge.ansible.runner import check_arguments
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, one_name_each
 from gpunode.edge.doctor import _examined, load_faults
@@ -406,7 +407,9 @@ def test_arguments_of_ansible_playbook_leave_the_folders_inventory_in_force() ->
     done = typed("provision", "--yes", "--", "--chekc")
     assert "goes to ansible-playbook: unrecognized arguments: --chekc" in done.stderr and "inv" not in done.stderr
     for asks, instead in (("-k", "inventory"), ("-K", "-K"), ("-J", "--vault-pass"), ("--step", "question")):
-        assert f"use gpunode's {instead}" in typed("provision", "--yes", "--", asks).stderr, asks
+        with pytest.raises(InputError, match="this gpunode says itself") as refused:
+            check_arguments([asks])
+        assert f"use gpunode's {instead}" in refused.value.fix, asks
 
 
 def test_a_relative_state_home_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
