@@ -145,7 +145,7 @@ def _state_of_repository() -> str:
 def remove_if_unused() -> None:
     """Stop serving and remove the network, unless a container (one that Molecule started, say) still uses it."""
     on_it = ("--filter", f"network={network_name()}", "--filter", f"label={LABEL}")
-    if podman("ps", "--all", "--quiet", *on_it, check=False).stdout:
-        return
+    if {*podman("ps", "--all", "--format={{.Names}}", *on_it, check=False).stdout.split()} - {repository_name()}:
+        return  # the server's own image may be a node's that was committed, with its label
     _remove_repository()
     podman("network", "rm", network_name(), check=False)

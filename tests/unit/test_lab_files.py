@@ -326,3 +326,19 @@ def test_a_node_that_is_up_goes_with_the_others_when_one_fails(monkeypatch: pyte
     up.set()
     labs._make_all(made[:1], None, "")  # type: ignore[arg-type]
     assert saved == ["n-1"]
+
+
+@pytest.mark.parametrize(("beside", "goes"), [((), True), (("node1",), False)])
+def test_the_server_does_not_keep_itself_by_the_label_of_its_image(
+    monkeypatch: pytest.MonkeyPatch, beside: tuple[str, ...], goes: bool
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def podman(*words: str, **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(words)
+        listed = "\n".join((network.repository_name(), *beside)) if words[0] == "ps" else ""
+        return subprocess.CompletedProcess(words, 0, listed, "")
+
+    monkeypatch.setattr(network, "podman", podman)
+    network.remove_if_unused()
+    assert (("network", "rm", network.network_name()) in asked) == goes
